@@ -1,0 +1,105 @@
+"""Control commands frontend -> engine and their replies. Commands wait until no step is in flight."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class FlushCache(msgspec.Struct, frozen=True, tag="flush_cache"):
+    """Drop the prefix cache; refused (ok=False) while requests run or wait."""
+
+
+class GetState(msgspec.Struct, frozen=True, tag="get_state"):
+    """Ask for an `EngineState`."""
+
+
+class Drain(msgspec.Struct, frozen=True, tag="drain"):
+    """Take no new request (503), finish what runs, then reply. `timeout` in seconds."""
+
+    timeout: float
+
+
+class Command(msgspec.Struct, frozen=True, tag="command"):
+    """A control command with a ticket; answered by exactly one `Reply` with the same ticket."""
+
+    ticket: int
+    """frontend << 40 | counter, like a request key"""
+    body: FlushCache | GetState | Drain
+
+
+class Histogram(msgspec.Struct, frozen=True, array_like=True):
+    """Cumulative histogram: `counts[i]` observations <= `bounds[i]`; the last bound is +inf."""
+
+    bounds: list[float]
+    counts: list[int]
+    total: float
+
+
+class Metrics(msgspec.Struct, kw_only=True):
+    """Engine-side metrics by SGLang's names without the `sglang:` prefix (inventory B.7)."""
+
+    gauges: dict[str, float] = {}
+    counters: dict[str, float] = {}
+    histograms: dict[str, Histogram] = {}
+
+
+class EngineState(msgspec.Struct, kw_only=True, tag="state"):
+    """What /server_info, /metrics and the tests look at."""
+
+    running: int
+    waiting: int
+    total_tokens: int
+    """KV capacity"""
+    used_tokens: int
+    """held by live requests (not merely cached)"""
+    cached_tokens: int
+    """evictable: in the prefix tree, held by nobody"""
+    last_gen_throughput: float
+    steps: int
+    audit: list[str]
+    """findings of the KV audit; empty when every page has exactly one explanation"""
+    metrics: Metrics
+    memory: dict[str, float] = {}
+    """weight, kvcache, token_capacity, graph: GB, tokens"""
+    executor: str = ""
+    pid: int = 0
+
+
+class Reply(msgspec.Struct, frozen=True, tag="reply"):
+    ticket: int
+    ok: bool
+    message: str = ""
+    state: EngineState | None = None
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """Engine -> every frontend, once it can serve; `capacity` is what was sized on the device."""
+
+    epoch: int
+    capacity: Capacity
+
+
+class Capacity(msgspec.Struct, frozen=True, kw_only=True):
+    """What the device can hold, known after weights are loaded."""
+
+    pages: int
+    page_size: int
+    rows: int
+    """sequences that can run at once (max_running_requests after sizing)"""
+    context: int
+    """longest prompt + output in tokens"""
+    vocabulary: int
+    weight_bytes: int = 0
+    kv_bytes: int = 0
+    available_bytes: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return self.pages * self.page_size
+
+
+class Down(msgspec.Struct, frozen=True, tag="down"):
+    """Supervisor -> frontends: the engine died (reason) and is, or is not, being restarted."""
+
+    reason: str
+    restarting: bool

@@ -1,0 +1,78 @@
+"""The only way to tell a worker anything per step, and the only way back.
+
+Columnar: entry i of `rows`/`counts` is one span. A plan says how many tokens, never where: the
+worker owns positions (rule 2 of docs/architecture.md).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from vivace.protocol.output import TokenLogprob
+from vivace.protocol.request import LogprobOptions, SamplingParams
+
+
+class Join(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """A sequence enters a row. After a retraction `tokens` includes what was generated before.
+
+    `tokens`: everything known (prompt, then output so far); `prompt`: how many are prompt;
+    `cached`: how many of them have valid KV in `pages` already (a prefix hit);
+    `pages`: page ids, in order, covering at least `cached` tokens (grown later by `grants`).
+    """
+
+    row: int
+    key: int
+    tokens: list[int]
+    prompt: int
+    cached: int
+    pages: list[int]
+    sampling: SamplingParams
+    logprobs: LogprobOptions | None = None
+    stop_ids: tuple[int, ...] = ()
+    """Ids masked out while fewer than `min_new_tokens` were drawn (eos and stop_token_ids)."""
+
+
+class Copy(msgspec.Struct, frozen=True, array_like=True):
+    """Copy the KV of `source` page to `target` page before the step."""
+
+    source: int
+    target: int
+
+
+class StepPlan(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, tag="plan"):
+    """One step, applied in this order: leaves, joins, grants, copies, then the spans run.
+
+    `counts[i]` tokens of row `rows[i]` are computed, starting where the worker's row stands. If
+    that reaches the last known token of the row, one token is drawn and becomes known.
+    """
+
+    number: int
+    rows: list[int] = []
+    counts: list[int] = []
+    joins: list[Join] = []
+    leaves: list[int] = []
+    grants: list[tuple[int, list[int]]] = []
+    """(row, page ids to append)"""
+    copies: list[Copy] = []
+
+
+class StepResult(msgspec.Struct, omit_defaults=True, kw_only=True, tag="result"):
+    """Columns parallel to the plan's spans.
+
+    `advanced[i]`: positions whose KV is now valid. `tokens[i]`: ids drawn (empty when the span
+    did not reach the end of what is known). `bad`: span index -> message, for requests whose
+    numbers went wrong (NaN); their tokens are empty and the scheduler ends just those.
+    """
+
+    number: int
+    advanced: list[int]
+    tokens: list[list[int]]
+    logprobs: dict[int, list[TokenLogprob]] = {}
+    """span index -> one per drawn token"""
+    prompt_logprobs: dict[int, list[TokenLogprob]] = {}
+    """span index -> prompt positions computed in this step that were asked for"""
+    bad: dict[int, str] = {}
+    seconds: float = 0.0
+    """Device time of the step."""
+    captured: bool = False
+    """True when the step was replayed from a captured graph."""
