@@ -1,4 +1,4 @@
-"""Control commands frontend -> engine and their replies. Commands wait until no step is in flight."""
+"""Control commands frontend -> engine and their replies; they wait until no step is in flight."""
 
 from __future__ import annotations
 
