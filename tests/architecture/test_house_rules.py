@@ -1,0 +1,144 @@
+"""The rules of docs/architecture.md that a machine can check."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "vivace"
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal", "joblib"}
+FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
+FORBIDDEN_ATTRIBUTES = {("torch", "load"), ("os", "system"), ("os", "popen"), ("yaml", "load")}
+BANNED_WORDS = ("Manager", "Helper", "Utils", "V2", "Mixin")
+
+
+def parsed() -> Iterator[tuple[Path, ast.Module]]:
+    for file in FILES:
+        yield file.relative_to(ROOT), ast.parse(file.read_text())
+
+
+def imported_modules(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.lineno, node.module
+
+
+def calls(tree: ast.Module) -> Iterator[ast.Call]:
+    return (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+
+
+def test_nothing_executable_from_outside() -> None:
+    found = []
+    for file, tree in parsed():
+        for line, name in imported_modules(tree):
+            if name.split(".")[0] in FORBIDDEN_MODULES:
+                found.append(f"{file}:{line} imports {name}")
+        for call in calls(tree):
+            target = call.func
+            if isinstance(target, ast.Name) and target.id in FORBIDDEN_CALLS:
+                found.append(f"{file}:{call.lineno} calls {target.id}")
+            if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
+                if (target.value.id, target.attr) in FORBIDDEN_ATTRIBUTES:
+                    found.append(f"{file}:{call.lineno} calls {target.value.id}.{target.attr}")
+            for keyword in call.keywords:
+                is_true = isinstance(keyword.value, ast.Constant) and keyword.value.value is True
+                if keyword.arg in ("shell", "trust_remote_code") and is_true:
+                    found.append(f"{file}:{call.lineno} passes {keyword.arg}=True")
+    assert not found, "\n".join(found)
+
+
+def test_environment_is_read_in_config_only() -> None:
+    found = [
+        f"{file}:{node.lineno}"
+        for file, tree in parsed()
+        if file.parts[1] != "config"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "os"
+        and node.attr in ("environ", "getenv")
+        and file.name not in ("cli.py", "launch.py", "launch_server.py")
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_files_and_functions_stay_readable() -> None:
+    found = []
+    for file, tree in parsed():
+        lines = len((ROOT / file).read_text().splitlines())
+        if lines > 400:
+            found.append(f"{file}: {lines} lines")
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                length = (node.end_lineno or node.lineno) - node.lineno + 1
+                if length > 60:
+                    found.append(f"{file}:{node.lineno} {node.name}: {length} lines")
+    assert not found, "\n".join(found)
+
+
+def test_names_say_what_things_are() -> None:
+    found = [
+        f"{file}:{node.lineno} {node.name}"
+        for file, tree in parsed()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef) and any(word in node.name for word in BANNED_WORDS)
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "vivace",
+        "vivace.cli",
+        "vivace.engine.loop",
+        "vivace.engine.scheduler",
+        "vivace.engine.executor",
+        "vivace.kv.prefix_tree",
+        "vivace.protocol.channel",
+        "vivace.frontend.frontend",
+        "vivace.server.app",
+        "vivace.config.resolve",
+        "vivace.bench.serving",
+        "vivace.bench.scheduler",
+        "vivace.launch",
+    ],
+)
+def test_import_leaves_torch_out(module: str) -> None:
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def test_nothing_points_outside_the_project() -> None:
+    needles = ("../" + "shared", "/work/" + "shared")
+    folders = ("vivace", "tests", "docs", "README.md", "Makefile")
+    texts = [
+        path
+        for folder in folders
+        for path in ([ROOT / folder] if (ROOT / folder).is_file() else (ROOT / folder).rglob("*"))
+        if path.suffix in (".py", ".md", ".json", ".toml", "")
+    ]
+    found = [
+        str(path.relative_to(ROOT))
+        for path in texts
+        if path.is_file() and any(needle in path.read_text(errors="ignore") for needle in needles)
+    ]
+    assert not found, found
+
+
+def test_imports_point_the_right_way() -> None:
+    lint = Path(sys.executable).with_name("lint-imports")
+    done = subprocess.run(
+        [str(lint), "--no-cache"], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
