@@ -1,0 +1,11 @@
+"""Token embedding lookup."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def embedding(ids: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
+    """Rows of `weight[V, hidden]` for `ids[T]` (int64 or int32) -> [T, hidden]."""
+    return torch.index_select(weight, 0, ids, out=out)

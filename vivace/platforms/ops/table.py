@@ -1,0 +1,109 @@
+"""The op vocabulary: one table of callables, chosen once at start-up by the platform.
+
+Models and layers call `ops.rms_norm(...)`; nobody asks which device runs. A platform starts from
+`reference_ops()` and replaces the entries it does better (`dataclasses.replace`). Shapes: T tokens,
+H heads, D head_dim, V vocabulary. `out=` is an optional pre-allocated result buffer, so that a step
+writes into fixed memory and can be captured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from vivace.platforms.ops import activation, cache, embedding, linear, norm, rotary
+
+PackedWeight = Any
+"""What `pack_linear` made of a weight; opaque to everyone but `linear` of the same table."""
+
+
+class RmsNorm(Protocol):
+    def __call__(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        eps: float,
+        *,
+        offset: float = 0.0,
+        out: Tensor | None = None,
+    ) -> Tensor: ...
+
+
+class AddRmsNorm(Protocol):
+    def __call__(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, offset: float = 0.0
+    ) -> tuple[Tensor, Tensor]: ...
+
+
+class Rotary(Protocol):
+    def __call__(
+        self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor
+    ) -> tuple[Tensor, Tensor]: ...
+
+
+class SiluMul(Protocol):
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor: ...
+
+
+class GeluMul(Protocol):
+    def __call__(self, x: Tensor, *, tanh: bool, out: Tensor | None = None) -> Tensor: ...
+
+
+class Linear(Protocol):
+    def __call__(
+        self,
+        x: Tensor,
+        weight: PackedWeight,
+        bias: Tensor | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor: ...
+
+
+class Embedding(Protocol):
+    def __call__(self, ids: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ops:
+    """The ops a model may use. Every entry has the signature of its torch reference."""
+
+    embedding: Embedding
+    """(ids[T] int64, weight[V, hidden], out=None) -> [T, hidden]"""
+    rms_norm: RmsNorm
+    """(x[..., n], weight[n], eps, *, offset=0.0, out=None) -> like x; reduction in float32"""
+    add_rms_norm: AddRmsNorm
+    """(x, residual, weight, eps, *, offset=0.0) -> (normed, residual); residual += x in place"""
+    rotary: Rotary
+    """(q[T, Hq, D], k[T, Hk, D], positions[T], cos_sin[max, rot]) -> (q, k), rotated in place"""
+    silu_mul: SiluMul
+    """(x[T, 2n], out=None) -> [T, n]: silu(x[:, :n]) * x[:, n:]"""
+    gelu_mul: GeluMul
+    """(x[T, 2n], *, tanh, out=None) -> [T, n]: gelu(x[:, :n]) * x[:, n:]"""
+    pack_linear: Callable[[Tensor], PackedWeight]
+    """(weight[out, in]) -> what `linear` takes; called once, when an unquantised weight is loaded.
+    A plain tensor is always accepted by `linear` too."""
+    linear: Linear
+    """(x[T, in], weight, bias=None, out=None) -> [T, out]"""
+    store_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
+    """(k[T, Hk, D], v, k_cache[pages, page_size, Hk, D], v_cache, slots[T]) -> None"""
+    soft_cap: Callable[[Tensor, float], Tensor]
+    """(x, cap) -> x, in place: cap * tanh(x / cap)"""
+
+
+def reference_ops() -> Ops:
+    """Every op by its torch reference: correct on any device torch knows."""
+    return Ops(
+        embedding=embedding.embedding,
+        rms_norm=norm.rms_norm,
+        add_rms_norm=norm.add_rms_norm,
+        rotary=rotary.rotary,
+        silu_mul=activation.silu_mul,
+        gelu_mul=activation.gelu_mul,
+        pack_linear=linear.pack_linear,
+        linear=linear.linear,
+        store_kv=cache.store_kv,
+        soft_cap=activation.soft_cap,
+    )
