@@ -1,0 +1,285 @@
+"""A worker without a model that knows what every token and every KV slot has to be.
+
+The token at position p of a sequence is `oracle_token(...)`, a pure function of the request's
+sampling seed and p, so a client can compute the whole answer beforehand. The worker keeps a
+simulated KV memory: a slot holds the running hash of all tokens up to its position, as real KV
+depends on its whole prefix. Each span re-reads the KV of everything before it; a lost, doubled,
+foreign or stale token or page raises OracleMismatch.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from vivace.protocol.control import Capacity
+from vivace.protocol.output import TokenLogprob
+from vivace.protocol.step import Join, StepPlan, StepResult
+
+_MASK = (1 << 64) - 1
+_UNWRITTEN = -1
+
+
+def splitmix64(value: int) -> int:
+    """One output of the splitmix64 generator (Steele, Lea, Flood 2014) for a 64-bit state."""
+    value = (value + 0x9E3779B97F4A7C15) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+def oracle_token(
+    request_seed: int,
+    position: int,
+    vocabulary: int,
+    *,
+    seed: int = 0,
+    eos_rate: float = 0.0,
+    stop_ids: tuple[int, ...] = (),
+    masked: bool = False,
+) -> int:
+    """The token the oracle draws for `position` (prompt positions count).
+
+    With probability `eos_rate` it is the first stop id; `masked` (fewer than `min_new_tokens`
+    were drawn) moves on to the next id that is no stop id.
+    """
+    word = splitmix64(splitmix64((seed ^ request_seed) & _MASK) ^ position)
+    token = word % vocabulary
+    if stop_ids and splitmix64(word) < eos_rate * 2.0**64:
+        token = stop_ids[0]
+    while masked and token in stop_ids:
+        token = (token + 1) % vocabulary
+    return token
+
+
+def oracle_answer(
+    request_seed: int,
+    prompt_tokens: int,
+    max_new_tokens: int,
+    vocabulary: int,
+    *,
+    seed: int = 0,
+    eos_rate: float = 0.0,
+    stop_ids: tuple[int, ...] = (),
+    min_new_tokens: int = 0,
+    ignore_eos: bool = False,
+) -> list[int]:
+    """All output tokens of a request, the stop token included."""
+    answer: list[int] = []
+    while len(answer) < max_new_tokens:
+        token = oracle_token(
+            request_seed,
+            prompt_tokens + len(answer),
+            vocabulary,
+            seed=seed,
+            eos_rate=eos_rate,
+            stop_ids=stop_ids,
+            masked=len(answer) < min_new_tokens,
+        )
+        answer.append(token)
+        if token in stop_ids and not ignore_eos:
+            break
+    return answer
+
+
+class OracleMismatch(AssertionError):
+    """The scheduler made the worker compute on something that is not what it should be."""
+
+
+class InjectedFault(RuntimeError):
+    """A failure the test asked for."""
+
+
+@dataclass(kw_only=True)
+class Faults:
+    """What should go wrong: the worker raises, or reports numbers gone bad."""
+
+    raise_on_keys: set[int] = field(default_factory=set)
+    """Any step with a span of one of these requests raises."""
+    raise_on_steps: set[int] = field(default_factory=set)
+    """The n-th step with spans that is run (from 0) raises, once."""
+    bad_keys: set[int] = field(default_factory=set)
+    """These requests' spans come back in `StepResult.bad`."""
+
+
+class _Row:
+    """One sequence as the worker sees it: what is known, where it stands, which slots it has."""
+
+    __slots__ = ("chain", "hash", "join", "position", "slots", "tokens")
+
+    def __init__(self, join: Join, slots: list[int]) -> None:
+        self.join = join
+        self.tokens = list(join.tokens)
+        self.position = join.cached
+        self.slots = slots
+        self.chain: list[int] = []
+        """what the KV of each position has to be"""
+        self.hash = 0
+        for token in self.tokens[: join.cached]:
+            self.extend(token)
+
+    def extend(self, token: int) -> int:
+        self.hash = splitmix64(self.hash ^ (token + 1))
+        self.chain.append(self.hash)
+        return self.hash
+
+
+class OracleWorker:
+    """The worker's side of protocol/step.py, checking the scheduler's side of it."""
+
+    def __init__(
+        self,
+        capacity: Capacity,
+        vocabulary: int,
+        *,
+        seed: int = 0,
+        eos_rate: float = 0.0,
+        faults: Faults | None = None,
+        step_seconds: float = 0.0,
+    ) -> None:
+        self.capacity = capacity
+        self.vocabulary = vocabulary
+        self.seed = seed
+        self.eos_rate = eos_rate
+        self.faults = faults or Faults()
+        self.step_seconds = step_seconds
+        self.steps = 0
+        self.tokens_checked = 0
+        self._rows: dict[int, _Row] = {}
+        self._memory = [_UNWRITTEN] * capacity.tokens
+
+    def run(self, plan: StepPlan) -> StepResult:
+        self._apply(plan)
+        if not plan.rows:
+            return StepResult(number=plan.number, advanced=[], tokens=[])
+        self._inject(plan)
+        result = StepResult(number=plan.number, advanced=[], tokens=[], seconds=self.step_seconds)
+        if len(set(plan.rows)) != len(plan.rows):
+            raise OracleMismatch(f"step {plan.number}: a row has two spans: {plan.rows}")
+        for index, (row, count) in enumerate(zip(plan.rows, plan.counts, strict=True)):
+            self._run_span(result, index, self._row(row), count)
+        if self.step_seconds:
+            time.sleep(self.step_seconds)
+        return result
+
+    def close(self) -> None:
+        self._rows.clear()
+
+    def _apply(self, plan: StepPlan) -> None:
+        for row in plan.leaves:
+            if self._rows.pop(row, None) is None:
+                raise OracleMismatch(f"step {plan.number}: row {row} leaves but is empty")
+        for join in plan.joins:
+            self._join(join)
+        for row, pages in plan.grants:
+            self._row(row).slots.extend(self._slots(pages))
+        size = self.capacity.page_size
+        for copy in plan.copies:
+            source, target = copy.source * size, copy.target * size
+            self._memory[target : target + size] = self._memory[source : source + size]
+
+    def _join(self, join: Join) -> None:
+        if join.row in self._rows:
+            raise OracleMismatch(f"request {join.key} joins row {join.row}, which is taken")
+        if not 0 <= join.row < self.capacity.rows:
+            raise OracleMismatch(f"request {join.key} joins row {join.row} of {self.capacity.rows}")
+        slots = self._slots(join.pages)
+        if not 0 <= join.cached < len(join.tokens) or len(slots) < join.cached:
+            raise OracleMismatch(
+                f"request {join.key}: {join.cached} cached of {len(join.tokens)} tokens, "
+                f"{len(slots)} slots"
+            )
+        self._rows[join.row] = _Row(join, slots)
+
+    def _slots(self, pages: list[int]) -> list[int]:
+        size = self.capacity.page_size
+        if any(not 0 <= page < self.capacity.pages for page in pages):
+            raise OracleMismatch(f"page ids {pages} outside the pool of {self.capacity.pages}")
+        return [page * size + offset for page in pages for offset in range(size)]
+
+    def _row(self, row: int) -> _Row:
+        if row not in self._rows:
+            raise OracleMismatch(f"row {row} has work but nobody joined it")
+        return self._rows[row]
+
+    def _inject(self, plan: StepPlan) -> None:
+        step, self.steps = self.steps, self.steps + 1
+        if step in self.faults.raise_on_steps:
+            self.faults.raise_on_steps.discard(step)
+            raise InjectedFault(f"step {step} was told to fail")
+        for row in plan.rows:
+            key = self._row(row).join.key
+            if key in self.faults.raise_on_keys:
+                raise InjectedFault(f"request {key} was told to fail")
+
+    def _run_span(self, result: StepResult, index: int, row: _Row, count: int) -> None:
+        start, end = row.position, row.position + count
+        if count < 1 or end > len(row.tokens):
+            raise OracleMismatch(
+                f"request {row.join.key}: span {start}..{end} of {len(row.tokens)} known tokens"
+            )
+        self._check_prefix(row, start)
+        if row.join.key in self.faults.bad_keys:
+            result.bad[index] = "logits contain NaN"
+            result.advanced.append(0)
+            result.tokens.append([])
+            return
+        self._write(row, start, end)
+        result.advanced.append(count)
+        if row.join.logprobs is not None:
+            scored = self._prompt_logprobs(row, start, end)
+            if scored:
+                result.prompt_logprobs[index] = scored
+        result.tokens.append(self._draw(result, index, row) if end == len(row.tokens) else [])
+
+    def _check_prefix(self, row: _Row, length: int) -> None:
+        memory = self._memory
+        for position, slot in enumerate(row.slots[:length]):
+            if memory[slot] != row.chain[position]:
+                found = "nothing" if memory[slot] == _UNWRITTEN else "another prefix"
+                raise OracleMismatch(
+                    f"request {row.join.key}, position {position}: slot {slot} holds {found}"
+                )
+        self.tokens_checked += length
+
+    def _write(self, row: _Row, start: int, end: int) -> None:
+        if end > len(row.slots):
+            raise OracleMismatch(
+                f"request {row.join.key}: position {end - 1} has no slot ({len(row.slots)} granted)"
+            )
+        for position in range(start, end):
+            self._memory[row.slots[position]] = row.extend(row.tokens[position])
+        row.position = end
+
+    def _draw(self, result: StepResult, index: int, row: _Row) -> list[int]:
+        join = row.join
+        token = oracle_token(
+            join.sampling.seed,
+            len(row.tokens),
+            self.vocabulary,
+            seed=self.seed,
+            eos_rate=self.eos_rate,
+            stop_ids=join.stop_ids,
+            masked=len(row.tokens) - join.prompt < join.sampling.min_new_tokens,
+        )
+        if join.logprobs is not None:
+            result.logprobs[index] = [oracle_logprob(token, len(row.tokens))]
+        row.tokens.append(token)
+        return [token]
+
+    def _prompt_logprobs(self, row: _Row, start: int, end: int) -> list[TokenLogprob]:
+        options = row.join.logprobs
+        if options is None or options.start < 0:
+            return []
+        scored = []
+        if start == 0 and options.start == 0:
+            scored.append(TokenLogprob(row.tokens[0], None))
+        first = max(start + 1, options.start)
+        for position in range(first, min(end + 1, row.join.prompt)):
+            scored.append(oracle_logprob(row.tokens[position], position))
+        return scored
+
+
+def oracle_logprob(token: int, position: int) -> TokenLogprob:
+    """What the oracle reports for a token: recognisable, and different at every position."""
+    return TokenLogprob(token, -1.0 - position / 1024)

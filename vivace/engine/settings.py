@@ -1,0 +1,139 @@
+"""What the engine needs from the configuration, as plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vivace.protocol.control import Capacity
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from vivace.config.config import Config
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSettings:
+    """Decisions of scheduler and loop. Sizes are tokens, times are seconds."""
+
+    rows: int = 256
+    """most sequences that run at once"""
+    depth: int = 2
+    """plans in flight"""
+    eos_ids: tuple[int, ...] = ()
+
+    chunk: int | None = 8192
+    """most prompt tokens (with mixed chunks: all tokens) of one step; None = prompts stay whole"""
+    max_prefill_tokens: int = 16384
+    """most prompt tokens one step admits; the first request is always admitted"""
+    prefill_max_requests: int | None = None
+    mixed: bool = False
+    """prompt chunks and decoding share a step"""
+    continuous_decode_steps: int = 1
+    """decode steps between two looks at the waiting queue"""
+    receive_interval: int = 1
+    """turns of the loop between two looks at the mailbox while steps are in flight"""
+
+    policy: str = "fcfs"
+    priorities: bool = False
+    low_values_first: bool = False
+    preemption_threshold: int = 10
+    abort_on_priority_when_disabled: bool = False
+    max_queued: int | None = None
+    waiting_timeout: float | None = None
+    running_timeout: float | None = None
+
+    conservativeness: float = 1.0
+    initial_ratio: float = 0.7
+    """share of the remaining output a running request is expected to produce"""
+    final_ratio_factor: float = 0.14
+    ratio_decay_steps: int = 600
+    clip_new_tokens: int = 4096
+    """longest output that admission believes in"""
+    retract_steps: int = 20
+    """decode steps that must fit after a retraction"""
+    retract_every: int = 0
+    """test aid: retract a sequence each so many decode steps; 0 = never"""
+
+    prefix_cache: bool = True
+    eviction: str = "lru"
+    seed: int = 0
+
+    stream_interval: int = 1
+    coarse_interval: int = 64
+    """tokens between two deltas of a request that does not stream"""
+    decode_log_interval: int = 40
+    time_to_first_token_buckets: tuple[float, ...] = ()
+    """histogram bounds; empty = the defaults of stats.py"""
+    inter_token_latency_buckets: tuple[float, ...] = ()
+    e2e_latency_buckets: tuple[float, ...] = ()
+
+
+def settings_of(config: Config, capacity: Capacity) -> EngineSettings:
+    """The engine's view of a resolved configuration and of what the device can hold."""
+    schedule, memory, runtime, logging = (
+        config.schedule,
+        config.memory,
+        config.runtime,
+        config.logging,
+    )
+    chunk = schedule.chunked_prefill_size
+    return EngineSettings(
+        rows=min(schedule.max_running_requests or capacity.rows, capacity.rows),
+        depth=config.depth,
+        eos_ids=tuple(config.facts.eos_ids),
+        chunk=chunk if chunk is not None and chunk > 0 else None,
+        max_prefill_tokens=schedule.max_prefill_tokens or 16384,
+        prefill_max_requests=schedule.prefill_max_requests,
+        mixed=schedule.enable_mixed_chunk,
+        continuous_decode_steps=max(1, schedule.num_continuous_decode_steps),
+        receive_interval=max(1, schedule.scheduler_recv_interval),
+        policy=schedule.schedule_policy,
+        priorities=schedule.enable_priority_scheduling,
+        low_values_first=schedule.schedule_low_priority_values_first,
+        preemption_threshold=schedule.priority_scheduling_preemption_threshold,
+        abort_on_priority_when_disabled=schedule.abort_on_priority_when_disabled,
+        max_queued=schedule.max_queued_requests,
+        conservativeness=schedule.schedule_conservativeness,
+        prefix_cache=not memory.disable_radix_cache,
+        eviction=memory.radix_eviction_policy,
+        seed=runtime.random_seed or 0,
+        stream_interval=max(1, runtime.stream_interval),
+        decode_log_interval=max(1, logging.decode_log_interval),
+        time_to_first_token_buckets=tuple(logging.bucket_time_to_first_token or ()),
+        inter_token_latency_buckets=tuple(logging.bucket_inter_token_latency or ()),
+        e2e_latency_buckets=tuple(logging.bucket_e2e_request_latency or ()),
+        **_from_environment(config.environment),
+    )
+
+
+_NUMBERS: dict[str, tuple[str, type[int] | type[float]]] = {
+    "SGLANG_INIT_NEW_TOKEN_RATIO": ("initial_ratio", float),
+    "SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR": ("final_ratio_factor", float),
+    "SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS": ("ratio_decay_steps", int),
+    "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": ("clip_new_tokens", int),
+    "SGLANG_RETRACT_DECODE_STEPS": ("retract_steps", int),
+    "SGLANG_REQ_WAITING_TIMEOUT": ("waiting_timeout", float),
+    "SGLANG_REQ_RUNNING_TIMEOUT": ("running_timeout", float),
+}
+_SWITCHES_OFF = frozenset({"", "0", "false", "no", "off"})
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, int | float]:
+    """Settings that SGLang takes from variables; config/ has read and recorded them."""
+    found: dict[str, int | float] = {}
+    for variable, (name, number) in _NUMBERS.items():
+        if variable not in environment:
+            continue
+        try:
+            value = number(environment[variable])
+        except ValueError as error:
+            raise ValueError(
+                f"{variable}={environment[variable]!r} is not a number; unset it or give one"
+            ) from error
+        if value > 0:
+            found[name] = value
+    if environment.get("SGLANG_TEST_RETRACT", "").lower() not in _SWITCHES_OFF:
+        found["retract_every"] = int(environment.get("SGLANG_TEST_RETRACT_INTERVAL", "3"))
+    return found
