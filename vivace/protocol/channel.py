@@ -1,0 +1,365 @@
+"""The channel between frontends and engine: typed msgpack messages over unix sockets.
+
+Every frontend pushes into one socket of the engine, the engine pushes into one socket per frontend.
+All of them live in a run directory that only this user may enter. Each message travels in an
+envelope with the epoch of the engine it was meant for: what was addressed to an engine that died
+is dropped by its successor, and old answers are dropped by the frontends.
+
+Queues have no high-water mark, so nothing is ever dropped silently and nothing blocks the engine.
+They stay bounded all the same: towards the engine by the limit on queued requests, towards a
+frontend by the tokens its live requests may still produce.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import shutil
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import msgspec
+import zmq
+
+from vivace.protocol.control import Command, Down, Ready, Reply
+from vivace.protocol.output import Deltas
+from vivace.protocol.request import Cancel, Request, frontend_of
+
+log = logging.getLogger(__name__)
+
+ToEngine = Request | Cancel | Command
+ToFrontend = Deltas | Reply | Ready | Down
+
+SUPERVISOR = 1 << 20
+"""Frontend index in the tickets of the supervisor's own commands."""
+LONGEST_ADDRESS = 100
+"""Bytes of a socket path; the kernel's limit is 107."""
+LARGEST_BATCH = 512
+"""Messages taken per turn; the rest waits for the next one."""
+RECONNECT_MILLISECONDS = 20
+
+
+class EngineEnvelope(msgspec.Struct, frozen=True, array_like=True):
+    epoch: int
+    body: Request | Cancel | Command
+
+
+class FrontendEnvelope(msgspec.Struct, frozen=True, array_like=True):
+    epoch: int
+    body: Deltas | Reply | Ready | Down
+
+
+E = TypeVar("E", EngineEnvelope, FrontendEnvelope)
+
+
+class Reader(Generic[E]):
+    """Decodes frames; a malformed one is logged and skipped, it never raises."""
+
+    def __init__(self, kind: type[E], side: str) -> None:
+        self._decoder = msgspec.msgpack.Decoder(kind)
+        self._side = side
+        self.malformed = 0
+
+    def read(self, frame: bytes) -> E | None:
+        try:
+            return self._decoder.decode(frame)
+        except (msgspec.DecodeError, ValueError, RecursionError, OverflowError) as error:
+            self.malformed += 1
+            log.error("%s dropped a malformed message: %s", self._side, str(error)[:200])
+            return None
+
+
+def make_run_dir() -> Path:
+    """A new directory of mode 0700, short enough for socket paths in it. Remove it at exit."""
+    for parent in (tempfile.gettempdir(), "/tmp"):
+        path = Path(tempfile.mkdtemp(prefix="vivace-", dir=parent))
+        if len(os.fsencode(path / "frontend-1234567.sock")) <= LONGEST_ADDRESS:
+            return path
+        path.rmdir()
+    raise OSError(
+        f"{tempfile.gettempdir()} is too long for a unix socket path; set TMPDIR to a shorter one"
+    )
+
+
+def remove_run_dir(path: Path) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def engine_address(run_dir: Path) -> str:
+    return f"ipc://{run_dir / 'engine.sock'}"
+
+
+def frontend_address(run_dir: Path, index: int) -> str:
+    return f"ipc://{run_dir / f'frontend-{index}.sock'}"
+
+
+def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
+    socket = context.socket(kind)
+    socket.setsockopt(zmq.SNDHWM, 0)
+    socket.setsockopt(zmq.RCVHWM, 0)
+    socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MILLISECONDS)
+    return socket
+
+
+def take_frames(socket: zmq.Socket[bytes], limit: int = LARGEST_BATCH) -> list[bytes]:
+    """What has arrived, without waiting."""
+    frames: list[bytes] = []
+    try:
+        while len(frames) < limit:
+            frames.append(socket.recv(zmq.NOBLOCK))
+    except zmq.Again:
+        pass
+    return frames
+
+
+class LiveKeys:
+    """Which requests of which frontend the engine still works on.
+
+    When a frontend dies nobody else knows what to cancel for it."""
+
+    def __init__(self) -> None:
+        self._keys: dict[int, set[int]] = {}
+
+    def saw(self, message: ToEngine) -> None:
+        if isinstance(message, Request):
+            self._keys.setdefault(frontend_of(message.key), set()).add(message.key)
+        elif isinstance(message, Cancel) and message.finished:
+            for key in message.keys:
+                self._keys.get(frontend_of(key), set()).discard(key)
+
+    def sent(self, frontend: int, message: ToFrontend) -> None:
+        keys = self._keys.get(frontend)
+        if keys and isinstance(message, Deltas):
+            keys.difference_update([d.key for d in message.deltas if d.finish is not None])
+
+    def forget(self, frontend: int) -> list[int]:
+        return sorted(self._keys.pop(frontend, set()))
+
+
+class EngineMailbox:
+    """The engine's end; used by one thread, except `post` and `wake`, which any thread may call.
+
+    `to_supervisor` gets what is addressed to the frontend index `SUPERVISOR`."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        frontends: int,
+        *,
+        epoch: int = 0,
+        to_supervisor: Callable[[ToFrontend], None] | None = None,
+    ) -> None:
+        self.epoch = epoch
+        self.stale = 0
+        self._run_dir = run_dir
+        self._to_supervisor = to_supervisor
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._inbox = open_socket(self._context, zmq.PULL)
+        self._inbox.bind(engine_address(run_dir))
+        self._outboxes: dict[int, zmq.Socket[bytes]] = {}
+        self._gone: set[int] = set()
+        for index in range(frontends):
+            self._outbox(index)
+        self._posted: deque[ToEngine] = deque()
+        self._departures: deque[int] = deque()
+        self._live = LiveKeys()
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poller = zmq.Poller()
+        self._poller.register(self._inbox, zmq.POLLIN)
+        self._poller.register(self._bell, zmq.POLLIN)
+        self._reader = Reader(EngineEnvelope, "engine")
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def receive(self, wait: float | None) -> list[ToEngine]:
+        """Messages of this engine's epoch, oldest first. `wait` in seconds: None = until
+        something comes (or somebody rings with `wake`), 0 = do not wait."""
+        if wait is None or wait > 0:
+            self._poller.poll(None if wait is None else math.ceil(wait * 1000))
+        self._hush()
+        messages = [self._posted.popleft() for _ in range(len(self._posted))]
+        for frame in take_frames(self._inbox):
+            envelope = self._reader.read(frame)
+            if envelope is None:
+                continue
+            if envelope.epoch == self.epoch:
+                messages.append(envelope.body)
+            else:
+                self.stale += 1
+        for message in messages:
+            self._live.saw(message)
+        return messages + self._cancel_departed()
+
+    def send(self, frontend: int, message: ToFrontend) -> None:
+        """Never blocks. For a frontend that is gone it does nothing."""
+        if frontend == SUPERVISOR:
+            if self._to_supervisor is not None:
+                self._to_supervisor(message)
+            return
+        if frontend in self._gone or frontend > SUPERVISOR:
+            return
+        self._live.sent(frontend, message)
+        frame = self._encoder.encode(FrontendEnvelope(self.epoch, message))
+        self._outbox(frontend).send(frame, zmq.NOBLOCK)
+
+    def post(self, message: ToEngine) -> None:
+        """Put in a message from within this process, from any thread."""
+        self._posted.append(message)
+        self.wake()
+
+    def wake(self) -> None:
+        """Let a waiting `receive` return."""
+        os.eventfd_write(self._bell, 1)
+
+    def frontend_died(self, frontend: int) -> None:
+        """Cancel what that frontend had running; its index never comes back. From any thread."""
+        self._departures.append(frontend)
+        self.wake()
+
+    def close(self) -> None:
+        for socket in (self._inbox, *self._outboxes.values()):
+            socket.close(linger=200)
+        self._context.term()
+        os.close(self._bell)
+
+    def _outbox(self, frontend: int) -> zmq.Socket[bytes]:
+        if frontend not in self._outboxes:
+            socket = open_socket(self._context, zmq.PUSH)
+            socket.connect(frontend_address(self._run_dir, frontend))
+            self._outboxes[frontend] = socket
+        return self._outboxes[frontend]
+
+    def _hush(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._bell)
+
+    def _cancel_departed(self) -> list[ToEngine]:
+        cancels: list[ToEngine] = []
+        while self._departures:
+            frontend = self._departures.popleft()
+            self._gone.add(frontend)
+            outbox = self._outboxes.pop(frontend, None)
+            if outbox is not None:
+                outbox.close(linger=0)
+            keys = self._live.forget(frontend)
+            if keys:
+                cancels.append(Cancel(keys=keys, finished=True))
+        return cancels
+
+
+class FrontendMailbox:
+    """A frontend's end, on the running asyncio loop.
+
+    `epoch` is the engine's, learnt from its `Ready`; what is sent before that reaches no engine,
+    so a frontend sends its live requests (again) when it gets `Ready`."""
+
+    def __init__(self, run_dir: Path, index: int, *, epoch: int = -1) -> None:
+        self.epoch = epoch
+        self.stale = 0
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._inbox = open_socket(self._context, zmq.PULL)
+        self._inbox.bind(frontend_address(run_dir, index))
+        self._descriptor = int(self._inbox.getsockopt(zmq.FD))
+        self._outbox = open_socket(self._context, zmq.PUSH)
+        self._outbox.connect(engine_address(run_dir))
+        self._reader = Reader(FrontendEnvelope, f"frontend {index}")
+        self._encoder = msgspec.msgpack.Encoder()
+        self._arrived: list[ToFrontend] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def send(self, message: ToEngine) -> None:
+        """Never blocks, in the order of the calls."""
+        self._outbox.send(self._encoder.encode(EngineEnvelope(self.epoch, message)), zmq.NOBLOCK)
+
+    async def receive(self) -> list[ToFrontend]:
+        """Everything that has arrived, at least one message. One reader at a time."""
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            self._loop.add_reader(self._descriptor, self._readable)
+            self._readable()
+        while not self._arrived:
+            self._waiter = self._loop.create_future()
+            await self._waiter
+        arrived, self._arrived = self._arrived, []
+        return arrived
+
+    def accept(self, message: ToFrontend) -> None:
+        """Put in a message that came another way (the supervisor's `Ready` and `Down`)."""
+        self._keep(message, self.epoch)
+        self._notify()
+
+    def close(self) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(self._descriptor)
+        self._inbox.close(linger=0)
+        self._outbox.close(linger=200)
+        self._context.term()
+
+    def _readable(self) -> None:
+        # The descriptor is edge triggered: whoever is called must take all there is, or be called
+        # again.
+        if self._inbox.closed:
+            return
+        frames = take_frames(self._inbox)
+        for frame in frames:
+            envelope = self._reader.read(frame)
+            if envelope is not None:
+                self._keep(envelope.body, envelope.epoch)
+        if len(frames) == LARGEST_BATCH and self._loop is not None:
+            self._loop.call_soon(self._readable)
+        self._notify()
+
+    def _keep(self, message: ToFrontend, epoch: int) -> None:
+        if isinstance(message, Ready):
+            epoch = self.epoch = max(self.epoch, message.epoch)
+        if epoch >= self.epoch:
+            self._arrived.append(message)
+        else:
+            self.stale += 1
+
+    def _notify(self) -> None:
+        if self._arrived and self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class LocalMailbox:
+    """The same interface inside one process, without bytes: offline API and tests.
+
+    The engine's side calls `receive` and `send`; the other side `post`s and `collect`s, or gives
+    `deliver`, which is called with every message at once."""
+
+    def __init__(self, deliver: Callable[[ToFrontend], None] | None = None) -> None:
+        self._deliver = deliver
+        self._to_engine: deque[ToEngine] = deque()
+        self._to_frontend: deque[ToFrontend] = deque()
+        self._bell = threading.Event()
+
+    def post(self, message: ToEngine) -> None:
+        self._to_engine.append(message)
+        self._bell.set()
+
+    def wake(self) -> None:
+        self._bell.set()
+
+    def receive(self, wait: float | None) -> list[ToEngine]:
+        if not self._to_engine and wait != 0:
+            self._bell.wait(wait)
+        self._bell.clear()
+        return [self._to_engine.popleft() for _ in range(len(self._to_engine))]
+
+    def send(self, frontend: int, message: ToFrontend) -> None:
+        if self._deliver is not None:
+            self._deliver(message)
+        else:
+            self._to_frontend.append(message)
+
+    def collect(self) -> list[ToFrontend]:
+        """What the engine has sent since the last call (without `deliver`)."""
+        return [self._to_frontend.popleft() for _ in range(len(self._to_frontend))]
