@@ -1,0 +1,123 @@
+"""Text of one answer, token by token.
+
+What `push` and `flush` return, joined, equals `Tokenizer.decode` of all the tokens: an incomplete
+UTF-8 character is held back until its last byte came, or until the answer ends.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from typing import Protocol
+
+from vivace.frontend.pieces import OTHER, Pieces
+from vivace.frontend.tokenizer import Tokenizer
+
+_Decoder = codecs.getincrementaldecoder("utf-8")
+
+
+class Detokenizer(Protocol):
+    def push(self, tokens: Sequence[int]) -> str: ...
+
+    def flush(self) -> str: ...
+
+
+def detokenizer(
+    tokenizer: Tokenizer,
+    prompt: Sequence[int] = (),
+    *,
+    skip_special_tokens: bool = True,
+    spaces_between_special_tokens: bool = True,
+) -> Detokenizer:
+    """A detokenizer for the answer to `prompt`.
+
+    Behind a prompt with visible text the leading space of the first piece belongs to the answer;
+    at the very start of a text SentencePiece models do not show it.
+    """
+    hidden = tokenizer.special_ids if skip_special_tokens else frozenset()
+    if tokenizer.pieces.decoding.kind == OTHER:
+        return WindowDetokenizer(tokenizer, skip_special_tokens, spaces_between_special_tokens)
+    strips = tokenizer.pieces.decoding.strips_start and not any(
+        token not in hidden for token in reversed(prompt)
+    )
+    return PieceDetokenizer(tokenizer.pieces, skip=skip_special_tokens, strip_start=strips)
+
+
+class PieceDetokenizer:
+    """For byte-level and SentencePiece vocabularies: one table look-up for most tokens."""
+
+    __slots__ = ("_bytes", "_clean", "_decoder", "_hidden", "_strip", "_texts")
+
+    def __init__(self, pieces: Pieces, *, skip: bool, strip_start: bool) -> None:
+        self._texts = pieces.visible_texts if skip else pieces.texts
+        self._bytes = pieces.bytes
+        self._hidden: frozenset[int] = pieces.hidden if skip else frozenset()
+        self._strip = strip_start
+        self._decoder: codecs.IncrementalDecoder | None = None
+        self._clean = True  # no part of a character is held back
+
+    def push(self, tokens: Sequence[int]) -> str:
+        if self._clean:
+            if len(tokens) == 1:
+                text = self._texts[tokens[0]]
+            else:
+                texts = self._texts
+                parts = [texts[token] for token in tokens]
+                text = None if None in parts else "".join(parts)  # type: ignore[arg-type]
+            if text is not None:
+                return self._without_start(text) if self._strip else text
+        return self._push_bytes(tokens)
+
+    def _push_bytes(self, tokens: Sequence[int]) -> str:
+        if self._decoder is None:
+            self._decoder = _Decoder("replace")
+        table, hidden = self._bytes, self._hidden
+        data = b"".join([table[token] for token in tokens if token not in hidden])
+        text = self._decoder.decode(data)
+        self._clean = not self._decoder.getstate()[0]
+        return self._without_start(text) if self._strip else text
+
+    def _without_start(self, text: str) -> str:
+        if text:
+            self._strip = False
+        return text[1:] if text.startswith(" ") else text
+
+    def flush(self) -> str:
+        """What was held back, with U+FFFD for a character that never became whole."""
+        if self._clean or self._decoder is None:
+            return ""
+        self._clean = True
+        text = self._decoder.decode(b"", True)
+        return self._without_start(text) if self._strip else text
+
+
+class WindowDetokenizer:
+    """For unusual decoders: decodes a short window twice and returns the difference."""
+
+    __slots__ = ("_read", "_skip", "_spaces", "_start", "_tokenizer", "_tokens")
+
+    def __init__(self, tokenizer: Tokenizer, skip: bool, spaces: bool) -> None:
+        self._tokenizer = tokenizer
+        self._skip = skip
+        self._spaces = spaces
+        self._tokens: list[int] = []
+        self._start = 0
+        self._read = 0
+
+    def push(self, tokens: Sequence[int]) -> str:
+        self._tokens.extend(tokens)
+        before = self._decode(self._tokens[self._start : self._read])
+        now = self._decode(self._tokens[self._start :])
+        if len(now) <= len(before) or now.endswith("\ufffd"):
+            return ""
+        self._start, self._read = self._read, len(self._tokens)
+        return now[len(before) :]
+
+    def flush(self) -> str:
+        before = self._decode(self._tokens[self._start : self._read])
+        now = self._decode(self._tokens[self._start :])
+        self._start = self._read = len(self._tokens)
+        return now[len(before) :]
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, self._skip, self._spaces)

@@ -1,0 +1,23 @@
+"""What a client did wrong, as one exception that the server and the offline API both understand."""
+
+from __future__ import annotations
+
+
+class BadRequest(Exception):
+    """A request that cannot be served. `field` names the input, `reason` says what to change.
+
+    `status` is the HTTP status (400 unless said otherwise); `retry_after` is in seconds, for 503.
+    """
+
+    def __init__(
+        self, field: str, reason: str, status: int = 400, *, retry_after: float | None = None
+    ) -> None:
+        super().__init__(f"{field}: {reason}" if field else reason)
+        self.field = field
+        self.reason = reason
+        self.status = status
+        self.retry_after = retry_after
+
+
+class EngineUnavailable(Exception):
+    """The engine did not answer a control command: it is down, restarting or too busy."""

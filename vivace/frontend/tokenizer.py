@@ -1,0 +1,145 @@
+"""Text <-> token ids, from tokenizer.json or from GGUF metadata. No state per call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from tokenizers import Tokenizer as Core
+
+from vivace.frontend.chat_template import ChatTemplate
+from vivace.frontend.errors import BadRequest
+from vivace.frontend.pieces import OTHER, Pieces, decoding_of
+
+if TYPE_CHECKING:
+    from vivace.checkpoint.source import ModelSource
+
+
+class TokenizerError(ValueError):
+    """A tokenizer that cannot be used; the text says which file, why, and what to do."""
+
+
+class Tokenizer:
+    """One model's vocabulary. Immutable and safe to share between threads.
+
+    `vocabulary` counts ids (highest + 1); `special_ids` are hidden by skip_special_tokens;
+    `eos_ids` are the ids by which the tokenizer's own files say that a text ends.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        *,
+        eos_ids: Iterable[int] = (),
+        bos_id: int | None = None,
+        chat: ChatTemplate | None = None,
+    ) -> None:
+        core.no_truncation()
+        core.no_padding()
+        added = core.get_added_tokens_decoder()
+        self._core = core
+        self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        self.vocabulary = max(
+            [core.get_vocab_size(with_added_tokens=True), *(i + 1 for i in added)]
+        )
+        self.eos_ids = tuple(dict.fromkeys(eos_ids))
+        self.bos_id = bos_id
+        self.chat = chat
+        self.pieces = Pieces(core, decoding_of(core), self.special_ids)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text; special tokens written out in it are recognised.
+
+        Raises BadRequest for text that is not valid Unicode (lone surrogates).
+        """
+        try:
+            return self._core.encode(text, add_special_tokens=add_special_tokens).ids
+        except (UnicodeEncodeError, TypeError) as error:
+            raise BadRequest("text", "is not valid Unicode text") from error
+
+    def encode_batch(
+        self, texts: Sequence[str], add_special_tokens: bool = True
+    ) -> list[list[int]]:
+        try:
+            found = self._core.encode_batch(list(texts), add_special_tokens=add_special_tokens)
+        except (UnicodeEncodeError, TypeError) as error:
+            raise BadRequest("text", "is not a list of valid Unicode texts") from error
+        return [one.ids for one in found]
+
+    def decode(
+        self,
+        ids: Iterable[int],
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
+    ) -> str:
+        """Text of token ids. Bytes that are no UTF-8 become U+FFFD; ids without a token, nothing.
+
+        Byte-level and SentencePiece vocabularies never put spaces between special tokens, so
+        `spaces_between_special_tokens` changes only the others.
+        """
+        if self.pieces.decoding.kind != OTHER:
+            return self.pieces.decode(ids, skip=skip_special_tokens)
+        if skip_special_tokens or spaces_between_special_tokens:
+            return self._core.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        return self._decode_tight(ids)
+
+    def _decode_tight(self, ids: Iterable[int]) -> str:
+        """Words as the decoder joins them, runs of special tokens without spaces."""
+        runs: list[tuple[bool, list[int]]] = []
+        for token in ids:
+            special = token in self.special_ids
+            if not runs or runs[-1][0] != special:
+                runs.append((special, []))
+            runs[-1][1].append(token)
+        return " ".join(
+            "".join(self.token_text(token) for token in run)
+            if special
+            else self._core.decode(run, skip_special_tokens=False)
+            for special, run in runs
+        )
+
+    def token_text(self, token: int) -> str:
+        """Text of one token on its own, special tokens and leading spaces shown."""
+        return self.token_bytes(token).decode("utf-8", "replace")
+
+    def token_bytes(self, token: int) -> bytes:
+        return self.pieces.bytes[token]
+
+    def token_id(self, piece: str) -> int | None:
+        """Id of a token by its exact written form."""
+        return self._core.token_to_id(piece)
+
+
+def load_tokenizer(
+    source: ModelSource,
+    *,
+    mode: str = "auto",
+    chat_template: str | None = None,
+    template_name: str | None = None,
+) -> Tokenizer:
+    """The tokenizer of a model. `chat_template`: a file or a built-in name that replaces the
+    model's own; `template_name`: which one, when the model brings several by name."""
+    if mode == "slow":
+        raise TokenizerError(
+            "--tokenizer-mode slow is not available: Vivace reads tokenizer.json and GGUF "
+            "vocabularies with the `tokenizers` library only. Use --tokenizer-mode auto."
+        )
+    from vivace.frontend.chat_template import own_template
+    from vivace.frontend.tokenizer_files import load_from_folder
+    from vivace.frontend.tokenizer_gguf import load_from_gguf
+
+    path = source.tokenizer_path
+    if path.suffix == ".gguf":
+        core, templates, ends, bos = load_from_gguf(path)
+    else:
+        core, templates, ends, bos = load_from_folder(path)
+    chat = own_template(chat_template, templates, template_name)
+    return Tokenizer(
+        core, eos_ids=[*ends, *_eos_of(source.generation_config)], bos_id=bos, chat=chat
+    )
+
+
+def _eos_of(generation_config: dict) -> list[int]:
+    found = generation_config.get("eos_token_id")
+    ids = found if isinstance(found, list) else [found]
+    return [i for i in ids if isinstance(i, int) and not isinstance(i, bool)]
