@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import gc
+import logging
+import stat
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from vivace.observability.crash_dump import CrashDump
+from vivace.observability.gc_pauses import PauseWatch, watch_gc
+from vivace.protocol.output import Delta, Finish
+from vivace.protocol.request import Request, SamplingParams
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def request(key: int, tokens: int = 4) -> Request:
+    return Request(
+        key=key,
+        rid=f"r{key}",
+        tokens=list(range(tokens)),
+        sampling=SamplingParams(seed=3),
+        cache_key="tenant-secret",
+    )
+
+
+def end(key: int, **finish: object) -> Delta:
+    return Delta(key=key, index=0, tokens=[], finish=Finish(**finish))  # type: ignore[arg-type]
+
+
+def dump_to(folder: Path, clock: Clock, **options: int) -> CrashDump:
+    return CrashDump(folder, version="1.2", clock=clock, wall=lambda: 1.8e9, **options)
+
+
+def read(path: Path) -> tuple[dict, list[dict]]:
+    head, *lines = [msgspec.json.decode(line) for line in path.read_bytes().splitlines()]
+    return head, lines
+
+
+def test_writes_the_requests_of_the_window_and_no_secrets(tmp_path: Path) -> None:
+    clock = Clock()
+    dump = dump_to(tmp_path / "new", clock)
+    dump.sent(request(1))
+    clock.now += 301
+    dump.sent(request(2))
+    dump.sent(request(3))
+    assert dump.answered(end(2, type="stop")) is None
+    path = dump.write("the engine died: killed by SIGKILL")
+    assert path is not None and stat.S_IMODE(path.stat().st_mode) == 0o600
+    head, lines = read(path)
+    assert [line["key"] for line in lines] == [2, 3]
+    assert lines[0]["tokens"] == [0, 1, 2, 3] and lines[0]["sampling"]["seed"] == 3
+    assert head["unfinished"] == [3] and head["reason"].startswith("the engine died")
+    assert b"tenant-secret" not in path.read_bytes()
+
+
+def test_a_failure_of_ours_writes_at_once_but_not_for_every_request(tmp_path: Path) -> None:
+    clock = Clock()
+    dump = dump_to(tmp_path, clock)
+    for key in range(5):
+        dump.sent(request(key))
+    assert dump.answered(end(0, type="abort", status=400, message="bad")) is None
+    path = dump.answered(end(1, type="abort", status=500, message="NaN in logits"))
+    assert path is not None and read(path)[0]["failed"] == {"1": "NaN in logits"}
+    assert dump.answered(end(2, type="abort", status=500, message="again")) is None
+    clock.now += 11
+    later = dump.answered(end(3, type="abort", status=500, message="later"))
+    assert later is not None and set(read(later)[0]["failed"]) == {"1", "2", "3"}
+
+
+def test_memory_is_bounded(tmp_path: Path) -> None:
+    dump = dump_to(tmp_path, Clock(), memory=20_000)
+    for key in range(1000):
+        dump.sent(request(key, tokens=500))
+        assert dump.bytes <= 20_000
+    path = dump.write("x")
+    assert path is not None
+    assert read(path)[1][-1]["key"] == 999
+
+
+def test_an_unwritable_folder_is_reported_not_raised(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    dump = dump_to(tmp_path / "file" / "folder", Clock())
+    with caplog.at_level(logging.ERROR):
+        assert dump.write("x") is None
+    assert "cannot write the crash dump" in caplog.text
+
+
+def test_long_collections_are_reported(caplog: pytest.LogCaptureFixture) -> None:
+    times = iter([0.0, 0.5, 10.0, 10.01])
+    watch = PauseWatch(0.1, lambda: next(times))
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            watch("start", {"generation": 2, "collected": 0})
+            watch("stop", {"generation": 2, "collected": 7})
+    assert watch.warned == 1
+    assert "generation 2 took 0.500 s and freed 7 objects" in caplog.text
+
+
+def test_watch_is_off_at_zero() -> None:
+    before = list(gc.callbacks)
+    assert watch_gc(0.0) is None
+    assert gc.callbacks == before
+    watch = watch_gc(1e-9)
+    assert watch is not None
+    gc.collect()
+    gc.callbacks.remove(watch)
+    assert watch.warned == 1

@@ -1,0 +1,171 @@
+"""The requests of the last minutes, written as JSON lines when something breaks.
+
+A frontend keeps what it sent to the engine, encoded, for five minutes and up to a number of bytes.
+When the engine goes down or a request ends with status 500, all of it is written to a new file in
+the folder, one request per line, so that the failure can be played again. Prompts are in there as
+token ids; keys, headers and cache salts are not.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from vivace.protocol.output import Delta, Finish
+from vivace.protocol.request import LogprobOptions, Request, SamplingParams
+
+log = logging.getLogger(__name__)
+
+WINDOW_SECONDS = 300.0
+LARGEST_MEMORY = 64 << 20
+"""Bytes of encoded requests kept at most; the oldest go first."""
+QUIET_SECONDS = 10.0
+"""At most one file per this many seconds for failed requests."""
+FAILED_STATUS = 500
+
+
+class DumpedRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One line of a dump."""
+
+    key: int
+    rid: str
+    at: float
+    """Seconds since the epoch (wall clock) when it was sent to the engine"""
+    tokens: list[int]
+    sampling: SamplingParams
+    logprobs: LogprobOptions | None = None
+    priority: int | None = None
+    stream: bool = False
+    resumed: list[int] = []
+
+
+class DumpHead(msgspec.Struct, kw_only=True):
+    """The first line of a dump. `unfinished` and `failed` are request keys."""
+
+    reason: str
+    at: float
+    version: str
+    requests: int
+    unfinished: list[int]
+    failed: dict[str, str]
+
+
+class CrashDump:
+    """What one frontend remembers. `clock` is monotonic and in seconds, `wall` the time of day."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        version: str,
+        index: int = 0,
+        window: float = WINDOW_SECONDS,
+        memory: int = LARGEST_MEMORY,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._folder = folder
+        self._version = version
+        self._index = index
+        self._window = window
+        self._memory = memory
+        self._clock = clock
+        self._wall = wall
+        self._encoder = msgspec.json.Encoder()
+        self._lines: deque[tuple[float, int, bytes]] = deque()
+        self._bytes = 0
+        self._unfinished: set[int] = set()
+        self._failed: dict[int, str] = {}
+        self._written = 0
+        self._quiet_until = float("-inf")
+
+    @property
+    def bytes(self) -> int:
+        return self._bytes
+
+    def sent(self, request: Request) -> None:
+        """Remember a request on its way to the engine."""
+        line = self._encoder.encode(
+            DumpedRequest(
+                key=request.key,
+                rid=request.rid,
+                at=self._wall(),
+                tokens=request.tokens,
+                sampling=request.sampling,
+                logprobs=request.logprobs,
+                priority=request.priority,
+                stream=request.stream,
+                resumed=request.resumed,
+            )
+        )
+        self._lines.append((self._clock(), request.key, line))
+        self._bytes += len(line)
+        self._unfinished.add(request.key)
+        self._trim()
+
+    def answered(self, delta: Delta) -> Path | None:
+        """Book a request's end; a failure of ours (status 500) writes a dump."""
+        if delta.finish is None:
+            return None
+        self._unfinished.discard(delta.key)
+        if not is_our_failure(delta.finish):
+            return None
+        self._failed[delta.key] = delta.finish.message or "no message"
+        if self._clock() < self._quiet_until:
+            return None
+        return self.write(f"a request failed: {delta.finish.message}")
+
+    def forgotten(self, keys: list[int]) -> None:
+        """These requests were cancelled."""
+        self._unfinished.difference_update(keys)
+
+    def write(self, reason: str) -> Path | None:
+        """Write what is remembered; None (and a log line) when that is impossible."""
+        self._trim()
+        self._quiet_until = self._clock() + QUIET_SECONDS
+        self._written += 1
+        stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(self._wall()))
+        name = f"crash-{stamp}-frontend{self._index}-{os.getpid()}-{self._written}.jsonl"
+        head = DumpHead(
+            reason=reason,
+            at=self._wall(),
+            version=self._version,
+            requests=len(self._lines),
+            unfinished=sorted(self._unfinished),
+            failed={str(key): message for key, message in self._failed.items()},
+        )
+        lines = [self._encoder.encode(head), *(line for _, _, line in self._lines)]
+        try:
+            return self._save(name, b"\n".join(lines) + b"\n")
+        except OSError as error:
+            log.error("cannot write the crash dump to %s: %s", self._folder, error.strerror)
+            return None
+
+    def _save(self, name: str, data: bytes) -> Path:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder / name
+        part = path.with_suffix(".part")
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        part.rename(path)
+        log.warning("wrote %d requests to %s", len(self._lines), path)
+        return path
+
+    def _trim(self) -> None:
+        oldest = self._clock() - self._window
+        while self._lines and (self._lines[0][0] < oldest or self._bytes > self._memory):
+            _, key, line = self._lines.popleft()
+            self._bytes -= len(line)
+            self._failed.pop(key, None)
+            self._unfinished.discard(key)
+
+
+def is_our_failure(finish: Finish) -> bool:
+    return finish.status is not None and finish.status == FAILED_STATUS
