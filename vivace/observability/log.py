@@ -17,7 +17,7 @@ QUIET_LIBRARIES = ("asyncio", "aiohttp", "uvloop")
 
 
 def _escapes() -> dict[int, str]:
-    controls = [*range(0x00, 0x20), *range(0x7F, 0xA0)]
+    controls = [*range(0x20), *range(0x7F, 0xA0)]
     line_breaks = [0x2028, 0x2029]
     directions = [0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
     surrogates = range(0xD800, 0xE000)
