@@ -21,7 +21,7 @@ import shutil
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -146,12 +146,13 @@ class LiveKeys:
 class EngineMailbox:
     """The engine's end; used by one thread, except `post` and `wake`, which any thread may call.
 
+    `frontends`: how many there are, or their indexes; others are found when they are sent to.
     `to_supervisor` gets what is addressed to the frontend index `SUPERVISOR`."""
 
     def __init__(
         self,
         run_dir: Path,
-        frontends: int,
+        frontends: int | Sequence[int],
         *,
         epoch: int = 0,
         to_supervisor: Callable[[ToFrontend], None] | None = None,
@@ -165,7 +166,7 @@ class EngineMailbox:
         self._inbox.bind(engine_address(run_dir))
         self._outboxes: dict[int, zmq.Socket[bytes]] = {}
         self._gone: set[int] = set()
-        for index in range(frontends):
+        for index in range(frontends) if isinstance(frontends, int) else frontends:
             self._outbox(index)
         self._posted: deque[ToEngine] = deque()
         self._departures: deque[int] = deque()

@@ -1,0 +1,93 @@
+"""Entry of the child processes: `python -m vivace.process engine|frontend --line FD --parent PID`.
+
+Only the supervisor starts this. The child dies with it, whatever happens: the kernel sends SIGKILL
+when the parent dies, and the end of the line to the parent is watched as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import faulthandler
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+
+from vivace.observability import log as log_lines
+from vivace.supervisor.line import Line, LineClosed, child_end
+from vivace.supervisor.messages import Failure, Setup, ToChild
+
+PR_SET_PDEATHSIG = 1
+LONGEST_FAILURE = 2000
+
+log = logging.getLogger(__name__)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="vivace.process", description=__doc__)
+    parser.add_argument("role", choices=("engine", "frontend"))
+    parser.add_argument("--line", type=int, required=True)
+    parser.add_argument("--parent", type=int, required=True)
+    arguments = parser.parse_args(argv)
+    die_with(arguments.parent)
+    leave_signals_to_the_supervisor()
+    log_lines.setup("info", arguments.role)
+    line = child_end(socket.socket(fileno=arguments.line))
+    try:
+        run(arguments.role, line)
+    except LineClosed:
+        return 1
+    except BaseException as error:
+        log.critical("the %s ends: %s", arguments.role, name_of(error), exc_info=error)
+        line.send(Failure(name_of(error)))
+        return 1
+    return 0
+
+
+def run(role: str, line: Line[ToChild]) -> None:
+    if role == "engine":
+        from vivace.supervisor.engine_child import run_engine
+
+        run_engine(line, first_message(line))
+        return
+    import uvloop
+
+    from vivace.supervisor.frontend_child import run_frontend
+
+    uvloop.run(run_frontend(line, first_message(line)))
+
+
+def first_message(line: Line[ToChild]) -> Setup:
+    """The setup; what the supervisor has sent behind it stays on the line."""
+    setup = line.wait()
+    if not isinstance(setup, Setup):
+        raise TypeError(f"the first message is {type(setup).__name__}, not Setup")
+    return setup
+
+
+def die_with(parent: int) -> None:
+    """Ask the kernel to kill this process when its parent dies."""
+    library = ctypes.CDLL(None, use_errno=True)
+    if library.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        log.warning("prctl(PR_SET_PDEATHSIG): %s", os.strerror(ctypes.get_errno()))
+    if os.getppid() != parent:
+        sys.exit(1)  # it died before we asked
+
+
+def leave_signals_to_the_supervisor() -> None:
+    """Ctrl-C and systemd signal every process of the group; only the supervisor decides."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+
+
+def name_of(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:LONGEST_FAILURE]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,118 @@
+"""One child process: started with a private line to it, described when it has died."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import vivace
+from vivace.supervisor.line import Line, supervisor_end
+from vivace.supervisor.messages import FromChild, Setup
+
+Role = Literal["engine", "frontend"]
+SOURCES = Path(vivace.__file__).resolve().parents[1]
+
+
+@dataclass(kw_only=True, eq=False)
+class Child:
+    """A running child. `pid_file` becomes readable the moment it dies."""
+
+    role: Role
+    setup: Setup
+    process: subprocess.Popen[bytes]
+    line: Line[FromChild]
+    pid_file: int
+    out_of_memory_kills: int
+    started: float = field(default_factory=time.monotonic)
+    serving: bool = False
+    """a frontend that accepts connections, an engine that is ready"""
+    failure: str = ""
+    """the exception it reported before it died"""
+    killed_because: str = ""
+    """why we killed it ourselves"""
+
+    @property
+    def name(self) -> str:
+        return "engine" if self.role == "engine" else f"frontend {self.setup.index}"
+
+    def kill(self, reason: str = "") -> None:
+        self.killed_because = self.killed_because or reason
+        if self.process.poll() is None:
+            self.process.kill()
+
+    def signal(self, number: int) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+
+    def cause(self) -> str:
+        """Why it died, in one line. Call it once the process is dead."""
+        code = self.process.wait()
+        if self.killed_because:
+            return self.killed_because
+        ending = describe_exit(code)
+        if code == -signal.SIGKILL and out_of_memory_kills() > self.out_of_memory_kills:
+            ending += " (the kernel's out-of-memory killer was at work: lower --mem-fraction-static"
+            ending += " or --max-total-tokens)"
+        return f"{self.failure} ({ending})" if self.failure else ending
+
+    def close(self) -> None:
+        self.line.close()
+        os.close(self.pid_file)
+
+
+def spawn(role: Role, setup: Setup) -> Child:
+    """Start `python -m vivace.process <role>` and hand it its setup."""
+    ours, theirs = socket.socketpair()
+    inherited = [theirs.fileno(), *([setup.listener] if setup.listener >= 0 else [])]
+    before = out_of_memory_kills()
+    with theirs:
+        process = subprocess.Popen(
+            command(role, theirs.fileno()), pass_fds=inherited, stdin=subprocess.DEVNULL
+        )
+    child = Child(
+        role=role,
+        setup=setup,
+        process=process,
+        line=supervisor_end(ours),
+        pid_file=os.pidfd_open(process.pid),
+        out_of_memory_kills=before,
+    )
+    child.line.send(setup)
+    return child
+
+
+def command(role: Role, line: int) -> list[str]:
+    # -P keeps modules that happen to lie in the working directory out of the children; only when
+    # the package itself is found that way it has to go.
+    path = [] if Path.cwd() == SOURCES else ["-P"]
+    words = ["--line", str(line), "--parent", str(os.getpid())]
+    return [sys.executable, *path, "-m", "vivace.process", role, *words]
+
+
+def describe_exit(code: int) -> str:
+    """A return code of subprocess in words."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return f"killed by {name}"
+
+
+def out_of_memory_kills() -> int:
+    """How often the kernel has killed for memory since it was booted."""
+    try:
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    except OSError:
+        pass
+    return 0

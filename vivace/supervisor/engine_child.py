@@ -1,0 +1,94 @@
+"""The engine process: build, say ready, loop until told to stop."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import threading
+from pathlib import Path
+from typing import Protocol
+
+from vivace.assemble import engine_parts
+from vivace.config import decode
+from vivace.observability import log as log_lines
+from vivace.observability.gc_pauses import watch_gc
+from vivace.protocol.channel import EngineMailbox, ToFrontend
+from vivace.protocol.control import Command, Ready, Reply
+from vivace.supervisor.line import Line, LineClosed
+from vivace.supervisor.messages import FrontendGone, Progress, Setup, Stop, ToChild
+from vivace.supervisor.pulse import Pulse, PulsedMailbox
+
+log = logging.getLogger(__name__)
+
+
+class Stoppable(Protocol):
+    def stop(self) -> None: ...
+
+
+class SupervisorThread(threading.Thread):
+    """Listens to the supervisor; when the supervisor is gone, so is this process."""
+
+    def __init__(self, line: Line[ToChild], mailbox: EngineMailbox) -> None:
+        super().__init__(name="supervisor line", daemon=True)
+        self._line = line
+        self._mailbox = mailbox
+        self._loop: Stoppable | None = None
+
+    def drive(self, loop: Stoppable) -> None:
+        """From now on Stop ends this loop; before, it ends the process."""
+        self._loop = loop
+
+    def run(self) -> None:
+        try:
+            while True:
+                self._obey(self._line.wait())
+        except LineClosed:
+            os._exit(1)
+
+    def _obey(self, message: ToChild) -> None:
+        match message:
+            case Command():
+                self._mailbox.post(message)
+            case FrontendGone():
+                self._mailbox.frontend_died(message.index)
+            case Stop():
+                if self._loop is None:
+                    os._exit(0)
+                self._loop.stop()
+                self._mailbox.wake()
+            case _:
+                log.error("the engine has no use for %s", type(message).__name__)
+
+
+def run_engine(line: Line[ToChild], setup: Setup) -> None:
+    """Serve until stopped. Raises what ends the engine."""
+    config = decode(setup.config)
+    log_lines.setup(config.logging.log_level, "engine")
+    watch_gc(config.logging.gc_warning_threshold_secs)
+    mailbox = EngineMailbox(
+        Path(setup.run_dir),
+        setup.frontends,
+        epoch=setup.epoch,
+        to_supervisor=lambda message: answer(line, message),
+    )
+    thread = SupervisorThread(line, mailbox)
+    thread.start()
+    pulse = Pulse(Path(setup.run_dir) / "pulse")
+
+    def report(stage: str, fraction: float) -> None:
+        line.send(Progress(stage, fraction))
+
+    loop, capacity = engine_parts(config, PulsedMailbox(mailbox, pulse), report, epoch=setup.epoch)
+    gc.collect()
+    gc.freeze()  # what is loaded stays; the collector need not look at it again
+    pulse.beat(resting=True)
+    thread.drive(loop)
+    line.send(Ready(epoch=setup.epoch, capacity=capacity))
+    loop.run()
+    mailbox.close()
+
+
+def answer(line: Line[ToChild], message: ToFrontend) -> None:
+    if isinstance(message, Reply):
+        line.send(message)

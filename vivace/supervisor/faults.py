@@ -1,0 +1,82 @@
+"""Failures on request, for the tests of the supervisor: `VIVACE_TEST_FAULT=engine-exit@20`.
+
+`engine-start`     the engine raises while it starts
+`engine-exit@N`    the engine raises out of its loop at step N
+`engine-kill@N`    the engine is killed at step N, as by the kernel
+`engine-hang@N`    step N never returns
+`frontend-kill@N`  frontend 0 is killed after N messages from the engine
+
+Only the first engine (epoch 0) and frontend 0 misbehave: what replaces them is sound.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+
+from vivace.engine.executor import ExecutorDied, Runner
+from vivace.protocol.control import Capacity
+from vivace.protocol.step import StepPlan, StepResult
+
+
+class InjectedDeath(ExecutorDied):
+    """A death that the test asked for."""
+
+
+def parse(text: str) -> tuple[str, int]:
+    """(kind, step); ("", 0) when nothing is asked for."""
+    kind, _, step = text.partition("@")
+    return kind, int(step or 0)
+
+
+class FaultyRunner:
+    """A runner that works until it does not."""
+
+    def __init__(self, runner: Runner, kind: str, at: int) -> None:
+        self.capacity: Capacity = runner.capacity
+        self._runner = runner
+        self._kind = kind
+        self._left = at
+        self.close = runner.close
+
+    def run(self, plan: StepPlan) -> StepResult:
+        if plan.rows:
+            self._left -= 1
+            if self._left < 0:
+                self._fail()
+        return self._runner.run(plan)
+
+    def _fail(self) -> None:
+        if self._kind == "engine-kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        while self._kind == "engine-hang":
+            time.sleep(1)
+        if self._kind == "engine-exit":
+            os._exit(7)
+
+
+def with_fault(runner: Runner, text: str, epoch: int) -> Runner:
+    """`runner`, or one that fails as `text` says when this is the first engine."""
+    kind, at = parse(text)
+    if not kind.startswith("engine-") or epoch > 0:
+        return runner
+    if kind == "engine-start":
+        raise InjectedDeath("this engine was told not to start")
+    return FaultyRunner(runner, kind, at)
+
+
+def frontend_countdown(text: str, index: int) -> Callable[[], None] | None:
+    """A function to call per message from the engine; kills the process when the count is over."""
+    kind, left = parse(text)
+    if kind != "frontend-kill" or index != 0:
+        return None
+    remaining = [left]
+
+    def count() -> None:
+        remaining[0] -= 1
+        if remaining[0] < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return count

@@ -1,0 +1,197 @@
+"""A frontend process: HTTP on the inherited socket, text <-> tokens, the channel to the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import vivace
+from vivace.config import decode
+from vivace.config.config import Config
+from vivace.frontend.frontend import Frontend
+from vivace.frontend.served import served_model
+from vivace.frontend.tokenizer import Tokenizer, load_tokenizer
+from vivace.observability import log as log_lines
+from vivace.observability.crash_dump import CrashDump
+from vivace.observability.gc_pauses import watch_gc
+from vivace.protocol.channel import FrontendMailbox, ToEngine, ToFrontend
+from vivace.protocol.control import Down, Ready
+from vivace.protocol.output import Deltas
+from vivace.protocol.request import Cancel, Request, SamplingParams
+from vivace.server.app import build_app, serve
+from vivace.supervisor.faults import frontend_countdown
+from vivace.supervisor.line import Line, LineClosed
+from vivace.supervisor.messages import Draining, Serving, Setup, Stop, ToChild, Warm, WarmUp
+
+log = logging.getLogger(__name__)
+
+WARM_UP_TOKENS = 8
+WARM_UP_SECONDS = 600.0
+
+
+async def run_frontend(line: Line[ToChild], setup: Setup) -> None:
+    """Serve until stopped. Raises what ends the frontend."""
+    config = decode(setup.config)
+    several = config.model.tokenizer_worker_num > 1
+    log_lines.setup(config.logging.log_level, f"frontend {setup.index}" if several else "frontend")
+    watch_gc(config.logging.gc_warning_threshold_secs)
+    mailbox = FrontendMailbox(Path(setup.run_dir), setup.index)
+    dump = crash_dump(config, setup.index)
+    tokenizer = tokenizer_of(config)
+    frontend = Frontend(
+        served_model(config, tokenizer),
+        tokenizer,
+        mailbox.send if dump is None else recording(mailbox.send, dump),
+        index=setup.index,
+    )
+    child = FrontendChild(line, mailbox, frontend, dump)
+    child.count = frontend_countdown(config.environment.get("VIVACE_TEST_FAULT", ""), setup.index)
+    asyncio.get_running_loop().add_reader(line.fileno(), child.listen)
+    runner = await serve(build_app(frontend, config), socket.socket(fileno=setup.listener), config)
+    gc.collect()
+    gc.freeze()
+    line.send(Serving())
+    await child.feed_until_stopped()
+    with contextlib.suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(runner.cleanup(), child.grace + 1)
+    mailbox.close()
+
+
+class FrontendChild:
+    """Passes on what comes from engine and supervisor."""
+
+    def __init__(
+        self,
+        line: Line[ToChild],
+        mailbox: FrontendMailbox,
+        frontend: Frontend,
+        dump: CrashDump | None,
+    ) -> None:
+        self.grace = 0.0
+        self.count: Callable[[], None] | None = None
+        self._line = line
+        self._mailbox = mailbox
+        self._frontend = frontend
+        self._dump = dump
+        self._stopped = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def listen(self) -> None:
+        """The supervisor has something to say; when it is gone, so is this process."""
+        try:
+            messages = self._line.receive()
+        except LineClosed:
+            os._exit(1)
+        for message in messages:
+            match message:
+                case Ready() | Down():
+                    self._mailbox.accept(message)
+                case Draining():
+                    self._frontend.status = "draining"
+                case WarmUp():
+                    task = asyncio.get_running_loop().create_task(self._warm_up())
+                    self._tasks.add(task)
+                    task.add_done_callback(self._tasks.discard)
+                case Stop():
+                    self.grace = message.grace
+                    self._stopped.set()
+                case _:
+                    log.error("a frontend has no use for %s", type(message).__name__)
+
+    async def feed_until_stopped(self) -> None:
+        feeding = asyncio.create_task(self._feed())
+        stopping = asyncio.create_task(self._stopped.wait())
+        done, _ = await asyncio.wait({feeding, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if feeding in done:
+            feeding.result()
+        await self._idle(self.grace)
+        feeding.cancel()
+
+    async def _feed(self) -> None:
+        while True:
+            for message in await self._mailbox.receive():
+                if self.count is not None:
+                    self.count()
+                if self._dump is not None:
+                    record(self._dump, message)
+                self._frontend.feed(message)
+
+    async def _idle(self, grace: float) -> None:
+        """Wait until no request is live, at most `grace` seconds."""
+        deadline = time.monotonic() + grace
+        while self._frontend.live and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+
+    async def _warm_up(self) -> None:
+        started = time.monotonic()
+        try:
+            problem = await asyncio.wait_for(warm_up(self._frontend), WARM_UP_SECONDS)
+        except Exception as error:
+            log.exception("warm-up")
+            problem = f"{type(error).__name__}: {error}"
+        self._line.send(Warm(problem, time.monotonic() - started))
+
+
+async def warm_up(frontend: Frontend) -> str:
+    """Generate a little through the whole engine; returns what went wrong, or ""."""
+    while frontend.status == "starting":
+        await asyncio.sleep(0.01)
+    context = frontend.served.context
+    tokens = [
+        index % frontend.served.vocabulary for index in range(min(WARM_UP_TOKENS, context // 2))
+    ]
+    sampling = SamplingParams(max_new_tokens=min(WARM_UP_TOKENS, context // 2), temperature=0.0)
+    request = frontend.request(tokens, sampling, rid="HEALTH_CHECK_warm_up")
+    finish = None
+    async for piece in frontend.generate(request):
+        finish = piece.finish
+    if finish is None or finish.type == "abort":
+        return (finish.message if finish else None) or "it was aborted"
+    return ""
+
+
+def tokenizer_of(config: Config) -> Tokenizer | None:
+    model = config.model
+    if model.skip_tokenizer_init:
+        return None
+    return load_tokenizer(
+        config.source,
+        mode=model.tokenizer_mode,
+        chat_template=model.chat_template,
+        template_name=model.hf_chat_template_name,
+    )
+
+
+def crash_dump(config: Config, index: int) -> CrashDump | None:
+    folder = config.logging.crash_dump_folder
+    if not folder:
+        return None
+    return CrashDump(Path(folder), version=vivace.__version__, index=index)
+
+
+def recording(send: Callable[[ToEngine], None], dump: CrashDump) -> Callable[[ToEngine], None]:
+    """`send` that also remembers for the crash dump."""
+
+    def send_and_remember(message: ToEngine) -> None:
+        if isinstance(message, Request):
+            dump.sent(message)
+        elif isinstance(message, Cancel):
+            dump.forgotten(message.keys)
+        send(message)
+
+    return send_and_remember
+
+
+def record(dump: CrashDump, message: ToFrontend) -> None:
+    if isinstance(message, Deltas):
+        for delta in message.deltas:
+            dump.answered(delta)
+    elif isinstance(message, Down):
+        dump.write(f"the engine went down: {message.reason}")

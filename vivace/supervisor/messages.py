@@ -1,0 +1,71 @@
+"""What supervisor and children say to each other, over one socket pair per child."""
+
+from __future__ import annotations
+
+import msgspec
+
+from vivace.protocol.control import Command, Down, Ready, Reply
+
+
+class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
+    """The first message to a child: everything it needs to know."""
+
+    config: bytes
+    """`config.encode`"""
+    run_dir: str
+    index: int = 0
+    """of this frontend; never used again after it died"""
+    frontends: list[int] = []
+    """indexes of the frontends alive"""
+    epoch: int = 0
+    """of this engine"""
+    listener: int = -1
+    """file descriptor of the listening socket"""
+
+
+class WarmUp(msgspec.Struct, frozen=True, tag="warm_up"):
+    """Supervisor -> one frontend: generate a little, then answer `Warm`."""
+
+
+class Draining(msgspec.Struct, frozen=True, tag="draining"):
+    """Supervisor -> frontends: refuse new requests, go on with what runs."""
+
+
+class FrontendGone(msgspec.Struct, frozen=True, tag="frontend_gone"):
+    """Supervisor -> engine: this frontend died; nobody wants its answers."""
+
+    index: int
+
+
+class Stop(msgspec.Struct, frozen=True, tag="stop"):
+    """Supervisor -> child: end now, within `grace` seconds."""
+
+    grace: float
+
+
+class Progress(msgspec.Struct, frozen=True, tag="progress"):
+    """Engine -> supervisor, while it starts; `fraction` is 0..1 of this stage."""
+
+    stage: str
+    fraction: float
+
+
+class Serving(msgspec.Struct, frozen=True, tag="serving"):
+    """Frontend -> supervisor: it accepts connections."""
+
+
+class Warm(msgspec.Struct, frozen=True, tag="warm"):
+    """Frontend -> supervisor: the warm-up is over; `problem` is empty when it went well."""
+
+    problem: str
+    seconds: float
+
+
+class Failure(msgspec.Struct, frozen=True, tag="failure"):
+    """Child -> supervisor: the exception that is about to end it."""
+
+    text: str
+
+
+ToChild = Setup | Ready | Down | Command | WarmUp | Draining | FrontendGone | Stop
+FromChild = Progress | Ready | Reply | Serving | Warm | Failure

@@ -1,0 +1,375 @@
+"""Start, watch, restart and stop the processes of one server.
+
+One thread, one selector: children's messages and deaths, signals and the clock come in, commands
+to children go out. A child's death is seen at once (its process descriptor), whatever killed it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from vivace.protocol.channel import SUPERVISOR
+from vivace.protocol.control import Capacity, Command, Down, Drain, Ready, Reply
+from vivace.protocol.request import KEY_SHIFT
+from vivace.supervisor import signals
+from vivace.supervisor.budget import CrashBudget
+from vivace.supervisor.child import Child, Role, spawn
+from vivace.supervisor.line import LineClosed
+from vivace.supervisor.messages import (
+    Draining,
+    Failure,
+    FrontendGone,
+    Progress,
+    Serving,
+    Setup,
+    Stop,
+    Warm,
+    WarmUp,
+)
+from vivace.supervisor.pulse import Pulse, Watchdog
+
+log = logging.getLogger(__name__)
+
+Phase = Literal["starting", "serving", "draining", "stopping"]
+TICK_SECONDS = 0.5
+STOP_GRACE_SECONDS = 5.0
+STACK_DUMP_SECONDS = 1.0
+"""Between asking a stuck engine for its stacks and killing it."""
+FINAL_WORDS_SECONDS = 1.0
+"""For the frontends to tell their clients that the server stops."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What to run. Times are seconds."""
+
+    config: bytes
+    frontends: int
+    listener: socket.socket
+    run_dir: Path
+    warm_up: bool
+    watchdog: float | None
+    soft_watchdog: float | None
+    drain: float = 60.0
+    crashes: int = 3
+    crash_window: float = 600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hooks:
+    """What the user sees of a start: its progress, and the moment it is complete."""
+
+    progress: Callable[[str, float], None]
+    ready: Callable[[Capacity, float], None]
+    """capacity, seconds since the start"""
+
+
+class Supervisor:
+    """Runs a plan until it is told to stop or cannot go on; `run` returns the exit code."""
+
+    def __init__(self, plan: Plan, hooks: Hooks) -> None:
+        self._plan = plan
+        self._hooks = hooks
+        self._phase: Phase = "starting"
+        self._epoch = 0
+        self._next_index = plan.frontends
+        self._engine: Child | None = None
+        self._frontends: list[Child] = []
+        self._ready: Ready | None = None
+        self._warming = False
+        self._announced = False
+        self._budget = CrashBudget(plan.crashes, plan.crash_window)
+        self._pulse = Pulse(plan.run_dir / "pulse")
+        self._watchdog = Watchdog(hard=plan.watchdog, soft=plan.soft_watchdog)
+        self._selector = selectors.DefaultSelector()
+        self._started = time.monotonic()
+        self._down_since: float | None = None
+        self._kill_at: float | None = None
+        """when a stuck engine is killed"""
+        self._deadline: float | None = None
+        """when the present phase is cut short"""
+        self._signals = 0
+        self._code: int | None = None
+
+    def run(self) -> int:
+        with signals.caught(self._selector, self._on_signal):
+            try:
+                self._start_engine()
+                for index in range(self._plan.frontends):
+                    self._start_frontend(index)
+                while not self._is_over():
+                    for key, _ in self._selector.select(TICK_SECONDS):
+                        key.data()
+                    self._tick(time.monotonic())
+            finally:
+                self._kill_everything()
+        return self._code or 0
+
+    # -- children ---------------------------------------------------------------------------------
+
+    def _start_engine(self) -> None:
+        frontends = [child.setup.index for child in self._frontends]
+        if not frontends:
+            frontends = list(range(self._plan.frontends))
+        self._watchdog.reset(time.monotonic())
+        self._engine = self._spawn("engine", frontends=frontends, epoch=self._epoch)
+
+    def _start_frontend(self, index: int) -> None:
+        listener = self._plan.listener.fileno()
+        self._frontends.append(self._spawn("frontend", index=index, listener=listener))
+
+    def _spawn(
+        self,
+        role: Role,
+        *,
+        index: int = 0,
+        frontends: list[int] | None = None,
+        epoch: int = 0,
+        listener: int = -1,
+    ) -> Child:
+        setup = Setup(
+            config=self._plan.config,
+            run_dir=str(self._plan.run_dir),
+            index=index,
+            frontends=frontends or [],
+            epoch=epoch,
+            listener=listener,
+        )
+        child = spawn(role, setup)
+        self._selector.register(child.line, selectors.EVENT_READ, lambda: self._listen(child))
+        self._selector.register(child.pid_file, selectors.EVENT_READ, lambda: self._bury(child))
+        return child
+
+    def _listen(self, child: Child) -> None:
+        try:
+            messages = child.line.receive()
+        except LineClosed:
+            self._selector.unregister(child.line)  # its death is reported by the pid file
+            return
+        for message in messages:
+            match message:
+                case Progress():
+                    self._hooks.progress(message.stage, message.fraction)
+                case Failure():
+                    child.failure = message.text
+                case Ready():
+                    self._engine_is_ready(child, message)
+                case Serving():
+                    child.serving = True
+                    if self._ready is not None:
+                        child.line.send(self._ready)
+                    if self._phase == "draining":
+                        child.line.send(Draining())
+                    self._announce()
+                case Warm():
+                    self._warmed(message)
+                case Reply():
+                    self._drained(message)
+
+    def _engine_is_ready(self, engine: Child, ready: Ready) -> None:
+        engine.serving = True
+        self._ready = ready
+        self._watchdog.reset(time.monotonic())
+        for frontend in self._frontends:
+            frontend.line.send(ready)
+        if self._down_since is not None:
+            seconds = time.monotonic() - self._down_since
+            log.info("The engine is back after %.1f s; live requests go on", seconds)
+            self._down_since = None
+        self._announce()
+
+    def _announce(self) -> None:
+        """Once engine and frontends are there: warm up, then say that the server is ready."""
+        if self._announced or self._ready is None:
+            return
+        if not all(child.serving for child in self._frontends):
+            return
+        if self._plan.warm_up and not self._warming:
+            self._warming = True
+            self._frontends[0].line.send(WarmUp())
+        elif not self._plan.warm_up:
+            self._complete_start()
+
+    def _warmed(self, warm: Warm) -> None:
+        if self._announced or self._phase != "starting":
+            return
+        if warm.problem:
+            self._give_up(f"the warm-up request failed: {warm.problem}")
+        else:
+            self._complete_start()
+
+    def _complete_start(self) -> None:
+        assert self._ready is not None
+        self._announced = True
+        self._phase = "serving"
+        self._hooks.ready(self._ready.capacity, time.monotonic() - self._started)
+
+    # -- deaths -----------------------------------------------------------------------------------
+
+    def _bury(self, child: Child) -> None:
+        with contextlib.suppress(LineClosed, KeyError, ValueError):
+            self._selector.get_key(child.line)
+            self._listen(child)  # its last words
+        cause = child.cause()
+        for file in (child.pid_file, child.line):
+            with contextlib.suppress(KeyError, ValueError):
+                self._selector.unregister(file)
+        child.close()
+        if child is self._engine:
+            self._engine = None
+            self._engine_died(cause)
+        else:
+            self._frontends.remove(child)
+            self._frontend_died(child, cause)
+
+    def _engine_died(self, cause: str) -> None:
+        self._kill_at = None
+        self._ready = None
+        if self._phase == "stopping":
+            return
+        if self._phase == "starting" and not self._announced:
+            self._give_up(f"the engine did not start: {cause}")
+        elif self._phase == "draining":
+            self._tell_frontends(Down(reason=cause, restarting=False))
+            self._give_up(f"the engine died while draining: {cause}")
+        elif self._budget.spend(time.monotonic()):
+            log.error("The engine died: %s. %s", cause, self._restart_note())
+            self._tell_frontends(Down(reason=cause, restarting=True))
+            if self._down_since is None:
+                self._down_since = time.monotonic()
+            self._epoch += 1
+            self._start_engine()
+        else:
+            self._tell_frontends(Down(reason=cause, restarting=False))
+            self._give_up(f"the engine died: {cause}. {self._exhausted_note()}")
+
+    def _frontend_died(self, child: Child, cause: str) -> None:
+        if self._phase == "stopping":
+            return
+        if self._phase == "starting" and not child.serving:
+            self._give_up(f"{child.name} did not start: {cause}")
+            return
+        if self._engine is not None:
+            self._engine.line.send(FrontendGone(child.setup.index))
+        if self._phase == "draining":
+            log.error("The %s died while draining: %s", child.name, cause)
+        elif self._budget.spend(time.monotonic()):
+            log.error("The %s died: %s. %s", child.name, cause, self._restart_note())
+            # A new index: the keys of its predecessor's requests must not come back.
+            self._start_frontend(self._next_index)
+            self._next_index += 1
+        else:
+            self._give_up(f"{child.name} died: {cause}. {self._exhausted_note()}")
+
+    def _restart_note(self) -> str:
+        return f"Restarting it ({self._budget.spent} of {self._budget.crashes} restarts spent)"
+
+    def _exhausted_note(self) -> str:
+        minutes = self._budget.window / 60
+        return f"That is more than {self._budget.crashes} deaths in {minutes:.0f} minutes"
+
+    def _tell_frontends(self, message: Down | Draining | Stop) -> None:
+        for frontend in self._frontends:
+            frontend.line.send(message)
+
+    def _give_up(self, reason: str) -> None:
+        log.error("The server stops: %s", reason)
+        self._code = 1
+        if self._announced:
+            self._stop_frontends(FINAL_WORDS_SECONDS)
+        else:
+            self._phase = "stopping"
+            self._kill_everything()
+
+    # -- watchdog ---------------------------------------------------------------------------------
+
+    def _tick(self, now: float) -> None:
+        if self._engine is not None and self._engine.serving:
+            self._watch_engine(self._engine, now)
+        if self._deadline is not None and now >= self._deadline:
+            self._deadline = None
+            if self._phase == "draining":
+                log.warning("Requests are still running after %.0f s of draining", self._plan.drain)
+                self._stop_frontends(STOP_GRACE_SECONDS)
+            else:
+                self._kill_everything()
+        if self._phase == "stopping" and not self._frontends:
+            self._stop_engine(now)
+
+    def _watch_engine(self, engine: Child, now: float) -> None:
+        if self._kill_at is not None:
+            if now >= self._kill_at:
+                engine.kill(f"it made no progress for {self._watchdog.stalled(now):.0f} s")
+            return
+        alarm = self._watchdog.check(*self._pulse.look(), now)
+        if alarm == "quiet":
+            return
+        log.error(
+            "The engine has made no progress for %.1f s while it has work; its stacks follow",
+            self._watchdog.stalled(now),
+        )
+        engine.signal(signal.SIGUSR1)  # faulthandler prints the stacks
+        if alarm == "hard":
+            self._kill_at = now + STACK_DUMP_SECONDS
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def _on_signal(self, number: int) -> None:
+        self._signals += 1
+        name = signal.Signals(number).name
+        if self._signals > 1 or self._phase == "starting":
+            log.warning("%s: stopping at once", name)
+            self._code = 128 + number if self._signals > 1 else 0
+            self._phase = "stopping"
+            self._kill_everything()
+        elif self._phase == "serving":
+            log.info("%s: finishing the running requests (again to stop at once)", name)
+            self._drain()
+
+    def _drain(self) -> None:
+        self._phase = "draining"
+        self._tell_frontends(Draining())
+        if self._engine is None:
+            self._stop_frontends(STOP_GRACE_SECONDS)
+            return
+        self._deadline = time.monotonic() + self._plan.drain + 1
+        ticket = SUPERVISOR << KEY_SHIFT
+        self._engine.line.send(Command(ticket=ticket, body=Drain(timeout=self._plan.drain)))
+
+    def _drained(self, reply: Reply) -> None:
+        if self._phase == "draining":
+            log.info("Drained%s", f": {reply.message}" if reply.message else "")
+            self._stop_frontends(STOP_GRACE_SECONDS)
+
+    def _stop_frontends(self, grace: float) -> None:
+        """First the frontends, so that the last tokens reach the clients; then the engine."""
+        self._phase = "stopping"
+        self._tell_frontends(Stop(grace=grace))
+        self._deadline = time.monotonic() + grace + 2
+
+    def _stop_engine(self, now: float) -> None:
+        if self._engine is not None and self._engine.serving:
+            self._engine.serving = False
+            self._engine.line.send(Stop(grace=STOP_GRACE_SECONDS))
+            self._deadline = now + STOP_GRACE_SECONDS
+        elif self._engine is not None and self._deadline is None:
+            self._engine.kill()
+
+    def _is_over(self) -> bool:
+        return self._phase == "stopping" and self._engine is None and not self._frontends
+
+    def _kill_everything(self) -> None:
+        children = [*self._frontends, *([self._engine] if self._engine is not None else [])]
+        for child in children:
+            child.kill("the supervisor ended it")
+        for child in children:
+            child.process.wait()
