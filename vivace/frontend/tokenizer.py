@@ -52,18 +52,16 @@ class Tokenizer:
 
         Raises BadRequest for text that is not valid Unicode (lone surrogates).
         """
-        try:
-            return self._core.encode(text, add_special_tokens=add_special_tokens).ids
-        except (UnicodeEncodeError, TypeError) as error:
-            raise BadRequest("text", "is not valid Unicode text") from error
+        return self.encode_batch([text], add_special_tokens)[0]
 
     def encode_batch(
         self, texts: Sequence[str], add_special_tokens: bool = True
     ) -> list[list[int]]:
+        # The batch call gives up the interpreter lock while it works; a single `encode` does not.
         try:
-            found = self._core.encode_batch(list(texts), add_special_tokens=add_special_tokens)
+            found = self._core.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         except (UnicodeEncodeError, TypeError) as error:
-            raise BadRequest("text", "is not a list of valid Unicode texts") from error
+            raise BadRequest("text", "is not valid Unicode text") from error
         return [one.ids for one in found]
 
     def decode(

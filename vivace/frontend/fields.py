@@ -1,0 +1,130 @@
+"""Strict reading of single request fields: wrong types and values are refused, never bent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from vivace.frontend.errors import BadRequest
+
+
+class Fields:
+    """A mapping of request fields with an error prefix; None means "not given"."""
+
+    def __init__(self, raw: Mapping[str, Any], prefix: str) -> None:
+        self._raw = raw
+        self._prefix = prefix
+
+    def name(self, key: str) -> str:
+        return f"{self._prefix}.{key}" if self._prefix else key
+
+    def refuse(self, key: str, reason: str) -> BadRequest:
+        return BadRequest(self.name(key), reason)
+
+    def get(self, key: str) -> Any:
+        return self._raw.get(key)
+
+    def integer(self, key: str, default: int, low: int, high: int) -> int:
+        value = self._raw.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise self.refuse(key, f"must be an integer, not {kind_of(value)}")
+        if not low <= value <= high:
+            raise self.refuse(key, f"must be between {low} and {high}, got {shown(value)}")
+        return value
+
+    def number(
+        self, key: str, default: float, low: float, high: float, *, open_low: bool = False
+    ) -> float:
+        """A finite number in [low, high], or (low, high] with `open_low`."""
+        value = self._raw.get(key)
+        if value is None:
+            return default
+        value = self.finite(key, value)
+        if value > high or value < low or (open_low and value == low):
+            bracket = "(" if open_low else "["
+            raise self.refuse(key, f"must be in {bracket}{low:g}, {high:g}], got {shown(value)}")
+        return value
+
+    def finite(self, key: str, value: Any) -> float:
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise self.refuse(key, f"must be a number, not {kind_of(value)}")
+        try:
+            number = float(value)
+        except OverflowError as error:
+            raise self.refuse(key, "is too large") from error
+        if not math.isfinite(number):
+            raise self.refuse(key, "must be finite, not NaN or infinity")
+        return number
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self._raw.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self.refuse(key, f"must be true or false, not {kind_of(value)}")
+        return value
+
+    def strings(self, key: str, most: int, longest: int) -> tuple[str, ...]:
+        """One string or a list of them; duplicates are dropped."""
+        value = self._raw.get(key)
+        if value is None:
+            return ()
+        values = [value] if isinstance(value, str) else value
+        if not isinstance(values, list | tuple):
+            raise self.refuse(key, f"must be a string or a list of strings, not {kind_of(value)}")
+        if len(values) > most:
+            raise self.refuse(key, f"has {len(values)} entries; at most {most} are allowed")
+        for entry in values:
+            if not isinstance(entry, str):
+                raise self.refuse(key, f"must hold strings only, not {kind_of(entry)}")
+            if not entry:
+                raise self.refuse(key, "must not hold an empty string")
+            if len(entry) > longest:
+                raise self.refuse(key, f"has a string of over {longest} characters")
+        return tuple(dict.fromkeys(values))
+
+    def token_ids(self, key: str, most: int, vocabulary: int) -> tuple[int, ...]:
+        value = self._raw.get(key)
+        if value is None:
+            return ()
+        if not isinstance(value, list | tuple):
+            raise self.refuse(key, f"must be a list of token ids, not {kind_of(value)}")
+        if len(value) > most:
+            raise self.refuse(key, f"has {len(value)} entries; at most {most} are allowed")
+        for entry in value:
+            self.token_id(key, entry, vocabulary)
+        return tuple(dict.fromkeys(value))
+
+    def token_id(self, key: str, value: Any, vocabulary: int) -> int:
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise self.refuse(key, f"must hold integers only, not {kind_of(value)}")
+        if not 0 <= value < vocabulary:
+            raise self.refuse(
+                key, f"token id {shown(value)} is outside of the vocabulary (0..{vocabulary - 1})"
+            )
+        return value
+
+
+def kind_of(value: Any) -> str:
+    """A JSON type name for error messages."""
+    names = {
+        bool: "a boolean",
+        int: "an integer",
+        float: "a number",
+        str: "a string",
+        list: "a list",
+        dict: "an object",
+        type(None): "null",
+    }
+    return names.get(type(value), type(value).__name__)
+
+
+def shown(value: Any) -> str:
+    """A value for an error message, never long."""
+    if isinstance(value, int) and value.bit_length() > 200:
+        return f"a {value.bit_length()}-bit number"
+    text = str(value)
+    return text if len(text) <= 60 else text[:57] + "..."

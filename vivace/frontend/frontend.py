@@ -1,0 +1,342 @@
+"""The edge between clients and the engine: who is live, who gets which news, and what happens to
+them when the engine goes away. Lives in the HTTP process, on one asyncio loop."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from vivace.frontend.errors import BadRequest, EngineUnavailable
+from vivace.frontend.fields import kind_of
+from vivace.frontend.live import LedgerGap, Live
+from vivace.frontend.piece import Piece, Sink
+from vivace.frontend.queue_sink import QueueSink
+from vivace.frontend.served import ServedModel
+from vivace.frontend.tokenizer import Tokenizer
+from vivace.frontend.validation import check_prompt, too_long
+from vivace.protocol.control import (
+    Capacity,
+    Command,
+    Down,
+    Drain,
+    FlushCache,
+    GetState,
+    Ready,
+    Reply,
+)
+from vivace.protocol.output import FINISH_ABORT, Delta, Deltas, Finish
+from vivace.protocol.request import (
+    KEY_SHIFT,
+    Cancel,
+    LogprobOptions,
+    Request,
+    SamplingParams,
+)
+
+if TYPE_CHECKING:
+    from vivace.protocol.channel import ToEngine, ToFrontend
+
+__all__ = ["BadRequest", "EngineUnavailable", "Frontend", "Piece", "ServedModel", "Sink"]
+
+log = logging.getLogger(__name__)
+
+MAX_RESENDS = 2
+"""Engine restarts one request survives: the one that kills every engine must not do so for ever."""
+INLINE_CHARACTERS = 512
+"""Longer texts are tokenised in a thread, so that they delay nobody's stream."""
+LONGEST_TOKEN = 256
+"""Characters; bounds from below how many tokens a text has."""
+LONGEST_RID = 512
+RETRY_AFTER = 2.0
+
+
+class Frontend:
+    """Owns the table of live requests. `send` passes messages to the engine and never blocks.
+
+    Everything but `encode` must be called on one thread; `feed` gets what the engine answers.
+    """
+
+    def __init__(
+        self,
+        served: ServedModel,
+        tokenizer: Tokenizer | None,
+        send: Callable[[ToEngine], None],
+        *,
+        index: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+        threads: int = 2,
+    ) -> None:
+        self.served = served
+        self.tokenizer = tokenizer
+        self.capacity: Capacity | None = None
+        self._configured = served
+        self._send = send
+        self._clock = clock
+        self._keys = itertools.count((index << KEY_SHIFT) + 1)
+        self._tickets = itertools.count((index << KEY_SHIFT) + 1)
+        self._live: dict[int, Live] = {}
+        self._rids: dict[str, int] = {}
+        self._waiting: dict[int, Callable[[Reply], object]] = {}
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tokenizer")
+        self._epoch: int | None = None
+        self._engine = "starting"
+        self._draining = False
+
+    # -- state -----------------------------------------------------------------------------------
+
+    @property
+    def status(self) -> str:
+        """ "starting" (or restarting), "ready", "draining" or "down"."""
+        return "draining" if self._draining and self._engine == "ready" else self._engine
+
+    @property
+    def live(self) -> int:
+        """Requests started and not finished."""
+        return len(self._live)
+
+    def drain(self) -> None:
+        """Take no new requests; those that are live go on."""
+        self._draining = True
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    # -- in --------------------------------------------------------------------------------------
+
+    async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text. BadRequest when it cannot fit the context or is no Unicode."""
+        tokenizer = self.tokenizer
+        if tokenizer is None:
+            raise BadRequest("text", "the server runs without a tokenizer; send input_ids")
+        text = self._bounded(text)
+        if len(text) <= INLINE_CHARACTERS:
+            return tokenizer.encode(text, add_special_tokens)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, tokenizer.encode, text, add_special_tokens)
+
+    def request(
+        self,
+        tokens: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        rid: str | None = None,
+        logprobs: LogprobOptions | None = None,
+        priority: int | None = None,
+        cache_key: str = "",
+        stream: bool = False,
+        arrival: float | None = None,
+    ) -> Request:
+        """A request with its own key, within every limit; BadRequest names what is wrong."""
+        self._require_room(rid)
+        if sampling.stop and self.tokenizer is None:
+            raise BadRequest("stop", "stop strings need a tokenizer; use stop_token_ids")
+        if priority is not None and not -(1 << 31) <= priority < 1 << 31:
+            raise BadRequest("priority", "must fit 32 bits")
+        checked = check_prompt(list(tokens), self.served, room=sampling.max_new_tokens)
+        return Request(
+            key=next(self._keys),
+            rid=rid if rid is not None else uuid.uuid4().hex,
+            tokens=checked,
+            sampling=sampling,
+            logprobs=logprobs,
+            priority=priority,
+            cache_key=cache_key,
+            arrival=self._clock() if arrival is None else arrival,
+            stream=stream,
+        )
+
+    def start(self, request: Request, sink: Sink) -> None:
+        """Send a request to the engine; its pieces go to `sink`, the last one with `finish`."""
+        self._require_room(request.rid)
+        self._live[request.key] = Live(request, sink, self.tokenizer, self._clock)
+        self._rids[request.rid] = request.key
+        self._send(request)
+
+    async def generate(self, request: Request) -> AsyncIterator[Piece]:
+        """The pieces of one answer; leaving the iteration early cancels the request.
+
+        A reader slower than the model gets several pieces merged into one.
+        """
+        sink = QueueSink()
+        self.start(request, sink)
+        try:
+            while True:
+                piece = await sink.next()
+                yield piece
+                if piece.finish is not None:
+                    return
+        finally:
+            self.cancel([request.key])
+
+    def cancel(self, keys: list[int]) -> None:
+        """Stop requests nobody listens to any more; their sinks hear nothing further."""
+        known = [key for key in keys if key in self._live]
+        for key in known:
+            self._forget(self._live[key])
+        if known:
+            self._send(Cancel(keys=known))
+
+    def abort(self, rid: str | None, everything: bool) -> None:
+        """Abort by request id (all ids that begin with it), or all; sinks get an abort finish."""
+        if everything:
+            self._send(Cancel(everything=True))
+        elif rid:
+            self._send(Cancel(rid_prefix=rid))
+
+    async def control(self, body: FlushCache | GetState | Drain, timeout: float = 10.0) -> Reply:
+        """One control command. Raises EngineUnavailable when no answer comes within `timeout`."""
+        if self._engine != "ready":
+            raise EngineUnavailable(f"the engine is {self._engine}")
+        answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        ticket = self.command(body, lambda reply: answer.done() or answer.set_result(reply))
+        try:
+            async with asyncio.timeout(timeout):
+                return await answer
+        except TimeoutError:
+            raise EngineUnavailable(f"the engine did not answer within {timeout:g} s") from None
+        finally:
+            self._waiting.pop(ticket, None)
+
+    def command(
+        self, body: FlushCache | GetState | Drain, answered: Callable[[Reply], object]
+    ) -> int:
+        """Send a control command; `answered` is called from `feed`. Returns the ticket."""
+        ticket = next(self._tickets)
+        self._waiting[ticket] = answered
+        self._send(Command(ticket=ticket, body=body))
+        return ticket
+
+    # -- out -------------------------------------------------------------------------------------
+
+    def feed(self, message: ToFrontend) -> None:
+        """Take one message of the engine or the supervisor. Never raises."""
+        if type(message) is Deltas:
+            if message.epoch == self._epoch:
+                self._deliver(message.deltas)
+        elif isinstance(message, Reply):
+            answered = self._waiting.pop(message.ticket, None)
+            if answered is not None:
+                answered(message)
+        elif isinstance(message, Ready):
+            self._engine_ready(message)
+        elif isinstance(message, Down):
+            self._engine_down(message)
+
+    def _deliver(self, deltas: list[Delta]) -> None:
+        stopped: list[int] = []
+        table = self._live
+        for delta in deltas:
+            live = table.get(delta.key)
+            if live is None:
+                continue
+            try:
+                piece = live.accept(delta)
+                if piece is None:
+                    continue
+                if piece.finish is not None:
+                    self._forget(live)
+                    if delta.finish is None:
+                        stopped.append(delta.key)
+                live.sink.push(piece)
+            except Exception as error:
+                self._break(live, error)
+        if stopped:
+            self._send(Cancel(keys=stopped, finished=True))
+
+    def _break(self, live: Live, error: Exception) -> None:
+        """One request went wrong at the edge: it ends, nobody else notices."""
+        key = live.request.key
+        if isinstance(error, LedgerGap):
+            log.error("request %s: %s", live.request.rid, error)
+        else:
+            log.error("request %s failed in the frontend", live.request.rid, exc_info=error)
+        if key in self._live:
+            self._finish(live, f"internal error: {error}", 500)
+            self._send(Cancel(keys=[key], finished=True))
+
+    def _engine_ready(self, message: Ready) -> None:
+        self.capacity = message.capacity
+        context = min(self._configured.context, message.capacity.context)
+        self.served = replace(self._configured, context=context)
+        self._engine = "ready"
+        if message.epoch == self._epoch:
+            return
+        self._epoch = message.epoch
+        for live in list(self._live.values()):
+            self._resume(live)
+
+    def _resume(self, live: Live) -> None:
+        """A new engine goes on with what a dead one left, at most `MAX_RESENDS` times."""
+        finish = live.reached_end(self.served.eos_ids)
+        if finish is not None:
+            self._end(live, finish)
+        elif live.attempts > MAX_RESENDS:
+            self._finish(live, f"the engine died {live.attempts} times with this request", 500)
+        else:
+            live.attempts += 1
+            self._send(live.resumption())
+
+    def _engine_down(self, message: Down) -> None:
+        self._engine = "starting" if message.restarting else "down"
+        self._epoch = None
+        waiting, self._waiting = self._waiting, {}
+        for ticket, answered in waiting.items():
+            answered(Reply(ticket=ticket, ok=False, message=f"the engine died: {message.reason}"))
+        if not message.restarting:
+            for live in list(self._live.values()):
+                self._finish(live, f"the engine died: {message.reason}", 503)
+
+    # -- ends ------------------------------------------------------------------------------------
+
+    def _finish(self, live: Live, message: str, status: int) -> None:
+        retry = RETRY_AFTER if status == 503 else None
+        self._end(
+            live,
+            Finish(type=FINISH_ABORT, message=message, status=status, retry_after=retry),
+        )
+
+    def _end(self, live: Live, finish: Finish) -> None:
+        self._forget(live)
+        try:
+            live.sink.push(live.ended(finish))
+        except Exception:
+            log.exception("request %s: its sink refused the end", live.request.rid)
+
+    def _forget(self, live: Live) -> None:
+        self._live.pop(live.request.key, None)
+        if self._rids.get(live.request.rid) == live.request.key:
+            del self._rids[live.request.rid]
+
+    # -- limits ----------------------------------------------------------------------------------
+
+    def _require_room(self, rid: str | None) -> None:
+        if self._engine != "ready" or self._draining:
+            raise BadRequest(
+                "", f"the server is {self.status}; try again", 503, retry_after=RETRY_AFTER
+            )
+        if len(self._live) >= self.served.max_live:
+            raise BadRequest(
+                "", f"{len(self._live)} requests are live already", 503, retry_after=RETRY_AFTER
+            )
+        if rid is None:
+            return
+        if not isinstance(rid, str) or not rid or len(rid) > LONGEST_RID:
+            shape = f"must be a string of 1 to {LONGEST_RID} characters"
+            raise BadRequest("rid", f"{shape}, not {kind_of(rid)}" if rid else shape)
+        if rid in self._rids:
+            raise BadRequest("rid", f"{rid!r} is in use by a live request")
+
+    def _bounded(self, text: str) -> str:
+        most = self.served.context * LONGEST_TOKEN
+        if len(text) <= most:
+            return text
+        if not self.served.allow_auto_truncate:
+            raise too_long("text", len(text) // LONGEST_TOKEN, self.served)
+        return text[:most]

@@ -1,0 +1,219 @@
+"""One request in flight, as the edge sees it: its ledger, its text, and what it may still show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from vivace.frontend.detokenizer import Detokenizer, detokenizer
+from vivace.frontend.piece import Piece, Sink
+from vivace.frontend.stop_strings import StopHit, StopStrings
+from vivace.frontend.tokenizer import Tokenizer
+from vivace.protocol.output import FINISH_LENGTH, FINISH_STOP, Delta, Finish, TokenLogprob
+from vivace.protocol.request import Request
+
+
+class LedgerGap(Exception):
+    """Tokens of an answer never arrived; what came behind them must not be shown."""
+
+
+class Live:
+    """Turns the deltas of one request into pieces.
+
+    Invariant: `ledger` holds exactly the tokens the client was given, in order. A delta whose
+    index lies behind the ledger repeats tokens, which are dropped; ahead of it is a `LedgerGap`.
+    """
+
+    __slots__ = (
+        "_cached",
+        "_clock",
+        "_detokenizer",
+        "_first",
+        "_prompt",
+        "_prompt_logprobs_shown",
+        "_queue",
+        "_retractions",
+        "_stops",
+        "attempts",
+        "ledger",
+        "request",
+        "sink",
+    )
+
+    def __init__(
+        self, request: Request, sink: Sink, tokenizer: Tokenizer | None, clock: Callable[[], float]
+    ) -> None:
+        sampling = request.sampling
+        self.request = request
+        self.sink = sink
+        self.ledger: list[int] = []
+        self.attempts = 1
+        self._clock = clock
+        self._prompt = len(request.tokens)
+        self._stops = (
+            StopStrings(sampling.stop, keep=sampling.no_stop_trim) if sampling.stop else None
+        )
+        self._detokenizer: Detokenizer | None = None
+        if tokenizer is not None:
+            self._detokenizer = detokenizer(
+                tokenizer,
+                request.tokens,
+                skip_special_tokens=sampling.skip_special_tokens,
+                spaces_between_special_tokens=sampling.spaces_between_special_tokens,
+            )
+        self._cached = 0
+        self._retractions = 0
+        self._queue = 0.0
+        self._first = 0.0
+        self._prompt_logprobs_shown = False
+
+    def accept(self, delta: Delta) -> Piece | None:
+        """The piece this delta makes; None when it brings nothing new. Raises LedgerGap."""
+        ledger = self.ledger
+        if delta.index != len(ledger):
+            delta = self._without_repeats(delta)
+        tokens, finish = delta.tokens, delta.finish
+        if not tokens and finish is None and delta.prompt_logprobs is None:
+            return None
+        timings = None if ledger and finish is None else self._note_start(delta)
+        logprobs = delta.logprobs
+        if self._stops is None and finish is None:
+            text = self._detokenizer.push(tokens) if self._detokenizer is not None else ""
+        else:
+            text, kept, finish = self._text_to_the_end(tokens, finish)
+            if kept < len(tokens):
+                tokens = tokens[:kept]
+                logprobs = logprobs[:kept] if logprobs is not None else None
+        ledger.extend(tokens)
+        if delta.retractions:
+            self._retractions = delta.retractions
+        if finish is not None:
+            timings = self._final_timings()
+        return Piece(
+            text=text,
+            tokens=tokens,
+            finish=finish,
+            prompt_tokens=self._prompt,
+            completion_tokens=len(ledger),
+            cached_tokens=self._cached,
+            prompt_logprobs=self._prompt_logprobs(delta),
+            logprobs=logprobs,
+            retractions=self._retractions,
+            timings=timings,
+        )
+
+    def ended(self, finish: Finish) -> Piece:
+        """A last piece that the engine did not send: an error, or an end it could not tell."""
+        text, _, _ = self._text_to_the_end([], finish)
+        return Piece(
+            text=text,
+            tokens=[],
+            finish=finish,
+            prompt_tokens=self._prompt,
+            completion_tokens=len(self.ledger),
+            cached_tokens=self._cached,
+            retractions=self._retractions,
+            timings=self._final_timings(),
+        )
+
+    def resumption(self) -> Request:
+        """The request as a new engine needs it: generation goes on behind the ledger."""
+        return msgspec.structs.replace(self.request, resumed=list(self.ledger))
+
+    def reached_end(self, eos_ids: tuple[int, ...]) -> Finish | None:
+        """The finish that was lost with an engine, when the ledger shows that there was one."""
+        sampling, ledger = self.request.sampling, self.ledger
+        if ledger and len(ledger) > sampling.min_new_tokens:
+            ends = sampling.stop_token_ids + (() if sampling.ignore_eos else eos_ids)
+            if ledger[-1] in ends:
+                return Finish(type=FINISH_STOP, matched=ledger[-1])
+        if ledger and len(ledger) >= sampling.max_new_tokens:
+            return Finish(type=FINISH_LENGTH, length=len(ledger))
+        return None
+
+    # -- text ------------------------------------------------------------------------------------
+
+    def _text_to_the_end(
+        self, tokens: list[int], finish: Finish | None
+    ) -> tuple[str, int, Finish | None]:
+        """(text, tokens that belong to the answer, finish), stop strings and last flush included."""
+        if self._detokenizer is None:
+            return "", len(tokens), finish
+        visible = tokens
+        if finish is not None and self._hides_last(tokens, finish):
+            visible = tokens[:-1]
+        if self._stops is None:
+            text = self._detokenizer.push(visible)
+        else:
+            text, kept, hit = self._watch(self._stops, self._detokenizer, visible)
+            if hit is not None:
+                return text, kept, Finish(type=FINISH_STOP, matched=hit)
+        if finish is not None:
+            text += self._stops.flush() if self._stops is not None else ""
+            text += self._detokenizer.flush()
+        return text, len(tokens), finish
+
+    def _hides_last(self, tokens: list[int], finish: Finish) -> bool:
+        """The stop id itself is part of the tokens but not of the text."""
+        return (
+            finish.type == FINISH_STOP
+            and bool(tokens)
+            and tokens[-1] == finish.matched
+            and not self.request.sampling.no_stop_trim
+        )
+
+    @staticmethod
+    def _watch(
+        stops: StopStrings, pieces: Detokenizer, tokens: list[int]
+    ) -> tuple[str, int, str | None]:
+        """Token by token, so that the count ends with the token that completed a stop string."""
+        parts: list[str] = []
+        for count, token in enumerate(tokens, 1):
+            shown = stops.push(pieces.push((token,)))
+            if isinstance(shown, StopHit):
+                parts.append(shown.text)
+                return "".join(parts), count, shown.matched
+            parts.append(shown)
+        return "".join(parts), len(tokens), None
+
+    # -- the ledger ------------------------------------------------------------------------------
+
+    def _without_repeats(self, delta: Delta) -> Delta:
+        repeated = len(self.ledger) - delta.index
+        if repeated < 0:
+            raise LedgerGap(
+                f"tokens {len(self.ledger)} to {delta.index - 1} of the answer were lost"
+            )
+        logprobs = delta.logprobs
+        return msgspec.structs.replace(
+            delta,
+            index=len(self.ledger),
+            tokens=delta.tokens[repeated:],
+            logprobs=logprobs[repeated:] if logprobs is not None else None,
+        )
+
+    def _prompt_logprobs(self, delta: Delta) -> list[TokenLogprob] | None:
+        if delta.prompt_logprobs is None or self._prompt_logprobs_shown:
+            return None
+        self._prompt_logprobs_shown = True
+        return delta.prompt_logprobs
+
+    # -- times -----------------------------------------------------------------------------------
+
+    def _note_start(self, delta: Delta) -> dict[str, float] | None:
+        """Numbers that come with the first delta of an answer (and again with the last)."""
+        if self.ledger:
+            return None
+        self._cached = delta.cached_tokens or self._cached
+        self._queue = delta.queue_time or self._queue
+        if delta.tokens and not self._first:
+            self._first = self._clock() - self.request.arrival
+        return {"queue": self._queue}
+
+    def _final_timings(self) -> dict[str, float]:
+        return {
+            "queue": self._queue,
+            "first": self._first,
+            "e2e": self._clock() - self.request.arrival,
+        }

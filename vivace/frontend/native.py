@@ -1,0 +1,152 @@
+"""SGLang's native answer ({text, output_ids, meta_info}) from pieces; shared by /generate and the
+offline API."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from vivace.frontend.piece import Piece
+from vivace.protocol.output import FINISH_ABORT, FINISH_STOP, Finish, TokenLogprob
+from vivace.protocol.request import Request
+
+_ABORT_NAMES = {400: "BadRequestError", 429: "TooManyRequests", 503: "ServiceUnavailable"}
+
+TokenText = Callable[[int], str]
+
+
+class NativeAnswer:
+    """Accumulates the pieces of one request.
+
+    `token_text` adds text to log-probability entries (return_text_in_logprobs). `index` is the
+    place in a batch. With `disjoint`, an event shows only what its own piece brought.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        *,
+        weight_version: str = "default",
+        index: int | None = None,
+        token_text: TokenText | None = None,
+        disjoint: bool = False,
+    ) -> None:
+        self._request = request
+        self._weight_version = weight_version
+        self._index = index
+        self._token_text = token_text
+        self._disjoint = disjoint
+        self._texts: list[str] = []
+        self._tokens: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._prompt_logprobs: list[TokenLogprob] = []
+        self._last: Piece | None = None
+
+    @property
+    def finish(self) -> Finish | None:
+        return self._last.finish if self._last is not None else None
+
+    def add(self, piece: Piece) -> None:
+        self._texts.append(piece.text)
+        self._tokens.extend(piece.tokens)
+        if piece.logprobs:
+            self._logprobs.extend(piece.logprobs)
+        if piece.prompt_logprobs:
+            self._prompt_logprobs.extend(piece.prompt_logprobs)
+        self._last = piece
+
+    def event(self, piece: Piece) -> dict[str, Any]:
+        """One streamed event: the whole answer so far, or only the news when `disjoint`."""
+        self.add(piece)
+        if not self._disjoint:
+            return self.body()
+        return self._body(
+            piece.text, piece.tokens, piece.logprobs or [], piece.prompt_logprobs or []
+        )
+
+    def body(self) -> dict[str, Any]:
+        """The answer as far as it has come; valid after the first `add`."""
+        text = "".join(self._texts)
+        self._texts = [text]
+        return self._body(text, list(self._tokens), self._logprobs, self._prompt_logprobs)
+
+    def _body(
+        self,
+        text: str,
+        tokens: list[int],
+        logprobs: Sequence[TokenLogprob],
+        prompt_logprobs: Sequence[TokenLogprob],
+    ) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "text": text,
+            "output_ids": tokens,
+            "meta_info": {**self._meta(), **self._logprob_fields(logprobs, prompt_logprobs)},
+        }
+        if self._index is not None:
+            body["index"] = self._index
+        return body
+
+    def _meta(self) -> dict[str, Any]:
+        piece = self._last
+        if piece is None:
+            raise ValueError("no piece has been added yet")
+        meta: dict[str, Any] = {
+            "id": self._request.rid,
+            "finish_reason": finish_reason(piece.finish),
+            "prompt_tokens": piece.prompt_tokens,
+            "weight_version": self._weight_version,
+            "num_retractions": piece.retractions,
+            "completion_tokens": piece.completion_tokens,
+            "cached_tokens": piece.cached_tokens,
+        }
+        if piece.finish is not None and piece.timings:
+            meta["e2e_latency"] = piece.timings.get("e2e", 0.0)
+            meta["queue_time"] = piece.timings.get("queue", 0.0)
+        return meta
+
+    def _logprob_fields(
+        self, logprobs: Sequence[TokenLogprob], prompt_logprobs: Sequence[TokenLogprob]
+    ) -> dict[str, Any]:
+        options = self._request.logprobs
+        if options is None:
+            return {}
+        fields: dict[str, Any] = {}
+        for side, entries in (("input", prompt_logprobs), ("output", logprobs)):
+            fields[f"{side}_token_logprobs"] = [
+                (entry.logprob, entry.token, self._text(entry.token)) for entry in entries
+            ]
+            if options.top:
+                fields[f"{side}_top_logprobs"] = [self._pairs(entry.top) for entry in entries]
+            if options.token_ids:
+                fields[f"{side}_token_ids_logprobs"] = [
+                    self._pairs(entry.chosen) for entry in entries
+                ]
+        return fields
+
+    def _pairs(
+        self, pairs: list[tuple[float, int]] | None
+    ) -> list[tuple[float, int, str | None]] | None:
+        if pairs is None:
+            return None
+        return [(logprob, token, self._text(token)) for logprob, token in pairs]
+
+    def _text(self, token: int) -> str | None:
+        return self._token_text(token) if self._token_text is not None else None
+
+
+def finish_reason(finish: Finish | None) -> dict[str, Any] | None:
+    """meta_info.finish_reason in SGLang's form."""
+    if finish is None:
+        return None
+    if finish.type == FINISH_ABORT:
+        return {
+            "type": FINISH_ABORT,
+            "message": finish.message or "the request was aborted",
+            "status_code": finish.status,
+            "err_type": None
+            if finish.status is None
+            else _ABORT_NAMES.get(finish.status, "InternalServerError"),
+        }
+    if finish.type == FINISH_STOP:
+        return {"type": FINISH_STOP, "matched": finish.matched}
+    return {"type": finish.type, "length": finish.length}

@@ -1,0 +1,99 @@
+"""What is served, as the edge needs to know it: names, limits and defaults."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vivace.config.config import Config
+    from vivace.frontend.tokenizer import Tokenizer
+
+_GENERATION_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_MASK = (1 << 63) - 1
+
+
+class SeedSource:
+    """Seeds for requests that bring none: a function of the server's seed and a counter.
+
+    Never repeats within a server's life; two servers with one `--random-seed` draw the same.
+    """
+
+    def __init__(self, random_seed: int = 0) -> None:
+        self._start = random_seed
+        self._counter = itertools.count(1)
+
+    def next(self) -> int:
+        return mix(self._start * 0x9E3779B97F4A7C15 + next(self._counter))
+
+
+def mix(value: int) -> int:
+    """SplitMix64's finisher, kept to 63 bits."""
+    value = (value * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+    return (value ^ (value >> 31)) & _MASK
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedModel:
+    """`context`: longest prompt + output in tokens. `defaults`: SGLang-named sampling fields that
+    requests may leave out. `max_live`: requests one frontend holds at once."""
+
+    name: str
+    path: str = ""
+    tokenizer_path: str = ""
+    context: int
+    vocabulary: int
+    model_type: str = ""
+    architectures: tuple[str, ...] = ()
+    weight_version: str = "default"
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    eos_ids: tuple[int, ...] = ()
+    allow_auto_truncate: bool = False
+    seeds: SeedSource = field(default_factory=SeedSource)
+    max_live: int = 65536
+    max_samples: int = 128
+    max_stop_strings: int = 32
+    max_stop_characters: int = 512
+    max_stop_ids: int = 256
+    max_bias_ids: int = 1024
+    max_top_logprobs: int = 128
+    max_logprob_ids: int = 256
+
+
+def served_model(config: Config, tokenizer: Tokenizer | None) -> ServedModel:
+    """The edge's view of a resolved configuration."""
+    facts, source, model = config.facts, config.source, config.model
+    ends = [*facts.eos_ids, *(tokenizer.eos_ids if tokenizer is not None else ())]
+    return ServedModel(
+        name=model.served_model_name or model.model_path or str(source.path),
+        path=model.model_path or str(source.path),
+        tokenizer_path=str(model.tokenizer_path or source.tokenizer_path),
+        context=facts.context,
+        vocabulary=facts.vocabulary,
+        model_type=facts.model_type,
+        architectures=(facts.architecture,),
+        weight_version=model.weight_version or "default",
+        defaults=sampling_defaults(config),
+        eos_ids=tuple(dict.fromkeys(ends)),
+        allow_auto_truncate=bool(config.runtime.allow_auto_truncate),
+        seeds=SeedSource(config.runtime.random_seed or 0),
+    )
+
+
+def sampling_defaults(config: Config) -> dict[str, Any]:
+    """--preferred-sampling-params over the model's generation_config (--sampling-defaults)."""
+    found: dict[str, Any] = {}
+    if config.model.sampling_defaults != "openai":
+        generation = config.source.generation_config
+        found = {n: generation[n] for n in _GENERATION_FIELDS if generation.get(n) is not None}
+        if found.get("top_k") == 0:
+            found["top_k"] = -1
+    preferred = config.model.preferred_sampling_params
+    if preferred:
+        found.update(json.loads(preferred) if isinstance(preferred, str) else preferred)
+    return found

@@ -1,0 +1,267 @@
+"""Request fields -> `SamplingParams` and `LogprobOptions`: every check happens here, once.
+
+Sources: SGLang's SamplingParams (names, defaults and ranges) for the fields; the caps on list
+lengths are ours, so that no request can make the engine allocate without bound.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from vivace.frontend.errors import BadRequest
+from vivace.frontend.fields import Fields, kind_of, shown
+from vivace.frontend.served import ServedModel
+from vivace.protocol.request import LogprobOptions, SamplingParams
+
+__all__ = [
+    "BadRequest",
+    "ServedModel",
+    "build_logprobs",
+    "build_sampling",
+    "check_prompt",
+    "samples",
+]
+
+GREEDY_BELOW = 1e-6
+_MOST_TOKENS = (1 << 31) - 1
+_SEED_LIMIT = 1 << 63
+_LARGEST_BIAS = 1e6
+_UNAVAILABLE = (
+    "json_schema",
+    "regex",
+    "ebnf",
+    "structural_tag",
+    "stop_regex",
+    "beam_width",
+    "watermark",
+    "custom_params",
+)
+_FIELDS = (
+    "max_new_tokens",
+    "min_new_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+    "stop",
+    "stop_token_ids",
+    "n",
+    "ignore_eos",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "no_stop_trim",
+    "logit_bias",
+    "sampling_seed",
+    "stream_interval",
+)
+
+
+def build_sampling(
+    raw: Mapping[str, Any] | None,
+    served: ServedModel,
+    prompt_tokens: int,
+    *,
+    field_prefix: str = "sampling_params",
+) -> tuple[SamplingParams, int]:
+    """(settings of the first sample, n) from SGLang's field names; see `samples` for the others.
+
+    A field that is absent takes the server's default. `max_new_tokens` is cut to the room left in
+    the context; an explicit None asks for all of it. Raises BadRequest with the field's name.
+    """
+    raw = _checked_mapping(raw, field_prefix)
+    fields = Fields({**served.defaults, **_given(raw)}, field_prefix)
+    _refuse_unavailable(fields)
+    longest, shortest = _lengths(raw, fields, served, prompt_tokens)
+    temperature = fields.number("temperature", 1.0, 0.0, 1e4)
+    sampling = SamplingParams(
+        max_new_tokens=longest,
+        min_new_tokens=shortest,
+        temperature=0.0 if temperature < GREEDY_BELOW else temperature,
+        top_p=fields.number("top_p", 1.0, 0.0, 1.0, open_low=True),
+        top_k=_top_k(fields, served.vocabulary),
+        min_p=fields.number("min_p", 0.0, 0.0, 1.0),
+        frequency_penalty=fields.number("frequency_penalty", 0.0, -2.0, 2.0),
+        presence_penalty=fields.number("presence_penalty", 0.0, -2.0, 2.0),
+        repetition_penalty=fields.number("repetition_penalty", 1.0, 0.0, 2.0, open_low=True),
+        stop=fields.strings("stop", served.max_stop_strings, served.max_stop_characters),
+        stop_token_ids=fields.token_ids("stop_token_ids", served.max_stop_ids, served.vocabulary),
+        ignore_eos=fields.flag("ignore_eos", False),
+        skip_special_tokens=fields.flag("skip_special_tokens", True),
+        spaces_between_special_tokens=fields.flag("spaces_between_special_tokens", True),
+        no_stop_trim=fields.flag("no_stop_trim", False),
+        logit_bias=_logit_bias(fields, served),
+        seed=_seed(fields, served),
+        stream_interval=fields.integer("stream_interval", 0, 1, _MOST_TOKENS),
+    )
+    return sampling, fields.integer("n", 1, 1, served.max_samples)
+
+
+def samples(sampling: SamplingParams, n: int) -> list[SamplingParams]:
+    """The settings of `n` parallel samples: the same with the seeds seed, seed + 1, ..."""
+    if n == 1:
+        return [sampling]
+    return [
+        msgspec.structs.replace(sampling, seed=(sampling.seed + index) % _SEED_LIMIT)
+        for index in range(n)
+    ]
+
+
+def build_logprobs(
+    served: ServedModel,
+    prompt_tokens: int,
+    *,
+    return_logprob: Any = False,
+    logprob_start_len: Any = None,
+    top_logprobs_num: Any = None,
+    token_ids_logprob: Any = None,
+    field_prefix: str = "",
+) -> LogprobOptions | None:
+    """SGLang's logprob fields of one request; None when it asks for no log-probabilities."""
+    fields = Fields(
+        {
+            "return_logprob": return_logprob,
+            "logprob_start_len": logprob_start_len,
+            "top_logprobs_num": top_logprobs_num,
+            "token_ids_logprob": token_ids_logprob,
+        },
+        field_prefix,
+    )
+    wanted = fields.flag("return_logprob", False)
+    start = fields.integer("logprob_start_len", -1, -1, max(prompt_tokens, 0))
+    top = fields.integer("top_logprobs_num", 0, 0, served.max_top_logprobs)
+    chosen = fields.token_ids("token_ids_logprob", served.max_logprob_ids, served.vocabulary)
+    return LogprobOptions(start=start, top=top, token_ids=chosen) if wanted else None
+
+
+def check_prompt(
+    tokens: Any, served: ServedModel, *, field: str = "input_ids", room: int = 1
+) -> list[int]:
+    """A prompt that fits: token ids of the vocabulary, leaving `room` tokens for the answer.
+
+    With `allow_auto_truncate` a prompt that is too long loses its end instead.
+    """
+    if not isinstance(tokens, list):
+        raise BadRequest(field, f"must be a list of token ids, not {kind_of(tokens)}")
+    if not tokens:
+        raise BadRequest(field, "the prompt is empty")
+    most = served.context - room
+    if len(tokens) > most:
+        if not served.allow_auto_truncate:
+            raise too_long(field, len(tokens), served)
+        tokens = tokens[:most]
+    if not _all_in_vocabulary(tokens, served.vocabulary):
+        reader = Fields({}, "")
+        for token in tokens:
+            reader.token_id(field, token, served.vocabulary)
+    return tokens
+
+
+def too_long(field: str, tokens: int, served: ServedModel) -> BadRequest:
+    return BadRequest(
+        field,
+        f"the prompt of {tokens} tokens does not fit: the context length is {served.context} "
+        "tokens for prompt and answer together",
+    )
+
+
+def _all_in_vocabulary(tokens: list[Any], vocabulary: int) -> bool:
+    """Quick check at C speed; the slow one names the offender."""
+    if set(map(type, tokens)) != {int}:
+        return False
+    return min(tokens) >= 0 and max(tokens) < vocabulary
+
+
+def _checked_mapping(raw: Any, prefix: str) -> Mapping[str, Any]:
+    if raw is None:
+        return {}
+    if not isinstance(raw, Mapping):
+        raise BadRequest(prefix, f"must be an object, not {kind_of(raw)}")
+    for key in raw:
+        if key not in _FIELDS and key not in _UNAVAILABLE:
+            near = difflib.get_close_matches(str(key)[:60], [*_FIELDS, *_UNAVAILABLE], 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise BadRequest(prefix, f"unknown field {shown(key)!r}{hint}")
+    return raw
+
+
+def _given(raw: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in raw.items() if value is not None}
+
+
+def _refuse_unavailable(fields: Fields) -> None:
+    for key in _UNAVAILABLE:
+        if fields.get(key) is not None:
+            raise fields.refuse(key, "is not available in this version of Vivace")
+
+
+def _lengths(
+    raw: Mapping[str, Any], fields: Fields, served: ServedModel, prompt_tokens: int
+) -> tuple[int, int]:
+    """(max_new_tokens, min_new_tokens) that fit behind the prompt."""
+    if served.allow_auto_truncate:
+        prompt_tokens = min(prompt_tokens, served.context - 1)
+    room = served.context - prompt_tokens
+    everything = "max_new_tokens" in raw and raw["max_new_tokens"] is None
+    default = max(room, 0) if everything else 128
+    if everything:
+        longest = default
+    else:
+        longest = fields.integer("max_new_tokens", default, 0, _MOST_TOKENS)
+    shortest = fields.integer("min_new_tokens", 0, 0, _MOST_TOKENS)
+    if shortest > longest:
+        raise fields.refuse(
+            "min_new_tokens", f"{shortest} is more than max_new_tokens, which is {longest}"
+        )
+    if room < 0 or (room == 0 and longest > 0):
+        raise too_long("prompt", prompt_tokens, served)
+    return min(longest, room), min(shortest, room)
+
+
+def _top_k(fields: Fields, vocabulary: int) -> int:
+    """0 = the whole vocabulary (SGLang: -1)."""
+    value = fields.integer("top_k", -1, -1, _MOST_TOKENS)
+    if value == 0:
+        raise fields.refuse("top_k", "must be -1 (the whole vocabulary) or at least 1, got 0")
+    return 0 if value == -1 or value >= vocabulary else value
+
+
+def _seed(fields: Fields, served: ServedModel) -> int:
+    if fields.get("sampling_seed") is None:
+        return served.seeds.next()
+    return fields.integer("sampling_seed", 0, -_SEED_LIMIT, 2 * _SEED_LIMIT - 1) % _SEED_LIMIT
+
+
+def _logit_bias(fields: Fields, served: ServedModel) -> dict[int, float]:
+    value = fields.get("logit_bias")
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise fields.refuse("logit_bias", f"must be an object, not {kind_of(value)}")
+    if len(value) > served.max_bias_ids:
+        raise fields.refuse(
+            "logit_bias", f"has {len(value)} entries; at most {served.max_bias_ids} are allowed"
+        )
+    found: dict[int, float] = {}
+    for key, bias in value.items():
+        token = fields.token_id("logit_bias", _bias_token(fields, key), served.vocabulary)
+        number = fields.finite("logit_bias", bias)
+        if abs(number) > _LARGEST_BIAS:
+            raise fields.refuse("logit_bias", f"must be within {_LARGEST_BIAS:g} of zero")
+        found[token] = number
+    return found
+
+
+def _bias_token(fields: Fields, key: Any) -> Any:
+    """JSON object keys are strings; they must be plain decimal numbers."""
+    if not isinstance(key, str):
+        return key
+    if not (key.isascii() and key.isdigit() and len(key) <= 10):
+        raise fields.refuse("logit_bias", f"key {shown(key)!r} is not a token id")
+    return int(key)
