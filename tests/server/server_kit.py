@@ -1,0 +1,355 @@
+"""A real server on a real socket, in a thread of its own, over a scripted engine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+from tokenizers import Tokenizer as Core
+from tokenizers import decoders, models, pre_tokenizers
+
+from vivace.frontend.chat_template import ChatTemplate, TemplateSet
+from vivace.frontend.frontend import Frontend
+from vivace.frontend.pieces import byte_alphabet
+from vivace.frontend.served import ServedModel
+from vivace.frontend.tokenizer import Tokenizer
+from vivace.protocol.control import (
+    Capacity,
+    Command,
+    EngineState,
+    FlushCache,
+    Histogram,
+    Metrics,
+    Ready,
+    Reply,
+)
+from vivace.protocol.output import Delta, Deltas, Finish, TokenLogprob
+from vivace.protocol.request import Cancel, Request
+from vivace.server.app import make_app
+from vivace.server.settings import ServerSettings
+from vivace.server.site import start_site
+
+EOS = 256
+BOS = 257
+VOCABULARY = 258
+CONTEXT = 512
+MODEL = "toy"
+PROSE = "The quick brown fox jumps over the lazy dog. Ünïcödé ✓ 日本語 \"quoted\"\n\ttab. "
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def make_tokenizer() -> Tokenizer:
+    """Every byte is a token; 256 ends, 257 begins."""
+    alphabet = byte_alphabet()
+    core = Core(models.BPE(vocab=alphabet, merges=[]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.decoder = decoders.ByteLevel()
+    core.add_special_tokens(["<eos>", "<bos>"])
+    chat = ChatTemplate(TemplateSet(sources={"default": TEMPLATE}))
+    return Tokenizer(core, eos_ids=[EOS], bos_id=BOS, chat=chat)
+
+
+Script = Callable[[Request], list[int]]
+
+
+def prose(request: Request) -> list[int]:
+    """The same words for every request, shifted by its seed."""
+    data = PROSE.encode()
+    start = request.sampling.seed % 7
+    return [data[(start + i) % len(data)] for i in range(4096)]
+
+
+@dataclass
+class ScriptedEngine:
+    """Answers each request with its script, a token per turn, `pause` seconds apart."""
+
+    script: Script = prose
+    pause: float = 0.0
+    chunk: int = 1
+    refuse: Finish | None = None
+    silent: bool = False
+    frontend: Frontend | None = None
+    requests: list[Request] = field(default_factory=list)
+    cancelled: list[int] = field(default_factory=list)
+    commands: list[Any] = field(default_factory=list)
+    finished: list[int] = field(default_factory=list)
+    state: EngineState | None = None
+    running: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+    rids: dict[int, str] = field(default_factory=dict)
+
+    def send(self, message: Any) -> None:
+        if isinstance(message, Request):
+            self.requests.append(message)
+            self.rids[message.key] = message.rid
+            task = asyncio.get_running_loop().create_task(self._run(message))
+            self.running[message.key] = task
+        elif isinstance(message, Cancel):
+            self._cancel(message)
+        elif isinstance(message, Command):
+            self.commands.append(message.body)
+            asyncio.get_running_loop().call_soon(self._answer, message)
+
+    def _cancel(self, message: Cancel) -> None:
+        if message.everything or message.rid_prefix is not None:
+            prefix = message.rid_prefix or ""
+            for key in [key for key in self.running if self.rids[key].startswith(prefix)]:
+                self._stop(key)
+                self._feed(Delta(key=key, index=0, tokens=[], finish=Finish(type="abort")), late=True)
+        for key in message.keys:
+            self.cancelled.append(key)
+            self._stop(key)
+
+    def _stop(self, key: int) -> None:
+        task = self.running.pop(key, None)
+        if task is not None:
+            task.cancel()
+
+    def _feed(self, delta: Delta, *, late: bool = False) -> None:
+        assert self.frontend is not None
+        if late:  # an abort comes with the index the frontend has got to
+            live = self.frontend._live.get(delta.key)
+            if live is None:
+                return
+            delta = Delta(
+                key=delta.key, index=len(live.ledger), tokens=[], finish=delta.finish
+            )
+        self.frontend.feed(Deltas(epoch=1, deltas=[delta]))
+
+    async def _run(self, request: Request) -> None:
+        if self.silent:
+            return
+        if self.refuse is not None:
+            await asyncio.sleep(0)
+            self._feed(Delta(key=request.key, index=0, tokens=[], finish=self.refuse))
+            return
+        most = request.sampling.max_new_tokens
+        tokens = self.script(request)[:most]
+        stops = set(request.sampling.stop_token_ids)
+        if not request.sampling.ignore_eos:
+            stops.add(EOS)
+        end = next((i for i, token in enumerate(tokens) if token in stops), None)
+        if end is not None:
+            tokens = tokens[: end + 1]
+            finish = Finish(type="stop", matched=tokens[-1])
+        else:
+            finish = Finish(type="length", length=len(tokens))
+        for index in range(0, max(1, len(tokens)), self.chunk):
+            await asyncio.sleep(self.pause)
+            part = tokens[index : index + self.chunk]
+            last = index + self.chunk >= len(tokens)
+            self._feed(self._delta(request, index, part, finish if last else None))
+        self.running.pop(request.key, None)
+        self.finished.append(request.key)
+
+    def _delta(
+        self, request: Request, index: int, tokens: list[int], finish: Finish | None
+    ) -> Delta:
+        wanted = request.logprobs
+        logprobs = prompt = None
+        if wanted is not None:
+            logprobs = [entry(token, wanted.top, wanted.token_ids) for token in tokens]
+            if index == 0 and wanted.start >= 0:
+                prompt = [
+                    TokenLogprob(token, None, [], None)
+                    if place == 0
+                    else entry(token, wanted.top, wanted.token_ids)
+                    for place, token in enumerate(request.tokens)
+                    if place >= wanted.start
+                ]
+        return Delta(
+            key=request.key,
+            index=index,
+            tokens=tokens,
+            finish=finish,
+            cached_tokens=3,
+            logprobs=logprobs,
+            prompt_logprobs=prompt,
+        )
+
+    def _answer(self, command: Command) -> None:
+        assert self.frontend is not None
+        busy = bool(self.running)
+        if isinstance(command.body, FlushCache):
+            message = "requests are running" if busy else ""
+            self.frontend.feed(Reply(ticket=command.ticket, ok=not busy, message=message))
+            return
+        self.frontend.feed(Reply(ticket=command.ticket, ok=True, state=self.state or some_state()))
+
+
+def entry(token: int, top: int, chosen: tuple[int, ...]) -> TokenLogprob:
+    """A made-up log-probability: minus the id over 1000."""
+    return TokenLogprob(
+        token,
+        -token / 1000,
+        [(-rank / 10, (token + rank) % 256) for rank in range(top)] if top else None,
+        [(-i / 1000, i) for i in chosen] if chosen else None,
+    )
+
+
+def some_state() -> EngineState:
+    return EngineState(
+        running=1,
+        waiting=2,
+        total_tokens=1000,
+        used_tokens=250,
+        cached_tokens=100,
+        last_gen_throughput=42.5,
+        steps=7,
+        audit=[],
+        metrics=Metrics(
+            gauges={"num_running_reqs": 1.0, "token_usage": 0.25},
+            counters={"prompt_tokens_total": 12.0},
+            histograms={
+                "queue_time_seconds": Histogram([0.1, 1.0, float("inf")], [1.0, 2.0, 3.0], 4.5)
+            },
+        ),
+        memory={"weight": 1.5},
+        executor="scripted",
+        pid=99,
+    )
+
+
+@dataclass
+class Running:
+    """A server that runs; everything of the loop's is touched through `call`."""
+
+    url: str
+    port: int
+    engine: ScriptedEngine
+    frontend: Frontend
+    loop: asyncio.AbstractEventLoop
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        async def run() -> Any:
+            return function(*args)
+
+        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(10)
+
+    def run(self, coroutine: Any, timeout: float = 30) -> Any:
+        """Run a client coroutine in the test's own loop."""
+
+        async def bounded() -> Any:
+            async with asyncio.timeout(timeout):
+                return await coroutine
+
+        return asyncio.run(bounded())
+
+    def until(self, condition: Callable[[], bool], timeout: float = 10) -> None:
+        """Wait until something is true on the server's loop."""
+
+        async def wait() -> None:
+            async with asyncio.timeout(timeout):
+                while not condition():
+                    await asyncio.sleep(0.01)
+
+        asyncio.run_coroutine_threadsafe(wait(), self.loop).result(timeout + 1)
+
+
+@contextlib.contextmanager
+def running_server(
+    settings: ServerSettings | None = None,
+    engine: ScriptedEngine | None = None,
+    *,
+    ready: bool = True,
+    tokenizer: bool = True,
+    **served: Any,
+) -> Iterator[Running]:
+    """Start a server on a free port; stop it at the end."""
+    settings = settings or ServerSettings()
+    engine = engine or ScriptedEngine()
+    model = ServedModel(
+        **{
+            "name": MODEL,
+            "path": "/models/toy",
+            "tokenizer_path": "/models/toy",
+            "context": CONTEXT,
+            "vocabulary": VOCABULARY,
+            "model_type": "llama",
+            "architectures": ("LlamaForCausalLM",),
+            "eos_ids": (EOS,),
+            **served,
+        }
+    )
+    frontend = Frontend(model, make_tokenizer() if tokenizer else None, engine.send)
+    engine.frontend = frontend
+    sock = socket.create_server(("127.0.0.1", 0))
+    port = sock.getsockname()[1]
+    loop = asyncio.new_event_loop()
+    started = threading.Event()
+    stop = asyncio.Event()
+
+    async def main() -> None:
+        if ready:
+            frontend.feed(Ready(epoch=1, capacity=capacity()))
+        runner = await start_site(make_app(frontend, settings), sock, settings)
+        started.set()
+        await stop.wait()
+        await runner.cleanup()
+        for task in list(engine.running.values()):
+            task.cancel()
+        frontend.close()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(main()), daemon=True)
+    thread.start()
+    assert started.wait(20)
+    try:
+        yield Running(f"http://127.0.0.1:{port}", port, engine, frontend, loop)
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(20)
+        assert not thread.is_alive()
+        loop.close()
+
+
+def capacity() -> Capacity:
+    return Capacity(
+        pages=100, page_size=10, rows=8, context=CONTEXT, vocabulary=VOCABULARY
+    )
+
+
+@dataclass
+class Answer:
+    status: int
+    headers: Any
+    text: str
+    json: Any
+
+
+async def fetch(url: str, method: str, path: str, **options: Any) -> Answer:
+    """One HTTP exchange."""
+    async with aiohttp.ClientSession() as session, session.request(
+        method, url + path, **options
+    ) as response:
+        text = await response.text()
+        parsed = None
+        if response.content_type == "application/json":
+            parsed = await response.json()
+        return Answer(response.status, response.headers, text, parsed)
+
+
+def ask(server: Running, path: str, body: Any = None, method: str = "POST", **options: Any) -> Answer:
+    """One HTTP exchange from synchronous test code; `body` bytes are sent as they are."""
+    if isinstance(body, bytes):
+        options["data"] = body
+    elif body is not None:
+        options["json"] = body
+    return server.run(fetch(server.url, method, path, **options))
+
+
+def events(text: str) -> list[str]:
+    """The data of every event of an SSE body."""
+    found = []
+    for block in text.split("\n\n"):
+        if block:
+            assert block.startswith("data: "), block
+            found.append(block[len("data: ") :])
+    return found

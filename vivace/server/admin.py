@@ -1,0 +1,69 @@
+"""Endpoints that change the server: admin key, if one is set."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from vivace.frontend.errors import BadRequest
+from vivace.protocol.control import FlushCache
+from vivace.server.body import decode
+from vivace.server.context import Context
+from vivace.server.errors import Refusal, json_response, text_response
+from vivace.server.request_log import FORMATS, LEVELS
+from vivace.server.schema import AbortRequest, ConfigureLogging
+from vivace.server.state import command
+
+ABORT = msgspec.json.Decoder(AbortRequest)
+LOGGING = msgspec.json.Decoder(ConfigureLogging)
+
+
+async def flush_cache(context: Context, _request: web.Request, _body: bytes) -> web.Response:
+    """Drop the prefix cache; 400 while requests run or wait."""
+    reply = await command(context, FlushCache())
+    if not reply.ok:
+        raise Refusal(400, f"Flush cache failed: {reply.message}")
+    return text_response(
+        "Cache flushed.\nPlease check backend logs for more details. "
+        "(When there are running or waiting requests, the operation will not be performed.)\n"
+    )
+
+
+async def abort_request(context: Context, _request: web.Request, body: bytes) -> web.Response:
+    """Abort requests by id prefix, or all; 200 whether or not any was found."""
+    asked = decode(body, ABORT)
+    if not asked.rid and not asked.abort_all:
+        raise BadRequest("rid", "give a request id (prefix), or abort_all: true")
+    context.frontend.abort(None if asked.abort_all else asked.rid, asked.abort_all)
+    return web.Response()
+
+
+async def configure_logging(context: Context, _request: web.Request, body: bytes) -> web.Response:
+    """Change what --log-requests logs."""
+    asked = decode(body or b"{}", LOGGING)
+    refuse_paths(asked)
+    if asked.log_requests_level is not None and asked.log_requests_level not in LEVELS:
+        raise BadRequest("log_requests_level", "must be 0, 1, 2 or 3")
+    if asked.log_requests_format is not None and asked.log_requests_format not in FORMATS:
+        raise BadRequest("log_requests_format", f"must be one of {', '.join(FORMATS)}")
+    log = context.request_log
+    if asked.log_requests is not None:
+        log.enabled = asked.log_requests
+    if asked.log_requests_level is not None:
+        log.level = asked.log_requests_level
+    if asked.log_requests_format is not None:
+        log.form = asked.log_requests_format
+    answer: dict[str, Any] = {
+        "log_requests": log.enabled,
+        "log_requests_level": log.level,
+        "log_requests_format": log.form,
+    }
+    return json_response(answer)
+
+
+def refuse_paths(asked: ConfigureLogging) -> None:
+    for field in ("dump_requests_folder", "dump_requests_threshold", "crash_dump_folder"):
+        if getattr(asked, field):
+            raise BadRequest(field, "folders are set by start-up flags only, never by a request")

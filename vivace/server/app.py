@@ -1,0 +1,66 @@
+"""The aiohttp application and its start."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from vivace.frontend.frontend import Frontend
+from vivace.server.auth import Keys
+from vivace.server.context import CONTEXT, Context
+from vivace.server.dispatch import bind, guard
+from vivace.server.http_metrics import HttpMetrics
+from vivace.server.openapi import document
+from vivace.server.request_log import RequestLog
+from vivace.server.routes import ROUTES, Route, check_routes
+from vivace.server.settings import ServerSettings, settings_of
+from vivace.server.site import start_site
+
+if TYPE_CHECKING:
+    from vivace.config.config import Config
+
+
+def build_app(frontend: Frontend, config: Config) -> web.Application:
+    """The HTTP application of one frontend process."""
+    return make_app(frontend, settings_of(config))
+
+
+def make_app(
+    frontend: Frontend, settings: ServerSettings, routes: tuple[Route, ...] = ROUTES
+) -> web.Application:
+    """The application from plain settings; ValueError when the route table is incomplete."""
+    check_routes(routes)
+    context = Context(
+        frontend=frontend,
+        settings=settings,
+        keys=Keys(settings.api_key, settings.admin_api_key),
+        http_metrics=HttpMetrics(),
+        request_log=RequestLog(
+            enabled=settings.log_requests,
+            level=settings.log_requests_level,
+            form=settings.log_requests_format,
+        ),
+        document=document(routes),
+    )
+    prefixes = ("", settings.root_path) if settings.root_path else ("",)
+    app = web.Application(middlewares=[guard(context)], client_max_size=0)
+    app[CONTEXT] = context
+    for prefix in prefixes:
+        for route in routes:
+            handle = bind(context, route)
+            for method in route.methods:
+                app.router.add_route(method, prefix + route.path, handle)
+    app.on_response_prepare.append(name_server)
+    return app
+
+
+async def name_server(_request: web.Request, response: web.StreamResponse) -> None:
+    """Do not tell which HTTP library in which version runs here."""
+    response.headers["Server"] = "vivace"
+
+
+async def serve(app: web.Application, sock: socket.socket, config: Config) -> web.AppRunner:
+    """Listen on a bound socket; the runner's `cleanup()` ends it."""
+    return await start_site(app, sock, settings_of(config))

@@ -1,0 +1,90 @@
+"""Reading and decoding of request bodies: limits first, then one strict msgspec pass."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any, TypeVar
+
+import msgspec
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from vivace.frontend.errors import BadRequest
+from vivace.server.errors import Refusal
+
+T = TypeVar("T")
+
+_AT = re.compile(r"^(?P<reason>.*) - at `(?:\$|key in \$)\.?(?P<field>[^`]*)`$", re.DOTALL)
+
+
+async def read_body(request: web.Request, limit: int, timeout: float) -> bytes:
+    """All bytes of the body: 413 as soon as it passes `limit`, 408 after `timeout` seconds."""
+    encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise Refusal(415, f"Content-Encoding {encoding!r} is not accepted; send the body plain")
+    if (request.content_length or 0) > limit:
+        raise too_large(limit)
+    chunks: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(timeout):
+            while chunk := await request.content.readany():
+                size += len(chunk)
+                if size > limit:
+                    raise too_large(limit)
+                chunks.append(chunk)
+    except TimeoutError:
+        raise Refusal(
+            408,
+            f"the request body did not arrive within {timeout:g} s",
+            headers={"Connection": "close"},
+        ) from None
+    except (HttpProcessingError, web.RequestPayloadError) as error:
+        raise Refusal(400, f"the request body is malformed: {error}") from None
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def too_large(limit: int) -> Refusal:
+    """The 413 answer; the connection is closed because the rest of the body is not read."""
+    return Refusal(
+        413,
+        f"the request body is larger than the limit of {limit} bytes",
+        headers={"Connection": "close"},
+    )
+
+
+def decode(data: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+    """Decode JSON into the decoder's struct; BadRequest names the field and the reason."""
+    try:
+        return decoder.decode(data)
+    except msgspec.ValidationError as error:
+        raise validation_error(str(error)) from None
+    except UnicodeDecodeError:
+        raise BadRequest("body", "is not valid UTF-8") from None
+    except msgspec.DecodeError as error:
+        raise BadRequest("body", f"is not valid JSON: {error}") from None
+    except RecursionError:
+        raise BadRequest("body", "is nested too deeply") from None
+    except ValueError as error:
+        raise BadRequest("body", f"cannot be decoded: {error}") from None
+
+
+def validation_error(text: str) -> BadRequest:
+    """Turn msgspec's "Expected `int`, got `str` - at `$.n`" into field and reason."""
+    found = _AT.match(text)
+    if found is None:
+        missing = re.search(r"missing required field `([^`]+)`", text)
+        return BadRequest(missing.group(1) if missing else "body", text)
+    field, reason = found["field"], found["reason"]
+    missing = re.search(r"missing required field `([^`]+)`", reason)
+    if missing is not None:
+        field = f"{field}.{missing.group(1)}" if field else missing.group(1)
+    return BadRequest(field or "body", reason)
+
+
+def refuse_unsupported(request: Any, reasons: dict[str, str]) -> None:
+    """BadRequest for the first field of `reasons` that is set: nothing is silently ignored."""
+    for field, reason in reasons.items():
+        if getattr(request, field):
+            raise BadRequest(field, reason)

@@ -1,0 +1,59 @@
+"""What every handler is given."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+from vivace.frontend.errors import BadRequest
+from vivace.frontend.frontend import Frontend
+from vivace.frontend.served import ServedModel
+from vivace.frontend.tokenizer import Tokenizer
+from vivace.server.auth import Keys
+from vivace.server.errors import Refusal
+from vivace.server.http_metrics import HttpMetrics
+from vivace.server.request_log import RequestLog
+from vivace.server.settings import ServerSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """One server: its frontend (text <-> tokens <-> engine) and its settings."""
+
+    frontend: Frontend
+    settings: ServerSettings
+    keys: Keys
+    http_metrics: HttpMetrics
+    request_log: RequestLog
+    document: bytes = b""
+    """The OpenAPI document."""
+    started: float = field(default_factory=time.time)
+
+    @property
+    def served(self) -> ServedModel:
+        return self.frontend.served
+
+    def tokenizer(self, field: str) -> Tokenizer:
+        """The tokenizer; BadRequest on `field` when the server runs without one."""
+        tokenizer = self.frontend.tokenizer
+        if tokenizer is None:
+            raise BadRequest(field, "needs text, but the server runs with --skip-tokenizer-init")
+        return tokenizer
+
+    def require_ready(self) -> None:
+        """Refuse with 503 and Retry-After unless new requests are taken."""
+        status = self.frontend.status
+        if status == "ready":
+            return
+        reasons = {
+            "starting": ("the engine is starting; try again when /ready answers 200", 1.0),
+            "draining": ("the server is shutting down", 5.0),
+            "down": ("the engine is down", 2.0),
+        }
+        reason, retry = reasons[status]
+        raise Refusal(503, reason, retry_after=retry)
+
+
+CONTEXT = web.AppKey("context", Context)

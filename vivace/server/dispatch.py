@@ -1,0 +1,98 @@
+"""Around every handler: key, body limit, error form, counters."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from vivace.frontend.errors import BadRequest
+from vivace.server.auth import Access
+from vivace.server.body import read_body
+from vivace.server.context import Context
+from vivace.server.errors import Refusal, error_response
+from vivace.server.routes import FULL, NO_BODY, Route
+from vivace.server.site import Connection
+
+log = logging.getLogger("vivace.server")
+
+Handle = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+CLIENT_LEFT = 499
+
+
+def bind(context: Context, route: Route) -> Handle:
+    """aiohttp's handler of a route: check the key, read the body up to the limit, run it."""
+    settings = context.settings
+    limit = settings.body_limit if route.body_limit == FULL else route.body_limit
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        context.keys.check(request, route.auth)
+        if limit == NO_BODY and not request.can_read_body:
+            return await route.handler(context, request, b"")
+        body = await read_body(request, limit, settings.body_timeout)
+        return await route.handler(context, request, body)
+
+    return handle
+
+
+def guard(context: Context) -> Callable[..., Awaitable[web.StreamResponse]]:
+    """The middleware: every answer, also to an unknown path, leaves in one form and is counted."""
+
+    @web.middleware
+    async def answer(request: web.Request, handler: Handle) -> web.StreamResponse:
+        if isinstance(request.protocol, Connection):
+            request.protocol.arrived()
+        resource = request.match_info.route.resource
+        endpoint = resource.canonical if resource is not None else None
+        label = context.http_metrics.begin(endpoint, request.method)
+        status = CLIENT_LEFT
+        try:
+            response = await outcome(context, request, handler)
+            status = response.status
+            return response
+        finally:
+            context.http_metrics.end(label, status)
+
+    return answer
+
+
+async def outcome(context: Context, request: web.Request, handler: Handle) -> web.StreamResponse:
+    """Run the handler; turn what it raises into an answer."""
+    try:
+        return await handler(request)
+    except Refusal as refusal:
+        return error_response(refusal)
+    except BadRequest as error:
+        return error_response(
+            Refusal(
+                error.status,
+                str(error),
+                param=error.field or None,
+                retry_after=error.retry_after,
+            )
+        )
+    except web.HTTPException as error:
+        return error_response(http_refusal(context, request, error))
+    except (asyncio.CancelledError, ConnectionError):
+        raise
+    except Exception:
+        log.exception("%s %s failed", request.method, request.path)
+        return error_response(Refusal(500, "internal error; the server's log has the details"))
+
+
+def http_refusal(context: Context, request: web.Request, error: web.HTTPException) -> Refusal:
+    """aiohttp's own refusals; who has no key does not learn which paths exist."""
+    try:
+        context.keys.check(request, Access.USER)
+    except Refusal as refusal:
+        return refusal
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        allowed = ", ".join(sorted(error.allowed_methods))
+        message = f"{request.path} does not take {error.method}; it takes {allowed}"
+        return Refusal(405, message, headers={"Allow": allowed})
+    if error.status == 404:
+        return Refusal(404, f"there is no {request.path} here; /openapi.json lists what there is")
+    return Refusal(error.status, error.text or error.reason)

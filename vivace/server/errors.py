@@ -1,0 +1,87 @@
+"""Errors as clients expect them: OpenAI's `{"error": {...}}` and SGLang's flat fields at once."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+KINDS = {
+    400: "BadRequestError",
+    401: "AuthenticationError",
+    403: "PermissionDeniedError",
+    404: "NotFoundError",
+    405: "MethodNotAllowedError",
+    408: "RequestTimeoutError",
+    413: "RequestTooLargeError",
+    415: "UnsupportedMediaTypeError",
+    417: "ExpectationFailedError",
+    429: "RateLimitError",
+    500: "InternalServerError",
+    503: "ServiceUnavailableError",
+    504: "TimeoutError",
+}
+
+
+class Refusal(Exception):
+    """An answer other than 2xx. `code` is OpenAI's machine-readable code, if there is one."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: float | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry_after = retry_after
+        self.headers = headers or {}
+
+
+def error_body(
+    status: int, message: str, *, param: str | None = None, code: str | None = None
+) -> dict[str, Any]:
+    """The body of an error answer; also sent inside a stream that fails half-way."""
+    kind = KINDS.get(status, "InternalServerError" if status >= 500 else "BadRequestError")
+    return {
+        "object": "error",
+        "message": message,
+        "type": kind,
+        "param": param,
+        "code": status,
+        "error": {"message": message, "type": kind, "param": param, "code": code or status},
+    }
+
+
+def error_response(refusal: Refusal) -> web.Response:
+    """JSON answer for a refusal, with Retry-After where waiting helps."""
+    headers = dict(refusal.headers)
+    if refusal.retry_after is not None:
+        headers["Retry-After"] = str(max(1, math.ceil(refusal.retry_after)))
+    body = error_body(refusal.status, refusal.message, param=refusal.param, code=refusal.code)
+    return web.Response(
+        status=refusal.status,
+        body=msgspec.json.encode(body),
+        content_type="application/json",
+        headers=headers,
+    )
+
+
+def json_response(value: Any, *, status: int = 200) -> web.Response:
+    """A JSON answer encoded by msgspec."""
+    return web.Response(
+        status=status, body=msgspec.json.encode(value), content_type="application/json"
+    )
+
+
+def text_response(text: str, *, status: int = 200) -> web.Response:
+    return web.Response(status=status, text=text, content_type="text/plain")

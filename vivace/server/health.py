@@ -1,0 +1,68 @@
+"""Is the server alive, ready, and does the engine produce tokens?"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from aiohttp import web
+
+from vivace.protocol.request import SamplingParams
+from vivace.server.context import Context
+from vivace.server.errors import Refusal, text_response
+from vivace.server.ids import new_id
+from vivace.server.jobs import complete
+
+BANNER = "Vivace is running. It speaks the OpenAI and SGLang APIs: see /openapi.json\n"
+
+
+async def health(context: Context, _request: web.Request, _body: bytes) -> web.Response:
+    """200 while new requests are taken, else 503."""
+    context.require_ready()
+    return web.Response()
+
+
+async def health_generate(context: Context, _request: web.Request, _body: bytes) -> web.Response:
+    """200 once the engine has produced one token, 503 after the health timeout."""
+    context.require_ready()
+    timeout = context.settings.health_timeout
+    request = context.frontend.request(
+        [probe_token(context)],
+        SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True),
+        rid=new_id("HEALTH_CHECK"),
+        arrival=time.monotonic(),
+    )
+    try:
+        async with asyncio.timeout(timeout):
+            await complete(context, [request], quiet=True)
+    except TimeoutError:
+        raise Refusal(503, f"the engine produced no token within {timeout:g} s") from None
+    return web.Response()
+
+
+def probe_token(context: Context) -> int:
+    """Any id of the vocabulary that is not an end of text, if there is one."""
+    ends = set(context.served.eos_ids)
+    return next((token for token in range(len(ends) + 1) if token not in ends), 0)
+
+
+async def ready(context: Context, _request: web.Request, _body: bytes) -> web.Response:
+    """Start-up finished? Never runs a forward pass."""
+    context.require_ready()
+    return web.Response()
+
+
+async def ping(context: Context, _request: web.Request, _body: bytes) -> web.Response:
+    """SageMaker's health check."""
+    context.require_ready()
+    return web.Response()
+
+
+async def root(_context: Context, _request: web.Request, _body: bytes) -> web.Response:
+    """A line for people (and Ollama clients) who look."""
+    return text_response(BANNER)
+
+
+async def openapi(context: Context, _request: web.Request, _body: bytes) -> web.Response:
+    """The OpenAPI document of this server."""
+    return web.Response(body=context.document, content_type="application/json")

@@ -1,0 +1,90 @@
+"""Static facts about the model and the state of the server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+
+from vivace import __version__
+from vivace.protocol.control import EngineState
+from vivace.server.context import Context
+from vivace.server.errors import json_response
+from vivace.server.state import engine_state
+
+
+async def model_info(context: Context, _request: web.Request, _body: bytes) -> web.Response:
+    """What is served."""
+    served = context.served
+    return json_response(
+        {
+            "model_path": served.path,
+            "tokenizer_path": served.tokenizer_path,
+            "served_model_name": served.name,
+            "is_generation": True,
+            "preferred_sampling_params": served.defaults or None,
+            "weight_version": served.weight_version,
+            "has_image_understanding": False,
+            "has_audio_understanding": False,
+            "model_type": served.model_type,
+            "architectures": list(served.architectures),
+            "max_model_len": served.context,
+            "vocab_size": served.vocabulary,
+        }
+    )
+
+
+async def server_info(context: Context, _request: web.Request, _body: bytes) -> web.Response:
+    """Every setting (secrets removed), the scheduler's facts, the engine's state, the version."""
+    state = await engine_state(context)
+    return json_response(
+        {
+            **context.settings.public,
+            **scheduler_facts(context, state),
+            "internal_states": [internal_state(context, state)],
+            "status": context.frontend.status,
+            "version": __version__,
+        }
+    )
+
+
+def scheduler_facts(context: Context, state: EngineState) -> dict[str, Any]:
+    """What sizing decided."""
+    capacity = context.frontend.capacity
+    facts: dict[str, Any] = {
+        "max_total_num_tokens": state.total_tokens,
+        "max_req_input_len": max(0, context.served.context - 1),
+        "context_len": context.served.context,
+    }
+    if capacity is not None:
+        facts["effective_max_running_requests"] = capacity.rows
+        facts["page_size"] = capacity.page_size
+        facts["available_memory_bytes"] = capacity.available_bytes
+    return facts
+
+
+def internal_state(context: Context, state: EngineState) -> dict[str, Any]:
+    """One data-parallel rank. `audit` lists findings of the page audit: empty is right."""
+    capacity = context.frontend.capacity
+    memory = {
+        "weight": 0.0,
+        "kvcache": 0.0,
+        "token_capacity": state.total_tokens,
+        "graph": 0.0,
+        **state.memory,
+    }
+    return {
+        "dp_rank": 0,
+        "last_gen_throughput": state.last_gen_throughput,
+        "memory_usage": memory,
+        "effective_max_running_requests_per_dp": capacity.rows if capacity else None,
+        "num_running_reqs": state.running,
+        "num_queue_reqs": state.waiting,
+        "num_used_tokens": state.used_tokens,
+        "num_cached_tokens": state.cached_tokens,
+        "max_total_num_tokens": state.total_tokens,
+        "forward_ct": state.steps,
+        "audit": state.audit,
+        "executor": state.executor,
+        "pid": state.pid,
+    }

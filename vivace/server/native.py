@@ -1,0 +1,85 @@
+"""POST /generate, SGLang's own API."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from vivace.frontend.native import NativeAnswer
+from vivace.frontend.piece import Piece
+from vivace.protocol.request import Request
+from vivace.server.body import decode
+from vivace.server.context import Context
+from vivace.server.errors import json_response
+from vivace.server.jobs import complete, expand, failure
+from vivace.server.native_asks import read_asks
+from vivace.server.schema import GenerateRequest
+from vivace.server.sse import Encode, event
+from vivace.server.streaming import stream
+
+DECODER = msgspec.json.Decoder(GenerateRequest)
+
+
+async def generate(context: Context, http: web.Request, body: bytes) -> web.StreamResponse:
+    """One answer, or a list of them when the prompts came as a list or n > 1."""
+    arrival = time.monotonic()
+    asked = decode(body, DECODER)
+    asks, batch = await read_asks(context, asked)
+    context.require_ready()
+    requests = expand(context, asks, stream=asked.stream, arrival=arrival)
+    several = batch or len(requests) > 1
+    quiet = asked.no_logs
+    if not quiet:
+        text = asked.text if isinstance(asked.text, str) else None
+        context.request_log.received(http.path, requests, text)
+    answers = [
+        answer_of(context, asked, request, index if several else None)
+        for index, request in enumerate(requests)
+    ]
+    if asked.stream:
+        encoders = [encoder(asked, *pair) for pair in zip(requests, answers, strict=True)]
+        return await stream(context, http, requests, encoders, quiet=quiet)
+    bodies: list[dict[str, Any]] = []
+    for request, answer, piece in zip(
+        requests, answers, await complete(context, requests, quiet=quiet), strict=True
+    ):
+        answer.add(piece)
+        bodies.append(finished(asked, request, answer.body()))
+    return json_response(bodies if several else bodies[0])
+
+
+def answer_of(
+    context: Context, asked: GenerateRequest, request: Request, index: int | None
+) -> NativeAnswer:
+    """Where the pieces of a request become SGLang's result."""
+    with_text = asked.return_text_in_logprobs
+    return NativeAnswer(
+        request,
+        weight_version=context.served.weight_version,
+        index=index,
+        token_text=context.tokenizer("return_text_in_logprobs").token_text if with_text else None,
+        disjoint=asked.stream and context.settings.stream_output,
+    )
+
+
+def encoder(asked: GenerateRequest, request: Request, answer: NativeAnswer) -> Encode:
+    """Piece -> event: the whole answer so far, or with --stream-output what is new."""
+    encode = msgspec.json.Encoder().encode
+
+    def encode_piece(piece: Piece) -> bytes:
+        failed = failure(piece.finish)
+        if failed is not None:
+            return failed
+        return event(encode(finished(asked, request, answer.event(piece))))
+
+    return encode_piece
+
+
+def finished(asked: GenerateRequest, request: Request, body: dict[str, Any]) -> dict[str, Any]:
+    """The result with what only some requests ask for."""
+    if asked.return_prompt_token_ids:
+        body["meta_info"]["prompt_token_ids"] = request.tokens
+    return body

@@ -1,0 +1,112 @@
+"""From OpenAI's fields to asks: names, defaults, model check, what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from vivace.frontend.errors import BadRequest
+from vivace.server.body import refuse_unsupported
+from vivace.server.context import Context
+from vivace.server.errors import Refusal
+from vivace.server.jobs import cache_key
+from vivace.server.openai.schema import DEFAULT_MODEL, REFUSED, SamplingFields
+
+MOST_LOGPROBS = 20
+
+PLAIN = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+    "stop",
+    "stop_token_ids",
+    "logit_bias",
+    "ignore_eos",
+    "no_stop_trim",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+)
+"""Fields with the same name in both worlds."""
+
+RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "sampling_seed": "seed"}
+"""SGLang's name -> OpenAI's name."""
+
+
+def check_request(context: Context, request: SamplingFields) -> None:
+    """Refuse unknown models, features this server does not have, and settings that contradict."""
+    check_model(context, request.model)
+    refuse_unsupported(request, REFUSED)
+    form = request.response_format
+    if form is not None and form.type != "text":
+        raise BadRequest("response_format", f"{form.type!r} is not available; only 'text' is")
+    if request.stream_options is not None and not request.stream:
+        raise BadRequest("stream_options", "is only allowed when stream is true")
+    if request.n is not None and request.n < 1:
+        raise BadRequest("n", "must be at least 1")
+
+
+def check_model(context: Context, model: str) -> None:
+    """404 unless `model` is the served one (by name or path) or "default"."""
+    served = context.served
+    if model in ("", DEFAULT_MODEL, served.name, served.path):
+        return
+    raise Refusal(
+        404,
+        f"The model {model[:200]!r} does not exist; this server serves {served.name!r}",
+        param="model",
+        code="model_not_found",
+    )
+
+
+def raw_sampling(request: SamplingFields, max_new_tokens: int | None) -> dict[str, Any]:
+    """SGLang's `sampling_params` of an OpenAI request; what was not said is left to the defaults.
+
+    `max_new_tokens` None asks for all the room the context leaves.
+    """
+    raw: dict[str, Any] = {name: getattr(request, name) for name in PLAIN}
+    raw["n"] = request.n
+    raw["min_new_tokens"] = request.min_tokens
+    raw["sampling_seed"] = request.seed
+    return {
+        "max_new_tokens": max_new_tokens,
+        **{name: value for name, value in raw.items() if value is not None},
+    }
+
+
+@contextmanager
+def openai_names() -> Iterator[None]:
+    """Errors raised inside name OpenAI's fields instead of SGLang's."""
+    try:
+        yield
+    except BadRequest as error:
+        field = error.field.removeprefix("sampling_params").lstrip(".")
+        raise BadRequest(RENAMED.get(field, field), error.reason, error.status) from None
+
+
+def request_id(request: SamplingFields, index: int, count: int, fallback: str) -> str:
+    """Id of the index-th of `count` prompts."""
+    rid = request.rid
+    if isinstance(rid, list):
+        if len(rid) != count:
+            raise BadRequest("rid", f"has {len(rid)} ids for {count} prompts")
+        return rid[index]
+    base = rid or fallback
+    return base if count == 1 else f"{base}-{index}"
+
+
+def cache_key_of(request: SamplingFields, index: int, count: int) -> str:
+    """Prefix-cache key of the index-th prompt."""
+    keys: list[str | None] = []
+    for name in ("extra_key", "cache_salt"):
+        value = getattr(request, name)
+        if isinstance(value, list):
+            if len(value) != count:
+                raise BadRequest(name, f"has {len(value)} entries for {count} prompts")
+            value = value[index]
+        keys.append(value)
+    return cache_key(keys[0], keys[1])

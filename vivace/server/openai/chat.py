@@ -1,0 +1,142 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+from aiohttp import web
+
+from vivace.frontend.errors import BadRequest
+from vivace.frontend.piece import Piece
+from vivace.frontend.tokenizer import Tokenizer
+from vivace.protocol.request import Request
+from vivace.server.body import decode, refuse_unsupported
+from vivace.server.chat_prompt import chat_text
+from vivace.server.context import Context
+from vivace.server.errors import json_response
+from vivace.server.ids import new_id
+from vivace.server.jobs import Ask, complete, expand
+from vivace.server.openai.asking import (
+    MOST_LOGPROBS,
+    cache_key_of,
+    check_request,
+    openai_names,
+    raw_sampling,
+    request_id,
+)
+from vivace.server.openai.chunks import ChatChunks, Shape
+from vivace.server.openai.logprobs import chat_logprobs
+from vivace.server.openai.schema import (
+    CHAT_REFUSED,
+    NO_TOOLS,
+    AnswerMessage,
+    ChatAnswer,
+    ChatChoice,
+    ChatRequest,
+)
+from vivace.server.openai.usage import Tally
+from vivace.server.streaming import stream
+
+DECODER = msgspec.json.Decoder(ChatRequest)
+
+
+async def chat_completions(context: Context, http: web.Request, body: bytes) -> web.StreamResponse:
+    """Answer a conversation, n times."""
+    arrival = time.monotonic()
+    asked = decode(body, DECODER)
+    check(context, asked)
+    tokenizer = context.tokenizer("messages")
+    context.require_ready()
+    text = chat_text(context, asked.messages, asked)
+    tokens = await context.frontend.encode(text, add_special_tokens=False)
+    rid = request_id(asked, 0, 1, new_id("chatcmpl"))
+    with openai_names():
+        asks = [ask(asked, tokens, rid)]
+        requests = expand(context, asks, stream=bool(asked.stream), arrival=arrival)
+    context.request_log.received(http.path, requests, text)
+    tally = Tally(len(requests), context.settings.cache_report)
+    if asked.stream:
+        shape = shape_of(asked, rid, tokenizer, tally)
+        encoders = [ChatChunks(shape, index) for index in range(len(requests))]
+        return await stream(context, http, requests, encoders, epilogue=shape.epilogue)
+    pieces = await complete(context, requests)
+    for index, piece in enumerate(pieces):
+        tally.note(index, piece)
+    choices = [choice(asked, i, piece, requests[i], tokenizer) for i, piece in enumerate(pieces)]
+    return json_response(
+        ChatAnswer(
+            id=rid,
+            created=int(time.time()),
+            model=asked.model,
+            choices=choices,
+            usage=tally.usage(),
+            metadata={"weight_version": context.served.weight_version},
+        )
+    )
+
+
+def check(context: Context, asked: ChatRequest) -> None:
+    """Refuse what this endpoint cannot do."""
+    check_request(context, asked)
+    refuse_unsupported(asked, CHAT_REFUSED)
+    if asked.tool_choice not in (None, "none", "auto"):
+        raise BadRequest("tool_choice", NO_TOOLS)
+    if asked.tools and asked.tool_choice != "none":
+        raise BadRequest("tools", NO_TOOLS)
+    if asked.top_logprobs is not None:
+        if not 0 <= asked.top_logprobs <= MOST_LOGPROBS:
+            raise BadRequest("top_logprobs", f"must be between 0 and {MOST_LOGPROBS}")
+        if asked.top_logprobs and not asked.logprobs:
+            raise BadRequest("top_logprobs", "needs logprobs to be true")
+
+
+def ask(asked: ChatRequest, tokens: list[int], rid: str) -> Ask:
+    limit = asked.max_completion_tokens
+    if limit is None:
+        limit = asked.max_tokens
+    return Ask(
+        tokens=tokens,
+        sampling=raw_sampling(asked, limit),
+        rid=rid,
+        prompt_field="messages",
+        logprobs={"return_logprob": asked.logprobs, "top_logprobs_num": asked.top_logprobs},
+        priority=asked.priority,
+        cache_key=cache_key_of(asked, 0, 1),
+    )
+
+
+def shape_of(asked: ChatRequest, rid: str, tokenizer: Tokenizer, tally: Tally) -> Shape:
+    options = asked.stream_options
+    return Shape(
+        rid=rid,
+        kind="chat.completion.chunk",
+        created=int(time.time()),
+        model=asked.model,
+        tokenizer=tokenizer,
+        tally=tally,
+        include_usage=bool(options and options.include_usage),
+        continuous_usage=bool(options and options.continuous_usage_stats),
+        token_ids=asked.return_token_ids,
+        logprobs=bool(asked.logprobs),
+    )
+
+
+def choice(
+    asked: ChatRequest, index: int, piece: Piece, request: Request, tokenizer: Tokenizer
+) -> ChatChoice:
+    """One finished choice."""
+    finish = piece.finish
+    result = ChatChoice(
+        index=index,
+        message=AnswerMessage(content=piece.text),
+        finish_reason=finish.type if finish else None,
+        matched_stop=finish.matched if finish else None,
+    )
+    if asked.logprobs:
+        result.logprobs = chat_logprobs(piece.logprobs or (), tokenizer)
+    if asked.return_token_ids:
+        result.token_ids = result.response_token_ids = piece.tokens
+    if asked.return_token_ids or asked.return_prompt_token_ids:
+        result.prompt_token_ids = request.tokens
+    return result

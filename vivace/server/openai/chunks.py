@@ -1,0 +1,165 @@
+"""Pieces -> events of OpenAI streams. What does not change is encoded once per stream."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from vivace.frontend.piece import Piece
+from vivace.frontend.tokenizer import Tokenizer
+from vivace.protocol.output import Finish
+from vivace.server.jobs import failure
+from vivace.server.openai.logprobs import chat_logprobs, completion_logprobs
+from vivace.server.openai.usage import Tally
+
+encode = msgspec.json.encode
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What the events of one stream have in common."""
+
+    rid: str
+    kind: str
+    created: int
+    model: str
+    tokenizer: Tokenizer
+    tally: Tally
+    include_usage: bool = False
+    continuous_usage: bool = False
+    token_ids: bool = False
+    logprobs: bool = False
+
+    def head(self) -> bytes:
+        """The event up to its choices."""
+        fields = {"id": self.rid, "object": self.kind, "created": self.created, "model": self.model}
+        return b"data: " + encode(fields)[:-1] + b',"choices":['
+
+    def tail(self, index: int) -> bytes:
+        """The event behind its choices."""
+        if self.continuous_usage:
+            return b'],"usage":' + encode(self.tally.usage_of(index)) + b"}\n\n"
+        return b'],"usage":null}\n\n' if self.include_usage else b"]}\n\n"
+
+    def epilogue(self) -> bytes:
+        """The usage event that ends a stream with include_usage."""
+        if not self.include_usage:
+            return b""
+        return self.head() + b'],"usage":' + encode(self.tally.usage()) + b"}\n\n"
+
+
+def finish_fields(finish: Finish | None) -> bytes:
+    """finish_reason and the matched_stop extension, with the leading comma."""
+    if finish is None:
+        return b',"finish_reason":null,"matched_stop":null'
+    reason, matched = encode(finish.type), encode(finish.matched)
+    return b',"finish_reason":%b,"matched_stop":%b' % (reason, matched)
+
+
+class ChatChunks:
+    """Encodes the pieces of one choice of a chat stream."""
+
+    def __init__(self, shape: Shape, index: int) -> None:
+        self._shape = shape
+        self._index = index
+        self._choice = shape.head() + b'{"index":%d,"delta":' % index
+        self._prefix = self._choice + b'{"content":'
+        self._suffix = b'},"logprobs":null' + finish_fields(None) + b"}"
+        self._plain = not (shape.continuous_usage or shape.token_ids or shape.logprobs)
+        self._tail = b"" if shape.continuous_usage else shape.tail(index)
+        self._begun = False
+
+    def __call__(self, piece: Piece) -> bytes:
+        self._shape.tally.note(self._index, piece)
+        if self._plain and self._begun and piece.finish is None:
+            if not piece.text:
+                return b""
+            return b"".join((self._prefix, encode(piece.text), self._suffix, self._tail))
+        return self._general(piece)
+
+    def _general(self, piece: Piece) -> bytes:
+        failed = failure(piece.finish)
+        if failed is not None:
+            return failed
+        data = b"" if self._begun else self._event(b'{"role":"assistant","content":""}')
+        self._begun = True
+        logprobs, ids = self._details(piece)
+        if piece.text or ids or logprobs != b"null":
+            delta = b'{"content":' + encode(piece.text) + b"}"
+            data += self._event(delta, logprobs=logprobs, ids=ids)
+        if piece.finish is not None:
+            data += self._event(b"{}", finish=piece.finish)
+        return data
+
+    def _details(self, piece: Piece) -> tuple[bytes, bytes]:
+        """JSON of the log-probabilities, and the token_ids field with its leading comma."""
+        logprobs, ids = b"null", b""
+        if self._shape.logprobs and piece.logprobs:
+            logprobs = encode(chat_logprobs(piece.logprobs, self._shape.tokenizer))
+        if self._shape.token_ids and piece.tokens:
+            ids = b',"token_ids":' + encode(piece.tokens)
+        return logprobs, ids
+
+    def _event(
+        self,
+        delta: bytes,
+        *,
+        finish: Finish | None = None,
+        logprobs: bytes = b"null",
+        ids: bytes = b"",
+    ) -> bytes:
+        tail = self._tail or self._shape.tail(self._index)
+        fields = b"".join((b',"logprobs":', logprobs, finish_fields(finish), ids, b"}"))
+        return b"".join((self._choice, delta, fields, tail))
+
+
+class CompletionChunks:
+    """Encodes the pieces of one choice of a completion stream; `echo` is the prompt's text."""
+
+    def __init__(self, shape: Shape, index: int, echo: str = "", prompt: bool = False) -> None:
+        """`prompt` adds the prompt's log-probabilities to the first event."""
+        self._shape = shape
+        self._index = index
+        self._echo = echo
+        self._prompt = prompt
+        self._choice = shape.head() + b'{"index":%d,"text":' % index
+        self._suffix = b',"logprobs":null' + finish_fields(None) + b"}"
+        self._plain = not (shape.continuous_usage or shape.token_ids or shape.logprobs)
+        self._tail = b"" if shape.continuous_usage else shape.tail(index)
+        self._begun = not echo
+        self._offset = 0
+
+    def __call__(self, piece: Piece) -> bytes:
+        self._shape.tally.note(self._index, piece)
+        if self._plain and self._begun and piece.finish is None:
+            if not piece.text:
+                return b""
+            return b"".join((self._choice, encode(piece.text), self._suffix, self._tail))
+        return self._general(piece)
+
+    def _general(self, piece: Piece) -> bytes:
+        failed = failure(piece.finish)
+        if failed is not None:
+            return failed
+        text = piece.text if self._begun else self._echo + piece.text
+        self._begun = True
+        logprobs = self._logprobs(piece)
+        if not text and piece.finish is None and logprobs == b"null" and not piece.tokens:
+            return b""
+        ids = b""
+        if self._shape.token_ids:
+            ids = b',"token_ids":' + encode(piece.tokens)
+        tail = self._tail or self._shape.tail(self._index)
+        fields = b"".join((b',"logprobs":', logprobs, finish_fields(piece.finish), ids, b"}"))
+        return b"".join((self._choice, encode(text), fields, tail))
+
+    def _logprobs(self, piece: Piece) -> bytes:
+        entries = list(piece.logprobs or ())
+        if self._prompt:
+            entries = [*(piece.prompt_logprobs or ()), *entries]
+        if not self._shape.logprobs or not entries:
+            return b"null"
+        logprobs = completion_logprobs(entries, self._shape.tokenizer, self._offset)
+        self._offset = logprobs.text_offset[-1] + len(logprobs.tokens[-1])
+        return encode(logprobs)

@@ -1,0 +1,188 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+import msgspec
+from aiohttp import web
+
+from vivace.frontend.errors import BadRequest
+from vivace.frontend.piece import Piece
+from vivace.frontend.tokenizer import Tokenizer
+from vivace.protocol.output import TokenLogprob
+from vivace.protocol.request import Request
+from vivace.server.body import decode
+from vivace.server.context import Context
+from vivace.server.errors import json_response
+from vivace.server.ids import new_id
+from vivace.server.jobs import Ask, complete, expand
+from vivace.server.openai.asking import (
+    MOST_LOGPROBS,
+    cache_key_of,
+    check_request,
+    openai_names,
+    raw_sampling,
+    request_id,
+)
+from vivace.server.openai.chunks import CompletionChunks, Shape
+from vivace.server.openai.logprobs import completion_logprobs
+from vivace.server.openai.schema import (
+    CompletionAnswer,
+    CompletionChoice,
+    CompletionRequest,
+)
+from vivace.server.openai.usage import Tally
+from vivace.server.streaming import stream
+
+DECODER = msgspec.json.Decoder(CompletionRequest)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """`text` is None when the prompt came as ids."""
+
+    tokens: list[int]
+    text: str | None
+
+
+async def completions(context: Context, http: web.Request, body: bytes) -> web.StreamResponse:
+    """Complete one or many prompts, n times each."""
+    arrival = time.monotonic()
+    asked = decode(body, DECODER)
+    check(context, asked)
+    tokenizer = context.tokenizer("prompt")
+    context.require_ready()
+    prompts = await read_prompts(context, asked.prompt)
+    answer_id = new_id("cmpl")
+    with openai_names():
+        asks = [ask(asked, prompts, i, answer_id) for i in range(len(prompts))]
+        requests = expand(context, asks, stream=bool(asked.stream), arrival=arrival)
+    context.request_log.received(http.path, requests)
+    samples = len(requests) // len(prompts)
+    tally = Tally(samples, context.settings.cache_report)
+    rid = asked.rid if isinstance(asked.rid, str) else answer_id
+    echoes = [echo_text(asked, prompts[i // samples], tokenizer) for i in range(len(requests))]
+    if asked.stream:
+        shape = shape_of(asked, rid, tokenizer, tally)
+        show_prompt = bool(asked.echo)
+        encoders = [CompletionChunks(shape, i, e, show_prompt) for i, e in enumerate(echoes)]
+        return await stream(context, http, requests, encoders, epilogue=shape.epilogue)
+    pieces = await complete(context, requests)
+    for index, piece in enumerate(pieces):
+        tally.note(index, piece)
+    choices = [
+        choice(asked, i, piece, echoes[i], requests[i], tokenizer) for i, piece in enumerate(pieces)
+    ]
+    return json_response(
+        CompletionAnswer(
+            id=rid,
+            created=int(time.time()),
+            model=asked.model,
+            choices=choices,
+            usage=tally.usage(),
+            metadata={"weight_version": context.served.weight_version},
+        )
+    )
+
+
+def check(context: Context, asked: CompletionRequest) -> None:
+    """Refuse what this endpoint cannot do."""
+    check_request(context, asked)
+    if asked.suffix:
+        raise BadRequest("suffix", "fill-in-the-middle is not available; send a plain prompt")
+    if asked.best_of is not None and asked.best_of != (asked.n or 1):
+        raise BadRequest("best_of", "must be equal to n, or left out")
+    if asked.logprobs is not None and not 0 <= asked.logprobs <= MOST_LOGPROBS:
+        raise BadRequest("logprobs", f"must be between 0 and {MOST_LOGPROBS}")
+
+
+async def read_prompts(context: Context, prompt: str | list) -> list[Prompt]:
+    """One Prompt per prompt, in order; BadRequest when the list mixes kinds or is empty."""
+    if isinstance(prompt, str):
+        return [Prompt(await context.frontend.encode(prompt), prompt)]
+    if not prompt:
+        raise BadRequest("prompt", "must not be empty")
+    if len(prompt) > context.settings.max_batch and not isinstance(prompt[0], int):
+        raise BadRequest("prompt", f"at most {context.settings.max_batch} prompts in one request")
+    if all(isinstance(item, int) for item in prompt):
+        return [Prompt(prompt, None)]
+    if all(isinstance(item, str) for item in prompt):
+        encoded = await asyncio.gather(*(context.frontend.encode(text) for text in prompt))
+        return [Prompt(tokens, text) for tokens, text in zip(encoded, prompt, strict=True)]
+    if all(isinstance(item, list) for item in prompt):
+        return [Prompt(ids, None) for ids in prompt]
+    raise BadRequest("prompt", "must be a string, strings, token ids, or lists of token ids")
+
+
+def ask(asked: CompletionRequest, prompts: list[Prompt], index: int, answer_id: str) -> Ask:
+    """The ask of the index-th prompt."""
+    logprobs = {
+        "return_logprob": asked.logprobs is not None,
+        "logprob_start_len": 0 if asked.echo else -1,
+        "top_logprobs_num": asked.logprobs,
+    }
+    return Ask(
+        tokens=prompts[index].tokens,
+        sampling=raw_sampling(asked, asked.max_tokens),
+        prompt_field="prompt" if len(prompts) == 1 else f"prompt[{index}]",
+        rid=request_id(asked, index, len(prompts), answer_id),
+        logprobs=logprobs,
+        priority=asked.priority,
+        cache_key=cache_key_of(asked, index, len(prompts)),
+    )
+
+
+def echo_text(asked: CompletionRequest, prompt: Prompt, tokenizer: Tokenizer) -> str:
+    """The prompt's text when it is to be repeated, else nothing."""
+    if not asked.echo:
+        return ""
+    if prompt.text is not None:
+        return prompt.text
+    return tokenizer.decode(prompt.tokens, skip_special_tokens=asked.skip_special_tokens)
+
+
+def shape_of(asked: CompletionRequest, rid: str, tokenizer: Tokenizer, tally: Tally) -> Shape:
+    options = asked.stream_options
+    return Shape(
+        rid=rid,
+        kind="text_completion",
+        created=int(time.time()),
+        model=asked.model,
+        tokenizer=tokenizer,
+        tally=tally,
+        include_usage=bool(options and options.include_usage),
+        continuous_usage=bool(options and options.continuous_usage_stats),
+        token_ids=asked.return_token_ids,
+        logprobs=asked.logprobs is not None,
+    )
+
+
+def choice(
+    asked: CompletionRequest,
+    index: int,
+    piece: Piece,
+    echo: str,
+    request: Request,
+    tokenizer: Tokenizer,
+) -> CompletionChoice:
+    """One finished choice."""
+    finish = piece.finish
+    result = CompletionChoice(
+        index=index,
+        text=echo + piece.text,
+        finish_reason=finish.type if finish else None,
+        matched_stop=finish.matched if finish else None,
+    )
+    if asked.logprobs is not None:
+        entries: list[TokenLogprob] = list(piece.logprobs or ())
+        if asked.echo:
+            entries = [*(piece.prompt_logprobs or ()), *entries]
+        result.logprobs = completion_logprobs(entries, tokenizer, 0)
+    if asked.return_token_ids:
+        result.token_ids = piece.tokens
+    if asked.return_token_ids or asked.return_prompt_token_ids:
+        result.prompt_token_ids = request.tokens
+    return result

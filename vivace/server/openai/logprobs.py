@@ -1,0 +1,72 @@
+"""Log-probabilities in the two forms OpenAI's clients know."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vivace.frontend.tokenizer import Tokenizer
+from vivace.protocol.output import TokenLogprob
+from vivace.server.openai.schema import (
+    ChatLogprobs,
+    CompletionLogprobs,
+    ContentLogprob,
+    TopLogprob,
+)
+
+LOWEST = -9999.0
+"""Stands for minus infinity, which JSON cannot say."""
+
+
+def chat_logprobs(entries: Sequence[TokenLogprob], tokenizer: Tokenizer) -> ChatLogprobs:
+    """content[{token, logprob, bytes, top_logprobs}], one per token."""
+    return ChatLogprobs(
+        content=[
+            ContentLogprob(
+                token=tokenizer.token_text(entry.token),
+                logprob=finite(entry.logprob),
+                bytes=list(tokenizer.token_bytes(entry.token)),
+                top_logprobs=[
+                    TopLogprob(
+                        token=tokenizer.token_text(token),
+                        logprob=finite(logprob),
+                        bytes=list(tokenizer.token_bytes(token)),
+                    )
+                    for logprob, token in entry.top or ()
+                ],
+            )
+            for entry in entries
+        ]
+    )
+
+
+def completion_logprobs(
+    entries: Sequence[TokenLogprob], tokenizer: Tokenizer, offset: int
+) -> CompletionLogprobs:
+    """Parallel lists; `offset` is where the first token's text starts in the choice's text."""
+    texts = [tokenizer.token_text(entry.token) for entry in entries]
+    offsets: list[int] = []
+    for text in texts:
+        offsets.append(offset)
+        offset += len(text)
+    return CompletionLogprobs(
+        tokens=texts,
+        token_logprobs=[
+            None if entry.logprob is None else finite(entry.logprob) for entry in entries
+        ],
+        top_logprobs=[top_texts(entry, tokenizer) for entry in entries],
+        text_offset=offsets,
+    )
+
+
+def top_texts(entry: TokenLogprob, tokenizer: Tokenizer) -> dict[str, float] | None:
+    """Text -> logprob of the alternatives; the likeliest wins where two ids share a text."""
+    if entry.top is None:
+        return None
+    best: dict[str, float] = {}
+    for logprob, token in entry.top:
+        best.setdefault(tokenizer.token_text(token), finite(logprob))
+    return best
+
+
+def finite(logprob: float | None) -> float:
+    return LOWEST if logprob is None or logprob < LOWEST else logprob

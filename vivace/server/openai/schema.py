@@ -1,0 +1,295 @@
+"""Bodies of the OpenAI-style endpoints. Unknown fields are accepted, known ones are typed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from vivace.server import schema as native
+from vivace.server.schema import Message
+
+DEFAULT_MODEL = "default"
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    include_usage: bool | None = False
+    continuous_usage_stats: bool | None = False
+
+
+class ResponseFormat(msgspec.Struct, kw_only=True):
+    type: str
+    json_schema: Any = None
+    structures: Any = None
+    format: Any = None
+
+
+class SamplingFields(msgspec.Struct, kw_only=True):
+    """Fields that chat and text completions share. None = the model's default."""
+
+    model: str = DEFAULT_MODEL
+    temperature: float | None = None
+    top_p: float | None = None
+    n: int | None = 1
+    max_tokens: int | None = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    # SGLang's extensions
+    top_k: int | None = None
+    min_p: float | None = None
+    min_tokens: int | None = None
+    repetition_penalty: float | None = None
+    stop_token_ids: list[int] | None = None
+    no_stop_trim: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    rid: str | list[str] | None = None
+    priority: int | None = None
+    extra_key: str | list[str] | None = None
+    cache_salt: str | list[str] | None = None
+    return_token_ids: bool = False
+    return_prompt_token_ids: bool = False
+    response_format: ResponseFormat | None = None
+    custom_labels: dict[str, str] | None = None
+    # Refused with a reason when set (REFUSED).
+    regex: Any = None
+    ebnf: Any = None
+    json_schema: Any = None
+    structural_tag: Any = None
+    stop_regex: Any = None
+    lora_path: Any = None
+    session_id: Any = None
+    session_params: Any = None
+    custom_logit_processor: Any = None
+    custom_params: Any = None
+    watermark: Any = None
+    return_hidden_states: Any = None
+    return_routed_experts: Any = None
+    return_sampling_mask: Any = None
+    return_flat_raw_output_top_logprobs: Any = None
+    bootstrap_host: Any = None
+    bootstrap_port: Any = None
+    bootstrap_room: Any = None
+    routed_dp_rank: int | None = None
+    data_parallel_rank: int | None = None
+    disagg_prefill_dp_rank: int | None = None
+    images_config: Any = None
+    video_config: Any = None
+    mm_processor_kwargs: Any = None
+
+
+class CompletionRequest(SamplingFields, kw_only=True):
+    """POST /v1/completions. `prompt`: text, texts, ids, or a list of lists of ids."""
+
+    prompt: str | list[str | int | list[int]]
+    max_tokens: int | None = 16
+    best_of: int | None = None
+    echo: bool | None = False
+    logprobs: int | None = None
+    suffix: str | None = None
+
+
+class ChatRequest(SamplingFields, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: list[Message]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = False
+    top_logprobs: int | None = None
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = True
+    separate_reasoning: bool = True
+    stream_reasoning: bool = True
+    functions: Any = None
+    function_call: Any = None
+    audio: Any = None
+    input_ids: Any = None
+    thinking: Any = None
+    task: Any = None
+    return_meta_info: Any = None
+    web_search_options: Any = None
+
+
+NO_TOOLS = "tool calls are not available in this server; remove the field or use tool_choice none"
+
+REFUSED: dict[str, str] = {
+    "regex": native.NO_GRAMMAR,
+    "ebnf": native.NO_GRAMMAR,
+    "json_schema": native.NO_GRAMMAR,
+    "structural_tag": native.NO_GRAMMAR,
+    "stop_regex": "stop expressions are not available; use stop or stop_token_ids",
+    "lora_path": native.NO_LORA,
+    "session_id": native.NO_SESSIONS,
+    "session_params": native.NO_SESSIONS,
+    "custom_logit_processor": native.NO_PROCESSORS,
+    "custom_params": native.NO_PROCESSORS,
+    "watermark": native.REFUSED["watermark"],
+    "return_hidden_states": native.REFUSED["return_hidden_states"],
+    "return_routed_experts": native.NO_EXPERTS,
+    "return_sampling_mask": native.REFUSED["return_sampling_mask"],
+    "return_flat_raw_output_top_logprobs": "use logprobs instead",
+    "bootstrap_host": native.NO_DISAGGREGATION,
+    "bootstrap_port": native.NO_DISAGGREGATION,
+    "bootstrap_room": native.NO_DISAGGREGATION,
+    "disagg_prefill_dp_rank": native.NO_DISAGGREGATION,
+    "routed_dp_rank": native.REFUSED["routed_dp_rank"],
+    "data_parallel_rank": native.REFUSED["data_parallel_rank"],
+    "images_config": native.TEXT_ONLY,
+    "video_config": native.TEXT_ONLY,
+    "mm_processor_kwargs": native.TEXT_ONLY,
+}
+
+CHAT_REFUSED: dict[str, str] = {
+    "functions": NO_TOOLS,
+    "function_call": NO_TOOLS,
+    "audio": native.TEXT_ONLY,
+    "input_ids": "chat takes messages; send token ids to /v1/completions or /generate",
+    "task": "the served model knows no tasks",
+    "thinking": 'use chat_template_kwargs, e.g. {"enable_thinking": false}',
+    "return_meta_info": "use /generate for meta_info",
+    "web_search_options": "this server searches no web",
+}
+
+
+class PromptTokensDetails(msgspec.Struct, kw_only=True):
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct, kw_only=True):
+    """Token counts; `prompt_tokens_details` only with --enable-cache-report."""
+
+    prompt_tokens: int
+    total_tokens: int
+    completion_tokens: int
+    prompt_tokens_details: PromptTokensDetails | None = None
+    reasoning_tokens: int = 0
+
+
+class CompletionLogprobs(msgspec.Struct, kw_only=True):
+    """One entry per token in every list. `text_offset` counts characters of the choice's text."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(msgspec.Struct, kw_only=True):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+    matched_stop: int | str | None = None
+    prompt_token_ids: list[int] | msgspec.UnsetType | None = msgspec.UNSET
+    token_ids: list[int] | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class CompletionAnswer(msgspec.Struct, kw_only=True):
+    """Answer of /v1/completions, and (without usage) the data of each event of its stream."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    object: str = "text_completion"
+    usage: Usage | None = None
+    metadata: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+
+
+class TopLogprob(msgspec.Struct, kw_only=True):
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class ContentLogprob(msgspec.Struct, kw_only=True):
+    token: str
+    logprob: float
+    bytes: list[int] | None
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct, kw_only=True):
+    content: list[ContentLogprob]
+    refusal: None = None
+
+
+class AnswerMessage(msgspec.Struct, kw_only=True):
+    content: str | None
+    role: str = "assistant"
+    reasoning_content: str | None = None
+    tool_calls: list[Any] | None = None
+
+
+class ChatChoice(msgspec.Struct, kw_only=True):
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    matched_stop: int | str | None = None
+    prompt_token_ids: list[int] | msgspec.UnsetType | None = msgspec.UNSET
+    response_token_ids: list[int] | msgspec.UnsetType | None = msgspec.UNSET
+    token_ids: list[int] | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class ChatAnswer(msgspec.Struct, kw_only=True):
+    """Answer of /v1/chat/completions."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    object: str = "chat.completion"
+    metadata: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChunkDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
+    role: str | None = None
+    content: str | None = None
+
+
+class ChunkChoice(msgspec.Struct, kw_only=True):
+    index: int
+    delta: ChunkDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    matched_stop: int | str | msgspec.UnsetType | None = msgspec.UNSET
+    token_ids: list[int] | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class ChatChunk(msgspec.Struct, kw_only=True):
+    """Data of each event of a chat stream."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    object: str = "chat.completion.chunk"
+    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class ModelCard(msgspec.Struct, kw_only=True):
+    id: str
+    created: int
+    root: str
+    max_model_len: int
+    object: str = "model"
+    owned_by: str = "vivace"
+    parent: str | None = None
+
+
+class ModelList(msgspec.Struct, kw_only=True):
+    data: list[ModelCard]
+    object: str = "list"

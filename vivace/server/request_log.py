@@ -1,0 +1,70 @@
+"""`--log-requests`: one line when a request comes, one when it is answered."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import msgspec
+
+from vivace.frontend.piece import Piece
+from vivace.protocol.request import Request
+
+log = logging.getLogger("vivace.requests")
+
+LEVELS = range(4)
+FORMATS = ("text", "json")
+EXCERPT = 2048
+"""Characters (or ids) of input and output shown at level 2."""
+
+
+class RequestLog:
+    """Level 0: ids and counts; 1: and sampling settings; 2: and the start of the text; 3: all."""
+
+    def __init__(self, *, enabled: bool, level: int, form: str) -> None:
+        self.enabled = enabled
+        self.level = level
+        self.form = form
+
+    def received(self, endpoint: str, requests: list[Request], text: str | None = None) -> None:
+        """Log what was asked; `text` is the prompt when it came as text."""
+        if not self.enabled:
+            return
+        for request in requests:
+            facts: dict[str, Any] = {
+                "rid": request.rid,
+                "endpoint": endpoint,
+                "prompt_tokens": len(request.tokens),
+                "stream": request.stream,
+            }
+            if self.level >= 1:
+                facts["sampling_params"] = msgspec.to_builtins(request.sampling)
+            if self.level >= 2:
+                facts["input"] = self._excerpt(request.tokens if text is None else text)
+            self._write("Receive", "request.received", facts)
+
+    def finished(self, request: Request, piece: Piece, seconds: float) -> None:
+        """Log what was answered; `piece` is the whole answer, or the last piece of a stream."""
+        if not self.enabled:
+            return
+        facts: dict[str, Any] = {
+            "rid": request.rid,
+            "finish_reason": piece.finish.type if piece.finish else None,
+            "prompt_tokens": piece.prompt_tokens,
+            "completion_tokens": piece.completion_tokens,
+            "cached_tokens": piece.cached_tokens,
+            "e2e_latency": round(seconds, 6),
+        }
+        if self.level >= 2 and not request.stream:
+            facts["output"] = self._excerpt(piece.text)
+        self._write("Finish", "request.finished", facts)
+
+    def _excerpt(self, value: str | list[int]) -> str | list[int]:
+        return value if self.level >= 3 or len(value) <= EXCERPT else value[:EXCERPT]
+
+    def _write(self, word: str, name: str, facts: dict[str, Any]) -> None:
+        if self.form == "json":
+            line = msgspec.json.encode({"event": name, **facts}).decode()
+        else:
+            line = f"{word}: " + ", ".join(f"{key}={value!r}" for key, value in facts.items())
+        log.info("%s", line)

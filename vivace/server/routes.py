@@ -1,0 +1,206 @@
+"""The one table of routes: what exists, who may call it, how large its body may be."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+
+from vivace.server import admin, health, loads, metrics, model_info, native, schema, tokens
+from vivace.server.auth import Access
+from vivace.server.context import Context
+from vivace.server.openai import chat, completions, models
+from vivace.server.openai import schema as openai
+
+Handler = Callable[[Context, web.Request, bytes], Awaitable[web.StreamResponse]]
+
+NO_BODY = 0
+SMALL = 64 << 10
+FULL = -1
+"""The server-wide body limit."""
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT"})
+
+PUBLIC, USER, ADMIN = Access.PUBLIC, Access.USER, Access.ADMIN
+
+
+@dataclass(frozen=True, kw_only=True)
+class Route:
+    """`body_limit` in bytes; 0 = no body is taken, FULL = `ServerSettings.body_limit`.
+
+    `accepts` and `answers` are the structs the OpenAPI document shows; None = no or any body.
+    """
+
+    methods: tuple[str, ...]
+    path: str
+    auth: Access
+    body_limit: int
+    handler: Handler
+    summary: str
+    accepts: Any = None
+    answers: Any = None
+    streams: Any = None
+    """Struct of each event when `stream` is true."""
+
+
+def get(path: str, auth: Access, handler: Handler, summary: str, answers: Any = None) -> Route:
+    return Route(
+        methods=("GET",),
+        path=path,
+        auth=auth,
+        body_limit=NO_BODY,
+        handler=handler,
+        summary=summary,
+        answers=answers,
+    )
+
+
+HEALTH = (
+    get("/health", PUBLIC, health.health, "200 while requests are taken, else 503"),
+    get("/health_generate", PUBLIC, health.health_generate, "200 once a token was generated"),
+    get("/ready", PUBLIC, health.ready, "200 when start-up has finished"),
+    get("/ping", USER, health.ping, "SageMaker's health check"),
+    Route(
+        methods=("GET", "HEAD"),
+        path="/",
+        auth=USER,
+        body_limit=NO_BODY,
+        handler=health.root,
+        summary="A line of text",
+    ),
+    get("/openapi.json", USER, health.openapi, "This document"),
+    get("/metrics", USER, metrics.metrics, "Prometheus text (with --enable-metrics)"),
+)
+
+FACTS = (
+    get("/model_info", USER, model_info.model_info, "Facts about the model"),
+    get("/get_model_info", USER, model_info.model_info, "Old name of /model_info"),
+    get("/server_info", USER, model_info.server_info, "Settings, sizes and state of the engine"),
+    get("/get_server_info", USER, model_info.server_info, "Old name of /server_info"),
+    get("/v1/loads", USER, loads.loads, "Load of each data-parallel rank"),
+    get("/v1/models", USER, models.list_models, "The served models", openai.ModelList),
+    get("/v1/models/{model:.+}", USER, models.show_model, "One model", openai.ModelCard),
+)
+
+GENERATION = (
+    Route(
+        methods=("POST", "PUT"),
+        path="/generate",
+        auth=USER,
+        body_limit=FULL,
+        handler=native.generate,
+        summary="Generate from text or token ids, single or in batches",
+        accepts=schema.GenerateRequest,
+        answers=schema.GenerateAnswer,
+        streams=schema.GenerateAnswer,
+    ),
+    Route(
+        methods=("POST",),
+        path="/v1/completions",
+        auth=USER,
+        body_limit=FULL,
+        handler=completions.completions,
+        summary="OpenAI text completions",
+        accepts=openai.CompletionRequest,
+        answers=openai.CompletionAnswer,
+        streams=openai.CompletionAnswer,
+    ),
+    Route(
+        methods=("POST",),
+        path="/v1/chat/completions",
+        auth=USER,
+        body_limit=FULL,
+        handler=chat.chat_completions,
+        summary="OpenAI chat completions",
+        accepts=openai.ChatRequest,
+        answers=openai.ChatAnswer,
+        streams=openai.ChatChunk,
+    ),
+)
+
+
+def tokenization(path: str) -> Route:
+    return Route(
+        methods=("POST",),
+        path=path,
+        auth=USER,
+        body_limit=FULL,
+        handler=tokens.tokenize,
+        summary="Token ids of a prompt or a conversation",
+        accepts=schema.TokenizeRequest,
+        answers=schema.TokenizeResponse,
+    )
+
+
+def detokenization(path: str) -> Route:
+    return Route(
+        methods=("POST",),
+        path=path,
+        auth=USER,
+        body_limit=FULL,
+        handler=tokens.detokenize,
+        summary="Text of token ids",
+        accepts=schema.DetokenizeRequest,
+        answers=schema.DetokenizeResponse,
+    )
+
+
+TEXT = (
+    tokenization("/tokenize"),
+    tokenization("/v1/tokenize"),
+    detokenization("/detokenize"),
+    detokenization("/v1/detokenize"),
+)
+
+CONTROL = (
+    Route(
+        methods=("GET", "POST"),
+        path="/flush_cache",
+        auth=ADMIN,
+        body_limit=SMALL,
+        handler=admin.flush_cache,
+        summary="Drop the prefix cache of an idle engine",
+    ),
+    Route(
+        methods=("POST",),
+        path="/abort_request",
+        auth=ADMIN,
+        body_limit=SMALL,
+        handler=admin.abort_request,
+        summary="Abort requests by id prefix, or all",
+        accepts=schema.AbortRequest,
+    ),
+    Route(
+        methods=("GET", "POST"),
+        path="/configure_logging",
+        auth=ADMIN,
+        body_limit=SMALL,
+        handler=admin.configure_logging,
+        summary="Change what is logged of requests",
+        accepts=schema.ConfigureLogging,
+    ),
+)
+
+ROUTES: tuple[Route, ...] = (*HEALTH, *FACTS, *GENERATION, *TEXT, *CONTROL)
+
+
+def check_routes(routes: Iterable[Route]) -> None:
+    """ValueError for an entry that does not say who may call it and how much it may send."""
+    seen: set[tuple[str, str]] = set()
+    for route in routes:
+        where = f"route {route.path!r}"
+        if not route.path.startswith("/"):
+            raise ValueError(f"{where}: the path must start with /")
+        if not route.methods or not METHODS.issuperset(route.methods):
+            raise ValueError(f"{where}: methods must be some of {sorted(METHODS)}")
+        if not isinstance(route.auth, Access):
+            raise ValueError(f"{where}: auth must be one of {[str(kind) for kind in Access]}")
+        if type(route.body_limit) is not int or route.body_limit < FULL:
+            raise ValueError(f"{where}: body_limit must be bytes, 0 or FULL")
+        if not callable(route.handler):
+            raise ValueError(f"{where}: has no handler")
+        for method in route.methods:
+            if (method, route.path) in seen:
+                raise ValueError(f"{where}: {method} is there twice")
+            seen.add((method, route.path))

@@ -1,0 +1,62 @@
+"""What the HTTP layer needs from a `Config`, as plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vivace.config.config import Config
+
+DEFAULT_BODY_LIMIT = 16 << 20
+STREAM_HIGH_WATER = 1 << 20
+STREAM_HOLD_LIMIT = 8 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings:
+    """Times in seconds, sizes in bytes. `public` is the configuration without secrets."""
+
+    api_key: str | None = None
+    admin_api_key: str | None = None
+    root_path: str = ""
+    cache_report: bool = False
+    stream_output: bool = False
+    metrics: bool = False
+    log_requests: bool = False
+    log_requests_level: int = 2
+    log_requests_format: str = "text"
+    access_log_level: str = "info"
+    body_limit: int = DEFAULT_BODY_LIMIT
+    body_timeout: float = 60.0
+    header_timeout: float = 20.0
+    keepalive_timeout: float = 75.0
+    health_timeout: float = 20.0
+    control_timeout: float = 10.0
+    stream_high_water: int = STREAM_HIGH_WATER
+    """Unsent bytes on a connection above which text is held back and coalesced."""
+    stream_hold_limit: int = STREAM_HOLD_LIMIT
+    """Characters held back for one stream above which its client is given up."""
+    stream_stall: float = 30.0
+    """Seconds a client may take nothing at all before it is given up."""
+    max_batch: int = 1024
+    """Sequences (prompts times n) one HTTP request may ask for."""
+    public: dict[str, Any] = field(default_factory=dict)
+
+
+def settings_of(config: Config) -> ServerSettings:
+    """Pick the HTTP settings out of a resolved configuration."""
+    http, logging = config.http, config.logging
+    return ServerSettings(
+        api_key=http.api_key,
+        admin_api_key=http.admin_api_key,
+        root_path=(http.fastapi_root_path or "").rstrip("/"),
+        cache_report=http.enable_cache_report,
+        stream_output=config.runtime.stream_output,
+        metrics=logging.enable_metrics,
+        log_requests=logging.log_requests,
+        log_requests_level=logging.log_requests_level,
+        log_requests_format=logging.log_requests_format,
+        access_log_level=logging.log_level_http or logging.log_level,
+        public=public(config),
+    )

@@ -1,0 +1,201 @@
+"""Server-sent events written straight into the transport, in the turn that received the tokens.
+
+An `Outlet` (the frontend's Sink) encodes each piece to bytes and writes it; no task wakes up per
+event. While a connection has more than `high_water` unsent bytes, pieces are merged instead of
+written, so a slow reader costs one piece of memory, not one event per token. A reader that takes
+nothing for `stall` seconds, or lets more than `hold_limit` characters pile up, is given up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+from aiohttp import HttpVersion11, web
+
+from vivace.frontend.piece import Piece, merge
+from vivace.server.errors import error_body
+
+log = logging.getLogger("vivace.server")
+
+DONE = b"data: [DONE]\n\n"
+HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",
+}
+POLL = 0.05
+
+Encode = Callable[[Piece], bytes]
+"""Piece -> complete events (b"" for nothing to say)."""
+
+
+@dataclass(frozen=True)
+class StreamLimits:
+    """Bytes unsent, characters held, seconds without progress."""
+
+    high_water: int
+    hold_limit: int
+    stall: float
+
+
+def event(data: bytes) -> bytes:
+    """Frame one JSON document (which holds no raw newline) as an event."""
+    return b"data: " + data + b"\n\n"
+
+
+class Outlet:
+    """Where the pieces of one sequence enter the stream."""
+
+    def __init__(self, stream: EventStream, encode: Encode) -> None:
+        self._stream = stream
+        self._encode = encode
+        self.held: Piece | None = None
+
+    def push(self, piece: Piece) -> None:
+        """Write or hold one piece; never blocks, never raises."""
+        stream = self._stream
+        try:
+            if stream.flowing:
+                stream.write(self._encode(piece), ends=piece.finish is not None)
+            else:
+                self.held = piece if self.held is None else merge(self.held, piece)
+                stream.note_held(self.held)
+        except Exception as error:
+            stream.fail(error)
+
+    def release(self) -> None:
+        """Write what was held."""
+        piece, self.held = self.held, None
+        if piece is not None:
+            self._stream.write(self._encode(piece), ends=piece.finish is not None)
+
+
+class EventStream:
+    """The answer to one HTTP request as events; several outlets (n > 1, a batch) share it."""
+
+    def __init__(self, limits: StreamLimits, epilogue: Callable[[], bytes] = bytes) -> None:
+        """`epilogue` gives the events between the last piece and [DONE]."""
+        self.flowing = False
+        self._limits = limits
+        self._epilogue = epilogue
+        self._outlets: list[Outlet] = []
+        self._open = 0
+        self._transport: asyncio.Transport | None = None
+        self._chunked = True
+        self._first: asyncio.Future[Piece] = asyncio.get_running_loop().create_future()
+        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._poll: asyncio.TimerHandle | None = None
+        self._unsent = 0
+        self._progress = 0.0
+
+    def outlet(self, encode: Encode) -> Outlet:
+        """A new sequence in this stream; all are made before the first piece comes."""
+        outlet = Outlet(self, encode)
+        self._outlets.append(outlet)
+        self._open += 1
+        return outlet
+
+    async def first(self) -> Piece:
+        """The first piece of any outlet: until then the answer can still become an error."""
+        return await self._first
+
+    async def run(self, request: web.Request, headers: dict[str, str]) -> web.StreamResponse:
+        """Send the headers, let the pieces flow, return when the last event is written."""
+        response = web.StreamResponse(headers={**HEADERS, **headers})
+        self._chunked = request.version >= HttpVersion11
+        if self._chunked:
+            response.enable_chunked_encoding()
+        else:
+            response.force_close()
+        try:
+            await response.prepare(request)
+            self._transport = request.transport
+            self._resume()
+            await self._over
+            async with asyncio.timeout(self._limits.stall * 10):
+                await response.write_eof()
+        except TimeoutError:
+            self.fail(ConnectionResetError("the client does not read the end of its answer"))
+        finally:
+            self.flowing = False
+            if self._poll is not None:
+                self._poll.cancel()
+        return response
+
+    def write(self, data: bytes, *, ends: bool) -> None:
+        """Put events on the wire; the last sequence's end brings the epilogue with it."""
+        if ends:
+            self._open -= 1
+            if not self._open:
+                data += self._epilogue() + DONE
+        transport = self._transport
+        if data and transport is not None and not transport.is_closing():
+            if self._chunked:
+                data = b"%x\r\n%b\r\n" % (len(data), data)
+            transport.write(data)
+            if transport.get_write_buffer_size() > self._limits.high_water:
+                self._pause(transport)
+        if not self._open and not self._over.done():
+            self._over.set_result(None)
+
+    def note_held(self, held: Piece) -> None:
+        """An outlet holds a piece: the first wakes the handler, too much gives the client up."""
+        if not self._first.done():
+            self._first.set_result(held)
+        if len(held.text) > self._limits.hold_limit:
+            self.fail(ConnectionResetError("the client reads too slowly"))
+
+    def fail(self, error: Exception) -> None:
+        """End the stream with an error; the handler then cancels what still runs."""
+        self.flowing = False
+        transport = self._transport
+        if isinstance(error, ConnectionResetError):
+            if transport is not None:
+                transport.abort()
+        else:
+            log.error("a stream failed", exc_info=error)
+            if transport is not None and not transport.is_closing():
+                data = event(msgspec.json.encode(error_body(500, "internal error"))) + DONE
+                transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+        for future in (self._first, self._over):
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # seen here: nobody may be waiting any more
+
+    def _pause(self, transport: asyncio.Transport) -> None:
+        self.flowing = False
+        loop = asyncio.get_running_loop()
+        self._unsent = transport.get_write_buffer_size()
+        self._progress = loop.time()
+        self._poll = loop.call_later(POLL, self._look)
+
+    def _look(self) -> None:
+        """While paused: resume once half of the buffer is sent, give up when nothing moves."""
+        transport = self._transport
+        if transport is None or transport.is_closing() or self._over.done():
+            return
+        loop = asyncio.get_running_loop()
+        unsent = transport.get_write_buffer_size()
+        if unsent <= self._limits.high_water // 2:
+            self._resume()
+            return
+        if unsent < self._unsent:
+            self._unsent, self._progress = unsent, loop.time()
+        elif loop.time() - self._progress > self._limits.stall:
+            self.fail(ConnectionResetError("the client has stopped reading"))
+            return
+        self._poll = loop.call_later(POLL, self._look)
+
+    def _resume(self) -> None:
+        self.flowing = True
+        try:
+            for outlet in self._outlets:
+                if not self.flowing:
+                    break
+                outlet.release()
+        except Exception as error:
+            self.fail(error)

@@ -1,0 +1,59 @@
+"""Runs the requests of one streamed answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from aiohttp import web
+
+from vivace.frontend.piece import Piece
+from vivace.protocol.request import Request
+from vivace.server.context import Context
+from vivace.server.jobs import refusal_of
+from vivace.server.sse import Encode, EventStream, StreamLimits
+
+
+async def stream(
+    context: Context,
+    http: web.Request,
+    requests: list[Request],
+    encoders: Sequence[Encode],
+    *,
+    epilogue: Callable[[], bytes] = bytes,
+    quiet: bool = False,
+) -> web.StreamResponse:
+    """Answer with events, `encoders[i]` for `requests[i]`; a client that leaves cancels them all.
+
+    Until the first piece the answer can still become an error with its own status.
+    """
+    settings = context.settings
+    limits = StreamLimits(
+        settings.stream_high_water, settings.stream_hold_limit, settings.stream_stall
+    )
+    events = EventStream(limits, epilogue)
+    try:
+        for request, encode in zip(requests, encoders, strict=True):
+            outlet = events.outlet(encode if quiet else logged(context, request, encode))
+            context.frontend.start(request, outlet)
+        refusal = refusal_of((await events.first()).finish)
+        if refusal is not None:
+            raise refusal
+        return await events.run(http, {})
+    except BaseException:
+        context.frontend.cancel([request.key for request in requests])
+        raise
+
+
+def logged(context: Context, request: Request, encode: Encode) -> Encode:
+    """The encoder, with a line in the request log at the end; itself when nobody logs."""
+    if not context.request_log.enabled:
+        return encode
+
+    def encode_and_log(piece: Piece) -> bytes:
+        if piece.finish is not None:
+            seconds = time.monotonic() - request.arrival
+            context.request_log.finished(request, piece, seconds)
+        return encode(piece)
+
+    return encode_and_log
