@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -17,6 +18,8 @@ from vivace.supervisor.line import Line, supervisor_end
 from vivace.supervisor.messages import FromChild, Setup
 
 Role = Literal["engine", "frontend"]
+Command = Callable[[Role, int], Sequence[str]]
+"""(role, descriptor of the line to us) -> command line"""
 SOURCES = Path(vivace.__file__).resolve().parents[1]
 
 
@@ -67,8 +70,8 @@ class Child:
         os.close(self.pid_file)
 
 
-def spawn(role: Role, setup: Setup) -> Child:
-    """Start `python -m vivace.process <role>` and hand it its setup."""
+def spawn(role: Role, setup: Setup, command: Command) -> Child:
+    """Start a child and hand it its setup."""
     ours, theirs = socket.socketpair()
     inherited = [theirs.fileno(), *([setup.listener] if setup.listener >= 0 else [])]
     before = out_of_memory_kills()
@@ -88,7 +91,8 @@ def spawn(role: Role, setup: Setup) -> Child:
     return child
 
 
-def command(role: Role, line: int) -> list[str]:
+def process_command(role: Role, line: int) -> list[str]:
+    """`python -m vivace.process <role>`; `line` is the inherited descriptor of the line to us."""
     # -P keeps modules that happen to lie in the working directory out of the children; only when
     # the package itself is found that way it has to go.
     path = [] if Path.cwd() == SOURCES else ["-P"]

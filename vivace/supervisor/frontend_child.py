@@ -94,7 +94,7 @@ class FrontendChild:
                 case Ready() | Down():
                     self._mailbox.accept(message)
                 case Draining():
-                    self._frontend.status = "draining"
+                    self._frontend.drain()
                 case WarmUp():
                     task = asyncio.get_running_loop().create_task(self._warm_up())
                     self._tasks.add(task)
@@ -143,11 +143,9 @@ async def warm_up(frontend: Frontend) -> str:
     """Generate a little through the whole engine; returns what went wrong, or ""."""
     while frontend.status == "starting":
         await asyncio.sleep(0.01)
-    context = frontend.served.context
-    tokens = [
-        index % frontend.served.vocabulary for index in range(min(WARM_UP_TOKENS, context // 2))
-    ]
-    sampling = SamplingParams(max_new_tokens=min(WARM_UP_TOKENS, context // 2), temperature=0.0)
+    count = max(1, min(WARM_UP_TOKENS, frontend.served.context // 2))
+    tokens = [index % frontend.served.vocabulary for index in range(count)]
+    sampling = SamplingParams(max_new_tokens=count, temperature=0.0)
     request = frontend.request(tokens, sampling, rid="HEALTH_CHECK_warm_up")
     finish = None
     async for piece in frontend.generate(request):

@@ -22,7 +22,8 @@ from vivace.protocol.control import Capacity, Command, Down, Drain, Ready, Reply
 from vivace.protocol.request import KEY_SHIFT
 from vivace.supervisor import signals
 from vivace.supervisor.budget import CrashBudget
-from vivace.supervisor.child import Child, Role, spawn
+from vivace.supervisor.child import Child, Role, process_command, spawn
+from vivace.supervisor.child import Command as SpawnCommand
 from vivace.supervisor.line import LineClosed
 from vivace.supervisor.messages import (
     Draining,
@@ -40,7 +41,6 @@ from vivace.supervisor.pulse import Pulse, Watchdog
 log = logging.getLogger(__name__)
 
 Phase = Literal["starting", "serving", "draining", "stopping"]
-TICK_SECONDS = 0.5
 STOP_GRACE_SECONDS = 5.0
 STACK_DUMP_SECONDS = 1.0
 """Between asking a stuck engine for its stacks and killing it."""
@@ -62,6 +62,8 @@ class Plan:
     drain: float = 60.0
     crashes: int = 3
     crash_window: float = 600.0
+    command: SpawnCommand = process_command
+    tick: float = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +109,7 @@ class Supervisor:
                 for index in range(self._plan.frontends):
                     self._start_frontend(index)
                 while not self._is_over():
-                    for key, _ in self._selector.select(TICK_SECONDS):
+                    for key, _ in self._selector.select(self._plan.tick):
                         key.data()
                     self._tick(time.monotonic())
             finally:
@@ -144,7 +146,7 @@ class Supervisor:
             epoch=epoch,
             listener=listener,
         )
-        child = spawn(role, setup)
+        child = spawn(role, setup, self._plan.command)
         self._selector.register(child.line, selectors.EVENT_READ, lambda: self._listen(child))
         self._selector.register(child.pid_file, selectors.EVENT_READ, lambda: self._bury(child))
         return child

@@ -1,0 +1,87 @@
+"""A child process without engine or HTTP; what it does is in `Setup.config` (JSON).
+
+{"engine": {"0": "exit"}, "frontend": {"0": "kill"}}: the engine of epoch 0 exits after it became
+ready, frontend 0 is killed. Everything it is told it appends to `events` in the run directory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import faulthandler
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+from vivace.protocol.control import Capacity, Command, Ready, Reply
+from vivace.supervisor.line import LineClosed, child_end
+from vivace.supervisor.messages import Failure, Progress, Serving, Stop, Warm, WarmUp
+from vivace.supervisor.pulse import Pulse
+
+CAPACITY = Capacity(pages=8, page_size=16, rows=4, context=64, vocabulary=100)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("role")
+    parser.add_argument("--line", type=int)
+    arguments = parser.parse_args()
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    line = child_end(socket.socket(fileno=arguments.line))
+    setup = line.wait()
+    engine = arguments.role == "engine"
+    number = setup.epoch if engine else setup.index
+    script = json.loads(setup.config).get(arguments.role, {})
+    act = script.get(str(number), script.get("*", ""))
+    events = Path(setup.run_dir) / "events"
+
+    def note(text: str) -> None:
+        with events.open("a") as file:
+            file.write(f"{arguments.role} {number} {os.getpid()} {text}\n")
+
+    note("start")
+    if act == "fail-start":
+        line.send(Failure("ValueError: no such tensor"))
+        sys.exit(1)
+    if engine:
+        line.send(Progress("Loading", 0.5))
+        line.send(Ready(epoch=number, capacity=CAPACITY))
+        pulse = Pulse(Path(setup.run_dir) / "pulse")
+        pulse.beat(resting=act != "hang")
+    else:
+        line.send(Serving())
+    misbehave(act)
+    try:
+        while True:
+            message = line.wait()
+            note(type(message).__name__ + (f" {message.epoch}" if type(message) is Ready else ""))
+            match message:
+                case WarmUp():
+                    line.send(Warm("NaN" if act == "cold" else "", 0.1))
+                case Command():
+                    if act != "busy":
+                        line.send(Reply(ticket=message.ticket, ok=True))
+                case Stop():
+                    return
+    except LineClosed:
+        os._exit(1)
+
+
+def misbehave(act: str) -> None:
+    if act in ("exit", "kill"):
+        time.sleep(0.3)
+    if act == "exit":
+        os._exit(7)
+    if act == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

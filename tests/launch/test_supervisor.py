@@ -1,0 +1,238 @@
+"""The supervisor with small fake children: starts, deaths, watchdog, signals, no orphans."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from vivace.protocol.channel import make_run_dir, remove_run_dir
+from vivace.protocol.control import Capacity
+from vivace.supervisor.child import Role
+from vivace.supervisor.supervisor import Hooks, Plan, Supervisor
+
+FAKE = Path(__file__).with_name("fake_child.py")
+
+
+def fake_command(role: Role, line: int) -> list[str]:
+    return [sys.executable, str(FAKE), role, "--line", str(line)]
+
+
+@dataclass
+class Server:
+    """Runs a supervisor in this (main) thread; `when_ready` runs in another."""
+
+    run_dir: Path
+    listener: socket.socket
+    ready: list[Capacity] = field(default_factory=list)
+    stages: list[str] = field(default_factory=list)
+
+    def run(
+        self,
+        script: dict,
+        *,
+        frontends: int = 1,
+        when_ready: Callable[[], None] | None = None,
+        **options: object,
+    ) -> int:
+        settings: dict = {"warm_up": True, "watchdog": None, "soft_watchdog": None, **options}
+        plan = Plan(
+            config=json.dumps(script).encode(),
+            frontends=frontends,
+            listener=self.listener,
+            run_dir=self.run_dir,
+            command=fake_command,
+            tick=0.05,
+            **settings,
+        )
+
+        def ready(capacity: Capacity, _seconds: float) -> None:
+            self.ready.append(capacity)
+            if when_ready is not None:
+                threading.Thread(target=when_ready, daemon=True).start()
+
+        hooks = Hooks(progress=lambda stage, _: self.stages.append(stage), ready=ready)
+        return Supervisor(plan, hooks).run()
+
+    def events(self) -> list[str]:
+        path = self.run_dir / "events"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def wait_for(self, *texts: str) -> None:
+        """Until every text has been seen in the events."""
+        deadline = time.monotonic() + 30
+        while not all(any(text in line for line in self.events()) for text in texts):
+            assert time.monotonic() < deadline, (texts, self.events())
+            time.sleep(0.02)
+
+    def told(self, who: str) -> list[str]:
+        found = [line.split(" ", 3) for line in self.events()]
+        return [text for role, number, _, text in found if f"{role} {number}" == who]
+
+    def pids(self) -> list[int]:
+        return sorted({int(line.split()[2]) for line in self.events()})
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    run_dir = make_run_dir()
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        server = Server(run_dir, listener)
+        yield server
+    assert [pid for pid in server.pids() if is_alive(pid)] == []
+    remove_run_dir(run_dir)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def stop() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_start_warm_up_drain_stop(server: Server) -> None:
+    assert server.run({}, frontends=2, when_ready=stop) == 0
+    assert len(server.ready) == 1 and server.stages == ["Loading"]
+    assert server.told("frontend 0") == ["start", "Ready 0", "WarmUp", "Draining", "Stop"]
+    assert server.told("frontend 1") == ["start", "Ready 0", "Draining", "Stop"]
+    assert server.told("engine 0") == ["start", "Command", "Stop"]
+
+
+def test_without_warm_up(server: Server) -> None:
+    assert server.run({}, warm_up=False, when_ready=stop) == 0
+    assert "WarmUp" not in server.told("frontend 0")
+
+
+def test_a_failed_warm_up_ends_the_start(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    assert server.run({"frontend": {"0": "cold"}}) == 1
+    assert "the warm-up request failed: NaN" in caplog.text
+
+
+@pytest.mark.parametrize("role", ["engine", "frontend"])
+def test_a_failed_start_is_not_tried_again(
+    server: Server, caplog: pytest.LogCaptureFixture, role: str
+) -> None:
+    assert server.run({role: {"0": "fail-start"}}) == 1
+    assert "ValueError: no such tensor (exit code 1)" in caplog.text
+    assert server.told(f"{role} 1") == [] and server.ready == []
+
+
+@pytest.mark.parametrize(("act", "cause"), [("exit", "exit code 7"), ("kill", "SIGKILL")])
+def test_a_dead_engine_is_replaced(
+    server: Server, caplog: pytest.LogCaptureFixture, act: str, cause: str
+) -> None:
+    def wait_and_stop() -> None:
+        server.wait_for("Ready 1")
+        stop()
+
+    assert server.run({"engine": {"0": act}}, when_ready=wait_and_stop) == 0
+    told = server.told("frontend 0")
+    assert told[told.index("Down") + 1] == "Ready 1"
+    assert cause in caplog.text and "1 of 3 restarts spent" in caplog.text
+
+
+def test_a_dead_frontend_is_replaced_under_a_new_index(server: Server) -> None:
+    def wait_and_stop() -> None:
+        server.wait_for("frontend 2 ", "FrontendGone", "Ready 0")
+        time.sleep(0.2)
+        stop()
+
+    assert server.run({"frontend": {"1": "kill"}}, frontends=2, when_ready=wait_and_stop) == 0
+    assert server.told("frontend 2")[:2] == ["start", "Ready 0"]
+    assert server.told("frontend 0")[-2:] == ["Draining", "Stop"]
+
+
+def test_too_many_deaths_end_the_server(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    assert server.run({"engine": {"*": "exit"}}, crashes=2) == 1
+    assert len([line for line in server.events() if line.startswith("engine")]) >= 3
+    assert "more than 2 deaths in 10 minutes" in caplog.text
+    assert server.told("frontend 0")[-2:] == ["Down", "Stop"]
+
+
+def test_a_stuck_engine_dumps_its_stacks_and_is_replaced(
+    server: Server, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def wait_and_stop() -> None:
+        server.wait_for("Ready 1")
+        stop()
+
+    options = {"watchdog": 0.3, "soft_watchdog": 0.1}
+    assert server.run({"engine": {"0": "hang"}}, when_ready=wait_and_stop, **options) == 0
+    assert "no progress for" in caplog.text
+    assert "most recent call first" in capfd.readouterr().err
+
+
+def test_a_second_signal_stops_at_once(server: Server) -> None:
+    def stop_twice() -> None:
+        stop()
+        server.wait_for("engine 0", "Draining")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    code = server.run({"engine": {"0": "busy"}}, when_ready=stop_twice, drain=60.0)
+    assert code == 128 + signal.SIGINT
+
+
+def test_draining_has_an_end(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    assert server.run({"engine": {"0": "busy"}}, when_ready=stop, drain=-0.8) == 0
+    assert "Requests are still running" in caplog.text
+
+
+def test_an_engine_that_dies_while_draining(server: Server) -> None:
+    def kill_engine() -> None:
+        stop()
+        server.wait_for("Command")
+        engine = next(line for line in server.events() if line.startswith("engine"))
+        os.kill(int(engine.split()[2]), signal.SIGKILL)
+
+    assert server.run({"engine": {"0": "busy"}}, when_ready=kill_engine) == 1
+    assert "Down" in server.told("frontend 0")
+
+
+SUPERVISE = """
+import socket, sys
+from pathlib import Path
+sys.path.insert(0, {folder!r})
+from test_supervisor import Server
+with socket.socket() as listener:
+    listener.bind(("127.0.0.1", 0)); listener.listen()
+    Server(Path({run_dir!r}), listener).run({{}}, frontends=2)
+"""
+
+
+def test_children_vanish_with_the_supervisor(server: Server) -> None:
+    code = SUPERVISE.format(folder=str(FAKE.parent), run_dir=str(server.run_dir))
+    process = subprocess.Popen([sys.executable, "-c", code])
+    server.wait_for("WarmUp")
+    pids = server.pids()
+    assert len(pids) == 3 and all(is_alive(pid) for pid in pids)
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 10
+    while any(is_alive(pid) for pid in pids):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_signal_handlers_are_given_back(server: Server) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    server.run({}, when_ready=stop)
+    assert signal.getsignal(signal.SIGTERM) is before
+    logging.getLogger(__name__).debug("still alive")

@@ -1,0 +1,66 @@
+"""Put an engine together: worker -> executor -> settings -> scheduler -> loop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from vivace.engine.executor import InProcessExecutor, Runner
+from vivace.engine.loop import Loop
+from vivace.engine.oracle import OracleWorker
+from vivace.engine.scheduler import Mailbox, Scheduler
+from vivace.engine.settings import settings_of
+from vivace.protocol.control import Capacity
+from vivace.supervisor.faults import with_fault
+
+if TYPE_CHECKING:
+    from vivace.config.config import Config
+
+Report = Callable[[str, float], None]
+"""(stage, fraction of it that is done, 0..1)"""
+
+ORACLE_TOKENS = 65536
+ORACLE_ROWS = 256
+
+
+def engine_parts(
+    config: Config, mailbox: Mailbox, report: Report, *, epoch: int = 0
+) -> tuple[Loop, Capacity]:
+    """An engine ready to run. Loads weights and sizes the KV pool, so it takes a while."""
+    runner = with_fault(
+        build_runner(config, report), config.environment.get("VIVACE_TEST_FAULT", ""), epoch
+    )
+    executor = InProcessExecutor(runner)
+    settings = settings_of(config, executor.capacity)
+    scheduler = Scheduler(settings, executor.capacity, time.monotonic)
+    loop = Loop(scheduler, executor, mailbox, depth=settings.depth, epoch=epoch)
+    return loop, executor.capacity
+
+
+def build_runner(config: Config, report: Report) -> Runner:
+    """The worker on its device, or (`VIVACE_EXECUTOR=oracle[:seconds per step]`) no model."""
+    name, _, seconds = config.environment.get("VIVACE_EXECUTOR", "").partition(":")
+    if name == "oracle":
+        report("Preparing the oracle", 1.0)
+        return oracle(config, float(seconds or 0.0))
+    if name:
+        raise ValueError(f"VIVACE_EXECUTOR={name!r} is unknown; unset it or choose oracle")
+    report("Loading PyTorch", 0.0)
+    from vivace.worker.worker import build_worker
+
+    return build_worker(config, report)
+
+
+def oracle(config: Config, step_seconds: float) -> OracleWorker:
+    """A worker whose tokens are a pure function of seed and position; sized like a small device."""
+    page_size = config.memory.page_size or 1
+    tokens = config.memory.max_total_tokens or ORACLE_TOKENS
+    capacity = Capacity(
+        pages=tokens // page_size,
+        page_size=page_size,
+        rows=min(config.schedule.max_running_requests or ORACLE_ROWS, ORACLE_ROWS),
+        context=min(config.facts.context, tokens),
+        vocabulary=config.facts.vocabulary,
+    )
+    return OracleWorker(capacity, config.facts.vocabulary, step_seconds=step_seconds)

@@ -1,0 +1,120 @@
+"""The command `vivace`. Each subcommand's module is imported when it is called, not before."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module, metadata
+
+import vivace
+
+COMMANDS = {
+    "serve": "start a server (OpenAI and SGLang compatible)",
+    "chat": "talk to a running server in the terminal",
+    "bench": "measure: serving, offline, one-batch, scheduler, peers, sse",
+    "flags": "every flag of `vivace serve` and what it does here",
+    "pull": "install the embedded model",
+    "version": "versions of vivace, python and torch",
+}
+BENCHES = {
+    "serving": "a running server under load (also: python -m vivace.bench_serving)",
+    "offline": "throughput of the engine in one process",
+    "one-batch": "one batch: prefill and decode time",
+    "scheduler": "time to plan and commit a step",
+    "peers": "this server against others on the same workload",
+    "sse": "CPU time of a streamed chunk in the frontend",
+}
+BAD_COMMAND = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(help_text("vivace", "COMMAND", COMMANDS))
+        return 0 if words else BAD_COMMAND
+    if words[0] in ("-V", "--version"):
+        return version([])
+    handler = handlers().get(words[0])
+    if handler is None:
+        return unknown("vivace", "command", words[0], COMMANDS)
+    try:
+        return handler(words[1:])
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader of our output (`| head`) has gone; nothing more can be said to it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def handlers() -> dict[str, Callable[[list[str]], int]]:
+    return {
+        "serve": lambda words: import_module("vivace.launch").main(words),
+        "chat": lambda words: import_module("vivace.chat").main(words),
+        "bench": bench,
+        "flags": flags,
+        "pull": lambda words: import_module("vivace.pull").main(words),
+        "version": version,
+    }
+
+
+def bench(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help"):
+        print(help_text("vivace bench", "BENCHMARK", BENCHES))
+        return 0 if words else BAD_COMMAND
+    if words[0] not in BENCHES:
+        return unknown("vivace bench", "benchmark", words[0], BENCHES)
+    module = import_module(f"vivace.bench.{words[0].replace('-', '_')}")
+    return module.main(words[1:])
+
+
+def flags(words: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="vivace flags", description="Every flag, its default, and what it does on a platform."
+    )
+    parser.add_argument("--platform", choices=("cpu", "cuda", "npu"), help="one platform only")
+    parser.add_argument("--search", metavar="TEXT", help="only flags that mention TEXT")
+    chosen = parser.parse_args(words)
+    from vivace.config.table import render_text
+
+    print(render_text(chosen.platform, chosen.search))
+    return 0
+
+
+def version(words: list[str]) -> int:
+    argparse.ArgumentParser(
+        prog="vivace version", description="Versions of vivace, python and torch."
+    ).parse_args(words)
+    print(f"vivace {vivace.__version__}")
+    print(f"python {sys.version.split()[0]}")
+    print(f"torch {installed('torch')}")
+    return 0
+
+
+def installed(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def help_text(program: str, what: str, table: dict[str, str]) -> str:
+    width = max(map(len, table))
+    lines = [f"  {name:<{width}}  {text}" for name, text in table.items()]
+    usage = f"usage: {program} {what} [ARGUMENTS]"
+    return "\n".join([usage, "", *lines, "", f"`{program} {what} --help` tells more."])
+
+
+def unknown(program: str, kind: str, word: str, table: dict[str, str]) -> int:
+    near = difflib.get_close_matches(word, table, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(table)}"
+    print(f"{program}: there is no {kind} {word!r}; {hint}", file=sys.stderr)
+    return BAD_COMMAND
+
+
+if __name__ == "__main__":
+    sys.exit(main())

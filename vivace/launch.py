@@ -1,0 +1,104 @@
+"""From a command line to a running server.
+
+This process only decides, starts and watches; it loads neither torch nor a tokenizer.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vivace.observability import log as log_lines
+from vivace.protocol.control import Capacity
+from vivace.supervisor.listen import ListenError, bind, url_of
+from vivace.supervisor.progress import StartProgress
+from vivace.supervisor.summary import show, summary_of
+
+if TYPE_CHECKING:
+    import socket
+
+    from vivace.config import Config
+
+log = logging.getLogger(__name__)
+
+READY_LINE = "The server is fired up and ready to roll!"
+BAD_COMMAND = 2
+FAILED = 1
+
+
+def main(argv: Sequence[str], *, program: str = "vivace serve") -> int:
+    """Serve until stopped; returns the exit code. 2 = the command line cannot be obeyed."""
+    from vivace.checkpoint.source import SourceError
+    from vivace.config import ConfigError
+
+    try:
+        config = configure(argv, os.environ, program=program)
+    except (ConfigError, SourceError) as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return BAD_COMMAND
+    return launch(config)
+
+
+def configure(argv: Sequence[str], environ: Mapping[str, str], *, program: str) -> Config:
+    """What was asked -> what will run. Raises ConfigError or SourceError for the user to read."""
+    from vivace.checkpoint.source import locate
+    from vivace.config import parse, resolve
+    from vivace.models.facts import facts_of
+    from vivace.platforms.platform import detect
+
+    options = parse(argv, environ, program=program)
+    model = options.model
+    source = locate(
+        model.model_path,
+        load_format=model.load_format,
+        tokenizer_path=model.tokenizer_path,
+        overrides=model.json_model_override_args,
+    )
+    return resolve(options, source, facts_of(source), detect(options.runtime.device))
+
+
+def launch(config: Config) -> int:
+    """Run a server until it is stopped; returns its exit code."""
+    log_lines.setup(config.logging.log_level)
+    try:
+        listener = bind(config.http.host, config.http.port)
+    except ListenError as error:
+        log.error("%s", error)
+        return FAILED
+    with listener:
+        return supervise(config, listener)
+
+
+def supervise(config: Config, listener: socket.socket) -> int:
+    from vivace.config import encode
+    from vivace.protocol.channel import make_run_dir, remove_run_dir
+    from vivace.supervisor.supervisor import Hooks, Plan, Supervisor
+
+    run_dir = make_run_dir()
+    progress = StartProgress(sys.stderr)
+    url = url_of(listener)
+
+    def ready(capacity: Capacity, seconds: float) -> None:
+        progress.close()
+        show(summary_of(config, capacity, url), sys.stderr)
+        log.info("Ready after %.1f s", seconds)
+        log.info(READY_LINE)
+
+    plan = Plan(
+        config=encode(config),
+        frontends=max(1, config.model.tokenizer_worker_num),
+        listener=listener,
+        run_dir=Path(run_dir),
+        warm_up=not config.http.skip_server_warmup,
+        watchdog=config.runtime.watchdog_timeout,
+        soft_watchdog=config.runtime.soft_watchdog_timeout,
+    )
+    try:
+        return Supervisor(plan, Hooks(progress=progress.update, ready=ready)).run()
+    finally:
+        progress.close()
+        remove_run_dir(run_dir)

@@ -1,0 +1,104 @@
+"""What runs now, in one table: shown when the server is ready."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TextIO
+
+from vivace.observability.log import escape
+from vivace.protocol.control import Capacity
+
+if TYPE_CHECKING:
+    from vivace.config.config import Config
+
+GIGABYTE = 1e9
+LABEL_WIDTH = 17
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """`rows`: (label, value); `rewrites`: one line per setting that was decided for the user."""
+
+    rows: tuple[tuple[str, str], ...]
+    rewrites: tuple[str, ...]
+    curl: str
+
+
+def summary_of(config: Config, capacity: Capacity, url: str) -> Summary:
+    facts, source = config.facts, config.source
+    name = config.model.served_model_name or config.model.model_path or str(source.path)
+    rows = (
+        ("model", f"{name} ({source.format}{', embedded' if source.embedded else ''})"),
+        ("architecture", f"{facts.architecture}, {facts.layers} layers"),
+        ("dtype", str(config.model.dtype)),
+        ("parameters", f"{facts.parameters / 1e6:,.0f} million"),
+        ("weights", gigabytes(capacity.weight_bytes)),
+        ("KV cache", f"{capacity.tokens:,} tokens, {gigabytes(capacity.kv_bytes)}"),
+        ("page size", f"{capacity.page_size} tokens"),
+        ("running requests", f"at most {capacity.rows:,}"),
+        ("longest request", f"{min(capacity.context, capacity.tokens):,} tokens"),
+        ("prefill chunk", chunk_text(config.schedule.chunked_prefill_size)),
+        ("device", f"{config.platform.device_name}, {config.platform.cores} cores"),
+        ("threads", str(config.runtime.cpu_threads or config.platform.cores)),
+        ("URL", url),
+    )
+    rewrites = tuple(
+        f"{rewrite.field}: {shown(rewrite.before)} -> {shown(rewrite.after)}: {rewrite.reason}"
+        for rewrite in config.rewrites
+    )
+    return Summary(rows=rows, rewrites=rewrites, curl=curl_line(config, url, name))
+
+
+def curl_line(config: Config, url: str, name: str) -> str:
+    """A request to copy. It names the key's place, never the key."""
+    path = f"{config.http.fastapi_root_path or ''}/v1/chat/completions"
+    message = {"role": "user", "content": "What is the capital of France?"}
+    body = json.dumps({"model": name, "messages": [message], "max_tokens": 32})
+    key = " -H 'Authorization: Bearer <api key>'" if config.http.api_key else ""
+    quoted = body.replace("'", "'\\''")
+    return f"curl {url}{path}{key} -H 'Content-Type: application/json' -d '{quoted}'"
+
+
+def gigabytes(count: int) -> str:
+    return f"{count / GIGABYTE:.2f} GB"
+
+
+def chunk_text(size: int | None) -> str:
+    return f"{size:,} tokens" if size is not None and size > 0 else "off"
+
+
+def shown(value: object) -> str:
+    return "unset" if value is None else str(value)
+
+
+def show(summary: Summary, stream: TextIO) -> None:
+    """Coloured on a terminal, plain lines elsewhere."""
+    if stream.isatty():
+        draw(summary, stream)
+    else:
+        stream.write("\n".join(plain_lines(summary)) + "\n")
+    stream.flush()
+
+
+def plain_lines(summary: Summary) -> list[str]:
+    lines = [f"  {label:<{LABEL_WIDTH}} {escape(value)}" for label, value in summary.rows]
+    lines += [f"  {'decided':<{LABEL_WIDTH}} {escape(text)}" for text in summary.rewrites]
+    return [*lines, f"  {'try':<{LABEL_WIDTH}} {escape(summary.curl)}"]
+
+
+def draw(summary: Summary, stream: TextIO) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(file=stream)
+    table = Table(show_header=False, box=None, padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for label, value in summary.rows:
+        table.add_row(label, Text(escape(value), style="bold" if label == "URL" else ""))
+    for text in summary.rewrites:
+        table.add_row("decided", Text(escape(text), style="yellow"))
+    console.print(table)
+    console.print(Text(escape(summary.curl), style="cyan"), soft_wrap=True)
