@@ -1,8 +1,8 @@
-"""`vivace bench soak`: many streams for minutes with random aborts; nothing may leak, nothing may fail.
+"""`vivace bench soak`: many streams for minutes with random aborts; nothing may leak or fail.
 
-Runs against a server on this host. Each stream asks, then by chance reads to the end, drops the connection
-or calls /abort_request. At the end the server must be idle, `audit()` empty, no token held by a request, and
-the resident memory of the server's processes flat (last third against the middle third).
+Runs against a server on this host. Each stream asks, then by chance reads to the end, drops the
+connection or calls /abort_request. At the end the server must be idle, `audit()` empty, no token
+held by a request, and the resident memory of its processes flat (last third against the middle).
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ async def stream_until(
     while time.monotonic() < until:
         try:
             await one_stream(session, chance, args, tally)
-        except (aiohttp.ClientError, asyncio.TimeoutError, ValueError) as error:
+        except (TimeoutError, aiohttp.ClientError, ValueError) as error:
             tally.errors.append(f"{type(error).__name__}: {error}"[:200])
 
 

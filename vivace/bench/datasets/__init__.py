@@ -1,0 +1,67 @@
+"""Data sets of the serving benchmark: a name, the module that makes it, loaded when asked for."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import import_module
+
+from vivace.bench.tokens import TokenCodec
+from vivace.bench.workload import BenchError, Query
+
+Loader = Callable[[argparse.Namespace, TokenCodec], list[Query]]
+
+DATASETS: dict[str, str] = {
+    "random": "vivace.bench.datasets.random_tokens:load",
+    "random-ids": "vivace.bench.datasets.consecutive_ids:load",
+    "generated-shared-prefix": "vivace.bench.datasets.shared_prefix:load",
+    "sharegpt": "vivace.bench.datasets.sharegpt:load",
+    "custom": "vivace.bench.datasets.custom:load",
+    "openai": "vivace.bench.datasets.openai_bodies:load",
+}
+
+NOT_OFFERED: dict[str, str] = {
+    "agentic-trace": "its traces are not published with a format we can check; use custom",
+    "mmmu": "Vivace serves text; images are not sent",
+    "image": "Vivace serves text; images are not sent",
+    "mooncake": "its traces must be downloaded; custom with `timestamp` fields replays any trace",
+    "longbench_v2": "its documents must be downloaded; put them in a JSONL file and use custom",
+    "speed-bench": "its data must be downloaded; put it in a JSONL file and use custom",
+}
+
+
+FINISHED_BY_LOADER = ("sharegpt", "custom", "openai")
+"""These wrap their prompts themselves, before their length limits apply."""
+
+
+def load(args: argparse.Namespace, codec: TokenCodec) -> list[Query]:
+    """The queries of --dataset-name; `args` are the flags of `vivace.bench.flags`."""
+    module, _, name = DATASETS[args.dataset_name].partition(":")
+    loader: Loader = getattr(import_module(module), name)
+    queries = loader(args, codec)
+    if not queries:
+        raise BenchError(
+            f"data set {args.dataset_name} gave no request; check --dataset-path and the limits"
+        )
+    if args.dataset_name in FINISHED_BY_LOADER:
+        return queries
+    return finished(queries, args, codec)
+
+
+def finished(queries: list[Query], args: argparse.Namespace, codec: TokenCodec) -> list[Query]:
+    """Generated prompts with --prompt-suffix and --apply-chat-template, counted again."""
+    if not args.prompt_suffix and not args.apply_chat_template:
+        return queries
+    if any(not isinstance(query.prompt, str) for query in queries):
+        raise BenchError(
+            "--prompt-suffix and --apply-chat-template need text: no --tokenize-prompt"
+        )
+    texts = [str(query.prompt) + args.prompt_suffix for query in queries]
+    if args.apply_chat_template:
+        texts = [codec.chat([{"role": "user", "content": text}]) for text in texts]
+    counts = [len(ids) for ids in codec.encode(texts)]
+    return [
+        replace(query, prompt=text, input_len=count)
+        for query, text, count in zip(queries, texts, counts, strict=True)
+    ]

@@ -1,0 +1,203 @@
+"""The arithmetic: from the records of a run to the figures of the output block."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from vivace.bench.transport import Record
+
+MS = 1000.0
+GOODPUT_KEYS = ("ttft", "tpot", "e2el")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Distribution:
+    """Summary of one latency in milliseconds; zeros when nothing was observed."""
+
+    mean: float = 0.0
+    median: float = 0.0
+    std: float = 0.0
+    p90: float = 0.0
+    p95: float = 0.0
+    p99: float = 0.0
+    max: float = 0.0
+    count: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Figures:
+    """Everything the block prints and the JSONL record holds. Times in ms, duration in seconds."""
+
+    completed: int
+    failed: int
+    duration: float
+    total_input: int
+    total_output: int
+    total_output_retokenized: int | None
+    """None when there was no tokenizer to count with."""
+    request_throughput: float
+    input_throughput: float
+    output_throughput: float
+    output_throughput_retokenized: float | None
+    total_throughput: float
+    total_throughput_retokenized: float | None
+    max_output_tokens_per_s: float
+    max_concurrent_requests: int
+    concurrency: float
+    accept_length: float | None
+    e2e: Distribution
+    ttft: Distribution
+    tpot: Distribution
+    itl: Distribution
+    request_goodput: float | None
+    """Requests per second that kept every limit of --goodput; None when none was asked."""
+    cached_tokens: int | None
+    """Prompt tokens the server took from its prefix cache; None when it does not say."""
+
+
+def figures_of(
+    records: Sequence[Record],
+    duration: float,
+    *,
+    retokenized: Sequence[int] | None = None,
+    accept_length: float | None = None,
+    goodput: Mapping[str, float] | None = None,
+    streamed: bool = True,
+) -> Figures:
+    """Compute all figures. `retokenized`: token counts of the answers, parallel to `records`.
+
+    `streamed` False: there are no token times, so TTFT is E2E and TPOT and ITL stay empty.
+    """
+    good = [record for record in records if record.success]
+    seconds = max(duration, 1e-9)
+    inputs = sum(record.input_len for record in good)
+    outputs = sum(record.output_len for record in good)
+    again = (
+        None
+        if retokenized is None
+        else sum(
+            count for count, record in zip(retokenized, records, strict=True) if record.success
+        )
+    )
+    peak_tokens, peak_requests = peaks(good)
+    cached = [r.cached_tokens for r in good if r.cached_tokens is not None]
+    return Figures(
+        completed=len(good),
+        failed=len(records) - len(good),
+        duration=duration,
+        total_input=inputs,
+        total_output=outputs,
+        total_output_retokenized=again,
+        request_throughput=len(good) / seconds,
+        input_throughput=inputs / seconds,
+        output_throughput=outputs / seconds,
+        output_throughput_retokenized=None if again is None else again / seconds,
+        total_throughput=(inputs + outputs) / seconds,
+        total_throughput_retokenized=None if again is None else (inputs + again) / seconds,
+        max_output_tokens_per_s=peak_tokens,
+        max_concurrent_requests=peak_requests,
+        concurrency=sum(record.latency for record in good) / seconds,
+        accept_length=accept_length,
+        e2e=distribution([record.latency for record in good]),
+        ttft=distribution([record.ttft for record in good]),
+        tpot=distribution([v for r in good if (v := tpot(r)) is not None] if streamed else []),
+        itl=distribution([gap for record in good for gap in record.itl]),
+        request_goodput=None if not goodput else kept(good, goodput) / seconds,
+        cached_tokens=sum(cached) if cached else None,
+    )
+
+
+def tpot(record: Record) -> float | None:
+    """Seconds per output token after the first; None for answers of one token."""
+    if record.output_len < 2:
+        return None
+    return (record.latency - record.ttft) / (record.output_len - 1)
+
+
+def kept(records: Sequence[Record], goodput: Mapping[str, float]) -> int:
+    """How many requests kept every limit (milliseconds by `ttft`, `tpot`, `e2el`)."""
+    return sum(
+        all(latency_of(record, key) * MS <= limit for key, limit in goodput.items())
+        for record in records
+    )
+
+
+def latency_of(record: Record, key: str) -> float:
+    if key == "tpot":
+        return tpot(record) or 0.0
+    return record.ttft if key == "ttft" else record.latency
+
+
+def peaks(records: Sequence[Record]) -> tuple[float, int]:
+    """(most output tokens, most requests) in any bucket of one second since the first send.
+
+    A token's time is start + TTFT + the ITLs up to it. A request counts in every second it
+    touches, so the number may exceed the concurrency limit at a border.
+    """
+    if not records:
+        return 0.0, 0
+    origin = min(record.start for record in records)
+    tokens: dict[int, int] = {}
+    requests: dict[int, int] = {}
+    for record in records:
+        for moment in token_times(record):
+            second = int(moment - origin)
+            tokens[second] = tokens.get(second, 0) + 1
+        first = int(record.start - origin)
+        last = int(record.start + record.latency - origin)
+        for second in range(first, last + 1):
+            requests[second] = requests.get(second, 0) + 1
+    return float(max(tokens.values(), default=0)), max(requests.values(), default=0)
+
+
+def token_times(record: Record) -> list[float]:
+    """When each token came, on the client's clock."""
+    moment = record.start + record.ttft
+    times = [moment]
+    for gap in record.itl:
+        moment += gap
+        times.append(moment)
+    return times
+
+
+def respread(records: Sequence[Record], counts: Sequence[Sequence[int]]) -> None:
+    """Divide each chunk gap of an OpenAI back end by the tokens of its chunk, in place.
+
+    Done only when the server speculates (an accept length is known): then one chunk may hold
+    several tokens. `counts[i][j]`: tokens of piece j of record i, counted by the tokenizer.
+    """
+    for record, pieces in zip(records, counts, strict=True):
+        gaps: list[float] = []
+        for gap, tokens in zip(record.itl, pieces[1:], strict=False):
+            share = max(tokens, 1)
+            gaps.extend([gap / share] * share)
+        record.itl = gaps
+
+
+def distribution(seconds: Sequence[float]) -> Distribution:
+    """Summary in milliseconds. Percentiles interpolate linearly; std is of the population."""
+    if not seconds:
+        return Distribution()
+    ordered = sorted(seconds)
+    mean = math.fsum(ordered) / len(ordered)
+    variance = math.fsum((value - mean) ** 2 for value in ordered) / len(ordered)
+    return Distribution(
+        mean=mean * MS,
+        median=percentile(ordered, 50) * MS,
+        std=math.sqrt(variance) * MS,
+        p90=percentile(ordered, 90) * MS,
+        p95=percentile(ordered, 95) * MS,
+        p99=percentile(ordered, 99) * MS,
+        max=ordered[-1] * MS,
+        count=len(ordered),
+    )
+
+
+def percentile(ordered: Sequence[float], percent: float) -> float:
+    """Of sorted values, linear between the two nearest ranks."""
+    place = (len(ordered) - 1) * percent / 100.0
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)

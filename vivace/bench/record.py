@@ -1,0 +1,190 @@
+"""The JSONL record of a run: SGLang's keys, and what is needed to repeat and to trust it."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import vivace
+from vivace.bench.checks import Check, check_requests, check_result
+from vivace.bench.figures import Distribution, Figures
+from vivace.bench.host import host_facts
+from vivace.bench.transport import Record
+
+SECRET_WORDS = ("api_key", "password", "secret", "token_key", "ssl_keyfile_password")
+HIDDEN = "(hidden)"
+FAILURES_KEPT = 20
+
+
+def build_record(
+    args: argparse.Namespace,
+    argv: Sequence[str],
+    figures: Figures,
+    records: Sequence[Record],
+    server: Mapping[str, Any],
+    *,
+    client_cpu: float,
+    tokenizer: str,
+) -> dict[str, Any]:
+    """One JSON object. `server`: the complete answer of /get_server_info (secrets are hidden)."""
+    result = settings_of(args) | numbers_of(figures)
+    result["server_info"] = without_secrets(server)
+    result["requests_sent"] = len(records)
+    result["failures"] = failures_of(records)
+    result["command"] = command_line(argv)
+    result["time"] = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+    result["versions"] = versions_of(server)
+    result["host"] = host_facts()
+    result["tokenizer"] = tokenizer
+    result["client_cpu_share"] = client_cpu / max(figures.duration, 1e-9)
+    if args.output_details:
+        result |= details_of(records)
+    checks = checks_of(result, records, args)
+    result["checks"] = [check.as_dict() for check in checks]
+    result["trusted"] = all(check.holds for check in checks)
+    return result
+
+
+def checks_of(
+    result: Mapping[str, Any], records: Sequence[Record], args: argparse.Namespace
+) -> list[Check]:
+    exact = not args.disable_ignore_eos
+    return [*check_result(result), *check_requests(result, records, exact_lengths=exact)]
+
+
+def settings_of(args: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "tag": args.tag,
+        "backend": args.backend,
+        "dataset_name": args.dataset_name,
+        "request_rate": "trace" if args.use_trace_timestamps else number(args.request_rate),
+        "max_concurrency": args.max_concurrency,
+        "sharegpt_output_len": args.sharegpt_output_len,
+        "random_input_len": args.random_input_len,
+        "random_output_len": args.random_output_len,
+        "random_range_ratio": args.random_range_ratio,
+        "seed": args.seed,
+        "tokenize_prompt": args.tokenize_prompt,
+    }
+
+
+def number(value: float) -> float | str:
+    """JSON has no infinity: "inf" is written as a word."""
+    return value if value not in (float("inf"), float("-inf")) else str(value)
+
+
+def numbers_of(figures: Figures) -> dict[str, Any]:
+    return {
+        "duration": figures.duration,
+        "completed": figures.completed,
+        "failed": figures.failed,
+        "total_input_tokens": figures.total_input,
+        "total_input_text_tokens": figures.total_input,
+        "total_input_vision_tokens": 0,
+        "total_output_tokens": figures.total_output,
+        "total_output_tokens_retokenized": figures.total_output_retokenized,
+        "request_throughput": figures.request_throughput,
+        "input_throughput": figures.input_throughput,
+        "output_throughput": figures.output_throughput,
+        "output_throughput_retokenized": figures.output_throughput_retokenized,
+        "total_throughput": figures.total_throughput,
+        "total_throughput_retokenized": figures.total_throughput_retokenized,
+        "max_output_tokens_per_s": figures.max_output_tokens_per_s,
+        "max_concurrent_requests": figures.max_concurrent_requests,
+        "concurrency": figures.concurrency,
+        "accept_length": figures.accept_length,
+        "request_goodput": figures.request_goodput,
+        "cached_tokens": figures.cached_tokens,
+        **latencies("e2e_latency", figures.e2e),
+        **latencies("ttft", figures.ttft),
+        **latencies("tpot", figures.tpot),
+        **latencies("itl", figures.itl),
+    }
+
+
+def latencies(name: str, values: Distribution) -> dict[str, float]:
+    parts = ("mean", "median", "std", "p90", "p95", "p99", "max")
+    return {f"{part}_{name}_ms": getattr(values, part) for part in parts}
+
+
+def details_of(records: Sequence[Record]) -> dict[str, Any]:
+    return {
+        "input_lens": [record.input_len for record in records],
+        "output_lens": [record.output_len for record in records],
+        "ttfts": [record.ttft for record in records],
+        "itls": [record.itl for record in records],
+        "latencies": [record.latency for record in records],
+        "start_times": [record.start for record in records],
+        "generated_texts": [record.text for record in records],
+        "errors": [record.error for record in records],
+    }
+
+
+def failures_of(records: Sequence[Record]) -> list[dict[str, Any]]:
+    failed = [record for record in records if not record.success]
+    return [
+        {"request": record.query, "turn": record.turn, "error": record.error}
+        for record in failed[:FAILURES_KEPT]
+    ]
+
+
+def versions_of(server: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        "vivace": vivace.__version__,
+        "python": platform.python_version(),
+        "server": str(server.get("version") or "unknown"),
+    }
+
+
+def command_line(argv: Sequence[str]) -> str:
+    """The command to type again, without the values of --api-key and --header."""
+    shown: list[str] = []
+    hide = ""
+    for word in argv:
+        if word.startswith("--"):
+            hide = word if word in ("--api-key", "--header") else ""
+            if word.startswith(("--api-key=", "--header=")):
+                word = word.split("=", 1)[0] + "=" + HIDDEN
+            shown.append(word)
+        else:
+            shown.append(HIDDEN if hide else word)
+    return shlex.join(["python", "-m", "vivace.bench_serving", *shown])
+
+
+def without_secrets(value: Any) -> Any:
+    """Keys and passwords that a server puts into its description do not belong in a file."""
+    if isinstance(value, Mapping):
+        return {
+            key: HIDDEN if item and is_secret(str(key)) else without_secrets(item)
+            for key, item in value.items()
+        }
+    if isinstance(value, list):
+        return [without_secrets(item) for item in value]
+    return value
+
+
+def is_secret(key: str) -> bool:
+    return any(word in key.lower() for word in SECRET_WORDS)
+
+
+def append_record(path: Path, record: Mapping[str, Any]) -> None:
+    """One line at the end of the file, made when it is not there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        file.write(msgspec.json.encode(record) + b"\n")
+
+
+def default_file(args: argparse.Namespace, date: time.struct_time | None = None) -> Path:
+    """SGLang's name: back end, month and day, requests, then lengths or the data set."""
+    stamp = time.strftime("%m%d", date or time.localtime())
+    start = f"{args.backend}_{stamp}_{args.num_prompts}_"
+    if args.dataset_name.startswith("random"):
+        return Path(f"{start}{args.random_input_len}_{args.random_output_len}.jsonl")
+    return Path(f"{start}{args.dataset_name}.jsonl")

@@ -1,0 +1,52 @@
+"""What a benchmark sends: one `Query` per request, whatever data set it came from."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Prompt = str | list[int] | list[dict[str, Any]]
+"""Text, token ids, or chat messages."""
+
+
+class BenchError(Exception):
+    """The benchmark cannot go on. The text says what is wrong, where, and what to do."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Query:
+    """One request to send, or the first turn of a conversation."""
+
+    prompt: Prompt
+    input_len: int
+    """Prompt length in tokens by the client's tokenizer."""
+    output_len: int
+    """Tokens to generate."""
+    routing_key: str | None = None
+    """Sent as the header X-SMG-Routing-Key, so that a router keeps a group together."""
+    at: float | None = None
+    """Arrival in seconds after the start, for traces."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Merged into the request body."""
+    followups: tuple[str, ...] = ()
+    """Questions of the later turns; each is sent with everything said before it."""
+
+
+def lengths_between(chance: random.Random, length: int, ratio: float, count: int) -> list[int]:
+    """`count` lengths, uniform over the integers of [max(int(length * ratio), 1), length]."""
+    if not 0.0 <= ratio <= 1.0:
+        raise BenchError(f"the range ratio must be between 0 and 1, not {ratio}")
+    if length < 1:
+        raise BenchError(f"a length must be at least 1 token, not {length}")
+    lowest = max(int(length * ratio), 1)
+    return [chance.randint(lowest, length) for _ in range(count)]
+
+
+def total_input(queries: Sequence[Query]) -> int:
+    return sum(query.input_len for query in queries)
+
+
+def total_output(queries: Sequence[Query]) -> int:
+    return sum(query.output_len for query in queries)

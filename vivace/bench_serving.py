@@ -1,0 +1,10 @@
+"""`python -m vivace.bench_serving`: the same as `vivace bench serving`."""
+
+from __future__ import annotations
+
+import sys
+
+from vivace.bench.serving import main
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
