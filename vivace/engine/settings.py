@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vivace.protocol.control import Capacity
 
@@ -53,6 +53,8 @@ class EngineSettings:
     """longest output that admission believes in"""
     retract_steps: int = 20
     """decode steps that must fit after a retraction"""
+    shared_prefix_wait: int = 32
+    """shared tokens for which a request waits while a running prompt computes them"""
     retract_every: int = 0
     """test aid: retract a sequence each so many decode steps; 0 = never"""
 
@@ -120,9 +122,9 @@ _NUMBERS: dict[str, tuple[str, type[int] | type[float]]] = {
 _SWITCHES_OFF = frozenset({"", "0", "false", "no", "off"})
 
 
-def _from_environment(environment: Mapping[str, str]) -> dict[str, int | float]:
+def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     """Settings that SGLang takes from variables; config/ has read and recorded them."""
-    found: dict[str, int | float] = {}
+    found: dict[str, Any] = {}
     for variable, (name, number) in _NUMBERS.items():
         if variable not in environment:
             continue

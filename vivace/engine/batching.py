@@ -1,0 +1,301 @@
+"""How one step is composed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from vivace.engine.admission import Admission
+from vivace.engine.preemption import less_important, retraction_order
+from vivace.engine.roster import Roster
+from vivace.engine.sequence import Sequence
+from vivace.engine.settings import EngineSettings
+from vivace.engine.step_draft import Draft
+from vivace.kv.prefix_tree import TOKEN_BYTES, shared_pages
+
+_MOST_DEFERRED = 64
+"""sequences passed over in one step because a running prompt computes their prefix"""
+
+
+@dataclass(slots=True)
+class Budget:
+    """Tokens that chunks may still take in this step; None = no limit."""
+
+    chunk: int | None
+    prefill: int
+    requests: int | None
+
+    @property
+    def open(self) -> bool:
+        return self.chunk is None or self.chunk > 0
+
+    def share(self, wanted: int) -> int:
+        return wanted if self.chunk is None else min(wanted, self.chunk)
+
+    def spend(self, count: int) -> None:
+        self.prefill -= count
+        if self.chunk is not None:
+            self.chunk -= count
+
+
+class Batching:
+    """Composes steps from the roster: decode tokens, chunks of prompts, newcomers."""
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        roster: Roster,
+        admission: Admission,
+        refuse: Callable[[Sequence, Exception], None],
+        retracted: Callable[[Sequence], None],
+    ) -> None:
+        self._settings = settings
+        self._roster = roster
+        self._pages = roster.pages
+        self._admission = admission
+        self._refuse = refuse
+        self._retracted = retracted
+        self._decode_streak = 0
+        self._decodes_until_retraction = settings.retract_every
+
+    def compose(self, number: int, now: float, idle: bool) -> Draft | None:
+        """The next step; None when there is nothing to do, or steps in flight must land first."""
+        self._roster.prune()
+        if self._must_drain(idle):
+            return None
+        newcomers = True
+        while True:
+            draft = Draft(number)
+            if self._settings.mixed:
+                self._compose_mixed(draft, now, newcomers)
+            else:
+                self._compose_prefill_first(draft, now, newcomers)
+            self._roster.planned()
+            if draft:
+                return draft
+            if not idle or not self._retract():
+                return None
+            # Whoever stays makes a step before anybody is admitted again: that is progress.
+            newcomers = False
+
+    def _compose_prefill_first(self, draft: Draft, now: float, newcomers: bool) -> None:
+        """Chunks while there are any, else one token for everybody."""
+        if not self._roster.decoding or self._decode_streak == 0:
+            self._add_chunks(draft, self._budget(), now, newcomers)
+        if not draft and self._add_decodes(draft):
+            streak = self._decode_streak + 1
+            self._decode_streak = streak % self._settings.continuous_decode_steps
+
+    def _compose_mixed(self, draft: Draft, now: float, newcomers: bool) -> None:
+        """One token for everybody, and the rest of the budget for chunks."""
+        if self._add_decodes(draft):
+            budget = self._budget()
+            budget.spend(len(draft.decodes))
+            self._add_chunks(draft, budget, now, newcomers)
+
+    def _budget(self) -> Budget:
+        settings = self._settings
+        return Budget(settings.chunk, settings.max_prefill_tokens, settings.prefill_max_requests)
+
+    # --- decode -----------------------------------------------------------------------------
+
+    def _add_decodes(self, draft: Draft) -> bool:
+        """A token for every decoding sequence that has not planned its last one.
+
+        False when pages are short: then nobody decodes before somebody has been retracted.
+        """
+        decoding = self._roster.decoding
+        edged = [sequence for sequence in decoding if sequence.upper >= sequence.edge]
+        if edged:
+            growing = [sequence for sequence in edged if sequence.upper < sequence.limit - 1]
+            if len(growing) > self._pages.leases.available:
+                return False
+            self._grow(draft, growing)
+            if len(growing) < len(edged):
+                decoding = [s for s in decoding if s.upper < s.limit - 1]
+        if decoding:
+            draft.add_decodes(decoding.copy())
+            self._admission.decoded()
+            self._decodes_until_retraction -= 1
+        return True
+
+    def _grow(self, draft: Draft, growing: list[Sequence]) -> None:
+        """One more page for each of them, taken in one piece."""
+        page_size = self._pages.page_size
+        pages = self._pages.leases.take(len(growing))
+        for sequence, page in zip(growing, pages, strict=True):
+            assert sequence.lease is not None
+            held = sequence.lease.pages
+            held.append(page)
+            sequence.edge = min(len(held) * page_size, sequence.limit - 1)
+            draft.grants.append((sequence.row, [page]))
+
+    # --- chunks -----------------------------------------------------------------------------
+
+    def _add_chunks(self, draft: Draft, budget: Budget, now: float, newcomers: bool) -> None:
+        """Go on with prompts that have begun, then admit newcomers while the budget lasts."""
+        for sequence in self._roster.filling:
+            if not budget.open:
+                return
+            self._add_chunk(draft, sequence, budget)
+        if newcomers:
+            self._admit(draft, budget, now)
+
+    def _add_chunk(self, draft: Draft, sequence: Sequence, budget: Budget) -> bool:
+        """As much of what is known as budget and pages allow; False when that is nothing."""
+        wanted = budget.share(sequence.target - sequence.upper)
+        count = self._pages.coverable(sequence, wanted)
+        if count <= 0:
+            return False
+        draft.add_chunk(sequence, count, self._pages.cover(sequence, count))
+        budget.spend(count)
+        return True
+
+    def _admit(self, draft: Draft, budget: Budget, now: float) -> None:
+        """Let waiting sequences run, in order, until one does not fit."""
+        roster = self._roster
+        if not len(roster.waiting) or not roster.rows.free:
+            return
+        expected = self._admission.expected(roster.filling, roster.decoding)
+        gone: list[Sequence] = []
+        deferred = 0
+        for sequence in roster.waiting.ordered():
+            if deferred > _MOST_DEFERRED or not self._has_room(sequence, draft, budget):
+                break
+            if self._awaits_prefix(sequence):
+                deferred += 1
+                continue
+            try:
+                if not self._enter(draft, sequence, budget, expected, now):
+                    break
+            except Exception as error:
+                self._refuse(sequence, error)
+            gone.append(sequence)
+        roster.waiting.remove(gone)
+
+    def _has_room(self, sequence: Sequence, draft: Draft, budget: Budget) -> bool:
+        if not budget.open or not self._roster.rows.fits(sequence):
+            return False
+        if budget.requests is not None and draft.admitted >= budget.requests:
+            return False
+        return budget.prefill > 0 or not draft.chunks
+
+    def _enter(
+        self, draft: Draft, sequence: Sequence, budget: Budget, expected: int, now: float
+    ) -> bool:
+        """Start one sequence with its first chunk, or leave everything as it was."""
+        self._pages.open(sequence)
+        remaining = len(sequence.tokens) - sequence.computed
+        whole = budget.chunk is None and draft.chunks and remaining > budget.prefill
+        if whole or not self._affordable(sequence, expected + draft.reserved):
+            self._pages.give(sequence)
+            return False
+        if self._pages.coverable(sequence, 1) < 1:
+            self._pages.give(sequence)
+            return False
+        self._roster.start(sequence, now)
+        if not sequence.retractions:
+            sequence.cached = sequence.computed
+        draft.admitted += 1
+        draft.cached += sequence.computed
+        held = self._pages.available_tokens
+        self._add_chunk(draft, sequence, budget)
+        taken = held - self._pages.available_tokens
+        draft.reserved += max(0, self._admission.demand(sequence) - taken)
+        return True
+
+    def _affordable(self, sequence: Sequence, promised: int) -> bool:
+        """Does the estimate allow a sequence that has its lease? Alone it always may run."""
+        if not self._roster.filling and not self._roster.decoding:
+            return True
+        return self._admission.demand(sequence) <= self._pages.available_tokens - promised
+
+    def _awaits_prefix(self, sequence: Sequence) -> bool:
+        """True while a running prompt computes pages that this one could share a step later."""
+        arriving = self._roster.arriving
+        if not arriving or not self._settings.prefix_cache:
+            return False
+        stride = TOKEN_BYTES * self._pages.page_size
+        most = sequence.reusable() // self._pages.page_size
+        longest = 0
+        for other in arriving.values():
+            if other.request.cache_key == sequence.request.cache_key:
+                longest = max(longest, shared_pages(other.prefix, sequence.prefix, stride))
+        longest = min(longest, most)
+        if longest * self._pages.page_size < self._settings.shared_prefix_wait:
+            return False
+        return longest > self._pages.leases.measure(sequence.request.cache_key, sequence.prefix)
+
+    # --- retraction -------------------------------------------------------------------------
+
+    def _must_drain(self, idle: bool) -> bool:
+        """Retract whom a test or a more important request asks for, once nothing is in flight."""
+        victims = self._displaced()
+        if self._settings.retract_every and self._decodes_until_retraction <= 0:
+            runners = retraction_order(self._roster.runners())
+            victims = victims or runners[: max(0, len(runners) - 1)][:1]
+        if not victims:
+            return False
+        if not idle:
+            return True
+        self._decodes_until_retraction = self._settings.retract_every
+        self._retract_all(victims)
+        return False
+
+    def _displaced(self) -> list[Sequence]:
+        """Who makes place for the first of the queue, when importance demands it."""
+        roster, settings = self._roster, self._settings
+        if not settings.priorities or not len(roster.waiting):
+            return []
+        head = roster.waiting.ordered()[0]
+        candidates = less_important(head, roster.runners(), settings.preemption_threshold)
+        if not candidates or self._fits_now(head):
+            return []
+        return self._enough(head, candidates)
+
+    def _fits_now(self, head: Sequence) -> bool:
+        expected = self._admission.expected(self._roster.filling, self._roster.decoding)
+        self._pages.open(head)
+        fits = self._roster.rows.fits(head) and self._affordable(head, expected)
+        self._pages.give(head)
+        return fits
+
+    def _enough(self, head: Sequence, candidates: list[Sequence]) -> list[Sequence]:
+        """The fewest of the candidates whose going lets `head` in; none when all do not do."""
+        leases, stay = self._pages.leases, self._roster.runners()
+        free = leases.available * leases.page_size
+        for count, sequence in enumerate(candidates, 1):
+            assert sequence.lease is not None
+            own = len(sequence.lease.pages) - sequence.lease.shared
+            free += own * leases.page_size
+            gone = candidates[:count]
+            expected = self._admission.expected([], [s for s in stay if s not in gone])
+            if self._admission.demand(head) <= free - expected or count == len(stay):
+                return gone
+        return []
+
+    def _retract(self) -> bool:
+        """Pages ran out: retract until the rest can go on for a while. One always stays."""
+        order = retraction_order(self._roster.runners())
+        if len(order) < 2:
+            return False
+        victims: list[Sequence] = []
+        free = self._pages.available_tokens
+        while len(order) > 1:
+            needed = sum(min(s.limit - s.upper, self._settings.retract_steps) for s in order)
+            if victims and free >= needed:
+                break
+            victim = order.pop(0)
+            assert victim.lease is not None
+            own = len(victim.lease.pages) - victim.lease.shared
+            free += own * self._pages.page_size
+            victims.append(victim)
+        self._retract_all(victims)
+        self._admission.retracted(order)
+        return True
+
+    def _retract_all(self, victims: list[Sequence]) -> None:
+        for victim in victims:
+            self._roster.retract(victim)
+            self._retracted(victim)
+        self._roster.prune()

@@ -1,0 +1,113 @@
+"""Booking a step's result: positions, tokens, pages, deltas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from vivace.engine.roster import Roster
+from vivace.engine.sequence import Sequence, State
+from vivace.engine.stats import Stats
+from vivace.engine.step_draft import Flight
+from vivace.protocol.output import Delta, Finish
+from vivace.protocol.step import StepResult
+
+
+class Commit:
+    def __init__(
+        self,
+        roster: Roster,
+        stats: Stats,
+        finish: Callable[[Sequence, Finish], Delta],
+        refuse: Callable[[Sequence, Exception | str], None],
+    ) -> None:
+        self._roster = roster
+        self._stats = stats
+        self._finish = finish
+        self._refuse = refuse
+
+    def book(self, flight: Flight, result: StepResult, now: float, deltas: list[Delta]) -> None:
+        """Append the step's deltas; an exception about one sequence ends that sequence."""
+        for index, message in result.bad.items():
+            sequence = flight.spans()[index][0]
+            sequence.tainted = True
+            if sequence.state is State.RUNNING:
+                self._refuse(sequence, message)
+        fresh = self._book_chunks(flight, result, now, deltas)
+        moments = self._book_decodes(flight, result, now, deltas)
+        self._stats.committed(
+            fresh + len(moments), moments, len(flight.decodes), result.captured, now
+        )
+
+    def _book_chunks(
+        self, flight: Flight, result: StepResult, now: float, deltas: list[Delta]
+    ) -> int:
+        """Spans that may be longer than a token. Returns how many tokens were drawn."""
+        drawn_tokens = 0
+        for index, sequence in enumerate(flight.chunks):
+            sequence.computed += result.advanced[index]
+            if sequence.state is not State.RUNNING:
+                continue
+            try:
+                drawn = result.tokens[index]
+                if sequence.prompt_logprobs is not None and not sequence.prompt_scored:
+                    sequence.prompt_logprobs += result.prompt_logprobs.get(index, ())
+                self._roster.pages.publish(sequence)
+                if drawn:
+                    drawn_tokens += len(drawn)
+                    self._arrive(sequence, now)
+                    self._accept(sequence, drawn, result, index, deltas)
+            except Exception as error:
+                self._refuse(sequence, error)
+        return drawn_tokens
+
+    def _arrive(self, sequence: Sequence, now: float) -> None:
+        """All that was known is computed: from now on one token per step."""
+        self._roster.arrived(sequence)
+        sequence.prompt_scored = True
+        sequence.token_time = now
+        if not sequence.first_token:
+            self._stats.started(sequence, now)
+
+    def _book_decodes(
+        self, flight: Flight, result: StepResult, now: float, deltas: list[Delta]
+    ) -> list[float]:
+        """The hot path. Returns when each sequence that drew a token drew the one before."""
+        moments: list[float] = []
+        first = len(flight.chunks)
+        scored = result.logprobs
+        for index, sequence in enumerate(flight.decodes, first):
+            sequence.computed += result.advanced[index]
+            if sequence.state is not State.RUNNING:
+                continue
+            drawn = result.tokens[index]
+            moments.append(sequence.token_time)
+            sequence.token_time = now
+            try:
+                if sequence.due > len(sequence.tokens) + 1 and not scored:
+                    finish = sequence.accept(drawn)
+                    if finish is not None:
+                        deltas.append(self._finish(sequence, finish))
+                else:
+                    self._accept(sequence, drawn, result, index, deltas)
+            except Exception as error:
+                self._refuse(sequence, error)
+        return moments
+
+    def _accept(
+        self,
+        sequence: Sequence,
+        drawn: list[int],
+        result: StepResult,
+        index: int,
+        deltas: list[Delta],
+    ) -> None:
+        """Append what was drawn; answer when it is time, or the end."""
+        before = len(sequence.tokens)
+        finish = sequence.accept(drawn)
+        if sequence.logprobs is not None:
+            accepted = len(sequence.tokens) - before
+            sequence.logprobs += result.logprobs.get(index, [])[:accepted]
+        if finish is not None:
+            deltas.append(self._finish(sequence, finish))
+        elif len(sequence.tokens) >= sequence.due:
+            deltas.append(sequence.answer())

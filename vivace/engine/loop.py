@@ -1,0 +1,255 @@
+"""The engine's only loop: receive, plan, submit, commit, answer."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from vivace.engine.executor import Executor, ExecutorDied, Pending, WorkerEvent
+from vivace.engine.scheduler import Scheduler
+from vivace.protocol.control import (
+    Command,
+    Down,
+    Drain,
+    EngineState,
+    FlushCache,
+    GetState,
+    Ready,
+    Reply,
+)
+from vivace.protocol.output import FINISH_ABORT, Delta, Deltas, Finish
+from vivace.protocol.request import Cancel, Request, frontend_of
+from vivace.protocol.step import StepPlan, StepResult
+
+logger = logging.getLogger("vivace.engine")
+
+ToEngine = Request | Cancel | Command
+ToFrontend = Deltas | Reply | Ready | Down
+
+
+class Mailbox(Protocol):
+    """Messages from and to the frontends (protocol/channel.py)."""
+
+    def receive(self, wait: float | None) -> list[ToEngine]:
+        """What has come. `wait` seconds for the first one; 0 = do not wait, None = for ever."""
+        ...
+
+    def send(self, frontend: int, message: ToFrontend) -> None: ...
+
+    def wake(self) -> None:
+        """Let a waiting `receive` return; from any thread."""
+        ...
+
+
+class Observer(Protocol):
+    """Looks on: crash dumps, traces, watchdogs. Must not raise and must not block."""
+
+    def received(self, message: ToEngine) -> None: ...
+
+    def committed(self, plan: StepPlan, result: StepResult) -> None: ...
+
+    def failed(self, plan: StepPlan, error: Exception) -> None: ...
+
+    def event(self, event: WorkerEvent) -> None: ...
+
+
+class NoObserver:
+    def received(self, message: ToEngine) -> None: ...
+
+    def committed(self, plan: StepPlan, result: StepResult) -> None: ...
+
+    def failed(self, plan: StepPlan, error: Exception) -> None: ...
+
+    def event(self, event: WorkerEvent) -> None: ...
+
+
+class Loop:
+    """Keeps up to `depth` plans in flight. One thread calls everything but `stop`.
+
+    `epoch` marks every answer; it changes when the engine restarts. `clock`: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        mailbox: Mailbox,
+        *,
+        depth: int = 1,
+        epoch: int = 0,
+        clock: Callable[[], float],
+        observer: Observer | None = None,
+    ) -> None:
+        if depth < 1:
+            raise ValueError(f"depth must be at least 1, not {depth}")
+        self.turns = 0
+        """counts up as long as the engine lives: a watchdog's pulse"""
+        self._scheduler = scheduler
+        self._executor = executor
+        self._mailbox = mailbox
+        self._depth = depth
+        self._epoch = epoch
+        self._clock = clock
+        self._observer = observer or NoObserver()
+        self._in_flight: deque[tuple[StepPlan, Pending]] = deque()
+        self._commands: deque[Command] = deque()
+        self._drains: list[tuple[int, float]] = []
+        """(ticket, deadline)"""
+        self._stopped = False
+
+    def run(self) -> None:
+        """Serve until `stop`; ExecutorDied when the device cannot go on."""
+        while not self._stopped:
+            self.turn(self.patience())
+        while self._in_flight:
+            self._land()
+
+    def stop(self) -> None:
+        """End `run` after the turn under way; from any thread or a signal handler."""
+        self._stopped = True
+        self._mailbox.wake()
+
+    def patience(self) -> float | None:
+        """How long a turn may wait for a message; None = nothing else can happen."""
+        if self._in_flight or self._commands or self._scheduler.busy:
+            return 0.0
+        if self._drains:
+            return max(0.0, min(deadline for _, deadline in self._drains) - self._clock())
+        return None
+
+    def turn(self, wait: float | None) -> bool:
+        """One round; False when there was nothing to do."""
+        self.turns += 1
+        received = self._receive(wait)
+        for event in self._executor.events():
+            self._observer.event(event)
+        self._obey()
+        plan = self._plan()
+        if plan is not None:
+            self._in_flight.append((plan, self._executor.submit(plan)))
+        elif self._in_flight:
+            self._land()
+        self._forward(self._scheduler.news())
+        self._answer_drains()
+        return bool(received or plan is not None or self._in_flight)
+
+    # --- messages ---------------------------------------------------------------------------
+
+    def _receive(self, wait: float | None) -> bool:
+        interval = self._scheduler.settings.receive_interval
+        if self._in_flight and self.turns % interval:
+            return False
+        messages = self._mailbox.receive(wait)
+        for message in messages:
+            self._observer.received(message)
+            self._handle(message)
+        return bool(messages)
+
+    def _handle(self, message: ToEngine) -> None:
+        if isinstance(message, Request):
+            self._forward(self._add(message))
+        elif isinstance(message, Cancel):
+            self._forward(self._scheduler.cancel(message))
+        elif isinstance(message.body, Drain):
+            self._scheduler.draining = True
+            self._drains.append((message.ticket, self._clock() + message.body.timeout))
+        else:
+            self._commands.append(message)
+
+    def _add(self, request: Request) -> list[Delta]:
+        """The fault boundary at the door: a request the scheduler chokes on ends alone."""
+        try:
+            return self._scheduler.add(request)
+        except Exception as error:
+            logger.exception("request %s cannot be taken", request.rid)
+            text = f"the engine could not take this request: {type(error).__name__}: {error}"
+            finish = Finish(FINISH_ABORT, message=text, status=500)
+            index = len(request.resumed)
+            return [Delta(key=request.key, index=index, tokens=[], finish=finish)]
+
+    def _forward(self, deltas: list[Delta]) -> None:
+        """One message per frontend."""
+        if not deltas:
+            return
+        groups: dict[int, list[Delta]] = {}
+        for delta in deltas:
+            groups.setdefault(frontend_of(delta.key), []).append(delta)
+        for frontend, group in groups.items():
+            self._mailbox.send(frontend, Deltas(self._epoch, group))
+
+    # --- control ----------------------------------------------------------------------------
+
+    def _obey(self) -> None:
+        """Commands see the engine between steps: nothing is in flight, and nothing is planned
+        before they are answered."""
+        while self._commands and not self._in_flight:
+            command = self._commands.popleft()
+            reply = self._execute(command)
+            self._mailbox.send(frontend_of(command.ticket), reply)
+
+    def _execute(self, command: Command) -> Reply:
+        try:
+            if isinstance(command.body, FlushCache):
+                ok = self._scheduler.flush()
+                text = "the prefix cache is empty" if ok else "requests are running or waiting"
+                return Reply(command.ticket, ok, text)
+            if isinstance(command.body, GetState):
+                return Reply(command.ticket, True, "", self.state())
+        except Exception as error:
+            logger.exception("command %s failed", type(command.body).__name__)
+            return Reply(command.ticket, False, f"{type(error).__name__}: {error}")
+        return Reply(command.ticket, False, f"unknown command {type(command.body).__name__}")
+
+    def state(self) -> EngineState:
+        state = self._scheduler.state()
+        state.executor = type(self._executor).__name__
+        return state
+
+    def _answer_drains(self) -> None:
+        """A drain is over when nothing lives any more, or its time is up."""
+        if not self._drains:
+            return
+        now, live = self._clock(), self._scheduler.busy or bool(self._in_flight)
+        for ticket, deadline in self._drains.copy():
+            if live and now < deadline:
+                continue
+            self._drains.remove((ticket, deadline))
+            text = "requests are still running" if live else "nothing runs any more"
+            self._mailbox.send(frontend_of(ticket), Reply(ticket, not live, text))
+
+    # --- steps ------------------------------------------------------------------------------
+
+    def _plan(self) -> StepPlan | None:
+        if self._commands or len(self._in_flight) >= self._depth:
+            return None
+        return self._scheduler.plan(idle=not self._in_flight)
+
+    def _land(self) -> None:
+        """Book the oldest step."""
+        plan, pending = self._in_flight.popleft()
+        try:
+            result = pending.result()
+        except ExecutorDied:
+            raise
+        except Exception as error:
+            self._observer.failed(plan, error)
+            self._forward(self._recover(plan, error))
+            return
+        self._observer.committed(plan, result)
+        self._forward(self._scheduler.commit(plan, result))
+
+    def _recover(self, plan: StepPlan, error: Exception) -> list[Delta]:
+        """A step failed: forget the steps behind it, and look for the request to blame."""
+        logger.error("step %d failed", plan.number, exc_info=error)
+        while self._in_flight:
+            _, pending = self._in_flight.popleft()
+            try:
+                pending.result()
+            except ExecutorDied:
+                raise
+            except Exception as skipped:
+                logger.debug("dropped behind step %d: %r", plan.number, skipped)
+        self._executor.recover()
+        return self._scheduler.fail(plan, error)

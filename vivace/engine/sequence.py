@@ -1,0 +1,208 @@
+"""One sequence as the scheduler sees it: what is known, computed, planned, sent and held."""
+
+from __future__ import annotations
+
+import enum
+
+from vivace.engine.settings import EngineSettings
+from vivace.kv.leases import Lease
+from vivace.kv.prefix_tree import pack
+from vivace.protocol.output import (
+    FINISH_LENGTH,
+    FINISH_STOP,
+    Delta,
+    Finish,
+    TokenLogprob,
+)
+from vivace.protocol.request import Request
+
+LEAST_IMPORTANT = -(1 << 62)
+
+
+class State(enum.Enum):
+    WAITING = enum.auto()
+    RUNNING = enum.auto()
+    ENDED = enum.auto()
+
+
+class Sequence:
+    """Only scheduler, roster and batching write it. Positions count prompt and output together.
+
+    `computed <= upper`: confirmed KV, and KV once every plan in flight has run. Until `target`
+    (all that was known when it entered a row) spans are chunks; behind it each span is one token
+    and draws the next one, so `upper + 1` tokens are known once every plan in flight has run.
+    """
+
+    __slots__ = (
+        "arrival",
+        "cached",
+        "computed",
+        "due",
+        "edge",
+        "first_token",
+        "importance",
+        "interval",
+        "joined",
+        "key",
+        "lease",
+        "limit",
+        "logprobs",
+        "mentioned",
+        "prefix",
+        "prompt",
+        "prompt_logprobs",
+        "prompt_scored",
+        "request",
+        "retractions",
+        "row",
+        "sent",
+        "started",
+        "state",
+        "stop_ids",
+        "stops",
+        "tainted",
+        "target",
+        "ticket",
+        "token_time",
+        "tokens",
+        "upper",
+    )
+
+    def __init__(
+        self, request: Request, settings: EngineSettings, *, ticket: int, longest: int, now: float
+    ) -> None:
+        sampling = request.sampling
+        self.request = request
+        self.key = request.key
+        self.ticket = ticket
+        """order of arrival at the engine"""
+        self.importance = importance_of(request.priority, settings)
+        self.tokens = request.tokens + request.resumed
+        self.prompt = len(request.tokens)
+        self.limit = min(self.prompt + sampling.max_new_tokens, longest)
+        """most tokens, prompt included"""
+        self.stop_ids = tuple(dict.fromkeys(settings.eos_ids + sampling.stop_token_ids))
+        # As in SGLang, ignore_eos ignores the ids of stop_token_ids too.
+        self.stops = frozenset(() if sampling.ignore_eos else self.stop_ids)
+
+        self.state = State.WAITING
+        self.row = -1
+        self.lease: Lease | None = None
+        self.joined = False
+        """the worker knows the row"""
+        self.computed = 0
+        self.upper = 0
+        self.target = 0
+        self.edge = 0
+        """a decode span at `upper >= edge` needs a page first, or must not be planned"""
+        self.tainted = False
+        """its numbers went bad: nothing of it may stay in the cache"""
+        self.mentioned = -1
+        """number of the last plan with a span of this sequence"""
+        self.prefix = b""
+        """all known tokens, packed for the prefix tree; current while it waits or fills"""
+
+        self.sent = len(request.resumed)
+        self.interval = interval_of(request, settings)
+        first = 1 if request.stream else self.interval
+        self.due = len(self.tokens) + first
+        """number of tokens at which the next delta goes out"""
+        self.cached = 0
+        self.retractions = 0
+        self.logprobs: list[TokenLogprob] | None = None if request.logprobs is None else []
+        self.prompt_scored = bool(request.resumed) or not wants_prompt_logprobs(request)
+        """prompt log-probabilities are complete (or nobody wants them)"""
+        self.prompt_logprobs: list[TokenLogprob] | None = None if self.prompt_scored else []
+
+        self.arrival = request.arrival or now
+        self.started = 0.0
+        """when it first got a row"""
+        self.first_token = 0.0
+        self.token_time = 0.0
+
+    @property
+    def generated(self) -> int:
+        return len(self.tokens) - self.prompt
+
+    def refresh_prefix(self) -> None:
+        self.prefix = pack(self.tokens)
+
+    def reusable(self) -> int:
+        """Most tokens a prefix hit may cover.
+
+        One token is left to compute, and the logits before the first prompt position whose
+        log-probability is wanted.
+        """
+        most = len(self.tokens) - 1
+        if not self.prompt_scored and self.request.logprobs is not None:
+            most = min(most, max(0, self.request.logprobs.start - 1))
+        return most
+
+    def accept(self, drawn: list[int]) -> Finish | None:
+        """Append drawn tokens; the reason when one of them ends the sequence."""
+        for token in drawn:
+            if len(self.tokens) >= self.limit:
+                break
+            self.tokens.append(token)
+            finish = self.finish()
+            if finish is not None:
+                return finish
+        return self.finish() if len(self.tokens) >= self.limit else None
+
+    def finish(self) -> Finish | None:
+        """Why the sequence ends behind its last token, None when it goes on."""
+        generated = len(self.tokens) - self.prompt
+        if len(self.tokens) >= self.limit:
+            return Finish(FINISH_LENGTH, length=generated)
+        token = self.tokens[-1]
+        if token in self.stops and generated > self.request.sampling.min_new_tokens:
+            return Finish(FINISH_STOP, matched=token)
+        return None
+
+    def answer(self, finish: Finish | None = None) -> Delta:
+        """Everything that was not sent yet, as one delta."""
+        index = self.sent
+        tokens = self.tokens[self.prompt + index :]
+        self.sent = index + len(tokens)
+        self.due = len(self.tokens) + self.interval
+        delta = Delta(
+            key=self.key,
+            index=index,
+            tokens=tokens,
+            finish=finish,
+            cached_tokens=self.cached,
+            retractions=self.retractions,
+        )
+        if self.logprobs is not None:
+            delta.logprobs, self.logprobs = self.logprobs, []
+        if self.prompt_logprobs is not None and self.prompt_scored:
+            delta.prompt_logprobs, self.prompt_logprobs = self.prompt_logprobs, None
+        if finish is not None or index == len(self.request.resumed):
+            delta.queue_time = max(0.0, self.started - self.arrival) if self.started else 0.0
+        return delta
+
+
+def importance_of(priority: int | None, settings: EngineSettings) -> int:
+    """Larger is served first; no priority is the least important of all."""
+    if not settings.priorities:
+        return 0
+    if priority is None:
+        return LEAST_IMPORTANT
+    return -priority if settings.low_values_first else priority
+
+
+def interval_of(request: Request, settings: EngineSettings) -> int:
+    """Tokens between two deltas.
+
+    Without streaming deltas are needed only for the ledger, unless the frontend has to look for
+    stop strings in time.
+    """
+    own = request.sampling.stream_interval or settings.stream_interval
+    if request.stream or request.sampling.stop:
+        return max(1, own)
+    return max(1, settings.coarse_interval)
+
+
+def wants_prompt_logprobs(request: Request) -> bool:
+    options = request.logprobs
+    return options is not None and 0 <= options.start < len(request.tokens)

@@ -1,0 +1,204 @@
+"""Who holds which KV page: free, cached in the prefix tree, or leased to one sequence.
+
+Every page has exactly one owner. A lease's first `shared` pages belong to the tree and are
+protected by a lock on the node where they end; the rest is the lease's own. Only whole pages
+are published, so a page that is still being written has one reader, its writer.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from vivace.kv.eviction import EVICTIONS
+from vivace.kv.pages import PagePool
+from vivace.kv.prefix_tree import TOKEN_BYTES, Match, Node, PrefixTree
+
+
+class Prefixes(Protocol):
+    """What leases ask of a prefix cache: `PrefixTree`, or `NoPrefixes`."""
+
+    evictable: int
+    size: int
+
+    def measure(self, namespace: str, key: bytes) -> int: ...
+    def match(self, namespace: str, key: bytes, most: int) -> Match: ...
+    def insert(self, namespace: str, key: bytes, pages: list[int]) -> tuple[Node, int]: ...
+    def lock(self, node: Node) -> None: ...
+    def unlock(self, node: Node) -> None: ...
+    def evict(self, count: int) -> list[int]: ...
+    def clear(self) -> list[int]: ...
+    def pages(self) -> list[int]: ...
+    def audit(self, holders: list[Node]) -> list[str]: ...
+
+
+class NoPrefixes:
+    """The prefix cache of `--disable-radix-cache`: finds nothing, keeps nothing."""
+
+    def __init__(self) -> None:
+        self.evictable = 0
+        self.size = 0
+        self._root = Node(None, b"", [])
+
+    def measure(self, namespace: str, key: bytes) -> int:
+        return 0
+
+    def match(self, namespace: str, key: bytes, most: int) -> Match:
+        return Match(self._root, [])
+
+    def insert(self, namespace: str, key: bytes, pages: list[int]) -> tuple[Node, int]:
+        return self._root, len(pages)
+
+    def lock(self, node: Node) -> None:
+        pass
+
+    def unlock(self, node: Node) -> None:
+        pass
+
+    def evict(self, count: int) -> list[int]:
+        return []
+
+    def clear(self) -> list[int]:
+        return []
+
+    def pages(self) -> list[int]:
+        return []
+
+    def audit(self, holders: list[Node]) -> list[str]:
+        return []
+
+
+class Lease:
+    """The pages of one sequence, in order. Only `Leases` changes it."""
+
+    __slots__ = ("namespace", "node", "owner", "pages", "shared")
+
+    def __init__(self, owner: str, namespace: str, match: Match) -> None:
+        self.owner = owner
+        self.namespace = namespace
+        self.node = match.node
+        self.pages = match.pages
+        self.shared = len(match.pages)
+        """leading pages that belong to the prefix cache"""
+
+
+class Leases:
+    """All pages of one device and their owners."""
+
+    def __init__(
+        self, pages: int, page_size: int, *, prefix_cache: bool = True, eviction: str = "lru"
+    ) -> None:
+        self.page_size = page_size
+        self.total = pages
+        self.evicted = 0
+        """pages evicted since the start"""
+        self._pool = PagePool(pages)
+        self._prefixes: Prefixes = (
+            PrefixTree(page_size, EVICTIONS.get(eviction)) if prefix_cache else NoPrefixes()
+        )
+        self._live: dict[int, Lease] = {}
+
+    @property
+    def live(self) -> int:
+        """Leases that are open."""
+        return len(self._live)
+
+    @property
+    def available(self) -> int:
+        """Pages that `take` can hand out: free, or cached and unused."""
+        return self._pool.free + self._prefixes.evictable
+
+    @property
+    def cached(self) -> int:
+        """Pages in the prefix cache that no live lease reads."""
+        return self._prefixes.evictable
+
+    @property
+    def used(self) -> int:
+        """Pages that live leases read or write."""
+        return self.total - self.available
+
+    def measure(self, namespace: str, key: bytes) -> int:
+        """Cached pages of a packed prefix; changes nothing."""
+        return self._prefixes.measure(namespace, key)
+
+    def open(self, owner: str, namespace: str, key: bytes, most: int) -> Lease:
+        """A lease on the longest cached prefix of `key`, at most `most` pages."""
+        match = self._prefixes.match(namespace, key, most)
+        self._prefixes.lock(match.node)
+        lease = Lease(owner, namespace, match)
+        self._live[id(lease)] = lease
+        return lease
+
+    def take(self, count: int) -> list[int]:
+        """`count` pages for leases to append to; evicts. OutOfPages beyond `available`."""
+        short = count - self._pool.free
+        if short > 0:
+            gone = self._prefixes.evict(short)
+            self.evicted += len(gone)
+            self._pool.release(gone)
+        return self._pool.take(count)
+
+    def grow(self, lease: Lease, count: int) -> list[int]:
+        """Append `count` pages to a lease and return them."""
+        pages = self.take(count)
+        lease.pages += pages
+        return pages
+
+    def publish(self, lease: Lease, key: bytes) -> None:
+        """Let others match `key`: whole pages, computed, the start of what the lease holds.
+
+        Where somebody published the same content first, the lease keeps its own pages: a page
+        table of a running sequence only grows. They are freed when the lease is closed.
+        """
+        full = self._whole_pages(key)
+        if full <= lease.shared or self.measure(lease.namespace, key) != lease.shared:
+            return
+        node, _ = self._prefixes.insert(lease.namespace, key, lease.pages[:full])
+        self._prefixes.lock(node)
+        self._prefixes.unlock(lease.node)
+        lease.node = node
+        lease.shared = full
+
+    def close(self, lease: Lease, key: bytes = b"") -> None:
+        """Give everything back; what `key` covers stays as cache, duplicates are freed."""
+        del self._live[id(lease)]
+        full = self._whole_pages(key)
+        if full > lease.shared:
+            _, had = self._prefixes.insert(lease.namespace, key, lease.pages[:full])
+            self._pool.release(lease.pages[lease.shared : had])
+            self._pool.release(lease.pages[full:])
+        else:
+            self._pool.release(lease.pages[lease.shared :])
+        self._prefixes.unlock(lease.node)
+        lease.pages = []
+        lease.shared = 0
+
+    def clear(self) -> None:
+        """Forget all cached prefixes; ValueError while leases are open."""
+        if self._live:
+            raise ValueError(f"{len(self._live)} sequences hold pages")
+        self._pool.release(self._prefixes.clear())
+
+    def audit(self) -> list[str]:
+        """Findings; empty when every page is explained exactly once and every lock is held."""
+        leases = list(self._live.values())
+        owners = [("the prefix cache", self._prefixes.pages())]
+        owners += [(lease.owner, lease.pages[lease.shared :]) for lease in leases]
+        findings = self._pool.audit(owners)
+        for lease in leases:
+            if path_pages(lease.node) != lease.pages[: lease.shared]:
+                findings.append(f"{lease.owner} reads pages that its lock does not protect")
+        return findings + self._prefixes.audit([lease.node for lease in leases])
+
+    def _whole_pages(self, key: bytes) -> int:
+        return len(key) // (TOKEN_BYTES * self.page_size)
+
+
+def path_pages(node: Node) -> list[int]:
+    """Pages from the root of the tree to the end of `node`."""
+    runs: list[list[int]] = []
+    here: Node | None = node
+    while here is not None:
+        runs.append(here.pages)
+        here = here.parent
+    return [page for run in reversed(runs) for page in run]

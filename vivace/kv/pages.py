@@ -1,0 +1,79 @@
+"""Which KV pages are free and which are held."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class OutOfPages(RuntimeError):
+    """More pages were taken than are free; callers ask `free` (and evict) first."""
+
+
+class PagePool:
+    """Page ids 0..total-1. Every taken page has a reference count; at zero it is free again."""
+
+    def __init__(self, total: int) -> None:
+        if total < 1:
+            raise ValueError(f"a pool needs at least one page, not {total}")
+        self.total = total
+        self._free = list(range(total - 1, -1, -1))
+        self._references = [0] * total
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    def take(self, count: int) -> list[int]:
+        """`count` free pages, each with one reference. OutOfPages leaves the pool unchanged."""
+        if count > len(self._free):
+            raise OutOfPages(f"{count} pages asked for, {len(self._free)} of {self.total} free")
+        if count <= 0:
+            return []
+        pages = self._free[-count:]
+        del self._free[-count:]
+        references = self._references
+        for page in pages:
+            references[page] = 1
+        return pages
+
+    def share(self, pages: Iterable[int]) -> None:
+        """One more reference on pages that somebody holds."""
+        references = self._references
+        for page in pages:
+            if not references[page]:
+                raise ValueError(f"page {page} is free and cannot be shared")
+            references[page] += 1
+
+    def release(self, pages: Iterable[int]) -> None:
+        """One reference less on each page. ValueError on a page that is free already."""
+        references, free = self._references, self._free
+        for page in pages:
+            left = references[page] - 1
+            if left < 0:
+                raise ValueError(f"page {page} is released but nobody holds it")
+            references[page] = left
+            if not left:
+                free.append(page)
+
+    def references(self, page: int) -> int:
+        return self._references[page]
+
+    def audit(self, owners: Iterable[tuple[str, list[int]]]) -> list[str]:
+        """Findings where free list, reference counts and the claims of all owners disagree."""
+        claims: list[list[str]] = [[] for _ in range(self.total)]
+        for owner, pages in owners:
+            for page in pages:
+                claims[page].append(owner)
+        findings = []
+        free = set(self._free)
+        if len(free) != len(self._free):
+            findings.append("the free list holds a page twice")
+        for page, claimants in enumerate(claims):
+            count = self._references[page]
+            if len(claimants) != count or (page in free) != (count == 0):
+                state = "free" if page in free else "taken"
+                findings.append(
+                    f"page {page} is {state} with {count} references, "
+                    f"claimed by {', '.join(claimants) or 'nobody'}"
+                )
+        return findings
