@@ -137,7 +137,7 @@ class Live:
     def _text_to_the_end(
         self, tokens: list[int], finish: Finish | None
     ) -> tuple[str, int, Finish | None]:
-        """(text, tokens that belong to the answer, finish), stop strings and last flush included."""
+        """(text, how many tokens belong to the answer, finish); with stops and the last flush."""
         if self._detokenizer is None:
             return "", len(tokens), finish
         visible = tokens

@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from frontend_fakes import (
+    embedded_metadata,
+    embedded_tokenizer,
+    sentencepiece_metadata,
+    sentencepiece_tokenizer,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Core
+from transformers import PreTrainedTokenizerFast
+
+from vivace.frontend.errors import BadRequest
+from vivace.frontend.split_rules import SPLIT_RULES
+from vivace.frontend.tokenizer import TokenizerError, load_tokenizer
+from vivace.frontend.tokenizer_gguf import tokenizer_of
+
+TEXTS = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=60)
+
+
+@pytest.fixture(scope="module")
+def reference() -> PreTrainedTokenizerFast:
+    """SmolLM2 as its own tokenizer.json builds it, from the same words and merges."""
+    meta = embedded_metadata()
+    tokens, types = meta["tokenizer.ggml.tokens"], meta["tokenizer.ggml.token_type"]
+    merges = [tuple(line.split(" ")) for line in meta["tokenizer.ggml.merges"]]
+    core = Core(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=merges))
+    core.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+        ]
+    )
+    core.decoder = decoders.ByteLevel()
+    special = [t for t, kind in zip(tokens, types, strict=True) if kind == 3]
+    core.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in special])
+    return PreTrainedTokenizerFast(tokenizer_object=core, clean_up_tokenization_spaces=False)
+
+
+@settings(max_examples=150, deadline=None)
+@given(text=TEXTS | st.sampled_from(["it's 12345\n\n  \tx", "<|im_start|>user\nhi", "naïve 😀 日本"]))
+def test_equal_to_transformers_on_text(reference: PreTrainedTokenizerFast, text: str) -> None:
+    ours = embedded_tokenizer()
+    ids = ours.encode(text)
+    assert ids == reference.encode(text)
+    assert ours.decode(ids, False) == reference.decode(ids, skip_special_tokens=False)
+    assert ours.decode(ids) == reference.decode(ids, skip_special_tokens=True)
+
+
+@settings(max_examples=150, deadline=None)
+@given(ids=st.lists(st.integers(0, 49151), max_size=20))
+def test_equal_to_transformers_on_any_ids(
+    reference: PreTrainedTokenizerFast, ids: list[int]
+) -> None:
+    ours = embedded_tokenizer()
+    for skip in (True, False):
+        assert ours.decode(ids, skip) == reference.decode(ids, skip_special_tokens=skip)
+
+
+def test_facts_of_the_embedded_vocabulary() -> None:
+    ours = embedded_tokenizer()
+    assert ours.vocabulary == 49152
+    assert ours.eos_ids == (2,) and ours.bos_id == 1
+    assert {0, 1, 2} <= ours.special_ids and len(ours.special_ids) == 17
+    assert ours.token_text(2) == "<|im_end|>"
+    assert ours.token_bytes(ours.encode(" the")[0]) == b" the"
+    assert ours.decode([10**9, -1]) == ""
+
+
+def test_lone_surrogates_are_refused() -> None:
+    with pytest.raises(BadRequest, match="Unicode"):
+        embedded_tokenizer().encode("a\ud800b")
+
+
+@pytest.mark.parametrize("name", sorted(SPLIT_RULES))
+def test_every_split_rule_keeps_the_text(name: str) -> None:
+    text = "It's 12345 naïve Überraschung: 3.14!\r\n\r\n  日本語テキスト,   x\t=y  "
+    pieces = SPLIT_RULES[name].pre_tokenizer().pre_tokenize_str(text)
+    assert [span[0] for _, span in pieces][0] == 0
+    assert pieces[-1][1][1] == len(text)
+    assert all(a[1][1] == b[1][0] for a, b in zip(pieces, pieces[1:], strict=False))
+
+
+def test_split_rules_differ_where_the_families_do() -> None:
+    def words(name: str, text: str) -> list[str]:
+        found = SPLIT_RULES[name].pre_tokenizer().pre_tokenize_str(text)
+        return [text[span[0] : span[1]] for _, span in found]
+
+    assert words("llama-bpe", "12345 I'M") == ["123", "45", " I", "'M"]
+    assert words("qwen2", "123 x\n\n") == ["1", "2", "3", " x", "\n\n"]
+    assert words("gpt-2", "12345 x  y") == ["12345", " x", " ", " y"]
+    assert words("smollm", "a 12") == ["a", " ", "1", "2"]
+    assert words("deepseek-coder", "x\n\n1") == ["x", "\n", "\n", "1"]
+
+
+def test_unknown_split_rule_is_refused() -> None:
+    meta = {**embedded_metadata(), "tokenizer.ggml.pre": "made-up"}
+    with pytest.raises(TokenizerError, match="made-up"):
+        tokenizer_of(meta, "file.gguf")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tokenizer.ggml.model": "bert"},
+        {"tokenizer.ggml.tokens": []},
+        {"tokenizer.ggml.scores": [0.0]},
+        {"tokenizer.ggml.eos_token_id": 10**6},
+    ],
+)
+def test_damaged_metadata_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(TokenizerError, match=r"file\.gguf"):
+        tokenizer_of({**sentencepiece_metadata(), **change}, "file.gguf")
+
+
+def greedy_by_score(text: str) -> list[int]:
+    """SentencePiece BPE the slow way: join the best scoring neighbours until none join."""
+    meta = sentencepiece_metadata()
+    tokens, scores = meta["tokenizer.ggml.tokens"], meta["tokenizer.ggml.scores"]
+    ids = {token: i for i, token in enumerate(tokens)}
+    symbols = list(("\u2581" + text.replace(" ", "\u2581")) if text else "")
+    while True:
+        joined = [(ids.get(a + b), i) for i, (a, b) in enumerate(zip(symbols, symbols[1:]))]  # noqa: B905
+        found = [(-scores[i], place) for i, place in joined if i is not None]
+        if not found:
+            break
+        place = min(found)[1]
+        symbols[place : place + 2] = [symbols[place] + symbols[place + 1]]
+    out: list[int] = []
+    for symbol in symbols:
+        if symbol in ids:
+            out.append(ids[symbol])
+        else:
+            out.extend(ids[f"<0x{byte:02X}>"] for byte in symbol.encode())
+    return out
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text(alphabet="helowrd  é😀", max_size=30))
+def test_sentencepiece_equals_greedy_joining(text: str) -> None:
+    ours = sentencepiece_tokenizer()
+    ids = ours.encode(text)
+    assert ids == [1, *greedy_by_score(text)]
+    assert ours.decode(ids) == text
+    assert ours.encode(text, add_special_tokens=False) == ids[1:]
+
+
+@dataclass(frozen=True)
+class Source:
+    tokenizer_path: Path
+    generation_config: dict[str, Any] = field(default_factory=dict)
+
+
+def word_level_folder(folder: Path, **config: Any) -> Source:
+    core = Core(models.WordLevel({"<unk>": 0, "a": 1, "b": 2, "<s>": 3, "</s>": 4}, "<unk>"))
+    core.pre_tokenizer = pre_tokenizers.Split(Regex(" "), "removed")
+    core.enable_truncation(2)
+    core.save(str(folder / "tokenizer.json"))
+    own = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, **config}
+    (folder / "tokenizer_config.json").write_text(json.dumps(own))
+    return Source(folder, {"eos_token_id": [4, 2]})
+
+
+def test_folder_with_config_files(tmp_path: Path) -> None:
+    source = word_level_folder(
+        tmp_path,
+        chat_template="{{ bos_token }}{{ messages[0].content }}",
+        added_tokens_decoder={"5": {"content": "<x>", "special": True}},
+        tokenizer_class="LlamaTokenizerFast",
+        add_bos_token=True,
+        add_eos_token=True,
+    )
+    ours = load_tokenizer(source)  # type: ignore[arg-type]
+    assert ours.encode("a b a") == [3, 1, 2, 1, 4]
+    assert ours.encode("a b a", add_special_tokens=False) == [1, 2, 1]
+    assert ours.special_ids == {3, 4, 5} and ours.vocabulary == 6
+    assert ours.eos_ids == (4, 2) and ours.bos_id == 3
+    assert ours.chat is not None and ours.chat.render([{"role": "user", "content": "a"}]) == "<s>a"
+    assert ours.decode([3, 3, 1, 2], skip_special_tokens=False) == "<s> <s> a b"
+    assert ours.decode([3, 3, 1, 2], False, spaces_between_special_tokens=False) == "<s><s> a b"
+
+
+def test_what_a_folder_lacks_is_said(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerError, match="no tokenizer.json"):
+        load_tokenizer(Source(tmp_path))  # type: ignore[arg-type]
+    (tmp_path / "tokenizer.model").write_bytes(b"x")
+    with pytest.raises(TokenizerError, match="Convert it"):
+        load_tokenizer(Source(tmp_path))  # type: ignore[arg-type]
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(TokenizerError, match="not a usable"):
+        load_tokenizer(Source(tmp_path))  # type: ignore[arg-type]
+    with pytest.raises(TokenizerError, match="slow is not available"):
+        load_tokenizer(Source(tmp_path), mode="slow")  # type: ignore[arg-type]
