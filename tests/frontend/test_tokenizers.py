@@ -46,7 +46,9 @@ def reference() -> PreTrainedTokenizerFast:
 
 
 @settings(max_examples=150, deadline=None)
-@given(text=TEXTS | st.sampled_from(["it's 12345\n\n  \tx", "<|im_start|>user\nhi", "naïve 😀 日本"]))
+@given(
+    text=TEXTS | st.sampled_from(["it's 12345\n\n  \tx", "<|im_start|>user\nhi", "naïve 😀 日本"])
+)
 def test_equal_to_transformers_on_text(reference: PreTrainedTokenizerFast, text: str) -> None:
     ours = embedded_tokenizer()
     ids = ours.encode(text)

@@ -1,0 +1,324 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from frontend_fakes import EPOCH, Edge, Recorder, byte_tokenizer, capacity
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vivace.frontend.errors import BadRequest, EngineUnavailable
+from vivace.frontend.frontend import Frontend
+from vivace.protocol.control import Command, Down, FlushCache, Ready, Reply
+from vivace.protocol.output import Delta, Deltas, Finish, TokenLogprob
+from vivace.protocol.request import Cancel, Request, SamplingParams
+
+LENGTH = Finish(type="length", length=3)
+END = 261
+
+
+def ids(text: str) -> list[int]:
+    return list(text.encode())
+
+
+def start(edge: Edge, *, rid: str | None = None, **sampling: Any) -> tuple[Request, Recorder]:
+    sink = Recorder()
+    request = edge.frontend.request(
+        ids("hi"), SamplingParams(**{"max_new_tokens": 50, **sampling}), rid=rid
+    )
+    edge.frontend.start(request, sink)
+    return request, sink
+
+
+def delta(request: Request, index: int, text: str | list[int], **more: Any) -> Delta:
+    tokens = ids(text) if isinstance(text, str) else text
+    return Delta(key=request.key, index=index, tokens=tokens, **more)
+
+
+def test_one_answer() -> None:
+    edge = Edge()
+    request, sink = start(edge)
+    assert edge.sent == [request] and edge.frontend.live == 1
+    edge.now += 2
+    edge.feed(delta(request, 0, "é"[:1], cached_tokens=1, queue_time=0.5))
+    edge.feed(delta(request, 2, "!", retractions=1), delta(request, 3, [END], finish=LENGTH))
+    assert (sink.text, sink.tokens) == ("é!", [*ids("é!"), END])
+    assert sink.pieces[0].timings == {"queue": 0.5}
+    assert sink.last.timings == {"queue": 0.5, "first": 2.0, "e2e": 2.0}
+    last = sink.last
+    assert (last.prompt_tokens, last.completion_tokens, last.cached_tokens) == (2, 4, 1)
+    assert last.finish == LENGTH and last.retractions == 1
+    assert edge.frontend.live == 0 and edge.sent == [request]
+
+
+def test_ledger_drops_repeats_and_stops_at_gaps() -> None:
+    edge = Edge()
+    (one, first), (two, second) = start(edge), start(edge)
+    edge.feed(delta(one, 0, "ab"), delta(two, 0, "x"))
+    edge.feed(delta(one, 1, "bc"), delta(one, 0, "abc"), delta(two, 2, "z"))
+    assert first.text == "abc" and first.last.finish is None
+    assert second.text == "x"
+    assert second.last.finish is not None and second.last.finish.status == 500
+    assert edge.sent[-1] == Cancel(keys=[two.key], finished=True)
+    edge.feed(delta(two, 1, "y"), delta(one, 3, "", finish=LENGTH))
+    assert first.last.finish == LENGTH and second.text == "x"
+
+
+def test_repeats_keep_logprobs_in_step() -> None:
+    edge = Edge()
+    request, sink = start(edge)
+    entries = [TokenLogprob(token, -1.0) for token in ids("abc")]
+    edge.feed(delta(request, 0, "ab", logprobs=entries[:2], prompt_logprobs=entries[:1]))
+    edge.feed(delta(request, 1, "bc", logprobs=entries[1:], prompt_logprobs=entries[:1]))
+    found = [entry for piece in sink.pieces for entry in piece.logprobs or []]
+    assert found == entries
+    assert [piece.prompt_logprobs for piece in sink.pieces] == [entries[:1], None]
+
+
+def test_stop_string_ends_the_answer_and_cancels() -> None:
+    edge = Edge()
+    request, sink = start(edge, stop=("STOP",))
+    edge.feed(delta(request, 0, "one S"))
+    assert sink.text == "one "
+    entries = [TokenLogprob(token, -1.0) for token in ids("TOP more")]
+    edge.feed(delta(request, 5, "TOP more", logprobs=entries, finish=LENGTH))
+    assert sink.text == "one " and sink.tokens == ids("one STOP")
+    assert sink.last.finish == Finish(type="stop", matched="STOP")
+    assert sink.last.completion_tokens == 8 and sink.last.logprobs == entries[:3]
+    assert edge.sent == [request]  # the engine had finished by itself
+
+    request, sink = start(edge, stop=("b",), no_stop_trim=True)
+    edge.feed(delta(request, 0, "abc"))
+    assert sink.text == "ab" and sink.last.completion_tokens == 2
+    assert edge.sent[-1] == Cancel(keys=[request.key], finished=True)
+    assert edge.frontend.live == 0
+
+
+def test_held_back_text_is_shown_at_the_end() -> None:
+    edge = Edge()
+    request, sink = start(edge, stop=("xyz",))
+    edge.feed(delta(request, 0, [*ids("axy"), 0xC3]))
+    assert sink.text == "axy"[:1]
+    edge.feed(delta(request, 4, [], finish=LENGTH))
+    assert sink.text == "axy\ufffd"
+
+
+def test_stop_id_is_a_token_but_no_text() -> None:
+    edge = Edge()
+    stop = Finish(type="stop", matched=ord("!"))
+    for keep, text in ((False, "ok"), (True, "ok!")):
+        request, sink = start(edge, stop_token_ids=(ord("!"),), no_stop_trim=keep)
+        edge.feed(delta(request, 0, "ok!", finish=stop))
+        assert sink.text == text and sink.last.completion_tokens == 3
+        assert sink.last.finish == stop
+
+
+def test_restart_continues_behind_the_ledger() -> None:
+    edge = Edge()
+    request, sink = start(edge)
+    edge.feed(delta(request, 0, "ab"))
+    edge.frontend.feed(Down(reason="killed", restarting=True))
+    assert edge.frontend.status == "starting" and edge.frontend.live == 1
+    with pytest.raises(BadRequest) as caught:
+        start(edge)
+    assert caught.value.status == 503 and caught.value.retry_after
+    edge.feed(delta(request, 2, "LATE"), epoch=EPOCH)
+    edge.ready(8)
+    assert edge.requests()[-1].resumed == ids("ab")
+    assert edge.requests()[-1].key == request.key
+    edge.feed(delta(request, 2, "STALE"), epoch=EPOCH)
+    edge.feed(delta(request, 2, "c", finish=LENGTH))
+    assert sink.text == "abc"
+    edge.ready(8)
+    assert len(edge.requests()) == 2
+
+
+def test_a_request_survives_two_restarts_only() -> None:
+    edge = Edge()
+    _, sink = start(edge)
+    for epoch in (8, 9):
+        edge.frontend.feed(Down(reason="killed", restarting=True))
+        edge.ready(epoch)
+        assert not sink.pieces
+    edge.frontend.feed(Down(reason="killed", restarting=True))
+    edge.ready(10)
+    assert sink.last.finish is not None and sink.last.finish.status == 500
+    assert len(edge.requests()) == 3 and edge.frontend.live == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "sampling", "finish"),
+    [
+        ("abc", {"max_new_tokens": 3}, Finish(type="length", length=3)),
+        ([97, END], {}, Finish(type="stop", matched=END)),
+        ([97, 98], {"stop_token_ids": (98,)}, Finish(type="stop", matched=98)),
+    ],
+)
+def test_an_end_that_died_with_the_engine(text: Any, sampling: Any, finish: Finish) -> None:
+    edge = Edge()
+    request, sink = start(edge, **sampling)
+    edge.feed(delta(request, 0, text))
+    edge.frontend.feed(Down(reason="killed", restarting=True))
+    edge.ready(8)
+    assert sink.last.finish == finish and len(edge.requests()) == 1
+
+
+def test_engine_gone_for_good() -> None:
+    edge = Edge()
+    request, sink = start(edge)
+    edge.feed(delta(request, 0, "a"))
+    edge.frontend.feed(Down(reason="out of memory", restarting=False))
+    assert edge.frontend.status == "down"
+    finish = sink.last.finish
+    assert finish is not None and finish.status == 503 and "out of memory" in str(finish.message)
+
+
+def test_limits() -> None:
+    edge = Edge(ready=False, max_live=2)
+    with pytest.raises(BadRequest) as caught:
+        start(edge)
+    assert caught.value.status == 503
+    edge.ready(EPOCH)
+    start(edge, rid="a")
+    for rid in ("a", "", "x" * 600, 5):
+        with pytest.raises(BadRequest) as caught:
+            start(edge, rid=rid)  # type: ignore[arg-type]
+        assert caught.value.field == "rid"
+    with pytest.raises(BadRequest):
+        edge.frontend.request(ids("hi"), SamplingParams(), priority=1 << 40)
+    start(edge)
+    with pytest.raises(BadRequest) as caught:
+        start(edge)
+    assert caught.value.status == 503
+    edge.frontend.drain()
+    assert edge.frontend.status == "draining"
+
+
+def test_capacity_bounds_the_context() -> None:
+    edge = Edge()
+    edge.frontend.feed(Ready(epoch=9, capacity=capacity(context=20)))
+    assert edge.frontend.served.context == 20
+    with pytest.raises(BadRequest, match="context length is 20"):
+        edge.frontend.request([1] * 20, SamplingParams(max_new_tokens=1))
+    without = Frontend(edge.frontend.served, None, edge.sent.append)
+    without.feed(Ready(epoch=1, capacity=capacity()))
+    with pytest.raises(BadRequest, match="stop_token_ids"):
+        without.request([1], SamplingParams(max_new_tokens=1, stop=("x",)))
+
+
+def test_cancel_and_abort() -> None:
+    edge = Edge()
+    request, sink = start(edge, rid="job-1")
+    edge.frontend.cancel([request.key, 12345])
+    assert edge.sent[-1] == Cancel(keys=[request.key]) and edge.frontend.live == 0
+    edge.feed(delta(request, 0, "a", finish=LENGTH))
+    assert not sink.pieces
+    _, sink = start(edge, rid="job-1")
+    edge.frontend.abort("job", False)
+    assert edge.sent[-1] == Cancel(rid_prefix="job")
+    edge.frontend.abort(None, True)
+    assert edge.sent[-1] == Cancel(everything=True)
+
+
+def test_a_broken_sink_harms_nobody_else() -> None:
+    class Broken:
+        def push(self, piece: object) -> None:
+            raise RuntimeError("socket gone")
+
+    edge = Edge()
+    bad = edge.frontend.request(ids("x"), SamplingParams(max_new_tokens=5))
+    edge.frontend.start(bad, Broken())
+    good, sink = start(edge)
+    edge.feed(delta(bad, 0, "a"), delta(good, 0, "b"))
+    assert sink.text == "b" and edge.frontend.live == 1
+    assert edge.sent[-1] == Cancel(keys=[bad.key], finished=True)
+
+
+def test_generate_and_leaving_early() -> None:
+    async def scenario() -> None:
+        edge = Edge()
+        request = edge.frontend.request(ids("x"), SamplingParams(max_new_tokens=5))
+        stream = edge.frontend.generate(request)
+        reading = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0)
+        edge.feed(delta(request, 0, "a"), delta(request, 1, "b"))
+        piece = await reading
+        assert (piece.text, piece.completion_tokens) == ("ab", 2)  # merged: nobody was reading
+        await stream.aclose()
+        assert edge.sent[-1] == Cancel(keys=[request.key])
+        other = edge.frontend.request(ids("x"), SamplingParams(max_new_tokens=5))
+        pieces = []
+        asyncio.get_running_loop().call_soon(edge.feed, delta(other, 0, "z", finish=LENGTH))
+        async for piece in edge.frontend.generate(other):
+            pieces.append(piece)
+        assert [piece.text for piece in pieces] == ["z"]
+        assert not isinstance(edge.sent[-1], Cancel)
+
+    asyncio.run(scenario())
+
+
+def test_control() -> None:
+    async def scenario() -> None:
+        edge = Edge()
+        asking = asyncio.ensure_future(edge.frontend.control(FlushCache()))
+        await asyncio.sleep(0)
+        command = edge.sent[-1]
+        assert isinstance(command, Command)
+        edge.frontend.feed(Reply(ticket=command.ticket, ok=True))
+        edge.frontend.feed(Reply(ticket=command.ticket, ok=True))
+        assert (await asking).ok
+        with pytest.raises(EngineUnavailable, match="did not answer"):
+            await edge.frontend.control(FlushCache(), timeout=0.01)
+        asking = asyncio.ensure_future(edge.frontend.control(FlushCache()))
+        await asyncio.sleep(0)
+        edge.frontend.feed(Down(reason="killed", restarting=False))
+        assert "killed" in (await asking).message
+        with pytest.raises(EngineUnavailable, match="down"):
+            await edge.frontend.control(FlushCache())
+
+    asyncio.run(scenario())
+
+
+def test_encode() -> None:
+    async def scenario() -> None:
+        edge = Edge()
+        assert await edge.frontend.encode("hi") == ids("hi")
+        assert await edge.frontend.encode("hi" * 5000) == ids("hi" * 5000)
+        with pytest.raises(BadRequest, match="context length"):
+            await edge.frontend.encode("x" * 300_000)
+        with pytest.raises(BadRequest, match="Unicode"):
+            await edge.frontend.encode("\ud800" * 1000)
+        edge.frontend.close()
+
+    asyncio.run(scenario())
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_every_token_is_shown_once_whatever_the_channel_does(data: st.DataObject) -> None:
+    """Repeats and engine restarts at any point: the answer is the same."""
+    tokens = data.draw(st.lists(st.integers(0, 255), min_size=1, max_size=20))
+    edge = Edge()
+    request, sink = start(edge)
+    epoch, done = EPOCH, 0
+    while done < len(tokens):
+        if epoch < EPOCH + 2 and data.draw(st.integers(0, 5)) == 0:
+            epoch += 1
+            edge.frontend.feed(Down(reason="killed", restarting=True))
+            edge.ready(epoch)
+            assert edge.requests()[-1].resumed == tokens[:done]
+        begin = max(0, done - data.draw(st.integers(0, 3)))
+        end = min(done + data.draw(st.integers(1, 4)), len(tokens))
+        edge.feed(Delta(key=request.key, index=begin, tokens=tokens[begin:end]))
+        done = max(done, end)
+    edge.feed(Delta(key=request.key, index=done, tokens=[], finish=LENGTH))
+    assert sink.tokens == tokens
+    assert sink.text == byte_tokenizer().decode(tokens)
+    assert sink.last.finish == LENGTH and edge.frontend.live == 0
+
+
+def test_deltas_before_ready_are_ignored() -> None:
+    edge = Edge(ready=False)
+    edge.frontend.feed(Deltas(epoch=1, deltas=[Delta(key=1, index=0, tokens=[1])]))
+    assert edge.frontend.live == 0
