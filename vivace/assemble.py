@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from vivace.engine.executor import InProcessExecutor, Runner
-from vivace.engine.loop import Loop
+from vivace.engine.loop import Loop, Mailbox
 from vivace.engine.oracle import OracleWorker
-from vivace.engine.scheduler import Mailbox, Scheduler
+from vivace.engine.scheduler import Scheduler
 from vivace.engine.settings import settings_of
 from vivace.protocol.control import Capacity
 from vivace.supervisor.faults import with_fault
@@ -34,7 +34,9 @@ def engine_parts(
     executor = InProcessExecutor(runner)
     settings = settings_of(config, executor.capacity)
     scheduler = Scheduler(settings, executor.capacity, time.monotonic)
-    loop = Loop(scheduler, executor, mailbox, depth=settings.depth, epoch=epoch)
+    loop = Loop(
+        scheduler, executor, mailbox, depth=settings.depth, epoch=epoch, clock=time.monotonic
+    )
     return loop, executor.capacity
 
 

@@ -183,7 +183,7 @@ class EngineMailbox:
         something comes (or somebody rings with `wake`), 0 = do not wait."""
         if wait is None or wait > 0:
             self._poller.poll(None if wait is None else math.ceil(wait * 1000))
-        self._hush()
+            self._hush()
         messages = [self._posted.popleft() for _ in range(len(self._posted))]
         for frame in take_frames(self._inbox):
             envelope = self._reader.read(frame)

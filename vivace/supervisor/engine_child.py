@@ -56,7 +56,6 @@ class SupervisorThread(threading.Thread):
                 if self._loop is None:
                     os._exit(0)
                 self._loop.stop()
-                self._mailbox.wake()
             case _:
                 log.error("the engine has no use for %s", type(message).__name__)
 

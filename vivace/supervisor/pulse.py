@@ -48,6 +48,7 @@ class Pulse:
 class Receiver(Protocol):
     def receive(self, wait: float | None) -> list[ToEngine]: ...
     def send(self, frontend: int, message: ToFrontend) -> None: ...
+    def wake(self) -> None: ...
 
 
 class PulsedMailbox:
@@ -56,7 +57,6 @@ class PulsedMailbox:
     def __init__(self, mailbox: Receiver, pulse: Pulse) -> None:
         self._mailbox = mailbox
         self._pulse = pulse
-        self.send = mailbox.send
 
     def receive(self, wait: float | None) -> list[ToEngine]:
         if wait == 0:
@@ -66,6 +66,12 @@ class PulsedMailbox:
         messages = self._mailbox.receive(wait)
         self._pulse.beat(resting=False)
         return messages
+
+    def send(self, frontend: int, message: ToFrontend) -> None:
+        self._mailbox.send(frontend, message)
+
+    def wake(self) -> None:
+        self._mailbox.wake()
 
 
 @dataclass(kw_only=True)

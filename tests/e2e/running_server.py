@@ -1,0 +1,130 @@
+"""A real server in real processes, for tests."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+START_SECONDS = 120.0
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def children_of(pid: int) -> dict[str, int]:
+    """role -> process id of the supervisor's children."""
+    found: dict[str, int] = {}
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
+            if b"vivace.process" in words:
+                role = words[words.index(b"vivace.process") + 1].decode()
+                found[role if role not in found else f"{role} {child}"] = int(child)
+    return found
+
+
+class RunningServer:
+    """`vivace serve` with its log; ends with the `with` block."""
+
+    def __init__(
+        self, *flags: str, environment: dict[str, str] | None = None, log: Path, port: int = 0
+    ) -> None:
+        self.port = port or free_port()
+        self.log = log
+        words = ["-m", "vivace", "serve", "--host", "127.0.0.1", "--port", str(self.port), *flags]
+        self._file = log.open("wb")
+        self.process = subprocess.Popen(
+            [sys.executable, *words],
+            env={**os.environ, **(environment or {})},
+            stdout=self._file,
+            stderr=subprocess.STDOUT,
+        )
+
+    def __enter__(self) -> RunningServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        children = children_of(self.process.pid) if self.process.poll() is None else {}
+        self.process.kill()
+        self.process.wait()
+        self._file.close()
+        deadline = time.monotonic() + 10
+        while any(is_alive(pid) for pid in children.values()) and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+    def text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def wait_ready(self) -> RunningServer:
+        self.wait_for("The server is fired up and ready to roll!")
+        return self
+
+    def wait_for(self, text: str, seconds: float = START_SECONDS) -> None:
+        deadline = time.monotonic() + seconds
+        while text not in self.text():
+            assert self.process.poll() is None, self.text()
+            assert time.monotonic() < deadline, f"no {text!r} in\n{self.text()}"
+            time.sleep(0.05)
+
+    def children(self) -> dict[str, int]:
+        return children_of(self.process.pid)
+
+    def signal(self, number: int = signal.SIGTERM) -> None:
+        self.process.send_signal(number)
+
+    def wait(self, seconds: float = 60.0) -> int:
+        return self.process.wait(seconds)
+
+    def call(
+        self, method: str, path: str, body: Any = None, *, timeout: float = 60.0
+    ) -> tuple[int, bytes]:
+        with contextlib.closing(self._connection(timeout)) as connection:
+            return self._send(connection, method, path, body)
+
+    def json(self, path: str, body: Any = None) -> Any:
+        status, data = self.call("GET" if body is None else "POST", path, body)
+        assert status == 200, (status, data, self.text())
+        return json.loads(data)
+
+    def stream(self, path: str, body: Any, *, timeout: float = 60.0) -> Iterator[dict[str, Any]]:
+        """Server-sent events until [DONE]."""
+        with contextlib.closing(self._connection(timeout)) as connection:
+            headers = {"Content-Type": "application/json"}
+            connection.request("POST", path, json.dumps({**body, "stream": True}), headers)
+            response = connection.getresponse()
+            assert response.status == 200, (response.status, response.read())
+            for line in response:
+                if line.startswith(b"data: ") and line.strip() != b"data: [DONE]":
+                    yield json.loads(line[6:])
+
+    def _connection(self, timeout: float) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+
+    def _send(
+        self, connection: http.client.HTTPConnection, method: str, path: str, body: Any
+    ) -> tuple[int, bytes]:
+        data = None if body is None else json.dumps(body)
+        connection.request(method, path, data, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        return response.status, response.read()

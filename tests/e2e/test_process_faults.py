@@ -1,0 +1,171 @@
+"""Deaths, drains and bad starts of a real server on the oracle: every token is known beforehand."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from running_server import RunningServer, is_alive
+
+from vivace.checkpoint.source import locate
+from vivace.engine.oracle import oracle_answer
+from vivace.models.facts import facts_of
+
+ORACLE = {"VIVACE_EXECUTOR": "oracle:0.01"}
+FLAGS = ("--skip-tokenizer-init", "--random-seed", "1")
+PROMPT = [5, 6, 7, 8]
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> int:
+    return facts_of(locate(None)).vocabulary
+
+
+def body(seed: int, count: int) -> dict:
+    sampling = {"max_new_tokens": count, "ignore_eos": True, "sampling_seed": seed}
+    return {"input_ids": PROMPT, "sampling_params": sampling}
+
+
+def expected(seed: int, count: int, vocabulary: int) -> list[int]:
+    return oracle_answer(seed, len(PROMPT), count, vocabulary, ignore_eos=True)
+
+
+def tokens_of(server: RunningServer, seed: int, count: int) -> list[int]:
+    """The streamed answer's tokens; SGLang's stream is cumulative."""
+    tokens: list[int] = []
+    for event in server.stream("/generate", body(seed, count)):
+        assert "error" not in event, event
+        tokens = event["output_ids"]
+    return tokens
+
+
+def test_a_killed_engine_is_replaced_and_streams_go_on(tmp_path: Path, vocabulary: int) -> None:
+    flags = (*FLAGS, "--crash-dump-folder", str(tmp_path / "dumps"))
+    with RunningServer(*flags, environment=ORACLE, log=tmp_path / "log") as server:
+        server.wait_ready()
+        with ThreadPoolExecutor(6) as pool:
+            answers = [pool.submit(tokens_of, server, seed, 150) for seed in range(6)]
+            time.sleep(0.7)
+            first = server.children()["engine"]
+            os.kill(first, signal.SIGKILL)
+            got = [answer.result(60) for answer in answers]
+        assert got == [expected(seed, 150, vocabulary) for seed in range(6)]
+        assert server.children()["engine"] != first
+        assert "The engine died: killed by SIGKILL" in server.text()
+        assert server.call("GET", "/health")[0] == 200
+        assert tokens_of(server, 9, 5) == expected(9, 5, vocabulary)
+        (dump,) = (tmp_path / "dumps").glob("*.jsonl")
+        head = json.loads(dump.read_bytes().splitlines()[0])
+        assert len(head["unfinished"]) == 6 and "SIGKILL" in head["reason"]
+
+
+def test_a_killed_frontend_is_replaced_and_its_requests_end(
+    tmp_path: Path, vocabulary: int
+) -> None:
+    with RunningServer(*FLAGS, environment=ORACLE, log=tmp_path / "log") as server:
+        server.wait_ready()
+        with ThreadPoolExecutor(1) as pool:
+            lost = pool.submit(tokens_of, server, 1, 100_000)
+            time.sleep(0.5)
+            os.kill(server.children()["frontend"], signal.SIGKILL)
+            with pytest.raises(Exception):  # noqa: B017 - the connection breaks, somehow
+                lost.result(60)
+        assert tokens_of(server, 2, 20) == expected(2, 20, vocabulary)
+        state = server.json("/server_info")["internal_states"][0]
+        assert "The frontend 0 died: killed by SIGKILL" in server.text()
+        assert state is not None and server.call("GET", "/health")[0] == 200
+
+
+def test_no_orphans(tmp_path: Path) -> None:
+    with RunningServer(*FLAGS, environment=ORACLE, log=tmp_path / "log") as server:
+        server.wait_ready()
+        pids = list(server.children().values())
+        assert len(pids) == 2
+        server.process.kill()
+        server.process.wait()
+        deadline = time.monotonic() + 10
+        while any(is_alive(pid) for pid in pids):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+
+def test_sigterm_drains_a_running_stream(tmp_path: Path, vocabulary: int) -> None:
+    with RunningServer(*FLAGS, environment=ORACLE, log=tmp_path / "log") as server:
+        server.wait_ready()
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(tokens_of, server, 3, 200)
+            time.sleep(0.5)
+            server.signal()
+            server.wait_for("finishing the running requests")
+            time.sleep(0.2)
+            assert server.call("POST", "/generate", body(4, 5))[0] == 503
+            assert running.result(60) == expected(3, 200, vocabulary)
+        assert server.wait() == 0
+
+
+def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
+    with RunningServer(*FLAGS, environment=ORACLE, log=tmp_path / "log") as server:
+        server.wait_ready()
+
+        def endless() -> None:
+            with pytest.raises(Exception):  # noqa: B017 - cut off
+                tokens_of(server, 3, 8000)
+
+        thread = threading.Thread(target=endless)
+        thread.start()
+        time.sleep(0.5)
+        server.signal(signal.SIGINT)
+        server.wait_for("finishing the running requests")
+        server.signal(signal.SIGINT)
+        assert server.wait(10) == 128 + signal.SIGINT
+        thread.join(30)
+
+
+def test_a_hanging_engine_is_replaced(tmp_path: Path, vocabulary: int) -> None:
+    flags = (*FLAGS, "--watchdog-timeout", "2", "--soft-watchdog-timeout", "1")
+    faults = {**ORACLE, "VIVACE_TEST_FAULT": "engine-hang@30"}
+    with RunningServer(*flags, environment=faults, log=tmp_path / "log") as server:
+        server.wait_ready()
+        assert tokens_of(server, 3, 60) == expected(3, 60, vocabulary)
+        assert "it made no progress" in server.text()
+        assert "most recent call first" in server.text()
+
+
+def test_a_taken_port_is_named(tmp_path: Path) -> None:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.listen()
+        port = sock.getsockname()[1]
+        with RunningServer(*FLAGS, log=tmp_path / "log", port=port) as server:
+            assert server.wait() == 1
+            assert f"port {port} is in use by process {os.getpid()}" in server.text()
+
+
+def test_an_engine_that_cannot_start_ends_the_server(tmp_path: Path) -> None:
+    faults = {**ORACLE, "VIVACE_TEST_FAULT": "engine-start"}
+    with RunningServer(*FLAGS, environment=faults, log=tmp_path / "log") as server:
+        assert server.wait() == 1
+        assert "the engine did not start: InjectedDeath: this engine was told" in server.text()
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--max-runing-requests", "4"], "--max-running-requests"),
+        (["--model-path", "/nowhere/at/all"], "/nowhere/at/all"),
+    ],
+)
+def test_a_bad_command_line_exits_with_2(words: list[str], text: str) -> None:
+    command = [sys.executable, "-m", "vivace.launch_server", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and text in done.stderr
+    assert "Traceback" not in done.stderr

