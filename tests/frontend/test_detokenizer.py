@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -18,7 +19,7 @@ VOCABULARIES = [byte_tokenizer, sentencepiece_tokenizer, embedded_tokenizer]
 
 def chunked(tokens: list[int], cuts: list[int]) -> list[list[int]]:
     places = sorted({min(cut, len(tokens)) for cut in cuts} | {0, len(tokens)})
-    return [tokens[a:b] for a, b in zip(places, places[1:], strict=False)]
+    return [tokens[a:b] for a, b in itertools.pairwise(places)]
 
 
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
@@ -98,7 +99,7 @@ def test_stop_strings_do_not_depend_on_chunks(
     watch = StopStrings(stops, keep=keep)
     places = sorted({min(cut, len(text)) for cut in cuts} | {0, len(text)})
     shown, matched = "", None
-    for a, b in zip(places, places[1:], strict=False):
+    for a, b in itertools.pairwise(places):
         out = watch.push(text[a:b])
         if isinstance(out, StopHit):
             shown, matched = shown + out.text, out.matched

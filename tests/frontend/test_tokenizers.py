@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,9 +87,9 @@ def test_lone_surrogates_are_refused() -> None:
 def test_every_split_rule_keeps_the_text(name: str) -> None:
     text = "It's 12345 naïve Überraschung: 3.14!\r\n\r\n  日本語テキスト,   x\t=y  "
     pieces = SPLIT_RULES[name].pre_tokenizer().pre_tokenize_str(text)
-    assert [span[0] for _, span in pieces][0] == 0
+    assert pieces[0][1][0] == 0
     assert pieces[-1][1][1] == len(text)
-    assert all(a[1][1] == b[1][0] for a, b in zip(pieces, pieces[1:], strict=False))
+    assert all(a[1][1] == b[1][0] for a, b in itertools.pairwise(pieces))
 
 
 def test_split_rules_differ_where_the_families_do() -> None:
@@ -130,7 +131,7 @@ def greedy_by_score(text: str) -> list[int]:
     ids = {token: i for i, token in enumerate(tokens)}
     symbols = list(("\u2581" + text.replace(" ", "\u2581")) if text else "")
     while True:
-        joined = [(ids.get(a + b), i) for i, (a, b) in enumerate(zip(symbols, symbols[1:]))]  # noqa: B905
+        joined = [(ids.get(a + b), i) for i, (a, b) in enumerate(itertools.pairwise(symbols))]
         found = [(-scores[i], place) for i, place in joined if i is not None]
         if not found:
             break
@@ -191,7 +192,7 @@ def test_folder_with_config_files(tmp_path: Path) -> None:
 
 
 def test_what_a_folder_lacks_is_said(tmp_path: Path) -> None:
-    with pytest.raises(TokenizerError, match="no tokenizer.json"):
+    with pytest.raises(TokenizerError, match=r"no tokenizer\.json"):
         load_tokenizer(Source(tmp_path))  # type: ignore[arg-type]
     (tmp_path / "tokenizer.model").write_bytes(b"x")
     with pytest.raises(TokenizerError, match="Convert it"):
