@@ -1,0 +1,195 @@
+"""Reading a GGUF file's header: metadata and where each tensor lies.
+
+Torch-free and untrusting: every count, length and offset is checked against the file before it is
+used. Format: ggml's gguf.md, versions 2 and 3, little endian.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+MAX_ENTRIES = 1 << 20
+MAX_STRING = 64 << 20
+MAX_DIMENSIONS = 4
+MAX_NESTING = 2
+DEFAULT_ALIGNMENT = 32
+
+SCALARS: dict[int, str] = {
+    0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
+}  # fmt: skip
+STRING, ARRAY = 8, 9
+
+
+class GGUFError(ValueError):
+    """The file is not a GGUF file we can read; the text says what is wrong and where."""
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """One tensor of the file. `shape` is row-major (outermost first); `offset` is from byte 0."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: GGMLQuantizationType
+    offset: int
+    nbytes: int
+
+
+class GGUFFile:
+    """A mapped GGUF file. Raises GGUFError when anything in the header is out of bounds."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._map = self._open(path)
+        try:
+            reader = _Reader(self._map, path)
+            tensor_count, metadata_count = reader.preamble()
+            self.metadata = reader.metadata(metadata_count)
+            entries = reader.tensor_entries(tensor_count)
+            self.tensors = reader.placed(entries, self._alignment())
+        except GGUFError:
+            self._map.close()
+            raise
+
+    @staticmethod
+    def _open(path: Path) -> mmap.mmap:
+        try:
+            with path.open("rb") as file:
+                return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:
+            raise GGUFError(f"{path}: cannot be opened as a GGUF file: {error}") from None
+
+    def _alignment(self) -> int:
+        value = self.metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+        if not isinstance(value, int) or value < 1 or value > 1 << 20 or value & (value - 1):
+            raise GGUFError(f"{self.path}: general.alignment is {value!r}, not a power of two")
+        return value
+
+    def data(self, name: str) -> np.ndarray:
+        """The raw bytes of a tensor, uint8[nbytes], a view on the file."""
+        entry = self.tensors[name]
+        return np.frombuffer(self._map, np.uint8, entry.nbytes, entry.offset)
+
+
+class _Reader:
+    """A cursor over the mapped header."""
+
+    def __init__(self, data: mmap.mmap, path: Path) -> None:
+        self.data = data
+        self.path = path
+        self.at = 0
+        self.end = len(data)
+
+    def fail(self, reason: str) -> GGUFError:
+        return GGUFError(f"{self.path}: damaged GGUF header at byte {self.at}: {reason}")
+
+    def take(self, count: int) -> bytes:
+        if count > self.end - self.at:
+            raise self.fail(f"{count} bytes wanted, {self.end - self.at} left in the file")
+        piece = self.data[self.at : self.at + count]
+        self.at += count
+        return piece
+
+    def number(self, code: str) -> Any:
+        return struct.unpack("<" + code, self.take(struct.calcsize("<" + code)))[0]
+
+    def text(self) -> str:
+        length = self.number("Q")
+        if length > MAX_STRING:
+            raise self.fail(f"a string of {length} bytes")
+        try:
+            return self.take(length).decode()
+        except UnicodeDecodeError:
+            raise self.fail("a string is not UTF-8") from None
+
+    def preamble(self) -> tuple[int, int]:
+        """(tensors, metadata entries) after the magic number and version."""
+        if self.take(4) != MAGIC:
+            raise GGUFError(f"{self.path}: not a GGUF file (it does not begin with 'GGUF')")
+        version = self.number("I")
+        if version not in VERSIONS:
+            raise GGUFError(f"{self.path}: GGUF version {version}; versions 2 and 3 are read")
+        tensors, entries = self.number("Q"), self.number("Q")
+        if max(tensors, entries) > MAX_ENTRIES:
+            raise self.fail(f"{tensors} tensors and {entries} metadata entries")
+        return tensors, entries
+
+    def metadata(self, count: int) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for _ in range(count):
+            key = self.text()
+            if key in found:
+                raise self.fail(f"the key {key!r} occurs twice")
+            found[key] = self.value(self.number("I"), MAX_NESTING)
+        return found
+
+    def value(self, kind: int, nesting: int) -> Any:
+        if kind in SCALARS:
+            return self.number(SCALARS[kind])
+        if kind == STRING:
+            return self.text()
+        if kind == ARRAY and nesting:
+            return self.array(nesting - 1)
+        raise self.fail(f"value type {kind}")
+
+    def array(self, nesting: int) -> list[Any]:
+        kind, count = self.number("I"), self.number("Q")
+        if count > self.end - self.at:
+            raise self.fail(f"an array of {count} elements")
+        if kind in SCALARS:
+            code = f"{count}{SCALARS[kind]}"
+            return list(struct.unpack("<" + code, self.take(struct.calcsize("<" + code))))
+        return [self.value(kind, nesting) for _ in range(count)]
+
+    def tensor_entries(self, count: int) -> list[TensorEntry]:
+        return [self.tensor_entry() for _ in range(count)]
+
+    def tensor_entry(self) -> TensorEntry:
+        name = self.text()
+        dimensions = self.number("I")
+        if not 1 <= dimensions <= MAX_DIMENSIONS:
+            raise self.fail(f"tensor {name!r} has {dimensions} dimensions")
+        shape = tuple(reversed([self.number("Q") for _ in range(dimensions)]))
+        number, offset = self.number("I"), self.number("Q")
+        try:
+            kind = GGMLQuantizationType(number)
+        except ValueError:
+            raise self.fail(f"tensor {name!r} has the unknown type {number}") from None
+        return TensorEntry(name, shape, kind, offset, self.size_of(name, shape, kind))
+
+    def size_of(self, name: str, shape: tuple[int, ...], kind: GGMLQuantizationType) -> int:
+        block, block_bytes = GGML_QUANT_SIZES[kind]
+        elements = prod(shape)
+        if min(shape) < 1 or elements > 1 << 40:
+            raise self.fail(f"tensor {name!r} has the shape {shape}")
+        if shape[-1] % block:
+            raise self.fail(f"tensor {name!r}: rows of {shape[-1]} are no multiple of {block}")
+        return elements // block * block_bytes
+
+    def placed(self, entries: list[TensorEntry], alignment: int) -> dict[str, TensorEntry]:
+        """Entries with offsets from byte 0, each checked to lie inside the file."""
+        start = -(-self.at // alignment) * alignment
+        placed: dict[str, TensorEntry] = {}
+        for entry in entries:
+            begin = start + entry.offset
+            if entry.name in placed:
+                raise GGUFError(f"{self.path}: tensor {entry.name!r} occurs twice")
+            if entry.offset % alignment or begin + entry.nbytes > self.end:
+                raise GGUFError(
+                    f"{self.path}: tensor {entry.name!r} ({entry.nbytes} bytes at {begin}) does "
+                    f"not fit the file of {self.end} bytes; it is truncated or damaged: fetch it again"
+                )
+            placed[entry.name] = TensorEntry(
+                entry.name, entry.shape, entry.type, begin, entry.nbytes
+            )
+        return placed

