@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 
 from vivace.engine.admission import Admission
 from vivace.engine.preemption import less_important, retraction_order
@@ -13,6 +14,8 @@ from vivace.engine.settings import EngineSettings
 from vivace.engine.step_draft import Draft
 from vivace.kv.prefix_tree import TOKEN_BYTES, shared_pages
 
+_GROWTH = 16
+"""tokens for which a decoding sequence gets pages at once, while pages are plenty"""
 _MOST_DEFERRED = 64
 """sequences passed over in one step because a running prompt computes their prefix"""
 
@@ -120,15 +123,19 @@ class Batching:
         return True
 
     def _grow(self, draft: Draft, growing: list[Sequence]) -> None:
-        """One more page for each of them, taken in one piece."""
-        page_size = self._pages.page_size
-        pages = self._pages.leases.take(len(growing))
-        for sequence, page in zip(growing, pages, strict=True):
+        """More pages for each of them, taken in one piece; small pages come several at a time."""
+        size, leases = self._pages.page_size, self._pages.leases
+        ahead = max(1, _GROWTH // size)
+        if ahead * len(growing) > leases.available // 2:
+            ahead = 1
+        supply = iter(leases.take(ahead * len(growing)))
+        for sequence in growing:
             assert sequence.lease is not None
+            pages = list(islice(supply, ahead))
             held = sequence.lease.pages
-            held.append(page)
-            sequence.edge = min(len(held) * page_size, sequence.limit - 1)
-            draft.grants.append((sequence.row, [page]))
+            held += pages
+            sequence.edge = min(len(held) * size, sequence.limit - 1)
+            draft.grants.append((sequence.row, pages))
 
     # --- chunks -----------------------------------------------------------------------------
 

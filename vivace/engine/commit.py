@@ -74,21 +74,23 @@ class Commit:
         """The hot path. Returns when each sequence that drew a token drew the one before."""
         moments: list[float] = []
         first = len(flight.chunks)
-        scored = result.logprobs
-        for index, sequence in enumerate(flight.decodes, first):
-            sequence.computed += result.advanced[index]
-            if sequence.state is not State.RUNNING:
+        running = State.RUNNING
+        spans = zip(flight.decodes, result.advanced[first:], result.tokens[first:], strict=True)
+        for index, (sequence, advanced, drawn) in enumerate(spans, first):
+            sequence.computed += advanced
+            if sequence.state is not running:
                 continue
-            drawn = result.tokens[index]
             moments.append(sequence.token_time)
             sequence.token_time = now
             try:
-                if sequence.due > len(sequence.tokens) + 1 and not scored:
-                    finish = sequence.accept(drawn)
-                    if finish is not None:
-                        deltas.append(self._finish(sequence, finish))
-                else:
+                tokens = sequence.tokens
+                length = len(tokens) + 1
+                if drawn[0] in sequence.stops or length >= sequence.limit or sequence.elaborate:
                     self._accept(sequence, drawn, result, index, deltas)
+                    continue
+                tokens += drawn
+                if length >= sequence.due:
+                    deltas.append(sequence.answer_one(drawn, length))
             except Exception as error:
                 self._refuse(sequence, error)
         return moments

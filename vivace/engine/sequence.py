@@ -39,6 +39,7 @@ class Sequence:
         "computed",
         "due",
         "edge",
+        "elaborate",
         "first_token",
         "importance",
         "interval",
@@ -53,9 +54,9 @@ class Sequence:
         "prompt_logprobs",
         "prompt_scored",
         "request",
+        "resumed",
         "retractions",
         "row",
-        "sent",
         "started",
         "state",
         "stop_ids",
@@ -63,6 +64,7 @@ class Sequence:
         "tainted",
         "target",
         "ticket",
+        "told",
         "token_time",
         "tokens",
         "upper",
@@ -102,7 +104,9 @@ class Sequence:
         self.prefix = b""
         """all known tokens, packed for the prefix tree; current while it waits or fills"""
 
-        self.sent = len(request.resumed)
+        self.resumed = len(request.resumed)
+        self.told = len(self.tokens)
+        """tokens the client knows, its prompt included"""
         self.interval = interval_of(request, settings)
         first = 1 if request.stream else self.interval
         self.due = len(self.tokens) + first
@@ -110,6 +114,8 @@ class Sequence:
         self.cached = 0
         self.retractions = 0
         self.logprobs: list[TokenLogprob] | None = None if request.logprobs is None else []
+        self.elaborate = self.logprobs is not None
+        """its tokens carry more than themselves"""
         self.prompt_scored = bool(request.resumed) or not wants_prompt_logprobs(request)
         """prompt log-probabilities are complete (or nobody wants them)"""
         self.prompt_logprobs: list[TokenLogprob] | None = None if self.prompt_scored else []
@@ -159,12 +165,27 @@ class Sequence:
             return Finish(FINISH_STOP, matched=token)
         return None
 
+    def answer_one(self, drawn: list[int], length: int) -> Delta:
+        """The delta behind the token just drawn, token number `length`: the short way."""
+        told = self.told
+        if told != length - 1:
+            return self.answer()
+        self.told = length
+        self.due = length + self.interval
+        return Delta(
+            key=self.key,
+            index=told - self.prompt,
+            tokens=drawn,
+            cached_tokens=self.cached,
+            retractions=self.retractions,
+        )
+
     def answer(self, finish: Finish | None = None) -> Delta:
         """Everything that was not sent yet, as one delta."""
-        index = self.sent
-        tokens = self.tokens[self.prompt + index :]
-        self.sent = index + len(tokens)
-        self.due = len(self.tokens) + self.interval
+        index = self.told - self.prompt
+        tokens = self.tokens[self.told :]
+        self.told = len(self.tokens)
+        self.due = self.told + self.interval
         delta = Delta(
             key=self.key,
             index=index,
@@ -177,7 +198,7 @@ class Sequence:
             delta.logprobs, self.logprobs = self.logprobs, []
         if self.prompt_logprobs is not None and self.prompt_scored:
             delta.prompt_logprobs, self.prompt_logprobs = self.prompt_logprobs, None
-        if finish is not None or index == len(self.request.resumed):
+        if finish is not None or index == self.resumed:
             delta.queue_time = max(0.0, self.started - self.arrival) if self.started else 0.0
         return delta
 

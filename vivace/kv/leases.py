@@ -153,7 +153,9 @@ class Leases:
         full = self._whole_pages(key)
         if full <= lease.shared or self.measure(lease.namespace, key) != lease.shared:
             return
-        node, _ = self._prefixes.insert(lease.namespace, key, lease.pages[:full])
+        node, had = self._prefixes.insert(lease.namespace, key, lease.pages[:full])
+        if had == full:  # no prefix cache: nothing was taken over
+            return
         self._prefixes.lock(node)
         self._prefixes.unlock(lease.node)
         lease.node = node

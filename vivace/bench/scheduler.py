@@ -1,0 +1,162 @@
+"""`vivace bench scheduler`: what deciding costs, without any model.
+
+Measures the wall time of `Scheduler.plan` and `Scheduler.commit` in steady decoding: every row
+streams one token per step, so every step makes one delta per row, takes pages at page boundaries
+and books metrics. The executor is a null one that answers at once (its time is not counted); no
+message is encoded or sent. Requests start with staggered lengths, so page boundaries are spread
+over the steps as in real traffic.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from vivace.engine.scheduler import Scheduler
+from vivace.engine.settings import EngineSettings
+from vivace.protocol.control import Capacity
+from vivace.protocol.request import Request, SamplingParams
+from vivace.protocol.step import StepPlan, StepResult
+
+_PROMPT = 64
+_VOCABULARY = 32000
+_TOKEN = 7
+
+Row = dict[str, float]
+
+
+class NullExecutor:
+    """Every span advances as planned and draws the same token where it reaches the end."""
+
+    def __init__(self) -> None:
+        self._missing: dict[int, int] = {}
+
+    def run(self, plan: StepPlan) -> StepResult:
+        missing = self._missing
+        for join in plan.joins:
+            missing[join.row] = len(join.tokens) - join.cached
+        tokens: list[list[int]] = []
+        for row, count in zip(plan.rows, plan.counts, strict=True):
+            left = missing[row] - count
+            tokens.append([] if left else [_TOKEN])
+            missing[row] = left or 1
+        return StepResult(number=plan.number, advanced=plan.counts, tokens=tokens)
+
+
+def run(
+    rows: Sequence[int] = (16, 64, 256, 1024),
+    steps: int = 300,
+    *,
+    page_size: int = 16,
+    depth: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[Row]:
+    """One result per number of rows; times are milliseconds (see the module for what is in them).
+
+    Keys: rows, steps, page_size, depth, plan_median_ms, plan_p99_ms, commit_median_ms,
+    commit_p99_ms, total_median_ms, total_p99_ms, tokens_per_second.
+    """
+    return [_measure(count, steps, page_size, depth, clock) for count in rows]
+
+
+def _measure(rows: int, steps: int, page_size: int, depth: int, clock: Callable[[], float]) -> Row:
+    scheduler = _loaded_scheduler(rows, steps, page_size, depth)
+    executor = NullExecutor()
+    _until_all_decode(scheduler, executor, rows)
+    plans: list[float] = []
+    commits: list[float] = []
+    for _ in range(steps):
+        start = clock()
+        plan = scheduler.plan(True)
+        planned = clock()
+        assert plan is not None and len(plan.rows) == rows
+        result = executor.run(plan)
+        landed = clock()
+        deltas = scheduler.commit(plan, result)
+        commits.append(clock() - landed)
+        plans.append(planned - start)
+        assert len(deltas) == rows
+    return _summary(rows, steps, page_size, depth, plans, commits)
+
+
+def _loaded_scheduler(rows: int, steps: int, page_size: int, depth: int) -> Scheduler:
+    longest = _PROMPT + page_size + steps + rows + 64
+    capacity = Capacity(
+        pages=(longest // page_size + 2) * rows,
+        page_size=page_size,
+        rows=rows,
+        context=longest,
+        vocabulary=_VOCABULARY,
+    )
+    settings = EngineSettings(rows=rows, depth=depth, chunk=8192, initial_ratio=0.0)
+    scheduler = Scheduler(settings, capacity, time.monotonic)
+    for index in range(rows):
+        length = _PROMPT + index % page_size
+        scheduler.add(
+            Request(
+                key=index,
+                rid=str(index),
+                tokens=[(index * 31 + position) % _VOCABULARY for position in range(length)],
+                sampling=SamplingParams(max_new_tokens=longest, ignore_eos=True),
+                stream=True,
+            )
+        )
+    return scheduler
+
+
+def _until_all_decode(scheduler: Scheduler, executor: NullExecutor, rows: int) -> None:
+    while True:
+        plan = scheduler.plan(True)
+        assert plan is not None
+        scheduler.commit(plan, executor.run(plan))
+        if len(plan.rows) == rows and not plan.joins:
+            return
+
+
+def _summary(
+    rows: int, steps: int, page_size: int, depth: int, plans: list[float], commits: list[float]
+) -> Row:
+    totals = [plan + commit for plan, commit in zip(plans, commits, strict=True)]
+    row: Row = {"rows": rows, "steps": steps, "page_size": page_size, "depth": depth}
+    for name, seconds in (("plan", plans), ("commit", commits), ("total", totals)):
+        ordered = sorted(seconds)
+        row[f"{name}_median_ms"] = statistics.median(ordered) * 1e3
+        row[f"{name}_p99_ms"] = ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))] * 1e3
+    row["tokens_per_second"] = rows / statistics.median(totals)
+    return row
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="vivace bench scheduler",
+        description="Time plan and commit of the scheduler in steady decoding, without a model.",
+    )
+    parser.add_argument("--rows", type=int, nargs="+", default=[16, 64, 256, 1024])
+    parser.add_argument("--steps", type=int, default=300, help="measured steps per size")
+    parser.add_argument("--page-size", type=int, default=16)
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
+    options = parser.parse_args(argv)
+    results = run(options.rows, options.steps, page_size=options.page_size)
+    write = sys.stdout.write
+    if options.json:
+        for row in results:
+            write(json.dumps(row) + "\n")
+        return 0
+    write("Scheduler only: wall time of plan and commit per decode step, ms (null executor,\n")
+    write(f"every row streams; page size {options.page_size}, {options.steps} steps each)\n\n")
+    write("   rows     plan median/p99   commit median/p99    total median/p99     tokens/s\n")
+    for row in results:
+        cells = "".join(
+            f"   {row[f'{name}_median_ms']:8.3f} {row[f'{name}_p99_ms']:8.3f}"
+            for name in ("plan", "commit", "total")
+        )
+        write(f"{int(row['rows']):7d}{cells} {row['tokens_per_second']:12,.0f}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
