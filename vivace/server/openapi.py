@@ -88,3 +88,11 @@ def responses(route: Route, reference: dict[Any, Any]) -> dict[str, Any]:
         "content": {"application/json": {"schema": reference[ErrorBody]}},
     }
     return {"200": success, "default": failure}
+
+
+if __name__ == "__main__":
+    import sys
+
+    from vivace.server.routes import ROUTES
+
+    sys.stdout.buffer.write(document(ROUTES))

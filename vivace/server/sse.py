@@ -60,7 +60,11 @@ class Outlet:
         stream = self._stream
         try:
             if stream.flowing:
-                stream.write(self._encode(piece), ends=piece.finish is not None)
+                data = self._encode(piece)
+                if piece.finish is not None:
+                    stream.end(data)
+                else:
+                    stream.write(data)
             else:
                 self.held = piece if self.held is None else merge(self.held, piece)
                 stream.note_held(self.held)
@@ -71,7 +75,7 @@ class Outlet:
         """Write what was held."""
         piece, self.held = self.held, None
         if piece is not None:
-            self._stream.write(self._encode(piece), ends=piece.finish is not None)
+            self.push(piece)
 
 
 class EventStream:
@@ -126,20 +130,26 @@ class EventStream:
                 self._poll.cancel()
         return response
 
-    def write(self, data: bytes, *, ends: bool) -> None:
-        """Put events on the wire; the last sequence's end brings the epilogue with it."""
-        if ends:
-            self._open -= 1
-            if not self._open:
-                data += self._epilogue() + DONE
+    def write(self, data: bytes) -> None:
+        """Put complete events on the wire; pauses the stream when they pile up.
+
+        Nothing must not be written: an empty chunk would end the answer.
+        """
         transport = self._transport
-        if data and transport is not None and not transport.is_closing():
-            if self._chunked:
-                data = b"%x\r\n%b\r\n" % (len(data), data)
-            transport.write(data)
-            if transport.get_write_buffer_size() > self._limits.high_water:
-                self._pause(transport)
-        if not self._open and not self._over.done():
+        if not data or transport is None or transport.is_closing():
+            return
+        transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+        if transport.get_write_buffer_size() > self._limits.high_water:
+            self._pause(transport)
+
+    def end(self, data: bytes) -> None:
+        """The last events of one sequence; the last sequence brings the epilogue with it."""
+        self._open -= 1
+        if self._open:
+            self.write(data)
+            return
+        self.write(data + self._epilogue() + DONE)
+        if not self._over.done():
             self._over.set_result(None)
 
     def note_held(self, held: Piece) -> None:

@@ -63,6 +63,11 @@ def check_model(context: Context, model: str) -> None:
     )
 
 
+def shown_model(context: Context, model: str) -> str:
+    """The model's name in the answer: as asked for, or the served name behind "default"."""
+    return context.served.name if model in ("", DEFAULT_MODEL) else model
+
+
 def raw_sampling(request: SamplingFields, max_new_tokens: int | None) -> dict[str, Any]:
     """SGLang's `sampling_params` of an OpenAI request; what was not said is left to the defaults.
 

@@ -24,6 +24,7 @@ from vivace.server.openai.asking import (
     openai_names,
     raw_sampling,
     request_id,
+    shown_model,
 )
 from vivace.server.openai.chunks import ChatChunks, Shape
 from vivace.server.openai.logprobs import chat_logprobs
@@ -57,7 +58,7 @@ async def chat_completions(context: Context, http: web.Request, body: bytes) -> 
     context.request_log.received(http.path, requests, text)
     tally = Tally(len(requests), context.settings.cache_report)
     if asked.stream:
-        shape = shape_of(asked, rid, tokenizer, tally)
+        shape = shape_of(context, asked, rid, tokenizer, tally)
         encoders = [ChatChunks(shape, index) for index in range(len(requests))]
         return await stream(context, http, requests, encoders, epilogue=shape.epilogue)
     pieces = await complete(context, requests)
@@ -68,7 +69,7 @@ async def chat_completions(context: Context, http: web.Request, body: bytes) -> 
         ChatAnswer(
             id=rid,
             created=int(time.time()),
-            model=asked.model,
+            model=shown_model(context, asked.model),
             choices=choices,
             usage=tally.usage(),
             metadata={"weight_version": context.served.weight_version},
@@ -106,13 +107,15 @@ def ask(asked: ChatRequest, tokens: list[int], rid: str) -> Ask:
     )
 
 
-def shape_of(asked: ChatRequest, rid: str, tokenizer: Tokenizer, tally: Tally) -> Shape:
+def shape_of(
+    context: Context, asked: ChatRequest, rid: str, tokenizer: Tokenizer, tally: Tally
+) -> Shape:
     options = asked.stream_options
     return Shape(
         rid=rid,
         kind="chat.completion.chunk",
         created=int(time.time()),
-        model=asked.model,
+        model=shown_model(context, asked.model),
         tokenizer=tokenizer,
         tally=tally,
         include_usage=bool(options and options.include_usage),

@@ -31,6 +31,11 @@ class Shape:
     token_ids: bool = False
     logprobs: bool = False
 
+    @property
+    def plain(self) -> bool:
+        """Events between the first and the last differ in their text only."""
+        return not (self.continuous_usage or self.token_ids or self.logprobs)
+
     def head(self) -> bytes:
         """The event up to its choices."""
         fields = {"id": self.rid, "object": self.kind, "created": self.created, "model": self.model}
@@ -66,19 +71,21 @@ class ChatChunks:
         self._choice = shape.head() + b'{"index":%d,"delta":' % index
         self._prefix = self._choice + b'{"content":'
         self._suffix = b'},"logprobs":null' + finish_fields(None) + b"}"
-        self._plain = not (shape.continuous_usage or shape.token_ids or shape.logprobs)
         self._tail = b"" if shape.continuous_usage else shape.tail(index)
+        self._suffix += self._tail
         self._begun = False
+        self._quick = False
 
     def __call__(self, piece: Piece) -> bytes:
-        self._shape.tally.note(self._index, piece)
-        if self._plain and self._begun and piece.finish is None:
-            if not piece.text:
-                return b""
-            return b"".join((self._prefix, encode(piece.text), self._suffix, self._tail))
+        if self._quick and piece.finish is None:
+            text = piece.text
+            return self._prefix + encode(text) + self._suffix if text else b""
         return self._general(piece)
 
     def _general(self, piece: Piece) -> bytes:
+        """Any piece; the first, the last and those with details come here."""
+        self._shape.tally.note(self._index, piece)
+        self._quick = self._shape.plain
         failed = failure(piece.finish)
         if failed is not None:
             return failed
@@ -125,20 +132,22 @@ class CompletionChunks:
         self._prompt = prompt
         self._choice = shape.head() + b'{"index":%d,"text":' % index
         self._suffix = b',"logprobs":null' + finish_fields(None) + b"}"
-        self._plain = not (shape.continuous_usage or shape.token_ids or shape.logprobs)
         self._tail = b"" if shape.continuous_usage else shape.tail(index)
-        self._begun = not echo
+        self._suffix += self._tail
+        self._begun = False
+        self._quick = False
         self._offset = 0
 
     def __call__(self, piece: Piece) -> bytes:
-        self._shape.tally.note(self._index, piece)
-        if self._plain and self._begun and piece.finish is None:
-            if not piece.text:
-                return b""
-            return b"".join((self._choice, encode(piece.text), self._suffix, self._tail))
+        if self._quick and piece.finish is None:
+            text = piece.text
+            return self._choice + encode(text) + self._suffix if text else b""
         return self._general(piece)
 
     def _general(self, piece: Piece) -> bytes:
+        """Any piece; the first, the last and those with details come here."""
+        self._shape.tally.note(self._index, piece)
+        self._quick = self._shape.plain
         failed = failure(piece.finish)
         if failed is not None:
             return failed

@@ -26,6 +26,7 @@ from vivace.server.openai.asking import (
     openai_names,
     raw_sampling,
     request_id,
+    shown_model,
 )
 from vivace.server.openai.chunks import CompletionChunks, Shape
 from vivace.server.openai.logprobs import completion_logprobs
@@ -66,7 +67,7 @@ async def completions(context: Context, http: web.Request, body: bytes) -> web.S
     rid = asked.rid if isinstance(asked.rid, str) else answer_id
     echoes = [echo_text(asked, prompts[i // samples], tokenizer) for i in range(len(requests))]
     if asked.stream:
-        shape = shape_of(asked, rid, tokenizer, tally)
+        shape = shape_of(context, asked, rid, tokenizer, tally)
         show_prompt = bool(asked.echo)
         encoders = [CompletionChunks(shape, i, e, show_prompt) for i, e in enumerate(echoes)]
         return await stream(context, http, requests, encoders, epilogue=shape.epilogue)
@@ -80,7 +81,7 @@ async def completions(context: Context, http: web.Request, body: bytes) -> web.S
         CompletionAnswer(
             id=rid,
             created=int(time.time()),
-            model=asked.model,
+            model=shown_model(context, asked.model),
             choices=choices,
             usage=tally.usage(),
             metadata={"weight_version": context.served.weight_version},
@@ -144,13 +145,15 @@ def echo_text(asked: CompletionRequest, prompt: Prompt, tokenizer: Tokenizer) ->
     return tokenizer.decode(prompt.tokens, skip_special_tokens=asked.skip_special_tokens)
 
 
-def shape_of(asked: CompletionRequest, rid: str, tokenizer: Tokenizer, tally: Tally) -> Shape:
+def shape_of(
+    context: Context, asked: CompletionRequest, rid: str, tokenizer: Tokenizer, tally: Tally
+) -> Shape:
     options = asked.stream_options
     return Shape(
         rid=rid,
         kind="text_completion",
         created=int(time.time()),
-        model=asked.model,
+        model=shown_model(context, asked.model),
         tokenizer=tokenizer,
         tally=tally,
         include_usage=bool(options and options.include_usage),

@@ -59,8 +59,11 @@ def completion_logprobs(
 
 
 def top_texts(entry: TokenLogprob, tokenizer: Tokenizer) -> dict[str, float] | None:
-    """Text -> logprob of the alternatives; the likeliest wins where two ids share a text."""
-    if entry.top is None:
+    """Text -> logprob of the alternatives; the likeliest wins where two ids share a text.
+
+    None where there are none: the first prompt token, or `logprobs: 0`.
+    """
+    if not entry.top:
         return None
     best: dict[str, float] = {}
     for logprob, token in entry.top:

@@ -13,28 +13,26 @@ class Tally:
         """`samples` is n: choices i * n .. i * n + n - 1 share prompt i."""
         self._samples = samples
         self._cache_report = cache_report
-        self._prompt: dict[int, int] = {}
-        self._completion: dict[int, int] = {}
-        self._cached: dict[int, int] = {}
+        self._latest: dict[int, Piece] = {}
 
     def note(self, index: int, piece: Piece) -> None:
-        """Counts are totals of the sequence so far."""
-        self._prompt[index] = piece.prompt_tokens
-        self._completion[index] = piece.completion_tokens
-        self._cached[index] = piece.cached_tokens
+        """A piece's counts are totals of the sequence so far."""
+        self._latest[index] = piece
 
     def usage(self) -> Usage:
         """Of the whole answer."""
-        firsts = [index for index in self._prompt if index % self._samples == 0]
+        latest = self._latest
+        firsts = [piece for index, piece in latest.items() if index % self._samples == 0]
         return self._usage(
-            sum(self._prompt[index] for index in firsts),
-            sum(self._completion.values()),
-            sum(self._cached[index] for index in firsts),
+            sum(piece.prompt_tokens for piece in firsts),
+            sum(piece.completion_tokens for piece in latest.values()),
+            sum(piece.cached_tokens for piece in firsts),
         )
 
     def usage_of(self, index: int) -> Usage:
         """Of one choice."""
-        return self._usage(self._prompt[index], self._completion[index], self._cached[index])
+        piece = self._latest[index]
+        return self._usage(piece.prompt_tokens, piece.completion_tokens, piece.cached_tokens)
 
     def _usage(self, prompt: int, completion: int, cached: int) -> Usage:
         return Usage(

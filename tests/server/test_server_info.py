@@ -1,0 +1,259 @@
+"""Health, facts, metrics, tokenization, administration."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from server_kit import CONTEXT, MODEL, Running, ScriptedEngine, ask, running_server
+from vivace.protocol.output import Finish
+from vivace.server.openapi import document
+from vivace.server.routes import ROUTES
+from vivace.server.settings import ServerSettings
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "openapi.json"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    with running_server(ServerSettings(metrics=True, public={"page_size": 16})) as running:
+        yield running
+
+
+@pytest.mark.parametrize("path", ["/health", "/health_generate", "/ready", "/ping", "/"])
+def test_a_ready_server_is_healthy(server: Running, path: str) -> None:
+    assert ask(server, path, method="GET").status == 200
+
+
+def test_health_generate_runs_one_token_through_the_engine(server: Running) -> None:
+    before = len(server.engine.requests)
+    assert ask(server, "/health_generate", method="GET").status == 200
+    (request,) = server.engine.requests[before:]
+    assert request.sampling.max_new_tokens == 1
+
+
+def test_a_starting_server_is_not_healthy_but_answers() -> None:
+    with running_server(ready=False) as server:
+        for path in ("/health", "/health_generate", "/ready", "/server_info"):
+            answer = ask(server, path, method="GET")
+            assert answer.status == 503
+            assert int(answer.headers["Retry-After"]) >= 1
+        assert ask(server, "/generate", {"text": "x"}).status == 503
+        assert ask(server, "/model_info", method="GET").status == 200
+
+
+def test_a_draining_server_takes_nothing_new() -> None:
+    with running_server() as server:
+        server.call(server.frontend.drain)
+        answer = ask(server, "/generate", {"text": "x"})
+        assert answer.status == 503
+        assert ask(server, "/ready", method="GET").status == 503
+
+
+def test_health_generate_fails_when_no_token_comes() -> None:
+    engine = ScriptedEngine(silent=True)
+    with running_server(ServerSettings(health_timeout=0.2), engine) as server:
+        assert ask(server, "/health_generate", method="GET").status == 503
+        server.until(lambda: len(engine.cancelled) == 1)
+
+
+def test_health_generate_fails_when_the_engine_refuses() -> None:
+    engine = ScriptedEngine(refuse=Finish(type="abort", message="broken", status=500))
+    with running_server(engine=engine) as server:
+        assert ask(server, "/health_generate", method="GET").status == 500
+
+
+def test_model_info(server: Running) -> None:
+    info = ask(server, "/get_model_info", method="GET").json
+    assert info == ask(server, "/model_info", method="GET").json
+    assert info["model_path"] == "/models/toy"
+    assert info["is_generation"] is True
+    assert info["architectures"] == ["LlamaForCausalLM"]
+
+
+def test_server_info_has_settings_facts_and_states(server: Running) -> None:
+    info = ask(server, "/server_info", method="GET").json
+    assert info == ask(server, "/get_server_info", method="GET").json
+    assert info["max_total_num_tokens"] == 1000
+    assert info["max_req_input_len"] == CONTEXT - 1
+    (state,) = info["internal_states"]
+    assert state["last_gen_throughput"] == 42.5
+    assert state["memory_usage"]["weight"] == 1.5
+    assert state["audit"] == []
+    assert "version" in info
+
+
+def test_models(server: Running) -> None:
+    (card,) = ask(server, "/v1/models", method="GET").json["data"]
+    assert (card["id"], card["max_model_len"]) == (MODEL, CONTEXT)
+    assert ask(server, f"/v1/models/{MODEL}", method="GET").json["id"] == MODEL
+    missing = ask(server, "/v1/models/other/name", method="GET")
+    assert missing.status == 404
+    assert missing.json["error"]["code"] == "model_not_found"
+
+
+def test_loads(server: Running) -> None:
+    answer = ask(server, "/v1/loads?include=core,memory", method="GET").json
+    assert answer["loads"][0]["num_running_reqs"] == 1
+    assert answer["loads"][0]["token_usage"] == 0.25
+    assert ask(server, "/v1/loads?dp_rank=3", method="GET").status == 400
+
+
+def test_metrics_have_sglang_names_and_labels(server: Running) -> None:
+    ask(server, "/no/such/path", method="GET")
+    ask(server, "/v1/models/" + "a" * 50, method="GET")
+    page = ask(server, "/metrics", method="GET").text
+    found = {family.name: family for family in text_string_to_metric_families(page)}
+    (running,) = found["sglang:num_running_reqs"].samples
+    assert running.labels == {"model_name": MODEL, "engine_type": "unified"}
+    assert running.value == 1.0
+    (prompt,) = found["sglang:prompt_tokens"].samples
+    assert prompt.name == "sglang:prompt_tokens_total"
+    buckets = {
+        s.labels["le"]: s.value
+        for s in found["sglang:queue_time_seconds"].samples
+        if s.name.endswith("_bucket")
+    }
+    assert buckets == {"0.1": 1.0, "1.0": 2.0, "+Inf": 3.0}
+    endpoints = {s.labels["endpoint"] for s in found["sglang:http_requests"].samples}
+    assert "other" in endpoints
+    assert endpoints - {"other"} <= {route.path.replace(":.+", "") for route in ROUTES}
+    active = {
+        s.labels["endpoint"]: s.value for s in found["sglang:http_requests_active"].samples
+    }
+    assert active["/metrics"] == 1.0
+    assert active["other"] == 0.0
+    statuses = {s.labels["status_code"] for s in found["sglang:http_responses"].samples}
+    assert {"200", "404"} <= statuses
+
+
+def test_random_methods_and_paths_do_not_grow_the_metrics(server: Running) -> None:
+    before = len(ask(server, "/metrics", method="GET").text)
+    for number in range(30):
+        ask(server, f"/x{number}", method=f"BREW{number}")
+        ask(server, f"/v1/models/m{number}", method="GET")
+    assert len(ask(server, "/metrics", method="GET").text) - before < 1024
+
+
+def test_metrics_are_explained_when_off() -> None:
+    with running_server() as server:
+        answer = ask(server, "/metrics", method="GET")
+        assert answer.status == 404
+        assert "--enable-metrics" in answer.json["message"]
+
+
+def test_tokenize_and_detokenize_are_inverse(server: Running) -> None:
+    for prefix in ("", "/v1"):
+        text = "Grüße, 世界"
+        answer = ask(server, f"{prefix}/tokenize", {"prompt": text}).json
+        assert answer["count"] == len(answer["tokens"]) == len(text.encode())
+        assert answer["max_model_len"] == CONTEXT
+        back = ask(server, f"{prefix}/detokenize", {"tokens": answer["tokens"]}).json
+        assert back == {"text": text}
+
+
+def test_tokenize_lists_and_conversations(server: Running) -> None:
+    many = ask(server, "/tokenize", {"prompt": ["a", "bc"]}).json
+    assert (many["tokens"], many["count"]) == ([[97], [98, 99]], [1, 2])
+    chat = {"messages": [{"role": "user", "content": "hi"}]}
+    with_opening = ask(server, "/tokenize", chat).json["tokens"]
+    assert bytes(with_opening).decode() == "<user>hi\n<assistant>"
+    without = ask(server, "/tokenize", {**chat, "add_generation_prompt": False}).json["tokens"]
+    assert bytes(without).decode() == "<user>hi\n"
+    both = ask(server, "/tokenize", {**chat, "prompt": "x"})
+    assert both.status == 400
+
+
+def test_detokenize_lists_and_special_tokens(server: Running) -> None:
+    many = ask(server, "/detokenize", {"tokens": [[65], [66, 67]]}).json
+    assert many == {"text": ["A", "BC"]}
+    shown = ask(server, "/detokenize", {"tokens": [65, 256], "skip_special_tokens": False}).json
+    assert shown == {"text": "A<eos>"}
+    bad = ask(server, "/detokenize", {"tokens": [65, 258]})
+    assert (bad.status, bad.json["param"]) == (400, "tokens[1]")
+
+
+def test_flush_cache_only_when_idle() -> None:
+    engine = ScriptedEngine(silent=True)
+    with running_server(engine=engine) as server:
+        for method in ("GET", "POST"):
+            answer = ask(server, "/flush_cache", method=method)
+            assert answer.status == 200
+            assert "Cache flushed" in answer.text
+        server.call(engine.running.__setitem__, 1, None)
+        answer = ask(server, "/flush_cache")
+        assert answer.status == 400
+        assert "requests are running" in answer.json["message"]
+        server.call(engine.running.clear)
+
+
+def test_abort_needs_a_target(server: Running) -> None:
+    assert ask(server, "/abort_request", {}).status == 400
+    assert ask(server, "/abort_request", {"rid": ""}).status == 400
+    assert ask(server, "/abort_request", {"rid": "nobody"}).status == 200
+    assert ask(server, "/abort_request", {"abort_all": True}).status == 200
+
+
+def test_configure_logging_switches_request_logs(caplog: pytest.LogCaptureFixture) -> None:
+    body = {"text": "secret words", "sampling_params": {"max_new_tokens": 2}, "rid": "logged"}
+    quiet = ServerSettings(access_log_level="error")
+    with running_server(quiet) as server, caplog.at_level(logging.INFO, logger="vivace.requests"):
+        ask(server, "/generate", {**body, "rid": "unseen"})
+        assert not caplog.records
+        answer = ask(server, "/configure_logging", {"log_requests": True, "log_requests_level": 0})
+        assert answer.json["log_requests"] is True
+        ask(server, "/generate", body)
+        lines = [record.getMessage() for record in caplog.records]
+        assert [line.split(":")[0] for line in lines] == ["Receive", "Finish"]
+        assert "logged" in lines[0]
+        assert not any("secret" in line for line in lines)
+        ask(server, "/configure_logging", {"log_requests_level": 3, "log_requests_format": "json"})
+        ask(server, "/generate", body)
+        line = msgspec.json.decode(caplog.records[-2].getMessage())
+        assert line["event"] == "request.received"
+        assert line["input"] == "secret words"
+        ask(server, "/generate", {**body, "no_logs": True})
+        assert len(caplog.records) == 4
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"log_requests_level": 4},
+        {"log_requests_format": "xml"},
+        {"dump_requests_folder": "/tmp/x"},
+        {"crash_dump_folder": "/tmp/x"},
+    ],
+)
+def test_configure_logging_refuses(server: Running, body: dict) -> None:
+    assert ask(server, "/configure_logging", body).status == 400
+
+
+def test_access_log_has_uvicorns_form(caplog: pytest.LogCaptureFixture) -> None:
+    with running_server() as server, caplog.at_level(logging.INFO, logger="vivace.access"):
+        ask(server, "/tokenize?q=a%0Ab", {"prompt": "x"})
+        ask(server, "/nothing", method="GET")
+        server.until(lambda: len(caplog.records) >= 2)
+    first, second = (record.getMessage() for record in caplog.records[:2])
+    assert first.startswith("INFO: 127.0.0.1:")
+    assert first.endswith('- "POST /tokenize?q=a%0Ab HTTP/1.1" 200 OK')
+    assert second.endswith('- "GET /nothing HTTP/1.1" 404 Not Found')
+
+
+def test_the_document_in_the_repository_is_current(server: Running) -> None:
+    """Regenerate with: python -m vivace.server.openapi > docs/openapi.json"""
+    assert DOCUMENT.read_bytes() == document(ROUTES)
+    assert ask(server, "/openapi.json", method="GET").json["openapi"] == "3.1.0"
+
+
+def test_every_reference_of_the_document_resolves() -> None:
+    text = document(ROUTES).decode()
+    whole = msgspec.json.decode(text)
+    names = set(whole["components"]["schemas"])
+    used = {part.split('"')[0] for part in text.split("#/components/schemas/")[1:]}
+    assert used <= names
+    assert {"/generate", "/v1/chat/completions", "/v1/models/{model}"} <= set(whole["paths"])
