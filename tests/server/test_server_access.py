@@ -1,0 +1,132 @@
+"""Who may call what, and what the route table promises."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from server_kit import Running, ask, running_server
+from vivace.server.auth import Access
+from vivace.server.routes import ROUTES, Route, check_routes
+from vivace.server.settings import ServerSettings
+
+BODIES = {
+    "/generate": {"text": "x", "sampling_params": {"max_new_tokens": 1}},
+    "/v1/completions": {"prompt": "x", "max_tokens": 1},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
+    "/tokenize": {"prompt": "x"},
+    "/v1/tokenize": {"prompt": "x"},
+    "/detokenize": {"tokens": [65]},
+    "/v1/detokenize": {"tokens": [65]},
+    "/abort_request": {"rid": "nobody"},
+    "/configure_logging": {},
+}
+
+
+def call(server: Running, route: Route, key: str | None, prefix: str = "") -> int:
+    path = prefix + route.path.replace("{model:.+}", "toy")
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    method = route.methods[0]
+    body = BODIES.get(route.path) if method != "GET" else None
+    return ask(server, path, body, method=method, headers=headers).status
+
+
+KEYS = {None: "nobody", "wrong": "nobody", "user-key": "user", "admin-key": "admin"}
+
+
+@pytest.mark.parametrize("api_key", [None, "user-key"])
+@pytest.mark.parametrize("admin_key", [None, "admin-key"])
+def test_every_route_with_every_key(api_key: str | None, admin_key: str | None) -> None:
+    settings = ServerSettings(api_key=api_key, admin_api_key=admin_key, metrics=True)
+    with running_server(settings) as server:
+        for route in ROUTES:
+            for key in KEYS:
+                allowed = may(route.auth, key, api_key, admin_key)
+                status = call(server, route, key)
+                assert (status != 401) == allowed, (route.path, key)
+                assert not allowed or status == 200, (route.path, key, status)
+
+
+def may(auth: Access, key: str | None, api_key: str | None, admin_key: str | None) -> bool:
+    """The rule, told a second time."""
+    if auth is Access.PUBLIC:
+        return True
+    if auth is Access.ADMIN and admin_key is not None:
+        return key == admin_key
+    return api_key is None or key in (api_key, admin_key) and key is not None
+
+
+def test_only_health_is_public() -> None:
+    public = {route.path for route in ROUTES if route.auth is Access.PUBLIC}
+    assert public == {"/health", "/health_generate", "/ready"}
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["user-key", "Basic user-key", "Bearer", "Bearer ", "Bearer user-key x", "Bearer üser-key"],
+)
+def test_other_forms_of_the_header_do_not_open(header: str) -> None:
+    with running_server(ServerSettings(api_key="user-key")) as server:
+        answer = ask(server, "/v1/models", method="GET", headers={"Authorization": header})
+        assert answer.status == 401
+        assert answer.headers["WWW-Authenticate"] == "Bearer"
+        assert answer.json["error"]["code"] == "invalid_api_key"
+
+
+def test_scheme_is_case_insensitive_and_keys_are_not() -> None:
+    with running_server(ServerSettings(api_key="user-key")) as server:
+        for header, status in [("bearer user-key", 200), ("Bearer USER-KEY", 401)]:
+            answer = ask(server, "/v1/models", method="GET", headers={"Authorization": header})
+            assert answer.status == status
+
+
+def test_without_a_key_unknown_paths_look_like_known_ones() -> None:
+    with running_server(ServerSettings(api_key="user-key")) as server:
+        assert ask(server, "/nothing", method="GET").status == 401
+        assert ask(server, "/generate", method="DELETE").status == 401
+        headers = {"Authorization": "Bearer user-key"}
+        assert ask(server, "/nothing", method="GET", headers=headers).status == 404
+
+
+def test_a_request_without_a_key_is_refused_before_its_body_is_read() -> None:
+    with running_server(ServerSettings(api_key="user-key", body_limit=1000)) as server:
+        assert ask(server, "/generate", b"x" * 5000).status == 401
+
+
+def test_unknown_path_and_method_are_json_errors() -> None:
+    with running_server() as server:
+        missing = ask(server, "/nothing", {"a": 1})
+        assert (missing.status, missing.json["error"]["code"]) == (404, 404)
+        wrong = ask(server, "/generate", method="DELETE")
+        assert (wrong.status, wrong.json["code"]) == (405, 405)
+        assert wrong.headers["Allow"] == "POST, PUT"
+        assert ask(server, "/%2e%2e/etc/passwd", method="GET").status == 404
+
+
+def test_root_path_serves_both_spellings() -> None:
+    with running_server(ServerSettings(root_path="/llm")) as server:
+        for prefix in ("", "/llm"):
+            assert ask(server, f"{prefix}/v1/models", method="GET").status == 200
+        assert ask(server, "/other/v1/models", method="GET").status == 404
+
+
+ROUTE = ROUTES[0]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        (replace(ROUTE, auth=None),),
+        (replace(ROUTE, auth="user!"),),
+        (replace(ROUTE, body_limit=None),),
+        (replace(ROUTE, body_limit=-7),),
+        (replace(ROUTE, methods=()),),
+        (replace(ROUTE, methods=("FETCH",)),),
+        (replace(ROUTE, path="health"),),
+        (replace(ROUTE, handler=None),),
+        (ROUTE, ROUTE),
+    ],
+)
+def test_an_incomplete_route_table_is_refused(broken: tuple) -> None:
+    with pytest.raises(ValueError, match="route"):
+        check_routes(broken)
