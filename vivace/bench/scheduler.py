@@ -95,7 +95,7 @@ def _loaded_scheduler(rows: int, steps: int, page_size: int, depth: int) -> Sche
     settings = EngineSettings(rows=rows, depth=depth, chunk=8192, initial_ratio=0.0)
     scheduler = Scheduler(settings, capacity, time.monotonic)
     for index in range(rows):
-        length = _PROMPT + index % page_size
+        length = _PROMPT + index % max(page_size, 16)
         scheduler.add(
             Request(
                 key=index,

@@ -1,0 +1,179 @@
+"""A loop, a scheduler and the oracle on a virtual clock, and what every answer has to be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from vivace.engine.executor import Faults, OracleExecutor
+from vivace.engine.loop import Loop
+from vivace.engine.oracle import oracle_answer
+from vivace.engine.scheduler import Scheduler
+from vivace.engine.settings import EngineSettings
+from vivace.protocol.channel import LocalMailbox
+from vivace.protocol.control import Capacity, Reply
+from vivace.protocol.output import Delta, Deltas, Finish, TokenLogprob
+from vivace.protocol.request import Cancel, LogprobOptions, Request, SamplingParams
+
+VOCABULARY = 97
+EOS = 3
+
+
+class VirtualClock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Answer:
+    """What a client has got so far, checked as it comes."""
+
+    request: Request
+    tokens: list[int] = field(default_factory=list)
+    deltas: list[Delta] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] | None = None
+    finish: Finish | None = None
+
+    def add(self, delta: Delta) -> None:
+        assert self.finish is None, f"news after the end: {delta}"
+        assert delta.index == len(self.request.resumed) + len(self.tokens), delta
+        self.deltas.append(delta)
+        self.tokens += delta.tokens
+        self.logprobs += delta.logprobs or []
+        if delta.prompt_logprobs is not None:
+            assert self.prompt_logprobs is None, "prompt log-probabilities came twice"
+            self.prompt_logprobs = delta.prompt_logprobs
+        self.finish = delta.finish
+
+
+class Rig:
+    def __init__(
+        self,
+        settings: EngineSettings | None = None,
+        *,
+        pages: int = 64,
+        page_size: int = 4,
+        rows: int = 8,
+        context: int = 200,
+        eos_rate: float = 0.0,
+        faults: Faults | None = None,
+    ) -> None:
+        self.settings = settings or EngineSettings(eos_ids=(EOS,))
+        self.capacity = Capacity(
+            pages=pages, page_size=page_size, rows=rows, context=context, vocabulary=VOCABULARY
+        )
+        self.eos_rate = eos_rate
+        self.clock = VirtualClock()
+        self.faults = faults or Faults()
+        self.executor = OracleExecutor(
+            self.capacity, VOCABULARY, eos_rate=eos_rate, faults=self.faults
+        )
+        self.scheduler = Scheduler(self.settings, self.capacity, self.clock)
+        self.mailbox = LocalMailbox()
+        self.loop = Loop(
+            self.scheduler,
+            self.executor,
+            self.mailbox,
+            depth=self.settings.depth,
+            clock=self.clock,
+        )
+        self.answers: dict[int, Answer] = {}
+        self.replies: list[Reply] = []
+
+    def send(
+        self,
+        key: int,
+        tokens: list[int],
+        max_new_tokens: int = 8,
+        *,
+        priority: int | None = None,
+        cache_key: str = "",
+        stream: bool = True,
+        logprobs: LogprobOptions | None = None,
+        resumed: list[int] | None = None,
+        rid: str | None = None,
+        **sampling: object,
+    ) -> Request:
+        request = Request(
+            key=key,
+            rid=rid or f"r{key}",
+            tokens=tokens,
+            sampling=SamplingParams(max_new_tokens=max_new_tokens, seed=key, **sampling),  # type: ignore[arg-type]
+            priority=priority,
+            cache_key=cache_key,
+            stream=stream,
+            logprobs=logprobs,
+            resumed=resumed or [],
+            arrival=self.clock.now,
+        )
+        self.answers[key] = Answer(request)
+        self.mailbox.post(request)
+        return request
+
+    def cancel(self, *keys: int, **options: object) -> None:
+        self.mailbox.post(Cancel(keys=list(keys), **options))  # type: ignore[arg-type]
+
+    def turn(self, count: int = 1, *, audit: bool = True) -> None:
+        for _ in range(count):
+            self.clock.now += 0.01
+            self.loop.turn(0)
+            if audit:
+                assert self.scheduler.audit() == []
+            for message in self.mailbox.collect():
+                if isinstance(message, Deltas):
+                    for delta in message.deltas:
+                        self.answers[delta.key].add(delta)
+                elif isinstance(message, Reply):
+                    self.replies.append(message)
+
+    def run(self, limit: int = 5000) -> None:
+        """Until nothing lives; fails when the engine stops making progress."""
+        self.turn()
+        for _ in range(limit):
+            if self.loop.patience() is None:
+                return
+            self.turn()
+        raise AssertionError(f"no progress: {self.scheduler.state()}")
+
+    def expected(self, key: int) -> list[int]:
+        """Every output token the request should produce, resumed ones included."""
+        request = self.answers[key].request
+        sampling = request.sampling
+        longest = min(self.capacity.context, self.capacity.tokens) - len(request.tokens)
+        return oracle_answer(
+            sampling.seed,
+            len(request.tokens),
+            min(sampling.max_new_tokens, longest),
+            VOCABULARY,
+            eos_rate=self.eos_rate,
+            stop_ids=tuple(dict.fromkeys(self.settings.eos_ids + sampling.stop_token_ids)),
+            min_new_tokens=sampling.min_new_tokens,
+            ignore_eos=sampling.ignore_eos,
+        )
+
+    def check(self, key: int) -> None:
+        """The request ended as it should, with exactly the oracle's tokens."""
+        answer = self.answers[key]
+        expected = self.expected(key)
+        assert answer.finish is not None, key
+        assert answer.request.resumed + answer.tokens == expected, key
+        stops = set(self.settings.eos_ids) | set(answer.request.sampling.stop_token_ids)
+        limit = min(
+            answer.request.sampling.max_new_tokens,
+            min(self.capacity.context, self.capacity.tokens) - len(answer.request.tokens),
+        )
+        if len(expected) == limit:
+            assert answer.finish.type == "length"
+            assert answer.finish.length == limit
+        else:
+            assert answer.finish.type == "stop"
+            assert answer.finish.matched in stops
+
+    def at_rest(self) -> None:
+        """Everything is free or merely cached."""
+        state = self.scheduler.state()
+        assert (state.running, state.waiting, state.used_tokens) == (0, 0, 0), state
+        assert state.audit == []

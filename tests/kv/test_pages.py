@@ -1,0 +1,82 @@
+"""PagePool against a dictionary of counts."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from vivace.kv.pages import OutOfPages, PagePool
+
+TOTAL = 12
+
+
+class PoolMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = PagePool(TOTAL)
+        self.counts: dict[int, int] = {}
+
+    @rule(count=st.integers(0, TOTAL + 2))
+    def take(self, count: int) -> None:
+        free = TOTAL - len(self.counts)
+        if count > free:
+            with pytest.raises(OutOfPages):
+                self.pool.take(count)
+            return
+        pages = self.pool.take(count)
+        assert len(set(pages)) == count
+        assert not set(pages) & set(self.counts)
+        self.counts |= dict.fromkeys(pages, 1)
+
+    @precondition(lambda self: self.counts)
+    @rule(data=st.data())
+    def share(self, data: st.DataObject) -> None:
+        page = data.draw(st.sampled_from(sorted(self.counts)))
+        self.pool.share([page])
+        self.counts[page] += 1
+
+    @precondition(lambda self: self.counts)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        page = data.draw(st.sampled_from(sorted(self.counts)))
+        self.pool.release([page])
+        self.counts[page] -= 1
+        if not self.counts[page]:
+            del self.counts[page]
+
+    @rule(page=st.integers(0, TOTAL - 1))
+    def misuse(self, page: int) -> None:
+        if page in self.counts:
+            return
+        with pytest.raises(ValueError, match="nobody holds"):
+            self.pool.release([page])
+        with pytest.raises(ValueError, match="is free"):
+            self.pool.share([page])
+
+    @invariant()
+    def conserved(self) -> None:
+        assert self.pool.free == TOTAL - len(self.counts)
+        assert all(self.pool.references(page) == n for page, n in self.counts.items())
+        claims = [(f"owner {i}", [page]) for page, n in self.counts.items() for i in range(n)]
+        assert self.pool.audit(claims) == []
+
+
+PoolMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestPool = PoolMachine.TestCase
+
+
+def test_audit_names_the_page_and_its_claimants() -> None:
+    pool = PagePool(4)
+    (page,) = pool.take(1)
+    assert pool.audit([("a", [page])]) == []
+    (finding,) = pool.audit([("a", [page]), ("b", [page])])
+    assert f"page {page}" in finding and "a, b" in finding
+    (finding,) = pool.audit([])
+    assert "nobody" in finding
+
+
+def test_a_pool_needs_pages() -> None:
+    with pytest.raises(ValueError, match="at least one page"):
+        PagePool(0)
