@@ -40,13 +40,19 @@ def check_result(result: Mapping[str, Any]) -> list[Check]:
 
 
 def check_requests(
-    result: Mapping[str, Any], records: Sequence[Record], *, exact_lengths: bool
+    result: Mapping[str, Any],
+    records: Sequence[Record],
+    *,
+    exact_lengths: bool = True,
+    plain_prompts: bool = True,
 ) -> list[Check]:
     """Identities between the figures and the requests they were made from.
 
     `exact_lengths`: every answer must have as many tokens as asked (ignore_eos).
+    `plain_prompts`: the server adds no template, so both sides must count the same prompt.
     """
-    return [*_sums(result, records), *_each(records, exact_lengths)]
+    found = [*_sums(result, records), *_each(records, exact_lengths)]
+    return [*found, *_prompts(records)] if plain_prompts else found
 
 
 def _aggregates(r: Mapping[str, Any]) -> Iterator[Check]:
@@ -145,7 +151,10 @@ def _each(records: Sequence[Record], exact_lengths: bool) -> Iterator[Check]:
     if exact_lengths:
         asked = sum(g.requested for g in counted)
         yield _close("generated tokens = asked tokens", sum(g.output_len for g in counted), asked)
-    reported = [g for g in good if g.prompt_tokens is not None]
+
+
+def _prompts(records: Sequence[Record]) -> Iterator[Check]:
+    reported = [r for r in records if r.success and r.prompt_tokens is not None]
     if reported:
         ours = sum(g.input_len for g in reported)
         theirs = sum(g.prompt_tokens or 0 for g in reported)

@@ -63,7 +63,7 @@ class _Meta(msgspec.Struct):
 
 class _NativeEvent(msgspec.Struct):
     text: str | None = None
-    output_ids: msgspec.Raw | None = None
+    output_ids: msgspec.Raw = msgspec.Raw()
     meta_info: _Meta | None = None
     error: Any = None
 
@@ -119,7 +119,7 @@ class NativeReader:
         if meta is not None:
             self._note(meta)
         if event.text is None:
-            return event.output_ids is not None and bytes(event.output_ids) not in (b"[]", b"null")
+            return bytes(event.output_ids) not in (b"", b"[]", b"null")
         if not event.text:
             return False
         if self._incremental:

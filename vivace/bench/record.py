@@ -55,8 +55,13 @@ def build_record(
 def checks_of(
     result: Mapping[str, Any], records: Sequence[Record], args: argparse.Namespace
 ) -> list[Check]:
-    exact = not args.disable_ignore_eos
-    return [*check_result(result), *check_requests(result, records, exact_lengths=exact)]
+    found = check_requests(
+        result,
+        records,
+        exact_lengths=not args.disable_ignore_eos,
+        plain_prompts=not args.backend.endswith("-chat"),
+    )
+    return [*check_result(result), *found]
 
 
 def settings_of(args: argparse.Namespace) -> dict[str, Any]:

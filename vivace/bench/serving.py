@@ -21,7 +21,7 @@ from vivace.bench.procedure import Load, Outcome, measure_load, wait_ready, with
 from vivace.bench.record import append_record, build_record, default_file, number
 from vivace.bench.tokens import TokenCodec, choose_codec
 from vivace.bench.workload import BenchError, Query
-from vivace.config.client_key import client_key
+from vivace.config.process_environment import client_key
 
 CodecChoice = Callable[[argparse.Namespace, "Server"], tuple[TokenCodec, str]]
 

@@ -41,7 +41,7 @@ class LocalCodec:
         self.name = path or "the embedded model's tokenizer"
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        return [self._tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        return self._tokenizer.encode_batch(texts, add_special_tokens=False)
 
     def decode(self, rows: Sequence[Sequence[int]]) -> list[str]:
         return [self._tokenizer.decode(list(row), skip_special_tokens=True) for row in rows]

@@ -1,0 +1,184 @@
+"""`vivace bench offline`: throughput of `vivace.Engine`, without HTTP."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from vivace.bench import datasets
+from vivace.bench.flags import REFUSED, Refused, add_dataset_flags, check_dataset, json_object
+from vivace.bench.host import host_facts
+from vivace.bench.record import append_record
+from vivace.bench.server_flags import engine_arguments, split_flags
+from vivace.bench.tokens import LocalCodec, TokenCodec
+from vivace.bench.workload import BenchError, Query
+
+PROGRAM = "vivace bench offline"
+WARMUP_OUTPUT = 16
+ROWS: tuple[tuple[str, str, str], ...] = (
+    ("Backend", "backend", ""),
+    ("Successful requests", "successful_requests", ""),
+    ("Benchmark duration (s)", "total_latency", ".2f"),
+    ("Total input tokens", "total_input_tokens", ""),
+    ("Total generated tokens", "total_output_tokens", ""),
+    ("Last generation throughput (tok/s)", "last_gen_throughput", ".2f"),
+    ("Request throughput (req/s)", "request_throughput", ".2f"),
+    ("Input token throughput (tok/s)", "input_throughput", ".2f"),
+    ("Output token throughput (tok/s)", "output_throughput", ".2f"),
+    ("Total token throughput (tok/s)", "total_throughput", ".2f"),
+)
+
+
+class OfflineEngine(Protocol):
+    """What this benchmark needs of `vivace.Engine`."""
+
+    def generate(self, **kwargs: Any) -> Any: ...
+    def get_server_info(self) -> dict[str, Any]: ...
+    def shutdown(self) -> None: ...
+
+
+def main(argv: list[str]) -> int:
+    args, server_words = parse(argv)
+    try:
+        arguments = engine_arguments(server_words, PROGRAM)
+        return measure(args, arguments, open_engine, LocalCodec)
+    except BenchError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+def open_engine(arguments: dict[str, Any]) -> OfflineEngine:
+    from vivace.api import Engine
+
+    return Engine(**arguments)
+
+
+def measure(
+    args: argparse.Namespace,
+    arguments: dict[str, Any],
+    engine_of: Callable[[dict[str, Any]], OfflineEngine],
+    codec_of: Callable[[str | None], TokenCodec],
+) -> int:
+    """Load the prompts and the engine, warm up, give it everything at once, print and store."""
+    codec = codec_of(arguments.get("tokenizer_path") or arguments.get("model_path"))
+    queries = datasets.load(args, codec)
+    engine = engine_of(arguments)
+    try:
+        if not args.skip_warmup:
+            generate(engine, warmup_of(queries), args)
+        started = time.perf_counter()
+        answers = generate(engine, queries, args)
+        seconds = time.perf_counter() - started
+        info = engine.get_server_info()
+        result = result_of(queries, answers, seconds, info)
+        print(render(result))
+        if args.result_filename:
+            append_record(Path(args.result_filename), result | {"host": host_facts()})
+        if args.do_not_exit:
+            input("the engine is kept; press Enter to end it ")
+    finally:
+        engine.shutdown()
+    return report_miscounts(queries, answers, args)
+
+
+def warmup_of(queries: Sequence[Query]) -> list[Query]:
+    """The first prompts with short answers."""
+    return [
+        Query(prompt=query.prompt, input_len=query.input_len, output_len=WARMUP_OUTPUT)
+        for query in queries[:WARMUP_OUTPUT]
+    ]
+
+
+def generate(
+    engine: OfflineEngine, queries: Sequence[Query], args: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """All answers, in order."""
+    ignore_eos = not args.disable_ignore_eos
+    sampling = [
+        {"temperature": 0, "max_new_tokens": query.output_len, "ignore_eos": ignore_eos}
+        | args.extra_request_body
+        for query in queries
+    ]
+    prompts = [query.prompt for query in queries]
+    name = "prompt" if isinstance(prompts[0], str) else "input_ids"
+    return engine.generate(**{name: prompts}, sampling_params=sampling)
+
+
+def result_of(
+    queries: Sequence[Query],
+    answers: Sequence[dict[str, Any]],
+    seconds: float,
+    info: dict[str, Any],
+) -> dict[str, Any]:
+    """The figures under SGLang's keys."""
+    inputs = sum(query.input_len for query in queries)
+    outputs = sum(answer["meta_info"]["completion_tokens"] for answer in answers)
+    return {
+        "backend": "engine",
+        "successful_requests": len(answers),
+        "total_latency": seconds,
+        "total_input_tokens": inputs,
+        "total_output_tokens": outputs,
+        "last_gen_throughput": last_throughput(info),
+        "request_throughput": len(answers) / seconds,
+        "input_throughput": inputs / seconds,
+        "output_throughput": outputs / seconds,
+        "total_throughput": (inputs + outputs) / seconds,
+    }
+
+
+def last_throughput(info: dict[str, Any]) -> float:
+    try:
+        return float(info["internal_states"][0]["last_gen_throughput"])
+    except (KeyError, IndexError, TypeError):
+        return float(info.get("last_gen_throughput") or 0.0)
+
+
+def report_miscounts(
+    queries: Sequence[Query], answers: Sequence[dict[str, Any]], args: argparse.Namespace
+) -> int:
+    """1 and a message when answers do not have the asked lengths."""
+    if args.disable_ignore_eos:
+        return 0
+    asked = sum(query.output_len for query in queries)
+    got = sum(answer["meta_info"]["completion_tokens"] for answer in answers)
+    if asked == got and len(answers) == len(queries):
+        return 0
+    text = f"{len(queries)} requests asked {asked} tokens; {len(answers)} answers had {got}"
+    print(f"!!! SELF-CHECK VIOLATED: {text}", file=sys.stderr)
+    return 1
+
+
+def render(result: dict[str, Any]) -> str:
+    title = f"{' Offline Throughput Benchmark Result ':=^50}"
+    lines = [f"{label + ':':<40} {format(result[key], form):<10}" for label, key, form in ROWS]
+    return "\n".join(["", title, *lines, "=" * 50])
+
+
+def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    parser = argparse.ArgumentParser(
+        prog=PROGRAM,
+        description="Throughput of the engine in this process. Flags that are not listed here are "
+        "the server's (see `vivace flags`), for example --model-path.",
+        allow_abbrev=False,
+    )
+    add_dataset_flags(parser, dataset="random")
+    add = parser.add_argument
+    add("--backend", choices=["engine"], default="engine", help="there is one: vivace.Engine")
+    add("--extra-request-body", type=json_object, default={}, help="JSON, over sampling_params")
+    add("--disable-ignore-eos", action="store_true", help="answers may end at the end token")
+    add("--skip-warmup", action="store_true")
+    add("--do-not-exit", action="store_true", help="keep the engine until Enter is pressed")
+    add("--result-filename", default="", help="JSONL file to append to")
+    add("--profile", action=Refused, reason=REFUSED["--profile"])
+    args, words = split_flags(parser, argv)
+    check_dataset(parser, args)
+    if args.use_trace_timestamps:
+        parser.error("--use-trace-timestamps needs a server: everything is given at once here")
+    if args.gsp_num_turns > 1:
+        parser.error("--gsp-num-turns above 1 needs a server: use vivace bench serving")
+    return args, words

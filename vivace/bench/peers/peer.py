@@ -1,0 +1,171 @@
+"""What a server must offer to be compared, and how one is started and stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from vivace.bench.workload import BenchError
+
+Run = Callable[[Sequence[str]], None]
+"""Runs one set-up command; raises BenchError when it fails."""
+
+LOCALHOST = "127.0.0.1"
+STOP_SECONDS = 20.0
+LOG_TAIL = 2000
+TOP_PRIORITY = "-20"
+
+
+class Peer(Protocol):
+    """A server that can be installed, started, and measured through one of the back ends."""
+
+    name: str
+    backend: str
+    """Name in `vivace.bench.backends.BACKENDS`. Prompts are sent as token ids."""
+    model: str
+    """Model name in requests."""
+    connection_per_request: bool
+    ready_seconds: float
+    """How long it may take to start."""
+
+    def setup(self, directory: Path, run: Run) -> None:
+        """Install it and prepare its model under `directory`. Only on the user's word."""
+        ...
+
+    def missing(self, directory: Path) -> str:
+        """What is not there and how to get it; empty when it can be started."""
+        ...
+
+    def command(self, directory: Path, port: int) -> list[str]:
+        """The command that starts the server on 127.0.0.1:port."""
+        ...
+
+    def version(self, directory: Path) -> str: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Running:
+    """A started server. `session` is its session id: every process of it can be found by that."""
+
+    peer: Peer
+    base_url: str
+    session: int
+    command: list[str]
+    seconds_to_ready: float
+
+
+@contextlib.contextmanager
+def running(
+    peer: Peer, directory: Path, logs: Path, *, priority: bool = False
+) -> Iterator[Running]:
+    """Start a server in a session of its own, wait until /health answers, stop it at the end.
+
+    With `priority` its session gets the highest scheduling weight of the kernel's autogroups
+    (needs root); plain niceness does nothing between sessions.
+    """
+    port = free_port()
+    command = peer.command(directory, port)
+    file = logs / f"{peer.name}.log"
+    started = time.monotonic()
+    with file.open("wb") as log:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+        try:
+            if priority:
+                raise_priority(process.pid)
+            wait_for(f"http://{LOCALHOST}:{port}/health", process, peer, file)
+            yield Running(
+                peer=peer,
+                base_url=f"http://{LOCALHOST}:{port}",
+                session=process.pid,
+                command=command,
+                seconds_to_ready=time.monotonic() - started,
+            )
+        finally:
+            stop(process)
+
+
+def wait_for(url: str, process: subprocess.Popen[bytes], peer: Peer, log: Path) -> None:
+    """Until `url` answers 200; BenchError with the end of the log when the server ends first."""
+    deadline = time.monotonic() + peer.ready_seconds
+    while True:
+        if process.poll() is not None:
+            raise BenchError(
+                f"{peer.name} ended with code {process.returncode}; the end of {log}:\n{tail(log)}"
+            )
+        try:
+            with urllib.request.urlopen(url, timeout=5.0) as answer:
+                if answer.status == 200:
+                    return
+        except (urllib.error.URLError, OSError):
+            pass
+        if time.monotonic() > deadline:
+            raise BenchError(
+                f"{peer.name} was not ready after {peer.ready_seconds:g} s; the end of {log}:\n"
+                f"{tail(log)}"
+            )
+        time.sleep(0.1)
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """SIGTERM to the server's process group, SIGKILL when that does not end it."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            continue
+        break
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def raise_priority(process: int) -> None:
+    """Give a process's session the highest autogroup weight; BenchError when not permitted."""
+    try:
+        Path(f"/proc/{process}/autogroup").write_text(TOP_PRIORITY)
+    except OSError as error:
+        raise BenchError(f"--priority needs root and kernel autogroups: {error}") from error
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((LOCALHOST, 0))
+        return probe.getsockname()[1]
+
+
+def tail(file: Path) -> str:
+    with contextlib.suppress(OSError):
+        return file.read_bytes()[-LOG_TAIL:].decode("utf-8", "replace")
+    return ""
+
+
+def run_shown(command: Sequence[str]) -> None:
+    """Print a set-up command and run it (a list of words, no shell)."""
+    print(f"+ {shlex.join(command)}", flush=True)
+    try:
+        subprocess.run(list(command), check=True)
+    except (subprocess.CalledProcessError, OSError) as error:
+        raise BenchError(f"set-up failed: {shlex.join(command)}: {error}") from error
+
+
+def output_of(command: Sequence[str]) -> str:
+    """Standard output of a command, empty when it fails."""
+    try:
+        done = subprocess.run(list(command), capture_output=True, timeout=60, check=True)
+    except (subprocess.SubprocessError, OSError):
+        return ""
+    return done.stdout.decode("utf-8", "replace").strip()

@@ -1,0 +1,107 @@
+"""The loads that servers are compared under, and which figure counts for each."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vivace.bench.figures import MS, Figures
+from vivace.bench.workload import Query
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """Prompts of random token ids; no prompt is used twice, so only `shared` can be cached."""
+
+    name: str
+    title: str
+    requests: int
+    concurrency: int
+    shared: int
+    """Tokens that all prompts of one run begin with (new in every run)."""
+    own: int
+    """Tokens of each prompt's own."""
+    output: int
+
+    @property
+    def input_len(self) -> int:
+        return self.shared + self.own
+
+    def queries(self, ids: Sequence[int], seed: str) -> list[Query]:
+        """The same for every server with the same seed."""
+        chance = random.Random(f"{seed}/{self.name}")
+        prefix = chance.choices(ids, k=self.shared)
+        return [
+            Query(
+                prompt=prefix + chance.choices(ids, k=self.own),
+                input_len=self.input_len,
+                output_len=self.output,
+            )
+            for _ in range(self.requests)
+        ]
+
+
+WORKLOADS: dict[str, Workload] = {
+    workload.name: workload
+    for workload in (
+        Workload(
+            name="single",
+            title="one stream, 128 in, 128 out",
+            requests=4,
+            concurrency=1,
+            shared=0,
+            own=128,
+            output=128,
+        ),
+        Workload(
+            name="prefill",
+            title="one stream, 1024 in, 1 out",
+            requests=4,
+            concurrency=1,
+            shared=0,
+            own=1024,
+            output=1,
+        ),
+        Workload(
+            name="concurrent",
+            title="64 requests, 32 at once, 256 in, 128 out",
+            requests=64,
+            concurrency=32,
+            shared=0,
+            own=256,
+            output=128,
+        ),
+        Workload(
+            name="shared",
+            title="64 requests, 16 at once, 768 shared + 32 in, 32 out",
+            requests=64,
+            concurrency=16,
+            shared=768,
+            own=32,
+            output=32,
+        ),
+    )
+}
+DEFAULT = ("single", "concurrent", "shared")
+
+
+def compared_figures(workload: Workload, figures: Figures) -> dict[str, float]:
+    """The figures of one run. Names with "ms" are better when lower, the others when higher."""
+    values: dict[str, float] = {}
+    if workload.concurrency == 1 and workload.output > 1:
+        values["decode tok/s"] = MS / figures.tpot.mean if figures.tpot.mean else 0.0
+    if workload.concurrency == 1 and workload.output == 1:
+        values["prefill tok/s"] = workload.input_len * MS / figures.ttft.mean
+    if workload.concurrency > 1:
+        values["total tok/s"] = figures.total_throughput
+        values["output tok/s"] = figures.output_throughput
+    values["median TTFT ms"] = figures.ttft.median
+    if workload.output > 1:
+        values["median TPOT ms"] = figures.tpot.median
+        values["p99 ITL ms"] = figures.itl.p99
+    return values
+
+
+def is_latency(name: str) -> bool:
+    return name.endswith(" ms")
