@@ -1,0 +1,124 @@
+"""Turns the engine's loop in the caller's own thread: no server, no second process."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from vivace.engine.loop import Loop
+from vivace.frontend.errors import EngineUnavailable
+from vivace.frontend.frontend import Frontend
+from vivace.protocol.channel import LocalMailbox
+from vivace.protocol.control import Down, Drain, FlushCache, GetState, Reply
+
+IDLE_SECONDS = 0.0005
+LOST_AFTER_SECONDS = 60.0
+
+
+class Driver:
+    """One turn = one round of the loop, and its news delivered. Turns exclude each other, so any
+    thread may call `turn`; whoever does works for everybody."""
+
+    def __init__(self, loop: Loop, mailbox: LocalMailbox, frontend: Frontend) -> None:
+        self._loop = loop
+        self._mailbox = mailbox
+        self._frontend = frontend
+        self._turning = threading.Lock()
+        self._idle_since: float | None = None
+        self._failure: BaseException | None = None
+
+    def turn(self) -> None:
+        """Raises EngineUnavailable when the engine is dead or has lost a request."""
+        with self._turning, interrupts_postponed():
+            if self._failure is not None:
+                raise EngineUnavailable(f"the engine is dead: {self._failure}")
+            try:
+                busy = self._loop.turn(0.0)
+            except BaseException as error:
+                self._die(error)
+                raise
+            news = self._mailbox.collect()
+            for message in news:
+                self._frontend.feed(message)
+            self._watch(busy or bool(news))
+
+    def command(self, body: FlushCache | GetState | Drain) -> Reply:
+        """Run a control command to its reply."""
+        replies: list[Reply] = []
+        self._frontend.command(body, replies.append)
+        while not replies:
+            self.turn()
+        return replies[0]
+
+    def close(self) -> None:
+        """End the engine; turns raise EngineUnavailable from now on."""
+        with self._turning:
+            if self._failure is None:
+                self._loop.stop()
+                self._die(EngineUnavailable("it was shut down"))
+
+    def _die(self, error: BaseException) -> None:
+        self._failure = error
+        self._mailbox.collect()
+        self._frontend.feed(Down(reason=f"{type(error).__name__}: {error}", restarting=False))
+
+    def _watch(self, busy: bool) -> None:
+        """Waiting is fine (a device, a gate), but not for ever."""
+        if busy:
+            self._idle_since = None
+            return
+        now = time.monotonic()
+        if self._idle_since is None:
+            self._idle_since = now
+        elif now - self._idle_since > LOST_AFTER_SECONDS and self._frontend.live:
+            raise EngineUnavailable(
+                f"nothing has happened for {LOST_AFTER_SECONDS:g} s with {self._frontend.live} "
+                "requests live"
+            )
+        time.sleep(IDLE_SECONDS)
+
+
+@contextmanager
+def interrupts_postponed() -> Iterator[None]:
+    """Ctrl-C takes effect behind the turn: between plan and commit it would break the engine.
+
+    Pressed twice, it does so at once. Only where Python's own handler is in place.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    pressed: list[int] = []
+
+    def remember(number: int, _frame: object) -> None:
+        pressed.append(number)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    signal.signal(signal.SIGINT, remember)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if pressed:
+        raise KeyboardInterrupt
+
+
+class AsyncTurns:
+    """Turns for asyncio callers: however many wait, one thread turns and all see its news."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._turn: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def next(self) -> None:
+        """Wait for the turn under way, or make one."""
+        loop = asyncio.get_running_loop()
+        if self._turn is None or self._turn.done() or self._loop is not loop:
+            self._loop = loop
+            self._turn = loop.create_task(asyncio.to_thread(self._driver.turn))
+        await asyncio.shield(self._turn)
