@@ -225,7 +225,10 @@ class Engine:
             return ask.prompt
         if self._frontend.tokenizer is None:
             raise BadRequest(ask.place, "skip_tokenizer_init is set; give input_ids")
-        return self._frontend.tokenizer.encode(ask.prompt)
+        tokens = self._frontend.tokenizer.encode(ask.prompt)
+        if not tokens:
+            raise BadRequest(ask.place, "the prompt is empty")
+        return tokens
 
     def _whole(self, job: Job, batch: bool) -> Answer | list[Answer]:
         job.start()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from frontend_fakes import (
+    embedded_file,
     embedded_metadata,
     embedded_tokenizer,
     sentencepiece_metadata,
@@ -76,6 +77,13 @@ def test_facts_of_the_embedded_vocabulary() -> None:
     assert ours.token_text(2) == "<|im_end|>"
     assert ours.token_bytes(ours.encode(" the")[0]) == b" the"
     assert ours.decode([10**9, -1]) == ""
+
+
+def test_loading_the_embedded_file() -> None:
+    loaded = load_tokenizer(Source(embedded_file(), {"eos_token_id": 2}))  # type: ignore[arg-type]
+    text = "It's 12345\n\n<|im_end|> 日本"
+    assert loaded.encode(text) == embedded_tokenizer().encode(text)
+    assert loaded.eos_ids == (2,) and loaded.chat is not None
 
 
 def test_lone_surrogates_are_refused() -> None:

@@ -1,0 +1,233 @@
+"""The offline API over the real engine with the oracle for a model: every token is known."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer as Core
+from tokenizers import decoders, models, pre_tokenizers
+
+from vivace.api import Engine
+from vivace.engine.executor import InProcessExecutor
+from vivace.engine.loop import Loop
+from vivace.engine.oracle import OracleWorker, oracle_answer
+from vivace.engine.scheduler import Scheduler
+from vivace.engine.settings import EngineSettings
+from vivace.frontend.errors import BadRequest, EngineUnavailable
+from vivace.frontend.frontend import Frontend
+from vivace.frontend.pieces import byte_alphabet
+from vivace.frontend.served import ServedModel
+from vivace.frontend.tokenizer import Tokenizer
+from vivace.offline.driver import Driver
+from vivace.protocol.channel import LocalMailbox
+from vivace.protocol.control import Capacity, Ready
+
+VOCABULARY = 256
+CONTEXT = 200
+
+
+def tokenizer() -> Tokenizer:
+    core = Core(models.BPE(vocab=byte_alphabet(), merges=[]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.decoder = decoders.ByteLevel()
+    return Tokenizer(core)
+
+
+class Parts:
+    """What `vivace.offline.build` would have put together."""
+
+    def __init__(self, *, disjoint: bool = False, step_seconds: float = 0.0) -> None:
+        sizes: dict[str, int] = {"page_size": 4, "rows": 8, "context": CONTEXT}
+        capacity = Capacity(pages=400, vocabulary=VOCABULARY, **sizes)
+        self.config = SimpleNamespace(runtime=SimpleNamespace(stream_output=disjoint))
+        mailbox = LocalMailbox()
+        served = ServedModel(name="toy", context=CONTEXT, vocabulary=VOCABULARY)
+        self.frontend = Frontend(served, tokenizer(), mailbox.post)
+        self.worker = OracleWorker(capacity, VOCABULARY, step_seconds=step_seconds)
+        scheduler = Scheduler(EngineSettings(rows=8), capacity, time.monotonic)
+        executor = InProcessExecutor(self.worker)
+        loop = Loop(scheduler, executor, mailbox, depth=2, clock=time.monotonic)
+        self.frontend.feed(Ready(epoch=0, capacity=capacity))
+        self.driver = Driver(loop, mailbox, self.frontend)
+
+    def engine(self, monkeypatch: pytest.MonkeyPatch) -> Engine:
+        monkeypatch.setattr("vivace.api.configure", lambda flags: self.config)
+        monkeypatch.setattr("vivace.api.start", lambda config: (self.frontend, self.driver))
+        monkeypatch.setattr("vivace.api.flags_of", lambda config: {"page_size": 4})
+        return Engine()
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    with Parts().engine(monkeypatch) as engine:
+        yield engine
+
+
+def expected(prompt: str, seed: int, count: int) -> list[int]:
+    return oracle_answer(seed, len(prompt), count, VOCABULARY)
+
+
+def params(seed: int = 5, count: int = 12, **more: Any) -> dict[str, Any]:
+    return {"sampling_seed": seed, "max_new_tokens": count, **more}
+
+
+def test_one_prompt(engine: Engine) -> None:
+    answer: Any = engine.generate("hello", params(), rid="mine")
+    tokens = expected("hello", 5, 12)
+    assert answer["output_ids"] == tokens
+    assert answer["text"] == tokenizer().decode(tokens)
+    meta = answer["meta_info"]
+    assert meta["id"] == "mine" and meta["finish_reason"] == {"type": "length", "length": 12}
+    assert (meta["prompt_tokens"], meta["completion_tokens"]) == (5, 12)
+    assert meta["e2e_latency"] > 0 and "index" not in answer
+
+
+def test_batch_and_n(engine: Engine) -> None:
+    answers: Any = engine.generate(["ab", "cde"], [params(1, n=2), params(2, 3)], rid=["x", "y"])
+    assert [a["output_ids"] for a in answers] == [
+        expected("ab", 1, 12),
+        expected("ab", 2, 12),
+        expected("cde", 2, 3),
+    ]
+    assert [a["meta_info"]["id"] for a in answers] == ["x-0", "x-1", "y"]
+    one: Any = engine.generate(input_ids=[[1, 2]], sampling_params=params())
+    assert isinstance(one, list) and one[0]["output_ids"] == oracle_answer(5, 2, 12, VOCABULARY)
+
+
+def test_streams_grow(engine: Engine) -> None:
+    events: Any = list(engine.generate(["ab", "cd"], params(), stream=True))  # type: ignore[arg-type]
+    for index, prompt in enumerate(("ab", "cd")):
+        mine = [event for event in events if event["index"] == index]
+        assert all(b["text"].startswith(a["text"]) for a, b in itertools.pairwise(mine))
+        assert len(mine) > 3 and mine[-1]["output_ids"] == expected(prompt, 5, 12)
+        assert all(event["meta_info"]["finish_reason"] is None for event in mine[:-1])
+
+
+def test_disjoint_streams_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Parts(disjoint=True).engine(monkeypatch)
+    events: Any = list(engine.generate("ab", params(), stream=True))  # type: ignore[arg-type]
+    assert [t for e in events for t in e["output_ids"]] == expected("ab", 5, 12)
+    assert "".join(e["text"] for e in events) == tokenizer().decode(expected("ab", 5, 12))
+
+
+def test_leaving_a_stream_frees_everything(engine: Engine) -> None:
+    stream: Any = engine.generate("ab", params(count=150), stream=True)
+    next(stream)
+    stream.close()
+    info = engine.get_server_info()
+    state = info["internal_states"][0]
+    assert (state["running"], state["waiting"], state["used_tokens"]) == (0, 0, 0)
+    assert info["audit"] == [] and info["page_size"] == 4
+    assert engine.flush_cache() is True
+
+
+def test_async_calls_share_steps(engine: Engine) -> None:
+    async def scenario() -> None:
+        async def streamed(prompt: str) -> Any:
+            last = None
+            async for event in await engine.async_generate(prompt, params(), stream=True):  # type: ignore[union-attr]
+                last = event
+            return last
+
+        calls = [engine.async_generate(f"p{i}", params(i)) for i in range(6)]
+        answers: Any = await asyncio.gather(*calls, streamed("stream"))
+        for i, answer in enumerate(answers[:6]):
+            assert answer["output_ids"] == expected(f"p{i}", i, 12)
+        assert answers[6]["output_ids"] == expected("stream", 5, 12)
+
+    asyncio.run(scenario())
+    asyncio.run(scenario())
+
+
+def test_threads_may_share_an_engine(engine: Engine) -> None:
+    found: dict[int, Any] = {}
+
+    def work(seed: int) -> None:
+        found[seed] = engine.generate("same", params(seed))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {seed: a["output_ids"] for seed, a in found.items()} == {
+        seed: expected("same", seed, 12) for seed in range(4)
+    }
+
+
+def test_log_probabilities(engine: Engine) -> None:
+    answer: Any = engine.generate(
+        "abc",
+        params(count=2),
+        return_logprob=True,
+        logprob_start_len=0,
+        return_text_in_logprobs=True,
+    )
+    meta = answer["meta_info"]
+    assert [entry[1] for entry in meta["input_token_logprobs"]] == list(b"abc")
+    assert meta["input_token_logprobs"][0][0] is None
+    assert [entry[1] for entry in meta["output_token_logprobs"]] == expected("abc", 5, 2)
+    assert meta["input_token_logprobs"][1][2] == "b"
+
+
+@pytest.mark.parametrize(
+    ("call", "field"),
+    [
+        ({}, "prompt"),
+        ({"prompt": "a", "input_ids": [1]}, "prompt"),
+        ({"prompt": 5}, "prompt"),
+        ({"prompt": [5]}, "prompt[0]"),
+        ({"prompt": ""}, "prompt"),
+        ({"input_ids": [999]}, "input_ids"),
+        ({"prompt": "a", "image_data": "x"}, "image_data"),
+        ({"prompt": ["a", "b"], "rid": ["x"]}, "rid"),
+        ({"prompt": "a", "rid": "x" * 600}, "rid"),
+        ({"prompt": "a" * 300}, "prompt"),
+        ({"prompt": "a", "sampling_params": {"top_p": 2}}, "sampling_params.top_p"),
+    ],
+)
+def test_bad_calls(engine: Engine, call: dict[str, Any], field: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        engine.generate(**call)
+    assert caught.value.field == field
+    with pytest.raises(TypeError, match="misspelt"):
+        engine.generate("a", misspelt=1)
+    with pytest.raises(BadRequest, match="embedding"):
+        engine.encode("a")
+
+
+def test_interrupt_ends_the_call_not_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Parts(step_seconds=0.02).engine(monkeypatch)
+    timer = threading.Timer(0.1, lambda: signal.raise_signal(signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate("abc", params(count=150))
+    timer.join()
+    answer: Any = engine.generate("abc", params(count=2))
+    assert answer["output_ids"] == expected("abc", 5, 2)
+
+
+def test_dead_engines_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = Parts()
+    engine = parts.engine(monkeypatch)
+
+    def burst(plan: object) -> object:
+        raise MemoryError("no more")
+
+    parts.worker.run = burst  # type: ignore[method-assign, assignment]
+    with pytest.raises(Exception, match="no more"):
+        engine.generate("abc", params())
+    with pytest.raises((EngineUnavailable, BadRequest)):
+        engine.generate("abc", params())
+    closed = Parts().engine(monkeypatch)
+    closed.shutdown()
+    with pytest.raises(BadRequest, match="down"):
+        closed.generate("abc", params())
