@@ -149,7 +149,25 @@ class _Reader:
         if kind in SCALARS:
             code = f"{count}{SCALARS[kind]}"
             return list(struct.unpack("<" + code, self.take(struct.calcsize("<" + code))))
+        if kind == STRING:
+            return self.texts(count)
         return [self.value(kind, nesting) for _ in range(count)]
+
+    def texts(self, count: int) -> list[str]:
+        """Many strings (a vocabulary): `text` in a loop without its calls."""
+        length_at, found = struct.Struct("<Q").unpack_from, []
+        data, at, end = self.data, self.at, self.end
+        try:
+            for _ in range(count):
+                (length,) = length_at(data, at)
+                start, at = at + 8, at + 8 + length
+                if at > end or length > MAX_STRING:
+                    raise self.fail(f"a string of {length} bytes")
+                found.append(data[start:at].decode())
+        except (struct.error, UnicodeDecodeError):
+            raise self.fail("an array of strings is cut off or not UTF-8") from None
+        self.at = at
+        return found
 
     def tensor_entries(self, count: int) -> list[TensorEntry]:
         return [self.tensor_entry() for _ in range(count)]
@@ -187,7 +205,8 @@ class _Reader:
             if entry.offset % alignment or begin + entry.nbytes > self.end:
                 raise GGUFError(
                     f"{self.path}: tensor {entry.name!r} ({entry.nbytes} bytes at {begin}) does "
-                    f"not fit the file of {self.end} bytes; it is truncated or damaged: fetch it again"
+                    f"not fit the file of {self.end} bytes; it is truncated or damaged: "
+                    "fetch it again"
                 )
             placed[entry.name] = TensorEntry(
                 entry.name, entry.shape, entry.type, begin, entry.nbytes

@@ -200,6 +200,7 @@ def merged(config: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
     result = dict(config)
     for key, value in overrides.items():
         old = result.get(key)
-        both = isinstance(old, dict) and isinstance(value, dict)
-        result[key] = merged(old, value) if both else value
+        if isinstance(old, dict) and isinstance(value, dict):
+            value = merged(old, value)
+        result[key] = value
     return result

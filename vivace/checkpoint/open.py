@@ -1,0 +1,41 @@
+"""Open the weights of a located model, whatever the format."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from vivace.checkpoint.dummy import DummyWeights
+from vivace.checkpoint.gguf_file import GGUFError, GGUFFile
+from vivace.checkpoint.gguf_weights import GGUFWeights
+from vivace.checkpoint.safetensors_files import SafetensorsFiles
+from vivace.checkpoint.source import ModelSource
+from vivace.checkpoint.weights import CheckpointError, Progress, TrackedWeights
+from vivace.models.facts import ModelFacts
+
+
+class OpenWeights(Protocol):
+    """`layers.module.Weights`, and the check at the end."""
+
+    def has(self, name: str) -> bool: ...
+
+    def take(self, name: str, shape: tuple[int, ...]) -> Tensor: ...
+
+    def finish(self) -> None: ...
+
+
+def open_weights(
+    source: ModelSource, facts: ModelFacts, *, seed: int, progress: Progress
+) -> OpenWeights:
+    """A fresh reader. Raises CheckpointError when the files are damaged."""
+    if source.format == "dummy":
+        return DummyWeights(seed, progress)
+    if source.format == "safetensors":
+        reader = SafetensorsFiles(source.files)
+    else:
+        try:
+            reader = GGUFWeights(GGUFFile(source.path), facts)
+        except GGUFError as error:
+            raise CheckpointError(str(error)) from None
+    return TrackedWeights(reader, tied=facts.tied, progress=progress)

@@ -1,0 +1,76 @@
+"""What all readers of weights share: errors, and the record of what was used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from torch import Tensor
+
+Progress = Callable[[str, float], None]
+STAGE = "Loading weights"
+IGNORABLE = ("rotary_emb.inv_freq", "attn.masked_bias", "attn.bias")
+"""buffers that old checkpoints carry and that are computed, not read"""
+
+
+class CheckpointError(ValueError):
+    """A weight is missing, of another shape, damaged or left over; the text says which."""
+
+
+class TensorReader(Protocol):
+    """One format. Names are Hugging Face's."""
+
+    place: str
+    """where the weights are, for messages"""
+
+    def names(self) -> Iterable[str]: ...
+
+    def shape(self, name: str) -> tuple[int, ...]: ...
+
+    def nbytes(self, name: str) -> int: ...
+
+    def read(self, name: str) -> Tensor: ...
+
+
+class TrackedWeights:
+    """Hands out tensors with their shape checked, and knows which nobody asked for."""
+
+    def __init__(self, reader: TensorReader, *, tied: bool, progress: Progress) -> None:
+        self._reader = reader
+        self._names = set(reader.names())
+        self._unused = {name for name in self._names if not ignorable(name, tied)}
+        self._progress = progress
+        self._total = sum(reader.nbytes(name) for name in self._unused) or 1
+        self._done = 0
+
+    def has(self, name: str) -> bool:
+        return name in self._names
+
+    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        if name not in self._names:
+            raise CheckpointError(f"{self._reader.place}: the tensor {name!r} is missing")
+        found = self._reader.shape(name)
+        if found != shape:
+            raise CheckpointError(
+                f"{self._reader.place}: tensor {name!r} has the shape {list(found)}, the model's "
+                f"configuration needs {list(shape)}"
+            )
+        tensor = self._reader.read(name)
+        self._unused.discard(name)
+        self._done += self._reader.nbytes(name)
+        self._progress(STAGE, min(self._done / self._total, 1.0))
+        return tensor
+
+    def finish(self) -> None:
+        """Raises CheckpointError when tensors are left that this architecture has no place for."""
+        if self._unused:
+            names = sorted(self._unused)
+            more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+            raise CheckpointError(
+                f"{self._reader.place}: the model has no place for {', '.join(names[:4])}{more}; "
+                "the checkpoint is of another architecture than its configuration says"
+            )
+
+
+def ignorable(name: str, tied: bool) -> bool:
+    return name.endswith(IGNORABLE) or (tied and name == "lm_head.weight")

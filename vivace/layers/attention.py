@@ -1,0 +1,58 @@
+"""Attention over paged KV: projections, norms of heads, rotation; the backend does the rest."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from vivace.layers.linear import Linear, Part
+from vivace.layers.module import Bindings, Module, Shard
+from vivace.layers.norm import RMSNorm
+from vivace.layers.rotary import RotaryTable
+from vivace.layers.step import ModelStep
+from vivace.platforms.attention import AttentionLayer
+from vivace.platforms.ops.table import Ops
+
+
+class Attention(Module):
+    """Grouped-query attention of one layer."""
+
+    _ops: Ops
+
+    def __init__(
+        self,
+        shape: AttentionLayer,
+        hidden: int,
+        rotary: RotaryTable,
+        *,
+        qkv_bias: bool = False,
+        output_bias: bool = False,
+        q_norm: RMSNorm | None = None,
+        k_norm: RMSNorm | None = None,
+    ) -> None:
+        q, kv, head = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim, shape.head_dim
+        self.shape = shape
+        self.sizes = [q, kv, kv]
+        self.qkv_proj = Linear(
+            hidden,
+            [Part("q_proj", q, head), Part("k_proj", kv, head), Part("v_proj", kv, head)],
+            bias=qkv_bias,
+        )
+        self.o_proj = Linear(q, [Part("o_proj", hidden)], bias=output_bias, shard=Shard.ROW)
+        self.q_norm = q_norm
+        self.k_norm = k_norm
+        self._table = rotary
+
+    def bind(self, name: str, env: Bindings) -> None:
+        super().bind(name, env)
+        self._ops = env.ops
+
+    def __call__(self, x: Tensor, step: ModelStep) -> Tensor:
+        """x[T, hidden] -> [T, hidden]; keys and values of the T tokens are stored on the way."""
+        head = self.shape.head_dim
+        q, k, v = (
+            part.unflatten(-1, (-1, head)) for part in self.qkv_proj(x).split(self.sizes, -1)
+        )
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        self._ops.rotary(q, k, step.positions, self._table.cos_sin)
+        return self.o_proj(step.attention.attend(self.shape, q, k, v, step))

@@ -1,0 +1,26 @@
+"""What a model needs of a step (`worker.inputs.StepInput` is one)."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from vivace.platforms.attention import AttentionBackend, Step
+
+
+class ModelStep(Step, Protocol):
+    """T tokens of some sequences, side by side."""
+
+    @property
+    def ids(self) -> Tensor:
+        """[T] int64 token ids"""
+        ...
+
+    @property
+    def positions(self) -> Tensor:
+        """[T] int64 position of each token in its sequence"""
+        ...
+
+    @property
+    def attention(self) -> AttentionBackend: ...

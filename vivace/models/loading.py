@@ -1,0 +1,67 @@
+"""From a located checkpoint to a model that can run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import torch
+
+from vivace.checkpoint.open import open_weights
+from vivace.checkpoint.source import ModelSource, SourceError
+from vivace.layers.module import Bindings
+from vivace.models.causal_lm import Model
+from vivace.models.facts import ModelFacts
+from vivace.models.registry import ARCHITECTURES
+from vivace.platforms.ops.table import Ops
+from vivace.quantization.method import Unquantized
+
+Progress = Callable[[str, float], None]
+"""(stage, fraction of it that is done)"""
+
+
+def load_model(
+    source: ModelSource,
+    facts: ModelFacts,
+    ops: Ops,
+    *,
+    dtype: torch.dtype,
+    positions: int,
+    progress: Progress,
+    implementation: str = "auto",
+    device: torch.device | None = None,
+    seed: int = 0,
+) -> Model:
+    """Declare, bind and load. `positions` = longest served context in tokens.
+
+    Raises SourceError for an architecture nobody has written, CheckpointError for bad weights.
+    """
+    model = declare(source, facts, positions, implementation)
+    model.bind(
+        "",
+        Bindings(
+            ops=ops,
+            dtype=dtype,
+            device=device or torch.device("cpu"),
+            linear_method=lambda name: Unquantized(ops, dtype),
+        ),
+    )
+    weights = open_weights(source, facts, seed=seed, progress=progress)
+    with torch.inference_mode():
+        model.load(weights)
+    weights.finish()
+    return model
+
+
+def declare(source: ModelSource, facts: ModelFacts, positions: int, implementation: str) -> Model:
+    """Our own architecture file, or the generic transformers one when that was asked for."""
+    if implementation == "transformers":
+        from vivace.models.transformers_impl import declare as declare_generic
+
+        return declare_generic(facts, positions)
+    if facts.architecture not in ARCHITECTURES:
+        raise SourceError(
+            f"{source.path}: the architecture {facts.architecture} is not supported; supported: "
+            f"{', '.join(ARCHITECTURES)}. Others may run with --model-impl transformers."
+        )
+    return cast(Model, ARCHITECTURES.get(facts.architecture)(facts, positions))
