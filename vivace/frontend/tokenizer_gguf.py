@@ -32,7 +32,7 @@ def tokenizer_of(metadata: Mapping[str, Any], where: str) -> Loaded:
     match metadata.get(_KEY + "model"):
         case "gpt2":
             core, adds_bos = _byte_level(words)
-        case "llama" | "gemma4":
+        case "llama":
             core, adds_bos = _sentencepiece(words), True
         case other:
             raise TokenizerError(
@@ -179,12 +179,13 @@ def _add_tokens(core: Core, words: _Words) -> None:
     """Control tokens are special (hidden by default); user-defined ones are whole but visible."""
     prefixed = core.normalizer is not None and words.flag("add_space_prefix", True)
     added: list[AddedToken] = []
-    for index, (piece, kind) in enumerate(zip(words.tokens, words.types, strict=True)):
-        if not piece or core.token_to_id(piece) != index:
+    for index, kind in enumerate(words.types):
+        piece = words.tokens[index]
+        if kind not in (_CONTROL, _UNKNOWN, _USER) or core.token_to_id(piece) != index:
             continue
         if kind in (_CONTROL, _UNKNOWN):
             added.append(AddedToken(piece, special=True, normalized=False))
-        elif kind == _USER:
+        else:
             normalized = core.normalizer is not None and not prefixed
             added.append(AddedToken(piece, special=False, normalized=normalized))
     core.add_tokens(added)
