@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from vivace.engine.executor import Faults, OracleExecutor
 from vivace.engine.loop import Loop
 from vivace.engine.oracle import oracle_answer
@@ -93,7 +95,7 @@ class Rig:
         cache_key: str = "",
         stream: bool = True,
         logprobs: LogprobOptions | None = None,
-        resumed: list[int] | None = None,
+        resume: int = 0,
         rid: str | None = None,
         **sampling: object,
     ) -> Request:
@@ -106,10 +108,12 @@ class Rig:
             cache_key=cache_key,
             stream=stream,
             logprobs=logprobs,
-            resumed=resumed or [],
             arrival=self.clock.now,
         )
         self.answers[key] = Answer(request)
+        if 0 < resume < len(self.expected(key)):
+            request = msgspec.structs.replace(request, resumed=self.expected(key)[:resume])
+            self.answers[key] = Answer(request)
         self.mailbox.post(request)
         return request
 

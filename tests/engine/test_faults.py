@@ -1,0 +1,168 @@
+"""The fault boundary: bisection, numbers gone bad, exceptions in handling one request."""
+
+from __future__ import annotations
+
+import pytest
+from engine_rig import EOS, Rig
+
+from vivace.engine.executor import ExecutorDied, Faults, InProcessExecutor, StepSkipped
+from vivace.engine.oracle import InjectedFault, OracleWorker
+from vivace.engine.settings import EngineSettings
+from vivace.protocol.control import Capacity
+from vivace.protocol.request import Request, SamplingParams
+from vivace.protocol.step import Join, StepPlan, StepResult
+
+
+def rig_with(faults: Faults, depth: int = 2, **options: object) -> Rig:
+    return Rig(EngineSettings(eos_ids=(EOS,), depth=depth), faults=faults, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("offender", [0, 3, 6])
+def test_bisection_finds_the_offender(depth: int, offender: int) -> None:
+    rig = rig_with(Faults(), depth)
+    for key in range(7):
+        rig.send(key, [key, 1, 2], 12)
+    rig.turn(6)
+    rig.faults.raise_on_keys.add(offender)
+    rig.run()
+    rig.at_rest()
+    for key, answer in rig.answers.items():
+        if key == offender:
+            assert answer.finish is not None and answer.finish.status == 500
+            assert f"request {offender} was told to fail" in str(answer.finish.message)
+            assert answer.tokens == rig.expected(key)[: len(answer.tokens)]
+            assert answer.tokens, "what was drawn before the fault was delivered"
+        else:
+            rig.check(key)
+
+
+def test_a_failure_that_does_not_repeat_costs_nobody_anything() -> None:
+    rig = rig_with(Faults(raise_on_steps={0, 4, 9}))
+    for key in range(3):
+        rig.send(key, [key, 1], 10)
+    rig.run()
+    for key in range(3):
+        rig.check(key)
+
+
+def test_several_offenders_are_all_found() -> None:
+    rig = rig_with(Faults(raise_on_keys={1, 2, 5}))
+    for key in range(8):
+        rig.send(key, [key], 5)
+    rig.run()
+    ended = {key for key, answer in rig.answers.items() if answer.finish.status == 500}  # type: ignore[union-attr]
+    assert ended == {1, 2, 5}
+    for key in {0, 3, 4, 6, 7}:
+        rig.check(key)
+
+
+def test_who_arrives_during_the_bisection_is_served() -> None:
+    rig = rig_with(Faults(raise_on_keys={2}))
+    for key in range(4):
+        rig.send(key, [key], 5)
+    rig.turn(5)
+    rig.send(9, [9, 9], 5)
+    rig.cancel(3)
+    rig.run()
+    rig.check(9)
+    rig.check(0)
+    rig.at_rest()
+
+
+def test_bad_numbers_end_one_request_and_leave_no_cache_behind() -> None:
+    rig = rig_with(Faults(bad_keys={1}), page_size=1)
+    rig.send(1, [4, 5, 6, 7], 5)
+    rig.send(2, [8, 9], 5)
+    rig.run()
+    finish = rig.answers[1].finish
+    assert finish is not None and finish.status == 500 and "NaN" in str(finish.message)
+    rig.check(2)
+    rig.send(3, [4, 5, 6, 7], 5)
+    rig.run()
+    rig.check(3)
+    assert rig.answers[3].deltas[-1].cached_tokens == 0
+
+
+def test_an_exception_in_booking_one_result_ends_that_request_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = rig_with(Faults(), depth=2)
+    rig.send(1, [1, 2], 8)
+    rig.send(2, [3, 4], 8)
+    rig.turn(6)
+    victim = rig.scheduler._roster.live[1]
+    monkeypatch.setattr(type(victim), "answer_one", explode_for(1, type(victim).answer_one))
+    rig.run()
+    finish = rig.answers[1].finish
+    assert finish is not None and finish.status == 500 and "boom" in str(finish.message)
+    rig.check(2)
+    rig.at_rest()
+
+
+def explode_for(key: int, original):  # type: ignore[no-untyped-def]
+    def method(self, *arguments):  # type: ignore[no-untyped-def]
+        if self.key == key:
+            raise RuntimeError("boom")
+        return original(self, *arguments)
+
+    return method
+
+
+def test_a_request_that_cannot_be_taken_gets_500(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = rig_with(Faults())
+
+    def add(request: Request) -> None:
+        raise RuntimeError("no way")
+
+    monkeypatch.setattr(rig.scheduler, "add", add)
+    rig.send(5, [1])
+    rig.turn()
+    finish = rig.answers[5].finish
+    assert finish is not None and finish.status == 500 and "no way" in str(finish.message)
+
+
+CAPACITY = Capacity(pages=4, page_size=2, rows=2, context=8, vocabulary=10)
+
+
+def test_after_a_failure_steps_are_skipped_until_recovery() -> None:
+    executor = InProcessExecutor(OracleWorker(CAPACITY, 10, faults=Faults(raise_on_steps={0})))
+    sampling = SamplingParams(seed=1)
+    join = Join(row=0, key=1, tokens=[1, 2], prompt=2, cached=0, pages=[0], sampling=sampling)
+    first = executor.submit(StepPlan(number=0, rows=[0], counts=[2], joins=[join]))
+    second = executor.submit(StepPlan(number=1, rows=[0], counts=[1]))
+    with pytest.raises(InjectedFault):
+        first.result()
+    with pytest.raises(StepSkipped):
+        second.result()
+    executor.recover()
+    again = executor.submit(StepPlan(number=2, rows=[0], counts=[2], joins=[join])).result()
+    assert again.advanced == [2] and len(again.tokens[0]) == 1
+
+
+def test_an_executor_that_does_not_recover_is_dead() -> None:
+    class Broken:
+        capacity = CAPACITY
+
+        def run(self, plan: StepPlan) -> StepResult:
+            raise RuntimeError("device lost")
+
+        def close(self) -> None: ...
+
+    executor = InProcessExecutor(Broken())
+    executor.submit(StepPlan(number=0))
+    with pytest.raises(ExecutorDied, match="device lost"):
+        executor.recover()
+
+
+def test_the_loop_does_not_hide_a_dead_executor() -> None:
+    rig = rig_with(Faults(), depth=1)
+    rig.send(1, [1])
+
+    class Dead:
+        def result(self) -> StepResult:
+            raise ExecutorDied("device lost")
+
+    rig.executor.submit = lambda plan: Dead()  # type: ignore[method-assign, assignment]
+    with pytest.raises(ExecutorDied):
+        rig.run()

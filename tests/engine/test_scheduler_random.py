@@ -1,0 +1,166 @@
+"""The scheduler on random traffic: the oracle checks every token and page as they are used."""
+
+from __future__ import annotations
+
+from engine_rig import EOS, VOCABULARY, Rig
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from vivace.engine.ordering import ORDERS
+from vivace.engine.settings import EngineSettings
+from vivace.kv.eviction import EVICTIONS
+from vivace.protocol.request import LogprobOptions
+
+STEMS = ([5] * 24, list(range(10, 34)))
+
+
+@st.composite
+def engine_settings(draw: st.DrawFn) -> EngineSettings:
+    return EngineSettings(
+        eos_ids=(EOS,),
+        rows=draw(st.sampled_from([1, 2, 4, 8])),
+        depth=draw(st.sampled_from([1, 2, 3])),
+        chunk=draw(st.sampled_from([None, 1, 5, 16, 64])),
+        max_prefill_tokens=draw(st.sampled_from([8, 1000])),
+        prefill_max_requests=draw(st.sampled_from([None, 1])),
+        mixed=draw(st.booleans()),
+        continuous_decode_steps=draw(st.sampled_from([1, 3])),
+        prefix_cache=draw(st.booleans()),
+        eviction=draw(st.sampled_from(list(EVICTIONS))),
+        policy=draw(st.sampled_from(list(ORDERS))),
+        priorities=draw(st.booleans()),
+        preemption_threshold=draw(st.sampled_from([0, 3])),
+        conservativeness=draw(st.sampled_from([0.05, 1.0])),
+        ratio_decay_steps=20,
+        retract_every=draw(st.sampled_from([0, 0, 3])),
+        shared_prefix_wait=draw(st.sampled_from([1, 32])),
+        stream_interval=draw(st.sampled_from([1, 3])),
+        coarse_interval=5,
+    )
+
+
+@st.composite
+def rigs(draw: st.DrawFn) -> Rig:
+    page_size = draw(st.sampled_from([1, 4, 16]))
+    tokens = draw(st.sampled_from([32, 48, 96, 256]))
+    return Rig(
+        draw(engine_settings()),
+        pages=tokens // page_size,
+        page_size=page_size,
+        context=draw(st.sampled_from([24, 60])),
+        eos_rate=draw(st.sampled_from([0.0, 0.1])),
+    )
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Arrivals, cancellations and turns in any order; `Rig.turn` audits after each one."""
+
+    @initialize(rig=rigs())
+    def start(self, rig: Rig) -> None:
+        self.rig = rig
+        self.cancelled: set[int] = set()
+
+    @rule(
+        stem=st.sampled_from(STEMS),
+        shared=st.integers(0, 20),
+        own=st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=4),
+        length=st.integers(0, 12),
+        priority=st.sampled_from([None, 0, 5]),
+        cache_key=st.sampled_from(["", "other"]),
+        stream=st.booleans(),
+        start=st.sampled_from([None, None, -1, 0, 1, 7]),
+        minimum=st.sampled_from([0, 0, 3]),
+        ignore_eos=st.booleans(),
+        resume=st.sampled_from([0, 0, 0, 2]),
+    )
+    def arrive(
+        self,
+        stem: list[int],
+        shared: int,
+        own: list[int],
+        length: int,
+        priority: int | None,
+        cache_key: str,
+        stream: bool,
+        start: int | None,
+        minimum: int,
+        ignore_eos: bool,
+        resume: int,
+    ) -> None:
+        self.rig.send(
+            len(self.rig.answers),
+            stem[:shared] + own,
+            length,
+            priority=priority,
+            cache_key=cache_key,
+            stream=stream,
+            logprobs=None if start is None else LogprobOptions(start=start),
+            resume=resume,
+            min_new_tokens=min(minimum, length),
+            ignore_eos=ignore_eos,
+        )
+
+    @precondition(lambda self: self.rig.answers)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(sorted(self.rig.answers)))
+        self.rig.cancel(key)
+        self.cancelled.add(key)
+
+    @rule(count=st.integers(1, 6))
+    def turn(self, count: int) -> None:
+        self.rig.turn(count)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "rig"):
+            return
+        self.rig.run()
+        self.rig.at_rest()
+        for key in self.rig.answers:
+            self.check(key)
+
+    def check(self, key: int) -> None:
+        answer = self.rig.answers[key]
+        assert answer.finish is not None, "a request got no end"
+        if answer.finish.type == "abort":
+            assert key in self.cancelled
+            whole = answer.request.resumed + answer.tokens
+            assert whole == self.rig.expected(key)[: len(whole)]
+            return
+        self.rig.check(key)
+        options = answer.request.logprobs
+        if options is not None:
+            assert [scored.token for scored in answer.logprobs] == answer.tokens
+            if 0 <= options.start < len(answer.request.tokens) and not answer.request.resumed:
+                scored = [entry.token for entry in answer.prompt_logprobs or []]
+                assert scored == answer.request.tokens[options.start :]
+
+
+SchedulerMachine.TestCase.settings = settings(
+    max_examples=150,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+TestScheduler = SchedulerMachine.TestCase
+
+
+@given(rig=rigs(), keys=st.sets(st.integers(0, 7), max_size=2), step=st.integers(0, 30))
+@settings(max_examples=80, deadline=None)
+def test_a_failing_request_ends_alone(rig: Rig, keys: set[int], step: int) -> None:
+    """Offenders, bad numbers and one passing failure: all others get exactly their tokens."""
+    rig.faults.raise_on_keys |= {key for key in keys if key % 2}
+    rig.faults.bad_keys |= {key for key in keys if not key % 2}
+    rig.faults.raise_on_steps.add(step)
+    for key in range(8):
+        rig.send(key, STEMS[key % 2][: 3 + key] + [key], 6, ignore_eos=True, min_new_tokens=1)
+        rig.turn(key % 3)
+    rig.run()
+    rig.at_rest()
+    for key, answer in rig.answers.items():
+        assert answer.finish is not None
+        if key in keys:
+            assert (answer.finish.type, answer.finish.status) == ("abort", 500)
+        else:
+            rig.check(key)
