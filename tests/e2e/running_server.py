@@ -108,15 +108,18 @@ class RunningServer:
         return json.loads(data)
 
     def stream(self, path: str, body: Any, *, timeout: float = 60.0) -> Iterator[dict[str, Any]]:
-        """Server-sent events until [DONE]."""
+        """Server-sent events until [DONE]; ConnectionError when the stream breaks off."""
         with contextlib.closing(self._connection(timeout)) as connection:
             headers = {"Content-Type": "application/json"}
             connection.request("POST", path, json.dumps({**body, "stream": True}), headers)
             response = connection.getresponse()
             assert response.status == 200, (response.status, response.read())
             for line in response:
-                if line.startswith(b"data: ") and line.strip() != b"data: [DONE]":
+                if line.strip() == b"data: [DONE]":
+                    return
+                if line.startswith(b"data: "):
                     yield json.loads(line[6:])
+            raise ConnectionError("the stream ended without [DONE]")
 
     def _connection(self, timeout: float) -> http.client.HTTPConnection:
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)

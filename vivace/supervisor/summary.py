@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
+from vivace.frontend.served import served_model
 from vivace.observability.log import escape
 from vivace.protocol.control import Capacity
 
@@ -27,7 +28,7 @@ class Summary:
 
 def summary_of(config: Config, capacity: Capacity, url: str) -> Summary:
     facts, source = config.facts, config.source
-    name = config.model.served_model_name or config.model.model_path or str(source.path)
+    name = served_model(config, None).name
     rows = (
         ("model", f"{name} ({source.format}{', embedded' if source.embedded else ''})"),
         ("architecture", f"{facts.architecture}, {facts.layers} layers"),
