@@ -40,7 +40,7 @@ BOS = 257
 VOCABULARY = 258
 CONTEXT = 512
 MODEL = "toy"
-PROSE = "The quick brown fox jumps over the lazy dog. Ünïcödé ✓ 日本語 \"quoted\"\n\ttab. "
+PROSE = 'The quick brown fox jumps over the lazy dog. Ünïcödé ✓ 日本語 "quoted"\n\ttab. '
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
@@ -65,7 +65,7 @@ def prose(request: Request) -> list[int]:
     """The same words for every request, shifted by its seed."""
     data = PROSE.encode()
     start = request.sampling.seed % 7
-    return [data[(start + i) % len(data)] for i in range(4096)]
+    return [data[(start + i) % len(data)] for i in range(CONTEXT)]
 
 
 @dataclass
@@ -103,7 +103,9 @@ class ScriptedEngine:
             prefix = message.rid_prefix or ""
             for key in [key for key in self.running if self.rids[key].startswith(prefix)]:
                 self._stop(key)
-                self._feed(Delta(key=key, index=0, tokens=[], finish=Finish(type="abort")), late=True)
+                self._feed(
+                    Delta(key=key, index=0, tokens=[], finish=Finish(type="abort")), late=True
+                )
         for key in message.keys:
             self.cancelled.append(key)
             self._stop(key)
@@ -119,9 +121,7 @@ class ScriptedEngine:
             live = self.frontend._live.get(delta.key)
             if live is None:
                 return
-            delta = Delta(
-                key=delta.key, index=len(live.ledger), tokens=[], finish=delta.finish
-            )
+            delta = Delta(key=delta.key, index=len(live.ledger), tokens=[], finish=delta.finish)
         self.frontend.feed(Deltas(epoch=1, deltas=[delta]))
 
     async def _run(self, request: Request) -> None:
@@ -289,7 +289,7 @@ def running_server(
 
     async def main() -> None:
         if ready:
-            frontend.feed(Ready(epoch=1, capacity=capacity()))
+            frontend.feed(Ready(epoch=1, capacity=capacity(model.context)))
         runner = await start_site(make_app(frontend, settings), sock, settings)
         started.set()
         await stop.wait()
@@ -310,10 +310,8 @@ def running_server(
         loop.close()
 
 
-def capacity() -> Capacity:
-    return Capacity(
-        pages=100, page_size=10, rows=8, context=CONTEXT, vocabulary=VOCABULARY
-    )
+def capacity(context: int) -> Capacity:
+    return Capacity(pages=100, page_size=10, rows=8, context=context, vocabulary=VOCABULARY)
 
 
 @dataclass
@@ -326,9 +324,10 @@ class Answer:
 
 async def fetch(url: str, method: str, path: str, **options: Any) -> Answer:
     """One HTTP exchange."""
-    async with aiohttp.ClientSession() as session, session.request(
-        method, url + path, **options
-    ) as response:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.request(method, url + path, **options) as response,
+    ):
         text = await response.text()
         parsed = None
         if response.content_type == "application/json":
@@ -336,7 +335,9 @@ async def fetch(url: str, method: str, path: str, **options: Any) -> Answer:
         return Answer(response.status, response.headers, text, parsed)
 
 
-def ask(server: Running, path: str, body: Any = None, method: str = "POST", **options: Any) -> Answer:
+def ask(
+    server: Running, path: str, body: Any = None, method: str = "POST", **options: Any
+) -> Answer:
     """One HTTP exchange from synchronous test code; `body` bytes are sent as they are."""
     if isinstance(body, bytes):
         options["data"] = body

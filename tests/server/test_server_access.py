@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from server_kit import Running, ask, running_server
+
 from vivace.server.auth import Access
 from vivace.server.routes import ROUTES, Route, check_routes
 from vivace.server.settings import ServerSettings
@@ -53,7 +54,7 @@ def may(auth: Access, key: str | None, api_key: str | None, admin_key: str | Non
         return True
     if auth is Access.ADMIN and admin_key is not None:
         return key == admin_key
-    return api_key is None or key in (api_key, admin_key) and key is not None
+    return api_key is None or (key in (api_key, admin_key) and key is not None)
 
 
 def test_only_health_is_public() -> None:

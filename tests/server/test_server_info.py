@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from server_kit import CONTEXT, MODEL, Running, ScriptedEngine, ask, running_server
+
 from vivace.protocol.output import Finish
 from vivace.server.openapi import document
 from vivace.server.routes import ROUTES
@@ -122,9 +123,7 @@ def test_metrics_have_sglang_names_and_labels(server: Running) -> None:
     endpoints = {s.labels["endpoint"] for s in found["sglang:http_requests"].samples}
     assert "other" in endpoints
     assert endpoints - {"other"} <= {route.path.replace(":.+", "") for route in ROUTES}
-    active = {
-        s.labels["endpoint"]: s.value for s in found["sglang:http_requests_active"].samples
-    }
+    active = {s.labels["endpoint"]: s.value for s in found["sglang:http_requests_active"].samples}
     assert active["/metrics"] == 1.0
     assert active["other"] == 0.0
     statuses = {s.labels["status_code"] for s in found["sglang:http_responses"].samples}

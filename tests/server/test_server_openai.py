@@ -9,6 +9,7 @@ from typing import Any
 import openai
 import pytest
 from server_kit import MODEL, PROSE, Running, ask, events, running_server
+
 from vivace.server.settings import ServerSettings
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]

@@ -16,7 +16,7 @@ from vivace.server.openapi import document
 from vivace.server.request_log import RequestLog
 from vivace.server.routes import ROUTES, Route, check_routes
 from vivace.server.settings import ServerSettings, settings_of
-from vivace.server.site import start_site
+from vivace.server.site import SERVER, start_site
 
 if TYPE_CHECKING:
     from vivace.config.config import Config
@@ -57,8 +57,7 @@ def make_app(
 
 
 async def name_server(_request: web.Request, response: web.StreamResponse) -> None:
-    """Do not tell which HTTP library in which version runs here."""
-    response.headers["Server"] = "vivace"
+    response.headers["Server"] = SERVER
 
 
 async def serve(app: web.Application, sock: socket.socket, config: Config) -> web.AppRunner:

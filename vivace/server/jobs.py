@@ -46,6 +46,8 @@ def expand(context: Context, asks: list[Ask], *, stream: bool, arrival: float) -
         requests += requests_of(context, ask, stream=stream, arrival=arrival)
         if len(requests) > limit:
             raise BadRequest("n", f"prompts times n must be at most {limit} in one request")
+    if len({request.rid for request in requests}) < len(requests):
+        raise BadRequest("rid", "every prompt of a batch needs an id of its own")
     return requests
 
 

@@ -21,6 +21,8 @@ MAX_FIELD = 16 << 10
 MAX_HEADERS = 128
 LINGER = 2.0
 BACKLOG = 1024
+SERVER = "vivace"
+"""The Server header: not which HTTP library runs here, nor its version."""
 
 
 class Connection(RequestHandler):
@@ -64,6 +66,7 @@ class Connection(RequestHandler):
         log.debug("malformed HTTP from %s: %s", request.remote, message)
         reason = "internal error" if status >= 500 else f"malformed HTTP request: {message}"
         response = error_response(Refusal(status, reason.split("\n")[0]))
+        response.headers["Server"] = SERVER
         response.force_close()
         return response
 

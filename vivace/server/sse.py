@@ -84,6 +84,7 @@ class EventStream:
     def __init__(self, limits: StreamLimits, epilogue: Callable[[], bytes] = bytes) -> None:
         """`epilogue` gives the events between the last piece and [DONE]."""
         self.flowing = False
+        self.failed = False
         self._limits = limits
         self._epilogue = epilogue
         self._outlets: list[Outlet] = []
@@ -119,7 +120,7 @@ class EventStream:
             await response.prepare(request)
             self._transport = request.transport
             self._resume()
-            await self._over
+            await self._flow()
             async with asyncio.timeout(self._limits.stall * 10):
                 await response.write_eof()
         except TimeoutError:
@@ -129,6 +130,16 @@ class EventStream:
             if self._poll is not None:
                 self._poll.cancel()
         return response
+
+    async def _flow(self) -> None:
+        """Until the last event is written. A failure was told to the client as an event by then;
+        only a lost connection is raised."""
+        try:
+            await self._over
+        except ConnectionError:
+            raise
+        except Exception:
+            self.failed = True
 
     def write(self, data: bytes) -> None:
         """Put complete events on the wire; pauses the stream when they pile up.

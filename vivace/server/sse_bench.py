@@ -101,7 +101,7 @@ def take(requests: list[Request], message: Any) -> None:
 
 
 async def feed(frontend: Frontend, requests: list[Request], load: Load) -> tuple[float, float]:
-    """CPU and wall seconds of all steps; decoding the engine's message counts, encoding does not."""
+    """CPU and wall seconds of all steps, decoding of the engine's messages included."""
     messages = [msgspec.msgpack.encode(deltas(requests, load, i)) for i in range(load.steps)]
     decode = msgspec.msgpack.Decoder(Deltas).decode
     await asyncio.sleep(0.2)

@@ -27,9 +27,7 @@ async def read_stream(port: int, path: str, body: bytes) -> tuple[int, int]:
 
 
 async def main(port: int, streams: int, path: str, body: str) -> None:
-    found = await asyncio.gather(
-        *(read_stream(port, path, body.encode()) for _ in range(streams))
-    )
+    found = await asyncio.gather(*(read_stream(port, path, body.encode()) for _ in range(streams)))
     totals = {"chunks": sum(c for c, _ in found), "bytes": sum(b for _, b in found)}
     sys.stdout.write(json.dumps(totals))
 

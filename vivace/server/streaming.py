@@ -39,10 +39,13 @@ async def stream(
         refusal = refusal_of((await events.first()).finish)
         if refusal is not None:
             raise refusal
-        return await events.run(http, {})
+        response = await events.run(http, {})
     except BaseException:
         context.frontend.cancel([request.key for request in requests])
         raise
+    if events.failed:
+        context.frontend.cancel([request.key for request in requests])
+    return response
 
 
 def logged(context: Context, request: Request, encode: Encode) -> Encode:

@@ -1,0 +1,374 @@
+"""Streams on the wire: framing, slow readers, clients that leave, errors half-way."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from server_kit import Running, ScriptedEngine, ask, events, make_tokenizer, running_server
+
+from vivace.frontend.piece import Piece
+from vivace.protocol.output import Finish, TokenLogprob
+from vivace.protocol.request import Request
+from vivace.server.openai.chunks import ChatChunks, CompletionChunks, Shape
+from vivace.server.openai.usage import Tally
+from vivace.server.settings import ServerSettings
+from vivace.server.sse import EventStream, StreamLimits
+
+TOKENIZER = make_tokenizer()
+TEXTS = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=20), max_size=12)
+
+
+class Wire:
+    """A transport that keeps what is written; `unsent` bytes are still in its buffer."""
+
+    def __init__(self) -> None:
+        self.data = b""
+        self.unsent = 0
+        self.closing = False
+
+    def write(self, data: bytes) -> None:
+        self.data += data
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
+
+    def abort(self) -> None:
+        self.closing = True
+
+
+def unchunk(data: bytes) -> bytes:
+    """The body of a chunked answer (without the last, empty chunk, which aiohttp writes)."""
+    body = b""
+    while data:
+        size, _, data = data.partition(b"\r\n")
+        length = int(size, 16)
+        assert length > 0, "an empty chunk would end the answer"
+        body += data[:length]
+        assert data[length : length + 2] == b"\r\n"
+        data = data[length + 2 :]
+    return body
+
+
+def shape(**options: Any) -> Shape:
+    return Shape(
+        rid='id "1"\n',
+        kind="chat.completion.chunk",
+        created=1,
+        model="mo\\del",
+        tokenizer=TOKENIZER,
+        tally=Tally(1, False),
+        **options,
+    )
+
+
+def pieces_of(texts: list[str]) -> list[Piece]:
+    """One piece per text; the last one ends the sequence."""
+    found = [
+        Piece(
+            text=text,
+            tokens=[number % 256],
+            prompt_tokens=2,
+            completion_tokens=number + 1,
+            logprobs=[TokenLogprob(number % 256, -0.5, [(-0.5, 65)], None)],
+        )
+        for number, text in enumerate(texts)
+    ]
+    end = Finish(type="stop", matched='"\n')
+    return [*found, Piece(text="", tokens=[], finish=end, completion_tokens=len(texts))]
+
+
+async def written(
+    encode: Any, pieces: list[Piece], pressure: list[bool], epilogue: Any = bytes
+) -> list[str]:
+    """Push pieces through a stream whose transport is congested where `pressure` says so."""
+    stream = EventStream(StreamLimits(100, 1 << 20, 30.0), epilogue)
+    wire = Wire()
+    stream._transport = wire  # type: ignore[assignment]
+    outlet = stream.outlet(encode)
+    outlet.push(pieces[0])
+    stream._resume()
+    for number, piece in enumerate(pieces[1:]):
+        wire.unsent = 1000 if pressure[number % len(pressure)] else 0
+        if wire.unsent == 0 and not stream.flowing:
+            stream._look()
+        outlet.push(piece)
+    wire.unsent = 0
+    if not stream.flowing:
+        stream._look()
+    await asyncio.wait_for(stream._over, 1)
+    return events(unchunk(wire.data).decode())
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    TEXTS,
+    st.lists(st.booleans(), min_size=1, max_size=6),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+)
+def test_any_text_survives_chat_framing_and_back_pressure(
+    texts: list[str], pressure: list[bool], usage: bool, ids: bool, logprobs: bool
+) -> None:
+    form = shape(include_usage=usage, token_ids=ids, logprobs=logprobs)
+    found = asyncio.run(written(ChatChunks(form, 0), pieces_of(texts), pressure, form.epilogue))
+    assert found[-1] == "[DONE]"
+    chunks = [msgspec.json.decode(data) for data in found[:-1]]
+    if usage:
+        last = chunks.pop()
+        assert last["choices"] == []
+        assert last["usage"]["completion_tokens"] == len(texts)
+    choices = [chunk["choices"][0] for chunk in chunks]
+    assert {chunk["id"] for chunk in chunks} == {'id "1"\n'}
+    assert choices[0]["delta"] == {"role": "assistant", "content": ""}
+    assert "".join(choice["delta"].get("content", "") for choice in choices) == "".join(texts)
+    assert [choice["finish_reason"] for choice in choices].count("stop") == 1
+    assert choices[-1]["finish_reason"] == "stop"
+    assert choices[-1]["matched_stop"] == '"\n'
+    if ids:
+        tokens = [token for choice in choices for token in choice.get("token_ids", [])]
+        assert tokens == [number % 256 for number in range(len(texts))]
+    if logprobs:
+        entries = [
+            e for choice in choices for e in (choice["logprobs"] or {"content": []})["content"]
+        ]
+        assert len(entries) == len(texts)
+
+
+@settings(max_examples=60, deadline=None)
+@given(TEXTS, st.lists(st.booleans(), min_size=1, max_size=6), st.text(max_size=5), st.booleans())
+def test_any_text_survives_completion_framing_and_back_pressure(
+    texts: list[str], pressure: list[bool], echo: str, logprobs: bool
+) -> None:
+    echo = echo.encode("utf-8", "replace").decode()
+    form = shape(logprobs=logprobs)
+    found = asyncio.run(
+        written(CompletionChunks(form, 0, echo, bool(echo)), pieces_of(texts), pressure)
+    )
+    assert found[-1] == "[DONE]"
+    choices = [msgspec.json.decode(data)["choices"][0] for data in found[:-1]]
+    assert "".join(choice["text"] for choice in choices) == echo + "".join(texts)
+    assert choices[-1]["finish_reason"] == "stop"
+    if logprobs:
+        tokens = [t for choice in choices for t in (choice["logprobs"] or {"tokens": []})["tokens"]]
+        assert len(tokens) == len(texts)
+
+
+def long_body(tokens: int = 400, **more: Any) -> dict[str, Any]:
+    return {
+        "text": "x",
+        "stream": True,
+        "sampling_params": {"max_new_tokens": tokens, "sampling_seed": 0},
+        **more,
+    }
+
+
+def test_http_1_0_clients_get_an_unchunked_stream() -> None:
+    with running_server() as server:
+        body = json.dumps(long_body(3)).encode()
+        head = b"POST /generate HTTP/1.0\r\nContent-Length: %d\r\n\r\n" % len(body)
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+            connection.sendall(head + body)
+            answer = b""
+            while part := connection.recv(65536):
+                answer += part
+        head, _, text = answer.partition(b"\r\n\r\n")
+        assert b"chunked" not in head
+        assert len(events(text.decode())) == 4
+
+
+def test_keep_alive_goes_on_after_a_stream() -> None:
+    with running_server() as server:
+
+        async def run() -> list[str]:
+            connector = aiohttp.TCPConnector(limit=1)
+            found = []
+            async with aiohttp.ClientSession(connector=connector) as session:
+                for _ in range(3):
+                    async with session.post(server.url + "/generate", json=long_body(4)) as answer:
+                        found.append(await answer.text())
+            return found
+
+        assert [len(events(text)) for text in server.run(run())] == [5, 5, 5]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_client_that_leaves_cancels_its_requests(stream: bool, batch: int) -> None:
+    engine = ScriptedEngine(pause=0.01)
+    with running_server(engine=engine) as server:
+
+        async def leave() -> None:
+            body = {**long_body(stream=stream), "text": ["x"] * batch}
+            async with aiohttp.ClientSession() as session:
+                task = asyncio.create_task(session.post(server.url + "/generate", json=body))
+                if stream:
+                    answer = await task
+                    await answer.content.readany()
+                    answer.close()
+                else:
+                    while len(engine.running) < batch:
+                        await asyncio.sleep(0.01)
+                    task.cancel()
+
+        server.run(leave())
+        server.until(lambda: len(engine.cancelled) == batch)
+        server.until(lambda: server.frontend.live == 0)
+
+
+def test_a_client_that_leaves_before_the_first_token_cancels() -> None:
+    engine = ScriptedEngine(silent=True)
+    with running_server(engine=engine) as server:
+        body = json.dumps(long_body()).encode()
+        head = b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+        with socket.create_connection(("127.0.0.1", server.port)) as connection:
+            connection.sendall(head + body)
+            server.until(lambda: len(engine.requests) == 1)
+        server.until(lambda: len(engine.cancelled) == 1)
+
+
+def slow_socket(server: Running, body: dict[str, Any]) -> socket.socket:
+    """A client with a small receive buffer that has sent a request and reads nothing yet."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect(("127.0.0.1", server.port))
+    data = json.dumps(body).encode()
+    head = b"POST /generate HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+    connection.sendall(head % len(data) + data)
+    return connection
+
+
+def test_a_slow_reader_gets_everything_in_fewer_events() -> None:
+    """40,000 tokens with cumulative text are far more than the socket and the cap can hold."""
+    engine = ScriptedEngine(script=lambda _: [97 + i % 26 for i in range(4000)])
+    limits = ServerSettings(stream_high_water=32 << 10)
+    with running_server(limits, engine, context=8192) as server:
+        with slow_socket(server, long_body(4000)) as connection:
+            server.until(lambda: len(engine.finished) == 1, 30)
+            answer = b""
+            while part := connection.recv(65536):
+                answer += part
+        text = dechunk_answer(answer)
+        *found, done = events(text)
+        assert done == "[DONE]"
+        assert len(found) < 3000
+        last = json.loads(found[-1])
+        assert last["output_ids"] == [97 + i % 26 for i in range(4000)]
+        assert last["meta_info"]["finish_reason"] == {"type": "length", "length": 4000}
+        lengths = [len(json.loads(data)["output_ids"]) for data in found]
+        assert lengths == sorted(set(lengths))
+
+
+def test_a_reader_that_never_reads_is_given_up_and_others_go_on() -> None:
+    def script(request: Request) -> list[int]:
+        return [97 + i % 26 for i in range(7000)]
+
+    engine = ScriptedEngine(script=script, pause=0.0005)
+    limits = ServerSettings(stream_high_water=8 << 10, stream_stall=0.3)
+    with running_server(limits, engine, context=8192) as server:
+        with slow_socket(server, long_body(7000, rid="stuck")):
+            server.until(lambda: len(engine.requests) == 1)
+            other = ask(
+                server, "/generate", {"text": "y", "sampling_params": {"max_new_tokens": 9}}
+            )
+            assert other.json["text"] == "abcdefghi"
+            server.until(lambda: engine.cancelled == [engine.requests[0].key], 30)
+        server.until(lambda: server.frontend.live == 0)
+
+
+def dechunk_answer(answer: bytes) -> str:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"chunked" in head
+    assert body.endswith(b"0\r\n\r\n")
+    return unchunk(body[: -len(b"0\r\n\r\n")]).decode()
+
+
+def test_an_engine_failure_half_way_is_an_event() -> None:
+    engine = ScriptedEngine(pause=0.005)
+    with running_server(engine=engine) as server:
+
+        async def run() -> str:
+            async with (
+                aiohttp.ClientSession() as session,
+                session.post(server.url + "/generate", json=long_body()) as answer,
+            ):
+                await answer.content.readany()
+                server.loop.call_soon_threadsafe(fail)
+                return (await answer.content.read()).decode()
+
+        def fail() -> None:
+            from vivace.protocol.control import Down
+
+            server.frontend.feed(Down(reason="it caught fire", restarting=False))
+
+        *_, error, done = events_after(server.run(run()))
+        assert done == "[DONE]"
+        body = json.loads(error)
+        assert body["error"]["code"] == 503
+        assert "it caught fire" in body["error"]["message"]
+
+
+def events_after(text: str) -> list[str]:
+    """Events of a body whose beginning was read before."""
+    return events("data: " + text.split("data: ", 1)[1])
+
+
+def test_a_bug_in_an_encoder_ends_one_stream_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vivace.frontend.native import NativeAnswer
+
+    original = NativeAnswer.event
+
+    def event(self: NativeAnswer, piece: Piece) -> dict[str, Any]:
+        if self._request.rid == "bad" and piece.completion_tokens == 5:
+            raise RuntimeError("boom")
+        return original(self, piece)
+
+    monkeypatch.setattr(NativeAnswer, "event", event)
+    engine = ScriptedEngine(pause=0.002)
+    with running_server(engine=engine) as server:
+
+        async def run() -> list[str]:
+            async with aiohttp.ClientSession() as session:
+
+                async def one(rid: str) -> str:
+                    body = long_body(50, rid=rid)
+                    async with session.post(server.url + "/generate", json=body) as answer:
+                        return await answer.text()
+
+                return list(await asyncio.gather(one("bad"), one("good")))
+
+        bad, good = server.run(run())
+        assert len(events(good)) == 51
+        *_, error, done = events(bad)
+        assert (json.loads(error)["code"], done) == (500, "[DONE]")
+        assert "boom" not in bad
+        server.until(lambda: engine.cancelled == [engine.requests[0].key])
+
+
+def test_the_first_event_is_not_delayed_by_the_rest() -> None:
+    """Events are flushed one by one: the first arrives long before the last token exists."""
+    engine = ScriptedEngine(pause=0.05)
+    with running_server(engine=engine) as server:
+
+        async def run() -> bool:
+            async with (
+                aiohttp.ClientSession() as session,
+                session.post(server.url + "/generate", json=long_body(60)) as answer,
+            ):
+                await answer.content.readany()
+                early = not engine.finished
+                answer.close()
+                return early
+
+        assert server.run(run())
