@@ -221,6 +221,17 @@ def test_cancel_and_abort() -> None:
     assert edge.sent[-1] == Cancel(everything=True)
 
 
+def test_abort_between_two_engines() -> None:
+    edge = Edge()
+    (_, one), (_, two) = start(edge, rid="job-1"), start(edge, rid="other")
+    edge.frontend.feed(Down(reason="killed", restarting=True))
+    edge.frontend.abort("job", False)
+    assert one.last.finish is not None and one.last.finish.status is None
+    edge.ready(8)
+    assert [request.rid for request in edge.requests()[2:]] == ["other"]
+    assert not two.pieces
+
+
 def test_a_broken_sink_harms_nobody_else() -> None:
     class Broken:
         def push(self, piece: object) -> None:

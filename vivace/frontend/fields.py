@@ -96,7 +96,7 @@ class Fields:
             raise self.refuse(key, f"has {len(value)} entries; at most {most} are allowed")
         for entry in value:
             self.token_id(key, entry, vocabulary)
-        return tuple(dict.fromkeys(value))
+        return tuple(value)
 
     def token_id(self, key: str, value: Any, vocabulary: int) -> int:
         if not isinstance(value, int) or isinstance(value, bool):

@@ -185,10 +185,18 @@ class Frontend:
 
     def abort(self, rid: str | None, everything: bool) -> None:
         """Abort by request id (all ids that begin with it), or all; sinks get an abort finish."""
-        if everything:
+        if self._engine != "ready":
+            self._abort_here(rid, everything)
+        elif everything:
             self._send(Cancel(everything=True))
         elif rid:
             self._send(Cancel(rid_prefix=rid))
+
+    def _abort_here(self, rid: str | None, everything: bool) -> None:
+        """No engine is there to do it: what waits for a restart ends now."""
+        for live in list(self._live.values()):
+            if everything or (rid and live.request.rid.startswith(rid)):
+                self._end(live, Finish(type=FINISH_ABORT, message="aborted by request"))
 
     async def control(self, body: FlushCache | GetState | Drain, timeout: float = 10.0) -> Reply:
         """One control command. Raises EngineUnavailable when no answer comes within `timeout`."""
