@@ -1,0 +1,154 @@
+"""Every attention backend against the definition, over made-up steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from vivace.platforms.attention import AttentionLayer, HostStep
+from vivace.platforms.cpu.attention import CpuAttention
+from vivace.platforms.cpu.deterministic import BatchInvariantAttention
+from vivace.platforms.ops.attention import ReferenceAttention
+from vivace.worker.kv_memory import PagedKV
+
+BACKENDS = [CpuAttention, BatchInvariantAttention]
+POOLS = {1: 420, 16: 96}
+"""page size -> pages"""
+
+
+@dataclass(frozen=True)
+class MadeStep:
+    host: HostStep
+    slots: torch.Tensor
+
+
+def made_step(spans, page_size, *, scattered, seed=0):
+    """Spans are (tokens before, tokens now); every row gets pages of its own."""
+    random = np.random.default_rng(seed)
+    pool = POOLS[page_size]
+    free = list(random.permutation(pool) if scattered else range(pool))
+    counts = np.array([count for _, count in spans])
+    lengths = np.array([before + count for before, count in spans])
+    used = -(-lengths // page_size)
+    table = np.full((len(spans), used.max()), pool, np.int64)
+    slots = []
+    for row, (before, count) in enumerate(spans):
+        table[row, : used[row]] = [free.pop(0) for _ in range(used[row])]
+        positions = np.arange(before, before + count)
+        slots.append(table[row, positions // page_size] * page_size + positions % page_size)
+    host = HostStep(
+        starts=np.concatenate(([0], counts.cumsum())),
+        lengths=lengths,
+        pages=table,
+        decode=bool((counts == 1).all()),
+    )
+    return MadeStep(host, torch.from_numpy(np.concatenate(slots)))
+
+
+def filled_memory(layer, page_size, dtype):
+    pool = POOLS[page_size]
+    memory = PagedKV([layer], pool, page_size, dtype, torch.device("cpu"))
+    memory.layers[0][:pool].copy_(torch.randn(memory.layers[0][:pool].shape))
+    return memory
+
+
+def run(backend_type, layer, step, page_size, dtype, *, adjacent=False):
+    torch.manual_seed(1)
+    memory = filled_memory(layer, page_size, dtype)
+    total = len(step.slots)
+    q = torch.randn(total, layer.heads, layer.head_dim).to(dtype)
+    kv = torch.randn(total, 2 * layer.kv_heads, layer.head_dim).to(dtype)
+    k, v = kv.chunk(2, dim=1)
+    if not adjacent:
+        k, v = k.contiguous(), v.contiguous()
+    backend = backend_type([layer], memory)
+    backend.plan(step)
+    return backend.attend(layer, q, k, v, step), memory.layers[0]
+
+
+def shaped(**changes):
+    values = {"index": 0, "heads": 6, "kv_heads": 2, "head_dim": 16, "scale": 0.3}
+    return AttentionLayer(**{**values, **changes})
+
+
+STEPS = {
+    "one row": [(37, 1)],
+    "first token": [(0, 1)],
+    "decode of unequal rows": [(40, 1), (3, 1), (0, 1), (90, 1), (17, 1), (16, 1), (88, 1)],
+    "decode of equal rows": [(20, 1), (20, 1), (20, 1)],
+    "prefill": [(0, 33)],
+    "two prompts": [(0, 5), (0, 40)],
+    "chunk behind a prefix": [(21, 30)],
+    "everything at once": [(0, 12), (33, 9), (5, 1), (70, 1), (16, 3)],
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("name", STEPS)
+def test_equals_the_definition(backend, page_size, name):
+    for layer in (
+        shaped(),
+        shaped(window=7),
+        shaped(soft_cap=1.5),
+        shaped(window=30, soft_cap=2.0),
+    ):
+        for scattered in (True, False):
+            step = made_step(STEPS[name], page_size, scattered=scattered)
+            expected, expected_kv = run(ReferenceAttention, layer, step, page_size, torch.float32)
+            found, kv = run(backend, layer, step, page_size, torch.float32, adjacent=scattered)
+            torch.testing.assert_close(found, expected, rtol=2e-5, atol=2e-5)
+            assert torch.equal(kv, expected_kv)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_half_precision_is_close(backend, dtype):
+    step = made_step(STEPS["everything at once"], 16, scattered=True)
+    for layer in (shaped(), shaped(window=20)):
+        expected, _ = run(ReferenceAttention, layer, step, 16, dtype)
+        found, _ = run(backend, layer, step, 16, dtype)
+        torch.testing.assert_close(found.float(), expected.float(), rtol=0.03, atol=0.03)
+
+
+def test_long_spans_are_cut_into_blocks():
+    step = made_step([(0, 300), (100, 270)], 16, scattered=True)
+    for layer in (shaped(), shaped(window=64)):
+        expected, _ = run(ReferenceAttention, layer, step, 16, torch.float32)
+        found, _ = run(CpuAttention, layer, step, 16, torch.float32)
+        torch.testing.assert_close(found, expected, rtol=2e-5, atol=2e-5)
+
+
+def test_stale_numbers_behind_a_row_are_not_read():
+    """NaN in pages of nobody, and in the empty page's neighbours, must not reach a result."""
+    layer, step = shaped(), made_step([(20, 1), (4, 1), (33, 1)], 16, scattered=True)
+    expected, _ = run(ReferenceAttention, layer, step, 16, torch.float32)
+    torch.manual_seed(1)
+    memory = filled_memory(layer, 16, torch.float32)
+    used = {int(p) for p in step.host.pages.reshape(-1)}
+    for page in set(range(POOLS[16])) - used:
+        memory.layers[0][page] = torch.nan
+    q = torch.randn(3, layer.heads, layer.head_dim)
+    kv = torch.randn(3, 2 * layer.kv_heads, layer.head_dim)
+    backend = CpuAttention([layer], memory)
+    backend.plan(step)
+    k, v = (part.contiguous() for part in kv.chunk(2, dim=1))
+    torch.testing.assert_close(backend.attend(layer, q, k, v, step), expected)
+
+
+def test_out_buffer_is_filled():
+    layer, step = shaped(), made_step([(9, 1), (30, 1)], 16, scattered=True)
+    expected, _ = run(CpuAttention, layer, step, 16, torch.float32)
+    torch.manual_seed(1)
+    memory = filled_memory(layer, 16, torch.float32)
+    q = torch.randn(2, layer.heads, layer.head_dim)
+    kv = torch.randn(2, 2 * layer.kv_heads, layer.head_dim)
+    k, v = (part.contiguous() for part in kv.chunk(2, dim=1))
+    out = torch.full((2, layer.heads * layer.head_dim), 7.0)
+    backend = CpuAttention([layer], memory)
+    backend.plan(step)
+    assert backend.attend(layer, q, k, v, step, out=out) is out
+    assert torch.equal(out, expected)

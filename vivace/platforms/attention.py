@@ -1,0 +1,83 @@
+"""Attention over paged keys and values: the protocol every device implements.
+
+The KV of one layer is one tensor [pages, page_size, 2, kv_heads, head_dim] (2 = key, value): the
+keys and values of a token are neighbours, so that one copy stores a token and one copy per page
+gathers a sequence. A span's queries see the row's earlier KV, and each other causally.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionLayer:
+    """One attention layer's shape, as the model declares it."""
+
+    index: int
+    """which KV of `KVMemory.layers` it uses"""
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    window: int | None = None
+    """a query at position p sees positions p - window + 1 .. p; None = everything before it"""
+    soft_cap: float | None = None
+    """scores become cap * tanh(score / cap) before the softmax"""
+
+
+class KVMemory(Protocol):
+    """Where keys and values live. `layers[i]`: [pages, page_size, 2, kv_heads, head_dim]."""
+
+    page_size: int
+    layers: list[Tensor]
+
+
+class Step(Protocol):
+    """What attention needs of a step (`worker.inputs.StepInput` is one)."""
+
+    @property
+    def slots(self) -> Tensor:
+        """[T] int64: page * page_size + offset of each token"""
+        ...
+
+    @property
+    def host(self) -> HostStep: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostStep:
+    """The shape of a step on the host, where it is decided which kernels run. S spans."""
+
+    starts: np.ndarray
+    """[S + 1] int64: tokens of span i are starts[i]..starts[i + 1] of the step's T tokens"""
+    lengths: np.ndarray
+    """[S] int64: context of the row including this span"""
+    pages: np.ndarray
+    """[S, max_pages] int64 page ids; entries behind a row's length are any valid page"""
+    decode: bool
+    """every span is one token"""
+
+
+class AttentionBackend(Protocol):
+    """Stores a step's keys and values, then attends."""
+
+    def plan(self, step: Step) -> None:
+        """Once per step, before the layers: decide shapes, write index and mask buffers."""
+        ...
+
+    def attend(
+        self,
+        layer: AttentionLayer,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        step: Step,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """q[T, Hq, D], k[T, Hk, D], v[T, Hk, D] -> [T, Hq * D]."""
+        ...

@@ -1,0 +1,189 @@
+"""Paged attention on the CPU from torch calls.
+
+Decoding rows are batched: their pages are gathered into one padded buffer (one copy), the heads
+that share a KV head become the queries of that head, and one fused call attends them all. Rows are
+grouped by length, so that short ones are not padded to the longest. One row whose pages lie side
+by side is read where it is. A longer span attends by itself, from the keys at hand when it has no
+history, else from its gathered pages, in blocks of queries, so that masks stay small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from vivace.platforms.attention import AttentionLayer, HostStep, KVMemory, Step
+from vivace.platforms.cpu.attention_plan import (
+    DecodeGroup,
+    Masks,
+    PrefillSpan,
+    WindowPlan,
+    plan_window,
+)
+from vivace.platforms.cpu.ops import neighbours
+from vivace.platforms.ops.cache import store_kv
+
+
+class CpuAttention:
+    """AttentionBackend over `KVMemory`. One plan serves all layers with the same window."""
+
+    def __init__(self, layers: Sequence[AttentionLayer], memory: KVMemory) -> None:
+        self._memory = memory
+        self._windows = {layer.window for layer in layers}
+        self._plans: dict[int | None, WindowPlan] = {}
+        self._masks = Masks(memory.layers[0].dtype)
+        self._gathered = Scratch()
+
+    def plan(self, step: Step) -> None:
+        host = step.host
+        longest = int(host.lengths.max())
+        everything: WindowPlan | None = None
+        self._masks.clear()
+        for window in self._windows:
+            if window is not None and window < longest:
+                self._plans[window] = self._plan(host, window)
+            else:
+                everything = everything or self._plan(host, None)
+                self._plans[window] = everything
+
+    def _plan(self, host: HostStep, window: int | None) -> WindowPlan:
+        return plan_window(host, window, self._memory, self._masks)
+
+    def attend(
+        self,
+        layer: AttentionLayer,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        step: Step,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        kv = self._memory.layers[layer.index]
+        self._store(kv, k, v, step.slots)
+        plan = self._plans[layer.window]
+        if plan.single is not None:
+            flat = self._decode(layer, q, kv, plan.single)
+            return flat if out is None else out.copy_(flat)
+        if out is None:
+            out = q.new_empty(q.shape[0], layer.heads * layer.head_dim)
+        for group in plan.groups:
+            attended = self._decode(layer, q.index_select(0, group.tokens), kv, group)
+            out.index_copy_(0, group.tokens, attended)
+        for span in plan.spans:
+            fresh = (k, v) if span.history is None else None
+            self._prefill(layer, q, kv, fresh, span, out)
+        return out
+
+    def _store(self, kv: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> None:
+        both = neighbours(k, v) if k.dtype == kv.dtype else None
+        if both is None:
+            store_kv(k, v, kv[:, :, 0], kv[:, :, 1], slots)
+        else:
+            kv.view(-1, both.shape[1], both.shape[2]).index_copy_(0, slots, both)
+
+    def _history(self, kv: Tensor, group: DecodeGroup, dtype: torch.dtype) -> Tensor:
+        """[n, L, 2, Hk, D]: the group's keys and values, from key `group.first` of each row."""
+        shape = (group.rows, group.keys, *kv.shape[2:])
+        if group.slot is not None:
+            found = kv.view(-1, *kv.shape[2:])[group.slot : group.slot + group.keys].view(shape)
+        else:
+            assert group.pages is not None
+            found = self._gathered.pages(kv, group.pages).view(group.rows, -1, *kv.shape[2:])
+            found = found[:, : group.keys]
+        return found if found.dtype == dtype else found.to(dtype)
+
+    def _decode(self, layer: AttentionLayer, q: Tensor, kv: Tensor, group: DecodeGroup) -> Tensor:
+        """One query for each of n rows: q[n, Hq, D] -> [n, Hq * D]."""
+        history = self._history(kv, group, q.dtype)
+        queries = q.unflatten(1, (layer.kv_heads, -1))
+        keys, values = history[:, :, 0].transpose(1, 2), history[:, :, 1].transpose(1, 2)
+        attended = attend(layer, queries, keys, values, group.mask)
+        return attended.reshape(group.rows, -1)
+
+    def _prefill(
+        self,
+        layer: AttentionLayer,
+        q: Tensor,
+        kv: Tensor,
+        fresh: tuple[Tensor, Tensor] | None,
+        span: PrefillSpan,
+        out: Tensor,
+    ) -> None:
+        """A span of more than one query; writes its rows of out[T, Hq * D]."""
+        if span.history is None:
+            assert fresh is not None
+            keys, values = fresh[0][span.start : span.end], fresh[1][span.start : span.end]
+        else:
+            history = self._history(kv, span.history, q.dtype)[0]
+            keys, values = history[:, 0], history[:, 1]
+        for block in span.blocks:
+            queries = by_kv_head(q[block.start : block.end], layer.kv_heads)
+            attended = attend(
+                layer,
+                queries,
+                shared_heads(keys[block.key_start : block.key_end], queries.shape[1]),
+                shared_heads(values[block.key_start : block.key_end], queries.shape[1]),
+                block.mask,
+                causal=block.causal,
+            )
+            out[block.start : block.end].view(block.end - block.start, layer.heads, -1).copy_(
+                attended.permute(2, 0, 1, 3).flatten(1, 2)
+            )
+
+
+def attend(
+    layer: AttentionLayer,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor | None,
+    *,
+    causal: bool = False,
+) -> Tensor:
+    """queries[a, b, n, D] over keys and values [a, b, L, D] -> [a, b, n, D].
+
+    `mask` is added to the scores. The soft cap has no fused kernel and is spelt out.
+    """
+    if layer.soft_cap is None:
+        return functional.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=mask, is_causal=causal, scale=layer.scale
+        )
+    scores = torch.matmul(queries.float(), keys.transpose(-1, -2).float()).mul_(layer.scale)
+    scores.div_(layer.soft_cap).tanh_().mul_(layer.soft_cap)
+    if causal:
+        seen = torch.ones(scores.shape[-2:], dtype=torch.bool).tril_()
+        scores.masked_fill_(~seen, -torch.inf)
+    elif mask is not None:
+        scores.add_(mask)
+    return torch.matmul(scores.softmax(-1), values.float()).to(queries.dtype)
+
+
+def by_kv_head(q: Tensor, kv_heads: int) -> Tensor:
+    """q[n, Hq, D] -> [Hk, group, n, D]"""
+    return q.unflatten(1, (kv_heads, -1)).permute(1, 2, 0, 3)
+
+
+def shared_heads(x: Tensor, group: int) -> Tensor:
+    """x[L, Hk, D] -> [Hk, group, L, D] without a copy: the group reads the same memory."""
+    return x.transpose(0, 1).unsqueeze(1).expand(-1, group, -1, -1)
+
+
+@dataclass(slots=True)
+class Scratch:
+    """A buffer that grows to the largest gather and is used for all of them."""
+
+    buffer: Tensor | None = None
+
+    def pages(self, kv: Tensor, pages: Tensor) -> Tensor:
+        """kv[pages] as [n, page_size, 2, Hk, D], valid until the next call."""
+        row = kv[0].numel()
+        needed = pages.shape[0] * row
+        if self.buffer is None or self.buffer.numel() < needed or self.buffer.dtype != kv.dtype:
+            self.buffer = torch.empty(int(needed * 1.25), dtype=kv.dtype)
+        target = self.buffer[:needed].view(pages.shape[0], row)
+        torch.index_select(kv.view(kv.shape[0], row), 0, pages, out=target)
+        return target.view(pages.shape[0], *kv.shape[1:])

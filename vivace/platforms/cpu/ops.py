@@ -1,0 +1,93 @@
+"""Ops the CPU does better than the reference, with the same results."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from vivace.platforms.ops import norm, rotary
+from vivace.platforms.ops.table import Ops, reference_ops
+
+
+def cpu_ops() -> Ops:
+    """The CPU's op table."""
+    return dataclasses.replace(
+        reference_ops(),
+        rms_norm=rms_norm,
+        add_rms_norm=add_rms_norm,
+        rotary=CpuRotary(),
+    )
+
+
+def rms_norm(
+    x: Tensor, weight: Tensor, eps: float, *, offset: float = 0.0, out: Tensor | None = None
+) -> Tensor:
+    """One fused call in float32; other dtypes and Gemma's offset take the reference."""
+    if x.dtype != torch.float32 or offset:
+        return norm.rms_norm(x, weight, eps, offset=offset, out=out)
+    result = functional.rms_norm(x, weight.shape, weight, eps)
+    return result if out is None else out.copy_(result)
+
+
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, offset: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    residual.add_(x)
+    return rms_norm(residual, weight, eps, offset=offset), residual
+
+
+class CpuRotary:
+    """Rotation in four calls for q and k together, when they are neighbours in one buffer.
+
+    A table of full width (cos, cos, -sin, sin) is made once for each table of the model and kept:
+    models have one or two.
+    """
+
+    def __init__(self) -> None:
+        self._wide: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def __call__(
+        self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        if q.dtype != cos_sin.dtype:
+            return rotary.rotary(q, k, positions, cos_sin)
+        width = cos_sin.shape[-1]
+        table = torch.index_select(self._widened(cos_sin), 0, positions).unsqueeze(1)
+        cos, sin = table[..., :width], table[..., width:]
+        both = neighbours(q, k)
+        for x in (q, k) if both is None else (both,):
+            _rotate(x if width == x.shape[-1] else x[..., :width], cos, sin)
+        return q, k
+
+    def _widened(self, cos_sin: Tensor) -> Tensor:
+        kept = self._wide.get(id(cos_sin))
+        if kept is None:
+            cos, sin = cos_sin.chunk(2, dim=-1)
+            kept = cos_sin, torch.cat((cos, cos, -sin, sin), dim=-1)
+            self._wide[id(cos_sin)] = kept
+        return kept[1]
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> None:
+    half = x.shape[-1] // 2
+    turned = torch.cat((x[..., half:], x[..., :half]), dim=-1)
+    x.mul_(cos).addcmul_(turned, sin)
+
+
+def neighbours(first: Tensor, second: Tensor) -> Tensor | None:
+    """[T, Ha + Hb, D] when second[T, Hb, D] follows first[T, Ha, D] in each token's memory."""
+    tokens, heads, size = first.shape
+    strides = first.stride()
+    if (
+        strides != second.stride()
+        or strides[1] != size
+        or strides[2] != 1
+        or second.storage_offset() != first.storage_offset() + heads * size
+        or second.untyped_storage().data_ptr() != first.untyped_storage().data_ptr()
+        or (tokens > 1 and strides[0] < (heads + second.shape[1]) * size)
+    ):
+        return None
+    return first.as_strided((tokens, heads + second.shape[1], size), strides)

@@ -1,0 +1,60 @@
+"""The reference for attention: one query at a time, float32, nothing clever.
+
+It has the interface of the fast backends and is what they are tested against.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from vivace.platforms.attention import AttentionLayer, KVMemory, Step
+from vivace.platforms.ops.cache import store_kv
+
+
+class ReferenceAttention:
+    """AttentionBackend by the definition, over the same memory as the fast ones."""
+
+    def __init__(self, layers: Sequence[AttentionLayer], memory: KVMemory) -> None:
+        self._memory = memory
+
+    def plan(self, step: Step) -> None:
+        """Nothing is prepared: `attend` looks everything up."""
+
+    def attend(
+        self,
+        layer: AttentionLayer,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        step: Step,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        kv = self._memory.layers[layer.index]
+        store_kv(k, v, kv[:, :, 0], kv[:, :, 1], step.slots)
+        result = torch.empty_like(q)
+        host = step.host
+        for span, length in enumerate(host.lengths.tolist()):
+            first, end = int(host.starts[span]), int(host.starts[span + 1])
+            pages = torch.from_numpy(host.pages[span, : -(-length // self._memory.page_size)])
+            history = kv[pages].flatten(0, 1)[:length].float()
+            for token in range(first, end):
+                position = length - (end - token)
+                result[token] = _attend_one(layer, q[token].float(), history, position)
+        flat = result.flatten(1)
+        return flat if out is None else out.copy_(flat)
+
+
+def _attend_one(layer: AttentionLayer, q: Tensor, history: Tensor, position: int) -> Tensor:
+    """q[Hq, D] at `position` over history[L, 2, Hk, D] -> [Hq, D]."""
+    first = 0 if layer.window is None else max(0, position - layer.window + 1)
+    seen = history[first : position + 1]
+    group = layer.heads // layer.kv_heads
+    keys = seen[:, 0].repeat_interleave(group, dim=1)
+    values = seen[:, 1].repeat_interleave(group, dim=1)
+    scores = torch.einsum("hd,lhd->hl", q, keys) * layer.scale
+    if layer.soft_cap is not None:
+        scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
+    return torch.einsum("hl,lhd->hd", scores.softmax(-1), values)

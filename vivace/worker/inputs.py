@@ -1,0 +1,169 @@
+"""One step's inputs, gathered from the rows into fixed buffers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vivace.platforms.attention import AttentionBackend, HostStep
+from vivace.protocol.step import StepPlan
+from vivace.worker.slots import Slots
+
+
+@dataclass(kw_only=True, slots=True)
+class StepInput:
+    """What a model's forward sees of a step: T tokens in S spans. Views on fixed buffers."""
+
+    ids: Tensor
+    """[T] int64"""
+    positions: Tensor
+    """[T] int64"""
+    query_starts: Tensor
+    """[S + 1] int64: the tokens of span i are query_starts[i]..query_starts[i + 1]"""
+    lengths: Tensor
+    """[S] int64: context of the row including this step"""
+    rows: Tensor
+    """[S] int64"""
+    page_table: Tensor
+    """[S, max_pages] int64; behind a row's pages stands the empty page"""
+    slots: Tensor
+    """[T] int64: page * page_size + offset, where each token's KV goes"""
+    last: Tensor
+    """[S'] int64: the token rows whose logits are wanted (spans that reach the end)"""
+    attention: AttentionBackend
+    counts: list[int]
+    """query length of each span, on the host"""
+    max_length: int
+    host: HostStep
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spans:
+    """The host side of a step's spans, as the head and the booking need it."""
+
+    rows: np.ndarray
+    """[S] int64"""
+    counts: np.ndarray
+    """[S] int64"""
+    starts: np.ndarray
+    """[S + 1] int64 token offsets"""
+    before: np.ndarray
+    """[S] int64: positions computed before this step"""
+    final: np.ndarray
+    """[S'] int64: the spans that reach the last known token, so draw one"""
+
+
+class StepInputs:
+    """Fixed buffers for steps of up to `tokens` tokens; longer steps enlarge them for good."""
+
+    def __init__(self, slots: Slots, tokens: int, empty_page: int) -> None:
+        self._slots = slots
+        self._empty_page = empty_page
+        self._per_token = _Columns(3, tokens)
+        self._per_row = _Columns(4, slots.rows + 1)
+        self._pages = _Columns(1, slots.rows)
+
+    def gather(self, plan: StepPlan, attention: AttentionBackend) -> tuple[StepInput, Spans]:
+        """Views on one step. Changes no row; raises PlanError when the plan contradicts them."""
+        slots = self._slots
+        rows, counts = np.asarray(plan.rows, np.int64), np.asarray(plan.counts, np.int64)
+        slots.check_spans(rows, counts)
+        before = slots.computed[rows]
+        lengths = before + counts
+        decode = not (counts != 1).any()
+        starts = _starts(counts, decode)
+        spans = Spans(
+            rows=rows,
+            counts=counts,
+            starts=starts,
+            before=before,
+            final=np.flatnonzero(lengths == slots.known[rows]),
+        )
+        ids, positions, targets = self._tokens(spans, decode)
+        table = self._page_table(rows, lengths)
+        query_starts, kept_lengths, kept_rows, last = self._rows(spans, lengths)
+        step = StepInput(
+            ids=ids,
+            positions=positions,
+            slots=targets,
+            query_starts=query_starts,
+            lengths=kept_lengths,
+            rows=kept_rows,
+            page_table=torch.from_numpy(table),
+            last=last,
+            attention=attention,
+            counts=plan.counts,
+            max_length=int(lengths.max()),
+            host=HostStep(starts=starts, lengths=lengths, pages=table, decode=decode),
+        )
+        return step, spans
+
+    def _tokens(self, spans: Spans, decode: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """(ids, positions, KV slots), each [T]."""
+        slots, size = self._slots, self._slots.page_size
+        total = int(spans.starts[-1])
+        ids, positions, targets = self._per_token.take(total)
+        if decode:
+            rows = spans.rows
+            positions[:] = spans.before
+        else:
+            rows = np.repeat(spans.rows, spans.counts)
+            positions[:] = np.arange(total)
+            positions += np.repeat(spans.before - spans.starts[:-1], spans.counts)
+        ids[:] = slots.tokens[rows, positions]
+        page, offset = np.divmod(positions, size)
+        targets[:] = slots.pages[rows, page]
+        targets *= size
+        targets += offset
+        return torch.from_numpy(ids), torch.from_numpy(positions), torch.from_numpy(targets)
+
+    def _page_table(self, rows: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """[S, most pages any span needs]; the empty page behind a row's own."""
+        used = -(-lengths // self._slots.page_size)
+        widest = int(used.max())
+        (flat,) = self._pages.take(len(rows) * widest)
+        table = flat.reshape(len(rows), widest)
+        table[:] = self._slots.pages[rows, :widest]
+        if len(rows) > 1 and int(used.min()) < widest:
+            table[np.arange(widest) >= used[:, None]] = self._empty_page
+        return table
+
+    def _rows(self, spans: Spans, lengths: np.ndarray) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        count = len(spans.rows)
+        starts, kept, rows, last = self._per_row.take(count + 1)
+        starts[:] = spans.starts
+        kept[:count] = lengths
+        rows[:count] = spans.rows
+        drawn = len(spans.final)
+        last[:drawn] = spans.starts[spans.final + 1] - 1
+        return (
+            torch.from_numpy(starts),
+            torch.from_numpy(kept[:count]),
+            torch.from_numpy(rows[:count]),
+            torch.from_numpy(last[:drawn]),
+        )
+
+
+class _Columns:
+    """A few equally long int64 buffers that are handed out as views from their start."""
+
+    def __init__(self, count: int, length: int) -> None:
+        self._buffer = np.zeros((count, max(1, length)), np.int64)
+
+    def take(self, length: int) -> np.ndarray:
+        """[count, length]"""
+        if length > self._buffer.shape[1]:
+            grown = max(length, 2 * self._buffer.shape[1])
+            self._buffer = np.zeros((self._buffer.shape[0], grown), np.int64)
+        return self._buffer[:, :length]
+
+
+def _starts(counts: np.ndarray, decode: bool) -> np.ndarray:
+    if decode:
+        return np.arange(len(counts) + 1)
+    starts = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=starts[1:])
+    return starts
