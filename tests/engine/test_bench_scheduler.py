@@ -1,0 +1,34 @@
+"""`vivace bench scheduler` measures what it says it measures."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from vivace.bench.scheduler import main, run
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_one_result_per_size(page_size: int) -> None:
+    results = run([2, 5], 40, page_size=page_size)
+    assert [row["rows"] for row in results] == [2, 5]
+    for row in results:
+        assert 0 < row["total_median_ms"] <= row["total_p99_ms"]
+        assert row["plan_median_ms"] <= row["total_p99_ms"]
+
+
+def test_only_the_scheduler_is_timed() -> None:
+    ticks = iter(range(10_000_000))
+    (row,) = run([3], 10, clock=lambda: float(next(ticks)))
+    assert row["plan_median_ms"] == row["commit_median_ms"] == 1000.0
+    assert row["total_median_ms"] == 2000.0
+
+
+def test_the_table_and_the_json_form(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--rows", "2", "--steps", "5"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "null executor" in lines[0] and lines[-1].split()[0] == "2"
+    assert main(["--rows", "2", "3", "--steps", "5", "--json"]) == 0
+    rows = [json.loads(line)["rows"] for line in capsys.readouterr().out.splitlines()]
+    assert rows == [2, 3]

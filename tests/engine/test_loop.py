@@ -1,0 +1,208 @@
+"""The loop: depth, messages per frontend, commands between steps, drain, aborts."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from engine_rig import EOS, Rig
+
+from vivace.engine.loop import Loop
+from vivace.engine.settings import EngineSettings
+from vivace.protocol.channel import LocalMailbox
+from vivace.protocol.control import Command, Drain, FlushCache, GetState
+from vivace.protocol.output import Deltas
+from vivace.protocol.request import KEY_SHIFT
+from vivace.protocol.step import StepPlan, StepResult
+
+
+def rig_with(**options: object) -> Rig:
+    return Rig(EngineSettings(eos_ids=(EOS,), **options))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_depth_plans_are_in_flight_and_committed_in_order(depth: int) -> None:
+    rig = rig_with(depth=depth)
+    submitted: list[int] = []
+    landed: list[int] = []
+    most = 0
+    submit = rig.executor.submit
+
+    class Watched:
+        def __init__(self, plan: StepPlan) -> None:
+            self.plan, self.pending = plan, submit(plan)
+
+        def result(self) -> StepResult:
+            landed.append(self.plan.number)
+            return self.pending.result()
+
+    def spy(plan: StepPlan) -> Watched:
+        nonlocal most
+        submitted.append(plan.number)
+        most = max(most, len(submitted) - len(landed))
+        return Watched(plan)
+
+    rig.executor.submit = spy  # type: ignore[method-assign, assignment]
+    rig.send(1, [1, 2], 12, ignore_eos=True)
+    rig.run()
+    assert submitted == landed == list(range(12))
+    assert most == depth
+    rig.check(1)
+
+
+def test_answers_go_to_the_frontend_that_asked_marked_with_the_epoch() -> None:
+    rig = rig_with()
+    sent: list[tuple[int, Deltas]] = []
+    rig.mailbox.send = lambda frontend, message: sent.append((frontend, message))  # type: ignore[method-assign, assignment]
+    rig.loop = Loop(rig.scheduler, rig.executor, rig.mailbox, epoch=7, clock=rig.clock)
+    for frontend in (0, 3):
+        rig.send(frontend << KEY_SHIFT | 5, [1], 2, ignore_eos=True)
+    while rig.loop.patience() is not None or not sent:
+        rig.loop.turn(0)
+    assert {frontend for frontend, _ in sent} == {0, 3}
+    for frontend, deltas in sent:
+        assert deltas.epoch == 7
+        assert {delta.key >> KEY_SHIFT for delta in deltas.deltas} == {frontend}
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_an_abort_frees_everything_once_the_steps_in_flight_have_landed(depth: int) -> None:
+    rig = rig_with(depth=depth, prefix_cache=False)
+    for key in (1, 2):
+        rig.send(key, [key] * 9, 50, ignore_eos=True)
+    rig.turn(9)
+    rig.cancel(1)
+    rig.turn(2 * depth)
+    state = rig.scheduler.state()
+    finish = rig.answers[1].finish
+    assert finish is not None and (finish.type, finish.status) == ("abort", None)
+    assert state.running == 1
+    (survivor,) = rig.scheduler._roster.runners()
+    assert survivor.lease is not None
+    assert state.used_tokens == len(survivor.lease.pages) * 4
+    rig.run()
+    rig.check(2)
+
+
+def test_aborts_of_waiting_requests_by_prefix_and_all() -> None:
+    rig = rig_with(rows=1)
+    for key, rid in enumerate(["a-1", "a-2", "b-1", "c"]):
+        rig.send(key, [key], 30, rid=rid, ignore_eos=True)
+    rig.turn(3)
+    rig.cancel(rid_prefix="a-")
+    rig.turn(4)
+    ended = {key for key, answer in rig.answers.items() if answer.finish is not None}
+    assert ended == {0, 1}
+    rig.cancel(everything=True)
+    rig.turn(4)
+    assert all(answer.finish is not None for answer in rig.answers.values())
+    rig.at_rest()
+
+
+def test_a_client_that_has_its_answer_hears_nothing_more() -> None:
+    rig = rig_with(depth=2)
+    rig.send(1, [1], 30, ignore_eos=True)
+    rig.turn(6)
+    known = len(rig.answers[1].deltas)
+    rig.cancel(1, finished=True)
+    rig.run()
+    assert len(rig.answers[1].deltas) == known and rig.answers[1].finish is None
+    rig.at_rest()
+
+
+def test_unknown_keys_are_ignored() -> None:
+    rig = rig_with()
+    rig.cancel(17)
+    rig.turn()
+    rig.at_rest()
+
+
+def test_commands_wait_until_nothing_is_in_flight() -> None:
+    rig = rig_with(depth=3)
+    rig.send(1, [1, 2, 3, 4, 5], 20, ignore_eos=True)
+    rig.turn(7)
+    rig.mailbox.post(Command(1, GetState()))
+    rig.mailbox.post(Command(2, FlushCache()))
+    while len(rig.replies) < 2:
+        rig.turn()
+    state, refused = rig.replies
+    assert state.state is not None and state.state.running == 1
+    assert state.state.executor == "OracleExecutor" and state.state.audit == []
+    assert (refused.ticket, refused.ok) == (2, False)
+    rig.run()
+    rig.check(1)
+    assert rig.scheduler.state().cached_tokens > 0
+    rig.mailbox.post(Command(3, FlushCache()))
+    rig.run()
+    assert rig.replies[-1].ok and rig.scheduler.state().cached_tokens == 0
+
+
+def test_drain_finishes_what_runs_and_takes_nothing_new() -> None:
+    rig = rig_with()
+    rig.send(1, [1], 10, ignore_eos=True)
+    rig.turn(3)
+    rig.mailbox.post(Command(5, Drain(timeout=60)))
+    rig.turn()
+    rig.send(2, [1], 10)
+    rig.turn()
+    finish = rig.answers[2].finish
+    assert finish is not None and finish.status == 503 and finish.retry_after
+    assert rig.replies == []
+    rig.run()
+    rig.check(1)
+    assert [(reply.ticket, reply.ok) for reply in rig.replies] == [(5, True)]
+
+
+def test_drain_gives_up_at_its_deadline() -> None:
+    rig = rig_with()
+    rig.send(1, [1], 150, ignore_eos=True)
+    rig.turn(3)
+    rig.mailbox.post(Command(5, Drain(timeout=0.05)))
+    rig.turn(10)
+    assert [(reply.ticket, reply.ok) for reply in rig.replies] == [(5, False)]
+
+
+def test_the_mailbox_is_read_every_so_many_turns_while_busy() -> None:
+    rig = rig_with(receive_interval=5)
+    rig.send(1, [1], 40, ignore_eos=True)
+    rig.turn()
+    rig.turn(3)
+    reads = 0
+    receive = rig.mailbox.receive
+
+    def counted(wait: float | None):  # type: ignore[no-untyped-def]
+        nonlocal reads
+        reads += 1
+        return receive(wait)
+
+    rig.mailbox.receive = counted  # type: ignore[method-assign]
+    rig.turn(20)
+    assert reads == 4
+    rig.run()
+    rig.check(1)
+
+
+def test_run_serves_until_stopped_from_another_thread() -> None:
+    rig = rig_with()
+    done = threading.Event()
+
+    def deliver(message: object) -> None:
+        if isinstance(message, Deltas) and any(delta.finish for delta in message.deltas):
+            done.set()
+
+    mailbox = LocalMailbox(deliver)
+    loop = Loop(rig.scheduler, rig.executor, mailbox, depth=2, clock=rig.clock)
+    thread = threading.Thread(target=loop.run)
+    thread.start()
+    request = rig.send(1, [1, 2], 5, ignore_eos=True)
+    mailbox.post(request)
+    assert done.wait(20)
+    loop.stop()
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_a_loop_needs_a_depth() -> None:
+    rig = rig_with()
+    with pytest.raises(ValueError, match="depth"):
+        Loop(rig.scheduler, rig.executor, rig.mailbox, depth=0, clock=rig.clock)
