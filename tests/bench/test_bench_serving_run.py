@@ -1,0 +1,102 @@
+"""`vivace bench serving` as a whole, against the scripted server."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from scripted_site import served
+
+from vivace.bench.fake_server import Script
+from vivace.bench.serving import accept_length, main
+
+FLAGS = "--dataset-name random --num-prompts 6 --random-input-len 12 --random-output-len 5"
+
+
+def run(url: str, folder: Path, *extra: str) -> tuple[int, dict]:
+    file = folder / "result.jsonl"
+    words = [*FLAGS.split(), "--base-url", url, "--output-file", str(file), *extra]
+    code = main(words)
+    return code, json.loads(file.read_text().splitlines()[-1])
+
+
+@pytest.mark.parametrize("backend", ["vivace", "sglang", "sglang-oai", "sglang-oai-chat"])
+def test_a_run_prints_the_block_and_stores_a_trusted_record(
+    backend: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = tmp_path / "p.png"
+    with served(Script()) as url:
+        code, record = run(
+            url,
+            tmp_path,
+            *("--backend", backend, "--random-range-ratio", "1", "--max-concurrency", "2"),
+            *("--explain", "--plot", str(picture), "--plot-throughput", "--print-requests"),
+        )
+    shown = capsys.readouterr()
+    assert (code, shown.err) == (0, "")
+    assert (record["trusted"], record["completed"]) == (True, 6)
+    assert (record["total_input_tokens"], record["total_output_tokens"]) == (72, 30)
+    assert record["server_info"]["api_key"] == "(hidden)"
+    assert record["versions"]["server"] == "scripted"
+    assert "============ Serving Benchmark Result ============" in shown.out
+    assert "Successful requests:                     6         " in shown.out
+    assert "Sum of the end-to-end latencies / duration" in shown.out
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_server_that_counts_wrongly_is_not_believed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with served(Script(miscount=1)) as url:
+        code, record = run(url, tmp_path)
+    assert (code, record["trusted"]) == (1, False)
+    shown = capsys.readouterr().err
+    assert "SELF-CHECK VIOLATED: generated tokens = asked tokens" in shown
+    assert "do not trust these figures" in shown
+
+
+def test_failed_requests_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with served(Script(fail_every=3)) as url:
+        code, record = run(url, tmp_path, "--warmup-requests", "0", "--max-concurrency", "1")
+    assert (code, record["failed"], record["trusted"]) == (1, 2, True)
+    assert [failure["request"] for failure in record["failures"]] == [2, 5]
+    assert "2 of 6 requests failed" in capsys.readouterr().err
+
+
+def test_exact_lengths_with_token_ids(tmp_path: Path) -> None:
+    script = Script(keep=True)
+    with served(script) as url:
+        code, _ = run(url, tmp_path, "--tokenize-prompt", "--random-range-ratio", "1")
+    assert code == 0
+    assert all(len(body["input_ids"]) == 12 for body in script.bodies)
+
+
+def test_an_unreachable_server_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["--base-url", "http://127.0.0.1:9", "--ready-check-timeout-sec", "0.1"])
+    assert code == 1
+    assert "is it started?" in capsys.readouterr().err
+
+
+def test_accept_length_is_where_sglang_puts_it() -> None:
+    states = [{"avg_spec_accept_length": 2.5}]
+    assert accept_length({"internal_states": states}, False) == 2.5
+    assert accept_length({"decode": [{"internal_states": states}]}, True) == 2.5
+    assert accept_length({"internal_states": [{}]}, False) is None
+    assert accept_length({}, True) is None
+
+
+def test_modules_start_and_need_no_torch() -> None:
+    for module in ("bench_serving", "bench_one_batch", "bench_offline_throughput"):
+        done = subprocess.run(
+            [sys.executable, "-m", f"vivace.{module}", "--help"], capture_output=True, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
+    code = (
+        "import sys, vivace.bench.serving, vivace.bench.offline, vivace.bench.one_batch, "
+        "vivace.bench.sse, vivace.bench.peers.command, vivace.bench.peers.export; "
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
