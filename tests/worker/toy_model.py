@@ -1,0 +1,181 @@
+"""A small random decoder with the Model interface, made of ops and an attention backend only."""
+
+from __future__ import annotations
+
+import torch
+
+from vivace.platforms.attention import AttentionLayer
+from vivace.platforms.platform import PlatformSettings, detect, load_platform
+from vivace.protocol.request import SamplingParams
+from vivace.protocol.step import Join, StepPlan
+from vivace.worker.build import assemble
+from vivace.worker.sizing import Size
+
+VOCABULARY = 97
+HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER = 32, 4, 2, 16, 48
+CONTEXT = 200
+
+
+class ToyModel:
+    def __init__(self, ops, *, windows=(None, 24, None), seed=0, dtype=torch.float32):
+        random = torch.Generator().manual_seed(seed)
+
+        def weight(rows, columns):
+            return (torch.randn(rows, columns, generator=random) * (1.3 / columns**0.5)).to(dtype)
+
+        self.ops = ops
+        self.attention_layers = [
+            AttentionLayer(
+                index=index,
+                heads=HEADS,
+                kv_heads=KV_HEADS,
+                head_dim=HEAD_DIM,
+                scale=HEAD_DIM**-0.5,
+                window=window,
+            )
+            for index, window in enumerate(windows)
+        ]
+        self.embedding = weight(VOCABULARY, HIDDEN) * 4
+        self.head = weight(VOCABULARY, HIDDEN) * 2
+        self.ones = torch.ones(HIDDEN, dtype=dtype)
+        width = (HEADS + 2 * KV_HEADS) * HEAD_DIM
+        self.weights = [
+            (
+                weight(width, HIDDEN),
+                weight(HIDDEN, HEADS * HEAD_DIM),
+                weight(2 * INNER, HIDDEN),
+                weight(HIDDEN, INNER),
+            )
+            for _ in windows
+        ]
+        angles = torch.outer(
+            torch.arange(CONTEXT + 1.0), 100.0 ** -torch.arange(0, 1, 2 / HEAD_DIM)
+        )
+        self.cos_sin = torch.cat((angles.cos(), angles.sin()), -1)
+        self.forwards = 0
+        self.poison = None
+        """token id whose hidden state turns into NaN"""
+
+    def forward(self, step):
+        self.forwards += 1
+        ops, x = self.ops, self.ops.embedding(step.ids, self.embedding)
+        if self.poison is not None:
+            x = x.masked_fill((step.ids == self.poison).unsqueeze(1), torch.nan)
+        for layer, (qkv, o, gate_up, down) in zip(self.attention_layers, self.weights, strict=True):
+            projected = ops.linear(ops.rms_norm(x, self.ones, 1e-5), qkv)
+            sizes = [HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM]
+            q, k, v = (part.unflatten(-1, (-1, HEAD_DIM)) for part in projected.split(sizes, -1))
+            ops.rotary(q, k, step.positions, self.cos_sin)
+            x = x + ops.linear(step.attention.attend(layer, q, k, v, step), o)
+            inner = ops.silu_mul(ops.linear(ops.rms_norm(x, self.ones, 1e-5), gate_up))
+            x = x + ops.linear(inner, down)
+        return ops.rms_norm(x, self.ones, 1e-5)
+
+    def logits(self, hidden):
+        return self.ops.linear(hidden, self.head).float()
+
+
+def toy_worker(
+    *, page_size=16, rows=8, tokens=800, deterministic=False, dtype=torch.float32, **settings
+):
+    platform = load_platform(
+        detect("cpu"), PlatformSettings(threads=1, deterministic=deterministic)
+    )
+    model = ToyModel(platform.ops, dtype=dtype)
+    worker = assemble(
+        model,
+        model.attention_layers,
+        platform,
+        Size(pages=tokens // page_size, rows=rows, context=CONTEXT),
+        page_size=page_size,
+        dtype=dtype,
+        vocabulary=VOCABULARY,
+        **settings,
+    )
+    return worker, model
+
+
+class Driver:
+    """Plays the scheduler: rows, pages (handed out in a shuffled order) and plans."""
+
+    def __init__(self, worker, seed=0):
+        self.worker = worker
+        self.size = worker.capacity.page_size
+        order = torch.randperm(worker.capacity.pages, generator=torch.Generator().manual_seed(seed))
+        self.free = order.tolist()
+        self.number = 0
+        self.sequences = {}
+        self.joins, self.leaves = [], []
+
+    def join(
+        self,
+        row,
+        tokens,
+        *,
+        prompt=None,
+        cached=0,
+        pages=None,
+        stop_ids=(),
+        logprobs=None,
+        **sampling,
+    ):
+        needed = -(-(len(tokens) + 64) // self.size)
+        pages = list(pages or [])
+        pages += [self.free.pop() for _ in range(needed - len(pages))]
+        self.sequences[row] = {
+            "tokens": list(tokens),
+            "done": cached,
+            "pages": pages,
+            "prompt": prompt or len(tokens),
+        }
+        params = SamplingParams(**{"temperature": 0.0, "max_new_tokens": 64, **sampling})
+        self.joins.append(
+            Join(
+                row=row,
+                key=row,
+                tokens=list(tokens),
+                prompt=prompt or len(tokens),
+                cached=cached,
+                pages=pages,
+                sampling=params,
+                logprobs=logprobs,
+                stop_ids=stop_ids,
+            )
+        )
+
+    def leave(self, row):
+        sequence = self.sequences.pop(row)
+        self.free = sequence["pages"] + self.free
+        self.leaves.append(row)
+        return sequence
+
+    def step(self, spans, **extra):
+        """spans: {row: count}. Returns the StepResult; keeps the books."""
+        plan = StepPlan(
+            number=self.number,
+            rows=list(spans),
+            counts=list(spans.values()),
+            joins=self.joins,
+            leaves=self.leaves,
+            **extra,
+        )
+        self.number += 1
+        self.joins, self.leaves = [], []
+        result = self.worker.run(plan)
+        for index, row in enumerate(spans):
+            self.sequences[row]["done"] += result.advanced[index]
+            self.sequences[row]["tokens"] += result.tokens[index]
+        return result
+
+    def advance(self, row, chunk):
+        """The next count of a row when prompts are cut into pieces of `chunk`."""
+        sequence = self.sequences[row]
+        return min(chunk, len(sequence["tokens"]) - sequence["done"])
+
+    def generate(self, row, count, *, chunk=10_000):
+        """Run one row alone until it has `count` new tokens; returns them."""
+        sequence = self.sequences[row]
+        target = sequence["prompt"] + count
+        while len(sequence["tokens"]) < target:
+            self.step({row: self.advance(row, chunk)})
+        return sequence["tokens"][sequence["prompt"] :]

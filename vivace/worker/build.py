@@ -1,0 +1,147 @@
+"""From a Config to a Worker: platform, weights, KV pool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from vivace.models.loading import load_model
+from vivace.platforms.attention import AttentionLayer
+from vivace.platforms.platform import Platform, PlatformSettings, load_platform
+from vivace.protocol.control import Capacity
+from vivace.sampling.sampler import Sampler
+from vivace.worker.heads import TokenHead
+from vivace.worker.kv_memory import PagedKV, bytes_per_token
+from vivace.worker.runner import EagerRunner, RunnableModel
+from vivace.worker.sizing import Demand, Size, size
+from vivace.worker.slots import Slots
+from vivace.worker.worker import Worker
+
+if TYPE_CHECKING:
+    from vivace.config.config import Config
+
+Report = Callable[[str, float], None]
+"""(stage, fraction of it that is done, 0..1)"""
+
+DTYPES = {
+    "float32": torch.float32,
+    "float": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "half": torch.float16,
+}
+ORIGINAL_LOGPROBS = "SGLANG_RETURN_ORIGINAL_LOGPROB"
+LARGEST_STEP_BUFFER = 16384
+"""tokens; longer steps enlarge the buffers when they come"""
+
+
+def build(config: Config, report: Report) -> Worker:
+    """Load the platform and the weights, size the pool with what is left, and assemble."""
+    platform = load_platform(config.platform, settings_of(config))
+    dtype = DTYPES[config.model.dtype]
+    context = config.model.context_length or config.facts.context
+    model = load_model(
+        config.source,
+        config.facts,
+        platform.ops,
+        dtype=dtype,
+        positions=context,
+        progress=report,
+        implementation=config.model.model_impl,
+        seed=config.runtime.random_seed or 0,
+    )
+    report("Sizing the KV pool", 0.0)
+    layers = model.attention_layers
+    page_size = config.memory.page_size or platform.facts.page_sizes[0]
+    fit = size(_demand(config, platform, layers, dtype, page_size, context))
+    worker = assemble(
+        model,
+        layers,
+        platform,
+        fit,
+        page_size=page_size,
+        dtype=dtype,
+        vocabulary=config.facts.vocabulary,
+        weight_bytes=config.facts.parameters * dtype.itemsize,
+        step_tokens=_step_tokens(config, fit.rows),
+        original_logprobs=_is_on(config.environment.get(ORIGINAL_LOGPROBS, "")),
+    )
+    report("Sizing the KV pool", 1.0)
+    return worker
+
+
+def settings_of(config: Config) -> PlatformSettings:
+    return PlatformSettings(
+        threads=config.runtime.cpu_threads or None,
+        deterministic=bool(config.runtime.enable_deterministic_inference),
+    )
+
+
+def assemble(
+    model: RunnableModel,
+    layers: Sequence[AttentionLayer],
+    platform: Platform,
+    fit: Size,
+    *,
+    page_size: int,
+    dtype: torch.dtype,
+    vocabulary: int,
+    weight_bytes: int = 0,
+    step_tokens: int = 1024,
+    original_logprobs: bool = False,
+) -> Worker:
+    """A worker around a model that is already loaded."""
+    kv = PagedKV(layers, fit.pages, page_size, dtype, platform.device())
+    slots = Slots(fit.rows, fit.context, page_size, fit.pages)
+    attention = platform.attention_backend(layers, kv)
+    capacity = Capacity(
+        pages=fit.pages,
+        page_size=page_size,
+        rows=fit.rows,
+        context=fit.context,
+        vocabulary=vocabulary,
+        weight_bytes=weight_bytes,
+        kv_bytes=kv.nbytes,
+        available_bytes=platform.available_bytes(),
+    )
+    return Worker(
+        capacity=capacity,
+        slots=slots,
+        kv=kv,
+        attention=attention,
+        runner=EagerRunner(model, attention),
+        head=TokenHead(model, Sampler(original_logprobs=original_logprobs), slots, vocabulary),
+        step_tokens=step_tokens,
+    )
+
+
+def _demand(
+    config: Config,
+    platform: Platform,
+    layers: Sequence[AttentionLayer],
+    dtype: torch.dtype,
+    page_size: int,
+    context: int,
+) -> Demand:
+    return Demand(
+        total_bytes=platform.facts.memory_bytes,
+        available_bytes=platform.available_bytes(),
+        kv_bytes_per_token=bytes_per_token(layers, dtype),
+        page_size=page_size,
+        context=context,
+        static_fraction=config.memory.mem_fraction_static,
+        max_total_tokens=config.memory.max_total_tokens,
+        max_running_requests=config.schedule.max_running_requests,
+    )
+
+
+def _step_tokens(config: Config, rows: int) -> int:
+    """Tokens of the longest usual step: a chunk of prompts and one token for every row."""
+    chunk = config.schedule.chunked_prefill_size or 0
+    return min(LARGEST_STEP_BUFFER, max(chunk, 1) + rows)
+
+
+def _is_on(value: str) -> bool:
+    return value.strip().lower() in ("1", "true", "yes", "on")

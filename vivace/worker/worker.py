@@ -1,0 +1,121 @@
+"""The worker: owns rows, positions and KV of one device, and runs plans on it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import torch
+
+from vivace.platforms.attention import AttentionBackend
+from vivace.protocol.control import Capacity
+from vivace.protocol.step import StepPlan, StepResult
+from vivace.worker.heads import Output
+from vivace.worker.inputs import Spans, StepInput, StepInputs
+from vivace.worker.kv_memory import PagedKV
+from vivace.worker.runner import Runner
+from vivace.worker.slots import Slots
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from vivace.config.config import Config
+
+
+class Head(Protocol):
+    """What turns hidden states into an Output: a TokenHead, or a pooling head."""
+
+    def read(self, step: StepInput, spans: Spans, hidden: Tensor) -> Output: ...
+
+
+class Worker:
+    """Runs plans. `capacity` is what was sized on the device.
+
+    A run that raises leaves positions and tokens as they were before its spans; rows that joined,
+    left or received pages in that plan stay so.
+    """
+
+    def __init__(
+        self,
+        *,
+        capacity: Capacity,
+        slots: Slots,
+        kv: PagedKV,
+        attention: AttentionBackend,
+        runner: Runner,
+        head: Head,
+        step_tokens: int = 1024,
+    ) -> None:
+        self.capacity = capacity
+        self._slots = slots
+        self._kv = kv
+        self._attention = attention
+        self._runner = runner
+        self._head = head
+        self._inputs = StepInputs(slots, step_tokens, kv.empty_page)
+
+    def run(self, plan: StepPlan) -> StepResult:
+        started = time.perf_counter()
+        with torch.inference_mode():
+            self._slots.apply(plan)
+            self._kv.copy(plan.copies)
+            if not plan.rows:
+                return StepResult(number=plan.number, advanced=[], tokens=[])
+            step, spans = self._inputs.gather(plan, self._attention)
+            output = self._compute(step, spans)
+        advanced = self._record(spans, output)
+        return self._result(plan, advanced, output, time.perf_counter() - started)
+
+    def close(self) -> None:
+        """Nothing runs between steps, so there is nothing to stop."""
+
+    def _compute(self, step: StepInput, spans: Spans) -> Output:
+        try:
+            hidden = self._runner.forward(step)
+            output = self._head.read(step, spans, hidden)
+        except BaseException:
+            self._kv.scrub(step.slots)
+            raise
+        for span in output.bad:
+            start, end = int(spans.starts[span]), int(spans.starts[span + 1])
+            self._kv.scrub(step.slots[start:end])
+        return output
+
+    def _record(self, spans: Spans, output: Output) -> np.ndarray:
+        """Book the step in the rows; returns how far each span moved on."""
+        advanced = spans.counts
+        if output.bad:
+            advanced = advanced.copy()
+            advanced[list(output.bad)] = 0
+        self._slots.record(spans.rows, advanced, spans.rows[output.drawn], output.tokens)
+        return advanced
+
+    def _result(
+        self, plan: StepPlan, advanced: np.ndarray, output: Output, seconds: float
+    ) -> StepResult:
+        drawn = output.tokens.tolist()
+        if len(drawn) == len(advanced):
+            tokens = [[token] for token in drawn]
+        else:
+            tokens = [[] for _ in range(len(advanced))]
+            for span, token in zip(output.drawn.tolist(), drawn, strict=True):
+                tokens[span] = [token]
+        return StepResult(
+            number=plan.number,
+            advanced=advanced.tolist(),
+            tokens=tokens,
+            logprobs=output.logprobs,
+            prompt_logprobs=output.prompt_logprobs,
+            bad=output.bad,
+            seconds=seconds,
+            captured=self._runner.captured,
+        )
+
+
+def build_worker(config: Config, report: Callable[[str, float], None]) -> Worker:
+    """Load the weights, size the pool, and put a worker together (see worker/build.py)."""
+    from vivace.worker.build import build
+
+    return build(config, report)
