@@ -34,17 +34,18 @@ def main(argv: Sequence[str], *, program: str = "vivace serve") -> int:
     """Serve until stopped; returns the exit code. 2 = the command line cannot be obeyed."""
     from vivace.checkpoint.source import SourceError
     from vivace.config import ConfigError
+    from vivace.platforms.platform import PlatformError
 
     try:
         config = configure(argv, os.environ, program=program)
-    except (ConfigError, SourceError) as error:
+    except (ConfigError, SourceError, PlatformError) as error:
         print(f"{program}: {error}", file=sys.stderr)
         return BAD_COMMAND
     return launch(config)
 
 
 def configure(argv: Sequence[str], environ: Mapping[str, str], *, program: str) -> Config:
-    """What was asked -> what will run. Raises ConfigError or SourceError for the user to read."""
+    """What was asked -> what will run. Raises ConfigError, SourceError or PlatformError."""
     from vivace.checkpoint.source import locate
     from vivace.config import parse, resolve
     from vivace.models.facts import facts_of

@@ -24,6 +24,7 @@ from vivace.supervisor import signals
 from vivace.supervisor.budget import CrashBudget
 from vivace.supervisor.child import Child, Role, process_command, spawn
 from vivace.supervisor.child import Command as SpawnCommand
+from vivace.supervisor.engine_watch import EngineWatch
 from vivace.supervisor.line import LineClosed
 from vivace.supervisor.messages import (
     Draining,
@@ -42,8 +43,6 @@ log = logging.getLogger(__name__)
 
 Phase = Literal["starting", "serving", "draining", "stopping"]
 STOP_GRACE_SECONDS = 5.0
-STACK_DUMP_SECONDS = 1.0
-"""Between asking a stuck engine for its stacks and killing it."""
 FINAL_WORDS_SECONDS = 1.0
 """For the frontends to tell their clients that the server stops."""
 
@@ -90,13 +89,11 @@ class Supervisor:
         self._warming = False
         self._announced = False
         self._budget = CrashBudget(plan.crashes, plan.crash_window)
-        self._pulse = Pulse(plan.run_dir / "pulse")
-        self._watchdog = Watchdog(hard=plan.watchdog, soft=plan.soft_watchdog)
+        watchdog = Watchdog(hard=plan.watchdog, soft=plan.soft_watchdog)
+        self._watch = EngineWatch(Pulse(plan.run_dir / "pulse"), watchdog)
         self._selector = selectors.DefaultSelector()
         self._started = time.monotonic()
         self._down_since: float | None = None
-        self._kill_at: float | None = None
-        """when a stuck engine is killed"""
         self._deadline: float | None = None
         """when the present phase is cut short"""
         self._signals = 0
@@ -122,7 +119,7 @@ class Supervisor:
         frontends = [child.setup.index for child in self._frontends]
         if not frontends:
             frontends = list(range(self._plan.frontends))
-        self._watchdog.reset(time.monotonic())
+        self._watch.restart(time.monotonic())
         self._engine = self._spawn("engine", frontends=frontends, epoch=self._epoch)
 
     def _start_frontend(self, index: int) -> None:
@@ -180,9 +177,10 @@ class Supervisor:
     def _engine_is_ready(self, engine: Child, ready: Ready) -> None:
         engine.serving = True
         self._ready = ready
-        self._watchdog.reset(time.monotonic())
+        self._watch.restart(time.monotonic())
         for frontend in self._frontends:
-            frontend.line.send(ready)
+            if frontend.serving:
+                frontend.line.send(ready)
         if self._down_since is not None:
             seconds = time.monotonic() - self._down_since
             log.info("The engine is back after %.1f s; live requests go on", seconds)
@@ -234,7 +232,6 @@ class Supervisor:
             self._frontend_died(child, cause)
 
     def _engine_died(self, cause: str) -> None:
-        self._kill_at = None
         self._ready = None
         if self._phase == "stopping":
             return
@@ -292,11 +289,11 @@ class Supervisor:
             self._phase = "stopping"
             self._kill_everything()
 
-    # -- watchdog ---------------------------------------------------------------------------------
+    # -- time -------------------------------------------------------------------------------------
 
     def _tick(self, now: float) -> None:
         if self._engine is not None and self._engine.serving:
-            self._watch_engine(self._engine, now)
+            self._watch.look(self._engine, now)
         if self._deadline is not None and now >= self._deadline:
             self._deadline = None
             if self._phase == "draining":
@@ -306,22 +303,6 @@ class Supervisor:
                 self._kill_everything()
         if self._phase == "stopping" and not self._frontends:
             self._stop_engine(now)
-
-    def _watch_engine(self, engine: Child, now: float) -> None:
-        if self._kill_at is not None:
-            if now >= self._kill_at:
-                engine.kill(f"it made no progress for {self._watchdog.stalled(now):.0f} s")
-            return
-        alarm = self._watchdog.check(*self._pulse.look(), now)
-        if alarm == "quiet":
-            return
-        log.error(
-            "The engine has made no progress for %.1f s while it has work; its stacks follow",
-            self._watchdog.stalled(now),
-        )
-        engine.signal(signal.SIGUSR1)  # faulthandler prints the stacks
-        if alarm == "hard":
-            self._kill_at = now + STACK_DUMP_SECONDS
 
     # -- the end ----------------------------------------------------------------------------------
 
