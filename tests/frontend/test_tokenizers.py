@@ -209,5 +209,5 @@ def test_what_a_folder_lacks_is_said(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(TokenizerError, match="not a usable"):
         load_tokenizer(Source(tmp_path))  # type: ignore[arg-type]
-    with pytest.raises(TokenizerError, match="slow is not available"):
-        load_tokenizer(Source(tmp_path), mode="slow")  # type: ignore[arg-type]
+    with pytest.raises(TokenizerError, match="--tokenizer-mode quick"):
+        load_tokenizer(Source(tmp_path), mode="quick")  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vivace.frontend.errors import BadRequest
+from vivace.frontend.frontend import Frontend
 from vivace.frontend.validation import build_logprobs, build_sampling, check_prompt, samples
 from vivace.protocol.request import LogprobOptions, SamplingParams
 
@@ -121,6 +122,12 @@ def test_order_of_defaults() -> None:
     assert build_sampling({"temperature": None}, model, 1)[0].temperature == 0.3
     assert build_sampling({"temperature": 0.9}, model, 1)[0].temperature == 0.9
     assert build_sampling({}, model, 1)[0].max_new_tokens == 7
+
+
+@pytest.mark.parametrize("defaults", [{"temperature": -1}, {"temprature": 1}, {"regex": "x"}])
+def test_wrong_defaults_stop_the_start(defaults: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="--preferred-sampling-params"):
+        Frontend(served(defaults=defaults), None, lambda message: None)
 
 
 def test_seeds() -> None:

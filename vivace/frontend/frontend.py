@@ -20,7 +20,7 @@ from vivace.frontend.piece import Piece, Sink
 from vivace.frontend.queue_sink import QueueSink
 from vivace.frontend.served import ServedModel
 from vivace.frontend.tokenizer import Tokenizer
-from vivace.frontend.validation import check_prompt, too_long
+from vivace.frontend.validation import check_defaults, check_prompt, too_long
 from vivace.protocol.control import (
     Capacity,
     Command,
@@ -73,6 +73,7 @@ class Frontend:
         clock: Callable[[], float] = time.monotonic,
         threads: int = 2,
     ) -> None:
+        check_defaults(served)
         self.served = served
         self.tokenizer = tokenizer
         self.capacity: Capacity | None = None

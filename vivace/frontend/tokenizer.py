@@ -116,12 +116,10 @@ def load_tokenizer(
     template_name: str | None = None,
 ) -> Tokenizer:
     """The tokenizer of a model. `chat_template`: a file or a built-in name that replaces the
-    model's own; `template_name`: which one, when the model brings several by name."""
-    if mode == "slow":
-        raise TokenizerError(
-            "--tokenizer-mode slow is not available: Vivace reads tokenizer.json and GGUF "
-            "vocabularies with the `tokenizers` library only. Use --tokenizer-mode auto."
-        )
+    model's own; `template_name`: which one, when the model brings several by name. `mode`: auto
+    and slow mean the same, there is one implementation."""
+    if mode not in ("auto", "slow"):
+        raise TokenizerError(f"--tokenizer-mode {mode} is unknown; use auto")
     from vivace.frontend.chat_template import own_template
     from vivace.frontend.tokenizer_files import load_from_folder
     from vivace.frontend.tokenizer_gguf import load_from_gguf

@@ -22,6 +22,7 @@ __all__ = [
     "ServedModel",
     "build_logprobs",
     "build_sampling",
+    "check_defaults",
     "check_prompt",
     "samples",
 ]
@@ -101,6 +102,18 @@ def build_sampling(
         stream_interval=fields.integer("stream_interval", 0, 1, _MOST_TOKENS),
     )
     return sampling, fields.integer("n", 1, 1, served.max_samples)
+
+
+def check_defaults(served: ServedModel) -> None:
+    """ValueError when the server's own defaults would make every request fail."""
+    try:
+        raw = _checked_mapping(served.defaults, "sampling defaults")
+        build_sampling(raw, served, 0, field_prefix="sampling defaults")
+    except BadRequest as error:
+        raise ValueError(
+            f"{error} (from --preferred-sampling-params or the model's generation_config.json; "
+            "--sampling-defaults openai leaves the latter out)"
+        ) from error
 
 
 def samples(sampling: SamplingParams, n: int) -> list[SamplingParams]:

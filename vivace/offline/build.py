@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
 from vivace.frontend.frontend import Frontend
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SECRETS = ("api_key", "admin_api_key", "ssl_keyfile_password")
+_DECIDED = ("source", "facts", "platform", "rewrites", "environment", "depth")
 
 
 def configure(arguments: dict[str, Any]) -> Config:
@@ -73,8 +74,7 @@ def report(stage: str, fraction: float) -> None:
 def flags_of(config: Config) -> dict[str, Any]:
     """Every flag with its value, secrets masked."""
     flags: dict[str, Any] = {}
-    for slice_name in type(config).__dataclass_fields__:
-        part = getattr(config, slice_name)
-        if slice_name not in ("source", "facts", "platform", "rewrites", "environment", "depth"):
-            flags.update(asdict(part))
-    return {k: "***" if k in SECRETS and v else v for k, v in flags.items()}
+    for group in fields(config):
+        if group.name not in _DECIDED:
+            flags.update(asdict(getattr(config, group.name)))
+    return {name: "***" if name in SECRETS and v else v for name, v in flags.items()}
