@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from vivace.config.secret import Secret
+
 if TYPE_CHECKING:
     from vivace.config.config import Config
 
 DEFAULT_BODY_LIMIT = 16 << 20
-STREAM_HIGH_WATER = 1 << 20
+STREAM_HIGH_WATER = 256 << 10
 STREAM_HOLD_LIMIT = 8 << 20
 
 
@@ -48,8 +50,8 @@ def settings_of(config: Config) -> ServerSettings:
     """Pick the HTTP settings out of a resolved configuration."""
     http, logging = config.http, config.logging
     return ServerSettings(
-        api_key=http.api_key,
-        admin_api_key=http.admin_api_key,
+        api_key=revealed(http.api_key),
+        admin_api_key=revealed(http.admin_api_key),
         root_path=(http.fastapi_root_path or "").rstrip("/"),
         cache_report=http.enable_cache_report,
         stream_output=config.runtime.stream_output,
@@ -60,3 +62,8 @@ def settings_of(config: Config) -> ServerSettings:
         access_log_level=logging.log_level_http or logging.log_level,
         public=public(config),
     )
+
+
+def revealed(secret: Secret | None) -> str | None:
+    """The key itself: it is compared here and shown nowhere."""
+    return secret.reveal() if secret else None

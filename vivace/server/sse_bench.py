@@ -1,8 +1,11 @@
 """CPU time of one streamed chunk: engine message in, bytes on a real socket out.
 
 Synthetic deltas go through the real Frontend (ledger, detokenizer) and the real HTTP server into
-sockets that another process reads. The figure is this process's CPU time over the events that
-arrived there, the system calls included and the client excluded.
+sockets that another process reads. `us_per_chunk` is this process's CPU time over the events that
+arrived there: decoding of the engine's message, wake-ups and system calls included, the client
+excluded. `floor_us_per_chunk` is the same for a bare loop that only writes the same number of ready
+bytes to the same number of sockets at the same pace: what the kernel and the loop cost on this
+machine, whatever the server does.
 """
 
 from __future__ import annotations
@@ -67,7 +70,10 @@ def measure(
     """Run the load and return the figures; `us_per_chunk` is the one to look at."""
     load = Load(api=api, streams=streams, steps=steps, step=step)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(run(load))
+        found = runner.run(run(load))
+        floor = runner.run(bare(load, round(found["bytes_per_chunk"])))
+    own = found["us_per_chunk"] - floor
+    return {**found, "floor_us_per_chunk": floor, "own_us_per_chunk": round(own, 2)}
 
 
 async def run(load: Load) -> dict[str, Any]:
@@ -110,6 +116,35 @@ async def feed(frontend: Frontend, requests: list[Request], load: Load) -> tuple
         frontend.feed(decode(message))
         await asyncio.sleep(max(0.0, wall + number * load.step - time.monotonic()))
     return time.process_time() - cpu, time.monotonic() - wall
+
+
+async def bare(load: Load, size: int) -> float:
+    """Microseconds per chunk when there is nothing to do but write `size` bytes."""
+    writers: list[asyncio.StreamWriter] = []
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writers.append(writer)
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    client = await start_client(load, server.sockets[0].getsockname()[1])
+    try:
+        async with asyncio.timeout(60):
+            while len(writers) < load.streams:
+                await asyncio.sleep(0.01)
+        data = b"data: ".ljust(size, b"x")
+        cpu, wall = time.process_time(), time.monotonic()
+        for number in range(1, load.steps + 1):
+            for writer in writers:
+                writer.write(data)
+            await asyncio.sleep(max(0.0, wall + number * load.step - time.monotonic()))
+        cpu = time.process_time() - cpu
+    finally:
+        for writer in writers:
+            writer.close()
+        await asyncio.wait_for(client.communicate(), 60)
+        server.close()
+    return round(1e6 * cpu / (load.streams * load.steps), 2)
 
 
 def deltas(requests: list[Request], load: Load, step: int) -> Deltas:
@@ -163,3 +198,13 @@ async def start_client(load: Load, port: int) -> asyncio.subprocess.Process:
         json.dumps(BODIES[load.api][1]),
         stdout=asyncio.subprocess.PIPE,
     )
+
+
+def main() -> None:
+    """Print the figures of every API, one JSON object a line."""
+    for api in BODIES:
+        sys.stdout.write(json.dumps(measure(api)) + "\n")
+
+
+if __name__ == "__main__":
+    main()
