@@ -154,7 +154,7 @@ def test_a_failing_request_ends_alone(rig: Rig, keys: set[int], step: int) -> No
     rig.faults.bad_keys |= {key for key in keys if not key % 2}
     rig.faults.raise_on_steps.add(step)
     for key in range(8):
-        rig.send(key, STEMS[key % 2][: 3 + key] + [key], 6, ignore_eos=True, min_new_tokens=1)
+        rig.send(key, [*STEMS[key % 2][: 3 + key], key], 6, ignore_eos=True, min_new_tokens=1)
         rig.turn(key % 3)
     rig.run()
     rig.at_rest()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import islice
 
 from vivace.engine.admission import Admission
 from vivace.engine.preemption import less_important, retraction_order
@@ -15,7 +14,7 @@ from vivace.engine.step_draft import Draft
 from vivace.kv.prefix_tree import TOKEN_BYTES, shared_pages
 
 _GROWTH = 16
-"""tokens for which a decoding sequence gets pages at once, while pages are plenty"""
+"""while pages are plenty, decoding sequences get them up to the next multiple of so many tokens"""
 _MOST_DEFERRED = 64
 """sequences passed over in one step because a running prompt computes their prefix"""
 
@@ -125,17 +124,21 @@ class Batching:
     def _grow(self, draft: Draft, growing: list[Sequence]) -> None:
         """More pages for each of them, taken in one piece; small pages come several at a time."""
         size, leases = self._pages.page_size, self._pages.leases
-        ahead = max(1, _GROWTH // size)
-        if ahead * len(growing) > leases.available // 2:
-            ahead = 1
-        supply = iter(leases.take(ahead * len(growing)))
+        most = max(1, _GROWTH // size) * len(growing)
+        plenty = most <= leases.available // 2
+        supply = leases.take(most if plenty else len(growing))
+        stride = _GROWTH if plenty else 1
         for sequence in growing:
             assert sequence.lease is not None
-            pages = list(islice(supply, ahead))
             held = sequence.lease.pages
+            goal = min(sequence.upper // stride * stride + stride, sequence.limit)
+            count = -(-goal // size) - len(held)
+            pages = supply[-count:]
+            del supply[-count:]
             held += pages
             sequence.edge = min(len(held) * size, sequence.limit - 1)
             draft.grants.append((sequence.row, pages))
+        leases.put_back(supply)
 
     # --- chunks -----------------------------------------------------------------------------
 

@@ -65,8 +65,9 @@ class Gatekeeper:
                 f"the prompt has {known} tokens, the KV cache holds {capacity.tokens}; "
                 "shorten it, or give the server more memory",
             )
-        if min(tokens) < 0 or max(tokens) >= capacity.vocabulary:
-            return _abort(400, f"prompt token ids must be in [0, {capacity.vocabulary})")
+        for ids in (tokens, request.resumed):
+            if ids and (min(ids) < 0 or max(ids) >= capacity.vocabulary):
+                return _abort(400, f"token ids must be in [0, {capacity.vocabulary})")
         return None
 
 

@@ -172,7 +172,9 @@ class OracleWorker:
         for join in plan.joins:
             self._join(join)
         for row, pages in plan.grants:
-            self._row(row).slots.extend(self._slots(pages))
+            slots = self._row(row).slots
+            slots.extend(self._slots(pages))
+            self._check_length(row, slots)
         size = self.capacity.page_size
         for copy in plan.copies:
             source, target = copy.source * size, copy.target * size
@@ -184,6 +186,7 @@ class OracleWorker:
         if not 0 <= join.row < self.capacity.rows:
             raise OracleMismatch(f"request {join.key} joins row {join.row} of {self.capacity.rows}")
         slots = self._slots(join.pages)
+        self._check_length(join.row, slots)
         if not 0 <= join.cached < len(join.tokens) or len(slots) < join.cached:
             raise OracleMismatch(
                 f"request {join.key}: {join.cached} cached of {len(join.tokens)} tokens, "
@@ -196,6 +199,11 @@ class OracleWorker:
         if any(not 0 <= page < self.capacity.pages for page in pages):
             raise OracleMismatch(f"page ids {pages} outside the pool of {self.capacity.pages}")
         return [page * size + offset for page in pages for offset in range(size)]
+
+    def _check_length(self, row: int, slots: list[int]) -> None:
+        longest = self.capacity.context + self.capacity.page_size
+        if len(slots) > longest:
+            raise OracleMismatch(f"row {row} has {len(slots)} slots, more than {longest}")
 
     def _row(self, row: int) -> _Row:
         if row not in self._rows:

@@ -41,8 +41,8 @@ class Roster:
 
     def welcome(self, sequence: Sequence) -> None:
         """A new sequence waits."""
-        self.live[sequence.key] = sequence
         self.waiting.add(sequence)
+        self.live[sequence.key] = sequence
 
     def start(self, sequence: Sequence, now: float) -> None:
         """A waiting sequence that has a lease gets a row. The caller takes it off the queue."""

@@ -64,9 +64,9 @@ class Sequence:
         "tainted",
         "target",
         "ticket",
-        "told",
         "token_time",
         "tokens",
+        "told",
         "upper",
     )
 

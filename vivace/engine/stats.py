@@ -144,8 +144,8 @@ class Stats:
         self.counters["num_retracted_requests_total"] += 1
         self.counters["num_retracted_input_tokens_total"] += sequence.prompt
         self.counters["num_retracted_output_tokens_total"] += sequence.generated
-        logger.warning(
-            "KV pages are short: request %s waits again after %d of at most %d tokens",
+        logger.info(
+            "Retracted request %s after %d of at most %d tokens; it waits again",
             *(sequence.request.rid, sequence.generated, sequence.limit - sequence.prompt),
         )
 

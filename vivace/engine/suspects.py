@@ -11,12 +11,13 @@ class Suspects:
     """Bisection: groups of spans that failed together run alone, in ever smaller groups.
 
     While there are suspects nothing else is planned. A group that runs is acquitted; one that
-    fails is halved; who fails alone is the offender. A single failing span is tried once more, so
-    a failure that does not repeat costs nobody anything.
+    fails is halved; who fails alone twice is the offender, so a failure that does not repeat
+    costs nobody anything.
     """
 
     def __init__(self) -> None:
         self._groups: list[list[Span]] = []
+        self._failed_alone: set[int] = set()
 
     def __bool__(self) -> bool:
         return bool(self._groups)
@@ -33,6 +34,8 @@ class Suspects:
     def acquit(self) -> None:
         """The group that `next` returned has run."""
         self._groups.pop()
+        if not self._groups:
+            self._failed_alone.clear()
 
     def accuse(self, spans: list[Span], on_trial: bool) -> Sequence | None:
         """A step with these spans failed. `on_trial`: it was what `next` returned.
@@ -41,10 +44,13 @@ class Suspects:
         """
         if on_trial:
             self._groups.pop()
-            if len(spans) == 1:
-                return spans[0][0]
-        if not spans:
+        if len(spans) > 1:
+            middle = (len(spans) + 1) // 2
+            self._groups += [spans[middle:], spans[:middle]]
             return None
-        middle = (len(spans) + 1) // 2
-        self._groups += [half for half in (spans[middle:], spans[:middle]) if half]
+        for sequence, _ in spans:
+            if sequence.key in self._failed_alone:
+                return sequence
+            self._failed_alone.add(sequence.key)
+            self._groups.append(spans)
         return None

@@ -138,6 +138,10 @@ class Leases:
             self._pool.release(gone)
         return self._pool.take(count)
 
+    def put_back(self, pages: list[int]) -> None:
+        """Pages from `take` that nobody needed after all."""
+        self._pool.release(pages)
+
     def grow(self, lease: Lease, count: int) -> list[int]:
         """Append `count` pages to a lease and return them."""
         pages = self.take(count)

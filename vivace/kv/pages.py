@@ -60,16 +60,25 @@ class PagePool:
 
     def audit(self, owners: Iterable[tuple[str, list[int]]]) -> list[str]:
         """Findings where free list, reference counts and the claims of all owners disagree."""
-        claims: list[list[str]] = [[] for _ in range(self.total)]
-        for owner, pages in owners:
+        owners = list(owners)
+        counts = [0] * self.total
+        for _, pages in owners:
             for page in pages:
-                claims[page].append(owner)
-        findings = []
+                counts[page] += 1
         free = set(self._free)
+        findings = []
         if len(free) != len(self._free):
             findings.append("the free list holds a page twice")
-        for page, claimants in enumerate(claims):
-            count = self._references[page]
+        wrong = counts != self._references or len(free) != counts.count(0)
+        if wrong or any(counts[page] for page in free):
+            findings += self._explain(owners, free)
+        return findings
+
+    def _explain(self, owners: list[tuple[str, list[int]]], free: set[int]) -> list[str]:
+        """One line per page whose state and claims contradict each other."""
+        findings = []
+        for page, count in enumerate(self._references):
+            claimants = [owner for owner, pages in owners for held in pages if held == page]
             if len(claimants) != count or (page in free) != (count == 0):
                 state = "free" if page in free else "taken"
                 findings.append(
