@@ -52,7 +52,7 @@ class GGUFWeights:
         self._file = file
         self._facts = facts
         self._gemma = facts.model_type.startswith("gemma")
-        self._permuted = facts.model_type == "llama"
+        self._permuted = facts.model_type in ("llama", "mistral")
         self._stored = {self._name(name): name for name in file.tensors if name not in NOT_WEIGHTS}
 
     def _name(self, stored: str) -> str:

@@ -57,4 +57,5 @@ class SafetensorsFiles:
                 f"{path}: tensor {name!r} is {kind}; F32, F16 and BF16 weights are read in this "
                 "version: use an unquantised checkpoint or a GGUF file"
             )
-        return opened.get_tensor(name)
+        # A copy: the file may be replaced or cut while the model runs.
+        return opened.get_tensor(name).clone()

@@ -60,10 +60,11 @@ def locate(
     found = (
         located_gguf(path) if is_gguf(path, load_format) else located_directory(path, load_format)
     )
+    dummy = load_format == "dummy"
     return ModelSource(
         path=found.path,
-        format=found.format,
-        files=found.files,
+        format="dummy" if dummy else found.format,
+        files=() if dummy else found.files,
         embedded=model_path is None,
         config=merged(found.config, overrides or {}),
         generation_config=found.generation_config,
@@ -94,10 +95,12 @@ def existing(path: str, flag: str) -> Path:
 def is_gguf(path: Path, load_format: str) -> bool:
     if load_format not in LOAD_FORMATS:
         raise SourceError(f"--load-format {load_format}: choose one of {', '.join(LOAD_FORMATS)}")
-    inside = path.is_file() and path.suffix == ".gguf"
-    if load_format == "gguf" or inside or load_format == "safetensors":
-        return load_format == "gguf" or (inside and load_format != "safetensors")
-    return path.is_dir() and not (path / "config.json").exists() and bool(list(path.glob("*.gguf")))
+    if load_format in ("gguf", "safetensors"):
+        return load_format == "gguf"
+    if path.is_file():
+        return path.suffix == ".gguf"
+    has_safetensors, has_gguf = any(path.glob("*.safetensors")), any(path.glob("*.gguf"))
+    return has_gguf and not has_safetensors
 
 
 def located_gguf(path: Path) -> ModelSource:
@@ -138,7 +141,7 @@ def located_directory(path: Path, load_format: str) -> ModelSource:
     files = () if load_format == "dummy" else safetensors_files(path)
     return ModelSource(
         path=path,
-        format="dummy" if load_format == "dummy" else "safetensors",
+        format="safetensors",
         files=files,
         config=config,
         generation_config=read_json(path / "generation_config.json", required=False),

@@ -25,14 +25,14 @@ class Embedding(Module):
     def bind(self, name: str, env: Bindings) -> None:
         super().bind(name, env)
         self._ops = env.ops
-        self._dtype = env.dtype
+        self._place = env.device, env.dtype
         if self._scale_value is not None:
             # The reference rounds the scale to the model's dtype before it multiplies.
             self._scale = torch.tensor(self._scale_value, dtype=env.dtype)
 
     def load(self, weights: Weights) -> None:
         shape = (self.vocabulary, self.hidden)
-        self.weight = weights.take(f"{self.name}.weight", shape).to(self._dtype)
+        self.weight = weights.take(f"{self.name}.weight", shape).to(*self._place)
 
     def __call__(self, ids: Tensor) -> Tensor:
         embedded = self._ops.embedding(ids, self.weight)

@@ -22,10 +22,10 @@ class RMSNorm(Module):
     def bind(self, name: str, env: Bindings) -> None:
         super().bind(name, env)
         self._ops = env.ops
-        self._dtype = env.dtype
+        self._place = env.device, env.dtype
 
     def load(self, weights: Weights) -> None:
-        self.weight = weights.take(f"{self.name}.weight", (self.size,)).to(self._dtype)
+        self.weight = weights.take(f"{self.name}.weight", (self.size,)).to(*self._place)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x[..., size] -> normed, like x."""

@@ -115,7 +115,9 @@ def llama3(rotated: int, theta: float, positions: int, scaling: dict[str, Any]) 
 
 
 def yarn(rotated: int, theta: float, positions: int, scaling: dict[str, Any]) -> Frequencies:
-    factor, original = float(scaling["factor"]), original_length(scaling, positions)
+    original = original_length(scaling, positions)
+    longest = float(scaling.get("model", {}).get("max_position_embeddings", positions))
+    factor = float(scaling.get("factor") or longest / original)
     fast, slow = float(scaling.get("beta_fast") or 32), float(scaling.get("beta_slow") or 1)
 
     def dimension(rotations: float) -> float:
@@ -144,6 +146,21 @@ def yarn_attention(scaling: dict[str, Any], factor: float) -> float:
     return scale(float(part)) / scale(float(whole)) if part and whole else scale(1.0)
 
 
+def longrope(rotated: int, theta: float, positions: int, scaling: dict[str, Any]) -> Frequencies:
+    """One divisor per frequency; the long list when more is served than was trained with.
+
+    Fixed for the served length, like `dynamic`.
+    """
+    original = original_length(scaling, positions)
+    key = "long_factor" if positions > original else "short_factor"
+    inverse, _ = given_factors(rotated, theta, positions, {"factors": scaling[key]})
+    if scaling.get("attention_factor") is not None:
+        return inverse, float(scaling["attention_factor"])
+    longest = float(scaling.get("model", {}).get("max_position_embeddings", positions))
+    factor = float(scaling.get("factor") or longest / original)
+    return inverse, math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+
+
 def original_length(scaling: dict[str, Any], positions: int) -> float:
     """The context the model was trained with before it was stretched."""
     model = scaling.get("model", {})
@@ -160,5 +177,7 @@ SCALINGS: dict[str, Callable[[int, float, int, dict[str, Any]], Frequencies]] = 
     "dynamic": dynamic,
     "llama3": llama3,
     "yarn": yarn,
+    "longrope": longrope,
+    "su": longrope,
     "factors": given_factors,
 }

@@ -7,6 +7,8 @@ from typing import Any
 
 from vivace.checkpoint.source import ModelSource, SourceError
 
+WINDOWLESS = ("llama",)
+"""families whose definition ignores `sliding_window`"""
 DTYPES = ("bfloat16", "float16", "float32")
 WHOLE = (
     "hidden_size",
@@ -48,6 +50,7 @@ class ModelFacts:
 def facts_of(source: ModelSource) -> ModelFacts:
     """Read the facts from a model's configuration. Raises SourceError naming the bad key."""
     config = text_config(source.config)
+    refuse_quantised(source, config)
     for key in WHOLE:
         whole(source, config, key)
     heads = whole(source, config, "num_attention_heads")
@@ -61,7 +64,7 @@ def facts_of(source: ModelSource) -> ModelFacts:
         layers=whole(source, config, "num_hidden_layers"),
         heads=heads,
         kv_heads=whole(source, config, "num_key_value_heads", heads),
-        head_dim=whole(source, config, "head_dim", max(hidden // heads, 1)),
+        head_dim=whole(source, config, "head_dim", default_head_dim(config, hidden, heads)),
         intermediate_size=whole(source, config, "intermediate_size"),
         vocabulary=whole(source, config, "vocab_size"),
         context=whole(source, config, "max_position_embeddings", 2048),
@@ -74,6 +77,22 @@ def facts_of(source: ModelSource) -> ModelFacts:
         parameters=parameter_count(config, heads, tied),
         config=config,
     )
+
+
+def refuse_quantised(source: ModelSource, config: dict[str, Any]) -> None:
+    found = config.get("quantization_config") or config.get("compression_config")
+    if found:
+        method = found.get("quant_method") if isinstance(found, dict) else None
+        raise SourceError(
+            f"{source.path}: the weights are quantised ({method or 'unknown method'}); this "
+            "version reads F32, F16 and BF16 safetensors and quantised GGUF files: use one of those"
+        )
+
+
+def default_head_dim(config: dict[str, Any], hidden: int, heads: int) -> int:
+    """What a configuration without `head_dim` means."""
+    family = {"gemma2": 256, "gemma3": 256, "gemma3_text": 256, "qwen3": 128}
+    return family.get(str(config.get("model_type", "")), max(hidden // heads, 1))
 
 
 def text_config(config: dict[str, Any]) -> dict[str, Any]:
@@ -120,12 +139,13 @@ def eos_ids(config: dict[str, Any]) -> tuple[int, ...]:
 def layer_windows(config: dict[str, Any]) -> tuple[int | None, ...]:
     """Sliding window of each layer in tokens, None where attention is full."""
     layers, window = config["num_hidden_layers"], config.get("sliding_window")
-    if not isinstance(window, int) or config.get("use_sliding_window") is False:
+    model_type = str(config.get("model_type", ""))
+    unused = config.get("use_sliding_window") is False or model_type in WINDOWLESS
+    if not isinstance(window, int) or window < 1 or unused:
         return (None,) * layers
     kinds = config.get("layer_types")
     if isinstance(kinds, list) and len(kinds) == layers:
         return tuple(window if kind == "sliding_attention" else None for kind in kinds)
-    model_type = str(config.get("model_type", ""))
     if model_type.startswith("qwen"):
         first = config.get("max_window_layers", layers)
         wanted = config.get("use_sliding_window") is True

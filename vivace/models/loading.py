@@ -8,11 +8,11 @@ from typing import cast
 import torch
 
 from vivace.checkpoint.open import open_weights
-from vivace.checkpoint.source import ModelSource, SourceError
+from vivace.checkpoint.source import ModelSource
 from vivace.layers.module import Bindings
 from vivace.models.causal_lm import Model
 from vivace.models.facts import ModelFacts
-from vivace.models.registry import ARCHITECTURES
+from vivace.models.registry import ARCHITECTURES, check_architecture
 from vivace.platforms.ops.table import Ops
 from vivace.quantization.method import Unquantized
 
@@ -37,13 +37,14 @@ def load_model(
     Raises SourceError for an architecture nobody has written, CheckpointError for bad weights.
     """
     model = declare(source, facts, positions, implementation)
+    place = device or torch.device("cpu")
     model.bind(
         "",
         Bindings(
             ops=ops,
             dtype=dtype,
-            device=device or torch.device("cpu"),
-            linear_method=lambda name: Unquantized(ops, dtype),
+            device=place,
+            linear_method=lambda name: Unquantized(ops, dtype, place),
         ),
     )
     weights = open_weights(source, facts, seed=seed, progress=progress)
@@ -55,13 +56,9 @@ def load_model(
 
 def declare(source: ModelSource, facts: ModelFacts, positions: int, implementation: str) -> Model:
     """Our own architecture file, or the generic transformers one when that was asked for."""
+    check_architecture(source, facts, implementation)
     if implementation == "transformers":
         from vivace.models.transformers_impl import declare as declare_generic
 
         return declare_generic(facts, positions)
-    if facts.architecture not in ARCHITECTURES:
-        raise SourceError(
-            f"{source.path}: the architecture {facts.architecture} is not supported; supported: "
-            f"{', '.join(ARCHITECTURES)}. Others may run with --model-impl transformers."
-        )
     return cast(Model, ARCHITECTURES.get(facts.architecture)(facts, positions))

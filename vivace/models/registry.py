@@ -1,9 +1,11 @@
-"""Architectures Vivace has written, and how a model is built from a located checkpoint."""
+"""Architectures Vivace has written. Torch-free: a model's module loads when it is built."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 
+from vivace.checkpoint.source import ModelSource, SourceError
 from vivace.models.facts import ModelFacts
 from vivace.registry import Registry
 
@@ -18,3 +20,24 @@ ARCHITECTURES: Registry[Callable[[ModelFacts, int], object]] = Registry(
         "Gemma3ForCausalLM": "vivace.models.gemma:declare_gemma3",
     },
 )
+
+
+def check_architecture(
+    source: ModelSource, facts: ModelFacts, implementation: str = "auto"
+) -> None:
+    """Raises SourceError when no code here can run the model. `implementation`: --model-impl.
+
+    Cheap, so that it can be asked before any process is started.
+    """
+    if implementation == "transformers":
+        if find_spec("transformers") is None:
+            raise SourceError(
+                "--model-impl transformers needs the package transformers: "
+                "pip install 'vivace[transformers]'"
+            )
+        return
+    if facts.architecture not in ARCHITECTURES:
+        raise SourceError(
+            f"{source.path}: the architecture {facts.architecture} is not supported; supported: "
+            f"{', '.join(ARCHITECTURES)}. Others may run with --model-impl transformers."
+        )

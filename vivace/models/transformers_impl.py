@@ -22,14 +22,9 @@ NOT_CONFIG = ("architectures", "torch_dtype", "dtype", "auto_map", "_name_or_pat
 
 
 def declare(facts: ModelFacts, positions: int) -> TransformersModel:
-    """The generic model. Raises SourceError when transformers or the class is not there."""
-    try:
-        import transformers
-    except ImportError:
-        raise SourceError(
-            "--model-impl transformers needs the package transformers: "
-            "pip install 'vivace[transformers]'"
-        ) from None
+    """The generic model. Raises SourceError when transformers does not know its type."""
+    import transformers
+
     if facts.model_type not in transformers.CONFIG_MAPPING:
         raise SourceError(
             f"transformers {transformers.__version__} has no model type {facts.model_type!r} "

@@ -25,15 +25,15 @@ class LinearMethod(Protocol):
 class Unquantized:
     """The weight in the model's dtype, packed as the device's `linear` likes it."""
 
-    def __init__(self, ops: Ops, dtype: torch.dtype) -> None:
+    def __init__(self, ops: Ops, dtype: torch.dtype, device: torch.device) -> None:
         self._ops = ops
-        self._dtype = dtype
+        self._place = device, dtype
         self._weight: Any = None
         self._bias: Tensor | None = None
 
     def load(self, weight: Tensor, bias: Tensor | None) -> None:
-        self._weight = self._ops.pack_linear(weight.to(self._dtype))
-        self._bias = None if bias is None else bias.to(self._dtype)
+        self._weight = self._ops.pack_linear(weight.to(*self._place))
+        self._bias = None if bias is None else bias.to(*self._place)
 
     def apply(self, x: Tensor) -> Tensor:
         return self._ops.linear(x, self._weight, self._bias)
