@@ -1,0 +1,116 @@
+"""A loaded model over the CPU's real paged attention, fed span by span."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vivace.checkpoint.source import ModelSource, locate
+from vivace.models.causal_lm import Model
+from vivace.models.facts import facts_of
+from vivace.models.loading import load_model
+from vivace.platforms.attention import HostStep
+from vivace.platforms.cpu.attention import CpuAttention
+from vivace.platforms.cpu.ops import cpu_ops
+from vivace.worker.inputs import StepInput
+from vivace.worker.kv_memory import PagedKV
+
+
+def load(
+    path: Path | None,
+    *,
+    dtype: torch.dtype = torch.float32,
+    positions: int | None = None,
+    implementation: str = "auto",
+    overrides: dict[str, Any] | None = None,
+    source: ModelSource | None = None,
+) -> Model:
+    found = source or locate(str(path) if path else None, overrides=overrides)
+    facts = facts_of(found)
+    return load_model(
+        found,
+        facts,
+        cpu_ops(),
+        dtype=dtype,
+        positions=positions or facts.context,
+        progress=lambda stage, fraction: None,
+        implementation=implementation,
+    )
+
+
+class PagedModel:
+    """Sequences by name; pages are handed out in a shuffled order, so that none are neighbours."""
+
+    def __init__(
+        self, model: Model, *, page_size: int = 4, pages: int = 64, dtype: torch.dtype | None = None
+    ) -> None:
+        self.model = model
+        layers = model.attention_layers
+        self.kv = PagedKV(
+            layers, pages, page_size, dtype or torch.float32, torch.device("cpu")
+        )
+        self.attention = CpuAttention(layers, self.kv)
+        self._free = list(np.random.default_rng(5).permutation(pages))
+        self._pages: dict[str, list[int]] = {}
+        self._lengths: dict[str, int] = {}
+
+    def step(self, spans: dict[str, Sequence[int]]) -> dict[str, Tensor]:
+        """Feed each named sequence some tokens; logits[count, vocabulary] for each of them."""
+        step = self._input(spans)
+        with torch.inference_mode():
+            self.attention.plan(step)
+            logits = self.model.logits(self.model.forward(step))
+        return dict(zip(spans, logits.split(step.counts), strict=True))
+
+    def feed(self, name: str, tokens: Sequence[int], chunks: Sequence[int]) -> Tensor:
+        """Feed one sequence in chunks; the logits of all its tokens."""
+        pieces, at = [], 0
+        for count in chunks:
+            pieces.append(self.step({name: tokens[at : at + count]})[name])
+            at += count
+        assert at == len(tokens)
+        return torch.cat(pieces)
+
+    def _input(self, spans: dict[str, Sequence[int]]) -> StepInput:
+        size = self.kv.page_size
+        positions: list[int] = []
+        slots: list[int] = []
+        lengths, counts = [], [len(tokens) for tokens in spans.values()]
+        for name, tokens in spans.items():
+            before = self._lengths.get(name, 0)
+            length = self._lengths[name] = before + len(tokens)
+            pages = self._pages.setdefault(name, [])
+            while len(pages) * size < length:
+                pages.append(int(self._free.pop()))
+            positions += range(before, length)
+            slots += [pages[p // size] * size + p % size for p in range(before, length)]
+            lengths.append(length)
+        widest = max(len(self._pages[name]) for name in spans)
+        table = np.full((len(spans), widest), self.kv.empty_page, np.int64)
+        for row, name in zip(table, spans, strict=True):
+            row[: len(self._pages[name])] = self._pages[name]
+        starts = np.concatenate([[0], np.cumsum(counts)])
+        return StepInput(
+            ids=torch.tensor([t for tokens in spans.values() for t in tokens]),
+            positions=torch.tensor(positions),
+            query_starts=torch.from_numpy(starts),
+            lengths=torch.tensor(lengths),
+            rows=torch.arange(len(spans)),
+            page_table=torch.from_numpy(table),
+            slots=torch.tensor(slots),
+            last=torch.from_numpy(starts[1:] - 1),
+            attention=self.attention,
+            counts=counts,
+            max_length=max(lengths),
+            host=HostStep(
+                starts=starts,
+                lengths=np.array(lengths),
+                pages=table,
+                decode=all(count == 1 for count in counts),
+            ),
+        )

@@ -1,0 +1,121 @@
+"""Every family at toy size: logits equal transformers', whatever the chunks and the batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from paged_model import PagedModel, load
+from toy_models import make, reference, tokens
+
+from vivace.checkpoint.source import SourceError, locate
+from vivace.models.facts import facts_of
+
+SLIDING = {"sliding_window": 7}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "llama-tied": ("Llama", {"tie_word_embeddings": True}),
+    "llama-biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama-head-dim": ("Llama", {"head_dim": 20, "num_key_value_heads": 6}),
+    "mistral-sliding": ("Mistral", SLIDING),
+    "mistral-full": ("Mistral", {"sliding_window": None}),
+    "qwen2": ("Qwen2", {}),
+    "qwen2-sliding": ("Qwen2", {**SLIDING, "use_sliding_window": True, "max_window_layers": 1}),
+    "qwen3": ("Qwen3", {"head_dim": 16}),
+    "qwen3-tied": ("Qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
+    "gemma2": ("Gemma2", {**SLIDING, "head_dim": 16, "query_pre_attn_scalar": 10}),
+    "gemma3": ("Gemma3Text", {**SLIDING, "head_dim": 16, "query_pre_attn_scalar": 24,
+                              "num_hidden_layers": 7}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
+    kind, settings = FAMILIES[name]
+    theirs = make(kind, tmp_path, **settings)
+    ours = PagedModel(load(tmp_path))
+    first, second = tokens(33, 1), tokens(21, 2)
+    wanted = {"a": reference(theirs, first), "b": reference(theirs, second)}
+
+    # One prompt in uneven chunks, the other joining in the middle, then both decoding.
+    found: dict[str, list[torch.Tensor]] = {"a": [], "b": []}
+    plan = [{"a": 9}, {"a": 1, "b": 6}, {"a": 13, "b": 5}, {"b": 1}] + 9 * [{"a": 1, "b": 1}]
+    at = {"a": 0, "b": 0}
+    streams = {"a": first, "b": second}
+    for counts in [*plan, {"a": 1}]:
+        spans = {key: streams[key][at[key] : at[key] + count] for key, count in counts.items()}
+        for key, logits in ours.step(spans).items():
+            found[key].append(logits)
+            at[key] += counts[key]
+    assert at == {"a": 33, "b": 21}
+    for key, logits in wanted.items():
+        assert logits.std() > 0.1
+        torch.testing.assert_close(torch.cat(found[key]), logits, rtol=1e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_facts_describe_the_model(name: str, tmp_path: Path) -> None:
+    kind, settings = FAMILIES[name]
+    theirs = make(kind, tmp_path, **settings)
+    facts = facts_of(locate(str(tmp_path)))
+    config = theirs.config
+    assert facts.architecture == type(theirs).__name__
+    assert (facts.layers, facts.heads) == (config.num_hidden_layers, 6)
+    assert (facts.vocabulary, facts.context, facts.dtype) == (96, 128, "float32")
+    assert (facts.bos_id, facts.eos_ids) == (1, (2,))
+    assert facts.tied == bool(config.tie_word_embeddings)
+    matrices = sum(weight.numel() for weight in theirs.parameters() if weight.dim() > 1)
+    assert facts.parameters == matrices
+    shown = getattr(config, "layer_types", None) or ["full_attention"] * facts.layers
+    if name == "mistral-sliding":
+        shown = ["sliding_attention"] * facts.layers
+    slides = [7 if kind == "sliding_attention" else None for kind in shown]
+    assert list(facts.layer_windows) == slides
+    assert facts.kv_bytes_per_token(2) == 2 * 2 * facts.layers * facts.kv_heads * facts.head_dim
+
+
+def test_bfloat16_stays_close(tmp_path: Path) -> None:
+    theirs = make("Llama", tmp_path)
+    ours = PagedModel(load(tmp_path, dtype=torch.bfloat16), dtype=torch.bfloat16)
+    ids = tokens(24)
+    found = ours.feed("a", ids, [16, *[1] * 8])
+    assert found.dtype == torch.float32
+    wanted = reference(theirs, ids)
+    close = torch.nn.functional.cosine_similarity(found, wanted, dim=-1)
+    assert close.min() > 0.995
+
+
+def test_overrides_change_the_model(tmp_path: Path) -> None:
+    """--json-model-override-args with fewer layers leaves weights over, which is an error."""
+    make("Llama", tmp_path)
+    with pytest.raises(ValueError, match=r"no place for .*layers\.1"):
+        load(tmp_path, overrides={"num_hidden_layers": 1})
+    theta = load(tmp_path, overrides={"rope_parameters": {"rope_theta": 77.0}})
+    ids = tokens(20)
+    changed = PagedModel(theta).feed("a", ids, [20])
+    assert not torch.allclose(changed, PagedModel(load(tmp_path)).feed("a", ids, [20]))
+
+
+def test_unknown_architecture_names_the_known_ones(tmp_path: Path) -> None:
+    make("Llama", tmp_path)
+    with pytest.raises(SourceError, match=r"FooForCausalLM is not supported; .*Qwen3ForCausalLM"):
+        load(tmp_path, overrides={"architectures": ["FooForCausalLM"]})
+
+
+def test_quantised_safetensors_are_refused(tmp_path: Path) -> None:
+    make("Llama", tmp_path)
+    with pytest.raises(SourceError, match=r"quantised \(gptq\)"):
+        load(tmp_path, overrides={"quantization_config": {"quant_method": "gptq"}})
+
+
+def test_dummy_weights_need_no_files_and_repeat(tmp_path: Path) -> None:
+    make("Gemma3Text", tmp_path, head_dim=16)
+    (tmp_path / "model.safetensors").unlink()
+    source = locate(str(tmp_path), load_format="dummy")
+    ids = tokens(12)
+    runs = [PagedModel(load(None, source=source)).feed("a", ids, [5, 7]) for _ in range(2)]
+    assert torch.equal(*runs)
+    assert torch.isfinite(runs[0]).all()
+    assert runs[0].std() > 0

@@ -1,0 +1,59 @@
+"""Toy checkpoints of every family with random weights, made by transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+VOCABULARY = 96
+SHAPE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+
+
+def make(kind: str, folder: Path, **settings: Any) -> Any:
+    """Save a random model of transformers' class family `kind` ("Llama"); returns it, in eval."""
+    torch.manual_seed(len(kind))
+    config = getattr(transformers, f"{kind}Config")(**{**SHAPE, **settings})
+    config._attn_implementation = "eager"
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    scramble(model)
+    model.save_pretrained(folder)
+    return model.eval()
+
+
+def scramble(model: Any) -> None:
+    """Weights large enough that every layer, norm and bias changes the logits."""
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            noise = torch.randn(weight.shape, generator=generator)
+            if weight.dim() == 1:
+                weight.add_(noise * 0.2)
+            else:
+                fan = 1.0 if "embed" in name else weight.shape[1] ** -0.5
+                weight.copy_(noise * fan)
+
+
+def tokens(count: int, seed: int = 0) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(3, VOCABULARY, (count,), generator=generator).tolist()
+
+
+def reference(model: Any, ids: list[int]) -> Tensor:
+    """transformers' logits[count, vocabulary] for one sequence computed in one piece."""
+    with torch.inference_mode():
+        return model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].float()
