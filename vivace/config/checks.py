@@ -1,0 +1,198 @@
+"""What must hold before anything is started. A check raises ConfigError or returns notices."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from vivace.config.config import ConfigError, Options, all_options, value_of
+from vivace.config.environment import switched_on
+from vivace.config.option import Kind
+
+if TYPE_CHECKING:
+    from vivace.config.resolve import Surroundings
+
+LONGER = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
+
+RANGES: dict[str, tuple[float, float]] = {
+    "port": (0, 65535),
+    "tokenizer_worker_num": (1, 64),
+    "context_length": (1, 1 << 31),
+    "mem_fraction_static": (0.01, 0.99),
+    "max_total_tokens": (1, 1 << 40),
+    "page_size": (1, 1 << 16),
+    "max_running_requests": (1, 1 << 16),
+    "prefill_max_requests": (1, 1 << 16),
+    "max_queued_requests": (0, 1 << 31),
+    "chunked_prefill_size": (-1, 1 << 31),
+    "max_prefill_tokens": (1, 1 << 31),
+    "priority_scheduling_preemption_threshold": (0, 1 << 31),
+    "schedule_conservativeness": (0.0, 100.0),
+    "num_continuous_decode_steps": (1, 1024),
+    "scheduler_recv_interval": (1, 1024),
+    "cpu_threads": (1, 1024),
+    "random_seed": (0, (1 << 63) - 1),
+    "stream_interval": (1, 1 << 20),
+    "watchdog_timeout": (0, 1e9),
+    "soft_watchdog_timeout": (0, 1e9),
+    "decode_log_interval": (1, 1 << 31),
+    "gc_warning_threshold_secs": (0, 1e6),
+}
+"""inclusive limits of numbers, by option name"""
+BUCKETS = (
+    "bucket_time_to_first_token",
+    "bucket_inter_token_latency",
+    "bucket_e2e_request_latency",
+)
+LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
+
+
+def availability(options: Options, around: Surroundings) -> list[str]:
+    """Stops at an option that is not available here; tells which have no effect."""
+    notices: list[str] = []
+    for option in all_options():
+        value = value_of(options, option)
+        if value == option.default or value in option.trivial:
+            continue
+        state = option.state(around.platform.name, value)
+        if state.kind is Kind.NOT_AVAILABLE:
+            shown = "" if option.shape == "bool" else f" {value}"
+            raise ConfigError(
+                f"{option.flag}{shown} is {state.text()} "
+                f"(device {around.platform.name}; see `vivace flags --search {option.name}`)"
+            )
+        if state.kind is Kind.NO_EFFECT:
+            notices.append(f"{option.flag} has {state.text()}")
+    return notices
+
+
+def ranges(options: Options, around: Surroundings) -> list[str]:
+    for option in all_options():
+        value = value_of(options, option)
+        if option.name not in RANGES or value is None:
+            continue
+        low, high = RANGES[option.name]
+        if not low <= value <= high:
+            raise ConfigError(f"{option.flag} {value}: a number from {low:g} to {high:g} is wanted")
+    if options.schedule.chunked_prefill_size == 0:
+        raise ConfigError("--chunked-prefill-size 0: give a size, or -1 to never cut prompts")
+    for name in BUCKETS:
+        bounds = getattr(options.logging, name)
+        if bounds and list(bounds) != sorted(set(bounds)):
+            raise ConfigError(f"--{name.replace('_', '-')}: the bounds must rise")
+    return []
+
+
+def names(options: Options, around: Surroundings) -> list[str]:
+    name = options.model.served_model_name
+    if name is not None and (":" in name or not name):
+        raise ConfigError(
+            f"--served-model-name {name!r}: empty names and ':' are refused "
+            "(base:adapter will choose an adapter)"
+        )
+    for flag in ("log_level", "log_level_http"):
+        level = getattr(options.logging, flag)
+        if level is not None and level.lower() not in LEVELS:
+            raise ConfigError(
+                f"--{flag.replace('_', '-')} {level}: one of {', '.join(LEVELS)} is wanted"
+            )
+    for flag in ("json_model_override_args", "preferred_sampling_params"):
+        value: Any = getattr(options.model, flag)
+        if value is not None and not isinstance(value, dict):
+            raise ConfigError(f"--{flag.replace('_', '-')}: a JSON object is wanted")
+    return []
+
+
+def context_length(options: Options, around: Surroundings) -> list[str]:
+    asked, limit = options.model.context_length, around.facts.context
+    if asked is None or asked <= limit:
+        return []
+    if not switched_on(options.environment, LONGER):
+        raise ConfigError(
+            f"--context-length {asked} is above the model's {limit}; answers would degrade. "
+            f"Set {LONGER}=1 to do it anyway"
+        )
+    return [f"--context-length {asked} is above the model's {limit}: answers may degrade"]
+
+
+def chunk_and_page(options: Options, around: Surroundings) -> list[str]:
+    chunk, page = options.schedule.chunked_prefill_size, options.memory.page_size
+    page = page or around.platform.page_sizes[0]
+    if chunk is not None and chunk > 0 and chunk % page and options.memory.page_size is not None:
+        raise ConfigError(
+            f"--chunked-prefill-size {chunk} is no multiple of --page-size {page}; "
+            f"use {max(page, chunk // page * page)}"
+        )
+    return []
+
+
+def priorities(options: Options, around: Surroundings) -> list[str]:
+    schedule = options.schedule
+    if schedule.enable_priority_scheduling and schedule.schedule_policy not in (
+        "fcfs",
+        "lof",
+        "priority",
+    ):
+        raise ConfigError(
+            f"--enable-priority-scheduling does not go with --schedule-policy "
+            f"{schedule.schedule_policy}; use fcfs, lof or priority"
+        )
+    if schedule.schedule_low_priority_values_first and not (
+        schedule.enable_priority_scheduling or schedule.schedule_policy == "priority"
+    ):
+        return [
+            "--schedule-low-priority-values-first has no effect: priorities are off; "
+            "add --enable-priority-scheduling"
+        ]
+    return []
+
+
+def exposure(options: Options, around: Surroundings) -> list[str]:
+    """A server that others can reach needs a key, or somebody who says that it needs none."""
+    http = options.http
+    if loopback(http.host) or http.api_key:
+        return []
+    if not http.insecure:
+        raise ConfigError(
+            f"--host {http.host} can be reached from other machines and there is no --api-key; "
+            "set one, or add --insecure when the network is trusted"
+        )
+    return [f"--insecure: everybody who reaches {http.host} may use this server without a key"]
+
+
+def loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def formats(options: Options, around: Surroundings) -> list[str]:
+    asked = options.quantization.quantization
+    if asked == "gguf" and around.source.format != "gguf":
+        raise ConfigError(
+            f"--quantization gguf: {around.source.path} is a {around.source.format} model"
+        )
+    return []
+
+
+def retractions(options: Options, around: Surroundings) -> list[str]:
+    if switched_on(options.environment, "SGLANG_TEST_RETRACT"):
+        return ["SGLANG_TEST_RETRACT: sequences are retracted regularly, for tests"]
+    return []
+
+
+CHECKS: list[Callable[[Options, Surroundings], list[str]]] = [
+    availability,
+    ranges,
+    names,
+    context_length,
+    chunk_and_page,
+    priorities,
+    exposure,
+    formats,
+    retractions,
+]

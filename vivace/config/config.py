@@ -1,0 +1,111 @@
+"""Options (what was asked) and Config (what will run)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from vivace.checkpoint.source import ModelSource
+from vivace.config.extensions import (
+    HicacheOptions,
+    LoraOptions,
+    MambaOptions,
+    OffloadOptions,
+    SpeculativeOptions,
+)
+from vivace.config.kernels import KernelOptions, OptimizationOptions, QuantizationOptions
+from vivace.config.model import ModelOptions, MultimodalOptions, WeightsOptions
+from vivace.config.observing import DebugOptions, LoggingOptions
+from vivace.config.option import Option, options_of
+from vivace.config.parallel import DisaggregationOptions, ExpertOptions, ParallelOptions
+from vivace.config.serving import HttpOptions, MemoryOptions, RuntimeOptions, ScheduleOptions
+from vivace.models.facts import ModelFacts
+from vivace.platforms.platform import PlatformFacts
+
+
+class ConfigError(ValueError):
+    """A setting is wrong; the text is for the user to read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rewrite:
+    """A setting that was decided for the user. `field` is the option's name."""
+
+    field: str
+    before: Any
+    after: Any
+    rule: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slices:
+    """Every subsystem's options."""
+
+    model: ModelOptions = field(default_factory=ModelOptions)
+    http: HttpOptions = field(default_factory=HttpOptions)
+    memory: MemoryOptions = field(default_factory=MemoryOptions)
+    schedule: ScheduleOptions = field(default_factory=ScheduleOptions)
+    runtime: RuntimeOptions = field(default_factory=RuntimeOptions)
+    logging: LoggingOptions = field(default_factory=LoggingOptions)
+    quantization: QuantizationOptions = field(default_factory=QuantizationOptions)
+    kernels: KernelOptions = field(default_factory=KernelOptions)
+    optimization: OptimizationOptions = field(default_factory=OptimizationOptions)
+    parallel: ParallelOptions = field(default_factory=ParallelOptions)
+    experts: ExpertOptions = field(default_factory=ExpertOptions)
+    disaggregation: DisaggregationOptions = field(default_factory=DisaggregationOptions)
+    lora: LoraOptions = field(default_factory=LoraOptions)
+    speculative: SpeculativeOptions = field(default_factory=SpeculativeOptions)
+    mamba: MambaOptions = field(default_factory=MambaOptions)
+    hicache: HicacheOptions = field(default_factory=HicacheOptions)
+    offload: OffloadOptions = field(default_factory=OffloadOptions)
+    weights: WeightsOptions = field(default_factory=WeightsOptions)
+    multimodal: MultimodalOptions = field(default_factory=MultimodalOptions)
+    debug: DebugOptions = field(default_factory=DebugOptions)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Slices):
+    """What was asked. `notices` are lines to show; `environment` holds honoured variables."""
+
+    notices: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(Slices):
+    """What will run: resolved options, and what they were resolved against."""
+
+    source: ModelSource
+    facts: ModelFacts
+    platform: PlatformFacts
+    rewrites: tuple[Rewrite, ...] = ()
+    notices: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+    depth: int = 2
+    """plans in flight"""
+
+
+def all_options() -> Iterator[Option]:
+    """Every option, slice by slice, in declared order."""
+    for part in dataclasses.fields(Slices):
+        yield from options_of(type(part.default_factory()), part.name)  # type: ignore[misc]
+
+
+def value_of(slices: Slices, option: Option) -> Any:
+    return getattr(getattr(slices, option.slice_name), option.name)
+
+
+def with_values(options: Options, values: dict[str, Any]) -> Options:
+    """Options with some set, by option name."""
+    changed: dict[str, dict[str, Any]] = {}
+    for option in all_options():
+        if option.name in values:
+            changed.setdefault(option.slice_name, {})[option.name] = values[option.name]
+    parts = {
+        name: dataclasses.replace(getattr(options, name), **fields)
+        for name, fields in changed.items()
+    }
+    return dataclasses.replace(options, **parts)

@@ -1,0 +1,194 @@
+"""Model, tokenizer and what is known about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from vivace.config.option import no_effect, not_available, option
+from vivace.config.reasons import NO_CODE, NO_HOT_WEIGHTS, NO_MEDIA
+
+OTHER_FORMAT = not_available(
+    "this weight format is not read (pickled formats never will be)",
+    "use auto, safetensors, gguf or dummy",
+)
+LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
+OTHER_LOAD_FORMATS = (
+    "pt", "npcache", "sharded_state", "bitsandbytes", "layered", "flash_rl", "remote",
+    "remote_instance", "fastsafetensors", "private", "instanttensor", "presharded", "expert_pack",
+    "mistral", "runai_streamer",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    model_path: str | None = option(
+        help="Model directory or GGUF file; without it the embedded model is served.",
+        aliases=["model"],
+    )
+    tokenizer_path: str | None = option(
+        help="Where the tokenizer is, when it is not with the model."
+    )
+    tokenizer_mode: str = option(
+        "auto",
+        "Which tokenizer implementation to use; there is one.",
+        choices=["auto", "slow"],
+        values={"slow": no_effect("there is one tokenizer implementation, the fast one")},
+    )
+    tokenizer_worker_num: int = option(1, "Frontend processes that share the port.")
+    skip_tokenizer_init: bool = option(
+        False, "Take and return token ids only; no text, no stop strings."
+    )
+    load_format: str = option(
+        "auto",
+        "How weights are read; dummy makes random ones.",
+        choices=[*LOAD_FORMATS, *OTHER_LOAD_FORMATS],
+        values=dict.fromkeys(OTHER_LOAD_FORMATS, OTHER_FORMAT),
+    )
+    model_loader_extra_config: Any = option(
+        None,
+        "JSON settings of the weight reader.",
+        json=True,
+        trivial=[{}],
+        cpu=not_available("the readers of this version have no settings"),
+    )
+    trust_remote_code: bool = option(
+        False,
+        "Accepted for compatibility.",
+        cpu=no_effect("code from a model directory is never run; architectures are built in"),
+    )
+    context_length: int | None = option(
+        help="Longest prompt plus output in tokens; default: what the model says."
+    )
+    is_embedding: bool = option(
+        False, "Serve embeddings.", cpu=not_available("embedding models are not in this version")
+    )
+    enable_multimodal: bool = option(
+        False,
+        "Switch the multimodal processor on.",
+        cpu=no_effect("this version serves text models only"),
+    )
+    revision: str | None = option(
+        help="Revision of a model on a hub.",
+        cpu=no_effect("models are read from local files, which have one revision"),
+    )
+    model_impl: str = option(
+        "auto",
+        "Own architecture files (auto, sglang, vivace) or transformers' classes.",
+        choices=["auto", "sglang", "vivace", "transformers", "mindspore"],
+        values={"mindspore": not_available("there is no MindSpore backend", "use auto")},
+    )
+    dtype: str = option(
+        "auto",
+        "Type of weights and activations; auto: the fastest this device has for the model.",
+        choices=["auto", "half", "float16", "bfloat16", "float", "float32"],
+    )
+    chat_template: str | None = option(
+        help="Built-in template name, or a Jinja or JSON file, instead of the tokenizer's template."
+    )
+    hf_chat_template_name: str | None = option(help="Which of several templates to use.")
+    completion_template: str | None = option(
+        help="Fill-in-the-middle template.",
+        cpu=not_available("fill-in-the-middle is not in this version"),
+    )
+    served_model_name: str | None = option(help="Name in /v1/models and in answers.")
+    json_model_override_args: Any = option(
+        None, "JSON merged over the model's configuration.", json=True
+    )
+    preferred_sampling_params: Any = option(
+        None, "JSON with the server's default sampling settings.", json=True
+    )
+    sampling_defaults: str = option(
+        "model",
+        "Where sampling defaults come from: generation_config.json or OpenAI's.",
+        choices=["openai", "model"],
+    )
+    weight_version: str = option("default", "Label returned with every answer.")
+    download_dir: str | None = option(
+        help="Where a hub's files are kept.", cpu=no_effect("nothing is downloaded")
+    )
+    model_checksum: str | None = option(
+        help="Verify the files against checksums.",
+        cpu=not_available("checksum files are not in this version"),
+    )
+
+
+@dataclass(frozen=True)
+class WeightsOptions:
+    custom_weight_loader: tuple[str, ...] | None = option(
+        help="Import paths of weight loading functions.", cpu=NO_CODE
+    )
+    weight_loader_disable_mmap: bool = option(
+        False,
+        "Read files into memory instead of mapping them.",
+        cpu=not_available("weights are read through mappings", "copy the model to a local disk"),
+    )
+    remote_instance_weight_loader_seed_instance_ip: str | None = option(
+        help="Server to pull weights from.", cpu=NO_HOT_WEIGHTS
+    )
+    remote_instance_weight_loader_seed_instance_service_port: int | None = option(
+        help="Its port.", cpu=NO_HOT_WEIGHTS
+    )
+    remote_instance_weight_loader_send_weights_group_ports: Any = option(
+        None, "JSON list of ports for sending weights.", json=True, cpu=NO_HOT_WEIGHTS
+    )
+    remote_instance_weight_loader_backend: str = option(
+        "nccl",
+        "How weights travel.",
+        choices=["transfer_engine", "nccl"],
+        cpu=NO_HOT_WEIGHTS,
+    )
+    remote_instance_weight_loader_start_seed_via_transfer_engine: bool = option(
+        False, "Offer weights to others.", cpu=NO_HOT_WEIGHTS
+    )
+    checkpoint_engine_wait_weights_before_ready: bool = option(
+        False, "Wait for pushed weights.", cpu=NO_HOT_WEIGHTS
+    )
+    delete_ckpt_after_loading: bool = option(
+        False, "Delete the checkpoint after loading.", cpu=not_available("files are never deleted")
+    )
+    decrypted_config_file: str | None = option(
+        help="Decrypted configuration.",
+        cpu=not_available("encrypted checkpoints are not in this version"),
+    )
+    decrypted_draft_config_file: str | None = option(
+        help="Decrypted configuration of the draft.",
+        cpu=not_available("encrypted checkpoints are not in this version"),
+    )
+    enable_memory_saver: bool = option(
+        False,
+        "Let weights and KV be released while serving.",
+        cpu=not_available("memory is held while serving"),
+    )
+    enable_weights_cpu_backup: bool = option(
+        False, "Keep a host copy of released weights.", cpu=NO_HOT_WEIGHTS
+    )
+    enable_draft_weights_cpu_backup: bool = option(
+        False, "The same for the draft.", cpu=NO_HOT_WEIGHTS
+    )
+
+
+@dataclass(frozen=True)
+class MultimodalOptions:
+    mm_attention_backend: str | None = option(
+        help="Attention kernels of the vision tower.",
+        choices=[
+            "sdpa", "fa3", "triton_attn", "ascend_attn", "aiter_attn", "fa4", "flashinfer_cudnn",
+            "amx_attn", "xpu_attn",
+        ],
+        cpu=NO_MEDIA,
+    )  # fmt: skip
+    mm_max_concurrent_calls: int = option(32, "Media processed at once.", cpu=NO_MEDIA)
+    mm_per_request_timeout: float = option(10.0, "Seconds per request for media.", cpu=NO_MEDIA)
+    enable_broadcast_mm_inputs_process: bool = option(
+        False, "Decode media on one rank.", cpu=NO_MEDIA
+    )
+    mm_process_config: Any = option(None, "JSON processor settings.", json=True, cpu=NO_MEDIA)
+    mm_enable_dp_encoder: bool = option(False, "Encoder by data parallelism.", cpu=NO_MEDIA)
+    limit_mm_data_per_request: Any = option(None, "JSON limits of media.", json=True, cpu=NO_MEDIA)
+    enable_prefix_mm_cache: bool = option(False, "Cache encoder output.", cpu=NO_MEDIA)
+    disable_fast_image_processor: bool = option(False, "Use the slow one.", cpu=NO_MEDIA)
+    keep_mm_feature_on_device: bool = option(False, "Keep features there.", cpu=NO_MEDIA)
+    enable_precise_embedding_interpolation: bool = option(
+        False, "Exact interpolation of vision positions.", cpu=NO_MEDIA
+    )

@@ -1,0 +1,175 @@
+"""`option()`: a dataclass field that is a flag, a YAML key and a row of the documentation.
+
+A frozen dataclass per subsystem declares its options; argparse, `--config`, the offline API's
+keyword arguments and docs/flags.md are all generated from these declarations.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+PLATFORMS = ("cpu", "cuda", "npu")
+KEY = "option"
+
+
+class Kind(Enum):
+    """What happens when an option is used on a platform."""
+
+    WORKS = "works"
+    NO_EFFECT = "no effect"
+    NOT_AVAILABLE = "not available"
+
+
+@dataclass(frozen=True)
+class State:
+    """`why` is a clause that follows the flag's name; `instead` an imperative."""
+
+    kind: Kind
+    why: str = ""
+    instead: str = ""
+
+    def text(self) -> str:
+        tail = "; ".join(part for part in (self.why, self.instead) if part)
+        return f"{self.kind.value}: {tail}" if tail else self.kind.value
+
+
+WORKS = State(Kind.WORKS)
+
+
+def no_effect(why: str) -> State:
+    return State(Kind.NO_EFFECT, why)
+
+
+def not_available(why: str, instead: str = "leave it out") -> State:
+    return State(Kind.NOT_AVAILABLE, why, instead)
+
+
+NO_PLATFORM = {
+    "cuda": not_available("this version has no CUDA platform", "use --device cpu"),
+    "npu": not_available("this version has no Ascend platform", "use --device cpu"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """One declared option. `shape`: bool, int, float, str, json or list of the first four."""
+
+    name: str
+    flags: tuple[str, ...]
+    default: Any
+    shape: str
+    choices: tuple[str, ...]
+    states: Mapping[str, State]
+    help: str
+    trivial: tuple[Any, ...]
+    """values that ask for nothing, so they pass where the option is not available"""
+    values: Mapping[str, State]
+    """states of single values on the platform that works"""
+    secret: bool
+    slice_name: str = ""
+
+    @property
+    def flag(self) -> str:
+        return self.flags[0]
+
+    def state(self, platform: str, value: Any) -> State:
+        """The state of this option set to `value` on `platform`."""
+        state = self.states[platform]
+        if state.kind is Kind.WORKS and isinstance(value, str) and value in self.values:
+            return self.values[value]
+        return state
+
+
+def option(
+    default: Any = None,
+    help: str = "",
+    *,
+    cpu: State = WORKS,
+    flag: str | None = None,
+    aliases: Sequence[str] = (),
+    choices: Sequence[str] = (),
+    values: Mapping[str, State] | None = None,
+    trivial: Sequence[Any] = (),
+    json: bool = False,
+    secret: bool = False,
+) -> Any:
+    """A dataclass field that is an option; `aliases` and `flag` are spelled without dashes."""
+    declared = {
+        "help": help,
+        "cpu": cpu,
+        "flag": flag,
+        "aliases": tuple(aliases),
+        "choices": tuple(choices),
+        "values": dict(values or {}),
+        "trivial": tuple(trivial),
+        "json": json,
+        "secret": secret,
+    }
+    return field(default=default, metadata={KEY: declared})
+
+
+def options_of(cls: type[Any], slice_name: str = "") -> Iterator[Option]:
+    """The options a dataclass declares, in order."""
+    hints = typing.get_type_hints(cls)
+    for declared in dataclasses.fields(cls):
+        if KEY in declared.metadata:
+            yield build(declared, hints[declared.name], slice_name)
+
+
+def build(declared: dataclasses.Field[Any], hint: Any, slice_name: str) -> Option:
+    known = declared.metadata[KEY]
+    first = "--" + (known["flag"] or declared.name.replace("_", "-"))
+    return Option(
+        name=declared.name,
+        flags=(first, *("--" + alias for alias in known["aliases"])),
+        default=declared.default,
+        shape="json" if known["json"] else shape_of(hint),
+        choices=known["choices"],
+        states={"cpu": known["cpu"], **NO_PLATFORM},
+        help=known["help"],
+        trivial=known["trivial"],
+        values=known["values"],
+        secret=known["secret"],
+        slice_name=slice_name,
+    )
+
+
+def shape_of(hint: Any) -> str:
+    """bool, int, float or str from an annotation, "list of int" and so on from a tuple."""
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        inner = [part for part in typing.get_args(hint) if part is not type(None)]
+        return shape_of(inner[0])
+    if typing.get_origin(hint) is tuple:
+        return f"list of {shape_of(typing.get_args(hint)[0])}"
+    return {bool: "bool", int: "int", float: "float"}.get(hint, "str")
+
+
+Reader = Callable[[str], Any]
+
+
+def number_reader(shape: str) -> Reader:
+    """Text -> int, float or str; ValueError says what was wanted."""
+    return {"int": whole_number, "float": finite_number}.get(shape, str)
+
+
+def whole_number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a whole number") from None
+
+
+def finite_number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a number") from None
+    if value != value or value in (float("inf"), float("-inf")):
+        raise ValueError(f"{text!r} is not a finite number")
+    return value

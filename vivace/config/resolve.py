@@ -1,0 +1,81 @@
+"""Options -> Config: an ordered list of named, pure rules; what they decide is recorded."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from vivace.checkpoint.source import ModelSource
+from vivace.config.checks import CHECKS
+from vivace.config.config import (
+    Config,
+    Options,
+    Rewrite,
+    Slices,
+    all_options,
+    value_of,
+    with_values,
+)
+from vivace.config.rules import RULES
+from vivace.models.facts import ModelFacts
+from vivace.platforms.platform import PlatformFacts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What rules may look at besides the options."""
+
+    source: ModelSource
+    facts: ModelFacts
+    platform: PlatformFacts
+
+
+Rule = Callable[[Options, Surroundings], Iterable[tuple[str, Any, str]]]
+"""yields (option name, new value, reason)"""
+
+
+def resolve(
+    options: Options, source: ModelSource, facts: ModelFacts, platform: PlatformFacts
+) -> Config:
+    """Settle every setting. Raises ConfigError with what is wrong and what to do."""
+    around = Surroundings(source=source, facts=facts, platform=platform)
+    notices = list(options.notices)
+    for check in CHECKS:
+        notices += check(options, around)
+    rewrites: list[Rewrite] = []
+    for rule in RULES:
+        options, made = applied(rule, options, around)
+        rewrites += made
+    return Config(
+        **{part.name: getattr(options, part.name) for part in dataclasses.fields(Slices)},
+        source=source,
+        facts=facts,
+        platform=platform,
+        rewrites=tuple(rewrites),
+        notices=tuple(notices),
+        environment=options.environment,
+        depth=1 if options.schedule.disable_overlap_schedule else 2,
+    )
+
+
+def applied(rule: Rule, options: Options, around: Surroundings) -> tuple[Options, list[Rewrite]]:
+    """The options after a rule, and a record of every value it changed."""
+    known = {option.name: option for option in all_options()}
+    made: list[Rewrite] = []
+    for name, after, reason in list(rule(options, around)):
+        before = value_of(options, known[name])
+        if before == after:
+            continue
+        options = with_values(options, {name: after})
+        made.append(
+            Rewrite(
+                field=name,
+                before=before,
+                after=after,
+                rule=getattr(rule, "__name__", "rule"),
+                reason=reason,
+            )
+        )
+    return options, made

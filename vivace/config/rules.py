@@ -1,0 +1,120 @@
+"""The rewrites: (option name, new value, reason). Order matters; each is pure."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from vivace.config.config import Options
+
+if TYPE_CHECKING:
+    from vivace.config.resolve import Surroundings
+
+Change = tuple[str, Any, str]
+
+CHUNKS = {"cpu": 1024}
+"""prompt tokens of one step: long enough for full matrix speed, short enough for the others"""
+EMBEDDED_NAME = "SmolLM2-135M-Instruct"
+DTYPE_NAMES = {"half": "float16", "float": "float32"}
+
+
+def name_of_model(options: Options, around: Surroundings) -> Iterator[Change]:
+    if options.model.served_model_name is None and around.source.embedded:
+        yield "served_model_name", EMBEDDED_NAME, "the embedded model is served"
+
+
+def dtype(options: Options, around: Surroundings) -> Iterator[Change]:
+    asked = options.model.dtype
+    if asked in DTYPE_NAMES:
+        yield "dtype", DTYPE_NAMES[asked], f"{asked} is another name for it"
+    if asked != "auto":
+        return
+    best = around.platform.dtypes[0]
+    if best == around.facts.dtype:
+        yield "dtype", best, "the checkpoint's type"
+    else:
+        yield (
+            "dtype",
+            best,
+            f"the fastest type on this {around.platform.name} "
+            f"(the checkpoint says {around.facts.dtype})",
+        )
+
+
+def context(options: Options, around: Surroundings) -> Iterator[Change]:
+    if options.model.context_length is None:
+        yield "context_length", around.facts.context, "the model's own limit"
+
+
+def page_size(options: Options, around: Surroundings) -> Iterator[Change]:
+    if options.memory.page_size is None:
+        best = around.platform.page_sizes[0]
+        yield "page_size", best, f"best on the {around.platform.name}"
+
+
+def chunk(options: Options, around: Surroundings) -> Iterator[Change]:
+    if options.schedule.chunked_prefill_size is None:
+        size, page = CHUNKS.get(around.platform.name, 8192), options.memory.page_size or 1
+        yield (
+            "chunked_prefill_size",
+            max(page, size // page * page),
+            "keeps decoding requests waiting only briefly",
+        )
+
+
+def prefix_order(options: Options, around: Surroundings) -> Iterator[Change]:
+    policy = options.schedule.schedule_policy
+    if policy in ("lpm", "dfs-weight") and options.memory.disable_radix_cache:
+        yield "schedule_policy", "fcfs", f"{policy} orders by cached prefixes, which are off"
+
+
+def priority_order(options: Options, around: Surroundings) -> Iterator[Change]:
+    schedule = options.schedule
+    if schedule.schedule_policy == "priority" and not schedule.enable_priority_scheduling:
+        yield "enable_priority_scheduling", True, "--schedule-policy priority needs it"
+
+
+def overlap(options: Options, around: Surroundings) -> Iterator[Change]:
+    if around.platform.name == "cpu":
+        yield (
+            "disable_overlap_schedule",
+            True,
+            "the CPU that would plan ahead is the CPU that computes",
+        )
+
+
+def tokenizer_workers(options: Options, around: Surroundings) -> Iterator[Change]:
+    if options.model.skip_tokenizer_init:
+        yield "tokenizer_worker_num", 1, "--skip-tokenizer-init leaves nothing to tokenise"
+
+
+def access_log(options: Options, around: Surroundings) -> Iterator[Change]:
+    if options.logging.log_level_http is None:
+        yield "log_level_http", options.logging.log_level, "follows --log-level"
+
+
+def seed(options: Options, around: Surroundings) -> Iterator[Change]:
+    if options.runtime.random_seed is None:
+        yield "random_seed", secrets.randbelow(1 << 30), "drawn; give --random-seed to repeat a run"
+
+
+def threads(options: Options, around: Surroundings) -> Iterator[Change]:
+    if options.runtime.cpu_threads is None:
+        yield "cpu_threads", around.platform.cores, "the cores this process may use"
+
+
+RULES = [
+    name_of_model,
+    dtype,
+    context,
+    page_size,
+    chunk,
+    prefix_order,
+    priority_order,
+    overlap,
+    tokenizer_workers,
+    access_log,
+    seed,
+    threads,
+]

@@ -1,0 +1,231 @@
+"""HTTP, memory, scheduling and runtime options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vivace.config.option import no_effect, not_available, option
+from vivace.config.reasons import EAGER, PIPELINE
+from vivace.config.secret import Secret
+
+NO_SLIDING_POOL = no_effect("sliding and full layers share one pool in this version")
+NO_TLS = not_available("TLS is not in this version", "put a TLS proxy in front")
+
+
+@dataclass(frozen=True)
+class HttpOptions:
+    host: str = option("127.0.0.1", "Address to listen on.")
+    port: int = option(30000, "Port to listen on.")
+    api_key: Secret | None = option(None, "Key that every path but health needs.", secret=True)
+    admin_api_key: Secret | None = option(
+        None, "Key that management paths need instead.", secret=True
+    )
+    insecure: bool = option(False, "Allow a non-loopback host without a key.")
+    skip_server_warmup: bool = option(False, "Be ready without a first generation.")
+    warmups: str | None = option(
+        help="Named warm-up routines.",
+        cpu=not_available("there is one warm-up, a short generation"),
+    )
+    fastapi_root_path: str | None = option(help="URL prefix behind a proxy.", trivial=[""])
+    grpc_mode: bool = option(
+        False,
+        "Serve gRPC.",
+        aliases=["smg-grpc-mode"],
+        cpu=not_available("there is no gRPC server", "use the HTTP API"),
+    )
+    enable_cache_report: bool = option(False, "Report cached tokens in OpenAI usage.")
+    file_storage_path: str | None = option(
+        help="Directory of uploads.", cpu=no_effect("there are no uploads")
+    )
+    uvicorn_access_log_exclude_prefixes: tuple[str, ...] | None = option(
+        help="Paths left out of the access log.",
+        cpu=not_available("paths cannot be left out", "set --log-level-http warning"),
+    )
+    tool_call_parser: str | None = option(
+        help="Syntax of tool calls.", cpu=not_available("tool calls are not in this version")
+    )
+    reasoning_parser: str | None = option(
+        help="Syntax of reasoning.", cpu=not_available("reasoning parsers are not in this version")
+    )
+    tool_server: str | None = option(
+        help="Tool servers of the Responses API.",
+        cpu=not_available("the Responses API is not in this version"),
+    )
+    ssl_keyfile: str | None = option(help="TLS key.", cpu=NO_TLS)
+    ssl_certfile: str | None = option(help="TLS certificate.", cpu=NO_TLS)
+
+
+@dataclass(frozen=True)
+class MemoryOptions:
+    mem_fraction_static: float | None = option(
+        help="Share of the available memory for weights and KV."
+    )
+    max_total_tokens: int | None = option(help="KV pool in tokens; only lowers what would fit.")
+    page_size: int | None = option(help="Tokens per KV page.")
+    disable_radix_cache: bool = option(False, "No prefix reuse between requests.")
+    radix_eviction_policy: str = option(
+        "lru",
+        "Which cached prefix goes first.",
+        choices=["lru", "lfu", "slru", "priority", "tlru"],
+        values={
+            name: not_available("this eviction policy is not in this version", "use lru or lfu")
+            for name in ("slru", "priority", "tlru")
+        },
+    )
+    kv_cache_dtype: str = option(
+        "auto",
+        "Type of cached keys and values.",
+        choices=[
+            "auto", "bf16", "bfloat16", "fp8_e5m2", "fp8_e4m3", "fp4_e2m1", "mxfp8", "nvfp4",
+            "fp4_mx_block16",
+        ],
+        values={
+            name: not_available("quantised KV is not in this version", "use auto or bfloat16")
+            for name in (
+                "fp8_e5m2", "fp8_e4m3", "fp4_e2m1", "mxfp8", "nvfp4", "fp4_mx_block16",
+            )
+        },
+    )  # fmt: skip
+    swa_full_tokens_ratio: float = option(0.8, "Window pool to full pool.", cpu=NO_SLIDING_POOL)
+    disable_hybrid_swa_memory: bool = option(
+        False, "One pool for sliding and full layers.", cpu=NO_SLIDING_POOL
+    )
+    hybrid_kvcache_ratio: bool = option(
+        False, "Retired name of the window pool's share.", cpu=NO_SLIDING_POOL
+    )
+
+
+@dataclass(frozen=True)
+class ScheduleOptions:
+    max_running_requests: int | None = option(help="Sequences that run at once.")
+    prefill_max_requests: int | None = option(help="Requests whose prompts share a step.")
+    max_queued_requests: int | None = option(
+        help="Requests that may wait; more are answered with 503."
+    )
+    chunked_prefill_size: int | None = option(
+        help="Prompt tokens of one step; longer prompts continue later. -1: never cut."
+    )
+    max_prefill_tokens: int = option(16384, "Prompt tokens admitted to one step.")
+    schedule_policy: str = option(
+        "fcfs",
+        "Order of the waiting queue.",
+        choices=[
+            "fcfs", "lpm", "dfs-weight", "lof", "random", "priority", "routing-key", "hrrn",
+            "shortest-prefill-first",
+        ],
+        values={
+            name: not_available("this order is not in this version", "use fcfs")
+            for name in ("routing-key", "hrrn", "shortest-prefill-first")
+        },
+    )  # fmt: skip
+    enable_priority_scheduling: bool = option(
+        False, "Requests carry a priority; larger runs first and may preempt."
+    )
+    schedule_low_priority_values_first: bool = option(False, "Smaller numbers first.")
+    priority_scheduling_preemption_threshold: int = option(
+        10, "Difference from which a request preempts another."
+    )
+    abort_on_priority_when_disabled: bool = option(
+        False, "Refuse requests with a priority while priorities are off."
+    )
+    schedule_conservativeness: float = option(
+        1.0, "Larger admits fewer requests and retracts less."
+    )
+    enable_mixed_chunk: bool = option(False, "Prompts and decoding share a step.")
+    disable_overlap_schedule: bool = option(False, "Plan a step only when the last is done.")
+    num_continuous_decode_steps: int = option(
+        1, "Decode steps between two looks at the waiting queue."
+    )
+    scheduler_recv_interval: int = option(1, "Steps between two looks at new requests.")
+    enable_dynamic_chunking: bool = option(False, "Chunks of equal time.", cpu=PIPELINE)
+    enable_prefill_delayer: bool = option(
+        False,
+        "Hold prompts until all ranks have one.",
+        cpu=no_effect("it matters with data parallelism only"),
+    )
+    prefill_delayer_max_delay_passes: int = option(
+        30, "Longest hold, in steps.", cpu=no_effect("it matters with data parallelism only")
+    )
+    prefill_delayer_token_usage_low_watermark: float | None = option(
+        help="Do not hold below this KV use.",
+        cpu=no_effect("it matters with data parallelism only"),
+    )
+    prefill_delayer_forward_passes_buckets: tuple[float, ...] | None = option(
+        help="Histogram bounds.", cpu=no_effect("it matters with data parallelism only")
+    )
+    prefill_delayer_wait_seconds_buckets: tuple[float, ...] | None = option(
+        help="Histogram bounds.", cpu=no_effect("it matters with data parallelism only")
+    )
+
+
+@dataclass(frozen=True)
+class RuntimeOptions:
+    device: str | None = option(
+        help="Device to run on; default: the best there is.",
+        choices=["cpu", "cuda", "npu", "xpu", "hpu"],
+    )
+    cpu_threads: int | None = option(help="Threads that compute; default: the usable cores.")
+    random_seed: int | None = option(help="Seed of unseeded requests; drawn when unset.")
+    stream_interval: int = option(1, "Tokens between two streamed chunks.")
+    stream_output: bool = option(
+        False,
+        "Native streams carry new text only, not everything so far.",
+        flag="stream-output",
+        aliases=["incremental-streaming-output"],
+    )
+    watchdog_timeout: float = option(
+        300.0, "Seconds without progress after which the engine is replaced."
+    )
+    soft_watchdog_timeout: float | None = option(
+        help="Seconds without progress after which stacks are logged."
+    )
+    sleep_on_idle: bool = option(
+        False, "Sleep while idle.", cpu=no_effect("an idle engine always sleeps")
+    )
+    disable_cuda_graph: bool = option(
+        False, "Run eagerly.", cpu=no_effect("the CPU runs its steps eagerly in this version")
+    )
+    cuda_graph_bs: tuple[int, ...] | None = option(
+        help="Batch sizes to capture.", aliases=["cuda-graph-bs-decode"], cpu=EAGER
+    )
+    cuda_graph_max_bs: int | None = option(
+        help="Largest batch to capture.", aliases=["cuda-graph-max-bs-decode"], cpu=EAGER
+    )
+    enable_nan_detection: bool = option(
+        False, "End requests whose logits are not numbers, with a message."
+    )
+    enable_deterministic_inference: bool = option(
+        False, "Bitwise equal logits however requests are batched; slower."
+    )
+    allow_auto_truncate: bool = option(False, "Cut prompts that are too long.")
+    custom_sigquit_handler: str | None = option(
+        help="Callback of SGLang's Python API.",
+        cpu=not_available("it never was a flag", "use a supervisor such as systemd"),
+    )
+    disable_tokenizer_batch_decode: bool = option(
+        False,
+        "Detokenise one by one.",
+        aliases=["disable-tokenizer-batch-encode"],
+        cpu=no_effect("text is made incrementally per request"),
+    )
+    enable_tokenizer_batch_encode: bool = option(
+        False, "Tokenise lists in one call.", cpu=no_effect("lists are always tokenised together")
+    )
+    enable_dynamic_batch_tokenizer: bool = option(
+        False,
+        "Gather requests to tokenise.",
+        cpu=no_effect("tokenising one by one is quick enough"),
+    )
+    dynamic_batch_tokenizer_batch_size: int = option(
+        32, "Most requests gathered.", cpu=no_effect("requests are not gathered")
+    )
+    dynamic_batch_tokenizer_batch_timeout: float = option(
+        0.002, "Longest wait in seconds.", cpu=no_effect("requests are not gathered")
+    )
+    numa_node: tuple[int, ...] | None = option(
+        help="NUMA node per worker.",
+        cpu=not_available("pinning is not in this version", "start the server with numactl"),
+    )
+    show_time_cost: bool = option(
+        False, "Print time marks.", cpu=no_effect("there are no such marks")
+    )

@@ -1,0 +1,46 @@
+"""Config as JSON for child processes and, without secrets, for /server_info."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from vivace.config.config import Config, all_options, value_of
+from vivace.config.secret import Secret
+
+
+def encode(config: Config) -> bytes:
+    """JSON for a private pipe: secrets are in clear."""
+    return msgspec.json.encode(config, enc_hook=plain)
+
+
+def decode(data: bytes) -> Config:
+    return msgspec.json.decode(data, type=Config, dec_hook=rich)
+
+
+def plain(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Secret):
+        return value.reveal()
+    raise NotImplementedError(f"{type(value).__name__} does not travel")
+
+
+def rich(kind: type[Any], value: Any) -> Any:
+    if kind in (Path, Secret):
+        return kind(value)
+    raise NotImplementedError(f"{kind.__name__} does not travel")
+
+
+def public(config: Config) -> dict[str, Any]:
+    """Every option by name, for anyone with a key. Secret ones are left out."""
+    found = {option.name: value_of(config, option) for option in all_options() if not option.secret}
+    return {
+        **found,
+        "embedded_model": config.source.embedded,
+        "depth": config.depth,
+        "rewrites": [msgspec.to_builtins(rewrite) for rewrite in config.rewrites],
+        "notices": list(config.notices),
+    }
