@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from vivace.config import Config, public
 from vivace.config.secret import Secret
-
-if TYPE_CHECKING:
-    from vivace.config.config import Config
+from vivace.config.wire import public
 
 DEFAULT_BODY_LIMIT = 16 << 20
 STREAM_HIGH_WATER = 256 << 10
