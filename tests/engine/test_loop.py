@@ -46,6 +46,7 @@ def test_depth_plans_are_in_flight_and_committed_in_order(depth: int) -> None:
     rig.send(1, [1, 2], 12, ignore_eos=True)
     rig.run()
     assert submitted == landed == list(range(12))
+    assert not rig.loop.turn(0), "there is nothing left to do"
     assert most == depth
     rig.check(1)
 
@@ -167,6 +168,7 @@ def test_the_mailbox_is_read_every_so_many_turns_while_busy() -> None:
     rig.send(1, [1], 40, ignore_eos=True)
     rig.turn()
     rig.turn(3)
+    assert all(rig.loop.turn(0) for _ in range(4)), "a turn that lands a step has done something"
     reads = 0
     receive = rig.mailbox.receive
 

@@ -42,7 +42,7 @@ def engine_settings(draw: st.DrawFn) -> EngineSettings:
 
 @st.composite
 def rigs(draw: st.DrawFn) -> Rig:
-    page_size = draw(st.sampled_from([1, 4, 16]))
+    page_size = draw(st.sampled_from([1, 3, 4, 12, 16]))
     tokens = draw(st.sampled_from([32, 48, 96, 256]))
     return Rig(
         draw(engine_settings()),

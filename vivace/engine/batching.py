@@ -124,7 +124,7 @@ class Batching:
     def _grow(self, draft: Draft, growing: list[Sequence]) -> None:
         """More pages for each of them, taken in one piece; small pages come several at a time."""
         size, leases = self._pages.page_size, self._pages.leases
-        most = max(1, _GROWTH // size) * len(growing)
+        most = -(-_GROWTH // size) * len(growing)
         plenty = most <= leases.available // 2
         supply = leases.take(most if plenty else len(growing))
         stride = _GROWTH if plenty else 1

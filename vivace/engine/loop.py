@@ -126,14 +126,14 @@ class Loop:
         for event in self._executor.events():
             self._observer.event(event)
         self._obey()
-        plan = self._plan()
+        plan, landing = self._plan(), bool(self._in_flight)
         if plan is not None:
             self._in_flight.append((plan, self._executor.submit(plan)))
-        elif self._in_flight:
+        elif landing:
             self._land()
         self._forward(self._scheduler.news())
         self._answer_drains()
-        return bool(received or plan is not None or self._in_flight)
+        return bool(received or plan is not None or landing)
 
     # --- messages ---------------------------------------------------------------------------
 
