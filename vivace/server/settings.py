@@ -7,7 +7,6 @@ from typing import Any
 
 from vivace.config import Config, public
 from vivace.config.secret import Secret
-from vivace.config.wire import public
 
 DEFAULT_BODY_LIMIT = 16 << 20
 STREAM_HIGH_WATER = 256 << 10
