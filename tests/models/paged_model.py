@@ -51,9 +51,7 @@ class PagedModel:
     ) -> None:
         self.model = model
         layers = model.attention_layers
-        self.kv = PagedKV(
-            layers, pages, page_size, dtype or torch.float32, torch.device("cpu")
-        )
+        self.kv = PagedKV(layers, pages, page_size, dtype or torch.float32, torch.device("cpu"))
         self.attention = CpuAttention(layers, self.kv)
         self._free = list(np.random.default_rng(5).permutation(pages))
         self._pages: dict[str, list[int]] = {}

@@ -60,5 +60,5 @@ def declare(source: ModelSource, facts: ModelFacts, positions: int, implementati
     if implementation == "transformers":
         from vivace.models.transformers_impl import declare as declare_generic
 
-        return declare_generic(facts, positions)
+        return declare_generic(facts)
     return cast(Model, ARCHITECTURES.get(facts.architecture)(facts, positions))

@@ -1,0 +1,151 @@
+"""Rotary scalings: tables and whole models equal transformers'."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from paged_model import PagedModel, load
+from toy_models import make, reference, tokens
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from vivace.layers.module import Bindings
+from vivace.layers.rotary import RotaryTable, rotary_table
+from vivace.platforms.ops.table import reference_ops
+from vivace.quantization.method import Unquantized
+
+HEAD = 64
+FACTORS = {
+    "short_factor": [1.0 + 0.01 * i for i in range(HEAD // 2)],
+    "long_factor": [1.5 + 0.25 * i for i in range(HEAD // 2)],
+}
+SCALINGS: dict[str, dict[str, Any]] = {
+    "default": {"rope_type": "default"},
+    "linear": {"rope_type": "linear", "factor": 4.0},
+    "dynamic": {"rope_type": "dynamic", "factor": 3.0},
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+    "yarn-mscale": {
+        "rope_type": "yarn",
+        "factor": 16.0,
+        "original_max_position_embeddings": 64,
+        "mscale": 0.7,
+        "mscale_all_dim": 1.2,
+        "beta_fast": 20,
+        "beta_slow": 2,
+        "truncate": False,
+    },
+    "yarn-given": {
+        "rope_type": "yarn",
+        "factor": 2.0,
+        "attention_factor": 0.8,
+        "original_max_position_embeddings": 64,
+    },
+    "longrope": {"rope_type": "longrope", "original_max_position_embeddings": 64, **FACTORS},
+}
+
+
+def loaded(table: RotaryTable) -> torch.Tensor:
+    ops, cpu = reference_ops(), torch.device("cpu")
+    table.bind(
+        "",
+        Bindings(
+            ops=ops,
+            dtype=torch.float32,
+            device=cpu,
+            linear_method=lambda name: Unquantized(ops, torch.float32, cpu),
+        ),
+    )
+
+    class NoWeights:
+        def has(self, name: str) -> bool:
+            return False
+
+        def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+            raise AssertionError(name)
+
+    table.load(NoWeights())
+    return table.cos_sin
+
+
+@pytest.mark.parametrize("positions", [48, 256])
+@pytest.mark.parametrize("name", SCALINGS)
+def test_table_equals_transformers(name: str, positions: int) -> None:
+    """`positions` is the served length: all of it is computed in one piece by transformers."""
+    scaling = {**SCALINGS[name], "rope_theta": 5000.0}
+    longest = 64 if name == "dynamic" else 256
+    config = transformers.LlamaConfig(
+        hidden_size=2 * HEAD,
+        num_attention_heads=2,
+        max_position_embeddings=longest,
+        rope_parameters=scaling,
+    )
+    theirs = LlamaRotaryEmbedding(config)
+    cos, sin = theirs(torch.zeros(1), torch.arange(positions)[None])
+    wanted = torch.cat((cos[0, :, : HEAD // 2], sin[0, :, : HEAD // 2]), dim=-1)
+
+    as_saved = {"max_position_embeddings": longest, "rope_parameters": scaling}
+    as_before = {
+        "max_position_embeddings": longest,
+        "rope_theta": 5000.0,
+        "rope_scaling": SCALINGS[name],
+    }
+    for spelling in (as_saved, as_before):
+        found = loaded(rotary_table(spelling, HEAD, positions))
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=5e-5)
+
+
+@pytest.mark.parametrize("name", ["linear", "llama3", "yarn"])
+def test_scaled_llama_equals_transformers(name: str, tmp_path: Path) -> None:
+    scaling = {**SCALINGS[name], "rope_theta": 10000.0}
+    theirs = make("Llama", tmp_path, rope_parameters=scaling)
+    ids = tokens(70)
+    found = PagedModel(load(tmp_path)).feed("a", ids, [40, 1, 29])
+    torch.testing.assert_close(found, reference(theirs, ids), rtol=1e-4, atol=2e-4)
+
+
+def test_dynamic_scaling_is_fixed_for_the_served_length(tmp_path: Path) -> None:
+    scaling = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    theirs = make("Llama", tmp_path, max_position_embeddings=32, rope_parameters=scaling)
+    ids = tokens(48)
+    ours = PagedModel(load(tmp_path, positions=48))
+    found = ours.feed("a", ids, [17, 1, 30])
+    torch.testing.assert_close(found, reference(theirs, ids), rtol=1e-4, atol=2e-4)
+
+
+def test_factors_of_a_gguf_file_divide_the_frequencies() -> None:
+    factors = [float(i + 1) for i in range(HEAD // 2)]
+    config = {
+        "rope_theta": 10000.0,
+        "max_position_embeddings": 32,
+        "rope_scaling": {"rope_type": "factors", "factors": factors},
+    }
+    found = loaded(rotary_table(config, HEAD, 32))
+    for i in (0, 5, 31):
+        angle = 7 / 10000.0 ** (2 * i / HEAD) / (i + 1)
+        assert float(found[7, i]) == pytest.approx(math.cos(angle), abs=1e-6)
+        assert float(found[7, HEAD // 2 + i]) == pytest.approx(math.sin(angle), abs=1e-6)
+    config["rope_scaling"] = {"rope_type": "factors", "factors": factors[:-1]}
+    with pytest.raises(ValueError, match="31 rotary factors for 32"):
+        rotary_table(config, HEAD, 32)
+
+
+def test_part_of_a_head_can_be_rotated() -> None:
+    found = loaded(rotary_table({"rope_theta": 100.0, "partial_rotary_factor": 0.25}, HEAD, 8))
+    assert found.shape == (8, 16)
+
+
+def test_unknown_scaling_is_named() -> None:
+    with pytest.raises(ValueError, match=r"'mrope' is not supported; known: default, linear"):
+        rotary_table({"rope_scaling": {"type": "mrope"}}, HEAD, 8)
