@@ -15,7 +15,7 @@ from vivace.frontend.errors import BadRequest, EngineUnavailable
 from vivace.frontend.native import NativeAnswer
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.frontend.validation import build_logprobs, build_sampling, samples
-from vivace.offline.build import configure, flags_of, start
+from vivace.offline.build import configure, start
 from vivace.offline.driver import AsyncTurns
 from vivace.offline.job import Job
 from vivace.offline.prompts import Arguments, Ask, refuse_unavailable, split
@@ -132,10 +132,12 @@ class Engine:
 
     def get_server_info(self) -> dict[str, Any]:
         """Flags, versions, and under `internal_states` what the engine says of itself."""
+        from vivace.config import public
+
         state = self._state()
         told = msgspec.to_builtins(state)
         return {
-            **flags_of(self.config),
+            **public(self.config),
             "model_path": self._frontend.served.path,
             "version": __version__,
             "max_total_num_tokens": state.total_tokens,

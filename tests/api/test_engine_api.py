@@ -61,7 +61,7 @@ class Parts:
     def engine(self, monkeypatch: pytest.MonkeyPatch) -> Engine:
         monkeypatch.setattr("vivace.api.configure", lambda flags: self.config)
         monkeypatch.setattr("vivace.api.start", lambda config: (self.frontend, self.driver))
-        monkeypatch.setattr("vivace.api.flags_of", lambda config: {"page_size": 4})
+        monkeypatch.setattr("vivace.config.public", lambda config: {"page_size": 4})
         return Engine()
 
 

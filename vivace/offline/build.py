@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
 from vivace.frontend.frontend import Frontend
@@ -18,9 +17,6 @@ if TYPE_CHECKING:
     from vivace.config.config import Config
 
 log = logging.getLogger(__name__)
-
-SECRETS = ("api_key", "admin_api_key", "ssl_keyfile_password")
-_DECIDED = ("source", "facts", "platform", "rewrites", "environment", "depth")
 
 
 def configure(arguments: dict[str, Any]) -> Config:
@@ -69,12 +65,3 @@ def start(config: Config) -> tuple[Frontend, Driver]:
 
 def report(stage: str, fraction: float) -> None:
     log.debug("%s: %.0f %%", stage, 100 * fraction)
-
-
-def flags_of(config: Config) -> dict[str, Any]:
-    """Every flag with its value, secrets masked."""
-    flags: dict[str, Any] = {}
-    for group in fields(config):
-        if group.name not in _DECIDED:
-            flags.update(asdict(getattr(config, group.name)))
-    return {name: "***" if name in SECRETS and v else v for name, v in flags.items()}
