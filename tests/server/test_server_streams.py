@@ -14,9 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from server_kit import Running, ScriptedEngine, ask, events, make_tokenizer, running_server
 
+from vivace.frontend.native import NativeAnswer
 from vivace.frontend.piece import Piece
 from vivace.protocol.output import Finish, TokenLogprob
-from vivace.protocol.request import Request
+from vivace.protocol.request import Request, SamplingParams
+from vivace.server.native_events import NativeEvents
 from vivace.server.openai.chunks import ChatChunks, CompletionChunks, Shape
 from vivace.server.openai.usage import Tally
 from vivace.server.settings import ServerSettings
@@ -163,6 +165,31 @@ def test_any_text_survives_completion_framing_and_back_pressure(
     if logprobs:
         tokens = [t for choice in choices for t in (choice["logprobs"] or {"tokens": []})["tokens"]]
         assert len(tokens) == len(texts)
+
+
+@settings(max_examples=80, deadline=None)
+@given(TEXTS, st.booleans(), st.booleans(), st.sampled_from([None, 3]), st.text(min_size=1))
+def test_native_events_say_what_whole_answers_say(
+    texts: list[str], disjoint: bool, prompt_ids: bool, index: int | None, rid: str
+) -> None:
+    """The quick path and the plain one agree, whatever the text, the id and the counts are."""
+    rid = rid.encode("utf-8", "replace").decode() + "%d%s"
+    request = Request(key=1, rid=rid, tokens=[5, 6], sampling=SamplingParams(), stream=True)
+
+    def answer() -> NativeAnswer:
+        return NativeAnswer(request, index=index, disjoint=disjoint)
+
+    quick = NativeEvents(request, answer(), disjoint=disjoint, prompt_ids=prompt_ids)
+    slow = answer()
+    for number, piece in enumerate(pieces_of(texts)):
+        piece = msgspec.structs.replace(piece, retractions=number // 3, cached_tokens=number)
+        if number % 4 == 3:
+            piece = msgspec.structs.replace(piece, tokens=[])
+        (data,) = events(quick(piece).decode())
+        wanted = slow.event(piece)
+        if prompt_ids:
+            wanted["meta_info"]["prompt_token_ids"] = [5, 6]
+        assert msgspec.json.decode(data) == wanted
 
 
 def long_body(tokens: int = 400, **more: Any) -> dict[str, Any]:
@@ -325,16 +352,14 @@ def events_after(text: str) -> list[str]:
 
 
 def test_a_bug_in_an_encoder_ends_one_stream_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    from vivace.frontend.native import NativeAnswer
+    original = NativeAnswer.add
 
-    original = NativeAnswer.event
-
-    def event(self: NativeAnswer, piece: Piece) -> dict[str, Any]:
+    def add(self: NativeAnswer, piece: Piece) -> None:
         if self._request.rid == "bad" and piece.completion_tokens == 5:
             raise RuntimeError("boom")
-        return original(self, piece)
+        original(self, piece)
 
-    monkeypatch.setattr(NativeAnswer, "event", event)
+    monkeypatch.setattr(NativeAnswer, "add", add)
     engine = ScriptedEngine(pause=0.002)
     with running_server(engine=engine) as server:
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import socket
-from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from vivace.config import Config
 from vivace.frontend.frontend import Frontend
 from vivace.server.auth import Keys
 from vivace.server.context import CONTEXT, Context
@@ -17,9 +17,6 @@ from vivace.server.request_log import RequestLog
 from vivace.server.routes import ROUTES, Route, check_routes
 from vivace.server.settings import ServerSettings, settings_of
 from vivace.server.site import SERVER, start_site
-
-if TYPE_CHECKING:
-    from vivace.config.config import Config
 
 
 def build_app(frontend: Frontend, config: Config) -> web.Application:

@@ -77,9 +77,11 @@ def error_response(refusal: Refusal) -> web.Response:
 
 
 def json_response(value: Any, *, status: int = 200) -> web.Response:
-    """A JSON answer encoded by msgspec."""
+    """A JSON answer; values JSON has no form for are shown as text."""
     return web.Response(
-        status=status, body=msgspec.json.encode(value), content_type="application/json"
+        status=status,
+        body=msgspec.json.encode(value, enc_hook=str),
+        content_type="application/json",
     )
 
 

@@ -6,11 +6,11 @@ from typing import Any
 
 from aiohttp import web
 
-from vivace import __version__
 from vivace.protocol.control import EngineState
 from vivace.server.context import Context
 from vivace.server.errors import json_response
 from vivace.server.state import engine_state
+from vivace.server.version import server_version
 
 
 async def model_info(context: Context, _request: web.Request, _body: bytes) -> web.Response:
@@ -43,7 +43,7 @@ async def server_info(context: Context, _request: web.Request, _body: bytes) -> 
             **scheduler_facts(context, state),
             "internal_states": [internal_state(context, state)],
             "status": context.frontend.status,
-            "version": __version__,
+            "version": server_version(),
         }
     )
 

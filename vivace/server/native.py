@@ -9,15 +9,14 @@ import msgspec
 from aiohttp import web
 
 from vivace.frontend.native import NativeAnswer
-from vivace.frontend.piece import Piece
 from vivace.protocol.request import Request
 from vivace.server.body import decode
 from vivace.server.context import Context
 from vivace.server.errors import json_response
-from vivace.server.jobs import complete, expand, failure
+from vivace.server.jobs import complete, expand
 from vivace.server.native_asks import read_asks
+from vivace.server.native_events import NativeEvents
 from vivace.server.schema import GenerateRequest
-from vivace.server.sse import Encode, event
 from vivace.server.streaming import stream
 
 DECODER = msgspec.json.Decoder(GenerateRequest)
@@ -40,7 +39,15 @@ async def generate(context: Context, http: web.Request, body: bytes) -> web.Stre
         for index, request in enumerate(requests)
     ]
     if asked.stream:
-        encoders = [encoder(asked, *pair) for pair in zip(requests, answers, strict=True)]
+        encoders = [
+            NativeEvents(
+                request,
+                answer,
+                disjoint=context.settings.stream_output,
+                prompt_ids=asked.return_prompt_token_ids,
+            )
+            for request, answer in zip(requests, answers, strict=True)
+        ]
         return await stream(context, http, requests, encoders, quiet=quiet)
     bodies: list[dict[str, Any]] = []
     for request, answer, piece in zip(
@@ -63,19 +70,6 @@ def answer_of(
         token_text=context.tokenizer("return_text_in_logprobs").token_text if with_text else None,
         disjoint=asked.stream and context.settings.stream_output,
     )
-
-
-def encoder(asked: GenerateRequest, request: Request, answer: NativeAnswer) -> Encode:
-    """Piece -> event: the whole answer so far, or with --stream-output what is new."""
-    encode = msgspec.json.Encoder().encode
-
-    def encode_piece(piece: Piece) -> bytes:
-        failed = failure(piece.finish)
-        if failed is not None:
-            return failed
-        return event(encode(finished(asked, request, answer.event(piece))))
-
-    return encode_piece
 
 
 def finished(asked: GenerateRequest, request: Request, body: dict[str, Any]) -> dict[str, Any]:

@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from vivace import __version__
 from vivace.server.auth import Access
 from vivace.server.routes import NO_BODY, Route
 from vivace.server.schema import ErrorBody
+from vivace.server.version import server_version
 
 REF = "#/components/schemas/{name}"
 PARAMETER = re.compile(r"\{(\w+)(?::[^}]*)?\}")
@@ -31,7 +31,7 @@ def document(routes: Sequence[Route]) -> bytes:
         "openapi": "3.1.0",
         "info": {
             "title": "Vivace",
-            "version": __version__,
+            "version": server_version(),
             "description": "SGLang's native API and OpenAI's API. Unknown fields are ignored.",
         },
         "paths": dict(sorted(paths.items())),
