@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
 
-from vivace.engine.executor import Faults, OracleExecutor
+from vivace.engine.executor import Faults, Landed, OracleExecutor
 from vivace.engine.loop import Loop
 from vivace.engine.oracle import oracle_answer
 from vivace.engine.scheduler import Scheduler
@@ -15,6 +16,7 @@ from vivace.protocol.channel import LocalMailbox
 from vivace.protocol.control import Capacity, Reply
 from vivace.protocol.output import Delta, Deltas, Finish, TokenLogprob
 from vivace.protocol.request import Cancel, LogprobOptions, Request, SamplingParams
+from vivace.protocol.step import StepPlan, StepResult
 
 VOCABULARY = 97
 EOS = 3
@@ -51,6 +53,22 @@ class Answer:
         self.finish = delta.finish
 
 
+class LateExecutor(OracleExecutor):
+    """Like a device that works behind the scheduler's back: a step runs when its result is asked
+    for, so whatever was decided after its submission must not disturb it."""
+
+    def submit(self, plan: StepPlan) -> LateStep:  # type: ignore[override]
+        return LateStep(super().submit, plan)
+
+
+class LateStep:
+    def __init__(self, submit: Callable[[StepPlan], Landed], plan: StepPlan) -> None:
+        self._submit, self._plan = submit, plan
+
+    def result(self) -> StepResult:
+        return self._submit(self._plan).result()
+
+
 class Rig:
     def __init__(
         self,
@@ -62,6 +80,7 @@ class Rig:
         context: int = 200,
         eos_rate: float = 0.0,
         faults: Faults | None = None,
+        late: bool = False,
     ) -> None:
         self.settings = settings or EngineSettings(eos_ids=(EOS,))
         self.capacity = Capacity(
@@ -70,7 +89,7 @@ class Rig:
         self.eos_rate = eos_rate
         self.clock = VirtualClock()
         self.faults = faults or Faults()
-        self.executor = OracleExecutor(
+        self.executor = (LateExecutor if late else OracleExecutor)(
             self.capacity, VOCABULARY, eos_rate=eos_rate, faults=self.faults
         )
         self.scheduler = Scheduler(self.settings, self.capacity, self.clock)

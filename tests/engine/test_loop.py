@@ -12,7 +12,7 @@ from vivace.engine.settings import EngineSettings
 from vivace.protocol.channel import LocalMailbox
 from vivace.protocol.control import Command, Drain, FlushCache, GetState
 from vivace.protocol.output import Deltas
-from vivace.protocol.request import KEY_SHIFT
+from vivace.protocol.request import KEY_SHIFT, Cancel
 from vivace.protocol.step import StepPlan, StepResult
 
 
@@ -83,6 +83,22 @@ def test_an_abort_frees_everything_once_the_steps_in_flight_have_landed(depth: i
     assert state.used_tokens == len(survivor.lease.pages) * 4
     rig.run()
     rig.check(2)
+
+
+def test_what_a_plan_in_flight_mentions_is_held_until_it_has_landed() -> None:
+    rig = rig_with(prefix_cache=False)
+    rig.send(1, [1] * 9, 50, ignore_eos=True)
+    rig.loop._receive(0)
+    scheduler = rig.scheduler
+    plans = [scheduler.plan(idle=True), scheduler.plan(idle=False)]
+    used = scheduler.state().used_tokens
+    assert used > 0
+    scheduler.cancel(Cancel(keys=[1]))
+    for plan in plans:
+        assert plan is not None
+        assert scheduler.state().used_tokens == used and scheduler.audit() == []
+        scheduler.commit(plan, rig.executor.submit(plan).result())
+    rig.at_rest()
 
 
 def test_aborts_of_waiting_requests_by_prefix_and_all() -> None:

@@ -50,6 +50,7 @@ def rigs(draw: st.DrawFn) -> Rig:
         page_size=page_size,
         context=draw(st.sampled_from([24, 60])),
         eos_rate=draw(st.sampled_from([0.0, 0.1])),
+        late=draw(st.booleans()),
     )
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from vivace.config.observing import LoggingOptions
+from vivace.config.serving import MemoryOptions, RuntimeOptions, ScheduleOptions
 from vivace.engine.settings import EngineSettings, settings_of
 from vivace.protocol.control import Capacity
 
@@ -14,42 +17,18 @@ CAPACITY = Capacity(pages=100, page_size=4, rows=32, context=128, vocabulary=50)
 
 
 def config(environment: dict[str, str] | None = None, **changes: Any) -> Any:
-    """What settings_of reads of a Config, with every flag at its default."""
-    schedule = {
-        "max_running_requests": None,
-        "max_queued_requests": None,
-        "prefill_max_requests": None,
-        "chunked_prefill_size": 2048,
-        "max_prefill_tokens": 16384,
-        "schedule_policy": "fcfs",
-        "enable_priority_scheduling": False,
-        "schedule_low_priority_values_first": False,
-        "priority_scheduling_preemption_threshold": 10,
-        "abort_on_priority_when_disabled": False,
-        "schedule_conservativeness": 1.0,
-        "enable_mixed_chunk": False,
-        "num_continuous_decode_steps": 1,
-        "scheduler_recv_interval": 1,
+    """What settings_of reads of a Config; every option at its default but `changes`."""
+    slices = {
+        "schedule": ScheduleOptions(),
+        "memory": MemoryOptions(),
+        "runtime": RuntimeOptions(),
+        "logging": LoggingOptions(),
     }
-    memory = {"disable_radix_cache": False, "radix_eviction_policy": "lru"}
-    runtime = {"random_seed": 5, "stream_interval": 1}
-    logging = {
-        "decode_log_interval": 40,
-        "bucket_time_to_first_token": None,
-        "bucket_inter_token_latency": [0.5, 1.0],
-        "bucket_e2e_request_latency": None,
-    }
-    for part in (schedule, memory, runtime, logging):
-        part.update({name: value for name, value in changes.items() if name in part})
-    return SimpleNamespace(
-        schedule=SimpleNamespace(**schedule),
-        memory=SimpleNamespace(**memory),
-        runtime=SimpleNamespace(**runtime),
-        logging=SimpleNamespace(**logging),
-        facts=SimpleNamespace(eos_ids=(2, 7)),
-        depth=2,
-        environment=environment or {},
-    )
+    for name, value in changes.items():
+        (owner,) = [part for part, options in slices.items() if hasattr(options, name)]
+        slices[owner] = replace(slices[owner], **{name: value})
+    facts = SimpleNamespace(eos_ids=(2, 7))
+    return SimpleNamespace(**slices, facts=facts, depth=2, environment=environment or {})
 
 
 def test_flags_arrive() -> None:
@@ -60,6 +39,7 @@ def test_flags_arrive() -> None:
             enable_mixed_chunk=True,
             disable_radix_cache=True,
             max_queued_requests=9,
+            bucket_inter_token_latency=(0.5, 1.0),
         ),
         CAPACITY,
     )
