@@ -8,12 +8,13 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vivace.observability import log as log_lines
 from vivace.protocol.control import Capacity
+from vivace.supervisor.child import Child, preloading, process_command, spawn
 from vivace.supervisor.listen import ListenError, bind, url_of
 from vivace.supervisor.progress import StartProgress
 from vivace.supervisor.summary import show, summary_of
@@ -21,7 +22,7 @@ from vivace.supervisor.summary import show, summary_of
 if TYPE_CHECKING:
     import socket
 
-    from vivace.config import Config
+    from vivace.config import Config, Options
 
 log = logging.getLogger(__name__)
 
@@ -33,25 +34,37 @@ FAILED = 1
 def main(argv: Sequence[str], *, program: str = "vivace serve") -> int:
     """Serve until stopped; returns the exit code. 2 = the command line cannot be obeyed."""
     from vivace.checkpoint.source import SourceError
-    from vivace.config import ConfigError
+    from vivace.config import ConfigError, parse
     from vivace.platforms.platform import PlatformError
 
     try:
-        config = configure(argv, os.environ, program=program)
+        options = parse(argv, os.environ, program=program)
+        engine = engine_ahead(options)
+        try:
+            return launch(configure(options), engine)
+        finally:
+            if engine is not None:
+                engine.kill()
+                engine.process.wait()
     except (ConfigError, SourceError, PlatformError) as error:
         print(f"{program}: {error}", file=sys.stderr)
         return BAD_COMMAND
-    return launch(config)
 
 
-def configure(argv: Sequence[str], environ: Mapping[str, str], *, program: str) -> Config:
+def engine_ahead(options: Options) -> Child | None:
+    """Loading PyTorch takes seconds; the engine's process starts with that right away."""
+    if options.environment.get("VIVACE_EXECUTOR"):
+        return None
+    return spawn("engine", preloading(process_command))
+
+
+def configure(options: Options) -> Config:
     """What was asked -> what will run. Raises ConfigError, SourceError or PlatformError."""
     from vivace.checkpoint.source import locate
-    from vivace.config import parse, resolve
+    from vivace.config import resolve
     from vivace.models.facts import facts_of
     from vivace.platforms.platform import detect
 
-    options = parse(argv, environ, program=program)
     model = options.model
     source = locate(
         model.model_path,
@@ -62,8 +75,8 @@ def configure(argv: Sequence[str], environ: Mapping[str, str], *, program: str) 
     return resolve(options, source, facts_of(source), detect(options.runtime.device))
 
 
-def launch(config: Config) -> int:
-    """Run a server until it is stopped; returns its exit code."""
+def launch(config: Config, engine: Child | None = None) -> int:
+    """Run a server until it is stopped; returns its exit code. `engine`: spawned ahead."""
     log_lines.setup(config.logging.log_level)
     try:
         listener = bind(config.http.host, config.http.port)
@@ -71,10 +84,10 @@ def launch(config: Config) -> int:
         log.error("%s", error)
         return FAILED
     with listener:
-        return supervise(config, listener)
+        return supervise(config, listener, engine)
 
 
-def supervise(config: Config, listener: socket.socket) -> int:
+def supervise(config: Config, listener: socket.socket, engine: Child | None) -> int:
     from vivace.config import encode
     from vivace.protocol.channel import make_run_dir, remove_run_dir
     from vivace.supervisor.supervisor import Hooks, Plan, Supervisor
@@ -99,7 +112,7 @@ def supervise(config: Config, listener: socket.socket) -> int:
         soft_watchdog=config.runtime.soft_watchdog_timeout,
     )
     try:
-        return Supervisor(plan, Hooks(progress=progress.update, ready=ready)).run()
+        return Supervisor(plan, Hooks(progress=progress.update, ready=ready), engine).run()
     finally:
         progress.close()
         remove_run_dir(run_dir)

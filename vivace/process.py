@@ -15,10 +15,11 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 from vivace.observability import log as log_lines
 from vivace.supervisor.line import Line, LineClosed, child_end
-from vivace.supervisor.messages import Failure, Setup, ToChild
+from vivace.supervisor.messages import Failure, Progress, Setup, ToChild
 
 PR_SET_PDEATHSIG = 1
 LONGEST_FAILURE = 2000
@@ -31,12 +32,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("role", choices=("engine", "frontend"))
     parser.add_argument("--line", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
+    parser.add_argument("--preload", action="store_true", help="import before the setup comes")
     arguments = parser.parse_args(argv)
     die_with(arguments.parent)
     leave_signals_to_the_supervisor()
     log_lines.setup("info", arguments.role)
     line = child_end(socket.socket(fileno=arguments.line))
     try:
+        if arguments.preload:
+            preload(arguments.role, line)
         run(arguments.role, line)
     except LineClosed:
         return 1
@@ -58,6 +62,14 @@ def run(role: str, line: Line[ToChild]) -> None:
     from vivace.supervisor.frontend_child import run_frontend
 
     uvloop.run(run_frontend(line, first_message(line)))
+
+
+def preload(role: str, line: Line[ToChild]) -> None:
+    """Import the slow parts now; the setup waits on the line meanwhile."""
+    if role == "engine":
+        line.send(Progress("Loading PyTorch", 0.0))
+        import_module("vivace.supervisor.engine_child")
+        import_module("vivace.worker.build")
 
 
 def first_message(line: Line[ToChild]) -> Setup:

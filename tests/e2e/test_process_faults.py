@@ -125,6 +125,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
         time.sleep(0.5)
         server.signal(signal.SIGINT)
         server.wait_for("finishing the running requests")
+        time.sleep(0.5)
         server.signal(signal.SIGINT)
         assert server.wait(10) == 128 + signal.SIGINT
         thread.join(30)

@@ -6,11 +6,13 @@ from pathlib import Path
 
 from running_server import RunningServer
 
+FLAGS = ("--tokenizer-worker-num", "2", "--cpu-threads", "1", "--max-total-tokens", "4096")
+"""One thread, so that a busy machine does not make the two wait for each other."""
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 
 
 def test_the_embedded_model_answers(tmp_path: Path) -> None:
-    with RunningServer("--tokenizer-worker-num", "2", log=tmp_path / "log") as server:
+    with RunningServer(*FLAGS, log=tmp_path / "log") as server:
         server.wait_ready()
         (model,) = server.json("/v1/models")["data"]
         ask = {"model": model["id"], "messages": QUESTION, "max_tokens": 16, "temperature": 0}

@@ -20,7 +20,7 @@ import pytest
 from vivace.protocol.channel import make_run_dir, remove_run_dir
 from vivace.protocol.control import Capacity
 from vivace.supervisor.child import Role
-from vivace.supervisor.supervisor import Hooks, Plan, Supervisor
+from vivace.supervisor.supervisor import SAME_SIGNAL_SECONDS, Hooks, Plan, Supervisor
 
 FAKE = Path(__file__).with_name("fake_child.py")
 
@@ -184,10 +184,19 @@ def test_a_second_signal_stops_at_once(server: Server) -> None:
     def stop_twice() -> None:
         stop()
         server.wait_for("engine 0", "Draining")
+        time.sleep(SAME_SIGNAL_SECONDS + 0.1)
         os.kill(os.getpid(), signal.SIGINT)
 
     code = server.run({"engine": {"0": "busy"}}, when_ready=stop_twice, drain=60.0)
     assert code == 128 + signal.SIGINT
+
+
+def test_a_doubled_signal_is_one_wish(server: Server) -> None:
+    def stop_doubly() -> None:
+        stop()
+        stop()
+
+    assert server.run({}, when_ready=stop_doubly) == 0
 
 
 def test_draining_has_an_end(server: Server, caplog: pytest.LogCaptureFixture) -> None:

@@ -14,6 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vivace.config import Config, parse
+from vivace.launch import configure
 from vivace.protocol.control import Capacity, Command, Drain, Ready
 from vivace.supervisor.budget import CrashBudget
 from vivace.supervisor.child import describe_exit, process_command
@@ -192,38 +194,24 @@ def test_faults_happen_once_and_only_to_the_first_engine() -> None:
     assert frontend_countdown("frontend-kill@3", 0) is not None
 
 
-def fake_config(**http: object) -> SimpleNamespace:
-    facts = SimpleNamespace(architecture="LlamaForCausalLM", layers=30, parameters=134_515_008)
-    return SimpleNamespace(
-        facts=facts,
-        source=SimpleNamespace(path=Path("/m/smol.gguf"), format="gguf", embedded=True),
-        model=SimpleNamespace(served_model_name="it's\x1b[31m", model_path=None, dtype="bfloat16"),
-        schedule=SimpleNamespace(chunked_prefill_size=2048),
-        platform=SimpleNamespace(device_name="EPYC", cores=2),
-        runtime=SimpleNamespace(cpu_threads=None),
-        http=SimpleNamespace(**{"fastapi_root_path": "/v", "api_key": None, **http}),
-        rewrites=(
-            SimpleNamespace(
-                field="dtype", before="auto", after="bfloat16", reason="the CPU has it"
-            ),
-        ),
-    )
+def config(*flags: str) -> Config:
+    return configure(parse(flags, {"VIVACE_EXECUTOR": "oracle"}))
 
 
 def test_summary_tells_what_runs_and_why() -> None:
-    summary = summary_of(fake_config(), CAPACITY, "http://127.0.0.1:1")  # type: ignore[arg-type]
+    flags = ("--served-model-name", "it's\x1b[31m", "--fastapi-root-path", "/v")
+    summary = summary_of(config(*flags), CAPACITY, "http://127.0.0.1:1")
     stream = io.StringIO()
     show(summary, stream)
     text = stream.getvalue()
-    assert "16,000 tokens" in text and "135 million" in text and "0.27 GB" in text
-    assert "dtype: auto -> bfloat16: the CPU has it" in text
+    assert "16,000 tokens" in text and "LlamaForCausalLM" in text and "0.27 GB" in text
+    assert "decided" in text and "--page-size: unset -> " in text
     assert "curl http://127.0.0.1:1/v/v1/chat/completions" in text and "it'\\''s" in text
     assert "\x1b" not in text
 
 
 def test_summary_never_shows_the_key() -> None:
-    config = fake_config(api_key="sk-secret")
-    summary = summary_of(config, CAPACITY, "http://127.0.0.1:1")  # type: ignore[arg-type]
+    summary = summary_of(config("--api-key", "sk-secret"), CAPACITY, "http://127.0.0.1:1")
     assert "<api key>" in summary.curl and "sk-secret" not in repr(summary)
 
 
@@ -234,7 +222,7 @@ class Terminal(io.StringIO):
 
 def test_summary_and_progress_on_a_terminal() -> None:
     terminal = Terminal()
-    show(summary_of(fake_config(), CAPACITY, "http://127.0.0.1:1"), terminal)  # type: ignore[arg-type]
+    show(summary_of(config(), CAPACITY, "http://127.0.0.1:1"), terminal)
     assert "16,000 tokens" in terminal.getvalue() and "curl" in terminal.getvalue()
     progress = StartProgress(terminal)
     progress.update("Loading weights", 0.5)

@@ -28,11 +28,12 @@ class Child:
     """A running child. `pid_file` becomes readable the moment it dies."""
 
     role: Role
-    setup: Setup
     process: subprocess.Popen[bytes]
     line: Line[FromChild]
     pid_file: int
     out_of_memory_kills: int
+    setup: Setup | None = None
+    """what it was told to be; None while it only warms its imports"""
     started: float = field(default_factory=time.monotonic)
     serving: bool = False
     """a frontend that accepts connections, an engine that is ready"""
@@ -43,7 +44,16 @@ class Child:
 
     @property
     def name(self) -> str:
-        return "engine" if self.role == "engine" else f"frontend {self.setup.index}"
+        return "engine" if self.role == "engine" else f"frontend {self.index}"
+
+    @property
+    def index(self) -> int:
+        return self.setup.index if self.setup is not None else 0
+
+    def begin(self, setup: Setup) -> None:
+        """Hand it its setup: now it builds and runs."""
+        self.setup = setup
+        self.line.send(setup)
 
     def kill(self, reason: str = "") -> None:
         self.killed_because = self.killed_because or reason
@@ -70,25 +80,22 @@ class Child:
         os.close(self.pid_file)
 
 
-def spawn(role: Role, setup: Setup, command: Command) -> Child:
-    """Start a child and hand it its setup."""
+def spawn(role: Role, command: Command, *, listener: int = -1) -> Child:
+    """Start a child. It waits for its setup; `listener` is a descriptor it inherits."""
     ours, theirs = socket.socketpair()
-    inherited = [theirs.fileno(), *([setup.listener] if setup.listener >= 0 else [])]
+    inherited = [theirs.fileno(), *([listener] if listener >= 0 else [])]
     before = out_of_memory_kills()
     with theirs:
         process = subprocess.Popen(
             command(role, theirs.fileno()), pass_fds=inherited, stdin=subprocess.DEVNULL
         )
-    child = Child(
+    return Child(
         role=role,
-        setup=setup,
         process=process,
         line=supervisor_end(ours),
         pid_file=os.pidfd_open(process.pid),
         out_of_memory_kills=before,
     )
-    child.line.send(setup)
-    return child
 
 
 def process_command(role: Role, line: int) -> list[str]:
@@ -98,6 +105,11 @@ def process_command(role: Role, line: int) -> list[str]:
     path = [] if Path.cwd() == SOURCES else ["-P"]
     words = ["--line", str(line), "--parent", str(os.getpid())]
     return [sys.executable, *path, "-m", "vivace.process", role, *words]
+
+
+def preloading(command: Command) -> Command:
+    """The same command for a child that imports what it needs before it has its setup."""
+    return lambda role, line: [*command(role, line), "--preload"]
 
 
 def describe_exit(code: int) -> str:

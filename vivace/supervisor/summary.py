@@ -11,7 +11,7 @@ from vivace.observability.log import escape
 from vivace.protocol.control import Capacity
 
 if TYPE_CHECKING:
-    from vivace.config.config import Config
+    from vivace.config.config import Config, Rewrite
 
 GIGABYTE = 1e9
 LABEL_WIDTH = 17
@@ -19,10 +19,12 @@ LABEL_WIDTH = 17
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """`rows`: (label, value); `rewrites`: one line per setting that was decided for the user."""
+    """`rows`: (label, value); `rewrites`: one line per setting that was decided for the user;
+    `notices`: what the user should know about flags and variables."""
 
     rows: tuple[tuple[str, str], ...]
     rewrites: tuple[str, ...]
+    notices: tuple[str, ...]
     curl: str
 
 
@@ -44,11 +46,14 @@ def summary_of(config: Config, capacity: Capacity, url: str) -> Summary:
         ("threads", str(config.runtime.cpu_threads or config.platform.cores)),
         ("URL", url),
     )
-    rewrites = tuple(
-        f"{rewrite.field}: {shown(rewrite.before)} -> {shown(rewrite.after)}: {rewrite.reason}"
-        for rewrite in config.rewrites
-    )
-    return Summary(rows=rows, rewrites=rewrites, curl=curl_line(config, url, name))
+    rewrites = tuple(decision(rewrite) for rewrite in config.rewrites)
+    curl = curl_line(config, url, name)
+    return Summary(rows=rows, rewrites=rewrites, notices=config.notices, curl=curl)
+
+
+def decision(rewrite: Rewrite) -> str:
+    flag = f"--{rewrite.field.replace('_', '-')}"
+    return f"{flag}: {shown(rewrite.before)} -> {shown(rewrite.after)}: {rewrite.reason}"
 
 
 def curl_line(config: Config, url: str, name: str) -> str:
@@ -85,6 +90,7 @@ def show(summary: Summary, stream: TextIO) -> None:
 def plain_lines(summary: Summary) -> list[str]:
     lines = [f"  {label:<{LABEL_WIDTH}} {escape(value)}" for label, value in summary.rows]
     lines += [f"  {'decided':<{LABEL_WIDTH}} {escape(text)}" for text in summary.rewrites]
+    lines += [f"  {'note':<{LABEL_WIDTH}} {escape(text)}" for text in summary.notices]
     return [*lines, f"  {'try':<{LABEL_WIDTH}} {escape(summary.curl)}"]
 
 
@@ -101,5 +107,7 @@ def draw(summary: Summary, stream: TextIO) -> None:
         table.add_row(label, Text(escape(value), style="bold" if label == "URL" else ""))
     for text in summary.rewrites:
         table.add_row("decided", Text(escape(text), style="yellow"))
+    for text in summary.notices:
+        table.add_row("note", Text(escape(text), style="yellow"))
     console.print(table)
     console.print(Text(escape(summary.curl), style="cyan"), soft_wrap=True)

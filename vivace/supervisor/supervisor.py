@@ -22,7 +22,7 @@ from vivace.protocol.control import Capacity, Command, Down, Drain, Ready, Reply
 from vivace.protocol.request import KEY_SHIFT
 from vivace.supervisor import signals
 from vivace.supervisor.budget import CrashBudget
-from vivace.supervisor.child import Child, Role, process_command, spawn
+from vivace.supervisor.child import Child, process_command, spawn
 from vivace.supervisor.child import Command as SpawnCommand
 from vivace.supervisor.engine_watch import EngineWatch
 from vivace.supervisor.line import LineClosed
@@ -43,6 +43,8 @@ log = logging.getLogger(__name__)
 
 Phase = Literal["starting", "serving", "draining", "stopping"]
 STOP_GRACE_SECONDS = 5.0
+SAME_SIGNAL_SECONDS = 0.3
+"""Wrappers such as `timeout` signal a process and then its group: that is one wish, not two."""
 FINAL_WORDS_SECONDS = 1.0
 """For the frontends to tell their clients that the server stops."""
 
@@ -75,10 +77,13 @@ class Hooks:
 
 
 class Supervisor:
-    """Runs a plan until it is told to stop or cannot go on; `run` returns the exit code."""
+    """Runs a plan until it is told to stop or cannot go on; `run` returns the exit code.
 
-    def __init__(self, plan: Plan, hooks: Hooks) -> None:
+    `engine`: a child spawned ahead, so that it imports while the configuration is worked out."""
+
+    def __init__(self, plan: Plan, hooks: Hooks, engine: Child | None = None) -> None:
         self._plan = plan
+        self._first_engine = engine
         self._hooks = hooks
         self._phase: Phase = "starting"
         self._epoch = 0
@@ -97,12 +102,13 @@ class Supervisor:
         self._deadline: float | None = None
         """when the present phase is cut short"""
         self._signals = 0
+        self._deaf_until = 0.0
         self._code: int | None = None
 
     def run(self) -> int:
         with signals.caught(self._selector, self._on_signal):
             try:
-                self._start_engine()
+                self._start_engine(self._first_engine)
                 for index in range(self._plan.frontends):
                     self._start_frontend(index)
                 while not self._is_over():
@@ -115,37 +121,32 @@ class Supervisor:
 
     # -- children ---------------------------------------------------------------------------------
 
-    def _start_engine(self) -> None:
-        frontends = [child.setup.index for child in self._frontends]
-        if not frontends:
-            frontends = list(range(self._plan.frontends))
+    def _start_engine(self, engine: Child | None = None) -> None:
+        frontends = [child.index for child in self._frontends]
+        setup = Setup(
+            config=self._plan.config,
+            run_dir=str(self._plan.run_dir),
+            frontends=frontends or list(range(self._plan.frontends)),
+            epoch=self._epoch,
+        )
         self._watch.restart(time.monotonic())
-        self._engine = self._spawn("engine", frontends=frontends, epoch=self._epoch)
+        self._engine = self._begin(engine or spawn("engine", self._plan.command), setup)
 
     def _start_frontend(self, index: int) -> None:
         listener = self._plan.listener.fileno()
-        self._frontends.append(self._spawn("frontend", index=index, listener=listener))
-
-    def _spawn(
-        self,
-        role: Role,
-        *,
-        index: int = 0,
-        frontends: list[int] | None = None,
-        epoch: int = 0,
-        listener: int = -1,
-    ) -> Child:
         setup = Setup(
             config=self._plan.config,
             run_dir=str(self._plan.run_dir),
             index=index,
-            frontends=frontends or [],
-            epoch=epoch,
             listener=listener,
         )
-        child = spawn(role, setup, self._plan.command)
+        child = spawn("frontend", self._plan.command, listener=listener)
+        self._frontends.append(self._begin(child, setup))
+
+    def _begin(self, child: Child, setup: Setup) -> Child:
         self._selector.register(child.line, selectors.EVENT_READ, lambda: self._listen(child))
         self._selector.register(child.pid_file, selectors.EVENT_READ, lambda: self._bury(child))
+        child.begin(setup)
         return child
 
     def _listen(self, child: Child) -> None:
@@ -258,7 +259,7 @@ class Supervisor:
             self._give_up(f"{child.name} did not start: {cause}")
             return
         if self._engine is not None:
-            self._engine.line.send(FrontendGone(child.setup.index))
+            self._engine.line.send(FrontendGone(child.index))
         if self._phase == "draining":
             log.error("The %s died while draining: %s", child.name, cause)
         elif self._budget.spend(time.monotonic()):
@@ -307,6 +308,10 @@ class Supervisor:
     # -- the end ----------------------------------------------------------------------------------
 
     def _on_signal(self, number: int) -> None:
+        now = time.monotonic()
+        if now < self._deaf_until:
+            return
+        self._deaf_until = now + SAME_SIGNAL_SECONDS
         self._signals += 1
         name = signal.Signals(number).name
         if self._signals > 1 or self._phase == "starting":
