@@ -1,0 +1,123 @@
+"""CPU facts from a made-up machine, and what detect says."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from vivace.platforms.cpu import facts
+from vivace.platforms.platform import (
+    PlatformError,
+    PlatformFacts,
+    PlatformSettings,
+    detect,
+    load_platform,
+)
+
+MEMINFO = "MemTotal:  8000 kB\nMemFree: 100 kB\nMemAvailable: 6000 kB\n"
+CPUINFO = "model name\t: A CPU\nflags\t\t: sse avx2 avx512f avx512_bf16\n"
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """make(path=text, ...) writes files below a made-up root and returns the root."""
+
+    def make(files):
+        for path, text in {"proc/meminfo": MEMINFO, "proc/cpuinfo": CPUINFO, **files}.items():
+            file = tmp_path / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+        return tmp_path
+
+    return make
+
+
+def test_memory_without_a_container(machine):
+    assert facts.memory(machine({})) == (8000 * 1024, 6000 * 1024)
+
+
+def test_memory_is_cut_to_the_container(machine):
+    files = {
+        "proc/self/cgroup": "0::/box\n",
+        "sys/fs/cgroup/box/memory.max": "4096000\n",
+        "sys/fs/cgroup/box/memory.current": "96000\n",
+    }
+    assert facts.memory(machine(files)) == (4096000, 4000000)
+
+
+def test_memory_of_the_first_cgroup_version(machine):
+    files = {
+        "sys/fs/cgroup/memory/memory.limit_in_bytes": "2048000",
+        "sys/fs/cgroup/memory/memory.usage_in_bytes": "48000",
+    }
+    assert facts.memory(machine(files)) == (2048000, 2000000)
+
+
+def test_no_limit_is_no_limit(machine):
+    files = {
+        "sys/fs/cgroup/memory.max": "max\n",
+        "sys/fs/cgroup/memory/memory.limit_in_bytes": str((1 << 63) - 4096),
+    }
+    assert facts.memory(machine(files))[0] == 8000 * 1024
+
+
+def test_cores_follow_affinity_and_quota(machine):
+    allowed = len(os.sched_getaffinity(0))
+    assert facts.cores(machine({})) == allowed
+    half = machine({"sys/fs/cgroup/cpu.max": "50000 100000\n"})
+    assert facts.cores(half) == 1
+    unlimited = machine({"sys/fs/cgroup/cpu.max": "max 100000\n"})
+    assert facts.cores(unlimited) == allowed
+
+
+def test_features_and_dtypes(machine):
+    known = facts.features(machine({}))
+    assert known == {"avx2", "avx512f", "avx512_bf16"}
+    assert facts.dtypes(known)[0] == "bfloat16"
+    assert facts.dtypes(known - {"avx512_bf16"})[0] == "float32"
+    arm = machine({"proc/cpuinfo": "Features\t: fp asimd bf16 i8mm\n"})
+    assert facts.dtypes(facts.features(arm))[0] == "bfloat16"
+
+
+def test_a_machine_without_proc(tmp_path):
+    total, available = facts.memory(tmp_path)
+    assert total >= available > 0
+    assert facts.features(tmp_path) == frozenset()
+
+
+def test_detect_describes_this_machine():
+    found = detect(None)
+    assert found == PlatformFacts(
+        name="cpu",
+        device_name=found.device_name,
+        memory_bytes=found.memory_bytes,
+        available_bytes=found.available_bytes,
+        cores=found.cores,
+        features=found.features,
+        dtypes=found.dtypes,
+    )
+    assert found.memory_bytes >= found.available_bytes > 0
+    assert set(found.dtypes) == {"float32", "bfloat16", "float16"}
+
+
+@pytest.mark.parametrize("device", ["cuda", "npu", "cuda:1", "tpu"])
+def test_other_devices_are_refused_with_a_reason(device):
+    with pytest.raises(PlatformError, match=f"--device {device}: not available in this version"):
+        detect(device)
+
+
+def test_only_the_cpu_can_be_loaded():
+    foreign = PlatformFacts(name="npu", device_name="", memory_bytes=1, available_bytes=1, cores=1)
+    with pytest.raises(PlatformError, match="npu"):
+        load_platform(foreign, PlatformSettings())
+
+
+def test_detection_needs_no_torch():
+    code = (
+        "import sys; from vivace.platforms.platform import detect; detect(None); "
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

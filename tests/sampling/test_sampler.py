@@ -1,0 +1,200 @@
+"""The sampler against slow one-row definitions, and its independence of the batch."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vivace.engine.oracle import splitmix64 as scalar_splitmix64
+from vivace.protocol.request import LogprobOptions, SamplingParams
+from vivace.sampling.adjust import Histories
+from vivace.sampling.draw import cut, invert, splitmix64, uniforms
+from vivace.sampling.rows import SamplingRows
+from vivace.sampling.sampler import Sampler
+
+VOCABULARY = 50
+
+
+class Table:
+    """Rows of requests with some history, ready to draw."""
+
+    def __init__(self, params, *, stop_ids=(), seed=0, options=None):
+        random = np.random.default_rng(seed)
+        count = len(params)
+        self.rows = np.arange(count)
+        self.columns = SamplingRows(count)
+        self.prompt = random.integers(1, 6, count)
+        self.known = self.prompt + random.integers(0, 9, count)
+        self.tokens = random.integers(0, VOCABULARY, (count, 20)).astype(np.int32)
+        self.options = options or {}
+        for row, one in enumerate(params):
+            self.columns.set(row, one, stop_ids)
+            if row in self.options:
+                self.columns.ask_logprobs(row)
+        self.logits = torch.from_numpy(random.normal(0, 3, (count, VOCABULARY)).astype(np.float32))
+
+    def draw(self, rows=None, sampler=None):
+        rows = self.rows if rows is None else np.asarray(rows)
+        history = Histories(tokens=self.tokens, known=self.known, prompt=self.prompt)
+        return (sampler or Sampler()).draw(
+            self.logits[rows].clone(), rows, self.columns, self.options, history
+        )
+
+    def expected_logits(self, row, params, stop_ids=()):
+        """Penalties, minimum length, repetition, bias: by the definition, in this order."""
+        logits = self.logits[row].tolist()
+        output = self.tokens[row, self.prompt[row] : self.known[row]].tolist()
+        everything = self.tokens[row, : self.known[row]].tolist()
+        for token in set(output):
+            logits[token] -= params.frequency_penalty * output.count(token)
+            logits[token] -= params.presence_penalty
+        if len(output) < params.min_new_tokens:
+            for token in stop_ids:
+                logits[token] = -math.inf
+        for token in set(everything):
+            scale = params.repetition_penalty
+            logits[token] = logits[token] / scale if logits[token] > 0 else logits[token] * scale
+        for token, bias in params.logit_bias.items():
+            logits[token] += bias
+        return torch.tensor(logits)
+
+
+PARAMS = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 0.5, 1.0, 1.7]),
+    top_p=st.sampled_from([1.0, 0.9, 0.3, 1e-9]),
+    top_k=st.sampled_from([0, 1, 5, VOCABULARY, 1000]),
+    min_p=st.sampled_from([0.0, 0.05, 1.0]),
+    frequency_penalty=st.sampled_from([0.0, 0.7, -2.0]),
+    presence_penalty=st.sampled_from([0.0, 0.4]),
+    repetition_penalty=st.sampled_from([1.0, 1.3, 0.5]),
+    min_new_tokens=st.sampled_from([0, 4, 20]),
+    logit_bias=st.dictionaries(st.integers(0, VOCABULARY - 1), st.sampled_from([-100.0, 3.0])),
+    seed=st.integers(0, 2**64 - 1),
+)
+
+
+def expected_token(table, row, params, stop_ids):
+    logits = table.expected_logits(row, params, stop_ids)
+    if params.temperature == 0:
+        return int(logits.argmax())
+    weights = (logits / params.temperature).softmax(-1).double().tolist()
+    ranked = sorted(weights, reverse=True)
+    kept = []
+    for weight in weights:
+        better = [other for other in ranked if other > weight]
+        inside = weight >= params.min_p * ranked[0] * (1 - 1e-6)
+        inside &= not params.top_k or len(better) < params.top_k
+        inside &= sum(better) <= params.top_p * (1 + 1e-6)
+        kept.append(weight if inside else 0.0)
+    word = scalar_splitmix64(scalar_splitmix64(params.seed) ^ int(table.known[row]))
+    target = (word >> 11) * 2.0**-53 * sum(kept)
+    total = 0.0
+    for token, weight in enumerate(kept):
+        total += weight
+        if total > target:
+            return token
+    return max(token for token, weight in enumerate(kept) if weight)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(PARAMS, min_size=1, max_size=6), st.integers(0, 1000))
+def test_equals_the_definition_alone_and_in_any_batch(params, seed):
+    stop_ids = (3, 7)
+    table = Table(params, stop_ids=stop_ids, seed=seed)
+    together = table.draw().tokens.tolist()
+    alone = [int(table.draw([row]).tokens[0]) for row in range(len(params))]
+    backwards = table.draw(list(range(len(params)))[::-1]).tokens.tolist()[::-1]
+    assert together == alone == backwards
+    assert together == [expected_token(table, row, one, stop_ids) for row, one in enumerate(params)]
+
+
+@given(st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=20))
+def test_vector_splitmix_equals_the_scalar_one(words):
+    found = splitmix64(np.array(words, np.uint64)).tolist()
+    assert found == [scalar_splitmix64(word) for word in words]
+
+
+def test_uniforms_are_uniform():
+    found = uniforms(np.arange(200, dtype=np.uint64).repeat(100), np.tile(np.arange(100), 200))
+    histogram = np.histogram(found, 20, (0, 1))[0]
+    assert abs(histogram - 1000).max() < 160
+    assert found.min() >= 0 and found.max() < 1
+
+
+def test_draws_follow_the_distribution():
+    count = 20_000
+    weights = torch.tensor([0.5, 0.0, 0.2, 0.3]).expand(count, -1).contiguous()
+    uniform = torch.from_numpy(uniforms(np.zeros(count, np.uint64), np.arange(count)))
+    shares = torch.bincount(invert(weights, uniform), minlength=4) / count
+    torch.testing.assert_close(shares, weights[0], atol=0.015, rtol=0)
+    assert shares[1] == 0
+
+
+def test_the_end_of_the_range_draws_the_last_possible_token():
+    weights = torch.tensor([[0.25, 0.75, 0.0]])
+    assert invert(weights, torch.tensor([1 - 2.0**-53], dtype=torch.float64)).tolist() == [1]
+    assert invert(weights, torch.tensor([0.0], dtype=torch.float64)).tolist() == [0]
+
+
+def test_a_nucleus_wider_than_the_first_candidates():
+    table = torch.full((2, 5000), 1 / 5000)
+    table[1, :2] = torch.tensor([0.6, 0.3])
+    table[1, 2:] = 0.1 / 4998
+    narrowed = cut(table, np.array([0, 0]), np.array([0.7, 0.5]), np.zeros(2, np.float32))
+    assert (narrowed[0] > 0).sum() == 5000  # ties with the last one inside stay
+    assert (narrowed[1] > 0).nonzero().flatten().tolist() == [0]
+
+
+def test_bad_rows_are_named_and_harm_nobody():
+    params = [SamplingParams(temperature=t, seed=5) for t in (0.0, 1.0, 1.0, 0.0, 1.0)]
+    table = Table(params)
+    good = table.draw().tokens.tolist()
+    table.logits[1, 7] = torch.nan
+    table.logits[2] = -torch.inf
+    table.logits[3, 0] = torch.inf
+    draws = table.draw()
+    assert draws.bad is not None
+    assert draws.bad.tolist() == [False, True, True, True, False]
+    assert [draws.tokens[0], draws.tokens[4]] == [good[0], good[4]]
+    assert all(0 <= token < VOCABULARY for token in draws.tokens)
+
+
+def test_minimum_length_masks_every_stop_id():
+    params = [SamplingParams(temperature=0.0, min_new_tokens=50)]
+    table = Table(params, stop_ids=(3, 7))
+    table.logits[0, 3], table.logits[0, 7], table.logits[0, 11] = 90.0, 80.0, 70.0
+    assert table.draw().tokens.tolist() == [11]
+    table.columns.minimum[0] = 0
+    assert table.draw().tokens.tolist() == [3]
+
+
+def test_logprobs_are_taken_after_temperature_unless_original():
+    options = {0: LogprobOptions(top=2), 2: LogprobOptions(token_ids=(4, 1), top=0)}
+    params = [SamplingParams(temperature=t, seed=1) for t in (0.5, 1.0, 0.0)]
+    table = Table(params, options=options)
+    for sampler, temperature in ((Sampler(), 0.5), (Sampler(original_logprobs=True), 1.0)):
+        draws = table.draw(sampler=sampler)
+        assert set(draws.logprobs) == {0, 2}
+        scores = (table.logits[0] / temperature).log_softmax(-1)
+        one = draws.logprobs[0]
+        assert one.token == draws.tokens[0]
+        assert math.isclose(one.logprob, scores[one.token].item(), abs_tol=1e-5)
+        assert [token for _, token in one.top] == scores.topk(2).indices.tolist()
+        plain = table.logits[2].log_softmax(-1)
+        two = draws.logprobs[2]
+        assert two.top is None
+        assert [token for _, token in two.chosen] == [4, 1]
+        assert math.isclose(two.chosen[0][0], plain[4].item(), abs_tol=1e-5)
+
+
+def test_a_row_is_clean_after_it_was_given_up():
+    columns = SamplingRows(1)
+    columns.set(0, SamplingParams(logit_bias={1: 5.0}, min_new_tokens=3, top_k=3), (2,))
+    columns.clear(0)
+    columns.set(0, SamplingParams(temperature=0.0), (2,))
+    assert columns.features[0] == 0 and not columns.bias and not columns.stop_ids
