@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import msgspec
 from server_kit import ScriptedEngine, fetch, make_tokenizer
+
 from vivace.checkpoint.source import ModelSource
 from vivace.config import Config, from_arguments
 from vivace.frontend.frontend import Frontend

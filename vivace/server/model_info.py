@@ -18,9 +18,7 @@ async def model_info(context: Context, _request: web.Request, _body: bytes) -> w
     served = context.served
     return json_response(
         {
-            "model_path": served.path,
-            "tokenizer_path": served.tokenizer_path,
-            "served_model_name": served.name,
+            **model_names(context),
             "is_generation": True,
             "preferred_sampling_params": served.defaults or None,
             "weight_version": served.weight_version,
@@ -40,12 +38,23 @@ async def server_info(context: Context, _request: web.Request, _body: bytes) -> 
     return json_response(
         {
             **context.settings.public,
+            **model_names(context),
             **scheduler_facts(context, state),
             "internal_states": [internal_state(context, state)],
             "status": context.frontend.status,
             "version": server_version(),
         }
     )
+
+
+def model_names(context: Context) -> dict[str, Any]:
+    """The names in effect, also where no flag gave them."""
+    served = context.served
+    return {
+        "model_path": served.path,
+        "tokenizer_path": served.tokenizer_path,
+        "served_model_name": served.name,
+    }
 
 
 def scheduler_facts(context: Context, state: EngineState) -> dict[str, Any]:
@@ -57,7 +66,7 @@ def scheduler_facts(context: Context, state: EngineState) -> dict[str, Any]:
         "context_len": context.served.context,
     }
     if capacity is not None:
-        facts["effective_max_running_requests"] = capacity.rows
+        facts["max_running_requests"] = capacity.rows
         facts["page_size"] = capacity.page_size
         facts["available_memory_bytes"] = capacity.available_bytes
     return facts
