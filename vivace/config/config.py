@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from vivace.checkpoint.source import ModelSource
@@ -88,10 +88,11 @@ class Config(Slices):
     """plans in flight"""
 
 
-def all_options() -> Iterator[Option]:
+@cache
+def all_options() -> tuple[Option, ...]:
     """Every option, slice by slice, in declared order."""
-    for part in dataclasses.fields(Slices):
-        yield from options_of(type(part.default_factory()), part.name)  # type: ignore[misc]
+    parts = [(type(getattr(Slices(), part.name)), part.name) for part in dataclasses.fields(Slices)]
+    return tuple(option for kind, name in parts for option in options_of(kind, name))
 
 
 def value_of(slices: Slices, option: Option) -> Any:

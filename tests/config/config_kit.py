@@ -1,0 +1,56 @@
+"""Small surroundings to resolve options against."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vivace.checkpoint.source import ModelSource
+from vivace.config import Config, Options, from_arguments, parse, resolve
+from vivace.models.facts import ModelFacts, facts_of
+from vivace.platforms.platform import PlatformFacts
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 300,
+    "max_position_embeddings": 512,
+    "torch_dtype": "bfloat16",
+    "eos_token_id": 2,
+}
+SOURCE = ModelSource(
+    path=Path("/models/toy"),
+    format="safetensors",
+    files=(Path("/models/toy/model.safetensors"),),
+    config=CONFIG,
+    tokenizer_path=Path("/models/toy"),
+)
+PLATFORM = PlatformFacts(
+    name="cpu",
+    device_name="a CPU",
+    memory_bytes=8 << 30,
+    available_bytes=6 << 30,
+    cores=4,
+    dtypes=("float32", "bfloat16"),
+    page_sizes=(16, 1),
+)
+
+
+def facts() -> ModelFacts:
+    return facts_of(SOURCE)
+
+
+def resolved(*argv: str, environ: dict[str, str] | None = None) -> Config:
+    return settled(parse(argv, environ or {}))
+
+
+def resolved_arguments(**arguments: object) -> Config:
+    return settled(from_arguments(**arguments))
+
+
+def settled(options: Options) -> Config:
+    return resolve(options, SOURCE, facts(), PLATFORM)

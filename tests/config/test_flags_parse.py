@@ -1,0 +1,128 @@
+"""Every flag parses, wrong ones get the nearest name, files and arguments mean the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from config_kit import resolved, resolved_arguments
+from sglang_spellings import SPELLINGS
+
+from vivace.config import ConfigError, from_arguments, parse
+from vivace.config.config import all_options, value_of
+from vivace.config.option import Option
+from vivace.config.sglang import RETIRED
+
+BY_FLAG = {flag: option for option in all_options() for flag in option.flags}
+
+
+def sample(option: Option) -> list[str]:
+    """A value the flag takes, as tokens."""
+    if option.shape == "bool":
+        return []
+    if option.choices:
+        return [option.choices[-1]]
+    return [{"json": '{"a": 1}', "int": "3", "float": "0.5"}.get(option.shape.split()[-1], "3")]
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_every_spelling_parses(spelling: str) -> None:
+    flag = f"--{spelling}"
+    if flag == "--config":
+        return
+    if flag in RETIRED:
+        assert parse([flag], {}).notices
+        return
+    option = BY_FLAG[flag]
+    options = parse([flag, *sample(option)], {})
+    assert value_of(options, option) != option.default or option.choices
+
+
+def test_the_list_is_the_size_of_the_promise() -> None:
+    assert len(set(SPELLINGS)) > 340
+
+
+def test_no_two_options_share_a_name_or_spelling() -> None:
+    flags = [flag for option in all_options() for flag in option.flags]
+    names = [option.name for option in all_options()]
+    assert len(set(flags)) == len(flags)
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--schedule-polic", "lpm"], ["--schedule-polic is no flag", "--schedule-policy"]),
+        (["--tensor-paralel-size", "1"], ["--tensor-parallel-size"]),
+        (["--schedule-policy", "lpn"], ["--schedule-policy", "did you mean lpm"]),
+        (["--port", "many"], ["--port", "whole number"]),
+        (["--mem-fraction-static", "nan"], ["--mem-fraction-static", "finite"]),
+        (["--port"], ["--port"]),
+        (["stray"], ["stray"]),
+        (["--json-model-override-args", "{"], ["--json-model-override-args"]),
+        (["--page", "16"], ["--page is no flag"]),
+    ],
+)
+def test_wrong_flags_are_explained(argv: list[str], words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(argv, {})
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_last_of_two_wins_and_is_told() -> None:
+    options = parse(["--tp", "2", "--tp-size", "1"], {})
+    assert options.parallel.tp_size == 1
+    assert any("2 times" in notice for notice in options.notices)
+
+
+def test_retired_spellings_are_explained() -> None:
+    options = parse(["--enable-deepep-moe"], {})
+    assert options.experts.moe_a2a_backend == "deepep"
+    assert any("--moe-a2a-backend deepep" in notice for notice in options.notices)
+
+
+def test_file_gives_defaults_and_typed_flags_win(tmp_path: Path) -> None:
+    file = tmp_path / "server.yaml"
+    file.write_text(
+        "port: 31000\nschedule-policy: lpm\nenable_metrics: true\nlog-requests: false\n"
+        "json-model-override-args: {num_hidden_layers: 1}\nbucket-time-to-first-token: [0.1, 1]\n"
+    )
+    options = parse(["--config", str(file), "--port", "32000"], {})
+    assert options.http.port == 32000
+    assert options.schedule.schedule_policy == "lpm"
+    assert options.logging.enable_metrics and not options.logging.log_requests
+    assert options.model.json_model_override_args == {"num_hidden_layers": 1}
+    assert options.logging.bucket_time_to_first_token == (0.1, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("prot: 1\n", "--port"),
+        ("- a\n", "mapping"),
+        ("a: [\n", "--config"),
+        ("!!python/object/apply:os.system ['true']\n", "--config"),
+        ("enable-metrics: maybe\n", "--enable-metrics"),
+    ],
+)
+def test_wrong_files_are_refused(tmp_path: Path, text: str, word: str) -> None:
+    file = tmp_path / "server.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        parse([f"--config={file}"], {})
+    assert word in str(caught.value)
+
+
+def test_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError):
+        parse(["--config", str(tmp_path / "none.yaml")], {})
+
+
+def test_keyword_arguments_are_the_flags() -> None:
+    config = resolved_arguments(page_size=4, tp_size=1, disable_radix_cache=True, random_seed=3)
+    typed = resolved("--page-size", "4", "--disable-radix-cache", "--random-seed", "3")
+    assert config == typed
+    with pytest.raises(ConfigError, match="did you mean page_size"):
+        from_arguments(page_sise=4)
+    with pytest.raises(ConfigError, match="disable-radix-cache"):
+        from_arguments(disable_radix_cache="yes")

@@ -1,0 +1,132 @@
+"""Availability, checks and rewrites: nothing is silent."""
+
+from __future__ import annotations
+
+import pytest
+from config_kit import resolved
+
+from vivace.config import ConfigError, decode, encode, public
+from vivace.config.config import all_options
+from vivace.config.option import PLATFORMS, Kind
+
+WORKING = """
+model_path tokenizer_path tokenizer_worker_num skip_tokenizer_init dtype context_length
+chat_template served_model_name json_model_override_args host port api_key fastapi_root_path
+mem_fraction_static max_running_requests max_queued_requests max_total_tokens chunked_prefill_size max_prefill_tokens
+schedule_policy enable_priority_scheduling schedule_conservativeness page_size enable_mixed_chunk
+radix_eviction_policy device random_seed stream_interval watchdog_timeout soft_watchdog_timeout
+log_level log_requests log_requests_level log_requests_format decode_log_interval enable_metrics
+crash_dump_folder disable_radix_cache disable_overlap_schedule enable_nan_detection
+enable_deterministic_inference load_format tokenizer_mode
+""".split()
+
+
+def test_every_option_has_a_state_everywhere_and_help() -> None:
+    for option in all_options():
+        assert set(option.states) == set(PLATFORMS), option.name
+        assert option.help, option.name
+        for state in option.states.values():
+            assert state.kind is Kind.WORKS or state.why, option.name
+
+
+def test_what_this_version_promises_works() -> None:
+    states = {option.name: option.states["cpu"].kind for option in all_options()}
+    assert {name: states[name] for name in WORKING} == dict.fromkeys(WORKING, Kind.WORKS)
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--tp", "2"], ["--tensor-parallel-size 2", "one device per server", "start one server"]),
+        (["--enable-lora"], ["--enable-lora is not available", "merge the adapter"]),
+        (["--disaggregation-mode", "decode"], ["--disaggregation-mode decode", "not available"]),
+        (["--load-format", "pt"], ["--load-format pt", "pickled"]),
+        (["--radix-eviction-policy", "slru"], ["use lru or lfu"]),
+        (["--kv-cache-dtype", "fp8_e4m3"], ["quantised KV"]),
+        (["--host", "0.0.0.0"], ["--api-key", "--insecure"]),
+        (["--context-length", "1000"], ["512", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"]),
+        (["--page-size", "16", "--chunked-prefill-size", "100"], ["multiple", "96"]),
+        (["--served-model-name", "a:b"], ["':'"]),
+        (["--enable-priority-scheduling", "--schedule-policy", "lpm"], ["fcfs"]),
+        (["--mem-fraction-static", "1.5"], ["0.99"]),
+        (["--chunked-prefill-size", "0"], ["-1"]),
+        (["--port", "70000"], ["65535"]),
+        (["--log-level", "loud"], ["warning"]),
+        (["--preferred-sampling-params", "[1]"], ["object"]),
+        (["--quantization", "gguf"], ["safetensors"]),
+        (["--bucket-time-to-first-token", "2", "1"], ["rise"]),
+    ],
+)
+def test_what_cannot_be_stops_with_the_reason(argv: list[str], words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolved(*argv)
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_values_that_ask_for_nothing_pass() -> None:
+    argv = "--tp 1 --dp 1 --ep 1 --pp-size 1 --nnodes 1 --node-rank 0 --disaggregation-mode null"
+    assert resolved(*argv.split()).notices == ()
+
+
+def test_no_effect_is_told() -> None:
+    notices = resolved("--trust-remote-code", "--attention-backend", "ascend").notices
+    assert any("--trust-remote-code" in n and "never run" in n for n in notices)
+    assert any("--attention-backend" in n for n in notices)
+
+
+def test_rewrites_are_recorded_with_their_reason() -> None:
+    config = resolved("--schedule-policy", "lpm", "--disable-radix-cache")
+    by_field = {rewrite.field: rewrite for rewrite in config.rewrites}
+    assert config.schedule.schedule_policy == "fcfs"
+    assert by_field["schedule_policy"].before == "lpm"
+    assert "prefix" in by_field["schedule_policy"].reason
+    assert config.model.dtype == "float32" and by_field["dtype"].before == "auto"
+    assert all(rewrite.reason and rewrite.before != rewrite.after for rewrite in config.rewrites)
+
+
+def test_numbers_are_settled() -> None:
+    config = resolved()
+    assert config.memory.page_size == 16
+    assert config.model.context_length == 512
+    assert config.schedule.chunked_prefill_size == 1024
+    assert config.runtime.random_seed is not None
+    assert config.logging.log_level_http == "info"
+
+
+def test_own_choices_are_kept() -> None:
+    argv = "--page-size 1 --dtype bfloat16 --context-length 64 --random-seed 9 --cpu-threads 1"
+    config = resolved(*argv.split())
+    assert (config.memory.page_size, config.model.dtype) == (1, "bfloat16")
+    assert {r.field for r in config.rewrites}.isdisjoint(
+        {"page_size", "dtype", "context_length", "random_seed", "cpu_threads"}
+    )
+
+
+def test_environment_has_three_states() -> None:
+    config = resolved(
+        environ={
+            "SGLANG_REQ_WAITING_TIMEOUT": "5",
+            "SGLANG_ENABLE_SPEC_V2": "1",
+            "SGLANG_REQ_WAITNG_TIMEOUT": "5",
+            "HOME": "/root",
+        }
+    )
+    assert config.environment == {"SGLANG_REQ_WAITING_TIMEOUT": "5"}
+    assert any("SGLANG_ENABLE_SPEC_V2: no effect" in n for n in config.notices)
+    assert any("did you mean SGLANG_REQ_WAITING_TIMEOUT" in n for n in config.notices)
+
+
+def test_longer_context_on_request() -> None:
+    config = resolved(
+        "--context-length", "1000", environ={"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
+    )
+    assert config.model.context_length == 1000
+    assert any("degrade" in notice for notice in config.notices)
+
+
+def test_config_travels_and_secrets_stay_inside() -> None:
+    config = resolved("--api-key", "sesame-1", "--admin-api-key", "sesame-2", "--random-seed", "1")
+    assert decode(encode(config)) == config
+    shown = repr(config) + repr(public(config))
+    assert "sesame" not in shown
+    assert public(config)["page_size"] == 16
