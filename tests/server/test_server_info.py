@@ -68,6 +68,12 @@ def test_health_generate_fails_when_the_engine_refuses() -> None:
         assert ask(server, "/health_generate", method="GET").status == 500
 
 
+def test_health_generate_takes_a_full_queue_for_life() -> None:
+    full = Finish(type="abort", message="the queue is full", status=503, retry_after=1.0)
+    with running_server(engine=ScriptedEngine(refuse=full)) as server:
+        assert ask(server, "/health_generate", method="GET").status == 200
+
+
 def test_model_info(server: Running) -> None:
     info = ask(server, "/get_model_info", method="GET").json
     assert info == ask(server, "/model_info", method="GET").json

@@ -89,10 +89,11 @@ def http_refusal(context: Context, request: web.Request, error: web.HTTPExceptio
         context.keys.check(request, Access.USER)
     except Refusal as refusal:
         return refusal
+    path = request.path[:200]
     if isinstance(error, web.HTTPMethodNotAllowed):
         allowed = ", ".join(sorted(error.allowed_methods))
-        message = f"{request.path} does not take {error.method}; it takes {allowed}"
+        message = f"{path} does not take {error.method}; it takes {allowed}"
         return Refusal(405, message, headers={"Allow": allowed})
     if error.status == 404:
-        return Refusal(404, f"there is no {request.path} here; /openapi.json lists what there is")
+        return Refusal(404, f"there is no {path} here; /openapi.json lists what there is")
     return Refusal(error.status, error.text or error.reason)

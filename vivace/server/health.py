@@ -37,6 +37,10 @@ async def health_generate(context: Context, _request: web.Request, _body: bytes)
             await complete(context, [request], quiet=True)
     except TimeoutError:
         raise Refusal(503, f"the engine produced no token within {timeout:g} s") from None
+    except Refusal as refusal:
+        if refusal.status != 503:
+            raise
+        context.require_ready()  # a full queue is an answer of a living engine
     return web.Response()
 
 
