@@ -33,29 +33,33 @@ FAILED = 1
 
 def main(argv: Sequence[str], *, program: str = "vivace serve") -> int:
     """Serve until stopped; returns the exit code. 2 = the command line cannot be obeyed."""
+    engine = engine_ahead(argv)
+    try:
+        return serve(argv, engine, program)
+    finally:
+        if engine is not None:
+            engine.kill()
+            engine.process.wait()
+
+
+def engine_ahead(argv: Sequence[str]) -> Child | None:
+    """Loading PyTorch takes seconds, so the engine's process starts with that before anything
+    else is known; it is ended when the command line turns out to be wrong."""
+    if {"-h", "--help"}.intersection(argv) or os.environ.get("VIVACE_EXECUTOR"):
+        return None
+    return spawn("engine", preloading(process_command))
+
+
+def serve(argv: Sequence[str], engine: Child | None, program: str) -> int:
     from vivace.checkpoint.source import SourceError
     from vivace.config import ConfigError, parse
     from vivace.platforms.platform import PlatformError
 
     try:
-        options = parse(argv, os.environ, program=program)
-        engine = engine_ahead(options)
-        try:
-            return launch(configure(options), engine)
-        finally:
-            if engine is not None:
-                engine.kill()
-                engine.process.wait()
+        return launch(configure(parse(argv, os.environ, program=program)), engine)
     except (ConfigError, SourceError, PlatformError) as error:
         print(f"{program}: {error}", file=sys.stderr)
         return BAD_COMMAND
-
-
-def engine_ahead(options: Options) -> Child | None:
-    """Loading PyTorch takes seconds; the engine's process starts with that right away."""
-    if options.environment.get("VIVACE_EXECUTOR"):
-        return None
-    return spawn("engine", preloading(process_command))
 
 
 def configure(options: Options) -> Config:
