@@ -91,6 +91,9 @@ def test_server_info_has_settings_facts_and_states(server: Running) -> None:
     assert state["last_gen_throughput"] == 42.5
     assert state["memory_usage"]["weight"] == 1.5
     assert state["audit"] == []
+    assert (state["running"], state["num_running_reqs"]) == (1, 1)
+    assert (state["used_tokens"], state["pid"]) == (250, 99)
+    assert "metrics" not in state
     assert "version" in info
 
 

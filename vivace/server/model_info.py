@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from aiohttp import web
 
 from vivace.protocol.control import EngineState
@@ -73,7 +74,10 @@ def scheduler_facts(context: Context, state: EngineState) -> dict[str, Any]:
 
 
 def internal_state(context: Context, state: EngineState) -> dict[str, Any]:
-    """One data-parallel rank. `audit` lists findings of the page audit: empty is right."""
+    """One data-parallel rank: the engine's state under its own names, and under SGLang's.
+
+    `audit` lists findings of the page audit: empty is right.
+    """
     capacity = context.frontend.capacity
     memory = {
         "weight": 0.0,
@@ -82,18 +86,16 @@ def internal_state(context: Context, state: EngineState) -> dict[str, Any]:
         "graph": 0.0,
         **state.memory,
     }
+    own = msgspec.to_builtins(state)
+    for name in ("type", "metrics", "memory"):
+        own.pop(name, None)
     return {
         "dp_rank": 0,
-        "last_gen_throughput": state.last_gen_throughput,
+        **own,
         "memory_usage": memory,
         "effective_max_running_requests_per_dp": capacity.rows if capacity else None,
         "num_running_reqs": state.running,
         "num_queue_reqs": state.waiting,
         "num_used_tokens": state.used_tokens,
-        "num_cached_tokens": state.cached_tokens,
         "max_total_num_tokens": state.total_tokens,
-        "forward_ct": state.steps,
-        "audit": state.audit,
-        "executor": state.executor,
-        "pid": state.pid,
     }
