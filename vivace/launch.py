@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -100,10 +101,10 @@ def supervise(config: Config, listener: socket.socket, engine: Child | None) -> 
     progress = StartProgress(sys.stderr)
     url = url_of(listener)
 
-    def ready(capacity: Capacity, seconds: float) -> None:
+    def ready(capacity: Capacity) -> None:
         progress.close()
         show(summary_of(config, capacity, url), sys.stderr)
-        log.info("Ready after %.1f s", seconds)
+        log.info("Ready %.1f s after the start of this process", process_age())
         log.info(READY_LINE)
 
     plan = Plan(
@@ -120,3 +121,10 @@ def supervise(config: Config, listener: socket.socket, engine: Child | None) -> 
     finally:
         progress.close()
         remove_run_dir(run_dir)
+
+
+def process_age() -> float:
+    """Seconds since this process was started, imports and all."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    started = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started

@@ -26,6 +26,6 @@ def test_the_embedded_model_answers(tmp_path: Path) -> None:
         assert server.json("/generate", native)["meta_info"]["completion_tokens"] == 4
         summary = server.text()
         assert "LlamaForCausalLM" in summary and "curl http://127.0.0.1" in summary
-        assert "KV cache" in summary and "Ready after" in summary
+        assert "KV cache" in summary and "after the start of this process" in summary
         server.signal()
         assert server.wait(20) == 0

@@ -57,7 +57,7 @@ class Server:
             **settings,
         )
 
-        def ready(capacity: Capacity, _seconds: float) -> None:
+        def ready(capacity: Capacity) -> None:
             self.ready.append(capacity)
             if when_ready is not None:
                 threading.Thread(target=when_ready, daemon=True).start()

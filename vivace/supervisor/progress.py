@@ -42,7 +42,7 @@ class StartProgress:
         if stage != self._stage:
             self._stage, self._said = stage, now
             log.info("%s", stage)
-        elif now - self._said > LINE_SECONDS and fraction < 1:
+        elif now - self._said > LINE_SECONDS and 0 < fraction < 1:
             self._said = now
             log.info("%s: %.0f %%", stage, 100 * fraction)
 

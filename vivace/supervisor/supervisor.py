@@ -72,8 +72,7 @@ class Hooks:
     """What the user sees of a start: its progress, and the moment it is complete."""
 
     progress: Callable[[str, float], None]
-    ready: Callable[[Capacity, float], None]
-    """capacity, seconds since the start"""
+    ready: Callable[[Capacity], None]
 
 
 class Supervisor:
@@ -97,7 +96,6 @@ class Supervisor:
         watchdog = Watchdog(hard=plan.watchdog, soft=plan.soft_watchdog)
         self._watch = EngineWatch(Pulse(plan.run_dir / "pulse"), watchdog)
         self._selector = selectors.DefaultSelector()
-        self._started = time.monotonic()
         self._down_since: float | None = None
         self._deadline: float | None = None
         """when the present phase is cut short"""
@@ -212,7 +210,7 @@ class Supervisor:
         assert self._ready is not None
         self._announced = True
         self._phase = "serving"
-        self._hooks.ready(self._ready.capacity, time.monotonic() - self._started)
+        self._hooks.ready(self._ready.capacity)
 
     # -- deaths -----------------------------------------------------------------------------------
 
