@@ -47,6 +47,18 @@ def test_log_lines(caplog: pytest.LogCaptureFixture) -> None:
     assert float(decode[1][4]) > 0
 
 
+def test_idle_time_is_no_part_of_the_throughput() -> None:
+    rig = rig_with(decode_log_interval=5)
+    throughputs = []
+    for key in range(2):
+        rig.clock.now += 3600
+        rig.send(key, [key, 1], 6, ignore_eos=True)
+        rig.run()
+        throughputs.append(rig.scheduler.state().last_gen_throughput)
+    assert throughputs[0] == pytest.approx(throughputs[1], rel=0.2)
+    assert throughputs[0] > 10
+
+
 def test_metrics_count_requests_and_tokens() -> None:
     rig = rig_with()
     for _ in range(2):

@@ -40,8 +40,8 @@ class Admission:
         if total:
             self.ratio = min(1.0, (produced + self._retract_steps * count) / total)
 
-    def idle(self) -> None:
-        """Nothing runs: what was learnt about earlier requests is forgotten."""
+    def rested(self) -> None:
+        """Nothing lived for a while: what was learnt about earlier requests is forgotten."""
         self.ratio = self._initial
 
     def expected(self, filling: Iterable[Sequence], decoding: Iterable[Sequence]) -> int:

@@ -89,8 +89,14 @@ class Scheduler:
             return [sequence.answer(finish)]
         deltas = self._make_place(sequence)
         if not deltas or deltas[0].key != sequence.key:
-            self._roster.welcome(sequence)
+            self._welcome(sequence)
         return deltas
+
+    def _welcome(self, sequence: Sequence) -> None:
+        if not self._roster.live:
+            self._admission.rested()
+            self._stats.rested()
+        self._roster.welcome(sequence)
 
     def _make_place(self, newcomer: Sequence) -> list[Delta]:
         """When the queue is full, somebody is turned away: the least important."""
@@ -140,8 +146,6 @@ class Scheduler:
         self._expire(now)
         draft = self._next_draft(now, idle)
         if draft is None:
-            if idle and not self._roster.live:
-                self._admission.idle()
             return None
         self._number += 1
         self._flights[draft.number] = Flight(

@@ -72,12 +72,21 @@ class Stats:
         self._prefill_tokens = 0
         self._prefill_mark = now
         self._captured = False
+        self._resting = True
         self._distributions = _distributions(settings)
         self._first_token = self._distributions["time_to_first_token_seconds"]
         self._between_tokens = self._distributions["inter_token_latency_seconds"]
 
+    def rested(self) -> None:
+        """Nothing lived for a while: the time until the next step counts for no throughput."""
+        self._resting = True
+
     def planned(self, draft: Draft, now: float) -> None:
         """A step goes out; steps with chunks are logged."""
+        if self._resting:
+            self._resting = False
+            self._decode_mark = self._prefill_mark = now
+            self._generated = self._prefill_tokens = 0
         if not draft.chunks:
             return
         computed = draft.chunk_tokens
