@@ -1,0 +1,181 @@
+"""The real scheduler, loop and worker around a toy model, with any features on or off."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from served_toy import write_toy_llama
+
+from vivace.checkpoint.source import locate
+from vivace.config import Config, from_arguments, resolve
+from vivace.engine.executor import InProcessExecutor
+from vivace.engine.loop import Loop
+from vivace.engine.scheduler import Scheduler
+from vivace.engine.settings import settings_of
+from vivace.models.facts import facts_of
+from vivace.platforms.platform import detect
+from vivace.protocol.channel import LocalMailbox
+from vivace.protocol.output import Deltas
+from vivace.protocol.request import Request, SamplingParams
+from vivace.worker.worker import Worker, build_worker
+
+__all__ = ["Engine", "Setting", "build_engine", "toy_requests", "write_toy_llama"]
+
+LONGEST_PROMPT = 120
+LONGEST_OUTPUT = 24
+POOL_TOKENS = 32 * 160
+SMALL_POOL_TOKENS = 512
+"""little enough that cached prefixes have to go"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One row of the array."""
+
+    batch: int
+    chunk: int
+    radix: str
+    depth: int
+    page: int
+    mixed: bool = False
+    retraction: bool = False
+    stream: bool = False
+
+
+class Engine:
+    """Runs requests to their end, inline."""
+
+    def __init__(self, worker: Worker, config: Config, setting: Setting) -> None:
+        self._mailbox = LocalMailbox()
+        settings = dataclasses.replace(
+            settings_of(config, worker.capacity),
+            depth=setting.depth,
+            retract_every=5 if setting.retraction else 0,
+        )
+        self._scheduler = Scheduler(settings, worker.capacity, time.monotonic)
+        self._loop = Loop(
+            self._scheduler,
+            InProcessExecutor(worker),
+            self._mailbox,
+            depth=setting.depth,
+            epoch=0,
+            clock=time.monotonic,
+        )
+        self._keys = itertools.count(1)
+        self.retractions = 0
+
+    def run(
+        self, requests: list[Request], arrivals: random.Random | None = None
+    ) -> dict[str, list[int]]:
+        """Tokens by rid. With `arrivals` requests come between steps, else all at once."""
+        waiting = [dataclass_with_key(request, next(self._keys)) for request in requests]
+        names = {request.key: request.rid for request in waiting}
+        tokens: dict[str, list[int]] = {request.rid: [] for request in requests}
+        finished: set[int] = set()
+        while len(finished) < len(names):
+            count = len(waiting) if arrivals is None else min(len(waiting), arrivals.randint(0, 3))
+            for request in waiting[:count]:
+                self._mailbox.post(request)
+            del waiting[:count]
+            self._loop.turn(0)
+            for message in self._mailbox.collect():
+                if isinstance(message, Deltas):
+                    self._book(message, names, tokens, finished)
+        return tokens
+
+    def _book(
+        self,
+        message: Deltas,
+        names: dict[int, str],
+        tokens: dict[str, list[int]],
+        finished: set[int],
+    ) -> None:
+        for delta in message.deltas:
+            mine = tokens[names[delta.key]]
+            assert delta.index == len(mine)
+            mine += delta.tokens
+            self.retractions += delta.retractions if delta.finish else 0
+            if delta.finish:
+                assert delta.finish.type != "abort", delta.finish
+                assert delta.key not in finished
+                finished.add(delta.key)
+
+    def audit(self) -> list[str]:
+        return self._scheduler.audit()
+
+    def held_tokens(self) -> int:
+        return self._scheduler.state().used_tokens
+
+
+def dataclass_with_key(request: Request, key: int) -> Request:
+    import msgspec
+
+    return msgspec.structs.replace(request, key=key)
+
+
+def build_engine(model: Path, setting: Setting) -> Engine:
+    tokens = SMALL_POOL_TOKENS if setting.radix == "partly evicted" else POOL_TOKENS
+    options = from_arguments(
+        model_path=str(model),
+        dtype="float32",
+        page_size=setting.page,
+        max_total_tokens=tokens,
+        max_running_requests=setting.batch,
+        chunked_prefill_size=-(-setting.chunk // setting.page) * setting.page
+        if setting.chunk > 0
+        else -1,
+        enable_mixed_chunk=setting.mixed,
+        disable_radix_cache=setting.radix == "off",
+        random_seed=1,
+        cpu_threads=1,
+    )
+    source = locate(str(model))
+    config = resolve(options, source, facts_of(source), detect("cpu"))
+    torch.set_num_threads(1)
+    return Engine(build_worker(config, lambda stage, done: None), config, setting)
+
+
+def toy_requests(count: int, *, stream: bool, seed: int = 5) -> list[Request]:
+    """Prompts of 1 to 120 tokens, some with shared beginnings; every kind of sampling."""
+    chance = random.Random(seed)
+    shared = [[chance.randrange(3, 250) for _ in range(64)] for _ in range(3)]
+    return [toy_request(index, chance, shared, stream, seed) for index in range(count)]
+
+
+def toy_request(
+    index: int, chance: random.Random, shared: list[list[int]], stream: bool, seed: int
+) -> Request:
+    own = [chance.randrange(3, 250) for _ in range(chance.randint(1, LONGEST_PROMPT - 64))]
+    prompt = (chance.choice(shared) if index % 2 else []) + own
+    return Request(
+        key=0,
+        rid=f"{seed}/{index}",
+        tokens=prompt,
+        sampling=sampling_of(index, chance),
+        stream=stream,
+    )
+
+
+def sampling_of(index: int, chance: random.Random) -> SamplingParams:
+    length = chance.randint(1, LONGEST_OUTPUT)
+    if index % 4 == 0:
+        return SamplingParams(max_new_tokens=length, temperature=0.0)
+    if index % 4 == 1:
+        return SamplingParams(max_new_tokens=length, temperature=0.0, repetition_penalty=1.3)
+    return SamplingParams(
+        max_new_tokens=length,
+        temperature=0.9,
+        top_p=0.9 if index % 3 else 1.0,
+        top_k=40 if index % 5 else 0,
+        frequency_penalty=0.4 if index % 4 == 3 else 0.0,
+        presence_penalty=0.2 if index % 4 == 3 else 0.0,
+        min_new_tokens=min(3, length),
+        seed=index * 7919,
+        ignore_eos=index % 2 == 0,
+    )
