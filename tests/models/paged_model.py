@@ -20,6 +20,9 @@ from vivace.platforms.cpu.ops import cpu_ops
 from vivace.worker.inputs import StepInput
 from vivace.worker.kv_memory import PagedKV
 
+# More threads than free cores make toy models many times slower.
+torch.set_num_threads(1)
+
 
 def load(
     path: Path | None,

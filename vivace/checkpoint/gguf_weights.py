@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -51,6 +53,7 @@ class GGUFWeights:
         self.place = str(file.path)
         self._file = file
         self._facts = facts
+        self._pool = ThreadPoolExecutor(min(MOST_THREADS, len(os.sched_getaffinity(0))))
         self._gemma = facts.model_type.startswith("gemma")
         self._permuted = facts.model_type in ("llama", "mistral")
         self._stored = {self._name(name): name for name in file.tensors if name not in NOT_WEIGHTS}
@@ -91,28 +94,38 @@ class GGUFWeights:
         if plain is not None:
             return torch.from_numpy(data.copy()).view(plain).reshape(entry.shape)
         try:
-            return torch.from_numpy(dequantized(data, entry))
+            return torch.from_numpy(dequantized(data, entry, self._pool))
         except NotImplementedError:
             raise CheckpointError(
                 f"{self.place}: tensor {stored!r} is {entry.type.name}, which cannot be read"
             ) from None
 
 
-def dequantized(data: np.ndarray, entry: TensorEntry) -> np.ndarray:
-    """uint8 blocks -> float32 of the entry's shape, some blocks at a time (they stay in cache)."""
+def dequantized(data: np.ndarray, entry: TensorEntry, pool: ThreadPoolExecutor) -> np.ndarray:
+    """uint8 blocks -> float32 of the entry's shape, in parallel."""
     if entry.type not in BLOCKS:
         rows = data.reshape(*entry.shape[:-1], -1)
         return np.ascontiguousarray(dequantize(rows, entry.type), dtype=np.float32)
     size, nbytes = GGML_QUANT_SIZES[entry.type]
     blocks = data.reshape(-1, nbytes)
     result = np.empty((len(blocks), size), np.float32)
-    for start in range(0, len(blocks), step := max(1, ELEMENTS_AT_ONCE // size)):
-        piece = blocks[start : start + step]
-        result[start : start + step] = BLOCKS[entry.type].dequantize_blocks(piece)
+    share = max(1, ELEMENTS_PER_TASK // size)
+    starts = range(0, len(blocks), share)
+
+    def decode(start: int) -> None:
+        end = min(start + share, len(blocks))
+        for at in range(start, end, step := max(1, ELEMENTS_AT_ONCE // size)):
+            piece = slice(at, min(at + step, end))
+            result[piece] = BLOCKS[entry.type].dequantize_blocks(blocks[piece])
+
+    list(pool.map(decode, starts) if len(starts) > 1 else map(decode, starts))
     return result.reshape(entry.shape)
 
 
+MOST_THREADS = 16
+ELEMENTS_PER_TASK = 1 << 18
 ELEMENTS_AT_ONCE = 1 << 16
+"""what one call decodes: small enough to stay in the cache"""
 BLOCKS = {
     GGMLQuantizationType.Q4_0: quants.Q4_0,
     GGMLQuantizationType.Q4_1: quants.Q4_1,

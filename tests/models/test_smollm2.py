@@ -1,0 +1,126 @@
+"""The embedded model from its GGUF file, against transformers with the same numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+import transformers
+from gguf.quants import dequantize
+from paged_model import PagedModel, load
+
+from vivace.checkpoint.source import ModelSource, locate
+from vivace.models.facts import facts_of
+
+PROMPT = [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1, 520, 9531, 198]
+NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+
+@pytest.fixture(scope="module")
+def source() -> ModelSource:
+    return locate(None)
+
+
+def halves(rows: np.ndarray, heads: int) -> np.ndarray:
+    """Rows of a head stored as (0, h, 1, h + 1, ...) back to 0, 1, ..., h, h + 1, ..."""
+    per_head = rows.reshape(heads, -1, rows.shape[-1])
+    return np.concatenate([per_head[:, 0::2], per_head[:, 1::2]], axis=1).reshape(rows.shape)
+
+
+def converted(file: str) -> dict[str, torch.Tensor]:
+    """The file's tensors under transformers' names, by gguf's own reader."""
+    found = {}
+    for tensor in gguf.GGUFReader(file).tensors:
+        value = dequantize(tensor.data, tensor.tensor_type)
+        stem = tensor.name.removesuffix(".weight")
+        if stem.startswith("blk."):
+            _, layer, part = stem.split(".")
+            value = halves(value, {"attn_q": 9, "attn_k": 3}[part]) if part[-2:] in (
+                "_q", "_k") else value  # fmt: skip
+            name = f"model.layers.{layer}.{NAMES[part]}.weight"
+        else:
+            name = {"token_embd": "model.embed_tokens", "output_norm": "model.norm"}[stem]
+            name += ".weight"
+        found[name] = torch.from_numpy(np.array(value, dtype=np.float32))
+    return found
+
+
+@pytest.fixture(scope="module")
+def theirs(source: ModelSource) -> Any:
+    config = transformers.LlamaConfig(
+        vocab_size=49152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        max_position_embeddings=8192,
+        rms_norm_eps=1e-5,
+        rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
+        tie_word_embeddings=True,
+    )
+    with torch.device("meta"):
+        model = transformers.LlamaForCausalLM(config)
+    tensors = converted(str(source.path))
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+    model.load_state_dict(tensors, assign=True)
+    model.model.rotary_emb = type(model.model.rotary_emb)(config)
+    return model.eval()
+
+
+def test_the_file_is_understood(source: ModelSource) -> None:
+    facts = facts_of(source)
+    assert source.embedded
+    assert source.format == "gguf"
+    assert source.tokenizer_path == source.path
+    assert facts.architecture == "LlamaForCausalLM"
+    assert (facts.layers, facts.hidden_size, facts.heads, facts.kv_heads) == (30, 576, 9, 3)
+    assert (facts.head_dim, facts.vocabulary, facts.context) == (64, 49152, 8192)
+    assert facts.tied
+    assert facts.dtype == "bfloat16"
+    assert facts.eos_ids == (2,)
+    assert round(facts.parameters / 1e6) == 134
+
+
+def test_logits_and_64_greedy_tokens_equal_transformers(source: ModelSource, theirs: Any) -> None:
+    ours = PagedModel(load(None, source=source, positions=256), page_size=16)
+    prompt = torch.tensor([PROMPT])
+    with torch.inference_mode():
+        answer = theirs(input_ids=prompt, use_cache=True)
+        wanted, cache = answer.logits[0], answer.past_key_values
+    found = ours.feed("a", PROMPT, [5, 11])
+    torch.testing.assert_close(found, wanted, rtol=1e-3, atol=2e-3)
+
+    last_found, last_wanted = found[-1], wanted[-1]
+    for _ in range(64):
+        token = int(last_wanted.argmax())
+        assert int(last_found.argmax()) == token
+        with torch.inference_mode():
+            answer = theirs(input_ids=torch.tensor([[token]]), past_key_values=cache)
+            last_wanted = answer.logits[0, -1]
+        last_found = ours.step({"a": [token]})["a"][-1]
+    torch.testing.assert_close(last_found, last_wanted, rtol=1e-3, atol=2e-3)
+
+
+def test_bfloat16_answers_the_same_question(source: ModelSource) -> None:
+    """What is served by default: rounding may change a close call, not what the model knows."""
+    dtype = torch.bfloat16
+    ours = PagedModel(load(None, source=source, positions=64, dtype=dtype), dtype=dtype)
+    exact = PagedModel(load(None, source=source, positions=64))
+    found, wanted = ours.feed("a", PROMPT, [16]), exact.feed("a", PROMPT, [16])
+    close = torch.nn.functional.cosine_similarity(found, wanted, dim=-1)
+    assert close.min() > 0.99
+    assert int(found[-1].argmax()) == int(wanted[-1].argmax())
