@@ -7,7 +7,7 @@ import json
 from itertools import count
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_site import served
 
@@ -117,6 +117,7 @@ def test_concurrency_is_bounded() -> None:
     assert most <= 2
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.binary(max_size=12).filter(lambda b: b"\n" not in b and b"\r" not in b)),
     st.lists(st.integers(1, 9), min_size=1),

@@ -96,6 +96,7 @@ def test_random_prompts_have_the_lengths_they_claim(
     assert queries == dataset.queries(codec)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 500), st.floats(0, 1), st.integers(0, 3))
 def test_lengths_stay_in_range(length: int, ratio: float, seed: int) -> None:
     import random
@@ -237,6 +238,7 @@ def test_a_truncated_file_gives_what_is_whole(
     assert "stops in the middle; 4 whole entries" in capsys.readouterr().err
 
 
+@settings(deadline=None)
 @given(st.lists(st.dictionaries(st.text(), st.integers())), st.integers(0, 400))
 def test_whole_items_are_a_prefix(items: list[Any], cut: int) -> None:
     text = json.dumps(items)

@@ -6,7 +6,7 @@ import statistics
 
 import pytest
 from bench_records import three_requests
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vivace.bench.figures import distribution, figures_of, percentile, respread, tpot
@@ -71,6 +71,7 @@ def test_a_chunk_gap_is_divided_among_its_tokens() -> None:
     assert record.itl == close([0.2, 0.2, 0.2, 0.2, 0.2])
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0, 1000), min_size=1, max_size=60))
 def test_distribution_agrees_with_the_statistics_module(values: list[float]) -> None:
     found = distribution(values)

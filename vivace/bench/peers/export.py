@@ -44,7 +44,8 @@ def export_embedded(target: Path) -> None:
     write_tensors(source.files[0], config, target / "model.safetensors")
     write_json(target / "config.json", config | {"torch_dtype": "bfloat16"})
     write_json(target / "generation_config.json", dict(source.generation_config))
-    load_from_gguf(source.files[0]).core.save(str(target / "tokenizer.json"))
+    core, *_ = load_from_gguf(source.files[0])
+    core.save(str(target / "tokenizer.json"))
     write_json(target / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
 
 
