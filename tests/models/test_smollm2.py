@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 import torch
@@ -12,6 +12,7 @@ import transformers
 from gguf.quants import dequantize
 from paged_model import PagedModel, load
 
+from vivace.checkpoint.gguf_file import GGUFFile
 from vivace.checkpoint.source import ModelSource, locate
 from vivace.models.facts import facts_of
 
@@ -27,6 +28,7 @@ NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+HEADS = {"attn_q": 9, "attn_k": 3}
 
 
 @pytest.fixture(scope="module")
@@ -40,21 +42,23 @@ def halves(rows: np.ndarray, heads: int) -> np.ndarray:
     return np.concatenate([per_head[:, 0::2], per_head[:, 1::2]], axis=1).reshape(rows.shape)
 
 
-def converted(file: str) -> dict[str, torch.Tensor]:
-    """The file's tensors under transformers' names, by gguf's own reader."""
-    found = {}
-    for tensor in gguf.GGUFReader(file).tensors:
-        value = dequantize(tensor.data, tensor.tensor_type)
-        stem = tensor.name.removesuffix(".weight")
+def converted(file: Path) -> dict[str, torch.Tensor]:
+    """The file's tensors under transformers' names, decoded by gguf, renamed here."""
+    found, opened = {}, GGUFFile(file)
+    for entry in opened.tensors.values():
+        rows = opened.data(entry.name)
+        value = dequantize(rows.reshape(*entry.shape[:-1], -1), entry.type)
+        value = np.array(value, dtype=np.float32).reshape(entry.shape)
+        stem = entry.name.removesuffix(".weight")
         if stem.startswith("blk."):
             _, layer, part = stem.split(".")
-            value = halves(value, {"attn_q": 9, "attn_k": 3}[part]) if part[-2:] in (
-                "_q", "_k") else value  # fmt: skip
+            if part in HEADS:
+                value = halves(value, HEADS[part])
             name = f"model.layers.{layer}.{NAMES[part]}.weight"
         else:
             name = {"token_embd": "model.embed_tokens", "output_norm": "model.norm"}[stem]
             name += ".weight"
-        found[name] = torch.from_numpy(np.array(value, dtype=np.float32))
+        found[name] = torch.from_numpy(value)
     return found
 
 
@@ -74,7 +78,7 @@ def theirs(source: ModelSource) -> Any:
     )
     with torch.device("meta"):
         model = transformers.LlamaForCausalLM(config)
-    tensors = converted(str(source.path))
+    tensors = converted(source.path)
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
     model.load_state_dict(tensors, assign=True)
     model.model.rotary_emb = type(model.model.rotary_emb)(config)
