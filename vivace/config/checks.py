@@ -179,6 +179,22 @@ def formats(options: Options, around: Surroundings) -> list[str]:
     return []
 
 
+def computable(options: Options, around: Surroundings) -> list[str]:
+    """After the rules: types that this device computes and stores in."""
+    dtype, usable = options.model.dtype, around.platform.dtypes
+    if dtype not in usable:
+        raise ConfigError(
+            f"--dtype {dtype} cannot be used on this {around.platform.name}; "
+            f"use {' or '.join(usable)}"
+        )
+    if options.memory.kv_cache_dtype != dtype:
+        raise ConfigError(
+            f"--kv-cache-dtype {options.memory.kv_cache_dtype}: keys and values are kept in "
+            f"--dtype, which is {dtype}; leave it out or add --dtype bfloat16"
+        )
+    return []
+
+
 def retractions(options: Options, around: Surroundings) -> list[str]:
     if switched_on(options.environment, "SGLANG_TEST_RETRACT"):
         return ["SGLANG_TEST_RETRACT: sequences are retracted regularly, for tests"]
@@ -196,3 +212,5 @@ CHECKS: list[Callable[[Options, Surroundings], list[str]]] = [
     formats,
     retractions,
 ]
+"""before the rules"""
+FINAL_CHECKS: list[Callable[[Options, Surroundings], list[str]]] = [computable]

@@ -68,8 +68,10 @@ class Slices:
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Slices):
-    """What was asked. `notices` are lines to show; `environment` holds honoured variables."""
+    """What was asked. `rewrites`: what reading already replaced (retired spellings); `notices`:
+    lines to show; `environment`: the honoured variables."""
 
+    rewrites: tuple[Rewrite, ...] = ()
     notices: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
 
@@ -93,6 +95,12 @@ def all_options() -> tuple[Option, ...]:
     """Every option, slice by slice, in declared order."""
     parts = [(type(getattr(Slices(), part.name)), part.name) for part in dataclasses.fields(Slices)]
     return tuple(option for kind, name in parts for option in options_of(kind, name))
+
+
+def arguments_of(options: Options) -> dict[str, Any]:
+    """Name and value of every option that is set to other than its default."""
+    pairs = ((option, value_of(options, option)) for option in all_options())
+    return {option.name: value for option, value in pairs if value != option.default}
 
 
 def value_of(slices: Slices, option: Option) -> Any:

@@ -121,10 +121,6 @@ class KernelOptions:
     flashinfer_mla_disable_ragged: bool = option(False, "Paged MLA prefill.", cpu=GPU_KERNELS)
     enable_fused_qk_norm_rope: bool = option(False, "Fused norm and rotation.", cpu=GPU_KERNELS)
     disable_chunked_prefix_cache: bool = option(False, "MLA's chunked prefix.", cpu=GPU_KERNELS)
-    enable_flashinfer_mla: bool = option(False, "Retired MLA switch.", cpu=GPU_KERNELS)
-    disable_mla: bool = option(
-        False, "Retired: expanded K and V.", cpu=no_effect("there is no MLA model in this version")
-    )
     enable_double_sparsity: bool = option(False, "Sparse attention.", cpu=NO_SPARSITY)
     ds_channel_config_path: str | None = option(help="Its channels.", cpu=NO_SPARSITY)
     ds_heavy_channel_num: int = option(32, "Its channels.", cpu=NO_SPARSITY)

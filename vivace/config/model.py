@@ -33,7 +33,9 @@ class ModelOptions:
         "auto",
         "Which tokenizer implementation to use; there is one.",
         choices=["auto", "slow"],
-        values={"slow": no_effect("there is one tokenizer implementation, the fast one")},
+        values={
+            "slow": not_available("there is one tokenizer implementation, the fast one", "use auto")
+        },
     )
     tokenizer_worker_num: int = option(1, "Frontend processes that share the port.")
     skip_tokenizer_init: bool = option(

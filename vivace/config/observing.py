@@ -71,9 +71,7 @@ class LoggingOptions:
         help="JSON of the KV event publisher.", cpu=not_available("there is no KV event publisher")
     )
     enable_trace: bool = option(False, "OpenTelemetry traces.", cpu=NO_TRACE)
-    otlp_traces_endpoint: str = option(
-        "localhost:4317", "Collector of traces.", aliases=["oltp-traces-endpoint"], cpu=NO_TRACE
-    )
+    otlp_traces_endpoint: str = option("localhost:4317", "Collector of traces.", cpu=NO_TRACE)
     export_metrics_to_file: bool = option(
         False, "A JSON line of figures per request.",
         cpu=not_available("there is no such file", "use --enable-metrics"),

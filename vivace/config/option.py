@@ -50,10 +50,8 @@ def not_available(why: str, instead: str = "leave it out") -> State:
     return State(Kind.NOT_AVAILABLE, why, instead)
 
 
-NO_PLATFORM = {
-    "cuda": not_available("this version has no CUDA platform", "use --device cpu"),
-    "npu": not_available("this version has no Ascend platform", "use --device cpu"),
-}
+NO_CUDA = not_available("this version has no CUDA platform", "use --device cpu")
+NO_NPU = not_available("this version has no Ascend platform", "use --device cpu")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +68,7 @@ class Option:
     trivial: tuple[Any, ...]
     """values that ask for nothing, so they pass where the option is not available"""
     values: Mapping[str, State]
-    """states of single values on the platform that works"""
+    """states of single values on platforms where the option itself works"""
     secret: bool
     slice_name: str = ""
 
@@ -91,6 +89,8 @@ def option(
     help: str = "",
     *,
     cpu: State = WORKS,
+    cuda: State = NO_CUDA,
+    npu: State = NO_NPU,
     flag: str | None = None,
     aliases: Sequence[str] = (),
     choices: Sequence[str] = (),
@@ -99,10 +99,15 @@ def option(
     json: bool = False,
     secret: bool = False,
 ) -> Any:
-    """A dataclass field that is an option; `aliases` and `flag` are spelled without dashes."""
+    """A dataclass field that is an option.
+
+    `cpu`, `cuda`, `npu`: its state on each platform, `values`: states of single values;
+    `trivial`: values besides the default that ask for nothing; `flag` (default: the field's name)
+    and `aliases` are spelled without dashes.
+    """
     declared = {
         "help": help,
-        "cpu": cpu,
+        "states": {"cpu": cpu, "cuda": cuda, "npu": npu},
         "flag": flag,
         "aliases": tuple(aliases),
         "choices": tuple(choices),
@@ -131,7 +136,7 @@ def build(declared: dataclasses.Field[Any], hint: Any, slice_name: str) -> Optio
         default=declared.default,
         shape="json" if known["json"] else shape_of(hint),
         choices=known["choices"],
-        states={"cpu": known["cpu"], **NO_PLATFORM},
+        states=known["states"],
         help=known["help"],
         trivial=known["trivial"],
         values=known["values"],

@@ -166,7 +166,6 @@ class ExpertOptions:
         cpu=NO_EXPERTS,
     )  # fmt: skip
     mooncake_ib_device: str | None = option(help="InfiniBand devices.", cpu=NO_EXPERTS)
-    enable_ep_moe: bool = option(False, "Retired; today --ep-size.", cpu=NO_EXPERTS)
     disable_shared_experts_fusion: bool = option(
         False, "Shared expert apart.", cpu=no_effect("shared experts are never fused")
     )

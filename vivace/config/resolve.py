@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vivace.checkpoint.source import ModelSource
-from vivace.config.checks import CHECKS
+from vivace.config.checks import CHECKS, FINAL_CHECKS
 from vivace.config.config import (
     Config,
     Options,
@@ -44,14 +44,16 @@ def resolve(
     notices = list(options.notices)
     for check in CHECKS:
         notices += check(options, around)
-    rewrites: list[Rewrite] = []
+    rewrites = list(options.rewrites)
     for rule in RULES:
         options, made = applied(rule, options, around)
         rewrites += made
+    for check in FINAL_CHECKS:
+        notices += check(options, around)
     return Config(
         **{part.name: getattr(options, part.name) for part in dataclasses.fields(Slices)},
         source=source,
-        facts=facts,
+        facts=dataclasses.replace(facts, context=options.model.context_length),
         platform=platform,
         rewrites=tuple(rewrites),
         notices=tuple(notices),

@@ -15,6 +15,8 @@ Change = tuple[str, Any, str]
 
 CHUNKS = {"cpu": 1024}
 """prompt tokens of one step: long enough for full matrix speed, short enough for the others"""
+ROWS = {"cpu": 256}
+"""sequences at once: beyond it a CPU's cores are busy and every further one waits the longer"""
 EMBEDDED_NAME = "SmolLM2-135M-Instruct"
 DTYPE_NAMES = {"half": "float16", "float": "float32"}
 
@@ -31,7 +33,9 @@ def dtype(options: Options, around: Surroundings) -> Iterator[Change]:
     if asked != "auto":
         return
     best = around.platform.dtypes[0]
-    if best == around.facts.dtype:
+    if around.facts.dtype == "float32" and "float32" in around.platform.dtypes:
+        yield "dtype", "float32", "the checkpoint's type; a narrower one would lose digits"
+    elif best == around.facts.dtype:
         yield "dtype", best, "the checkpoint's type"
     else:
         yield (
@@ -40,6 +44,14 @@ def dtype(options: Options, around: Surroundings) -> Iterator[Change]:
             f"the fastest type on this {around.platform.name} "
             f"(the checkpoint says {around.facts.dtype})",
         )
+
+
+def kv_type(options: Options, around: Surroundings) -> Iterator[Change]:
+    asked = options.memory.kv_cache_dtype
+    if asked == "auto":
+        yield "kv_cache_dtype", options.model.dtype, "follows --dtype"
+    if asked == "bf16":
+        yield "kv_cache_dtype", "bfloat16", "bf16 is another name for it"
 
 
 def context(options: Options, around: Surroundings) -> Iterator[Change]:
@@ -61,6 +73,12 @@ def chunk(options: Options, around: Surroundings) -> Iterator[Change]:
             max(page, size // page * page),
             "keeps decoding requests waiting only briefly",
         )
+
+
+def rows(options: Options, around: Surroundings) -> Iterator[Change]:
+    if options.schedule.max_running_requests is None:
+        most = ROWS.get(around.platform.name, 2048)
+        yield "max_running_requests", most, f"default on the {around.platform.name}"
 
 
 def prefix_order(options: Options, around: Surroundings) -> Iterator[Change]:
@@ -107,9 +125,11 @@ def threads(options: Options, around: Surroundings) -> Iterator[Change]:
 RULES = [
     name_of_model,
     dtype,
+    kv_type,
     context,
     page_size,
     chunk,
+    rows,
     prefix_order,
     priority_order,
     overlap,

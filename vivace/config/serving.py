@@ -58,7 +58,8 @@ class HttpOptions:
 @dataclass(frozen=True)
 class MemoryOptions:
     mem_fraction_static: float | None = option(
-        help="Share of the available memory for weights and KV."
+        help="Share of the device's memory for weights and KV; unset: a quarter of what is free "
+        "after loading, at most 4 GiB, for KV."
     )
     max_total_tokens: int | None = option(help="KV pool in tokens; only lowers what would fit.")
     page_size: int | None = option(help="Tokens per KV page.")
@@ -89,9 +90,6 @@ class MemoryOptions:
     swa_full_tokens_ratio: float = option(0.8, "Window pool to full pool.", cpu=NO_SLIDING_POOL)
     disable_hybrid_swa_memory: bool = option(
         False, "One pool for sliding and full layers.", cpu=NO_SLIDING_POOL
-    )
-    hybrid_kvcache_ratio: bool = option(
-        False, "Retired name of the window pool's share.", cpu=NO_SLIDING_POOL
     )
 
 
@@ -192,7 +190,9 @@ class RuntimeOptions:
         help="Largest batch to capture.", aliases=["cuda-graph-max-bs-decode"], cpu=EAGER
     )
     enable_nan_detection: bool = option(
-        False, "End requests whose logits are not numbers, with a message."
+        False,
+        "End requests whose numbers went wrong (NaN), with a message.",
+        cpu=no_effect("it is always on: every step is checked"),
     )
     enable_deterministic_inference: bool = option(
         False, "Bitwise equal logits however requests are batched; slower."
@@ -205,7 +205,6 @@ class RuntimeOptions:
     disable_tokenizer_batch_decode: bool = option(
         False,
         "Detokenise one by one.",
-        aliases=["disable-tokenizer-batch-encode"],
         cpu=no_effect("text is made incrementally per request"),
     )
     enable_tokenizer_batch_encode: bool = option(

@@ -1,58 +1,155 @@
-"""Spellings of SGLang that were renamed or retired, and what became of them."""
+"""Spellings and values of SGLang that were retired or renamed, and what stands for them today."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from vivace.config.config import Rewrite
+
+TP_FLAGS = ("--tp", "--tp-size", "--tensor-parallel-size")
 
 
 @dataclass(frozen=True)
 class Retired:
-    """`tokens` stand in for the flag (which took no value); `why` is shown."""
+    """`today`: the words that replace the flag, "{tp}" being the tensor-parallel size typed.
 
-    tokens: tuple[str, ...]
+    A value that follows the flag stays. No words: there is nothing left to ask for.
+    """
+
+    today: tuple[str, ...]
     why: str
 
 
 RETIRED = {
     "--enable-deepep-moe": Retired(
-        ("--moe-a2a-backend", "deepep"), "became --moe-a2a-backend deepep in SGLang 0.5"
+        ("--moe-a2a-backend", "deepep"), "SGLang replaced this 0.4.x flag in 0.5"
+    ),
+    "--enable-ep-moe": Retired(
+        ("--expert-parallel-size", "{tp}"),
+        "SGLang replaced this 0.4.x flag; it meant as many expert as tensor ranks",
+    ),
+    "--disable-mla": Retired((), "SGLang removed it before 0.4.6: MLA models have one form"),
+    "--enable-flashinfer-mla": Retired(
+        ("--attention-backend", "flashinfer"), "SGLang replaced this 0.4.x flag"
+    ),
+    "--hybrid-kvcache-ratio": Retired(
+        (), "SGLang ignores it since 0.5.8; --swa-full-tokens-ratio took its place"
+    ),
+    "--oltp-traces-endpoint": Retired(
+        ("--otlp-traces-endpoint",), "a misspelling in SGLang's documentation"
+    ),
+    "--disable-tokenizer-batch-encode": Retired(
+        ("--disable-tokenizer-batch-decode",), "a misspelling in SGLang's documentation"
     ),
 }
+BARE = frozenset({"--hybrid-kvcache-ratio"})
+"""retired flags without successor that may be followed by a value"""
+
 RENAMED = {
-    "--oltp-traces-endpoint": "is a misspelling in the documentation of --otlp-traces-endpoint",
-    "--disable-tokenizer-batch-encode": (
-        "is a misspelling in the documentation of --disable-tokenizer-batch-decode"
-    ),
-    "--nsa-prefill-backend": "is called --dsa-prefill-backend in SGLang 0.5.23",
-    "--nsa-decode-backend": "is called --dsa-decode-backend in SGLang 0.5.23",
-    "--enable-nsa-prefill-context-parallel": "is called --enable-prefill-cp in SGLang 0.5.23",
-    "--nsa-prefill-cp-mode": "is called --cp-strategy in SGLang 0.5.23",
-    "--nccl-init-addr": "is an old name of --dist-init-addr",
-    "--moe-dense-tp": "is short for --moe-dense-tp-size",
-    "--enable-ep-moe": "became --ep-size in SGLang 0.5",
-    "--disable-mla": "was removed before SGLang 0.4.6",
-    "--enable-flashinfer-mla": "became --attention-backend flashinfer",
-    "--hybrid-kvcache-ratio": "became --swa-full-tokens-ratio",
-    "--prefill-round-robin-balance": "does nothing since SGLang 0.5.8",
-    "--stream-output": "is called --incremental-streaming-output in SGLang 0.5.23",
-    "--grpc-mode": "is called --smg-grpc-mode in SGLang 0.5.23",
+    "--nsa-prefill-backend": "--dsa-prefill-backend",
+    "--nsa-decode-backend": "--dsa-decode-backend",
+    "--enable-nsa-prefill-context-parallel": "--enable-prefill-cp",
+    "--nsa-prefill-cp-mode": "--cp-strategy",
+    "--mamba-scheduler-strategy": "--mamba-radix-cache-strategy",
+    "--speculative-ngram-branch-length": "--speculative-ngram-max-trie-depth",
+    "--cuda-graph-bs": "--cuda-graph-bs-decode",
+    "--cuda-graph-max-bs": "--cuda-graph-max-bs-decode",
+    "--piecewise-cuda-graph-tokens": "--cuda-graph-bs-prefill",
+    "--piecewise-cuda-graph-max-tokens": "--cuda-graph-max-bs-prefill",
+    "--stream-output": "--incremental-streaming-output",
+    "--grpc-mode": "--smg-grpc-mode",
 }
+"""documented spelling -> its name in SGLang 0.5.23; Vivace takes both"""
+
+GONE = frozenset(
+    f"--{name}"
+    for name in """
+collect-tokens-histogram disaggregation-decode-dp disaggregation-decode-enable-fake-auto
+disaggregation-decode-tp ds-channel-config-path ds-heavy-channel-num ds-heavy-channel-type
+ds-heavy-token-num ds-sparse-decode-threshold enable-double-sparsity
+enable-expert-distribution-metrics enable-nan-detection enable-piecewise-cuda-graph
+keep-mm-feature-on-device mm-max-concurrent-calls mm-per-request-timeout
+multi-item-scoring-delimiter piecewise-cuda-graph-compiler prefill-round-robin-balance
+speculative-ngram-max-match-window-size speculative-ngram-min-match-window-size torchao-config
+disable-hicache-numa-detect debug-tensor-dump-inject disaggregation-prefill-pp
+""".split()
+)
+"""documented flags that SGLang 0.5.23 has removed"""
+
 VALUES = {
-    ("load_balance_method", "decode_round_robin"): "exists in SGLang 0.5.7 only; it means auto",
+    ("load_balance_method", "decode_round_robin"): (
+        "auto",
+        "a value of SGLang 0.5.7 only; auto covers what it did",
+    ),
+    ("load_balance_method", "shortest_queue"): ("total_requests", "its name in SGLang 0.4.x"),
+    ("load_balance_method", "minimum_tokens"): ("total_tokens", "its name in SGLang 0.5.x"),
+    ("nsa_prefill_cp_mode", "zigzag"): ("in-seq-split", "its name in SGLang 0.5.23"),
+    ("nsa_prefill_cp_mode", "interleave"): ("round-robin-split", "its name in SGLang 0.5.23"),
 }
+"""(option name, retired or later value) -> (the value that stands for it, why)"""
 
 
-def explained(tokens: list[str]) -> tuple[list[str], list[str]]:
-    """(tokens with retired flags replaced, one notice per retired or renamed spelling)."""
+def modernised(words: Sequence[str]) -> tuple[list[str], list[Rewrite]]:
+    """The words with retired flags replaced, and a record of each replacement."""
+    tensor_ranks = typed_value(words, TP_FLAGS) or "1"
     result: list[str] = []
-    notices: list[str] = []
-    for token in tokens:
-        flag = token.split("=", 1)[0]
-        if flag in RETIRED:
-            result.extend(RETIRED[flag].tokens)
-            notices.append(f"{flag} {RETIRED[flag].why}")
+    rewrites: list[Rewrite] = []
+    after_bare = False
+    for word in words:
+        flag, equals, value = word.partition("=")
+        retired = RETIRED.get(flag)
+        if retired is None:
+            if not (after_bare and not word.startswith("-")):
+                result.append(word)
+            after_bare = False
             continue
-        if flag in RENAMED:
-            notices.append(f"{flag} {RENAMED[flag]}")
-        result.append(token)
-    return result, list(dict.fromkeys(notices))
+        after_bare = flag in BARE
+        today = [part.format(tp=tensor_ranks) for part in retired.today]
+        rewrites.append(replacement(flag, today, retired.why))
+        if today and equals:
+            today[-1] += f"={value}"
+        result += today
+    return result, rewrites
+
+
+def replacement(flag: str, today: list[str], why: str) -> Rewrite:
+    field = (today[0] if today else flag).lstrip("-").replace("-", "_")
+    after = " ".join(today) or "left out"
+    return Rewrite(field=field, before=flag, after=after, rule="retired spelling", reason=why)
+
+
+def typed_value(words: Sequence[str], flags: tuple[str, ...]) -> str | None:
+    """The last value typed for any of these flags."""
+    found = None
+    for word, following in pairwise([*words, ""]):
+        flag, equals, value = word.partition("=")
+        if flag in flags:
+            found = value if equals else following
+    return found
+
+
+def renamed(words: Sequence[str]) -> list[str]:
+    """One line per spelling that current SGLang would not take."""
+    flags = list(dict.fromkeys(word.partition("=")[0] for word in words))
+    lines = [
+        f"{flag} is called {RENAMED[flag]} in SGLang 0.5.23; both work here"
+        for flag in flags
+        if flag in RENAMED
+    ]
+    return lines + [f"{flag} is gone from SGLang 0.5.23" for flag in flags if flag in GONE]
+
+
+def today_values(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[Rewrite]]:
+    """Option values with retired ones replaced, and a record of each replacement."""
+    result = dict(values)
+    rewrites: list[Rewrite] = []
+    for (name, old), (new, why) in VALUES.items():
+        if values.get(name) == old:
+            result[name] = new
+            rewrites.append(
+                Rewrite(field=name, before=old, after=new, rule="retired value", reason=why)
+            )
+    return result, rewrites

@@ -1,0 +1,66 @@
+"""From text, YAML or Python values to the values of options."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from vivace.config.config import ConfigError
+from vivace.config.option import Option, finite_number, number_reader, whole_number
+from vivace.config.secret import Secret
+
+SWITCH = {"true": True, "yes": True, "on": True, "1": True}
+SWITCH |= {"false": False, "no": False, "off": False, "0": False}
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """ "; did you mean ..." with up to three names, or nothing."""
+    close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)
+    return f"; did you mean {' or '.join(close)}?" if close else ""
+
+
+def checked(option: Option, value: Any) -> Any:
+    """A value in the option's type and among its choices; ConfigError names the flag."""
+    try:
+        result = converted(option, value)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ConfigError(f"{option.flag}: {error}") from None
+    if option.choices and str(result) not in option.choices:
+        raise ConfigError(
+            f"{option.flag}: {str(result)!r} is not one of {', '.join(option.choices)}"
+            f"{nearest(str(result), option.choices)}"
+        )
+    return result
+
+
+def converted(option: Option, value: Any) -> Any:
+    """ValueError when `value` cannot be what the option holds."""
+    if option.secret:
+        return value if isinstance(value, Secret) else Secret(plain_text(value))
+    if option.shape == "json":
+        return json.loads(value) if isinstance(value, str) else value
+    if option.shape == "bool":
+        return switch(value)
+    if option.shape.startswith("list of "):
+        reader = number_reader(option.shape.removeprefix("list of "))
+        pieces = value if isinstance(value, list | tuple) else [value]
+        return tuple(reader(plain_text(piece)) for piece in pieces)
+    if option.shape == "int":
+        return value if type(value) is int else whole_number(plain_text(value))
+    text = plain_text(value)
+    return finite_number(text) if option.shape == "float" else text
+
+
+def switch(value: Any) -> bool:
+    found = value if isinstance(value, bool) else SWITCH.get(str(value).strip().lower())
+    if found is None:
+        raise ValueError(f"{value!r} is neither true nor false")
+    return found
+
+
+def plain_text(value: Any) -> str:
+    if not isinstance(value, str | int | float):
+        raise ValueError(f"one value is wanted, not {type(value).__name__}")
+    return str(value)

@@ -1,0 +1,228 @@
+"""The environment variables Vivace knows, their kinds and states."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vivace.config.option import WORKS, State, no_effect, not_available
+
+
+@dataclass(frozen=True)
+class Variable:
+    """`kind`: switch, number, whole number or text; `default`: the value that asks for nothing."""
+
+    state: State
+    meaning: str
+    kind: str = "text"
+    default: str = ""
+
+
+ASKS_NOTHING = ("", "0", "false", "no", "off", "-1")
+"""values with which a variable that has no effect, or is not available, goes unmentioned"""
+
+NPU = no_effect("it concerns Ascend devices, and this version runs on the CPU")
+NPU_LIBRARY = no_effect("it is read by Ascend's own libraries, which are not used")
+PD = no_effect("prefill and decode are not apart in this version")
+EXPERTS = no_effect("mixture-of-experts models are not in this version")
+ALONE = no_effect("there is one rank")
+DRAFTS = no_effect("speculative decoding is not in this version")
+MAMBA = no_effect("models with recurrent layers are not in this version")
+GRAMMAR = no_effect("structured output is not in this version")
+PROFILER = no_effect("there is no profiler endpoint in this version")
+DEAD = no_effect("no program reads it")
+FOREIGN = no_effect("Vivace does not read it")
+FAULTS = no_effect("faults are injected with VIVACE_TEST_FAULT")
+CODE = not_available("code from outside is never run", "unset it")
+FIXED = no_effect("this limit is fixed here")
+
+
+def honoured(meaning: str, kind: str, default: str = "") -> Variable:
+    return Variable(WORKS, meaning, kind, default)
+
+
+WORKING = {
+    "SGLANG_INIT_NEW_TOKEN_RATIO": honoured(
+        "share of the possible output that admission expects at first", "number", "0.7"
+    ),
+    "SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR": honoured(
+        "factor to which that share decays", "number", "0.14"
+    ),
+    "SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS": honoured("steps of the decay", "whole number", "600"),
+    "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": honoured(
+        "longest output, in tokens, that admission believes in", "whole number", "4096"
+    ),
+    "SGLANG_RETRACT_DECODE_STEPS": honoured(
+        "decode steps that must fit after a retraction", "whole number", "20"
+    ),
+    "SGLANG_REQ_WAITING_TIMEOUT": honoured(
+        "seconds a request may wait before it is refused; 0 or less: for ever", "number", "-1"
+    ),
+    "SGLANG_REQ_RUNNING_TIMEOUT": honoured(
+        "seconds a request may run before it is ended; 0 or less: for ever", "number", "-1"
+    ),
+    "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": honoured(
+        "allow a --context-length above the model's", "switch", "0"
+    ),
+    "SGLANG_RETURN_ORIGINAL_LOGPROB": honoured(
+        "log-probabilities of the model, before temperature and filters", "switch", "0"
+    ),
+    "SGLANG_TEST_RETRACT": honoured("test aid: retract sequences regularly", "switch", "0"),
+    "SGLANG_TEST_RETRACT_INTERVAL": honoured(
+        "test aid: decode steps between those retractions", "whole number", "3"
+    ),
+    "VIVACE_EXECUTOR": honoured("test aid: `oracle[:seconds per step]` runs no model", "text"),
+    "VIVACE_TEST_FAULT": honoured("test aid: make a process fail, as `engine-exit@20`", "text"),
+    "VIVACE_SLOW_TESTS": honoured("test aid: run the slow tests too", "switch", "0"),
+}
+OF_SGLANG = {
+    "SGLANG_SET_CPU_AFFINITY": Variable(
+        no_effect("processes are not pinned; start the server with taskset"),
+        "pin processes to cores",
+    ),
+    "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": Variable(
+        no_effect("/health looks at the engine's heartbeat, /health_generate generates"),
+        "generate for /health",
+        default="true",
+    ),
+    "SGLANG_HEALTH_CHECK_TIMEOUT": Variable(FIXED, "seconds /health_generate waits", default="20"),
+    "SGLANG_TIMEOUT_KEEP_ALIVE": Variable(FIXED, "seconds an idle connection is kept", default="5"),
+    "SGLANG_WARMUP_TIMEOUT": Variable(FIXED, "seconds the warm-up may take"),
+    "SGLANG_REQUEST_STATE_WAIT_TIMEOUT": Variable(
+        no_effect("results are pushed, nobody polls for them"), "seconds of a poll", default="4"
+    ),
+    "SGLANG_QUEUED_TIMEOUT_MS": Variable(
+        no_effect("set SGLANG_REQ_WAITING_TIMEOUT, in seconds"), "milliseconds of waiting"
+    ),
+    "SGLANG_FORWARD_UNKNOWN_TOOLS": Variable(
+        no_effect("tool calls are not in this version"), "pass on calls of unknown tools"
+    ),
+    "SGLANG_SCHEDULER_MAX_RECV_PER_POLL": Variable(
+        no_effect("every message that has come is taken"), "messages taken at once"
+    ),
+    "SGLANG_EMPTY_CACHE_INTERVAL": Variable(FIXED, "seconds between emptying allocator caches"),
+    "SGLANG_DYNAMIC_CHUNKING_SMOOTH_FACTOR": Variable(
+        ALONE, "smoothing of chunk sizes in a pipeline", default="0.75"
+    ),
+    "SGLANG_DISABLE_CONSECUTIVE_PREFILL_OVERLAP": Variable(
+        no_effect("steps do not overlap on the CPU"), "no overlap of two prompts"
+    ),
+    "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK": Variable(EXPERTS, "tokens of a dispatch"),
+    "SGLANG_DEEPEP_BF16_DISPATCH": Variable(EXPERTS, "dispatch in bfloat16"),
+    "SGLANG_EXPERT_DISTRIBUTION_RECORDER_DIR": Variable(
+        EXPERTS, "where routing is recorded", default="/tmp"
+    ),
+    "SGLANG_EPLB_HEATMAP_COLLECTION_INTERVAL": Variable(EXPERTS, "steps between heat maps"),
+    "SGLANG_SCHEDULER_SKIP_ALL_GATHER": Variable(ALONE, "do not compare ranks"),
+    "SGLANG_SCHEDULER_DECREASE_PREFILL_IDLE": Variable(
+        ALONE, "hold prompts until all ranks have one"
+    ),
+    "SGLANG_DP_ROUND_ROBIN": Variable(DEAD, "of a change that SGLang never merged"),
+    "SGLANG_ENABLE_SPEC_V2": Variable(DRAFTS, "overlap with drafts"),
+    "SGLANG_ENABLE_OVERLAP_PLAN_STREAM": Variable(DRAFTS, "plan drafts on a second stream"),
+    "SGLANG_SPEC_NAN_DETECTION": Variable(DRAFTS, "look for NaN in drafts"),
+    "SGLANG_NGRAM_FORCE_GREEDY_VERIFY": Variable(DRAFTS, "greedy acceptance"),
+    "SGLANG_SPEC_EXPANSION_SAFETY_FACTOR": Variable(DRAFTS, "reserve of drafts", default="2"),
+    "SGLANG_SIMULATE_ACC_LEN": Variable(
+        not_available("accepted drafts are never made up", "unset it"),
+        "benchmark as if so many draft tokens were accepted",
+    ),
+    "SGLANG_SIMULATE_ACC_METHOD": Variable(DRAFTS, "how that is drawn", default="multinomial"),
+    "SGLANG_GRAMMAR_POLL_INTERVAL": Variable(GRAMMAR, "seconds of a poll", default="0.005"),
+    "SGLANG_GRAMMAR_MAX_POLL_ITERATIONS": Variable(GRAMMAR, "polls", default="10000"),
+    "SGLANG_TOOL_STRICT_LEVEL": Variable(GRAMMAR, "strictness of tool calls"),
+    "SGLANG_MAMBA_CONV_DTYPE": Variable(MAMBA, "type of states", default="bfloat16"),
+    "SGLANG_MAMBA_SSM_DTYPE": Variable(MAMBA, "type of states"),
+    "SGLANG_TORCH_PROFILER_DIR": Variable(PROFILER, "where profiles go", default="/tmp"),
+    "SGLANG_PROFILE_WITH_STACK": Variable(PROFILER, "profile stacks", default="true"),
+    "SGLANG_PROFILE_RECORD_SHAPES": Variable(PROFILER, "profile shapes", default="true"),
+    "SGLANG_LOG_MS": Variable(
+        no_effect("log lines keep the form that tools read"), "milliseconds in log lines"
+    ),
+    "SGLANG_LOG_GC": Variable(
+        no_effect("use --gc-warning-threshold-secs"), "log garbage collections"
+    ),
+    "SGLANG_LOG_REQUEST_EXCEEDED_MS": Variable(
+        no_effect("use --log-requests"), "log requests that take longer"
+    ),
+    "SGLANG_TEST_STUCK_DETOKENIZER": Variable(FAULTS, "test aid: hang"),
+    "SGLANG_TEST_STUCK_DP_CONTROLLER": Variable(FAULTS, "test aid: hang"),
+    "SGLANG_TEST_STUCK_SCHEDULER_INIT": Variable(FAULTS, "test aid: hang"),
+    "SGLANG_TEST_STUCK_TOKENIZER": Variable(FAULTS, "test aid: hang"),
+    "SGLANG_TEST_CRASH_AFTER_STREAM_OUTPUTS": Variable(FAULTS, "test aid: crash"),
+    "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": Variable(
+        PD, "seconds of a handshake", default="300"
+    ),
+    "SGLANG_DISAGGREGATION_WAITING_TIMEOUT": Variable(
+        PD, "seconds of waiting for KV", default="300"
+    ),
+    "SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL": Variable(
+        PD, "seconds between heartbeats", default="5"
+    ),
+    "SGLANG_DISAGGREGATION_HEARTBEAT_MAX_FAILURE": Variable(PD, "missed heartbeats", default="2"),
+    "SGLANG_DISAGGREGATION_THREAD_POOL_SIZE": Variable(PD, "threads of the transfer"),
+    "SGLANG_DISAGGREGATION_QUEUE_SIZE": Variable(PD, "queues of the transfer", default="4"),
+    "SGLANG_DISAGGREGATION_NUM_PRE_ALLOCATE_REQS": Variable(PD, "requests reserved ahead"),
+    "SGLANG_DISAGGREGATION_BOOTSTRAP_ENTRY_CLEANUP_INTERVAL": Variable(
+        PD, "seconds between clean-ups", default="120"
+    ),
+    "SGLANG_NPU_USE_MLAPO": Variable(NPU, "fused MLA preparation"),
+    "SGLANG_USE_FIA_NZ": Variable(NPU, "KV in NZ layout"),
+    "SGLANG_NPU_USE_MULTI_STREAM": Variable(NPU, "experts on two streams"),
+    "SGLANG_NPU_FUSED_MOE_MODE": Variable(NPU, "fused expert operator"),
+    "SGLANG_NPU_DISABLE_ACL_FORMAT_WEIGHT": Variable(NPU, "plain weight layout"),
+    "SGLANG_NPU_FORWARD_NATIVE_GELUTANH": Variable(NPU, "plain GELU"),
+    "SGLANG_NPU_FORWARD_NATIVE_GEMMA_RMS_NORM": Variable(NPU, "plain norm of Gemma"),
+    "SGLANG_USE_AG_AFTER_QLORA": Variable(NPU, "gather after the query's low rank"),
+    "SGLANG_USE_PICKLE_IPC": Variable(
+        no_effect("processes exchange typed messages, nothing is pickled"),
+        "pickled messages",
+        default="true",
+    ),
+    "SGLANG_ZMQ_ALLOWED_PEERS": Variable(
+        no_effect("processes talk through sockets in a private folder"), "who may connect"
+    ),
+    "SGLANG_EXTERNAL_MODEL_PACKAGE": Variable(CODE, "package with model classes"),
+    "SGLANG_EXTERNAL_MM_PROCESSOR_PACKAGE": Variable(CODE, "package with media processors"),
+    "SGLANG_DISABLED_MODEL_ARCHS": Variable(
+        no_effect("architectures are built in"), "architectures not to register"
+    ),
+}
+OF_OTHERS = {
+    "DISABLE_OPENAPI_DOC": Variable(
+        no_effect("the API document is always served"), "no API document"
+    ),
+    "DEEP_NORMAL_MODE_USE_INT8_QUANT": Variable(NPU_LIBRARY, "INT8 dispatch"),
+    "DEEPEP_NORMAL_LONG_SEQ_ROUND": Variable(NPU_LIBRARY, "rounds of a long dispatch"),
+    "DEEPEP_NORMAL_LONG_SEQ_PER_ROUND_TOKENS": Variable(NPU_LIBRARY, "tokens of a round"),
+    "ENABLE_MOE_NZ": Variable(DEAD, "expert weights in NZ layout, presumably"),
+    "DISABLE_EAGLE3_QUANT": Variable(DEAD, "unquantised draft head, presumably"),
+    "ENABLE_ASCEND_TRANSFER_WITH_MOONCAKE": Variable(PD, "KV transport of Ascend"),
+    "ASCEND_MF_STORE_URL": Variable(PD, "store of the KV transport"),
+    "ASCEND_NPU_PHY_ID": Variable(NPU_LIBRARY, "physical device"),
+    "ASCEND_LAUNCH_BLOCKING": Variable(NPU_LIBRARY, "synchronous launches"),
+    "ASCEND_HOME_PATH": Variable(NPU_LIBRARY, "CANN toolkit"),
+    "cann_path": Variable(NPU_LIBRARY, "CANN toolkit"),
+    "HCCL_BUFFSIZE": Variable(NPU_LIBRARY, "MB of a collective buffer"),
+    "HCCL_SOCKET_IFNAME": Variable(NPU_LIBRARY, "network interface of HCCL"),
+    "HCCL_OP_EXPANSION_MODE": Variable(NPU_LIBRARY, "where collectives are scheduled"),
+    "HCCL_ALGO": Variable(NPU_LIBRARY, "algorithm of collectives"),
+    "GLOO_SOCKET_IFNAME": Variable(ALONE, "network interface of gloo"),
+    "TASK_QUEUE_ENABLE": Variable(NPU_LIBRARY, "launch queue of torch_npu"),
+    "STREAMS_PER_DEVICE": Variable(NPU_LIBRARY, "streams"),
+    "PYTORCH_NPU_ALLOC_CONF": Variable(NPU_LIBRARY, "allocator of torch_npu"),
+    "TORCHINDUCTOR_CACHE_DIR": Variable(no_effect("nothing is compiled"), "compile cache of torch"),
+    "HF_TOKEN": Variable(no_effect("nothing is downloaded"), "token of a model hub"),
+    "LD_LIBRARY_PATH": Variable(FOREIGN, "the system's library path"),
+    "PATH": Variable(FOREIGN, "the system's program path"),
+    "http_proxy": Variable(FOREIGN, "proxy; the server calls nobody"),
+    "https_proxy": Variable(FOREIGN, "proxy; the server calls nobody"),
+    "HTTP_PROXY": Variable(FOREIGN, "proxy; the server calls nobody"),
+    "HTTPS_PROXY": Variable(FOREIGN, "proxy; the server calls nobody"),
+}
+VARIABLES = {**WORKING, **OF_SGLANG, **OF_OTHERS}
+
+QUIET = frozenset(
+    {"PATH", "LD_LIBRARY_PATH", "http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"}
+    | {"HF_TOKEN", "ASCEND_HOME_PATH", "TORCHINDUCTOR_CACHE_DIR"}
+)
+"""set on many machines for other programs, or secret: never worth a line at start-up"""
