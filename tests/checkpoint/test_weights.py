@@ -1,0 +1,132 @@
+"""Reading weights: all of them, exactly once, and never a wrong one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoint_files import shapes, tensors, write_gguf, write_sharded, write_single
+from safetensors.torch import save_file
+
+from vivace.checkpoint.open import OpenWeights, open_weights
+from vivace.checkpoint.source import locate
+from vivace.checkpoint.weights import CheckpointError
+from vivace.models.facts import facts_of
+
+
+def opened(path: Path, **options: object) -> OpenWeights:
+    source = locate(str(path), load_format=str(options.get("load_format", "auto")))
+    seed = int(str(options.get("seed", 0)))
+    return open_weights(source, facts_of(source), seed=seed, progress=lambda stage, part: None)
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_tensors_come_back_as_written(sharded: bool, tmp_path: Path) -> None:
+    path = write_sharded(tmp_path) if sharded else write_single(tmp_path)
+    weights = opened(path)
+    for name, wanted in tensors().items():
+        assert weights.has(name)
+        assert torch.equal(weights.take(name, tuple(wanted.shape)), wanted)
+    weights.finish()
+
+
+def test_weights_outlive_their_file(tmp_path: Path) -> None:
+    """A file that is replaced or cut while the model runs must not change it."""
+    write_single(tmp_path)
+    weights, wanted = opened(tmp_path), tensors()["lm_head.weight"]
+    found = weights.take("lm_head.weight", (40, 32))
+    with (tmp_path / "model.safetensors").open("r+b") as file:
+        file.write(b"\xff" * (tmp_path / "model.safetensors").stat().st_size)
+    assert torch.equal(found, wanted)
+
+
+def test_missing_tensor(tmp_path: Path) -> None:
+    found = tensors()
+    del found["model.norm.weight"]
+    weights = opened(write_single(tmp_path, found))
+    assert not weights.has("model.norm.weight")
+    with pytest.raises(CheckpointError, match=r"'model\.norm\.weight' is missing"):
+        weights.take("model.norm.weight", (32,))
+
+
+def test_tensor_of_another_shape(tmp_path: Path) -> None:
+    weights = opened(write_single(tmp_path))
+    with pytest.raises(CheckpointError, match=r"shape \[40, 32\].*needs \[41, 32\]"):
+        weights.take("lm_head.weight", (41, 32))
+
+
+def test_left_over_tensors(tmp_path: Path) -> None:
+    found = {**tensors(), "model.layers.0.mlp.router.weight": torch.zeros(2)}
+    weights = opened(write_single(tmp_path, found))
+    for name, shape in shapes().items():
+        weights.take(name, shape)
+    with pytest.raises(CheckpointError, match=r"no place for model\.layers\.0\.mlp\.router"):
+        weights.finish()
+
+
+def test_what_may_be_left_over(tmp_path: Path) -> None:
+    """Computed buffers of old checkpoints, and a tied head that was saved all the same."""
+    found = {**tensors(), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4)}
+    weights = opened(write_single(tmp_path, found, tie_word_embeddings=True))
+    for name, shape in shapes().items():
+        if name != "lm_head.weight":
+            weights.take(name, shape)
+    weights.finish()
+
+
+def test_types_that_are_not_read(tmp_path: Path) -> None:
+    found = {**tensors(), "lm_head.weight": torch.zeros(40, 32, dtype=torch.int8)}
+    weights = opened(write_single(tmp_path, found))
+    with pytest.raises(CheckpointError, match=r"'lm_head\.weight' is I8"):
+        weights.take("lm_head.weight", (40, 32))
+
+
+def test_tensor_in_two_shards(tmp_path: Path) -> None:
+    write_sharded(tmp_path)
+    save_file(tensors(), tmp_path / "model-00002-of-00003.safetensors")
+    with pytest.raises(CheckpointError, match="is also in"):
+        opened(tmp_path)
+
+
+@pytest.mark.parametrize("keep", [0, 7, 100, 5000, -1])
+def test_truncated_safetensors(keep: int, tmp_path: Path) -> None:
+    file = write_single(tmp_path) / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:keep])
+    with pytest.raises(CheckpointError, match="damaged or truncated"):
+        opened(tmp_path)
+
+
+def test_progress_ends_at_one(tmp_path: Path) -> None:
+    write_single(tmp_path)
+    source, seen = locate(str(tmp_path)), []
+    weights = open_weights(
+        source, facts_of(source), seed=0, progress=lambda stage, part: seen.append((stage, part))
+    )
+    for name, shape in shapes().items():
+        weights.take(name, shape)
+    weights.finish()
+    parts = [part for _, part in seen]
+    assert {stage for stage, _ in seen} == {"Loading weights"}
+    assert parts == sorted(parts)
+    assert parts[-1] == 1.0
+    assert 0 < parts[0] < 0.5
+
+
+def test_gguf_leftovers_are_an_error_too(tmp_path: Path) -> None:
+    weights = opened(write_gguf(tmp_path / "toy.gguf"))
+    weights.take("model.embed_tokens.weight", (40, 32))
+    with pytest.raises(CheckpointError, match=r"no place for .*layers\.0"):
+        weights.finish()
+
+
+def test_dummy_weights_depend_on_seed_and_name(tmp_path: Path) -> None:
+    write_single(tmp_path)
+    first, again = opened(tmp_path, load_format="dummy"), opened(tmp_path, load_format="dummy")
+    other = opened(tmp_path, load_format="dummy", seed=1)
+    shape = (8, 8)
+    assert torch.equal(first.take("a.weight", shape), again.take("a.weight", shape))
+    assert not torch.equal(first.take("b.weight", shape), first.take("a.weight", shape))
+    assert not torch.equal(other.take("a.weight", shape), first.take("a.weight", shape))
+    assert first.take("model.norm.weight", (8,)).eq(1).all()
+    first.finish()
