@@ -55,16 +55,16 @@ def filled_memory(layer, page_size, dtype):
     return memory
 
 
-def run(backend_type, layer, step, page_size, dtype, *, adjacent=False):
+def run(backend_type, layer, step, page_size, dtype, *, adjacent=False, kv_dtype=None):
     torch.manual_seed(1)
-    memory = filled_memory(layer, page_size, dtype)
+    memory = filled_memory(layer, page_size, kv_dtype or dtype)
     total = len(step.slots)
     q = torch.randn(total, layer.heads, layer.head_dim).to(dtype)
     kv = torch.randn(total, 2 * layer.kv_heads, layer.head_dim).to(dtype)
     k, v = kv.chunk(2, dim=1)
     if not adjacent:
         k, v = k.contiguous(), v.contiguous()
-    backend = backend_type([layer], memory)
+    backend = backend_type([layer], memory, q.dtype)
     backend.plan(step)
     return backend.attend(layer, q, k, v, step), memory.layers[0]
 
@@ -114,6 +114,17 @@ def test_half_precision_is_close(backend, dtype):
         torch.testing.assert_close(found.float(), expected.float(), rtol=0.03, atol=0.03)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_keys_and_values_may_be_stored_in_another_dtype(backend):
+    stored = torch.bfloat16
+    for name in ("everything at once", "decode of unequal rows", "one row"):
+        step = made_step(STEPS[name], 16, scattered=True)
+        for layer in (shaped(), shaped(window=20)):
+            expected, _ = run(ReferenceAttention, layer, step, 16, torch.float32, kv_dtype=stored)
+            found, _ = run(backend, layer, step, 16, torch.float32, kv_dtype=stored)
+            torch.testing.assert_close(found, expected, rtol=2e-5, atol=2e-5)
+
+
 def test_long_spans_are_cut_into_blocks():
     step = made_step([(0, 300), (100, 270)], 16, scattered=True)
     for layer in (shaped(), shaped(window=64)):
@@ -133,7 +144,7 @@ def test_stale_numbers_behind_a_row_are_not_read():
         memory.layers[0][page] = torch.nan
     q = torch.randn(3, layer.heads, layer.head_dim)
     kv = torch.randn(3, 2 * layer.kv_heads, layer.head_dim)
-    backend = CpuAttention([layer], memory)
+    backend = CpuAttention([layer], memory, torch.float32)
     backend.plan(step)
     k, v = (part.contiguous() for part in kv.chunk(2, dim=1))
     torch.testing.assert_close(backend.attend(layer, q, k, v, step), expected)
@@ -148,7 +159,7 @@ def test_out_buffer_is_filled():
     kv = torch.randn(2, 2 * layer.kv_heads, layer.head_dim)
     k, v = (part.contiguous() for part in kv.chunk(2, dim=1))
     out = torch.full((2, layer.heads * layer.head_dim), 7.0)
-    backend = CpuAttention([layer], memory)
+    backend = CpuAttention([layer], memory, torch.float32)
     backend.plan(step)
     assert backend.attend(layer, q, k, v, step, out=out) is out
     assert torch.equal(out, expected)

@@ -79,6 +79,15 @@ def test_batched_equals_alone(expected, deterministic):
             assert answers[kind, index] == expected[kind][index]
 
 
+@pytest.mark.parametrize("chunk", [1, 6, 17])
+def test_keys_in_half_precision_do_not_depend_on_chunks(chunk):
+    whole = Driver(toy_worker(kv_dtype=torch.bfloat16)[0])
+    whole.join(0, prompts()[2])
+    cut = Driver(toy_worker(kv_dtype=torch.bfloat16)[0])
+    cut.join(0, prompts()[2])
+    assert cut.generate(0, NEW, chunk=chunk) == whole.generate(0, NEW)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_retraction_changes_nothing(expected, kind):
     """Leave in the middle, join another row later with everything known so far."""

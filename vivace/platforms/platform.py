@@ -61,8 +61,10 @@ class Platform(Protocol):
         ...
 
     def attention_backend(
-        self, layers: Sequence[AttentionLayer], memory: KVMemory
-    ) -> AttentionBackend: ...
+        self, layers: Sequence[AttentionLayer], memory: KVMemory, dtype: Any
+    ) -> AttentionBackend:
+        """`dtype`: the torch.dtype of queries; the memory may hold another one."""
+        ...
 
     def available_bytes(self) -> int:
         """Free memory now."""

@@ -32,6 +32,7 @@ DTYPES = {
     "float16": torch.float16,
     "half": torch.float16,
 }
+KV_DTYPES = {**DTYPES, "bf16": torch.bfloat16}
 ORIGINAL_LOGPROBS = "SGLANG_RETURN_ORIGINAL_LOGPROB"
 LARGEST_STEP_BUFFER = 16384
 """tokens; longer steps enlarge the buffers when they come"""
@@ -54,8 +55,9 @@ def build(config: Config, report: Report) -> Worker:
     )
     report("Sizing the KV pool", 0.0)
     layers = model.attention_layers
+    kv_dtype = KV_DTYPES.get(config.memory.kv_cache_dtype, dtype)
     page_size = config.memory.page_size or platform.facts.page_sizes[0]
-    fit = size(_demand(config, platform, layers, dtype, page_size, context))
+    fit = size(_demand(config, platform, layers, kv_dtype, page_size, context))
     worker = assemble(
         model,
         layers,
@@ -63,6 +65,7 @@ def build(config: Config, report: Report) -> Worker:
         fit,
         page_size=page_size,
         dtype=dtype,
+        kv_dtype=kv_dtype,
         vocabulary=config.facts.vocabulary,
         weight_bytes=config.facts.parameters * dtype.itemsize,
         step_tokens=_step_tokens(config, fit.rows),
@@ -88,14 +91,15 @@ def assemble(
     page_size: int,
     dtype: torch.dtype,
     vocabulary: int,
+    kv_dtype: torch.dtype | None = None,
     weight_bytes: int = 0,
     step_tokens: int = 1024,
     original_logprobs: bool = False,
 ) -> Worker:
-    """A worker around a model that is already loaded."""
-    kv = PagedKV(layers, fit.pages, page_size, dtype, platform.device())
+    """A worker around a loaded model of `dtype`; its KV is kept in `kv_dtype`, if given."""
+    kv = PagedKV(layers, fit.pages, page_size, kv_dtype or dtype, platform.device())
     slots = Slots(fit.rows, fit.context, page_size, fit.pages)
-    attention = platform.attention_backend(layers, kv)
+    attention = platform.attention_backend(layers, kv, dtype)
     capacity = Capacity(
         pages=fit.pages,
         page_size=page_size,
@@ -121,14 +125,14 @@ def _demand(
     config: Config,
     platform: Platform,
     layers: Sequence[AttentionLayer],
-    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
     page_size: int,
     context: int,
 ) -> Demand:
     return Demand(
         total_bytes=platform.facts.memory_bytes,
         available_bytes=platform.available_bytes(),
-        kv_bytes_per_token=bytes_per_token(layers, dtype),
+        kv_bytes_per_token=bytes_per_token(layers, kv_dtype),
         page_size=page_size,
         context=context,
         static_fraction=config.memory.mem_fraction_static,

@@ -31,11 +31,13 @@ from vivace.platforms.ops.cache import store_kv
 class CpuAttention:
     """AttentionBackend over `KVMemory`. One plan serves all layers with the same window."""
 
-    def __init__(self, layers: Sequence[AttentionLayer], memory: KVMemory) -> None:
+    def __init__(
+        self, layers: Sequence[AttentionLayer], memory: KVMemory, dtype: torch.dtype
+    ) -> None:
         self._memory = memory
         self._windows = {layer.window for layer in layers}
         self._plans: dict[int | None, WindowPlan] = {}
-        self._masks = Masks(memory.layers[0].dtype)
+        self._masks = Masks(dtype)
         self._gathered = Scratch()
 
     def plan(self, step: Step) -> None:
@@ -74,8 +76,7 @@ class CpuAttention:
             attended = self._decode(layer, q.index_select(0, group.tokens), kv, group)
             out.index_copy_(0, group.tokens, attended)
         for span in plan.spans:
-            fresh = (k, v) if span.history is None else None
-            self._prefill(layer, q, kv, fresh, span, out)
+            self._prefill(layer, q, kv, (k, v), span, out)
         return out
 
     def _store(self, kv: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> None:
@@ -109,14 +110,13 @@ class CpuAttention:
         layer: AttentionLayer,
         q: Tensor,
         kv: Tensor,
-        fresh: tuple[Tensor, Tensor] | None,
+        fresh: tuple[Tensor, Tensor],
         span: PrefillSpan,
         out: Tensor,
     ) -> None:
         """A span of more than one query; writes its rows of out[T, Hq * D]."""
         if span.history is None:
-            assert fresh is not None
-            keys, values = fresh[0][span.start : span.end], fresh[1][span.start : span.end]
+            keys, values = (rounded(x[span.start : span.end], kv.dtype) for x in fresh)
         else:
             history = self._history(kv, span.history, q.dtype)[0]
             keys, values = history[:, 0], history[:, 1]
@@ -160,6 +160,11 @@ def attend(
     elif mask is not None:
         scores.add_(mask)
     return torch.matmul(scores.softmax(-1), values.float()).to(queries.dtype)
+
+
+def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x as it reads after it was stored: cutting a prompt elsewhere must not change a number."""
+    return x if x.dtype == dtype else x.to(dtype).to(x.dtype)
 
 
 def by_kv_head(q: Tensor, kv_heads: int) -> Tensor:

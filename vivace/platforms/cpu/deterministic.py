@@ -54,7 +54,9 @@ def _blocked(ops: Ops, x: Tensor, weight: Any, bias: Tensor | None, out: Tensor 
 class BatchInvariantAttention:
     """AttentionBackend that attends every query by itself, in products of one shape."""
 
-    def __init__(self, layers: Sequence[AttentionLayer], memory: KVMemory) -> None:
+    def __init__(
+        self, layers: Sequence[AttentionLayer], memory: KVMemory, dtype: torch.dtype
+    ) -> None:
         self._memory = memory
         self._gathered = Scratch()
 

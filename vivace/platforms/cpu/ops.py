@@ -8,14 +8,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from vivace.platforms.cpu.linear import PackedLinears
 from vivace.platforms.ops import norm, rotary
 from vivace.platforms.ops.table import Ops, reference_ops
 
 
 def cpu_ops() -> Ops:
     """The CPU's op table."""
+    linears = PackedLinears()
     return dataclasses.replace(
         reference_ops(),
+        pack_linear=linears.pack,
+        linear=linears.linear,
         rms_norm=rms_norm,
         add_rms_norm=add_rms_norm,
         rotary=CpuRotary(),

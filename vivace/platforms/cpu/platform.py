@@ -27,10 +27,10 @@ class CpuPlatform:
         return torch.device("cpu")
 
     def attention_backend(
-        self, layers: Sequence[AttentionLayer], memory: KVMemory
+        self, layers: Sequence[AttentionLayer], memory: KVMemory, dtype: torch.dtype
     ) -> AttentionBackend:
         chosen = BatchInvariantAttention if self._deterministic else CpuAttention
-        return chosen(layers, memory)
+        return chosen(layers, memory, dtype)
 
     def available_bytes(self) -> int:
         return cpu.memory()[1]

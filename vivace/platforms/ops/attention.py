@@ -17,7 +17,9 @@ from vivace.platforms.ops.cache import store_kv
 class ReferenceAttention:
     """AttentionBackend by the definition, over the same memory as the fast ones."""
 
-    def __init__(self, layers: Sequence[AttentionLayer], memory: KVMemory) -> None:
+    def __init__(
+        self, layers: Sequence[AttentionLayer], memory: KVMemory, dtype: torch.dtype
+    ) -> None:
         self._memory = memory
 
     def plan(self, step: Step) -> None:
