@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
     try:
         arguments = engine_arguments(server_words, PROGRAM)
         return measure(args, arguments, open_engine, LocalCodec)
-    except BenchError as error:
+    except (BenchError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
 
