@@ -106,6 +106,32 @@ def test_prompt_logprobs_are_complete_whatever_is_cached(chunk: int, start: int)
     assert answer.logprobs == scored
 
 
+@pytest.mark.parametrize("turns", [4, 30])
+def test_prompt_logprobs_survive_a_retraction(turns: int) -> None:
+    """In the middle of the prompt they are collected anew, behind it they are not asked again."""
+    settings = EngineSettings(eos_ids=(EOS,), chunk=2, rows=1, depth=1, priorities=True)
+    rig = Rig(settings, page_size=2)
+    starts: list[int] = []
+    submit = rig.executor.submit
+
+    def spy(plan):  # type: ignore[no-untyped-def]
+        starts.extend(join.logprobs.start for join in plan.joins if join.logprobs)
+        return submit(plan)
+
+    rig.executor.submit = spy  # type: ignore[method-assign]
+    prompt = [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    rig.send(1, prompt, 15, priority=0, logprobs=LogprobOptions(start=0), ignore_eos=True)
+    rig.turn(turns)
+    rig.send(2, [1], 2, priority=99, ignore_eos=True)
+    rig.run()
+    rig.check(1)
+    answer = rig.answers[1]
+    assert answer.deltas[-1].retractions == 1
+    assert [entry.token for entry in answer.prompt_logprobs or []] == prompt
+    assert [entry.token for entry in answer.logprobs] == answer.tokens
+    assert starts == ([0, 0] if turns == 4 else [0, -1])
+
+
 def test_cached_tokens_are_reported_and_leave_one_to_compute() -> None:
     rig = Rig(EngineSettings(eos_ids=(EOS,)), page_size=2)
     for key in (1, 2):

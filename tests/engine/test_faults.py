@@ -9,7 +9,7 @@ from vivace.engine.executor import ExecutorDied, Faults, InProcessExecutor, Step
 from vivace.engine.oracle import InjectedFault, OracleWorker
 from vivace.engine.settings import EngineSettings
 from vivace.protocol.control import Capacity
-from vivace.protocol.request import Request, SamplingParams
+from vivace.protocol.request import Cancel, Request, SamplingParams
 from vivace.protocol.step import Join, StepPlan, StepResult
 
 
@@ -82,6 +82,30 @@ def test_bad_numbers_end_one_request_and_leave_no_cache_behind() -> None:
     rig.run()
     rig.check(3)
     assert rig.answers[3].deltas[-1].cached_tokens == 0
+
+
+def test_numbers_that_go_bad_later_leave_only_what_others_share_already() -> None:
+    rig = rig_with(Faults(), page_size=1)
+    rig.send(1, [4, 5, 6, 7], 20, ignore_eos=True)
+    rig.turn(12)
+    assert len(rig.answers[1].tokens) > 3
+    rig.faults.bad_keys.add(1)
+    rig.run()
+    assert rig.scheduler.state().cached_tokens == 4, "the prompt, published when it was computed"
+
+
+def test_after_a_failure_plans_in_flight_hold_what_they_mention() -> None:
+    rig = rig_with(Faults(raise_on_steps={2}), depth=1)
+    rig.send(1, [1] * 9, 50, ignore_eos=True)
+    rig.turn(6)
+    scheduler = rig.scheduler
+    plan = scheduler.plan(idle=True)
+    assert plan is not None and [join.key for join in plan.joins] == [1]
+    used = scheduler.state().used_tokens
+    scheduler.cancel(Cancel(keys=[1]))
+    assert scheduler.state().used_tokens == used > 0
+    scheduler.commit(plan, rig.executor.submit(plan).result())
+    rig.at_rest()
 
 
 def test_an_exception_in_booking_one_result_ends_that_request_only(
