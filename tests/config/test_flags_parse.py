@@ -80,7 +80,7 @@ def test_retired_spellings_are_explained() -> None:
     options = parse(["--enable-deepep-moe"], {})
     assert options.experts.moe_a2a_backend == "deepep"
     (told,) = options.rewrites
-    assert (told.before, told.after) == ("--enable-deepep-moe", "--moe-a2a-backend deepep")
+    assert (told.field, told.after) == ("enable_deepep_moe", "--moe-a2a-backend deepep")
     assert told.reason
 
 

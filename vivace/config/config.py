@@ -31,7 +31,7 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Rewrite:
-    """A setting that was decided for the user. `field` is the option's name."""
+    """A setting that was decided for the user. `field`: the option's name, or a retired one."""
 
     field: str
     before: Any
@@ -95,12 +95,6 @@ def all_options() -> tuple[Option, ...]:
     """Every option, slice by slice, in declared order."""
     parts = [(type(getattr(Slices(), part.name)), part.name) for part in dataclasses.fields(Slices)]
     return tuple(option for kind, name in parts for option in options_of(kind, name))
-
-
-def arguments_of(options: Options) -> dict[str, Any]:
-    """Name and value of every option that is set to other than its default."""
-    pairs = ((option, value_of(options, option)) for option in all_options())
-    return {option.name: value for option, value in pairs if value != option.default}
 
 
 def value_of(slices: Slices, option: Option) -> Any:

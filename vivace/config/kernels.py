@@ -45,60 +45,74 @@ class QuantizationOptions:
         choices=["gguf", "unquant", *QUANTIZATIONS],
         values=dict.fromkeys(QUANTIZATIONS, NO_QUANTIZATION),
     )
-    quantization_param_path: str | None = option(help="Scales of FP8 KV.", cpu=NO_QUANTIZATION)
+    quantization_param_path: str | None = option(
+        help="JSON with the scales of FP8 KV.", cpu=NO_QUANTIZATION
+    )
     enable_fp32_lm_head: bool = option(
         False,
-        "Logits in float32.",
+        "Compute logits in float32.",
         cpu=not_available("the head computes in --dtype", "use --dtype float32"),
     )
-    modelopt_quant: str | None = option(help="ModelOpt recipe.", cpu=NO_MODELOPT)
-    modelopt_checkpoint_restore_path: str | None = option(help="ModelOpt state.", cpu=NO_MODELOPT)
-    modelopt_checkpoint_save_path: str | None = option(help="ModelOpt state.", cpu=NO_MODELOPT)
-    modelopt_export_path: str | None = option(help="ModelOpt export.", cpu=NO_MODELOPT)
-    quantize_and_serve: bool = option(False, "ModelOpt, then serve.", cpu=NO_MODELOPT)
-    rl_quant_profile: str | None = option(help="FlashRL profile.", cpu=NO_QUANTIZATION)
-    torchao_config: str | None = option(help="torchao.", trivial=[""], cpu=NO_QUANTIZATION)
+    modelopt_quant: str | None = option(
+        help="NVIDIA ModelOpt recipe to quantise with while loading.", cpu=NO_MODELOPT
+    )
+    modelopt_checkpoint_restore_path: str | None = option(
+        help="Saved ModelOpt state to start from.", cpu=NO_MODELOPT
+    )
+    modelopt_checkpoint_save_path: str | None = option(
+        help="Where ModelOpt state is saved.", cpu=NO_MODELOPT
+    )
+    modelopt_export_path: str | None = option(
+        help="Where ModelOpt exports the quantised model.", cpu=NO_MODELOPT
+    )
+    quantize_and_serve: bool = option(False, "Quantise with ModelOpt, then serve.", cpu=NO_MODELOPT)
+    rl_quant_profile: str | None = option(
+        help="Profile file of FlashRL loading.", cpu=NO_QUANTIZATION
+    )
+    torchao_config: str | None = option(
+        help="Quantisation by torchao, as int8wo.", trivial=[""], cpu=NO_QUANTIZATION
+    )
 
 
 @dataclass(frozen=True)
 class KernelOptions:
     attention_backend: str | None = option(
-        help="Attention kernels.", choices=ATTENTION, cpu=ONE_BACKEND
+        help="Kernels of attention.", choices=ATTENTION, cpu=ONE_BACKEND
     )
     prefill_attention_backend: str | None = option(
-        help="The same for prompts.", choices=ATTENTION, cpu=ONE_BACKEND
+        help="Kernels of attention in prompts only.", choices=ATTENTION, cpu=ONE_BACKEND
     )
     decode_attention_backend: str | None = option(
-        help="The same for decoding.", choices=ATTENTION, cpu=ONE_BACKEND
+        help="Kernels of attention in decoding only.", choices=ATTENTION, cpu=ONE_BACKEND
     )
     sampling_backend: str | None = option(
-        help="Sampling kernels.",
+        help="Kernels of sampling.",
         choices=["flashinfer", "pytorch", "ascend"],
         cpu=no_effect("the CPU has one sampler"),
     )
     grammar_backend: str | None = option(
-        help="Structured output.",
+        help="Library for structured output.",
         choices=["xgrammar", "outlines", "llguidance", "none"],
         trivial=["none"],
         cpu=NO_GRAMMAR,
     )
     nsa_prefill_backend: str = option(
         "flashmla_sparse",
-        "Sparse attention of prompts.",
+        "Sparse attention (DeepSeek V3.2) in prompts.",
         aliases=["dsa-prefill-backend"],
         choices=SPARSE,
         cpu=GPU_KERNELS,
     )
     nsa_decode_backend: str = option(
         "fa3",
-        "Sparse attention of decoding.",
+        "Sparse attention (DeepSeek V3.2) in decoding.",
         aliases=["dsa-decode-backend"],
         choices=SPARSE,
         cpu=GPU_KERNELS,
     )
     fp8_gemm_backend: str = option(
         "auto",
-        "FP8 products.",
+        "Kernels of FP8 matrix products.",
         choices=[
             "auto", "deep_gemm", "flashinfer_trtllm", "cutlass", "triton", "aiter",
             "flashinfer_cutlass", "flashinfer_deepgemm", "flashinfer_cutedsl",
@@ -107,65 +121,105 @@ class KernelOptions:
     )  # fmt: skip
     fp4_gemm_backend: str = option(
         "auto",
-        "FP4 products.",
+        "Kernels of FP4 matrix products.",
         choices=["auto", "flashinfer_cudnn", "flashinfer_cutlass", "flashinfer_trtllm"],
         cpu=GPU_KERNELS,
     )
-    disable_flashinfer_autotune: bool = option(False, "No autotuning.", cpu=GPU_KERNELS)
-    disable_flashinfer_cutlass_moe_fp4_allgather: bool = option(
-        False, "Quantise after gathering.", cpu=GPU_KERNELS
+    disable_flashinfer_autotune: bool = option(
+        False, "Do not tune FlashInfer's kernels at start.", cpu=GPU_KERNELS
     )
-    triton_attention_reduce_in_fp32: bool = option(False, "Partial results.", cpu=GPU_KERNELS)
-    triton_attention_num_kv_splits: int = option(8, "Splits.", cpu=GPU_KERNELS)
-    triton_attention_split_tile_size: int | None = option(help="Tile.", cpu=GPU_KERNELS)
-    flashinfer_mla_disable_ragged: bool = option(False, "Paged MLA prefill.", cpu=GPU_KERNELS)
-    enable_fused_qk_norm_rope: bool = option(False, "Fused norm and rotation.", cpu=GPU_KERNELS)
-    disable_chunked_prefix_cache: bool = option(False, "MLA's chunked prefix.", cpu=GPU_KERNELS)
-    enable_double_sparsity: bool = option(False, "Sparse attention.", cpu=NO_SPARSITY)
-    ds_channel_config_path: str | None = option(help="Its channels.", cpu=NO_SPARSITY)
-    ds_heavy_channel_num: int = option(32, "Its channels.", cpu=NO_SPARSITY)
-    ds_heavy_token_num: int = option(256, "Its tokens.", cpu=NO_SPARSITY)
-    ds_heavy_channel_type: str = option("qk", "Its kind.", cpu=NO_SPARSITY)
-    ds_sparse_decode_threshold: int = option(4096, "Its threshold.", cpu=NO_SPARSITY)
+    disable_flashinfer_cutlass_moe_fp4_allgather: bool = option(
+        False, "Gather expert inputs before quantising them to FP4.", cpu=GPU_KERNELS
+    )
+    triton_attention_reduce_in_fp32: bool = option(
+        False, "Keep partial results of Triton attention in float32.", cpu=GPU_KERNELS
+    )
+    triton_attention_num_kv_splits: int = option(
+        8, "Parts into which Triton decoding splits the KV.", cpu=GPU_KERNELS
+    )
+    triton_attention_split_tile_size: int | None = option(
+        help="Fixed tile of Triton attention, for determinism.", cpu=GPU_KERNELS
+    )
+    flashinfer_mla_disable_ragged: bool = option(
+        False, "Use the paged kernel for MLA prompts.", cpu=GPU_KERNELS
+    )
+    enable_fused_qk_norm_rope: bool = option(
+        False, "One kernel for the norm and rotation of queries and keys.", cpu=GPU_KERNELS
+    )
+    disable_chunked_prefix_cache: bool = option(
+        False, "Do not walk MLA prefixes in chunks.", cpu=GPU_KERNELS
+    )
+    enable_double_sparsity: bool = option(
+        False, "Attend to important tokens and channels only.", cpu=NO_SPARSITY
+    )
+    ds_channel_config_path: str | None = option(
+        help="File with the channels of double sparsity.", cpu=NO_SPARSITY
+    )
+    ds_heavy_channel_num: int = option(32, "Channels of double sparsity.", cpu=NO_SPARSITY)
+    ds_heavy_token_num: int = option(256, "Tokens of double sparsity.", cpu=NO_SPARSITY)
+    ds_heavy_channel_type: str = option(
+        "qk", "Which projection's channels double sparsity uses.", cpu=NO_SPARSITY
+    )
+    ds_sparse_decode_threshold: int = option(
+        4096, "Length from which double sparsity decodes sparsely.", cpu=NO_SPARSITY
+    )
 
 
 @dataclass(frozen=True)
 class OptimizationOptions:
-    disable_cuda_graph_padding: bool = option(False, "Exact sizes only.", cpu=EAGER)
-    enable_piecewise_cuda_graph: bool = option(False, "Graphs for prompts.", cpu=EAGER)
+    disable_cuda_graph_padding: bool = option(
+        False, "Use a captured graph for exactly its batch size only.", cpu=EAGER
+    )
+    enable_piecewise_cuda_graph: bool = option(
+        False, "Capture prompt steps in pieces between attention layers.", cpu=EAGER
+    )
     piecewise_cuda_graph_tokens: tuple[int, ...] | None = option(
-        help="Sizes.", aliases=["cuda-graph-bs-prefill"], cpu=EAGER
+        help="Token counts of prompt steps to capture.",
+        aliases=["cuda-graph-bs-prefill"],
+        cpu=EAGER,
     )
     piecewise_cuda_graph_max_tokens: int | None = option(
-        help="Largest size.", aliases=["cuda-graph-max-bs-prefill"], cpu=EAGER
+        help="Largest prompt step to capture.", aliases=["cuda-graph-max-bs-prefill"], cpu=EAGER
     )
     piecewise_cuda_graph_compiler: str = option(
-        "eager", "Compiler.", choices=["eager", "inductor"], cpu=EAGER
+        "eager", "What compiles those pieces.", choices=["eager", "inductor"], cpu=EAGER
     )
-    enable_torch_compile: bool = option(False, "Compile the forward.", cpu=NO_COMPILE)
-    enable_torch_compile_debug_mode: bool = option(False, "Verbosely.", cpu=NO_COMPILE)
-    torch_compile_max_bs: int = option(32, "Largest batch.", cpu=NO_COMPILE)
+    enable_torch_compile: bool = option(
+        False, "Compile the decode step with torch.compile.", cpu=NO_COMPILE
+    )
+    enable_torch_compile_debug_mode: bool = option(False, "Compile verbosely.", cpu=NO_COMPILE)
+    torch_compile_max_bs: int = option(32, "Largest batch to compile.", cpu=NO_COMPILE)
     disable_outlines_disk_cache: bool = option(
-        False, "No cache on disk.", cpu=no_effect("there is no such cache")
+        False,
+        "Keep no cache of compiled grammars on disk.",
+        cpu=no_effect("there is no such cache"),
     )
     constrained_json_whitespace_pattern: str | None = option(
-        help="Whitespace in JSON.", cpu=NO_GRAMMAR
+        help="Pattern of the whitespace that JSON output may have.", cpu=NO_GRAMMAR
     )
-    constrained_json_disable_any_whitespace: bool = option(False, "Compact JSON.", cpu=NO_GRAMMAR)
+    constrained_json_disable_any_whitespace: bool = option(
+        False, "JSON output without whitespace.", cpu=NO_GRAMMAR
+    )
     multi_item_scoring_delimiter: int | None = option(
-        help="Token between scored items.",
+        help="Token id between the items of a scoring request.",
         cpu=not_available("scoring is not in this version"),
     )
     enable_custom_logit_processor: bool = option(
-        False, "Logit processors sent by clients.", cpu=NO_CODE
+        False, "Run logit processors that clients send.", cpu=NO_CODE
     )
-    enable_return_hidden_states: bool = option(False, "Return hidden states.", cpu=NO_STATE)
+    enable_return_hidden_states: bool = option(
+        False, "Let requests ask for hidden states.", cpu=NO_STATE
+    )
     rl_on_policy_target: str | None = option(
-        help="Numerics of a trainer.",
+        help="Match the numerics of a training framework.",
         choices=["fsdp"],
         cpu=not_available(
             "trainers' numerics are not in this version", "use --enable-deterministic-inference"
         ),
     )
-    dllm_algorithm: str | None = option(help="Diffusion decoding.", cpu=NO_DIFFUSION)
-    dllm_algorithm_config: str | None = option(help="Its YAML.", cpu=NO_DIFFUSION)
+    dllm_algorithm: str | None = option(
+        help="Decoding algorithm of diffusion language models.", cpu=NO_DIFFUSION
+    )
+    dllm_algorithm_config: str | None = option(
+        help="YAML settings of that algorithm.", cpu=NO_DIFFUSION
+    )

@@ -56,22 +56,24 @@ class ModelOptions:
     )
     trust_remote_code: bool = option(
         False,
-        "Accepted for compatibility.",
+        "Permit code shipped with a model; accepted for compatibility.",
         cpu=no_effect("code from a model directory is never run; architectures are built in"),
     )
     context_length: int | None = option(
         help="Longest prompt plus output in tokens; default: what the model says."
     )
     is_embedding: bool = option(
-        False, "Serve embeddings.", cpu=not_available("embedding models are not in this version")
+        False,
+        "Serve embeddings or rewards instead of text.",
+        cpu=not_available("embedding models are not in this version"),
     )
     enable_multimodal: bool = option(
         False,
-        "Switch the multimodal processor on.",
+        "Switch the multimodal processor on for models where it is off.",
         cpu=no_effect("this version serves text models only"),
     )
     revision: str | None = option(
-        help="Revision of a model on a hub.",
+        help="Branch, tag or commit of a model on a hub.",
         cpu=no_effect("models are read from local files, which have one revision"),
     )
     model_impl: str = option(
@@ -88,12 +90,16 @@ class ModelOptions:
     chat_template: str | None = option(
         help="Built-in template name, or a Jinja or JSON file, instead of the tokenizer's template."
     )
-    hf_chat_template_name: str | None = option(help="Which of several templates to use.")
+    hf_chat_template_name: str | None = option(
+        help="Which one to use when the tokenizer brings several templates."
+    )
     completion_template: str | None = option(
-        help="Fill-in-the-middle template.",
+        help="Fill-in-the-middle template for /v1/completions.",
         cpu=not_available("fill-in-the-middle is not in this version"),
     )
-    served_model_name: str | None = option(help="Name in /v1/models and in answers.")
+    served_model_name: str | None = option(
+        help="Name in /v1/models, in answers and accepted as `model`."
+    )
     json_model_override_args: Any = option(
         None, "JSON merged over the model's configuration.", json=True
     )
@@ -110,7 +116,7 @@ class ModelOptions:
         help="Where a hub's files are kept.", cpu=no_effect("nothing is downloaded")
     )
     model_checksum: str | None = option(
-        help="Verify the files against checksums.",
+        help="Verify the model's files against checksums.",
         cpu=not_available("checksum files are not in this version"),
     )
 
@@ -126,35 +132,40 @@ class WeightsOptions:
         cpu=not_available("weights are read through mappings", "copy the model to a local disk"),
     )
     remote_instance_weight_loader_seed_instance_ip: str | None = option(
-        help="Server to pull weights from.", cpu=NO_HOT_WEIGHTS
+        help="Running server to pull weights from.", cpu=NO_HOT_WEIGHTS
     )
     remote_instance_weight_loader_seed_instance_service_port: int | None = option(
-        help="Its port.", cpu=NO_HOT_WEIGHTS
+        help="HTTP port of that server.", cpu=NO_HOT_WEIGHTS
     )
     remote_instance_weight_loader_send_weights_group_ports: Any = option(
-        None, "JSON list of ports for sending weights.", json=True, cpu=NO_HOT_WEIGHTS
+        None,
+        "JSON list of ports, one per rank, for sending weights.",
+        json=True,
+        cpu=NO_HOT_WEIGHTS,
     )
     remote_instance_weight_loader_backend: str = option(
         "nccl",
-        "How weights travel.",
+        "How weights travel between servers.",
         choices=["transfer_engine", "nccl"],
         cpu=NO_HOT_WEIGHTS,
     )
     remote_instance_weight_loader_start_seed_via_transfer_engine: bool = option(
-        False, "Offer weights to others.", cpu=NO_HOT_WEIGHTS
+        False, "Offer this server's weights through the transfer engine.", cpu=NO_HOT_WEIGHTS
     )
     checkpoint_engine_wait_weights_before_ready: bool = option(
-        False, "Wait for pushed weights.", cpu=NO_HOT_WEIGHTS
+        False, "Be ready only when weights were pushed.", cpu=NO_HOT_WEIGHTS
     )
     delete_ckpt_after_loading: bool = option(
-        False, "Delete the checkpoint after loading.", cpu=not_available("files are never deleted")
+        False,
+        "Delete the checkpoint's files after loading.",
+        cpu=not_available("files are never deleted"),
     )
     decrypted_config_file: str | None = option(
-        help="Decrypted configuration.",
+        help="Decrypted configuration of an encrypted model.",
         cpu=not_available("encrypted checkpoints are not in this version"),
     )
     decrypted_draft_config_file: str | None = option(
-        help="Decrypted configuration of the draft.",
+        help="Decrypted configuration of an encrypted draft.",
         cpu=not_available("encrypted checkpoints are not in this version"),
     )
     enable_memory_saver: bool = option(
@@ -166,7 +177,7 @@ class WeightsOptions:
         False, "Keep a host copy of released weights.", cpu=NO_HOT_WEIGHTS
     )
     enable_draft_weights_cpu_backup: bool = option(
-        False, "The same for the draft.", cpu=NO_HOT_WEIGHTS
+        False, "Keep a host copy of the draft's released weights.", cpu=NO_HOT_WEIGHTS
     )
 
 
@@ -180,17 +191,29 @@ class MultimodalOptions:
         ],
         cpu=NO_MEDIA,
     )  # fmt: skip
-    mm_max_concurrent_calls: int = option(32, "Media processed at once.", cpu=NO_MEDIA)
-    mm_per_request_timeout: float = option(10.0, "Seconds per request for media.", cpu=NO_MEDIA)
-    enable_broadcast_mm_inputs_process: bool = option(
-        False, "Decode media on one rank.", cpu=NO_MEDIA
+    mm_max_concurrent_calls: int = option(32, "Media prepared at the same time.", cpu=NO_MEDIA)
+    mm_per_request_timeout: float = option(
+        10.0, "Seconds a request's media may take to prepare.", cpu=NO_MEDIA
     )
-    mm_process_config: Any = option(None, "JSON processor settings.", json=True, cpu=NO_MEDIA)
-    mm_enable_dp_encoder: bool = option(False, "Encoder by data parallelism.", cpu=NO_MEDIA)
-    limit_mm_data_per_request: Any = option(None, "JSON limits of media.", json=True, cpu=NO_MEDIA)
-    enable_prefix_mm_cache: bool = option(False, "Cache encoder output.", cpu=NO_MEDIA)
-    disable_fast_image_processor: bool = option(False, "Use the slow one.", cpu=NO_MEDIA)
-    keep_mm_feature_on_device: bool = option(False, "Keep features there.", cpu=NO_MEDIA)
+    enable_broadcast_mm_inputs_process: bool = option(
+        False, "Decode media on the first rank and send them to the others.", cpu=NO_MEDIA
+    )
+    mm_process_config: Any = option(
+        None, "JSON settings of the image, video and audio processors.", json=True, cpu=NO_MEDIA
+    )
+    mm_enable_dp_encoder: bool = option(
+        False, "Run the vision encoder on different images per rank.", cpu=NO_MEDIA
+    )
+    limit_mm_data_per_request: Any = option(
+        None, "JSON with the most media per request and kind.", json=True, cpu=NO_MEDIA
+    )
+    enable_prefix_mm_cache: bool = option(False, "Cache encoder output by content.", cpu=NO_MEDIA)
+    disable_fast_image_processor: bool = option(
+        False, "Use the slow image processor.", cpu=NO_MEDIA
+    )
+    keep_mm_feature_on_device: bool = option(
+        False, "Keep media features on the device.", cpu=NO_MEDIA
+    )
     enable_precise_embedding_interpolation: bool = option(
         False, "Exact interpolation of vision positions.", cpu=NO_MEDIA
     )

@@ -20,10 +20,13 @@ ROUND_ROBIN_ROOMS = "decode_round_robin"
 MOE_RUNNERS = (
     "auto", "deep_gemm", "triton", "triton_kernel", "flashinfer_trtllm", "flashinfer_cutlass",
     "flashinfer_mxfp4", "flashinfer_cutedsl", "cutlass", "experimental_sgl_trtllm",
-    "flashinfer_trtllm_routed",
+    "flashinfer_trtllm_routed", "flashinfer_megamoe", "aiter", "marlin", "humming",
+    "experimental_sgl_marlin", "lora_cutedsl", "lora_triton", "lora_marlin", "hpc_ops", "megamoe",
+    "intel_xpu",
 )  # fmt: skip
 MOE_A2A = (
     "none", "deepep", "mooncake", "ascend_fuseep", "nixl", "mori", "flashinfer", "megamoe",
+    "deepep_v2", "pplx", "ascend_tp", "flashinfer_megamoe",
 )  # fmt: skip
 
 
@@ -45,7 +48,7 @@ class ParallelOptions:
     )
     dp_size: int = option(
         1,
-        "Replicas behind one port.",
+        "Replicas of the model behind one port.",
         flag="data-parallel-size",
         aliases=["dp-size", "dp"],
         cpu=ONE_DEVICE,
@@ -56,17 +59,25 @@ class ParallelOptions:
         aliases=["attention-context-parallel-size"],
         cpu=ONE_DEVICE,
     )
-    pp_max_micro_batch_size: int | None = option(help="Requests per micro-batch.", cpu=PIPELINE)
-    pp_async_batch_depth: int = option(0, "Further micro-batches in flight.", cpu=PIPELINE)
-    nnodes: int = option(1, "Machines of this deployment.", cpu=ONE_DEVICE)
-    node_rank: int = option(0, "Which of them this is.", cpu=ONE_DEVICE)
-    dist_init_addr: str | None = option(
-        help="host:port where ranks meet.", aliases=["nccl-init-addr"], cpu=ALONE
+    pp_max_micro_batch_size: int | None = option(
+        help="Most requests in a pipeline's micro-batch.", cpu=PIPELINE
     )
-    nccl_port: int | None = option(help="Port where ranks meet.", cpu=ALONE)
+    pp_async_batch_depth: int = option(
+        0, "Further micro-batches in flight, to hide communication.", cpu=PIPELINE
+    )
+    nnodes: int = option(1, "Machines of this deployment.", cpu=ONE_DEVICE)
+    node_rank: int = option(0, "Which of the machines this is, from 0.", cpu=ONE_DEVICE)
+    dist_init_addr: str | None = option(
+        help="host:port where the ranks of several machines meet.",
+        aliases=["nccl-init-addr"],
+        cpu=ALONE,
+    )
+    nccl_port: int | None = option(help="Port where the ranks of one machine meet.", cpu=ALONE)
     dist_timeout: int | None = option(help="Seconds a collective may take.", cpu=ALONE)
-    base_gpu_id: int = option(0, "First device index.", cpu=no_effect("a CPU has no index"))
-    gpu_id_step: int = option(1, "Stride of indices.", cpu=no_effect("a CPU has no index"))
+    base_gpu_id: int = option(0, "Index of the first device.", cpu=no_effect("a CPU has no index"))
+    gpu_id_step: int = option(
+        1, "Distance between device indices.", cpu=no_effect("a CPU has no index")
+    )
     load_balance_method: str = option(
         "auto",
         "How requests are spread over replicas.",
@@ -80,13 +91,17 @@ class ParallelOptions:
         False, "Promise that prefill servers take turns.", cpu=NEEDS_DP
     )
     enable_dp_attention: bool = option(
-        False, "Attention by data parallelism.", cpu=no_effect("it needs --dp-size above 1")
+        False,
+        "Attention replicated over groups of ranks, experts over all.",
+        cpu=no_effect("it needs --dp-size above 1"),
     )
     enable_dp_lm_head: bool = option(
-        False, "Head inside the attention group.", cpu=no_effect("it needs --enable-dp-attention")
+        False,
+        "Shard the output head inside an attention group only.",
+        cpu=no_effect("it needs --enable-dp-attention"),
     )
     enable_attn_tp_input_scattered: bool = option(
-        False, "Scattered attention inputs.", cpu=NO_COLLECTIVES
+        False, "Keep the inputs of attention scattered over ranks.", cpu=NO_COLLECTIVES
     )
     enable_nsa_prefill_context_parallel: bool = option(
         False, "Context parallelism of sparse attention.", aliases=["enable-prefill-cp"],
@@ -94,27 +109,33 @@ class ParallelOptions:
     )  # fmt: skip
     nsa_prefill_cp_mode: str = option(
         "in-seq-split",
-        "How a prompt is cut for it.",
+        "How a prompt is cut for context parallelism.",
         aliases=["cp-strategy"],
         choices=["in-seq-split", "round-robin-split", "zigzag", "interleave"],
         cpu=no_effect("it needs --attn-cp-size above 1"),
     )
     enable_two_batch_overlap: bool = option(
-        False, "Two halves overlap their communication.", cpu=NO_COLLECTIVES
+        False,
+        "Split a batch in two: one computes while the other communicates.",
+        cpu=NO_COLLECTIVES,
     )
     enable_single_batch_overlap: bool = option(
-        False, "Overlap inside one batch.", cpu=NO_COLLECTIVES
+        False, "Overlap computing and communication inside one batch.", cpu=NO_COLLECTIVES
     )
     tbo_token_distribution_threshold: float = option(
-        0.48, "When halves are too unequal.", cpu=NO_COLLECTIVES
+        0.48, "Imbalance from which the two halves are cut by tokens.", cpu=NO_COLLECTIVES
     )
-    disable_custom_all_reduce: bool = option(False, "Vendor collectives.", cpu=NO_COLLECTIVES)
-    enable_mscclpp: bool = option(False, "MSCCL++.", cpu=NO_COLLECTIVES)
-    enable_torch_symm_mem: bool = option(False, "torch symmetric memory.", cpu=NO_COLLECTIVES)
-    enable_nccl_nvls: bool = option(False, "NVLink SHARP.", cpu=NO_COLLECTIVES)
-    enable_symm_mem: bool = option(False, "NCCL symmetric memory.", cpu=NO_COLLECTIVES)
+    disable_custom_all_reduce: bool = option(
+        False, "Use the vendor's collectives only.", cpu=NO_COLLECTIVES
+    )
+    enable_mscclpp: bool = option(False, "Small all-reduce with MSCCL++.", cpu=NO_COLLECTIVES)
+    enable_torch_symm_mem: bool = option(
+        False, "All-reduce through torch's symmetric memory.", cpu=NO_COLLECTIVES
+    )
+    enable_nccl_nvls: bool = option(False, "NVLink SHARP in NCCL.", cpu=NO_COLLECTIVES)
+    enable_symm_mem: bool = option(False, "NCCL's symmetric memory.", cpu=NO_COLLECTIVES)
     enable_flashinfer_allreduce_fusion: bool = option(
-        False, "All-reduce fused with the norm.", cpu=NO_COLLECTIVES
+        False, "Fuse the all-reduce with the norm behind it.", cpu=NO_COLLECTIVES
     )
 
 
@@ -128,33 +149,54 @@ class ExpertOptions:
         cpu=ONE_DEVICE,
     )
     moe_a2a_backend: str = option(
-        "none", "How tokens travel to experts.", choices=MOE_A2A, cpu=NO_EXPERTS
+        "none", "How tokens travel to the ranks of their experts.", choices=MOE_A2A, cpu=NO_EXPERTS
     )
     moe_runner_backend: str = option(
-        "auto", "Kernels of experts.", choices=MOE_RUNNERS, cpu=NO_EXPERTS
+        "auto", "Kernels of the experts' matrix products.", choices=MOE_RUNNERS, cpu=NO_EXPERTS
     )
     flashinfer_mxfp4_moe_precision: str = option(
-        "default", "Precision of those kernels.", choices=["default", "bf16"], cpu=NO_EXPERTS
+        "default",
+        "Precision of activations in MXFP4 experts.",
+        choices=["default", "bf16"],
+        cpu=NO_EXPERTS,
     )
     deepep_mode: str = option(
-        "auto", "DeepEP's mode.", choices=["normal", "low_latency", "auto"], cpu=NO_EXPERTS
+        "auto",
+        "DeepEP for long batches (normal), for decoding (low_latency) or both.",
+        choices=["normal", "low_latency", "auto"],
+        cpu=NO_EXPERTS,
     )
-    deepep_config: str | None = option(help="DeepEP's JSON settings.", cpu=NO_EXPERTS)
-    ep_num_redundant_experts: int = option(0, "Copies of experts.", cpu=NO_EXPERTS)
-    ep_dispatch_algorithm: str | None = option(help="Which copy is used.", cpu=NO_EXPERTS)
-    init_expert_location: str = option("trivial", "First placement.", cpu=NO_EXPERTS)
-    enable_eplb: bool = option(False, "Balance experts.", cpu=NO_EXPERTS)
-    eplb_algorithm: str = option("auto", "How.", cpu=NO_EXPERTS)
-    eplb_rebalance_num_iterations: int = option(1000, "How often, in steps.", cpu=NO_EXPERTS)
-    eplb_rebalance_layers_per_chunk: int | None = option(help="Layers at once.", cpu=NO_EXPERTS)
+    deepep_config: str | None = option(help="JSON with DeepEP's tuned settings.", cpu=NO_EXPERTS)
+    ep_num_redundant_experts: int = option(0, "Further copies of busy experts.", cpu=NO_EXPERTS)
+    ep_dispatch_algorithm: str | None = option(
+        help="Which copy of an expert a token goes to.", cpu=NO_EXPERTS
+    )
+    init_expert_location: str = option(
+        "trivial", "Placement of experts at the start: trivial, or a recorded file.", cpu=NO_EXPERTS
+    )
+    enable_eplb: bool = option(
+        False, "Move experts between ranks as the load changes.", cpu=NO_EXPERTS
+    )
+    eplb_algorithm: str = option("auto", "How the new placement is found.", cpu=NO_EXPERTS)
+    eplb_rebalance_num_iterations: int = option(
+        1000, "Steps between two rebalances.", cpu=NO_EXPERTS
+    )
+    eplb_rebalance_layers_per_chunk: int | None = option(
+        help="Layers moved in one step.", cpu=NO_EXPERTS
+    )
     eplb_min_rebalancing_utilization_threshold: float = option(
-        1.0, "Balance below this use.", cpu=NO_EXPERTS
+        1.0, "Skip a rebalance above this mean utilisation.", cpu=NO_EXPERTS
     )
-    expert_distribution_recorder_mode: str | None = option(help="Record routing.", cpu=NO_EXPERTS)
+    expert_distribution_recorder_mode: str | None = option(
+        help="What is recorded about routing: stat, stat_approx, per_pass, per_token.",
+        cpu=NO_EXPERTS,
+    )
     expert_distribution_recorder_buffer_size: int | None = option(
-        help="Steps recorded.", cpu=NO_EXPERTS
+        help="Steps the recorder keeps; -1: all.", cpu=NO_EXPERTS
     )
-    enable_expert_distribution_metrics: bool = option(False, "Metrics of it.", cpu=NO_EXPERTS)
+    enable_expert_distribution_metrics: bool = option(
+        False, "Report how evenly experts are used.", cpu=NO_EXPERTS
+    )
     moe_dense_tp_size: int | None = option(
         help="Devices that share dense layers.",
         aliases=["moe-dense-tp"],
@@ -162,20 +204,34 @@ class ExpertOptions:
         cpu=NO_EXPERTS,
     )
     elastic_ep_backend: str | None = option(
-        help="Survive lost ranks.", choices=["none", "mooncake", "nixl"], trivial=["none"],
+        help="Collectives that survive a lost rank.",
+        choices=["none", "mooncake", "nixl"],
+        trivial=["none"],
         cpu=NO_EXPERTS,
-    )  # fmt: skip
-    mooncake_ib_device: str | None = option(help="InfiniBand devices.", cpu=NO_EXPERTS)
-    disable_shared_experts_fusion: bool = option(
-        False, "Shared expert apart.", cpu=no_effect("shared experts are never fused")
     )
-    enable_return_routed_experts: bool = option(False, "Return routing.", cpu=NO_EXPERTS)
-    kt_weight_path: str | None = option(help="KTransformers weights.", cpu=NO_EXPERTS)
-    kt_method: str = option("AMXINT4", "KTransformers format.", cpu=NO_EXPERTS)
-    kt_cpuinfer: int | None = option(help="KTransformers threads.", cpu=NO_EXPERTS)
-    kt_threadpool_count: int = option(2, "KTransformers pools.", cpu=NO_EXPERTS)
-    kt_num_gpu_experts: int | None = option(help="Experts on the device.", cpu=NO_EXPERTS)
-    kt_max_deferred_experts_per_token: int | None = option(help="Deferral.", cpu=NO_EXPERTS)
+    mooncake_ib_device: str | None = option(
+        help="RDMA devices of those collectives.", cpu=NO_EXPERTS
+    )
+    disable_shared_experts_fusion: bool = option(
+        False,
+        "Compute the shared expert apart from the routed ones.",
+        cpu=no_effect("shared experts are never fused"),
+    )
+    enable_return_routed_experts: bool = option(
+        False, "Let requests ask for the experts their tokens took.", cpu=NO_EXPERTS
+    )
+    kt_weight_path: str | None = option(
+        help="KTransformers: weights of CPU experts.", cpu=NO_EXPERTS
+    )
+    kt_method: str = option("AMXINT4", "KTransformers: format of CPU experts.", cpu=NO_EXPERTS)
+    kt_cpuinfer: int | None = option(help="KTransformers: threads.", cpu=NO_EXPERTS)
+    kt_threadpool_count: int = option(2, "KTransformers: thread pools.", cpu=NO_EXPERTS)
+    kt_num_gpu_experts: int | None = option(
+        help="KTransformers: experts on the device.", cpu=NO_EXPERTS
+    )
+    kt_max_deferred_experts_per_token: int | None = option(
+        help="KTransformers: experts per token that may come later.", cpu=NO_EXPERTS
+    )
 
 
 @dataclass(frozen=True)
@@ -186,36 +242,54 @@ class DisaggregationOptions:
     )  # fmt: skip
     disaggregation_transfer_backend: str = option(
         "mooncake",
-        "How KV travels.",
+        "How KV travels from prefill to decode servers.",
         choices=["mooncake", "nixl", "ascend", "fake", "mori", "mooncake_tcp"],
         cpu=no_effect("it needs --disaggregation-mode"),
     )
     disaggregation_bootstrap_port: int = option(
-        8998, "Where servers meet.", cpu=no_effect("it needs --disaggregation-mode")
+        8998,
+        "Port where prefill and decode servers meet.",
+        cpu=no_effect("it needs --disaggregation-mode"),
     )
-    disaggregation_decode_tp: int | None = option(help="Decode's tp.", cpu=NO_PD)
-    disaggregation_decode_dp: int | None = option(help="Decode's dp.", cpu=NO_PD)
-    disaggregation_prefill_pp: int = option(1, "Prefill's pp.", cpu=NO_PD)
-    disaggregation_ib_device: str | None = option(help="InfiniBand devices.", cpu=NO_PD)
+    disaggregation_decode_tp: int | None = option(
+        help="Tensor-parallel size of the decode servers (now negotiated).", cpu=NO_PD
+    )
+    disaggregation_decode_dp: int | None = option(
+        help="Data-parallel size of the decode servers (now negotiated).", cpu=NO_PD
+    )
+    disaggregation_prefill_pp: int = option(
+        1, "Pipeline size of the prefill servers (now negotiated).", cpu=NO_PD
+    )
+    disaggregation_ib_device: str | None = option(
+        help="RDMA devices of the KV transfer.", cpu=NO_PD
+    )
     disaggregation_decode_enable_offload_kvcache: bool = option(
-        False, "Offload decoded KV.", cpu=NO_PD
+        False, "Decode servers write KV to the host tier.", cpu=NO_PD
     )
-    disaggregation_decode_enable_fake_auto: bool = option(False, "Fake prefill.", cpu=NO_PD)
+    disaggregation_decode_enable_fake_auto: bool = option(
+        False, "Test decoding without a prefill server.", cpu=NO_PD
+    )
     num_reserved_decode_tokens: int = option(
-        512, "Tokens kept free.", cpu=no_effect("it needs --disaggregation-mode")
+        512,
+        "Tokens a decode server keeps free per admitted request.",
+        cpu=no_effect("it needs --disaggregation-mode"),
     )
     disaggregation_decode_polling_interval: int = option(
-        1, "Steps between polls.", cpu=no_effect("it needs --disaggregation-mode")
+        1, "Steps between two looks at transfers.", cpu=no_effect("it needs --disaggregation-mode")
     )
     encoder_only: bool = option(False, "Serve the vision encoder only.", cpu=NO_MEDIA)
     language_only: bool = option(False, "Serve the language part only.", cpu=NO_MEDIA)
     encoder_transfer_backend: str = option(
         "zmq_to_scheduler",
-        "How embeddings travel.",
+        "How embeddings travel to the language server.",
         choices=["zmq_to_scheduler", "zmq_to_tokenizer", "mooncake", "auto"],
         cpu=NO_MEDIA,
     )
-    encoder_urls: tuple[str, ...] | None = option(help="Encoder servers.", cpu=NO_MEDIA)
-    enable_pdmux: bool = option(False, "Prefill and decode share a GPU.", cpu=NO_PD)
-    pdmux_config_path: str | None = option(help="YAML of that.", cpu=NO_PD)
-    sm_group_num: int = option(8, "Partitions of that.", cpu=NO_PD)
+    encoder_urls: tuple[str, ...] | None = option(
+        help="Addresses of the encoder servers.", cpu=NO_MEDIA
+    )
+    enable_pdmux: bool = option(
+        False, "Prefill and decode share one GPU, each on some of its processors.", cpu=NO_PD
+    )
+    pdmux_config_path: str | None = option(help="YAML of that sharing.", cpu=NO_PD)
+    sm_group_num: int = option(8, "Parts into which the GPU is cut for it.", cpu=NO_PD)

@@ -16,43 +16,51 @@ NO_TLS = not_available("TLS is not in this version", "put a TLS proxy in front")
 class HttpOptions:
     host: str = option("127.0.0.1", "Address to listen on.")
     port: int = option(30000, "Port to listen on.")
-    api_key: Secret | None = option(None, "Key that every path but health needs.", secret=True)
+    api_key: Secret | None = option(
+        None, "Key that every path but health needs, as a bearer token.", secret=True
+    )
     admin_api_key: Secret | None = option(
-        None, "Key that management paths need instead.", secret=True
+        None, "Key that management paths need instead of --api-key.", secret=True
     )
     insecure: bool = option(False, "Allow a non-loopback host without a key.")
-    skip_server_warmup: bool = option(False, "Be ready without a first generation.")
+    skip_server_warmup: bool = option(False, "Be ready without having generated anything.")
     warmups: str | None = option(
-        help="Named warm-up routines.",
+        help="Comma list of named warm-up routines.",
         cpu=not_available("there is one warm-up, a short generation"),
     )
-    fastapi_root_path: str | None = option(help="URL prefix behind a proxy.", trivial=[""])
+    fastapi_root_path: str | None = option(
+        help="URL prefix behind a path-rewriting proxy.", trivial=[""]
+    )
     grpc_mode: bool = option(
         False,
-        "Serve gRPC.",
+        "Serve gRPC instead of HTTP.",
         aliases=["smg-grpc-mode"],
         cpu=not_available("there is no gRPC server", "use the HTTP API"),
     )
-    enable_cache_report: bool = option(False, "Report cached tokens in OpenAI usage.")
+    enable_cache_report: bool = option(
+        False, "Report cached tokens in the usage of OpenAI answers."
+    )
     file_storage_path: str | None = option(
-        help="Directory of uploads.", cpu=no_effect("there are no uploads")
+        help="Directory of uploaded files.", cpu=no_effect("there are no uploads")
     )
     uvicorn_access_log_exclude_prefixes: tuple[str, ...] | None = option(
-        help="Paths left out of the access log.",
+        help="Paths that the access log leaves out.",
         cpu=not_available("paths cannot be left out", "set --log-level-http warning"),
     )
     tool_call_parser: str | None = option(
-        help="Syntax of tool calls.", cpu=not_available("tool calls are not in this version")
+        help="The model's syntax of tool calls.",
+        cpu=not_available("tool calls are not in this version"),
     )
     reasoning_parser: str | None = option(
-        help="Syntax of reasoning.", cpu=not_available("reasoning parsers are not in this version")
+        help="The model's syntax of reasoning, to be split from the answer.",
+        cpu=not_available("reasoning parsers are not in this version"),
     )
     tool_server: str | None = option(
-        help="Tool servers of the Responses API.",
+        help="`demo` or tool servers for the Responses API.",
         cpu=not_available("the Responses API is not in this version"),
     )
-    ssl_keyfile: str | None = option(help="TLS key.", cpu=NO_TLS)
-    ssl_certfile: str | None = option(help="TLS certificate.", cpu=NO_TLS)
+    ssl_keyfile: str | None = option(help="File with the TLS key.", cpu=NO_TLS)
+    ssl_certfile: str | None = option(help="File with the TLS certificate.", cpu=NO_TLS)
 
 
 @dataclass(frozen=True)
@@ -62,11 +70,11 @@ class MemoryOptions:
         "after loading, at most 4 GiB, for KV."
     )
     max_total_tokens: int | None = option(help="KV pool in tokens; only lowers what would fit.")
-    page_size: int | None = option(help="Tokens per KV page.")
+    page_size: int | None = option(help="Tokens per KV page; prefix hits are whole pages.")
     disable_radix_cache: bool = option(False, "No prefix reuse between requests.")
     radix_eviction_policy: str = option(
         "lru",
-        "Which cached prefix goes first.",
+        "Which cached prefix gives way first.",
         choices=["lru", "lfu", "slru", "priority", "tlru"],
         values={
             name: not_available("this eviction policy is not in this version", "use lru or lfu")
@@ -87,7 +95,9 @@ class MemoryOptions:
             )
         },
     )  # fmt: skip
-    swa_full_tokens_ratio: float = option(0.8, "Window pool to full pool.", cpu=NO_SLIDING_POOL)
+    swa_full_tokens_ratio: float = option(
+        0.8, "Tokens of the sliding-window pool per token of the full one.", cpu=NO_SLIDING_POOL
+    )
     disable_hybrid_swa_memory: bool = option(
         False, "One pool for sliding and full layers.", cpu=NO_SLIDING_POOL
     )
@@ -95,8 +105,8 @@ class MemoryOptions:
 
 @dataclass(frozen=True)
 class ScheduleOptions:
-    max_running_requests: int | None = option(help="Sequences that run at once.")
-    prefill_max_requests: int | None = option(help="Requests whose prompts share a step.")
+    max_running_requests: int | None = option(help="Most sequences that run at once.")
+    prefill_max_requests: int | None = option(help="Most requests whose prompts share a step.")
     max_queued_requests: int | None = option(
         help="Requests that may wait; more are answered with 503."
     )
@@ -119,7 +129,9 @@ class ScheduleOptions:
     enable_priority_scheduling: bool = option(
         False, "Requests carry a priority; larger runs first and may preempt."
     )
-    schedule_low_priority_values_first: bool = option(False, "Smaller numbers first.")
+    schedule_low_priority_values_first: bool = option(
+        False, "Smaller priority numbers are more important."
+    )
     priority_scheduling_preemption_threshold: int = option(
         10, "Difference from which a request preempts another."
     )
@@ -129,30 +141,36 @@ class ScheduleOptions:
     schedule_conservativeness: float = option(
         1.0, "Larger admits fewer requests and retracts less."
     )
-    enable_mixed_chunk: bool = option(False, "Prompts and decoding share a step.")
+    enable_mixed_chunk: bool = option(False, "Prompt chunks and decoding share a step.")
     disable_overlap_schedule: bool = option(False, "Plan a step only when the last is done.")
     num_continuous_decode_steps: int = option(
         1, "Decode steps between two looks at the waiting queue."
     )
-    scheduler_recv_interval: int = option(1, "Steps between two looks at new requests.")
-    enable_dynamic_chunking: bool = option(False, "Chunks of equal time.", cpu=PIPELINE)
+    scheduler_recv_interval: int = option(
+        1, "Steps between two looks at the mailbox while requests run."
+    )
+    enable_dynamic_chunking: bool = option(
+        False, "Vary the chunk so that every chunk of a pipeline takes the same time.", cpu=PIPELINE
+    )
     enable_prefill_delayer: bool = option(
         False,
         "Hold prompts until all ranks have one.",
         cpu=no_effect("it matters with data parallelism only"),
     )
     prefill_delayer_max_delay_passes: int = option(
-        30, "Longest hold, in steps.", cpu=no_effect("it matters with data parallelism only")
+        30, "Longest such hold, in steps.", cpu=no_effect("it matters with data parallelism only")
     )
     prefill_delayer_token_usage_low_watermark: float | None = option(
-        help="Do not hold below this KV use.",
+        help="Do not hold while KV use is below this share.",
         cpu=no_effect("it matters with data parallelism only"),
     )
     prefill_delayer_forward_passes_buckets: tuple[float, ...] | None = option(
-        help="Histogram bounds.", cpu=no_effect("it matters with data parallelism only")
+        help="Histogram bounds of held steps.",
+        cpu=no_effect("it matters with data parallelism only"),
     )
     prefill_delayer_wait_seconds_buckets: tuple[float, ...] | None = option(
-        help="Histogram bounds.", cpu=no_effect("it matters with data parallelism only")
+        help="Histogram bounds of held seconds.",
+        cpu=no_effect("it matters with data parallelism only"),
     )
 
 
@@ -178,16 +196,18 @@ class RuntimeOptions:
         help="Seconds without progress after which stacks are logged."
     )
     sleep_on_idle: bool = option(
-        False, "Sleep while idle.", cpu=no_effect("an idle engine always sleeps")
+        False, "Sleep while idle instead of polling.", cpu=no_effect("an idle engine always sleeps")
     )
     disable_cuda_graph: bool = option(
-        False, "Run eagerly.", cpu=no_effect("the CPU runs its steps eagerly in this version")
+        False,
+        "Run every step eagerly.",
+        cpu=no_effect("the CPU runs its steps eagerly in this version"),
     )
     cuda_graph_bs: tuple[int, ...] | None = option(
-        help="Batch sizes to capture.", aliases=["cuda-graph-bs-decode"], cpu=EAGER
+        help="Batch sizes of decode steps to capture.", aliases=["cuda-graph-bs-decode"], cpu=EAGER
     )
     cuda_graph_max_bs: int | None = option(
-        help="Largest batch to capture.", aliases=["cuda-graph-max-bs-decode"], cpu=EAGER
+        help="Largest decode batch to capture.", aliases=["cuda-graph-max-bs-decode"], cpu=EAGER
     )
     enable_nan_detection: bool = option(
         False,
@@ -197,34 +217,38 @@ class RuntimeOptions:
     enable_deterministic_inference: bool = option(
         False, "Bitwise equal logits however requests are batched; slower."
     )
-    allow_auto_truncate: bool = option(False, "Cut prompts that are too long.")
+    allow_auto_truncate: bool = option(
+        False, "Cut prompts that are too long instead of refusing them."
+    )
     custom_sigquit_handler: str | None = option(
-        help="Callback of SGLang's Python API.",
+        help="Callback of SGLang's Python API for a crashed child.",
         cpu=not_available("it never was a flag", "use a supervisor such as systemd"),
     )
     disable_tokenizer_batch_decode: bool = option(
         False,
-        "Detokenise one by one.",
+        "Detokenise outputs one by one.",
         cpu=no_effect("text is made incrementally per request"),
     )
     enable_tokenizer_batch_encode: bool = option(
-        False, "Tokenise lists in one call.", cpu=no_effect("lists are always tokenised together")
+        False,
+        "Tokenise a list of prompts in one call.",
+        cpu=no_effect("lists are always tokenised together"),
     )
     enable_dynamic_batch_tokenizer: bool = option(
         False,
-        "Gather requests to tokenise.",
+        "Gather concurrent requests and tokenise them together.",
         cpu=no_effect("tokenising one by one is quick enough"),
     )
     dynamic_batch_tokenizer_batch_size: int = option(
-        32, "Most requests gathered.", cpu=no_effect("requests are not gathered")
+        32, "Most requests gathered so.", cpu=no_effect("requests are not gathered")
     )
     dynamic_batch_tokenizer_batch_timeout: float = option(
-        0.002, "Longest wait in seconds.", cpu=no_effect("requests are not gathered")
+        0.002, "Longest wait for that, in seconds.", cpu=no_effect("requests are not gathered")
     )
     numa_node: tuple[int, ...] | None = option(
-        help="NUMA node per worker.",
+        help="NUMA node of each worker.",
         cpu=not_available("pinning is not in this version", "start the server with numactl"),
     )
     show_time_cost: bool = option(
-        False, "Print time marks.", cpu=no_effect("there are no such marks")
+        False, "Print SGLang's custom time marks.", cpu=no_effect("there are no such marks")
     )

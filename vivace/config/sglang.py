@@ -116,9 +116,9 @@ def modernised(words: Sequence[str]) -> tuple[list[str], list[Rewrite]]:
 
 
 def replacement(flag: str, today: list[str], why: str) -> Rewrite:
-    field = (today[0] if today else flag).lstrip("-").replace("-", "_")
+    field = flag.removeprefix("--").replace("-", "_")
     after = " ".join(today) or "left out"
-    return Rewrite(field=field, before=flag, after=after, rule="retired spelling", reason=why)
+    return Rewrite(field=field, before="given", after=after, rule="retired spelling", reason=why)
 
 
 def typed_value(words: Sequence[str], flags: tuple[str, ...]) -> str | None:
