@@ -16,6 +16,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import NoReturn
 
 from vivace.observability import log as log_lines
 from vivace.supervisor.line import Line, LineClosed, child_end
@@ -37,7 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     die_with(arguments.parent)
     leave_signals_to_the_supervisor()
     log_lines.setup("info", arguments.role)
-    line = child_end(socket.socket(fileno=arguments.line))
+    sock = socket.socket(fileno=arguments.line)
+    sock.set_inheritable(False)  # the line must close when this process dies, not later
+    line = child_end(sock)
     try:
         if arguments.preload:
             preload(arguments.role, line)
@@ -101,5 +104,13 @@ def name_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"[:LONGEST_FAILURE]
 
 
+def end(code: int) -> NoReturn:
+    """Leave without tearing down the interpreter: nothing is left to save."""
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    end(main())

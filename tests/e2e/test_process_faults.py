@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -30,6 +31,15 @@ def vocabulary() -> int:
     return facts_of(locate(None)).vocabulary
 
 
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """One server for the tests that it survives."""
+    folder = tmp_path_factory.mktemp("server")
+    flags = (*FLAGS, "--crash-dump-folder", str(folder / "dumps"))
+    with RunningServer(*flags, environment=ORACLE, log=folder / "log") as server:
+        yield server.wait_ready()
+
+
 def body(seed: int, count: int) -> dict:
     sampling = {"max_new_tokens": count, "ignore_eos": True, "sampling_seed": seed}
     return {"input_ids": PROMPT, "sampling_params": sampling}
@@ -48,41 +58,38 @@ def tokens_of(server: RunningServer, seed: int, count: int) -> list[int]:
     return tokens
 
 
-def test_a_killed_engine_is_replaced_and_streams_go_on(tmp_path: Path, vocabulary: int) -> None:
-    flags = (*FLAGS, "--crash-dump-folder", str(tmp_path / "dumps"))
-    with RunningServer(*flags, environment=ORACLE, log=tmp_path / "log") as server:
-        server.wait_ready()
-        with ThreadPoolExecutor(6) as pool:
-            answers = [pool.submit(tokens_of, server, seed, 150) for seed in range(6)]
-            time.sleep(0.7)
-            first = server.children()["engine"]
-            os.kill(first, signal.SIGKILL)
-            got = [answer.result(60) for answer in answers]
-        assert got == [expected(seed, 150, vocabulary) for seed in range(6)]
-        assert server.children()["engine"] != first
-        assert "The engine died: killed by SIGKILL" in server.text()
-        assert server.call("GET", "/health")[0] == 200
-        assert tokens_of(server, 9, 5) == expected(9, 5, vocabulary)
-        (dump,) = (tmp_path / "dumps").glob("*.jsonl")
-        head = json.loads(dump.read_bytes().splitlines()[0])
-        assert len(head["unfinished"]) == 6 and "SIGKILL" in head["reason"]
+def test_a_killed_engine_is_replaced_and_streams_go_on(
+    server: RunningServer, vocabulary: int
+) -> None:
+    with ThreadPoolExecutor(6) as pool:
+        answers = [pool.submit(tokens_of, server, seed, 150) for seed in range(6)]
+        time.sleep(0.7)
+        first = server.children()["engine"]
+        os.kill(first, signal.SIGKILL)
+        got = [answer.result(60) for answer in answers]
+    assert got == [expected(seed, 150, vocabulary) for seed in range(6)]
+    assert server.children()["engine"] != first
+    assert "The engine died: killed by SIGKILL" in server.text()
+    assert server.call("GET", "/health")[0] == 200
+    assert tokens_of(server, 9, 5) == expected(9, 5, vocabulary)
+    (dump,) = server.log.parent.glob("dumps/*.jsonl")
+    head = json.loads(dump.read_bytes().splitlines()[0])
+    assert len(head["unfinished"]) == 6 and "SIGKILL" in head["reason"]
 
 
 def test_a_killed_frontend_is_replaced_and_its_requests_end(
-    tmp_path: Path, vocabulary: int
+    server: RunningServer, vocabulary: int
 ) -> None:
-    with RunningServer(*FLAGS, environment=ORACLE, log=tmp_path / "log") as server:
-        server.wait_ready()
-        with ThreadPoolExecutor(1) as pool:
-            lost = pool.submit(tokens_of, server, 1, 100_000)
-            time.sleep(0.5)
-            os.kill(server.children()["frontend"], signal.SIGKILL)
-            with pytest.raises(OSError):
-                lost.result(60)
-        assert tokens_of(server, 2, 20) == expected(2, 20, vocabulary)
-        assert "The frontend 0 died: killed by SIGKILL" in server.text()
-        state = server.json("/server_info")["internal_states"][0]
-        assert (state["num_running_reqs"], state["num_used_tokens"], state["audit"]) == (0, 0, [])
+    with ThreadPoolExecutor(1) as pool:
+        lost = pool.submit(tokens_of, server, 1, 100_000)
+        time.sleep(0.5)
+        os.kill(server.children()["frontend"], signal.SIGKILL)
+        with pytest.raises(OSError):
+            lost.result(60)
+    assert tokens_of(server, 2, 20) == expected(2, 20, vocabulary)
+    assert "The frontend 0 died: killed by SIGKILL" in server.text()
+    state = server.json("/server_info")["internal_states"][0]
+    assert (state["num_running_reqs"], state["num_used_tokens"], state["audit"]) == (0, 0, [])
 
 
 def test_no_orphans(tmp_path: Path) -> None:

@@ -20,17 +20,18 @@ from vivace.supervisor.messages import FromChild, Setup
 Role = Literal["engine", "frontend"]
 Command = Callable[[Role, int], Sequence[str]]
 """(role, descriptor of the line to us) -> command line"""
+EXIT_SECONDS = 5.0
+"""From closing its line to the end of a process; normally far less than a millisecond."""
 SOURCES = Path(vivace.__file__).resolve().parents[1]
 
 
 @dataclass(kw_only=True, eq=False)
 class Child:
-    """A running child. `pid_file` becomes readable the moment it dies."""
+    """A running child. Its end of the line closes the moment it dies, whatever it dies of."""
 
     role: Role
     process: subprocess.Popen[bytes]
     line: Line[FromChild]
-    pid_file: int
     out_of_memory_kills: int
     setup: Setup | None = None
     """what it was told to be; None while it only warms its imports"""
@@ -65,8 +66,12 @@ class Child:
             self.process.send_signal(number)
 
     def cause(self) -> str:
-        """Why it died, in one line. Call it once the process is dead."""
-        code = self.process.wait()
+        """Why it died, in one line. Call it once the line is closed."""
+        try:
+            code = self.process.wait(EXIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill("it closed its line and did not end")
+            code = self.process.wait()
         if self.killed_because:
             return self.killed_because
         ending = describe_exit(code)
@@ -77,7 +82,6 @@ class Child:
 
     def close(self) -> None:
         self.line.close()
-        os.close(self.pid_file)
 
 
 def spawn(role: Role, command: Command, *, listener: int = -1) -> Child:
@@ -93,7 +97,6 @@ def spawn(role: Role, command: Command, *, listener: int = -1) -> Child:
         role=role,
         process=process,
         line=supervisor_end(ours),
-        pid_file=os.pidfd_open(process.pid),
         out_of_memory_kills=before,
     )
 

@@ -1,12 +1,11 @@
 """Start, watch, restart and stop the processes of one server.
 
 One thread, one selector: children's messages and deaths, signals and the clock come in, commands
-to children go out. A child's death is seen at once (its process descriptor), whatever killed it.
+to children go out. A child's death is seen at once (the end of its line), whatever killed it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import selectors
 import signal
@@ -143,7 +142,6 @@ class Supervisor:
 
     def _begin(self, child: Child, setup: Setup) -> Child:
         self._selector.register(child.line, selectors.EVENT_READ, lambda: self._listen(child))
-        self._selector.register(child.pid_file, selectors.EVENT_READ, lambda: self._bury(child))
         child.begin(setup)
         return child
 
@@ -151,7 +149,7 @@ class Supervisor:
         try:
             messages = child.line.receive()
         except LineClosed:
-            self._selector.unregister(child.line)  # its death is reported by the pid file
+            self._bury(child)
             return
         for message in messages:
             match message:
@@ -215,13 +213,8 @@ class Supervisor:
     # -- deaths -----------------------------------------------------------------------------------
 
     def _bury(self, child: Child) -> None:
-        with contextlib.suppress(LineClosed, KeyError, ValueError):
-            self._selector.get_key(child.line)
-            self._listen(child)  # its last words
+        self._selector.unregister(child.line)
         cause = child.cause()
-        for file in (child.pid_file, child.line):
-            with contextlib.suppress(KeyError, ValueError):
-                self._selector.unregister(file)
         child.close()
         if child is self._engine:
             self._engine = None
