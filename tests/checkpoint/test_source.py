@@ -166,6 +166,7 @@ def test_what_is_wrong_is_said(name: str, tmp_path: Path) -> None:
         ({"vocab_size": "many"}, "vocab_size = 'many'"),
         ({"num_hidden_layers": True}, "num_hidden_layers = True"),
         ({"num_key_value_heads": -1}, "num_key_value_heads = -1"),
+        ({"num_hidden_layers": 1 << 30}, "1073741824 layers; at most 4096"),
     ],
 )
 def test_facts_name_the_bad_key(change: dict, reason: str, tmp_path: Path) -> None:

@@ -53,9 +53,9 @@ class PagedModel:
         self, model: Model, *, page_size: int = 4, pages: int = 64, dtype: torch.dtype | None = None
     ) -> None:
         self.model = model
-        layers = model.attention_layers
-        self.kv = PagedKV(layers, pages, page_size, dtype or torch.float32, torch.device("cpu"))
-        self.attention = CpuAttention(layers, self.kv)
+        layers, kind = model.attention_layers, dtype or torch.float32
+        self.kv = PagedKV(layers, pages, page_size, kind, torch.device("cpu"))
+        self.attention = CpuAttention(layers, self.kv, kind)
         self._free = list(np.random.default_rng(5).permutation(pages))
         self._pages: dict[str, list[int]] = {}
         self._lengths: dict[str, int] = {}

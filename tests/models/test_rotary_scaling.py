@@ -149,3 +149,8 @@ def test_part_of_a_head_can_be_rotated() -> None:
 def test_unknown_scaling_is_named() -> None:
     with pytest.raises(ValueError, match=r"'mrope' is not supported; known: default, linear"):
         rotary_table({"rope_scaling": {"type": "mrope"}}, HEAD, 8)
+
+
+def test_a_table_too_large_to_build_is_refused() -> None:
+    with pytest.raises(ValueError, match="serve a smaller --context-length"):
+        rotary_table({"rope_theta": 100.0}, HEAD, (1 << 31) - 1)

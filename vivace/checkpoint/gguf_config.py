@@ -16,6 +16,7 @@ ARCHITECTURES = {
     "gemma2": ("Gemma2ForCausalLM", "gemma2"),
     "gemma3": ("Gemma3ForCausalLM", "gemma3_text"),
 }
+MOST_LAYERS = 4096
 GEMMA_SLIDING = {"gemma2": 2, "gemma3": 6}
 """every n-th layer attends fully"""
 GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
@@ -61,6 +62,12 @@ class _Metadata:
             raise GGUFError(f"{self.file.path}: {self.architecture}.{key} is {shown}")
         return value
 
+    def layers(self) -> int:
+        count = self.whole("block_count")
+        if count > MOST_LAYERS:
+            raise GGUFError(f"{self.file.path}: {count} layers; at most {MOST_LAYERS} can be")
+        return count
+
     def number(self, key: str, default: float | None = None) -> float | None:
         """A positive, finite number, or the default when the key is absent."""
         value = self.get(key, default)
@@ -93,7 +100,7 @@ def shape_of(facts: _Metadata) -> dict[str, Any]:
         "model_type": model_type,
         "hidden_size": hidden,
         "intermediate_size": facts.whole("feed_forward_length"),
-        "num_hidden_layers": facts.whole("block_count"),
+        "num_hidden_layers": facts.layers(),
         "num_attention_heads": heads,
         "num_key_value_heads": facts.whole("attention.head_count_kv", heads),
         "head_dim": head_dim,
@@ -169,7 +176,7 @@ def family_of(facts: _Metadata) -> dict[str, Any]:
 
 
 def gemma_of(facts: _Metadata, window: int | None) -> dict[str, Any]:
-    layers, every = facts.whole("block_count"), GEMMA_SLIDING[facts.architecture]
+    layers, every = facts.layers(), GEMMA_SLIDING[facts.architecture]
     kinds = ["sliding_attention" if (i + 1) % every else "full_attention" for i in range(layers)]
     head = facts.whole("attention.key_length", 256)
     if layers == GEMMA_27B_LAYERS[facts.architecture]:

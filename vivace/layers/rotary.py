@@ -18,6 +18,10 @@ Frequencies = tuple[Tensor, float]
 """inverse frequencies[rot / 2] in float32, and the factor on cosines and sines"""
 
 
+LARGEST_TABLE = 8 << 30
+"""bytes"""
+
+
 class RotaryTable(Module):
     """cos_sin[positions, rot], float32: cosines in the first half, sines in the second."""
 
@@ -26,6 +30,11 @@ class RotaryTable(Module):
     def __init__(
         self, rotated: int, theta: float, positions: int, scaling: dict[str, Any] | None
     ) -> None:
+        if positions * rotated * 4 > LARGEST_TABLE:
+            raise ValueError(
+                f"a rotary table of {positions} positions needs more than {LARGEST_TABLE >> 30} "
+                "GiB; serve a smaller --context-length"
+            )
         self.positions = positions
         self.frequencies = inverse_frequencies(rotated, theta, positions, scaling)
 

@@ -9,6 +9,7 @@ from vivace.checkpoint.source import ModelSource, SourceError
 
 WINDOWLESS = ("llama",)
 """families whose definition ignores `sliding_window`"""
+MOST_LAYERS = 4096
 DTYPES = ("bfloat16", "float16", "float32")
 WHOLE = (
     "hidden_size",
@@ -112,9 +113,10 @@ def whole(source: ModelSource, config: dict[str, Any], key: str, default: int | 
     value = config.get(key)
     value = default if value is None else value
     if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 31:
-        raise SourceError(
-            f"{source.path}: config.json has {key} = {value!r}, not a positive number"
-        )
+        shown = repr(value)[:80]
+        raise SourceError(f"{source.path}: config.json has {key} = {shown}, not a positive number")
+    if key == "num_hidden_layers" and value > MOST_LAYERS:
+        raise SourceError(f"{source.path}: {value} layers; at most {MOST_LAYERS} can be")
     return value
 
 
