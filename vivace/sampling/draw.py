@@ -18,9 +18,8 @@ _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MIX_A = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_B = np.uint64(0x94D049BB133111EB)
 _MANTISSA = np.uint64(11)
-FIRST_CANDIDATES = 128
-"""how many of the most probable tokens the search for a nucleus looks at first"""
-WIDEN = 16
+CANDIDATES = (128, 2048)
+"""how many of the most probable tokens the search for a nucleus ranks, before it sorts them all"""
 
 
 def splitmix64(words: np.ndarray) -> np.ndarray:
@@ -86,20 +85,25 @@ def _nucleus(probabilities: Tensor, top_p: np.ndarray) -> Tensor:
     """
     rows = np.flatnonzero(top_p < 1.0)
     result = probabilities.new_empty(len(rows))
-    open_rows, candidates = np.arange(len(rows)), FIRST_CANDIDATES
-    while len(open_rows):
-        candidates = min(candidates, probabilities.shape[1])
-        ranked = _select(probabilities, rows[open_rows]).topk(candidates, dim=-1).values
+    vocabulary = probabilities.shape[1]
+    todo = np.arange(len(rows))
+    for candidates in (*(count for count in CANDIDATES if count < vocabulary), vocabulary):
+        ranked = _ranked(_select(probabilities, rows[todo]), candidates)
         before = ranked.cumsum(-1, dtype=torch.float64) - ranked
-        limit = torch.from_numpy(top_p[rows[open_rows]]).unsqueeze(1)
+        limit = torch.from_numpy(top_p[rows[todo]]).unsqueeze(1)
         inside = (before <= limit).sum(-1)
-        smallest = ranked.gather(1, (inside - 1).clamp_(min=0).unsqueeze(1)).squeeze(1)
-        result[torch.from_numpy(open_rows)] = smallest
-        if candidates == probabilities.shape[1]:
+        result[torch.from_numpy(todo)] = ranked.gather(1, inside.unsqueeze(1) - 1).squeeze(1)
+        todo = todo[(inside == candidates).numpy()]
+        if not len(todo):
             break
-        open_rows = open_rows[(inside == candidates).numpy()]
-        candidates *= WIDEN
     return result
+
+
+def _ranked(probabilities: Tensor, count: int) -> Tensor:
+    """The largest `count` of each row, descending."""
+    if count < probabilities.shape[1]:
+        return probabilities.topk(count, dim=-1).values
+    return probabilities.sort(dim=-1, descending=True).values
 
 
 def _select(table: Tensor, rows: np.ndarray) -> Tensor:
