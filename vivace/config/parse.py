@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vivace.config.command_line import given_twice, values_of
+from vivace.config.command_line import given_twice, unknown_text, values_of
 from vivace.config.config import ConfigError, Options, Rewrite, all_options, with_values
 from vivace.config.config_file import without_config, words_of_file
 from vivace.config.environment import read_environment
+from vivace.config.newer import NEWER
 from vivace.config.process_environment import process_environment
-from vivace.config.sglang import modernised, renamed, today_values
+from vivace.config.sglang import RETIRED, modernised, renamed, today_values
 from vivace.config.values import checked, nearest
 
 
@@ -40,10 +41,18 @@ def from_arguments(**arguments: Any) -> Options:
     values: dict[str, Any] = {}
     for name, value in arguments.items():
         if name not in options:
-            raise ConfigError(f"{name} is no argument{nearest(name, options)}")
+            raise ConfigError(unknown_argument(name, options))
         if value is not None:
             values[options[name].name] = checked(options[name], value)
     return built(values, process_environment(), Told())
+
+
+def unknown_argument(name: str, known: Iterable[str]) -> str:
+    flag = "--" + name.replace("_", "-")
+    if flag in RETIRED:
+        today = " ".join(RETIRED[flag].today)
+        return f"{name} is retired ({RETIRED[flag].why}); {'use ' + today if today else 'drop it'}"
+    return unknown_text(flag) if flag in NEWER else f"{name} is no argument{nearest(name, known)}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vivace.config.option import no_effect, not_available, option
+from vivace.config.option import NO_CUDA, NO_NPU, no_effect, not_available, option
 from vivace.config.reasons import EAGER, PIPELINE
 from vivace.config.secret import Secret
 
@@ -178,7 +178,13 @@ class ScheduleOptions:
 class RuntimeOptions:
     device: str | None = option(
         help="Device to run on; default: the best there is.",
-        choices=["cpu", "cuda", "npu", "xpu", "hpu"],
+        choices=["auto", "cpu", "cuda", "npu", "xpu", "hpu"],
+        values={
+            "cuda": NO_CUDA,
+            "npu": NO_NPU,
+            "xpu": not_available("there is no XPU platform", "use --device cpu"),
+            "hpu": not_available("there is no HPU platform", "use --device cpu"),
+        },
     )
     cpu_threads: int | None = option(help="Threads that compute; default: the usable cores.")
     random_seed: int | None = option(help="Seed of unseeded requests; drawn when unset.")
@@ -232,7 +238,7 @@ class RuntimeOptions:
     enable_tokenizer_batch_encode: bool = option(
         False,
         "Tokenise a list of prompts in one call.",
-        cpu=no_effect("lists are always tokenised together"),
+        cpu=no_effect("the prompts of a list are always tokenised side by side"),
     )
     enable_dynamic_batch_tokenizer: bool = option(
         False,

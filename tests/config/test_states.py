@@ -1,0 +1,83 @@
+"""What the states of options promise is what happens."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from config_kit import resolved, settled
+
+import vivace
+from vivace.config import ConfigError, Options
+from vivace.config.config import all_options, with_values
+from vivace.config.option import Kind, Option, State, not_available, option, options_of
+
+PACKAGE = Path(vivace.__file__).parent
+DECIDED_HERE = ("rules.py", "checks.py", "resolve.py")
+
+
+def other_value(of: Option) -> Any:
+    """A value that asks for something."""
+    if of.shape == "bool":
+        return not of.default
+    if of.choices:
+        wanted = [c for c in of.choices if c not in (of.default, *map(str, of.trivial))]
+        return int(wanted[-1]) if of.shape == "int" else wanted[-1]
+    samples: dict[str, Any] = {"int": 7, "float": 0.3, "json": {"a": 1}, "str": "/x"}
+    value = samples[of.shape.removeprefix("list of ")]
+    return (value,) if of.shape.startswith("list of ") else value
+
+
+REFUSED = [o for o in all_options() if o.states["cpu"].kind is Kind.NOT_AVAILABLE]
+IDLE = [o for o in all_options() if o.states["cpu"].kind is Kind.NO_EFFECT]
+
+
+@pytest.mark.parametrize("refused", REFUSED, ids=lambda o: o.name)
+def test_not_available_stops_with_reason_and_remedy(refused: Option) -> None:
+    with pytest.raises(ConfigError) as caught:
+        settled(with_values(Options(), {refused.name: other_value(refused)}))
+    state, text = refused.states["cpu"], str(caught.value)
+    assert text.startswith(refused.flag) and state.why in text and state.instead in text
+
+
+@pytest.mark.parametrize("idle", IDLE, ids=lambda o: o.name)
+def test_no_effect_is_one_notice(idle: Option) -> None:
+    notices = settled(with_values(Options(), {idle.name: other_value(idle)})).notices
+    assert [n for n in notices if idle.flag in n and idle.states["cpu"].why in n] == list(notices)
+
+
+def test_defaults_say_nothing() -> None:
+    assert resolved().notices == ()
+
+
+@pytest.mark.parametrize("trivial", [o for o in all_options() if o.trivial], ids=lambda o: o.name)
+def test_values_that_ask_for_nothing_pass(trivial: Option) -> None:
+    for value in trivial.trivial:
+        assert settled(with_values(Options(), {trivial.name: value})).notices == ()
+
+
+def test_what_works_is_read_by_somebody() -> None:
+    outside = "\n".join(
+        path.read_text() for path in PACKAGE.rglob("*.py") if path.parent.name != "config"
+    )
+    inside = "\n".join((PACKAGE / "config" / name).read_text() for name in DECIDED_HERE)
+    working = [o.name for o in all_options() if o.states["cpu"].kind is Kind.WORKS]
+    unread = [name for name in working if not re.search(rf"\.{name}\b", outside + inside)]
+    assert working and not unread
+
+
+def test_states_are_data_of_each_option() -> None:
+    from dataclasses import dataclass
+
+    @dataclass(frozen=True)
+    class Mine:
+        speed: int = option(1, "How fast.", cuda=State(Kind.WORKS), npu=not_available("no", "wait"))
+
+    (speed,) = options_of(Mine)
+    assert [speed.state(p, 2).kind for p in ("cpu", "cuda", "npu")] == [
+        Kind.WORKS,
+        Kind.WORKS,
+        Kind.NOT_AVAILABLE,
+    ]
