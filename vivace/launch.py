@@ -5,6 +5,7 @@ This process only decides, starts and watches; it loads neither torch nor a toke
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -94,10 +95,9 @@ def launch(config: Config, engine: Child | None = None) -> int:
 
 def supervise(config: Config, listener: socket.socket, engine: Child | None) -> int:
     from vivace.config import encode
-    from vivace.protocol.channel import make_run_dir, remove_run_dir
+    from vivace.protocol.run_dir import new_run_dir
     from vivace.supervisor.supervisor import Hooks, Plan, Supervisor
 
-    run_dir = make_run_dir()
     progress = StartProgress(sys.stderr)
     url = url_of(listener)
 
@@ -107,20 +107,17 @@ def supervise(config: Config, listener: socket.socket, engine: Child | None) -> 
         log.info("Ready %.1f s after the start of this process", process_age())
         log.info(READY_LINE)
 
-    plan = Plan(
-        config=encode(config),
-        frontends=max(1, config.model.tokenizer_worker_num),
-        listener=listener,
-        run_dir=Path(run_dir),
-        warm_up=not config.http.skip_server_warmup,
-        watchdog=config.runtime.watchdog_timeout,
-        soft_watchdog=config.runtime.soft_watchdog_timeout,
-    )
-    try:
+    with new_run_dir() as run_dir, contextlib.closing(progress):
+        plan = Plan(
+            config=encode(config),
+            frontends=max(1, config.model.tokenizer_worker_num),
+            listener=listener,
+            run_dir=run_dir,
+            warm_up=not config.http.skip_server_warmup,
+            watchdog=config.runtime.watchdog_timeout,
+            soft_watchdog=config.runtime.soft_watchdog_timeout,
+        )
         return Supervisor(plan, Hooks(progress=progress.update, ready=ready), engine).run()
-    finally:
-        progress.close()
-        remove_run_dir(run_dir)
 
 
 def process_age() -> float:

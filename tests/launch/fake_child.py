@@ -64,6 +64,8 @@ def main() -> None:
             note(type(message).__name__ + (f" {message.epoch}" if type(message) is Ready else ""))
             match message:
                 case WarmUp():
+                    if act == "die-warming":
+                        os._exit(7)
                     line.send(Warm("NaN" if act == "cold" else "", 0.1))
                 case Command():
                     if act != "busy":

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from vivace.protocol.channel import make_run_dir, remove_run_dir
 from vivace.protocol.control import Capacity
+from vivace.protocol.run_dir import new_run_dir
 from vivace.supervisor.child import Role
 from vivace.supervisor.supervisor import SAME_SIGNAL_SECONDS, Hooks, Plan, Supervisor
 
@@ -86,14 +86,12 @@ class Server:
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    run_dir = make_run_dir()
-    with socket.socket() as listener:
+    with new_run_dir() as run_dir, socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         server = Server(run_dir, listener)
         yield server
-    assert [pid for pid in server.pids() if is_alive(pid)] == []
-    remove_run_dir(run_dir)
+        assert [pid for pid in server.pids() if is_alive(pid)] == []
 
 
 def is_alive(pid: int) -> bool:
@@ -158,6 +156,11 @@ def test_a_dead_frontend_is_replaced_under_a_new_index(server: Server) -> None:
     assert server.run({"frontend": {"1": "kill"}}, frontends=2, when_ready=wait_and_stop) == 0
     assert server.told("frontend 2")[:2] == ["start", "Ready 0"]
     assert server.told("frontend 0")[-2:] == ["Draining", "Stop"]
+
+
+def test_a_frontend_that_dies_warming_up_is_replaced(server: Server) -> None:
+    assert server.run({"frontend": {"0": "die-warming"}}, when_ready=stop) == 0
+    assert "WarmUp" in server.told("frontend 0") and "WarmUp" in server.told("frontend 1")
 
 
 def test_too_many_deaths_end_the_server(server: Server, caplog: pytest.LogCaptureFixture) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import stat
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,8 +22,6 @@ from vivace.protocol.channel import (
     LocalMailbox,
     Reader,
     engine_address,
-    make_run_dir,
-    remove_run_dir,
 )
 from vivace.protocol.control import (
     Capacity,
@@ -41,6 +37,7 @@ from vivace.protocol.control import (
 )
 from vivace.protocol.output import Delta, Deltas, Finish, TokenLogprob
 from vivace.protocol.request import KEY_SHIFT, Cancel, LogprobOptions, Request, SamplingParams
+from vivace.protocol.run_dir import new_run_dir
 
 CAPACITY = Capacity(pages=4, page_size=16, rows=2, context=64, vocabulary=100)
 
@@ -53,21 +50,8 @@ def request(key: int = 1, tokens: int = 3) -> Request:
 
 @pytest.fixture
 def run_dir() -> Iterator[Path]:
-    path = make_run_dir()
-    yield path
-    remove_run_dir(path)
-
-
-def test_run_dir_is_private_and_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    long = tmp_path / ("x" * 100)
-    long.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(long))
-    path = make_run_dir()
-    assert stat.S_IMODE(path.stat().st_mode) == 0o700
-    assert len(os.fsencode(path)) < 60
-    assert list(long.iterdir()) == []
-    remove_run_dir(path)
-    assert not path.exists()
+    with new_run_dir() as path:
+        yield path
 
 
 def test_round_trip_in_order(run_dir: Path) -> None:

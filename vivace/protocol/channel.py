@@ -17,8 +17,6 @@ import contextlib
 import logging
 import math
 import os
-import shutil
-import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -39,8 +37,6 @@ ToFrontend = Deltas | Reply | Ready | Down
 
 SUPERVISOR = 1 << 20
 """Frontend index in the tickets of the supervisor's own commands."""
-LONGEST_ADDRESS = 100
-"""Bytes of a socket path; the kernel's limit is 107."""
 LARGEST_BATCH = 512
 """Messages taken per turn; the rest waits for the next one."""
 RECONNECT_MILLISECONDS = 20
@@ -74,22 +70,6 @@ class Reader(Generic[E]):
             self.malformed += 1
             log.error("%s dropped a malformed message: %s", self._side, str(error)[:200])
             return None
-
-
-def make_run_dir() -> Path:
-    """A new directory of mode 0700, short enough for socket paths in it. Remove it at exit."""
-    for parent in (tempfile.gettempdir(), "/tmp"):
-        path = Path(tempfile.mkdtemp(prefix="vivace-", dir=parent))
-        if len(os.fsencode(path / "frontend-1234567.sock")) <= LONGEST_ADDRESS:
-            return path
-        path.rmdir()
-    raise OSError(
-        f"{tempfile.gettempdir()} is too long for a unix socket path; set TMPDIR to a shorter one"
-    )
-
-
-def remove_run_dir(path: Path) -> None:
-    shutil.rmtree(path, ignore_errors=True)
 
 
 def engine_address(run_dir: Path) -> str:

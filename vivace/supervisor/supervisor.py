@@ -186,7 +186,7 @@ class Supervisor:
 
     def _announce(self) -> None:
         """Once engine and frontends are there: warm up, then say that the server is ready."""
-        if self._announced or self._ready is None:
+        if self._phase != "starting" or self._ready is None:
             return
         if not all(child.serving for child in self._frontends):
             return
@@ -197,7 +197,7 @@ class Supervisor:
             self._complete_start()
 
     def _warmed(self, warm: Warm) -> None:
-        if self._announced or self._phase != "starting":
+        if self._phase != "starting":
             return
         if warm.problem:
             self._give_up(f"the warm-up request failed: {warm.problem}")
@@ -227,7 +227,7 @@ class Supervisor:
         self._ready = None
         if self._phase == "stopping":
             return
-        if self._phase == "starting" and not self._announced:
+        if self._phase == "starting":
             self._give_up(f"the engine did not start: {cause}")
         elif self._phase == "draining":
             self._tell_frontends(Down(reason=cause, restarting=False))
@@ -258,6 +258,7 @@ class Supervisor:
             # A new index: the keys of its predecessor's requests must not come back.
             self._start_frontend(self._next_index)
             self._next_index += 1
+            self._warming = False  # whoever was warming up may be the dead one
         else:
             self._give_up(f"{child.name} died: {cause}. {self._exhausted_note()}")
 
