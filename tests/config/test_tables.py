@@ -21,4 +21,10 @@ def test_search_and_platform() -> None:
     assert len(rows) < 20
     text = render_text("npu", "page-size")
     assert "--page-size" in text and "npu: not available" in text and "cpu:" not in text
+    assert "npu: not available" in render_text("npu", "tp_size")
     assert "no flag mentions" in render_text("cpu", "xyzzy")
+
+
+def test_absent_platforms_are_said_once() -> None:
+    text = render_text(None, "page-size")
+    assert text.count("npu:") == text.count("cuda:") == 1 and "cpu: works" in text

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from vivace.config.config import all_options
-from vivace.config.option import PLATFORMS, Kind, Option
+from vivace.config.option import NO_CUDA, NO_NPU, PLATFORMS, Kind, Option
 from vivace.config.variables import VARIABLES
 
 CHOICES_SHOWN = 8
+ABSENT = {"cuda": NO_CUDA, "npu": NO_NPU}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +35,9 @@ def flag_table(platform: str | None = None, search: str | None = None) -> Iterat
             default="" if option.default is None else str(option.default),
             states={name: state_text(option, name) for name in platforms},
         )
-        text = " ".join((row.flags, option.help, option.slice_name, *row.states.values()))
+        text = " ".join(
+            (row.flags, option.name, option.help, option.slice_name, *row.states.values())
+        )
         if search is None or search.lower() in text.lower():
             yield row
 
@@ -61,17 +64,27 @@ def render_text(platform: str | None = None, search: str | None = None) -> str:
     """The table for a terminal, one block per subsystem."""
     lines: list[str] = []
     section = ""
-    for row in flag_table(platform or "cpu", search):
+    for row in flag_table(platform, search):
         if row.option.slice_name != section:
             section = row.option.slice_name
             lines += ["", section.upper()]
         default = f" [{row.default}]" if row.default else ""
         lines.append(f"  {row.flags}{default}")
         lines.append(f"      {row.option.help}")
-        lines += [f"      {name}: {text}" for name, text in row.states.items()]
+        lines += [f"      {name}: {text}" for name, text in told_states(row, platform)]
     if not lines:
         return f"no flag mentions {search!r}"
+    if platform is None:
+        lines += ["", *(f"{name}: {state.text()}" for name, state in ABSENT.items())]
     return "\n".join(lines).lstrip("\n")
+
+
+def told_states(row: FlagRow, platform: str | None) -> list[tuple[str, str]]:
+    """(platform, state): with all platforms, those that are absent as a whole are said once."""
+    if platform is not None:
+        return list(row.states.items())
+    absent = {name: state.text() for name, state in ABSENT.items()}
+    return [(name, text) for name, text in row.states.items() if absent.get(name) != text]
 
 
 def render_markdown() -> str:
