@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 from config_kit import resolved, settled
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vivace.config import ConfigError, Options, decode, encode, from_arguments, public
@@ -37,6 +37,7 @@ def values_for(option: Option) -> st.SearchStrategy[Any]:
 SETTABLE = {option.name: values_for(option) for option in all_options()}
 
 
+@settings(deadline=None, max_examples=60)
 @given(st.fixed_dictionaries({}, optional=SETTABLE))
 def test_any_options_survive_the_pipe(values: dict[str, Any]) -> None:
     asked = with_values(Options(), values)
