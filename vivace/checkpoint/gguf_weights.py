@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import torch
-from gguf import quants
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-from gguf.quants import dequantize
+from gguf.constants import GGMLQuantizationType
 from torch import Tensor
 
-from vivace.checkpoint.gguf_file import GGUFFile, TensorEntry
+from vivace.checkpoint.gguf_blocks import decoded
+from vivace.checkpoint.gguf_file import GGUFFile
 from vivace.checkpoint.weights import CheckpointError
 from vivace.models.facts import ModelFacts
 
@@ -47,13 +43,15 @@ LAYER = re.compile(r"blk\.(\d+)\.(.+)\.(weight|bias)")
 
 
 class GGUFWeights:
-    """Dequantises on reading: float32 from blocks, the stored dtype from F32, F16 and BF16."""
+    """Dequantises on reading: blocks become `dtype`; F32, F16 and BF16 stay what they are."""
 
-    def __init__(self, file: GGUFFile, facts: ModelFacts) -> None:
+    def __init__(
+        self, file: GGUFFile, facts: ModelFacts, dtype: torch.dtype = torch.float32
+    ) -> None:
         self.place = str(file.path)
         self._file = file
         self._facts = facts
-        self._pool = ThreadPoolExecutor(min(MOST_THREADS, len(os.sched_getaffinity(0))))
+        self._dtype = dtype
         self._gemma = facts.model_type.startswith("gemma")
         self._permuted = facts.model_type in ("llama", "mistral")
         self._stored = {self._name(name): name for name in file.tensors if name not in NOT_WEIGHTS}
@@ -94,51 +92,13 @@ class GGUFWeights:
         if plain is not None:
             return torch.from_numpy(data.copy()).view(plain).reshape(entry.shape)
         try:
-            return torch.from_numpy(dequantized(data, entry, self._pool))
+            rows = data.reshape(entry.shape[0], -1)
+            return decoded(rows, entry.type, self._dtype).view(entry.shape)
         except NotImplementedError:
             raise CheckpointError(
                 f"{self.place}: tensor {stored!r} is {entry.type.name}, which cannot be read"
             ) from None
 
-
-def dequantized(data: np.ndarray, entry: TensorEntry, pool: ThreadPoolExecutor) -> np.ndarray:
-    """uint8 blocks -> float32 of the entry's shape, in parallel."""
-    if entry.type not in BLOCKS:
-        rows = data.reshape(*entry.shape[:-1], -1)
-        return np.ascontiguousarray(dequantize(rows, entry.type), dtype=np.float32)
-    size, nbytes = GGML_QUANT_SIZES[entry.type]
-    blocks = data.reshape(-1, nbytes)
-    result = np.empty((len(blocks), size), np.float32)
-    share = max(1, ELEMENTS_PER_TASK // size)
-    starts = range(0, len(blocks), share)
-
-    def decode(start: int) -> None:
-        end = min(start + share, len(blocks))
-        for at in range(start, end, step := max(1, ELEMENTS_AT_ONCE // size)):
-            piece = slice(at, min(at + step, end))
-            result[piece] = BLOCKS[entry.type].dequantize_blocks(blocks[piece])
-
-    list(pool.map(decode, starts) if len(starts) > 1 else map(decode, starts))
-    return result.reshape(entry.shape)
-
-
-MOST_THREADS = 16
-ELEMENTS_PER_TASK = 1 << 18
-ELEMENTS_AT_ONCE = 1 << 16
-"""what one call decodes: small enough to stay in the cache"""
-BLOCKS = {
-    GGMLQuantizationType.Q4_0: quants.Q4_0,
-    GGMLQuantizationType.Q4_1: quants.Q4_1,
-    GGMLQuantizationType.Q5_0: quants.Q5_0,
-    GGMLQuantizationType.Q5_1: quants.Q5_1,
-    GGMLQuantizationType.Q8_0: quants.Q8_0,
-    GGMLQuantizationType.Q2_K: quants.Q2_K,
-    GGMLQuantizationType.Q3_K: quants.Q3_K,
-    GGMLQuantizationType.Q4_K: quants.Q4_K,
-    GGMLQuantizationType.Q5_K: quants.Q5_K,
-    GGMLQuantizationType.Q6_K: quants.Q6_K,
-}
-"""types whose blocks gguf decodes one by one; the others go through `dequantize`"""
 
 PLAIN = {
     GGMLQuantizationType.F32: torch.float32,

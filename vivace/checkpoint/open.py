@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from vivace.checkpoint.dummy import DummyWeights
@@ -26,16 +27,24 @@ class OpenWeights(Protocol):
 
 
 def open_weights(
-    source: ModelSource, facts: ModelFacts, *, seed: int, progress: Progress
+    source: ModelSource,
+    facts: ModelFacts,
+    *,
+    seed: int,
+    progress: Progress,
+    dtype: torch.dtype = torch.float32,
 ) -> OpenWeights:
-    """A fresh reader. Raises CheckpointError when the files are damaged."""
+    """A fresh reader. `dtype` is what quantised tensors become; others stay what they are.
+
+    Raises CheckpointError when the files are damaged.
+    """
     if source.format == "dummy":
         return DummyWeights(seed, progress)
     if source.format == "safetensors":
         reader = SafetensorsFiles(source.files)
     else:
         try:
-            reader = GGUFWeights(GGUFFile(source.path), facts)
+            reader = GGUFWeights(GGUFFile(source.path), facts, dtype)
         except GGUFError as error:
             raise CheckpointError(str(error)) from None
     return TrackedWeights(reader, tied=facts.tied, progress=progress)

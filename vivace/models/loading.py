@@ -47,7 +47,7 @@ def load_model(
             linear_method=lambda name: Unquantized(ops, dtype, place),
         ),
     )
-    weights = open_weights(source, facts, seed=seed, progress=progress)
+    weights = open_weights(source, facts, seed=seed, progress=progress, dtype=dtype)
     with torch.inference_mode():
         model.load(weights)
     weights.finish()
