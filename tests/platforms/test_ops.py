@@ -111,6 +111,15 @@ def test_batch_invariant_linear_is_bitwise(dtype, shape):
         assert torch.equal(ops.linear(x[start:end], packed), whole[start:end])
 
 
+@pytest.mark.parametrize("size", [64, 576, 4096])
+def test_norms_of_a_row_do_not_depend_on_the_others(dtype, size):
+    ops = TABLES["batch invariant"]
+    x, weight = torch.randn(33, size).to(dtype), torch.randn(size).to(dtype)
+    whole = ops.rms_norm(x, weight, 1e-5)
+    for start, end in ((0, 1), (3, 20), (32, 33)):
+        assert torch.equal(ops.rms_norm(x[start:end], weight, 1e-5), whole[start:end])
+
+
 def test_embedding(ops, dtype):
     weight = torch.randn(9, 4).to(dtype)
     ids = torch.tensor([8, 0, 8])

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from vivace.platforms.cpu.linear import PackedLinears
-from vivace.platforms.ops import norm, rotary
+from vivace.platforms.ops import activation, norm, rotary
 from vivace.platforms.ops.table import Ops, reference_ops
 
 
@@ -23,17 +23,19 @@ def cpu_ops() -> Ops:
         rms_norm=rms_norm,
         add_rms_norm=add_rms_norm,
         rotary=CpuRotary(),
+        silu_mul=silu_mul,
     )
 
 
 def rms_norm(
     x: Tensor, weight: Tensor, eps: float, *, offset: float = 0.0, out: Tensor | None = None
 ) -> Tensor:
-    """One fused call in float32; other dtypes and Gemma's offset take the reference."""
+    """Few calls in float32 (a norm, then a scale); other dtypes and Gemma take the reference."""
     if x.dtype != torch.float32 or offset:
         return norm.rms_norm(x, weight, eps, offset=offset, out=out)
-    result = functional.rms_norm(x, weight.shape, weight, eps)
-    return result if out is None else out.copy_(result)
+    scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_()
+    scale.mul_(1.0 / x.shape[-1]).add_(eps).rsqrt_()
+    return torch.mul(x, scale, out=out).mul_(weight)
 
 
 def add_rms_norm(
@@ -41,6 +43,14 @@ def add_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     residual.add_(x)
     return rms_norm(residual, weight, eps, offset=offset), residual
+
+
+def silu_mul(x: Tensor, out: Tensor | None = None) -> Tensor:
+    """The product goes into the activation's own buffer."""
+    if out is not None:
+        return activation.silu_mul(x, out)
+    gate, up = x.chunk(2, dim=-1)
+    return functional.silu(gate).mul_(up)
 
 
 class CpuRotary:

@@ -8,6 +8,7 @@ import torch
 
 from vivace.platforms.attention import AttentionBackend, AttentionLayer, KVMemory
 from vivace.platforms.cpu import facts as cpu
+from vivace.platforms.cpu.allocator import keep_freed_blocks
 from vivace.platforms.cpu.attention import CpuAttention
 from vivace.platforms.cpu.deterministic import BatchInvariantAttention, batch_invariant
 from vivace.platforms.cpu.ops import cpu_ops
@@ -15,9 +16,10 @@ from vivace.platforms.platform import PlatformFacts, PlatformSettings
 
 
 class CpuPlatform:
-    """Platform of torch's CPU kernels. Creating it sets torch's thread count."""
+    """Platform of torch's CPU kernels. Creating it sets torch's threads and glibc's thresholds."""
 
     def __init__(self, facts: PlatformFacts, settings: PlatformSettings) -> None:
+        keep_freed_blocks()
         torch.set_num_threads(max(1, settings.threads or facts.cores))
         self.facts = facts
         self._deterministic = settings.deterministic

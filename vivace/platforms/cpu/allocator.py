@@ -1,0 +1,29 @@
+"""Keeping freed memory in the process.
+
+A step allocates and frees the same megabytes of temporaries again and again. glibc gives blocks of
+that size back to the kernel at once, and every step pays for fresh zero pages: the sampler's
+softmax and cumulative sum over 32 rows of 49,152 logits took 17 ms instead of 9 ms.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+_TRIM_THRESHOLD = -1
+_MMAP_THRESHOLD = -3
+LARGEST_KEPT_BLOCK = 32 << 20
+"""bytes; larger blocks are still mapped and unmapped one by one (also glibc's own limit)"""
+KEPT_AT_THE_TOP = 256 << 20
+"""bytes the heap may hold unused"""
+
+
+def keep_freed_blocks() -> bool:
+    """Tell glibc to keep blocks of up to LARGEST_KEPT_BLOCK; False where there is no glibc."""
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError, TypeError):
+        return False
+    mallopt.argtypes, mallopt.restype = (ctypes.c_int, ctypes.c_int), ctypes.c_int
+    return bool(
+        mallopt(_MMAP_THRESHOLD, LARGEST_KEPT_BLOCK) and mallopt(_TRIM_THRESHOLD, KEPT_AT_THE_TOP)
+    )
