@@ -25,7 +25,7 @@ format: $(VENV)/.lint
 
 docs: $(VENV)/.serve
 	$(VENV)/bin/python -m vivace.config.document
-	$(VENV)/bin/python -m vivace.server.openapi_document
+	$(VENV)/bin/python -m vivace.server.openapi > docs/openapi.json
 
 clean:
 	rm -rf $(VENV)

@@ -14,7 +14,7 @@ import vivace
 COMMANDS = {
     "serve": "start a server (OpenAI and SGLang compatible)",
     "chat": "talk to a running server in the terminal",
-    "bench": "measure: serving, offline, one-batch, scheduler, peers, sse",
+    "bench": "measure: serving, offline, one-batch, scheduler, peers, sse, soak",
     "flags": "every flag of `vivace serve` and what it does here",
     "pull": "install the embedded model",
     "version": "versions of vivace, python and torch",
@@ -26,6 +26,7 @@ BENCHES = {
     "scheduler": "time to plan and commit a step",
     "peers": "this server against others on the same workload",
     "sse": "CPU time of a streamed chunk in the frontend",
+    "soak": "many streams with random aborts: nothing may leak or fail",
 }
 BAD_COMMAND = 2
 

@@ -84,8 +84,8 @@ OF_SGLANG = {
         "generate for /health",
         default="true",
     ),
-    "SGLANG_HEALTH_CHECK_TIMEOUT": Variable(FIXED, "seconds /health_generate waits", default="20"),
-    "SGLANG_TIMEOUT_KEEP_ALIVE": Variable(FIXED, "seconds an idle connection is kept", default="5"),
+    "SGLANG_HEALTH_CHECK_TIMEOUT": honoured("seconds /health_generate waits", "number", "20"),
+    "SGLANG_TIMEOUT_KEEP_ALIVE": honoured("seconds an idle connection is kept", "number", "75"),
     "SGLANG_WARMUP_TIMEOUT": Variable(FIXED, "seconds the warm-up may take"),
     "SGLANG_REQUEST_STATE_WAIT_TIMEOUT": Variable(
         no_effect("results are pushed, nobody polls for them"), "seconds of a poll", default="4"

@@ -9,6 +9,8 @@ from vivace.config import Config, public
 from vivace.config.secret import Secret
 
 DEFAULT_BODY_LIMIT = 16 << 20
+KEEP_ALIVE = 75.0
+HEALTH_TIMEOUT = 20.0
 STREAM_HIGH_WATER = 256 << 10
 STREAM_HOLD_LIMIT = 8 << 20
 
@@ -30,8 +32,8 @@ class ServerSettings:
     body_limit: int = DEFAULT_BODY_LIMIT
     body_timeout: float = 60.0
     header_timeout: float = 20.0
-    keepalive_timeout: float = 75.0
-    health_timeout: float = 20.0
+    keepalive_timeout: float = KEEP_ALIVE
+    health_timeout: float = HEALTH_TIMEOUT
     control_timeout: float = 10.0
     stream_high_water: int = STREAM_HIGH_WATER
     """Unsent bytes on a connection above which text is held back and coalesced."""
@@ -58,6 +60,8 @@ def settings_of(config: Config) -> ServerSettings:
         log_requests_level=logging.log_requests_level,
         log_requests_format=logging.log_requests_format,
         access_log_level=logging.log_level_http or logging.log_level,
+        health_timeout=float(config.environment.get("SGLANG_HEALTH_CHECK_TIMEOUT", HEALTH_TIMEOUT)),
+        keepalive_timeout=float(config.environment.get("SGLANG_TIMEOUT_KEEP_ALIVE", KEEP_ALIVE)),
         public=public(config),
     )
 
