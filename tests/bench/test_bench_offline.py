@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from vivace.bench.offline import measure, parse
+from vivace.bench.server_flags import engine_arguments
 from vivace.bench.tokens import SplitCodec, TokenCodec
 
 FLAGS = "--num-prompts 5 --random-input-len 9 --random-output-len 4 --random-range-ratio 1"
@@ -73,3 +74,14 @@ def test_wrong_lengths_are_told(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_needs_a_server_is_refused(flags: str) -> None:
     with pytest.raises(SystemExit):
         parse(flags.split())
+
+
+def test_server_flags_become_engine_arguments() -> None:
+    words = "--max-running-requests 7 --dtype float32 --disable-radix-cache".split()
+    arguments = engine_arguments(words, "test")
+    assert arguments["max_running_requests"] == 7
+    assert arguments["dtype"] == "float32"
+    assert arguments["disable_radix_cache"] is True
+    assert "page_size" not in arguments
+    with pytest.raises(ValueError, match="max-running-request"):
+        engine_arguments(["--max-running-requestz", "7"], "test")

@@ -23,9 +23,11 @@ def resolved_config(words: Sequence[str], program: str) -> Config:
 def engine_arguments(words: Sequence[str], program: str) -> dict[str, Any]:
     """Keyword arguments of `vivace.Engine` for the given server flags, typed and checked."""
     from vivace.config import parse
-    from vivace.config.config import arguments_of
+    from vivace.config.config import all_options, value_of
 
-    return arguments_of(parse(words, process_environment(), program=program))
+    options = parse(words, process_environment(), program=program)
+    pairs = ((option, value_of(options, option)) for option in all_options())
+    return {option.name: value for option, value in pairs if value != option.default}
 
 
 def split_flags(
