@@ -44,6 +44,12 @@ def test_overrides_are_merged_deeply(tmp_path: Path) -> None:
     assert source.config["rope_parameters"] == {"rope_theta": 6.0, "rope_type": "default"}
 
 
+def test_overrides_must_be_an_object(tmp_path: Path) -> None:
+    write_single(tmp_path)
+    with pytest.raises(SourceError, match="a JSON object is wanted"):
+        locate(str(tmp_path), overrides=[1])  # pyright: ignore[reportArgumentType]
+
+
 def test_gguf_alone_in_a_folder_and_beside_a_config(tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "toy.gguf")
     for path in (file, tmp_path):

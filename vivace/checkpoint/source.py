@@ -50,6 +50,8 @@ def locate(
 
     `overrides` (--json-model-override-args) is merged over the configuration.
     """
+    if overrides is not None and not isinstance(overrides, dict):
+        raise SourceError("--json-model-override-args: a JSON object is wanted")
     path = embedded_file() if model_path is None else Path(model_path).expanduser()
     if not path.exists():
         raise SourceError(
