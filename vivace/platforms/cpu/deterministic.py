@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from vivace.platforms.attention import AttentionLayer, KVMemory, Step
 from vivace.platforms.cpu.attention import Scratch, attend
+from vivace.platforms.ops import norm
 from vivace.platforms.ops.cache import store_kv
 from vivace.platforms.ops.table import Ops
 
@@ -32,14 +33,16 @@ QUERY_PART = 32
 
 
 def batch_invariant(ops: Ops) -> Ops:
-    """The same table with fixed-shape products."""
+    """The same table with fixed-shape products, and norms that are no products."""
 
     def linear(
         x: Tensor, weight: Any, bias: Tensor | None = None, out: Tensor | None = None
     ) -> Tensor:
         return _blocked(ops, x, weight, bias, out)
 
-    return dataclasses.replace(ops, linear=linear)
+    return dataclasses.replace(
+        ops, linear=linear, rms_norm=norm.rms_norm, add_rms_norm=norm.add_rms_norm
+    )
 
 
 def _blocked(ops: Ops, x: Tensor, weight: Any, bias: Tensor | None, out: Tensor | None) -> Tensor:

@@ -15,34 +15,55 @@ from vivace.platforms.ops.table import Ops, reference_ops
 
 def cpu_ops() -> Ops:
     """The CPU's op table."""
-    linears = PackedLinears()
+    linears, norms = PackedLinears(), CpuNorm()
     return dataclasses.replace(
         reference_ops(),
         pack_linear=linears.pack,
         linear=linears.linear,
-        rms_norm=rms_norm,
-        add_rms_norm=add_rms_norm,
+        rms_norm=norms.rms_norm,
+        add_rms_norm=norms.add_rms_norm,
         rotary=CpuRotary(),
         silu_mul=silu_mul,
     )
 
 
-def rms_norm(
-    x: Tensor, weight: Tensor, eps: float, *, offset: float = 0.0, out: Tensor | None = None
-) -> Tensor:
-    """Few calls in float32 (a norm, then a scale); other dtypes and Gemma take the reference."""
-    if x.dtype != torch.float32 or offset:
-        return norm.rms_norm(x, weight, eps, offset=offset, out=out)
-    scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_()
-    scale.mul_(1.0 / x.shape[-1]).add_(eps).rsqrt_()
-    return torch.mul(x, scale, out=out).mul_(weight)
+class CpuNorm:
+    """Root mean square norm in four calls: the mean of squares is a product with a column.
 
+    Other dtypes than float32, and Gemma's offset, take the reference.
+    """
 
-def add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, offset: float = 0.0
-) -> tuple[Tensor, Tensor]:
-    residual.add_(x)
-    return rms_norm(residual, weight, eps, offset=offset), residual
+    def __init__(self) -> None:
+        self._columns: dict[tuple[int, float], tuple[Tensor, Tensor]] = {}
+
+    def rms_norm(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        eps: float,
+        *,
+        offset: float = 0.0,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        if x.dtype != torch.float32 or offset or x.dim() != 2:
+            return norm.rms_norm(x, weight, eps, offset=offset, out=out)
+        shift, column = self._column(x.shape[-1], eps)
+        scale = torch.addmm(shift, x.square(), column).rsqrt_()
+        return torch.mul(x, scale, out=out).mul_(weight)
+
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, offset: float = 0.0
+    ) -> tuple[Tensor, Tensor]:
+        residual.add_(x)
+        return self.rms_norm(residual, weight, eps, offset=offset), residual
+
+    def _column(self, size: int, eps: float) -> tuple[Tensor, Tensor]:
+        """([1] of eps, [size, 1] of 1 / size)"""
+        kept = self._columns.get((size, eps))
+        if kept is None:
+            kept = torch.tensor([eps]), torch.full((size, 1), 1.0 / size)
+            self._columns[size, eps] = kept
+        return kept
 
 
 def silu_mul(x: Tensor, out: Tensor | None = None) -> Tensor:
