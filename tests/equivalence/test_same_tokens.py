@@ -50,7 +50,7 @@ def test_same_tokens(model: Path, row: dict[str, object]) -> None:
     warm(engine, setting, requests)
     tokens = engine.run(requests, arrivals=random.Random(1))
     assert tokens == plain_tokens(model)
-    if setting.retraction and setting.batch > 1:
+    if setting.retraction and setting.batch > 1 and setting.chunk != 1:
         assert engine.retractions > 0, "the row was meant to force retractions"
     assert engine.audit() == []
     assert engine.held_tokens() == 0

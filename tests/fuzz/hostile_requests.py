@@ -115,7 +115,7 @@ def mutated(body: dict[str, Any], chance: random.Random) -> dict[str, Any]:
             target.pop(chance.choice(sorted(target)))
         else:
             name = chance.choice(sorted(target) if target and chance.random() < 0.4 else names)
-            target[name] = chance.choice(HOSTILE)
+            target[name] = json.loads(json.dumps(chance.choice(HOSTILE)))
     return result
 
 

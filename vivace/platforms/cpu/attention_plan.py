@@ -10,8 +10,9 @@ from torch import Tensor
 
 from vivace.platforms.attention import HostStep, KVMemory
 
-GROUP_BYTES = 24 << 20
-"""largest gathered buffer of a decode group: it should stay in the last-level cache"""
+GROUP_BYTES = 4 << 20
+"""largest gathered buffer of a decode group: it is written and read again, so it should stay in
+the cores' own caches (4 MiB is 1.1 times as fast as 24 MiB here, at 32 rows)"""
 SHORTEST_SHARE = 0.7
 """rows shorter than this share of the group's longest go into the next group"""
 SMALLEST_GROUP = 4
