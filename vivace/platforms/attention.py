@@ -35,6 +35,8 @@ class KVMemory(Protocol):
 
     page_size: int
     layers: list[Tensor]
+    versions: np.ndarray
+    """[pages] int64, one more after every step or copy that wrote to the page"""
 
 
 class Step(Protocol):
@@ -61,6 +63,8 @@ class HostStep:
     """[S, max_pages] int64 page ids; entries behind a row's length are any valid page"""
     decode: bool
     """every span is one token"""
+    rows: np.ndarray | None = None
+    """[S] int64 the worker's row of each span, when there is one"""
 
 
 class AttentionBackend(Protocol):

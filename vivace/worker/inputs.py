@@ -97,7 +97,7 @@ class StepInputs:
             attention=attention,
             counts=plan.counts,
             max_length=int(lengths.max()),
-            host=HostStep(starts=starts, lengths=lengths, pages=table, decode=decode),
+            host=HostStep(starts=starts, lengths=lengths, pages=table, decode=decode, rows=rows),
         )
         return step, spans
 

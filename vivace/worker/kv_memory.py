@@ -32,6 +32,7 @@ class PagedKV:
     ) -> None:
         self.page_size = page_size
         self.pages = pages
+        self.versions = np.zeros(pages + 1, np.int64)
         shapes = {layer.index: (layer.kv_heads, layer.head_dim) for layer in layers}
         if sorted(shapes) != list(range(len(shapes))):
             raise ValueError(f"attention layers must be numbered from 0, got {sorted(shapes)}")
@@ -59,11 +60,13 @@ class PagedKV:
         device = self.layers[0].device
         sources = torch.tensor([copy.source for copy in copies], device=device)
         targets = torch.tensor([copy.target for copy in copies], device=device)
+        self.versions[[copy.target for copy in copies]] += 1
         for layer in self.layers:
             layer.index_copy_(0, targets, layer.index_select(0, sources))
 
     def scrub(self, slots: Tensor) -> None:
         """Forget `slots[n]`: numbers that are not finite must not stay where others may read."""
+        self.versions[slots.numpy() // self.page_size] += 1
         for layer in self.layers:
             layer.flatten(0, 1).index_fill_(0, slots, 0.0)
 

@@ -1,6 +1,7 @@
 """Paged attention on the CPU from torch calls.
 
-Decoding rows are batched: their pages are gathered into one padded buffer (one copy), the heads
+Decoding rows are batched. Those that decode step after step are attended in a dense copy of their
+KV (`dense_rows.py`). Of the others the pages are gathered into one padded buffer; the heads
 that share a KV head become the queries of that head, and one fused call attends them all. Rows are
 grouped by length, so that short ones are not padded to the longest. One row whose pages lie side
 by side is read where it is. A longer span attends by itself, from the keys at hand when it has no
@@ -12,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -24,6 +26,7 @@ from vivace.platforms.cpu.attention_plan import (
     WindowPlan,
     plan_window,
 )
+from vivace.platforms.cpu.dense_rows import DensePlan, DenseRows
 from vivace.platforms.cpu.ops import neighbours
 from vivace.platforms.ops.cache import store_kv
 
@@ -39,13 +42,20 @@ class CpuAttention:
         self._plans: dict[int | None, WindowPlan] = {}
         self._masks = Masks(dtype)
         self._gathered = Scratch()
+        self._dense = DenseRows(memory, dtype, self._masks)
+        self._dense_plan: DensePlan | None = None
 
     def plan(self, step: Step) -> None:
         host = step.host
         longest = int(host.lengths.max())
         everything: WindowPlan | None = None
         self._masks.clear()
+        self._dense_plan = self._dense.plan(host) if None in self._windows else None
+        if self._dense_plan is None:
+            self._memory.versions[np.unique(step.slots.numpy() // self._memory.page_size)] += 1
         for window in self._windows:
+            if window is None and self._dense_plan is not None:
+                continue
             if window is not None and window < longest:
                 self._plans[window] = self._plan(host, window)
             else:
@@ -66,6 +76,9 @@ class CpuAttention:
     ) -> Tensor:
         kv = self._memory.layers[layer.index]
         self._store(kv, k, v, step.slots)
+        if layer.window is None and self._dense_plan is not None:
+            flat = self._decode_dense(layer, q, k, v, self._dense_plan)
+            return flat if out is None else out.copy_(flat)
         plan = self._plans[layer.window]
         if plan.single is not None:
             flat = self._decode(layer, q, kv, plan.single)
@@ -104,6 +117,21 @@ class CpuAttention:
         keys, values = history[:, :, 0].transpose(1, 2), history[:, :, 1].transpose(1, 2)
         attended = attend(layer, queries, keys, values, group.mask)
         return attended.reshape(group.rows, -1)
+
+    def _decode_dense(
+        self, layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor, plan: DensePlan
+    ) -> Tensor:
+        """One query for each of n rows over the dense copies: q[n, Hq, D] -> [n, Hq * D]."""
+        kept_dtype = self._memory.layers[layer.index].dtype
+        both = neighbours(k, v)
+        both = torch.cat((k, v), dim=1) if both is None else both
+        copies = self._dense.copies(layer.index, plan, rounded(both, kept_dtype))
+        keys, values = copies[:, 0, :, : plan.keys], copies[:, 1, :, : plan.keys]
+        if plan.order is not None:
+            q = q.new_zeros(plan.rows, *q.shape[1:]).index_copy_(0, plan.order, q)
+        attended = attend(layer, q.unflatten(1, (layer.kv_heads, -1)), keys, values, plan.mask)
+        flat = attended.reshape(plan.rows, -1)
+        return flat if plan.order is None else flat.index_select(0, plan.order)
 
     def _prefill(
         self,
