@@ -15,7 +15,7 @@ from vivace.frontend.errors import BadRequest, EngineUnavailable
 from vivace.frontend.native import NativeAnswer
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.frontend.validation import build_logprobs, build_sampling, samples
-from vivace.offline.build import configure, start
+from vivace.offline.build import configured, start
 from vivace.offline.driver import AsyncTurns
 from vivace.offline.job import Job
 from vivace.offline.prompts import Arguments, Ask, refuse_unavailable, split
@@ -37,10 +37,10 @@ class Engine:
     """
 
     def __init__(self, model_path: str | None = None, **flags: Any) -> None:
-        flags.setdefault("log_level", "error")
+        flags.setdefault("log_level", "warning")
         if model_path is not None:
             flags["model_path"] = model_path
-        self.config = configure(flags)
+        self.config = configured(flags)
         self._frontend, self._driver = start(self.config)
         self._turns = AsyncTurns(self._driver)
 

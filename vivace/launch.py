@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vivace.configure import configure
 from vivace.observability import log as log_lines
 from vivace.protocol.control import Capacity
 from vivace.supervisor.child import Child, preloading, process_command, spawn
@@ -24,7 +25,7 @@ from vivace.supervisor.summary import show, summary_of
 if TYPE_CHECKING:
     import socket
 
-    from vivace.config import Config, Options
+    from vivace.config import Config
 
 log = logging.getLogger(__name__)
 
@@ -62,23 +63,6 @@ def serve(argv: Sequence[str], engine: Child | None, program: str) -> int:
     except (ConfigError, SourceError, PlatformError) as error:
         print(f"{program}: {error}", file=sys.stderr)
         return BAD_COMMAND
-
-
-def configure(options: Options) -> Config:
-    """What was asked -> what will run. Raises ConfigError, SourceError or PlatformError."""
-    from vivace.checkpoint.source import locate
-    from vivace.config import resolve
-    from vivace.models.facts import facts_of
-    from vivace.platforms.platform import detect
-
-    model = options.model
-    source = locate(
-        model.model_path,
-        load_format=model.load_format,
-        tokenizer_path=model.tokenizer_path,
-        overrides=model.json_model_override_args,
-    )
-    return resolve(options, source, facts_of(source), detect(options.runtime.device))
 
 
 def launch(config: Config, engine: Child | None = None) -> int:

@@ -13,6 +13,7 @@ from vivace.frontend.pieces import OTHER, Pieces, decoding_of
 
 if TYPE_CHECKING:
     from vivace.checkpoint.source import ModelSource
+    from vivace.config.config import Config
 
 
 class TokenizerError(ValueError):
@@ -132,6 +133,19 @@ def load_tokenizer(
     chat = own_template(chat_template, templates, template_name)
     return Tokenizer(
         core, eos_ids=[*ends, *_eos_of(source.generation_config)], bos_id=bos, chat=chat
+    )
+
+
+def configured_tokenizer(config: Config) -> Tokenizer | None:
+    """The tokenizer that a configuration names; None with --skip-tokenizer-init."""
+    model = config.model
+    if model.skip_tokenizer_init:
+        return None
+    return load_tokenizer(
+        config.source,
+        mode=model.tokenizer_mode,
+        chat_template=model.chat_template,
+        template_name=model.hf_chat_template_name,
     )
 
 

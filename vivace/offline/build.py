@@ -6,12 +6,15 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
+from vivace.configure import configure
 from vivace.frontend.frontend import Frontend
 from vivace.frontend.served import served_model
-from vivace.frontend.tokenizer import Tokenizer, load_tokenizer
+from vivace.frontend.tokenizer import configured_tokenizer
+from vivace.observability import log as log_lines
 from vivace.offline.driver import Driver
 from vivace.protocol.channel import LocalMailbox
 from vivace.protocol.control import Ready
+from vivace.supervisor.summary import decision
 
 if TYPE_CHECKING:
     from vivace.config.config import Config
@@ -19,41 +22,29 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def configure(arguments: dict[str, Any]) -> Config:
-    """Keyword arguments named like the flags -> what will run. ConfigError, SourceError."""
-    from vivace.checkpoint.source import locate
-    from vivace.config import from_arguments, resolve
-    from vivace.models.facts import facts_of
-    from vivace.platforms.platform import detect
+def configured(arguments: dict[str, Any]) -> Config:
+    """Keyword arguments named like the flags -> what will run. ConfigError, SourceError.
 
-    options = from_arguments(**arguments)
-    model = options.model
-    source = locate(
-        model.model_path,
-        load_format=model.load_format,
-        tokenizer_path=model.tokenizer_path,
-        overrides=model.json_model_override_args,
-    )
-    return resolve(options, source, facts_of(source), detect(options.runtime.device))
+    What the server shows at its start is logged here: decisions at level info, notices as
+    warnings. A program that has not set up logging gets the server's lines, at `log_level`.
+    """
+    from vivace.config import from_arguments
 
-
-def tokenizer_of(config: Config) -> Tokenizer | None:
-    model = config.model
-    if model.skip_tokenizer_init:
-        return None
-    return load_tokenizer(
-        config.source,
-        mode=model.tokenizer_mode,
-        chat_template=model.chat_template,
-        template_name=model.hf_chat_template_name,
-    )
+    config = configure(from_arguments(**arguments))
+    if not logging.getLogger().handlers:
+        log_lines.setup(config.logging.log_level)
+    for rewrite in config.rewrites:
+        log.info("%s", decision(rewrite))
+    for notice in config.notices:
+        log.warning("%s", notice)
+    return config
 
 
 def start(config: Config) -> tuple[Frontend, Driver]:
     """Load everything; afterwards the frontend is ready and `Driver.turn` makes it go."""
     from vivace.assemble import engine_parts
 
-    tokenizer = tokenizer_of(config)
+    tokenizer = configured_tokenizer(config)
     mailbox = LocalMailbox()
     frontend = Frontend(served_model(config, tokenizer), tokenizer, mailbox.post)
     begin = time.monotonic()

@@ -17,7 +17,7 @@ from vivace.config import decode
 from vivace.config.config import Config
 from vivace.frontend.frontend import Frontend
 from vivace.frontend.served import served_model
-from vivace.frontend.tokenizer import Tokenizer, load_tokenizer
+from vivace.frontend.tokenizer import configured_tokenizer
 from vivace.observability import log as log_lines
 from vivace.observability.crash_dump import CrashDump
 from vivace.observability.gc_pauses import watch_gc
@@ -44,7 +44,7 @@ async def run_frontend(line: Line[ToChild], setup: Setup) -> None:
     watch_gc(config.logging.gc_warning_threshold_secs)
     mailbox = FrontendMailbox(Path(setup.run_dir), setup.index)
     dump = crash_dump(config, setup.index)
-    tokenizer = tokenizer_of(config)
+    tokenizer = configured_tokenizer(config)
     frontend = Frontend(
         served_model(config, tokenizer),
         tokenizer,
@@ -153,18 +153,6 @@ async def warm_up(frontend: Frontend) -> str:
     if finish is None or finish.type == "abort":
         return (finish.message if finish else None) or "it was aborted"
     return ""
-
-
-def tokenizer_of(config: Config) -> Tokenizer | None:
-    model = config.model
-    if model.skip_tokenizer_init:
-        return None
-    return load_tokenizer(
-        config.source,
-        mode=model.tokenizer_mode,
-        chat_template=model.chat_template,
-        template_name=model.hf_chat_template_name,
-    )
 
 
 def crash_dump(config: Config, index: int) -> CrashDump | None:

@@ -1,0 +1,28 @@
+"""What was asked -> what will run: find the model, look at the device, settle every setting."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vivace.config import Config, Options
+
+
+def configure(options: Options) -> Config:
+    """Raises ConfigError, SourceError or PlatformError, before anything heavy is loaded."""
+    from vivace.checkpoint.source import locate
+    from vivace.config import resolve
+    from vivace.models.facts import facts_of
+    from vivace.models.registry import check_architecture
+    from vivace.platforms.platform import detect
+
+    model = options.model
+    source = locate(
+        model.model_path,
+        load_format=model.load_format,
+        tokenizer_path=model.tokenizer_path,
+        overrides=model.json_model_override_args,
+    )
+    facts = facts_of(source)
+    check_architecture(source, facts, model.model_impl)
+    return resolve(options, source, facts, detect(options.runtime.device))
