@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -187,6 +191,31 @@ def test_the_command_writes_everything(tmp_path: Path) -> None:
     assert [server["name"] for server in document["servers"]] == ["scripted-ours", "scripted"]
     assert {row["figure"] for row in document["rows"]} >= {"decode tok/s", "median TTFT ms"}
     assert len(document["runs"]) == 2
+
+
+def test_a_killed_comparison_takes_its_servers_along(tmp_path: Path) -> None:
+    code = "import sys; from vivace.bench.peers import main; sys.exit(main(sys.argv[1:]))"
+    words = "--ours scripted --peer scripted --repetitions 1000 --max-foreign 9".split()
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-c", code, *words, "--logs", str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    commands = []
+    for line in process.stdout:
+        if "ready after" in line:
+            commands.append(line.partition(": ")[2].split())
+        if line.startswith("single[0]"):
+            break
+    process.terminate()
+    process.stdout.close()
+    assert process.wait(30) == 128 + signal.SIGTERM
+    assert len(commands) == 2
+    for command in commands:
+        port = int(command[command.index("--port") + 1])
+        with socket.socket() as probe:
+            assert probe.connect_ex(("127.0.0.1", port)) != 0
 
 
 def test_export_names_and_orders() -> None:

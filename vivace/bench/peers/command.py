@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import shlex
+import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import msgspec
@@ -67,7 +69,7 @@ def measure(args: argparse.Namespace, argv: Sequence[str]) -> int:
         seed=args.seed or str(time.time_ns()),
     )
     args.logs.mkdir(parents=True, exist_ok=True)
-    with contextlib.ExitStack() as stack:
+    with ended_by_signals(), contextlib.ExitStack() as stack:
         servers = started(peers, args, stack.enter_context)
         chosen = [WORKLOADS[name] for name in args.workload]
         comparison = compare(servers, chosen, ordinary_ids(codec), rules)
@@ -75,6 +77,21 @@ def measure(args: argparse.Namespace, argv: Sequence[str]) -> int:
     if args.output_file:
         write(args, argv, servers, comparison, rules)
     return 1 if any(run.faults for run in comparison.runs) else 0
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the comparison as Ctrl-C does: the servers are stopped with it."""
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def started(
