@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vivace.configure import configure
+from vivace.errors import CannotStart
 from vivace.observability import log as log_lines
 from vivace.protocol.control import Capacity
 from vivace.supervisor.child import Child, preloading, process_command, spawn
@@ -54,13 +55,11 @@ def engine_ahead(argv: Sequence[str]) -> Child | None:
 
 
 def serve(argv: Sequence[str], engine: Child | None, program: str) -> int:
-    from vivace.checkpoint.source import SourceError
-    from vivace.config import ConfigError, parse
-    from vivace.platforms.platform import PlatformError
+    from vivace.config import parse
 
     try:
         return launch(configure(parse(argv, os.environ, program=program)), engine)
-    except (ConfigError, SourceError, PlatformError) as error:
+    except CannotStart as error:
         print(f"{program}: {error}", file=sys.stderr)
         return BAD_COMMAND
 

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import NoReturn
 
+from vivace.errors import CannotStart
 from vivace.observability import log as log_lines
 from vivace.supervisor.line import Line, LineClosed, child_end
 from vivace.supervisor.messages import Failure, Progress, Setup, ToChild
@@ -48,7 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except LineClosed:
         return 1
     except BaseException as error:
-        log.critical("the %s ends: %s", arguments.role, name_of(error), exc_info=error)
+        trace = None if isinstance(error, CannotStart) else error
+        log.critical("the %s ends: %s", arguments.role, name_of(error), exc_info=trace)
         line.send(Failure(name_of(error)))
         return 1
     return 0
@@ -101,7 +103,8 @@ def leave_signals_to_the_supervisor() -> None:
 
 
 def name_of(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"[:LONGEST_FAILURE]
+    text = str(error) if isinstance(error, CannotStart) else f"{type(error).__name__}: {error}"
+    return text[:LONGEST_FAILURE]
 
 
 def end(code: int) -> NoReturn:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 from pathlib import Path
 
 import pytest
 
-from vivace import launch
+from vivace import launch, process
 from vivace.checkpoint.source import SourceError
+from vivace.checkpoint.weights import CheckpointError
 from vivace.offline.build import configured
+from vivace.supervisor.messages import Failure
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -53,3 +56,45 @@ def test_the_offline_api_logs_decisions_and_notices(
     lines = {record.getMessage(): record.levelname for record in caplog.records}
     assert any(line.startswith("--page-size: unset -> ") for line in lines)
     assert lines["--sleep-on-idle has no effect: an idle engine always sleeps"] == "WARNING"
+
+
+class ListeningLine:
+    """Stands in for the line to the supervisor."""
+
+    def __init__(self) -> None:
+        self.sent: list[object] = []
+
+    def send(self, message: object) -> None:
+        self.sent.append(message)
+
+
+@pytest.mark.parametrize(
+    ("error", "said", "traced"),
+    [
+        (CheckpointError("toy.safetensors: the tensor 'w' is missing"), "toy.safetensors", False),
+        (RuntimeError("our own mistake"), "RuntimeError: our own mistake", True),
+    ],
+)
+def test_a_child_shows_a_traceback_only_for_our_own_mistakes(
+    error: Exception,
+    said: str,
+    traced: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    line, (ours, theirs) = ListeningLine(), socket.socketpair()
+
+    def fail(role: str, line: object) -> None:
+        raise error
+
+    for name in ("die_with", "leave_signals_to_the_supervisor"):
+        monkeypatch.setattr(process, name, lambda *_: None)
+    monkeypatch.setattr(process.log_lines, "setup", lambda *_: None)
+    monkeypatch.setattr(process, "child_end", lambda sock: line)
+    monkeypatch.setattr(process, "run", fail)
+    with ours:
+        number = str(theirs.detach())
+        assert process.main(["engine", "--line", number, "--parent", "1"]) == 1
+    (failure,) = line.sent
+    assert isinstance(failure, Failure) and failure.text.startswith(said)
+    assert bool(caplog.records[-1].exc_info) is traced

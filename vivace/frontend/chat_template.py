@@ -20,6 +20,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 
+from vivace.errors import CannotStart
 from vivace.frontend.builtin_templates import BUILTIN_TEMPLATES
 from vivace.frontend.errors import BadRequest
 
@@ -31,7 +32,7 @@ _RESERVED = frozenset(
 )
 
 
-class ChatTemplateError(ValueError):
+class ChatTemplateError(CannotStart):
     """A template of the operator that cannot be used; raised at start-up."""
 
 

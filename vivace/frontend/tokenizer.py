@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer as Core
 
+from vivace.errors import CannotStart
 from vivace.frontend.chat_template import ChatTemplate
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.pieces import OTHER, Pieces, decoding_of
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from vivace.config.config import Config
 
 
-class TokenizerError(ValueError):
+class TokenizerError(CannotStart):
     """A tokenizer that cannot be used; the text says which file, why, and what to do."""
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from vivace.errors import CannotStart
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fields import Fields, kind_of, shown
 from vivace.frontend.served import ServedModel
@@ -105,12 +106,12 @@ def build_sampling(
 
 
 def check_defaults(served: ServedModel) -> None:
-    """ValueError when the server's own defaults would make every request fail."""
+    """CannotStart when the server's own defaults would make every request fail."""
     try:
         raw = _checked_mapping(served.defaults, "sampling defaults")
         build_sampling(raw, served, 0, field_prefix="sampling defaults")
     except BadRequest as error:
-        raise ValueError(
+        raise CannotStart(
             f"{error} (from --preferred-sampling-params or the model's generation_config.json; "
             "--sampling-defaults openai leaves the latter out)"
         ) from error

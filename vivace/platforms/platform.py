@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from vivace.errors import CannotStart
 from vivace.platforms.cpu import facts as cpu
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class PlatformFacts:
     """KV page sizes, preferred first; every size works"""
 
 
-class PlatformError(ValueError):
+class PlatformError(CannotStart):
     """The device cannot be used; the text says what to do."""
 
 

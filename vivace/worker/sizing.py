@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from vivace.errors import CannotStart
+
 GIB = 1 << 30
 DEFAULT_SHARE = 0.25
 """of the memory that is free after loading, when nobody says: a CPU's memory is not ours alone"""
@@ -14,7 +16,7 @@ DEFAULT_ROWS = 256
 SMALLEST_POOL_TOKENS = 16
 
 
-class SizingError(ValueError):
+class SizingError(CannotStart):
     """The model's KV does not fit; the text says what to change."""
 
 
