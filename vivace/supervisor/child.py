@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 import vivace
+from vivace.config.process_environment import child_environment
 from vivace.supervisor.line import Line, supervisor_end
 from vivace.supervisor.messages import FromChild, Setup
 
@@ -91,7 +92,10 @@ def spawn(role: Role, command: Command, *, listener: int = -1) -> Child:
     before = out_of_memory_kills()
     with theirs:
         process = subprocess.Popen(
-            command(role, theirs.fileno()), pass_fds=inherited, stdin=subprocess.DEVNULL
+            command(role, theirs.fileno()),
+            pass_fds=inherited,
+            stdin=subprocess.DEVNULL,
+            env=child_environment(),
         )
     return Child(
         role=role,
