@@ -186,19 +186,33 @@ def indexed_files(path: Path, index: Path) -> tuple[Path, ...]:
 
 
 def read_json(path: Path, *, required: bool) -> dict[str, Any]:
-    if not path.exists():
-        if required:
-            raise SourceError(f"{path}: missing; a model directory needs it")
-        return {}
-    if path.stat().st_size > MAX_JSON:
-        raise SourceError(f"{path}: larger than {MAX_JSON >> 20} MiB")
+    text = read_text(path)
+    if text is None and required:
+        raise SourceError(f"{path}: missing; a model directory needs it")
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(text or "{}")
     except (ValueError, RecursionError) as error:
         raise SourceError(f"{path}: not valid JSON: {error}") from None
     if not isinstance(value, dict):
         raise SourceError(f"{path}: a JSON object is wanted")
     return value
+
+
+def read_text(path: Path) -> str | None:
+    """The text of a small file, None when there is none."""
+    try:
+        size = path.stat().st_size
+        text = path.read_bytes() if size <= MAX_JSON else b""
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise SourceError(f"{path}: cannot be read: {error.strerror}") from None
+    if size > MAX_JSON:
+        raise SourceError(f"{path}: larger than {MAX_JSON >> 20} MiB")
+    try:
+        return text.decode()
+    except UnicodeDecodeError:
+        raise SourceError(f"{path}: not UTF-8") from None
 
 
 def merged(config: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:

@@ -26,9 +26,7 @@ class LoggingOptions:
         "text", "Form of the request lines.", choices=["text", "json"]
     )
     log_requests_target: tuple[str, ...] | None = option(
-        help="Where the request lines go: stdout or directories.",
-        cpu=not_available("request lines go to the log", "redirect the server's output"),
-        trivial=[("stdout",)],
+        help="Where those lines go: stdout (the log), and directories that get a requests.log."
     )
     decode_log_interval: int = option(40, "Decode steps between two statistics lines.")
     enable_request_time_stats_logging: bool = option(

@@ -13,7 +13,7 @@ from vivace.server.context import CONTEXT, Context
 from vivace.server.dispatch import bind, guard
 from vivace.server.http_metrics import HttpMetrics
 from vivace.server.openapi import document
-from vivace.server.request_log import RequestLog
+from vivace.server.request_log import RequestLog, add_targets
 from vivace.server.routes import ROUTES, Route, check_routes
 from vivace.server.settings import ServerSettings, settings_of
 from vivace.server.site import SERVER, start_site
@@ -21,7 +21,10 @@ from vivace.server.site import SERVER, start_site
 
 def build_app(frontend: Frontend, config: Config) -> web.Application:
     """The HTTP application of one frontend process."""
-    return make_app(frontend, settings_of(config))
+    settings = settings_of(config)
+    if settings.log_requests_targets:
+        add_targets(settings.log_requests_targets)
+    return make_app(frontend, settings)
 
 
 def make_app(

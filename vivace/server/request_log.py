@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from vivace.errors import CannotStart
 from vivace.frontend.piece import Piece
 from vivace.protocol.request import Request
 
@@ -14,8 +17,28 @@ log = logging.getLogger("vivace.requests")
 
 LEVELS = range(4)
 FORMATS = ("text", "json")
+FILE_NAME = "requests.log"
 EXCERPT = 2048
 """Characters (or ids) of input and output shown at level 2."""
+
+
+def add_targets(targets: Sequence[str]) -> None:
+    """Where request lines go: "stdout" (the server's log), and directories (requests.log in each).
+
+    Raises CannotStart when a directory cannot be written.
+    """
+    log.propagate = not targets or "stdout" in targets
+    for target in targets:
+        if target == "stdout":
+            continue
+        try:
+            Path(target).mkdir(parents=True, exist_ok=True)
+            handler = logging.FileHandler(Path(target) / FILE_NAME, encoding="utf-8")
+        except OSError as error:
+            raise CannotStart(f"--log-requests-target {target}: {error}") from None
+        handler.setFormatter(logging.Formatter("[%(asctime)s] %(message)s"))
+        log.addHandler(handler)
+    log.setLevel(logging.INFO)
 
 
 class RequestLog:

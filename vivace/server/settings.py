@@ -28,6 +28,7 @@ class ServerSettings:
     log_requests: bool = False
     log_requests_level: int = 2
     log_requests_format: str = "text"
+    log_requests_targets: tuple[str, ...] = ()
     access_log_level: str = "info"
     body_limit: int = DEFAULT_BODY_LIMIT
     body_timeout: float = 60.0
@@ -59,6 +60,7 @@ def settings_of(config: Config) -> ServerSettings:
         log_requests=logging.log_requests,
         log_requests_level=logging.log_requests_level,
         log_requests_format=logging.log_requests_format,
+        log_requests_targets=logging.log_requests_target or (),
         access_log_level=logging.log_level_http or logging.log_level,
         health_timeout=float(config.environment.get("SGLANG_HEALTH_CHECK_TIMEOUT", HEALTH_TIMEOUT)),
         keepalive_timeout=float(config.environment.get("SGLANG_TIMEOUT_KEEP_ALIVE", KEEP_ALIVE)),
