@@ -66,7 +66,7 @@ async def attack(session: aiohttp.ClientSession, requests: list[Hostile]) -> Cou
 
 
 async def watched_attack(toy: ToyServer) -> tuple[Counter[int], set[str], int]:
-    async with aiohttp.ClientSession(toy.url, timeout=aiohttp.ClientTimeout(total=60)) as session:
+    async with aiohttp.ClientSession(toy.url, timeout=aiohttp.ClientTimeout(total=240)) as session:
         expected = await canary(session)
         answers: set[str] = {expected}
         runs = 0

@@ -92,7 +92,8 @@ def serve_toy(folder: Path, flags: list[str]) -> Iterator[ToyServer]:
     """Start `python -m vivace.launch_server` on a toy checkpoint, wait until ready, stop it."""
     model, log, port = write_toy_llama(folder / "model"), folder / "server.log", free_port()
     command = [sys.executable, "-m", "vivace.launch_server", "--model-path", str(model)]
-    command += ["--port", str(port), "--dtype", "float32", *flags]
+    command += ["--port", str(port), "--dtype", "float32"]
+    command += ["--cpu-threads", "1", *flags]
     with log.open("wb") as sink:
         process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT)
     toy = ToyServer(f"http://127.0.0.1:{port}", log, process)
