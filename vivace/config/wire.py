@@ -25,13 +25,13 @@ def plain(value: Any) -> Any:
         return str(value)
     if isinstance(value, Secret):
         return value.reveal()
-    raise NotImplementedError(f"{type(value).__name__} does not travel")
+    raise TypeError(f"{type(value).__name__} does not travel")
 
 
 def rich(kind: type[Any], value: Any) -> Any:
     if kind in (Path, Secret):
         return kind(value)
-    raise NotImplementedError(f"{kind.__name__} does not travel")
+    raise TypeError(f"{kind.__name__} does not travel")
 
 
 def public(config: Config) -> dict[str, Any]:
