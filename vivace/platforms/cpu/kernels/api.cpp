@@ -1,0 +1,137 @@
+// The C interface that Python loads with ctypes: pools, operations by number, graphs.
+#include <cstring>
+#include <memory>
+#include <new>
+#include <vector>
+
+#include "op.h"
+#include "pool.h"
+
+namespace vivace {
+#ifdef VV_HAVE_AVX512
+namespace avx512 { OpTable table(); }
+#endif
+#ifdef VV_HAVE_AVX2
+namespace avx2 { OpTable table(); }
+#endif
+namespace portable { OpTable table(); }
+
+namespace {
+
+struct Isa {
+    const char* name;
+    OpTable (*table)();
+    bool (*usable)();
+};
+
+const Isa ISAS[] = {
+#ifdef VV_HAVE_AVX512
+    {"avx512", avx512::table,
+     [] {
+         return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("fma");
+     }},
+#endif
+#ifdef VV_HAVE_AVX2
+    {"avx2", avx2::table,
+     [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); }},
+#endif
+    {"portable", portable::table, [] { return true; }},
+};
+
+const Isa* isa_called(const char* wanted) {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+#endif
+    for (const Isa& isa : ISAS)
+        if (isa.usable() && (!wanted || !*wanted || !std::strcmp(wanted, isa.name))) return &isa;
+    return nullptr;
+}
+
+struct Context {
+    const Isa* isa;
+    OpTable ops;
+    int64_t count;
+    Pool pool;
+};
+
+// Calls whose arguments are kept. The first word of each is its rows, replaced on replay.
+struct Graph {
+    struct Entry {
+        const Op* op;
+        size_t at;
+    };
+    std::vector<Entry> entries;
+    std::vector<int64_t> words;
+    std::vector<Call> calls;
+};
+
+}  // namespace
+}  // namespace vivace
+
+using namespace vivace;
+
+extern "C" {
+
+int64_t vv_version() { return VV_VERSION; }
+
+// The best instruction set this CPU has, or the one called `isa`; null when it has not that one.
+void* vv_open(const char* isa, int64_t threads, int64_t spin_us, int64_t pin) {
+    const Isa* chosen = isa_called(isa);
+    if (!chosen) return nullptr;
+    OpTable ops = chosen->table();
+    int64_t count = 0;
+    while (ops[count].name) ++count;
+    return new (std::nothrow) Context{chosen, ops, count, Pool((int)threads, spin_us, pin != 0)};
+}
+
+void vv_close(void* context) { delete static_cast<Context*>(context); }
+
+const char* vv_isa(void* context) { return static_cast<Context*>(context)->isa->name; }
+
+int64_t vv_find(void* context, const char* name) {
+    auto* self = static_cast<Context*>(context);
+    for (int64_t i = 0; i < self->count; ++i)
+        if (!std::strcmp(self->ops[i].name, name)) return i;
+    return -1;
+}
+
+int64_t vv_words(void* context, int64_t op) { return static_cast<Context*>(context)->ops[op].words; }
+
+void vv_run(void* context, int64_t op, const void* args) {
+    auto* self = static_cast<Context*>(context);
+    const Call call{self->ops + op, args};
+    self->pool.run(&call, 1);
+}
+
+void* vv_graph_new() { return new (std::nothrow) Graph(); }
+
+void vv_graph_free(void* graph) { delete static_cast<Graph*>(graph); }
+
+void vv_graph_add(void* context, void* graph, int64_t op, const int64_t* args) {
+    auto* self = static_cast<Context*>(context);
+    auto* list = static_cast<Graph*>(graph);
+    const Op* chosen = self->ops + op;
+    list->entries.push_back({chosen, list->words.size()});
+    list->words.insert(list->words.end(), args, args + chosen->words);
+}
+
+int64_t vv_graph_calls(void* graph) { return (int64_t) static_cast<Graph*>(graph)->entries.size(); }
+
+int64_t vv_graph_bytes(void* graph) {
+    auto* list = static_cast<Graph*>(graph);
+    return (int64_t)(list->words.size() * 8 + list->entries.size() * (sizeof(Graph::Entry) + sizeof(Call)));
+}
+
+void vv_graph_replay(void* context, void* graph, int64_t rows) {
+    auto* self = static_cast<Context*>(context);
+    auto* list = static_cast<Graph*>(graph);
+    if (list->calls.size() != list->entries.size()) {
+        list->calls.clear();
+        for (const auto& entry : list->entries) list->calls.push_back({entry.op, list->words.data() + entry.at});
+    }
+    for (const auto& entry : list->entries) list->words[entry.at] = rows;
+    self->pool.run(list->calls.data(), (int64_t)list->calls.size());
+}
+
+}  // extern "C"

@@ -1,0 +1,39 @@
+// One native operation: how many independent chunks it has, and how to do one of them.
+//
+// Arguments are a flat array of 8-byte words (pointers, int64, double), packed by Python's struct
+// module: the same bytes are run at once (eager) or kept in a graph (captured). The first word is
+// always the number of rows, so that a graph can be replayed with fewer rows than were captured.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace vivace {
+
+// Memory of one thread that grows and is never given back; contents do not survive a chunk.
+struct Scratch {
+    void* data = nullptr;
+    size_t size = 0;
+    void* get(size_t bytes);
+};
+
+struct Op {
+    const char* name;
+    int64_t words;                                     // length of its arguments
+    int64_t (*chunks)(const void* args, int threads);  // 0 = nothing to do
+    void (*run)(const void* args, int64_t chunk, int threads, Scratch& scratch);
+};
+
+// A table compiled for one instruction set; `name` is null in the last entry.
+using OpTable = const Op*;
+
+// The rows of this chunk when `rows` are dealt out in pieces of `piece`.
+struct Range {
+    int64_t begin, end;
+};
+inline Range piece_of(int64_t rows, int64_t piece, int64_t chunk) {
+    const int64_t begin = chunk * piece;
+    return {begin, begin + piece < rows ? begin + piece : rows};
+}
+inline int64_t pieces(int64_t rows, int64_t piece) { return (rows + piece - 1) / piece; }
+
+}  // namespace vivace

@@ -1,0 +1,250 @@
+// Sixteen numbers at once, the same on every instruction set.
+//
+// F16 = 16 x float32, I16 = 16 x int32. Every function is one rounding per lane and lanes never
+// meet except in reduce_*, whose order is fixed: results do not depend on how rows are batched.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX512F__) || defined(__AVX2__)
+#include <immintrin.h>
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
+#endif
+
+#define VV_INLINE static inline __attribute__((always_inline))
+
+namespace vivace {
+namespace VV_ISA {
+
+#if defined(__AVX512F__)
+
+struct F16 { __m512 v; };
+struct I16 { __m512i v; };
+VV_INLINE F16 zero() { return {_mm512_setzero_ps()}; }
+VV_INLINE F16 set1(float x) { return {_mm512_set1_ps(x)}; }
+VV_INLINE F16 load(const float* p) { return {_mm512_loadu_ps(p)}; }
+VV_INLINE void store(float* p, F16 a) { _mm512_storeu_ps(p, a.v); }
+VV_INLINE F16 load_first(const float* p, int n) { return {_mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p)}; }
+VV_INLINE void store_first(float* p, F16 a, int n) { _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), a.v); }
+VV_INLINE F16 fma(F16 a, F16 b, F16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+VV_INLINE F16 add(F16 a, F16 b) { return {_mm512_add_ps(a.v, b.v)}; }
+VV_INLINE F16 sub(F16 a, F16 b) { return {_mm512_sub_ps(a.v, b.v)}; }
+VV_INLINE F16 mul(F16 a, F16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
+VV_INLINE F16 div(F16 a, F16 b) { return {_mm512_div_ps(a.v, b.v)}; }
+VV_INLINE F16 max(F16 a, F16 b) { return {_mm512_max_ps(a.v, b.v)}; }
+VV_INLINE F16 min(F16 a, F16 b) { return {_mm512_min_ps(a.v, b.v)}; }
+VV_INLINE F16 to_float(I16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
+VV_INLINE I16 round_to_int(F16 a) { return {_mm512_cvtps_epi32(a.v)}; }
+VV_INLINE I16 iset1(int32_t x) { return {_mm512_set1_epi32(x)}; }
+VV_INLINE I16 iload(const void* p) { return {_mm512_loadu_si512(p)}; }
+VV_INLINE I16 load_u8(const uint8_t* p) { return {_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p))}; }
+VV_INLINE I16 load_s8(const int8_t* p) { return {_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p))}; }
+VV_INLINE I16 iand(I16 a, I16 b) { return {_mm512_and_si512(a.v, b.v)}; }
+VV_INLINE I16 ior(I16 a, I16 b) { return {_mm512_or_si512(a.v, b.v)}; }
+VV_INLINE I16 iadd(I16 a, I16 b) { return {_mm512_add_epi32(a.v, b.v)}; }
+template <int N> VV_INLINE I16 srl(I16 a) { return {_mm512_srli_epi32(a.v, N)}; }
+template <int N> VV_INLINE I16 sll(I16 a) { return {_mm512_slli_epi32(a.v, N)}; }
+VV_INLINE F16 bits_to_float(I16 a) { return {_mm512_castsi512_ps(a.v)}; }
+VV_INLINE I16 float_to_bits(F16 a) { return {_mm512_castps_si512(a.v)}; }
+VV_INLINE F16 load_half(const uint16_t* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))}; }
+VV_INLINE F16 load_bf16(const uint16_t* p) {
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16))};
+}
+VV_INLINE void store_low16(uint16_t* p, I16 a) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(a.v)); }
+VV_INLINE void store_low8(uint8_t* p, I16 a) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(a.v)); }
+
+#elif defined(__AVX2__)
+
+struct F16 { __m256 a, b; };
+struct I16 { __m256i a, b; };
+VV_INLINE F16 zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+VV_INLINE F16 set1(float x) { __m256 v = _mm256_set1_ps(x); return {v, v}; }
+VV_INLINE F16 load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+VV_INLINE void store(float* p, F16 x) { _mm256_storeu_ps(p, x.a); _mm256_storeu_ps(p + 8, x.b); }
+VV_INLINE F16 fma(F16 x, F16 y, F16 z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
+VV_INLINE F16 add(F16 x, F16 y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
+VV_INLINE F16 sub(F16 x, F16 y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
+VV_INLINE F16 mul(F16 x, F16 y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
+VV_INLINE F16 div(F16 x, F16 y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+VV_INLINE F16 max(F16 x, F16 y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+VV_INLINE F16 min(F16 x, F16 y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
+VV_INLINE F16 to_float(I16 x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+VV_INLINE I16 round_to_int(F16 x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
+VV_INLINE I16 iset1(int32_t x) { __m256i v = _mm256_set1_epi32(x); return {v, v}; }
+VV_INLINE I16 iload(const void* p) {
+    return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)p + 1)};
+}
+VV_INLINE I16 load_u8(const uint8_t* p) {
+    return {_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)), _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8)))};
+}
+VV_INLINE I16 load_s8(const int8_t* p) {
+    return {_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)), _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8)))};
+}
+VV_INLINE I16 iand(I16 x, I16 y) { return {_mm256_and_si256(x.a, y.a), _mm256_and_si256(x.b, y.b)}; }
+VV_INLINE I16 ior(I16 x, I16 y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
+VV_INLINE I16 iadd(I16 x, I16 y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
+template <int N> VV_INLINE I16 srl(I16 x) { return {_mm256_srli_epi32(x.a, N), _mm256_srli_epi32(x.b, N)}; }
+template <int N> VV_INLINE I16 sll(I16 x) { return {_mm256_slli_epi32(x.a, N), _mm256_slli_epi32(x.b, N)}; }
+VV_INLINE F16 bits_to_float(I16 x) { return {_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)}; }
+VV_INLINE I16 float_to_bits(F16 x) { return {_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)}; }
+VV_INLINE F16 load_half(const uint16_t* p) {
+    return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
+}
+VV_INLINE F16 load_bf16(const uint16_t* p) {
+    I16 wide = {_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)(p + 8)))};
+    return bits_to_float(sll<16>(wide));
+}
+#define VV_SPILLED_HELPERS 1
+
+#elif defined(__ARM_NEON) && defined(__aarch64__)
+
+struct F16 { float32x4_t v[4]; };
+struct I16 { int32x4_t v[4]; };
+#define VV_EACH(i) for (int i = 0; i < 4; ++i)
+VV_INLINE F16 set1(float x) { F16 r; VV_EACH(i) r.v[i] = vdupq_n_f32(x); return r; }
+VV_INLINE F16 zero() { return set1(0.0f); }
+VV_INLINE F16 load(const float* p) { F16 r; VV_EACH(i) r.v[i] = vld1q_f32(p + 4 * i); return r; }
+VV_INLINE void store(float* p, F16 x) { VV_EACH(i) vst1q_f32(p + 4 * i, x.v[i]); }
+VV_INLINE F16 fma(F16 x, F16 y, F16 z) { F16 r; VV_EACH(i) r.v[i] = vfmaq_f32(z.v[i], x.v[i], y.v[i]); return r; }
+VV_INLINE F16 add(F16 x, F16 y) { F16 r; VV_EACH(i) r.v[i] = vaddq_f32(x.v[i], y.v[i]); return r; }
+VV_INLINE F16 sub(F16 x, F16 y) { F16 r; VV_EACH(i) r.v[i] = vsubq_f32(x.v[i], y.v[i]); return r; }
+VV_INLINE F16 mul(F16 x, F16 y) { F16 r; VV_EACH(i) r.v[i] = vmulq_f32(x.v[i], y.v[i]); return r; }
+VV_INLINE F16 div(F16 x, F16 y) { F16 r; VV_EACH(i) r.v[i] = vdivq_f32(x.v[i], y.v[i]); return r; }
+VV_INLINE F16 max(F16 x, F16 y) { F16 r; VV_EACH(i) r.v[i] = vmaxq_f32(x.v[i], y.v[i]); return r; }
+VV_INLINE F16 min(F16 x, F16 y) { F16 r; VV_EACH(i) r.v[i] = vminq_f32(x.v[i], y.v[i]); return r; }
+VV_INLINE F16 to_float(I16 x) { F16 r; VV_EACH(i) r.v[i] = vcvtq_f32_s32(x.v[i]); return r; }
+VV_INLINE I16 round_to_int(F16 x) { I16 r; VV_EACH(i) r.v[i] = vcvtnq_s32_f32(x.v[i]); return r; }
+VV_INLINE I16 iset1(int32_t x) { I16 r; VV_EACH(i) r.v[i] = vdupq_n_s32(x); return r; }
+VV_INLINE I16 iload(const void* p) { I16 r; VV_EACH(i) r.v[i] = vld1q_s32((const int32_t*)p + 4 * i); return r; }
+VV_INLINE I16 load_u8(const uint8_t* p) {
+    const uint8x16_t bytes = vld1q_u8(p);
+    const uint16x8_t low = vmovl_u8(vget_low_u8(bytes)), high = vmovl_u8(vget_high_u8(bytes));
+    return {{vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(low))), vreinterpretq_s32_u32(vmovl_u16(vget_high_u16(low))),
+             vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(high))), vreinterpretq_s32_u32(vmovl_u16(vget_high_u16(high)))}};
+}
+VV_INLINE I16 load_s8(const int8_t* p) {
+    const int8x16_t bytes = vld1q_s8(p);
+    const int16x8_t low = vmovl_s8(vget_low_s8(bytes)), high = vmovl_s8(vget_high_s8(bytes));
+    return {{vmovl_s16(vget_low_s16(low)), vmovl_s16(vget_high_s16(low)), vmovl_s16(vget_low_s16(high)), vmovl_s16(vget_high_s16(high))}};
+}
+VV_INLINE I16 iand(I16 x, I16 y) { I16 r; VV_EACH(i) r.v[i] = vandq_s32(x.v[i], y.v[i]); return r; }
+VV_INLINE I16 ior(I16 x, I16 y) { I16 r; VV_EACH(i) r.v[i] = vorrq_s32(x.v[i], y.v[i]); return r; }
+VV_INLINE I16 iadd(I16 x, I16 y) { I16 r; VV_EACH(i) r.v[i] = vaddq_s32(x.v[i], y.v[i]); return r; }
+template <int N> VV_INLINE I16 srl(I16 x) {
+    I16 r; VV_EACH(i) r.v[i] = vreinterpretq_s32_u32(vshrq_n_u32(vreinterpretq_u32_s32(x.v[i]), N)); return r;
+}
+template <int N> VV_INLINE I16 sll(I16 x) { I16 r; VV_EACH(i) r.v[i] = vshlq_n_s32(x.v[i], N); return r; }
+VV_INLINE F16 bits_to_float(I16 x) { F16 r; VV_EACH(i) r.v[i] = vreinterpretq_f32_s32(x.v[i]); return r; }
+VV_INLINE I16 float_to_bits(F16 x) { I16 r; VV_EACH(i) r.v[i] = vreinterpretq_s32_f32(x.v[i]); return r; }
+VV_INLINE F16 load_half(const uint16_t* p) {
+    F16 r; VV_EACH(i) r.v[i] = vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p + 4 * i))); return r;
+}
+VV_INLINE F16 load_bf16(const uint16_t* p) {
+    F16 r; VV_EACH(i) r.v[i] = vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p + 4 * i), 16)); return r;
+}
+#define VV_SPILLED_HELPERS 1
+
+#else
+
+struct F16 { float v[16]; };
+struct I16 { int32_t v[16]; };
+#define VV_LANES(i) for (int i = 0; i < 16; ++i)
+VV_INLINE F16 set1(float x) { F16 r; VV_LANES(i) r.v[i] = x; return r; }
+VV_INLINE F16 zero() { return set1(0.0f); }
+VV_INLINE F16 load(const float* p) { F16 r; std::memcpy(r.v, p, 64); return r; }
+VV_INLINE void store(float* p, F16 x) { std::memcpy(p, x.v, 64); }
+VV_INLINE F16 fma(F16 x, F16 y, F16 z) { F16 r; VV_LANES(i) r.v[i] = x.v[i] * y.v[i] + z.v[i]; return r; }
+VV_INLINE F16 add(F16 x, F16 y) { F16 r; VV_LANES(i) r.v[i] = x.v[i] + y.v[i]; return r; }
+VV_INLINE F16 sub(F16 x, F16 y) { F16 r; VV_LANES(i) r.v[i] = x.v[i] - y.v[i]; return r; }
+VV_INLINE F16 mul(F16 x, F16 y) { F16 r; VV_LANES(i) r.v[i] = x.v[i] * y.v[i]; return r; }
+VV_INLINE F16 div(F16 x, F16 y) { F16 r; VV_LANES(i) r.v[i] = x.v[i] / y.v[i]; return r; }
+VV_INLINE F16 max(F16 x, F16 y) { F16 r; VV_LANES(i) r.v[i] = x.v[i] > y.v[i] ? x.v[i] : y.v[i]; return r; }
+VV_INLINE F16 min(F16 x, F16 y) { F16 r; VV_LANES(i) r.v[i] = x.v[i] < y.v[i] ? x.v[i] : y.v[i]; return r; }
+VV_INLINE F16 to_float(I16 x) { F16 r; VV_LANES(i) r.v[i] = (float)x.v[i]; return r; }
+VV_INLINE I16 round_to_int(F16 x) { I16 r; VV_LANES(i) r.v[i] = (int32_t)std::nearbyintf(x.v[i]); return r; }
+VV_INLINE I16 iset1(int32_t x) { I16 r; VV_LANES(i) r.v[i] = x; return r; }
+VV_INLINE I16 iload(const void* p) { I16 r; std::memcpy(r.v, p, 64); return r; }
+VV_INLINE I16 load_u8(const uint8_t* p) { I16 r; VV_LANES(i) r.v[i] = p[i]; return r; }
+VV_INLINE I16 load_s8(const int8_t* p) { I16 r; VV_LANES(i) r.v[i] = p[i]; return r; }
+VV_INLINE I16 iand(I16 x, I16 y) { I16 r; VV_LANES(i) r.v[i] = x.v[i] & y.v[i]; return r; }
+VV_INLINE I16 ior(I16 x, I16 y) { I16 r; VV_LANES(i) r.v[i] = x.v[i] | y.v[i]; return r; }
+VV_INLINE I16 iadd(I16 x, I16 y) { I16 r; VV_LANES(i) r.v[i] = (int32_t)((uint32_t)x.v[i] + (uint32_t)y.v[i]); return r; }
+template <int N> VV_INLINE I16 srl(I16 x) { I16 r; VV_LANES(i) r.v[i] = (int32_t)((uint32_t)x.v[i] >> N); return r; }
+template <int N> VV_INLINE I16 sll(I16 x) { I16 r; VV_LANES(i) r.v[i] = (int32_t)((uint32_t)x.v[i] << N); return r; }
+VV_INLINE F16 bits_to_float(I16 x) { F16 r; std::memcpy(r.v, x.v, 64); return r; }
+VV_INLINE I16 float_to_bits(F16 x) { I16 r; std::memcpy(r.v, x.v, 64); return r; }
+VV_INLINE float half_to_float(uint16_t h) {
+    const uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = (h >> 10) & 31, fraction = h & 1023;
+    uint32_t bits;
+    if (exponent == 31) bits = sign | 0x7f800000 | (fraction << 13);
+    else if (exponent) bits = sign | ((exponent + 112) << 23) | (fraction << 13);
+    else { const float small = (float)fraction * (1.0f / 16777216.0f); std::memcpy(&bits, &small, 4); bits |= sign; }
+    float f; std::memcpy(&f, &bits, 4); return f;
+}
+VV_INLINE F16 load_half(const uint16_t* p) { F16 r; VV_LANES(i) r.v[i] = half_to_float(p[i]); return r; }
+VV_INLINE F16 load_bf16(const uint16_t* p) {
+    F16 r; VV_LANES(i) { const uint32_t b = (uint32_t)p[i] << 16; std::memcpy(&r.v[i], &b, 4); } return r;
+}
+#define VV_SPILLED_HELPERS 1
+#endif
+
+#ifdef VV_SPILLED_HELPERS
+VV_INLINE F16 load_first(const float* p, int n) { float t[16] = {0}; std::memcpy(t, p, 4 * (size_t)n); return load(t); }
+VV_INLINE void store_first(float* p, F16 x, int n) { float t[16]; store(t, x); std::memcpy(p, t, 4 * (size_t)n); }
+VV_INLINE void store_low16(uint16_t* p, I16 x) { int32_t t[16]; std::memcpy(t, &x, 64); for (int i = 0; i < 16; ++i) p[i] = (uint16_t)t[i]; }
+VV_INLINE void store_low8(uint8_t* p, I16 x) { int32_t t[16]; std::memcpy(t, &x, 64); for (int i = 0; i < 16; ++i) p[i] = (uint8_t)t[i]; }
+#endif
+
+// Round to nearest even, as torch does; a NaN stays one.
+VV_INLINE void store_bf16(uint16_t* p, F16 a) {
+    const I16 bits = float_to_bits(a);
+    const I16 odd = iand(srl<16>(bits), iset1(1));
+    store_low16(p, srl<16>(iadd(bits, iadd(odd, iset1(0x7fff)))));
+}
+// The two bfloat16 numbers of each 32-bit lane: [16][2] in memory.
+VV_INLINE F16 low_bf16(I16 pair) { return bits_to_float(sll<16>(pair)); }
+VV_INLINE F16 high_bf16(I16 pair) { return bits_to_float(iand(pair, iset1((int32_t)0xffff0000))); }
+
+// Halves are folded: lane i + lane i+8, then 4, 2, 1.
+VV_INLINE float reduce_add(F16 x) {
+    float t[16];
+    store(t, x);
+    for (int width = 8; width; width /= 2)
+        for (int i = 0; i < width; ++i) t[i] += t[i + width];
+    return t[0];
+}
+VV_INLINE float reduce_max(F16 x) {
+    float t[16];
+    store(t, x);
+    for (int width = 8; width; width /= 2)
+        for (int i = 0; i < width; ++i) t[i] = t[i] > t[i + width] ? t[i] : t[i + width];
+    return t[0];
+}
+
+// exp with at most 2 ulp of error; below -87.3 it is 0, above 88.7 infinity.
+VV_INLINE F16 exp(F16 x) {
+    // the constant comes first: of a NaN and a number, x86 keeps the second, and a NaN must stay
+    const F16 clamped = max(set1(-105.0f), min(set1(89.0f), x));
+    const I16 n = round_to_int(mul(clamped, set1(1.44269504f)));
+    const F16 k = to_float(n);
+    F16 r = fma(k, set1(-0.693359375f), clamped);
+    r = fma(k, set1(2.12194440e-4f), r);
+    F16 p = set1(1.9875691500e-4f);
+    p = fma(p, r, set1(1.3981999507e-3f));
+    p = fma(p, r, set1(8.3334519073e-3f));
+    p = fma(p, r, set1(4.1665795894e-2f));
+    p = fma(p, r, set1(1.6666665459e-1f));
+    p = fma(p, r, set1(5.0000001201e-1f));
+    p = add(fma(mul(r, r), p, r), set1(1.0f));
+    // 2^n in two factors, so that results near the ends of the range are right
+    const I16 half = round_to_int(mul(k, set1(0.5f)));
+    const I16 rest = round_to_int(sub(k, to_float(half)));
+    const F16 first = bits_to_float(sll<23>(iadd(half, iset1(127))));
+    const F16 second = bits_to_float(sll<23>(iadd(rest, iset1(127))));
+    return mul(mul(p, first), second);
+}
+
+}  // namespace VV_ISA
+}  // namespace vivace

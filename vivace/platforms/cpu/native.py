@@ -1,0 +1,182 @@
+"""The native kernels as Python sees them: a library, its thread pool, calls and graphs.
+
+The library has a plain C interface and knows neither torch nor Python, so one build serves every
+version of both. An operation is a number and a flat array of 8-byte words (pointers, int64,
+double). The same bytes are run at once or, while a graph is captured, kept in it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+LIBRARY = Path(__file__).with_name("_kernels.so")
+SPIN_MICROSECONDS = 60
+"""an idle worker looks so long for the next operation before it sleeps"""
+ALIGNMENT = 64
+"""bytes"""
+
+Words = Callable[..., None]
+"""Takes the operation's words in order; pointers are `Tensor.data_ptr()`, 0 for none."""
+
+
+class NoKernels(RuntimeError):
+    """The native kernels cannot be used here; the text says why."""
+
+
+class Kernels:
+    """An opened library with its own threads.
+
+    `threads` counts the calling thread. `isa` forces an instruction set ("avx512", "avx2",
+    "portable"); None is the best one. Raises NoKernels.
+    """
+
+    def __init__(self, threads: int, *, isa: str | None = None, library: Path = LIBRARY) -> None:
+        self._library = _load(library)
+        wanted = isa.encode() if isa else None
+        self._context = self._library.vv_open(wanted, threads, SPIN_MICROSECONDS, 0)
+        if not self._context:
+            raise NoKernels(f"this CPU does not have the instruction set {isa!r}")
+        weakref.finalize(self, self._library.vv_close, self._context)
+        self.threads = threads
+        self.isa: str = self._library.vv_isa(self._context).decode()
+        self._graph: Graph | None = None
+
+    def operation(self, name: str, layout: str) -> Words:
+        """The operation `name` as a function of its words.
+
+        `layout`: one character a word, as the struct module spells them: q = pointer or int64,
+        d = double. Raises ValueError when the library's operation takes another number of words.
+        """
+        number = self._library.vv_find(self._context, name.encode())
+        if number < 0:
+            raise ValueError(f"the kernel library has no operation {name!r}")
+        wanted = self._library.vv_words(self._context, number)
+        packing = struct.Struct("=" + layout)
+        if packing.size != 8 * wanted:
+            raise ValueError(f"{name}: {packing.size // 8} words given, the library takes {wanted}")
+        pack, run, context = packing.pack, self._library.vv_run, self._context
+
+        def call(*words: float) -> None:
+            if self._graph is None:
+                run(context, number, pack(*words))
+            else:
+                self._graph.add(number, pack(*words))
+
+        return call
+
+    def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """A buffer for a result: torch's while running, the graph's own while capturing."""
+        if self._graph is None:
+            return torch.empty(shape, dtype=dtype)
+        return self._graph.arena.empty(shape, dtype)
+
+    @contextmanager
+    def capture(self, arena: Arena) -> Iterator[Graph]:
+        """Operations called inside are kept in the graph that is handed out, and not run."""
+        if self._graph is not None:
+            raise RuntimeError("a graph is already being captured")
+        graph = Graph(self._library, self._context, arena)
+        self._graph = graph
+        try:
+            yield graph
+        finally:
+            self._graph = None
+
+
+class Graph:
+    """A list of calls over fixed buffers, replayed by one native call."""
+
+    def __init__(self, library: ctypes.CDLL, context: int, arena: Arena) -> None:
+        self.arena = arena
+        self._library, self._context = library, context
+        self._graph = library.vv_graph_new()
+        if not self._graph:
+            raise MemoryError("no memory for a graph of kernels")
+        weakref.finalize(self, library.vv_graph_free, self._graph)
+
+    def add(self, number: int, words: bytes) -> None:
+        self._library.vv_graph_add(self._context, self._graph, number, words)
+
+    def replay(self, rows: int) -> None:
+        """Run every call with `rows` instead of the captured number of rows (no more than it)."""
+        self._library.vv_graph_replay(self._context, self._graph, rows)
+
+    @property
+    def calls(self) -> int:
+        return self._library.vv_graph_calls(self._graph)
+
+    @property
+    def nbytes(self) -> int:
+        """of the list itself; the buffers are the arena's"""
+        return self._library.vv_graph_bytes(self._graph)
+
+
+class Arena:
+    """Buffers of captured steps. A buffer goes back when the last tensor on it is gone, so that
+    the next operation of the same capture may use it again, as it will when replayed.
+
+    Graphs may share an arena when they never run at the same time.
+    """
+
+    def __init__(self) -> None:
+        self._free: list[np.ndarray] = []
+        self.nbytes = 0
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        size = max(1, -(-prod(shape) * dtype.itemsize // ALIGNMENT)) * ALIGNMENT
+        block = self._take(size)
+        # A view of its own: torch's storage keeps it alive, and its end is the buffer's return.
+        view = block[:size]
+        weakref.finalize(view, self._free.append, block).atexit = False
+        return torch.from_numpy(view).view(dtype)[: prod(shape)].view(shape)
+
+    def _take(self, size: int) -> np.ndarray:
+        fitting = [block for block in self._free if size <= block.nbytes <= 2 * size]
+        if fitting:
+            smallest = min(fitting, key=lambda block: block.nbytes)
+            del self._free[next(i for i, block in enumerate(self._free) if block is smallest)]
+            return smallest
+        self.nbytes += size
+        raw = np.zeros(size + ALIGNMENT, np.uint8)
+        start = -raw.ctypes.data % ALIGNMENT
+        return raw[start : start + size]
+
+
+def _load(path: Path) -> ctypes.CDLL:
+    if not path.is_file():
+        raise NoKernels(
+            f"{path} was not built (no C++ compiler when vivace was installed); torch's own "
+            "operations are used, which are slower. Install g++ and reinstall vivace"
+        )
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise NoKernels(f"{path} cannot be loaded: {error}") from None
+    word, pointer = ctypes.c_int64, ctypes.c_void_p
+    for name, result, arguments in (
+        ("vv_open", pointer, (ctypes.c_char_p, word, word, word)),
+        ("vv_close", None, (pointer,)),
+        ("vv_isa", ctypes.c_char_p, (pointer,)),
+        ("vv_find", word, (pointer, ctypes.c_char_p)),
+        ("vv_words", word, (pointer, word)),
+        ("vv_run", None, (pointer, word, ctypes.c_char_p)),
+        ("vv_graph_new", pointer, ()),
+        ("vv_graph_free", None, (pointer,)),
+        ("vv_graph_add", None, (pointer, pointer, word, ctypes.c_char_p)),
+        ("vv_graph_calls", word, (pointer,)),
+        ("vv_graph_bytes", word, (pointer,)),
+        ("vv_graph_replay", None, (pointer, pointer, word)),
+    ):
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
