@@ -352,14 +352,14 @@ def events_after(text: str) -> list[str]:
 
 
 def test_a_bug_in_an_encoder_ends_one_stream_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = NativeAnswer.add
+    original = NativeAnswer.extend
 
-    def add(self: NativeAnswer, piece: Piece) -> None:
-        if self._request.rid == "bad" and piece.completion_tokens == 5:
+    def extend(self: NativeAnswer, text: str, tokens: list[int]) -> None:
+        if self._request.rid == "bad" and len(self._tokens) == 4:
             raise RuntimeError("boom")
-        original(self, piece)
+        original(self, text, tokens)
 
-    monkeypatch.setattr(NativeAnswer, "add", add)
+    monkeypatch.setattr(NativeAnswer, "extend", extend)
     engine = ScriptedEngine(pause=0.002)
     with running_server(engine=engine) as server:
 

@@ -246,6 +246,8 @@ class Frontend:
             if live is None:
                 continue
             try:
+                if live.passed(delta):
+                    continue
                 piece = live.accept(delta)
                 if piece is None:
                     continue

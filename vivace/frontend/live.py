@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 
 from vivace.frontend.detokenizer import Detokenizer, detokenizer
-from vivace.frontend.piece import Piece, Sink
+from vivace.frontend.piece import Piece, Sink, TextSink
 from vivace.frontend.stop_strings import StopHit, StopStrings
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.protocol.output import FINISH_LENGTH, FINISH_STOP, Delta, Finish, TokenLogprob
@@ -30,6 +30,7 @@ class Live:
         "_clock",
         "_detokenizer",
         "_first",
+        "_offer",
         "_prompt",
         "_prompt_logprobs_shown",
         "_queue",
@@ -62,11 +63,28 @@ class Live:
                 skip_special_tokens=sampling.skip_special_tokens,
                 spaces_between_special_tokens=sampling.spaces_between_special_tokens,
             )
+        plain = self._stops is None and tokenizer is not None and request.logprobs is None
+        self._offer = sink.offer if plain and isinstance(sink, TextSink) else None
         self._cached = 0
         self._retractions = 0
         self._queue = 0.0
         self._first = 0.0
         self._prompt_logprobs_shown = False
+
+    def passed(self, delta: Delta) -> bool:
+        """Hand a delta of nothing but tokens to a sink that takes mere text, if this is the middle
+        of such an answer; else False, and it is one for `accept`. May raise like `accept`."""
+        offer, ledger = self._offer, self.ledger
+        if offer is None or not ledger or delta.index != len(ledger):
+            return False
+        tokens = delta.tokens
+        if not tokens or delta.finish is not None or delta.retractions or self._detokenizer is None:
+            return False
+        text = self._detokenizer.push(tokens)
+        ledger += tokens
+        if not offer(text, tokens, len(ledger)):
+            self.sink.push(self._piece(text, tokens))
+        return True
 
     def accept(self, delta: Delta) -> Piece | None:
         """The piece this delta makes; None when it brings nothing new. Raises LedgerGap."""
@@ -106,15 +124,25 @@ class Live:
     def ended(self, finish: Finish) -> Piece:
         """A last piece that the engine did not send: an error, or an end it could not tell."""
         text, _, _ = self._text_to_the_end([], finish)
+        return self._piece(text, [], finish, self._final_timings())
+
+    def _piece(
+        self,
+        text: str,
+        tokens: list[int],
+        finish: Finish | None = None,
+        timings: dict[str, float] | None = None,
+    ) -> Piece:
+        """A piece without log-probabilities; the ledger has its tokens already."""
         return Piece(
             text=text,
-            tokens=[],
+            tokens=tokens,
             finish=finish,
             prompt_tokens=self._prompt,
             completion_tokens=len(self.ledger),
             cached_tokens=self._cached,
             retractions=self._retractions,
-            timings=self._final_timings(),
+            timings=timings,
         )
 
     def resumption(self) -> Request:

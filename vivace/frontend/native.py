@@ -46,9 +46,13 @@ class NativeAnswer:
     def finish(self) -> Finish | None:
         return self._last.finish if self._last is not None else None
 
+    def extend(self, text: str, tokens: list[int]) -> None:
+        """Text and tokens that came without a piece."""
+        self._texts.append(text)
+        self._tokens.extend(tokens)
+
     def add(self, piece: Piece) -> None:
-        self._texts.append(piece.text)
-        self._tokens.extend(piece.tokens)
+        self.extend(piece.text, piece.tokens)
         if piece.logprobs:
             self._logprobs.extend(piece.logprobs)
         if piece.prompt_logprobs:

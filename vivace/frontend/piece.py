@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -34,6 +34,17 @@ class Sink(Protocol):
 
     def push(self, piece: Piece) -> None:
         """Called in the receive turn itself: must neither block nor raise."""
+        ...
+
+
+@runtime_checkable
+class TextSink(Sink, Protocol):
+    """A sink that can do without a `Piece` in the middle of an answer, where only text is new."""
+
+    def offer(self, text: str, tokens: list[int], count: int) -> bool:
+        """Take text and tokens, `count` tokens of output so far; all other counts are those of the
+        last piece. False: nothing was taken, `push` them as a piece. Must neither block nor raise.
+        """
         ...
 
 

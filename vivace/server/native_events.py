@@ -1,5 +1,5 @@
-"""Pieces -> events of /generate. Between the first and the last event only text, ids and a few
-counts change, so the rest is encoded once and text and ids are escaped once per piece."""
+"""Pieces -> events of /generate. Between the first and the last event only text, ids and their
+count change, so the rest is encoded once and text and ids are escaped once per piece."""
 
 from __future__ import annotations
 
@@ -15,12 +15,8 @@ from vivace.server.sse import event
 
 encode = msgspec.json.encode
 
-COUNTS = {
-    "num_retractions": "retractions",
-    "completion_tokens": "completion_tokens",
-    "cached_tokens": "cached_tokens",
-}
-"""Fields of meta_info that change with every piece, and where pieces have them."""
+COUNT = "completion_tokens"
+"""The field of meta_info that changes with every event."""
 
 
 class NativeEvents:
@@ -34,49 +30,65 @@ class NativeEvents:
         self._answer = answer
         self._disjoint = disjoint
         self._prompt_ids = prompt_ids
-        self._quick = False
         self._plain = request.logprobs is None
+        self._learnt = False
+        self._retractions = 0
+        self._cached = 0
         self._text = b""
         self._ids = b""
         self._meta = b""
         self._tail = b""
 
     def __call__(self, piece: Piece) -> bytes:
-        if self._quick and piece.finish is None:
-            self._answer.add(piece)
-            return self._quick_event(piece)
+        if self._differs_in_text_only(piece):
+            return self._quick(piece.text, piece.tokens, piece.completion_tokens)
         failed = failure(piece.finish)
         if failed is not None:
             return failed
         body = self._answer.event(piece)
         if self._prompt_ids:
             body["meta_info"]["prompt_token_ids"] = self._request.tokens
-        if self._plain and not self._quick:
+        if self._plain and piece.finish is None:
             self._learn(body, piece)
         return event(encode(body))
 
-    def _quick_event(self, piece: Piece) -> bytes:
-        text = encode(piece.text)[1:-1]
-        ids = encode(piece.tokens)[1:-1]
+    def quick(self, text: str, tokens: list[int], count: int) -> bytes | None:
+        """The event of mere text; None before the first piece has shown what all have in common."""
+        return self._quick(text, tokens, count) if self._learnt else None
+
+    def _differs_in_text_only(self, piece: Piece) -> bool:
+        return (
+            self._learnt
+            and piece.finish is None
+            and piece.retractions == self._retractions
+            and piece.cached_tokens == self._cached
+        )
+
+    def _quick(self, text: str, tokens: list[int], count: int) -> bytes:
+        shown, ids = encode(text), encode(tokens)
         if not self._disjoint:
-            self._text += text
-            self._ids = b"%b,%b" % (self._ids, ids) if self._ids and ids else self._ids + ids
-            text, ids = self._text, self._ids
-        meta = self._meta % (piece.retractions, piece.completion_tokens, piece.cached_tokens)
-        return b'data: {"text":"%b","output_ids":[%b],"meta_info":%b%b' % (
-            text,
+            self._answer.extend(text, tokens)
+            self._text += shown[1:-1]
+            if tokens:
+                self._ids += b"," + ids[1:-1] if self._ids else ids[1:-1]
+            shown, ids = b'"%b"' % self._text, b"[%b]" % self._ids
+        return b'data: {"text":%b,"output_ids":%b%b%d%b' % (
+            shown,
             ids,
-            meta,
+            self._meta,
+            count,
             self._tail,
         )
 
     def _learn(self, body: dict[str, Any], piece: Piece) -> None:
-        """Take from the first event what all later ones repeat."""
+        """Take from an event what those after it repeat: all but text, ids and their count."""
         rest = {key: value for key, value in body.items() if key not in ("text", "output_ids")}
-        meta = {key: value for key, value in rest.pop("meta_info").items() if key not in COUNTS}
-        fixed = encode(meta)[:-1].replace(b"%", b"%%")
-        self._meta = fixed + b"".join(b',"%b":%%d' % name.encode() for name in COUNTS) + b"}"
-        self._tail = (b"," + encode(rest)[1:] if rest else b"}") + b"\n\n"
-        self._text = encode(piece.text)[1:-1]
-        self._ids = encode(piece.tokens)[1:-1]
-        self._quick = piece.finish is None
+        meta = dict(rest.pop("meta_info"))
+        del meta[COUNT]
+        self._meta = b',"meta_info":' + encode(meta)[:-1] + b',"%b":' % COUNT.encode()
+        self._tail = b"}" + (b"," + encode(rest)[1:] if rest else b"}") + b"\n\n"
+        self._text = encode(body["text"])[1:-1]
+        self._ids = encode(body["output_ids"])[1:-1]
+        self._retractions = piece.retractions
+        self._cached = piece.cached_tokens
+        self._learnt = True

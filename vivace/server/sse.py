@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 from aiohttp import HttpVersion11, web
@@ -29,8 +30,19 @@ HEADERS = {
 }
 POLL = 0.05
 
-Encode = Callable[[Piece], bytes]
-"""Piece -> complete events (b"" for nothing to say)."""
+CRLF = b"\r\n"
+HEADS = tuple(b"%x\r\n" % size for size in range(1024))
+"""Heads of the chunks of most events."""
+
+
+class Encode(Protocol):
+    """What one sequence says, as complete events (b"" for nothing to say)."""
+
+    def __call__(self, piece: Piece) -> bytes: ...
+
+    def quick(self, text: str, tokens: list[int], count: int) -> bytes | None:
+        """News of mere text (see `TextSink.offer`); None when it takes a piece to say it."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -40,6 +52,13 @@ class StreamLimits:
     high_water: int
     hold_limit: int
     stall: float
+
+
+def chunk(data: bytes) -> bytes:
+    """One chunk of a chunked HTTP body."""
+    size = len(data)
+    head = HEADS[size] if size < len(HEADS) else b"%x\r\n" % size
+    return b"".join((head, data, CRLF))
 
 
 def event(data: bytes) -> bytes:
@@ -53,7 +72,22 @@ class Outlet:
     def __init__(self, stream: EventStream, encode: Encode) -> None:
         self._stream = stream
         self._encode = encode
+        self._quick = encode.quick
         self.held: Piece | None = None
+
+    def offer(self, text: str, tokens: list[int], count: int) -> bool:
+        """Write mere text when nothing is in its way; never blocks, never raises."""
+        stream = self._stream
+        if not stream.flowing:
+            return False
+        try:
+            data = self._quick(text, tokens, count)
+            if data is None:
+                return False
+            stream.write(data)
+        except Exception as error:
+            stream.fail(error)
+        return True
 
     def push(self, piece: Piece) -> None:
         """Write or hold one piece; never blocks, never raises."""
@@ -86,6 +120,7 @@ class EventStream:
         self.flowing = False
         self.failed = False
         self._limits = limits
+        self._high_water = limits.high_water
         self._epilogue = epilogue
         self._outlets: list[Outlet] = []
         self._open = 0
@@ -149,8 +184,8 @@ class EventStream:
         transport = self._transport
         if not data or transport is None or transport.is_closing():
             return
-        transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
-        if transport.get_write_buffer_size() > self._limits.high_water:
+        transport.write(chunk(data) if self._chunked else data)
+        if transport.get_write_buffer_size() > self._high_water:
             self._pause(transport)
 
     def end(self, data: bytes) -> None:
@@ -181,7 +216,7 @@ class EventStream:
             log.error("a stream failed", exc_info=error)
             if transport is not None and not transport.is_closing():
                 data = event(msgspec.json.encode(error_body(500, "internal error"))) + DONE
-                transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+                transport.write(chunk(data) if self._chunked else data)
         for future in (self._first, self._over):
             if not future.done():
                 future.set_exception(error)
@@ -201,7 +236,7 @@ class EventStream:
             return
         loop = asyncio.get_running_loop()
         unsent = transport.get_write_buffer_size()
-        if unsent <= self._limits.high_water // 2:
+        if unsent <= self._high_water // 2:
             self._resume()
             return
         if unsent < self._unsent:

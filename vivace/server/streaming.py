@@ -11,6 +11,7 @@ from vivace.frontend.piece import Piece
 from vivace.protocol.request import Request
 from vivace.server.context import Context
 from vivace.server.jobs import refusal_of
+from vivace.server.request_log import RequestLog
 from vivace.server.sse import Encode, EventStream, StreamLimits
 
 
@@ -50,13 +51,19 @@ async def stream(
 
 def logged(context: Context, request: Request, encode: Encode) -> Encode:
     """The encoder, with a line in the request log at the end; itself when nobody logs."""
-    if not context.request_log.enabled:
-        return encode
+    return Logged(context.request_log, request, encode) if context.request_log.enabled else encode
 
-    def encode_and_log(piece: Piece) -> bytes:
+
+class Logged:
+    """An encoder that logs the end of its sequence."""
+
+    def __init__(self, request_log: RequestLog, request: Request, encode: Encode) -> None:
+        self.quick = encode.quick
+        self._log = request_log
+        self._request = request
+        self._encode = encode
+
+    def __call__(self, piece: Piece) -> bytes:
         if piece.finish is not None:
-            seconds = time.monotonic() - request.arrival
-            context.request_log.finished(request, piece, seconds)
-        return encode(piece)
-
-    return encode_and_log
+            self._log.finished(self._request, piece, time.monotonic() - self._request.arrival)
+        return self._encode(piece)

@@ -78,9 +78,15 @@ class ChatChunks:
 
     def __call__(self, piece: Piece) -> bytes:
         if self._quick and piece.finish is None:
-            text = piece.text
-            return self._prefix + encode(text) + self._suffix if text else b""
+            return self._text_event(piece.text)
         return self._general(piece)
+
+    def quick(self, text: str, _tokens: list[int], _count: int) -> bytes | None:
+        """The event of mere text; None before the first piece, and when events show more."""
+        return self._text_event(text) if self._quick else None
+
+    def _text_event(self, text: str) -> bytes:
+        return self._prefix + encode(text) + self._suffix if text else b""
 
     def _general(self, piece: Piece) -> bytes:
         """Any piece; the first, the last and those with details come here."""
@@ -140,9 +146,15 @@ class CompletionChunks:
 
     def __call__(self, piece: Piece) -> bytes:
         if self._quick and piece.finish is None:
-            text = piece.text
-            return self._choice + encode(text) + self._suffix if text else b""
+            return self._text_event(piece.text)
         return self._general(piece)
+
+    def quick(self, text: str, _tokens: list[int], _count: int) -> bytes | None:
+        """The event of mere text; None before the first piece, and when events show more."""
+        return self._text_event(text) if self._quick else None
+
+    def _text_event(self, text: str) -> bytes:
+        return self._choice + encode(text) + self._suffix if text else b""
 
     def _general(self, piece: Piece) -> bytes:
         """Any piece; the first, the last and those with details come here."""
