@@ -15,6 +15,14 @@
 
 #define VV_INLINE static inline __attribute__((always_inline))
 
+// Loops over registers are unrolled where registers are wide; elsewhere the code would only grow.
+#define VV_PRAGMA(text) _Pragma(#text)
+#if defined(__AVX2__) || defined(__ARM_NEON)
+#define VV_UNROLL(n) VV_PRAGMA(GCC unroll n)
+#else
+#define VV_UNROLL(n)
+#endif
+
 namespace vivace {
 namespace VV_ISA {
 
@@ -148,33 +156,43 @@ VV_INLINE F16 load_bf16(const uint16_t* p) {
 
 #else
 
-struct F16 { float v[16]; };
-struct I16 { int32_t v[16]; };
+// GCC's and Clang's vectors: four registers of SSE, or whatever the machine has.
+typedef float Floats __attribute__((vector_size(64)));
+typedef int32_t Ints __attribute__((vector_size(64)));
+typedef uint32_t Words __attribute__((vector_size(64)));
+struct F16 { Floats v; };
+struct I16 { Ints v; };
 #define VV_LANES(i) for (int i = 0; i < 16; ++i)
-VV_INLINE F16 set1(float x) { F16 r; VV_LANES(i) r.v[i] = x; return r; }
-VV_INLINE F16 zero() { return set1(0.0f); }
-VV_INLINE F16 load(const float* p) { F16 r; std::memcpy(r.v, p, 64); return r; }
-VV_INLINE void store(float* p, F16 x) { std::memcpy(p, x.v, 64); }
-VV_INLINE F16 fma(F16 x, F16 y, F16 z) { F16 r; VV_LANES(i) r.v[i] = x.v[i] * y.v[i] + z.v[i]; return r; }
-VV_INLINE F16 add(F16 x, F16 y) { F16 r; VV_LANES(i) r.v[i] = x.v[i] + y.v[i]; return r; }
-VV_INLINE F16 sub(F16 x, F16 y) { F16 r; VV_LANES(i) r.v[i] = x.v[i] - y.v[i]; return r; }
-VV_INLINE F16 mul(F16 x, F16 y) { F16 r; VV_LANES(i) r.v[i] = x.v[i] * y.v[i]; return r; }
-VV_INLINE F16 div(F16 x, F16 y) { F16 r; VV_LANES(i) r.v[i] = x.v[i] / y.v[i]; return r; }
-VV_INLINE F16 max(F16 x, F16 y) { F16 r; VV_LANES(i) r.v[i] = x.v[i] > y.v[i] ? x.v[i] : y.v[i]; return r; }
-VV_INLINE F16 min(F16 x, F16 y) { F16 r; VV_LANES(i) r.v[i] = x.v[i] < y.v[i] ? x.v[i] : y.v[i]; return r; }
-VV_INLINE F16 to_float(I16 x) { F16 r; VV_LANES(i) r.v[i] = (float)x.v[i]; return r; }
+VV_INLINE F16 set1(float x) { return {Floats{} + x}; }
+VV_INLINE F16 zero() { return {Floats{}}; }
+VV_INLINE F16 load(const float* p) { F16 r; std::memcpy(&r.v, p, 64); return r; }
+VV_INLINE void store(float* p, F16 x) { std::memcpy(p, &x.v, 64); }
+VV_INLINE F16 fma(F16 x, F16 y, F16 z) { return {x.v * y.v + z.v}; }
+VV_INLINE F16 add(F16 x, F16 y) { return {x.v + y.v}; }
+VV_INLINE F16 sub(F16 x, F16 y) { return {x.v - y.v}; }
+VV_INLINE F16 mul(F16 x, F16 y) { return {x.v * y.v}; }
+VV_INLINE F16 div(F16 x, F16 y) { return {x.v / y.v}; }
+VV_INLINE F16 max(F16 x, F16 y) { return {x.v > y.v ? x.v : y.v}; }
+VV_INLINE F16 min(F16 x, F16 y) { return {x.v < y.v ? x.v : y.v}; }
+VV_INLINE F16 to_float(I16 x) { return {__builtin_convertvector(x.v, Floats)}; }
 VV_INLINE I16 round_to_int(F16 x) { I16 r; VV_LANES(i) r.v[i] = (int32_t)std::nearbyintf(x.v[i]); return r; }
-VV_INLINE I16 iset1(int32_t x) { I16 r; VV_LANES(i) r.v[i] = x; return r; }
-VV_INLINE I16 iload(const void* p) { I16 r; std::memcpy(r.v, p, 64); return r; }
-VV_INLINE I16 load_u8(const uint8_t* p) { I16 r; VV_LANES(i) r.v[i] = p[i]; return r; }
-VV_INLINE I16 load_s8(const int8_t* p) { I16 r; VV_LANES(i) r.v[i] = p[i]; return r; }
-VV_INLINE I16 iand(I16 x, I16 y) { I16 r; VV_LANES(i) r.v[i] = x.v[i] & y.v[i]; return r; }
-VV_INLINE I16 ior(I16 x, I16 y) { I16 r; VV_LANES(i) r.v[i] = x.v[i] | y.v[i]; return r; }
-VV_INLINE I16 iadd(I16 x, I16 y) { I16 r; VV_LANES(i) r.v[i] = (int32_t)((uint32_t)x.v[i] + (uint32_t)y.v[i]); return r; }
-template <int N> VV_INLINE I16 srl(I16 x) { I16 r; VV_LANES(i) r.v[i] = (int32_t)((uint32_t)x.v[i] >> N); return r; }
-template <int N> VV_INLINE I16 sll(I16 x) { I16 r; VV_LANES(i) r.v[i] = (int32_t)((uint32_t)x.v[i] << N); return r; }
-VV_INLINE F16 bits_to_float(I16 x) { F16 r; std::memcpy(r.v, x.v, 64); return r; }
-VV_INLINE I16 float_to_bits(F16 x) { I16 r; std::memcpy(r.v, x.v, 64); return r; }
+VV_INLINE I16 iset1(int32_t x) { return {Ints{} + x}; }
+VV_INLINE I16 iload(const void* p) { I16 r; std::memcpy(&r.v, p, 64); return r; }
+VV_INLINE I16 load_u8(const uint8_t* p) {
+    typedef uint8_t Bytes __attribute__((vector_size(16)));
+    Bytes b; std::memcpy(&b, p, 16); return {__builtin_convertvector(b, Ints)};
+}
+VV_INLINE I16 load_s8(const int8_t* p) {
+    typedef int8_t Bytes __attribute__((vector_size(16)));
+    Bytes b; std::memcpy(&b, p, 16); return {__builtin_convertvector(b, Ints)};
+}
+VV_INLINE I16 iand(I16 x, I16 y) { return {x.v & y.v}; }
+VV_INLINE I16 ior(I16 x, I16 y) { return {x.v | y.v}; }
+VV_INLINE I16 iadd(I16 x, I16 y) { return {(Ints)((Words)x.v + (Words)y.v)}; }
+template <int N> VV_INLINE I16 srl(I16 x) { return {(Ints)((Words)x.v >> N)}; }
+template <int N> VV_INLINE I16 sll(I16 x) { return {(Ints)((Words)x.v << N)}; }
+VV_INLINE F16 bits_to_float(I16 x) { return {(Floats)x.v}; }
+VV_INLINE I16 float_to_bits(F16 x) { return {(Ints)x.v}; }
 VV_INLINE float half_to_float(uint16_t h) {
     const uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = (h >> 10) & 31, fraction = h & 1023;
     uint32_t bits;
