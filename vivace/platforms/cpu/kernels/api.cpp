@@ -24,6 +24,12 @@ struct Isa {
     bool (*usable)();
 };
 
+#ifdef __aarch64__
+constexpr const char* PORTABLE = "neon";  // every such CPU has it, and simd.h uses it
+#else
+constexpr const char* PORTABLE = "portable";
+#endif
+
 const Isa ISAS[] = {
 #ifdef VV_HAVE_AVX512
     {"avx512", avx512::table,
@@ -36,7 +42,7 @@ const Isa ISAS[] = {
     {"avx2", avx2::table,
      [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); }},
 #endif
-    {"portable", portable::table, [] { return true; }},
+    {PORTABLE, portable::table, [] { return true; }},
 };
 
 const Isa* isa_called(const char* wanted) {
@@ -71,6 +77,7 @@ struct Graph {
 
 using namespace vivace;
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 int64_t vv_version() { return VV_VERSION; }
@@ -135,3 +142,4 @@ void vv_graph_replay(void* context, void* graph, int64_t rows) {
 }
 
 }  // extern "C"
+#pragma GCC visibility pop

@@ -1,0 +1,33 @@
+// conformance ISA: every operation of one instruction set ("avx512", "avx2", "portable", "neon")
+//                  against a plain loop in double precision. 77: this machine does not have it.
+// conformance pool [jobs]: the thread pool under stress.
+#include <cstdlib>
+
+#include "check.h"
+
+namespace {
+
+int conform(const char* isa) {
+    check::Suite suite(isa);
+    if (!suite.usable()) {
+        std::printf("%s is not of this CPU or this build\n", isa);
+        return 77;
+    }
+    check::elementwise(suite);
+    check::linear(suite);
+    check::attention(suite);
+    check::sampling(suite);
+    std::printf("%s: %d operations, %d failures\n", vv_isa(suite.contexts[0]), suite.ops, suite.failures);
+    return suite.failures || !suite.ops ? 1 : 0;
+}
+
+}  // namespace
+
+int main(int count, char** words) {
+    if (count < 2) {
+        std::fprintf(stderr, "usage: conformance ISA | pool [jobs]\n");
+        return 2;
+    }
+    if (!std::strcmp(words[1], "pool")) return check::pool_stress(count > 2 ? std::atoll(words[2]) : 20000);
+    return conform(words[1]);
+}
