@@ -56,6 +56,8 @@ def main() -> None:
         pulse = Pulse(Path(setup.run_dir) / "pulse")
         pulse.beat(resting=act != "hang")
     else:
+        if act == "hear-first":
+            note(type(line.wait()).__name__)
         line.send(Serving())
     misbehave(act)
     try:

@@ -158,6 +158,20 @@ def test_a_dead_frontend_is_replaced_under_a_new_index(server: Server) -> None:
     assert server.told("frontend 0")[-2:] == ["Draining", "Stop"]
 
 
+def test_a_replaced_frontend_knows_the_engine_before_it_serves(server: Server) -> None:
+    def kill_and_stop() -> None:
+        pids = (line.split()[2] for line in server.events() if line.startswith("frontend 0 "))
+        os.kill(int(next(pids)), signal.SIGKILL)
+        server.wait_for("frontend 1 ", "FrontendGone")
+        time.sleep(0.5)
+        stop()
+
+    script = {"frontend": {"1": "hear-first"}}
+    assert server.run(script, when_ready=kill_and_stop) == 0
+    assert server.told("frontend 1")[:2] == ["start", "Ready"]
+    assert server.told("frontend 1")[-1] == "Stop"
+
+
 def test_a_frontend_that_dies_warming_up_is_replaced(server: Server) -> None:
     assert server.run({"frontend": {"0": "die-warming"}}, when_ready=stop) == 0
     assert "WarmUp" in server.told("frontend 0") and "WarmUp" in server.told("frontend 1")

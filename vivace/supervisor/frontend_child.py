@@ -54,11 +54,13 @@ async def run_frontend(line: Line[ToChild], setup: Setup) -> None:
     child = FrontendChild(line, mailbox, frontend, dump)
     child.count = frontend_countdown(config.environment.get("VIVACE_TEST_FAULT", ""), setup.index)
     asyncio.get_running_loop().add_reader(line.fileno(), child.listen)
+    child.listen()  # what came together with the setup
+    feeding = asyncio.create_task(child.feed_until_stopped())
     runner = await serve(build_app(frontend, config), socket.socket(fileno=setup.listener), config)
     gc.collect()
     gc.freeze()
     line.send(Serving())
-    await child.feed_until_stopped()
+    await feeding
     with contextlib.suppress(asyncio.TimeoutError):
         await asyncio.wait_for(runner.cleanup(), child.grace + 1)
     mailbox.close()

@@ -137,8 +137,10 @@ class Supervisor:
             index=index,
             listener=listener,
         )
-        child = spawn("frontend", self._plan.command, listener=listener)
-        self._frontends.append(self._begin(child, setup))
+        child = self._begin(spawn("frontend", self._plan.command, listener=listener), setup)
+        if self._ready is not None:  # before it serves: its first client finds an engine
+            child.line.send(self._ready)
+        self._frontends.append(child)
 
     def _begin(self, child: Child, setup: Setup) -> Child:
         self._selector.register(child.line, selectors.EVENT_READ, lambda: self._listen(child))
@@ -161,8 +163,6 @@ class Supervisor:
                     self._engine_is_ready(child, message)
                 case Serving():
                     child.serving = True
-                    if self._ready is not None:
-                        child.line.send(self._ready)
                     if self._phase == "draining":
                         child.line.send(Draining())
                     self._announce()
@@ -175,9 +175,7 @@ class Supervisor:
         engine.serving = True
         self._ready = ready
         self._watch.restart(time.monotonic())
-        for frontend in self._frontends:
-            if frontend.serving:
-                frontend.line.send(ready)
+        self._tell_frontends(ready)
         if self._down_since is not None:
             seconds = time.monotonic() - self._down_since
             log.info("The engine is back after %.1f s; live requests go on", seconds)
@@ -269,7 +267,7 @@ class Supervisor:
         minutes = self._budget.window / 60
         return f"That is more than {self._budget.crashes} deaths in {minutes:.0f} minutes"
 
-    def _tell_frontends(self, message: Down | Draining | Stop) -> None:
+    def _tell_frontends(self, message: Ready | Down | Draining | Stop) -> None:
         for frontend in self._frontends:
             frontend.line.send(message)
 
