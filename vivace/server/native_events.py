@@ -15,6 +15,8 @@ from vivace.server.sse import event
 
 encode = msgspec.json.encode
 
+TEXT = b'data: {"text":'
+IDS = b',"output_ids":'
 COUNT = "completion_tokens"
 """The field of meta_info that changes with every event."""
 
@@ -72,13 +74,7 @@ class NativeEvents:
             if tokens:
                 self._ids += b"," + ids[1:-1] if self._ids else ids[1:-1]
             shown, ids = b'"%b"' % self._text, b"[%b]" % self._ids
-        return b'data: {"text":%b,"output_ids":%b%b%d%b' % (
-            shown,
-            ids,
-            self._meta,
-            count,
-            self._tail,
-        )
+        return b"".join((TEXT, shown, IDS, ids, self._meta, b"%d" % count, self._tail))
 
     def _learn(self, body: dict[str, Any], piece: Piece) -> None:
         """Take from an event what those after it repeat: all but text, ids and their count."""

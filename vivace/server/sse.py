@@ -69,6 +69,8 @@ def event(data: bytes) -> bytes:
 class Outlet:
     """Where the pieces of one sequence enter the stream."""
 
+    __slots__ = ("_encode", "_quick", "_stream", "held")
+
     def __init__(self, stream: EventStream, encode: Encode) -> None:
         self._stream = stream
         self._encode = encode
@@ -82,12 +84,12 @@ class Outlet:
             return False
         try:
             data = self._quick(text, tokens, count)
-            if data is None:
-                return False
-            stream.write(data)
+            if data:
+                stream.write(data)
+            return data is not None
         except Exception as error:
             stream.fail(error)
-        return True
+            return True
 
     def push(self, piece: Piece) -> None:
         """Write or hold one piece; never blocks, never raises."""

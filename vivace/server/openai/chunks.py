@@ -77,16 +77,17 @@ class ChatChunks:
         self._quick = False
 
     def __call__(self, piece: Piece) -> bytes:
-        if self._quick and piece.finish is None:
-            return self._text_event(piece.text)
+        if piece.finish is None:
+            data = self.quick(piece.text, piece.tokens, piece.completion_tokens)
+            if data is not None:
+                return data
         return self._general(piece)
 
     def quick(self, text: str, _tokens: list[int], _count: int) -> bytes | None:
         """The event of mere text; None before the first piece, and when events show more."""
-        return self._text_event(text) if self._quick else None
-
-    def _text_event(self, text: str) -> bytes:
-        return self._prefix + encode(text) + self._suffix if text else b""
+        if not self._quick:
+            return None
+        return b"".join((self._prefix, encode(text), self._suffix)) if text else b""
 
     def _general(self, piece: Piece) -> bytes:
         """Any piece; the first, the last and those with details come here."""
@@ -145,16 +146,17 @@ class CompletionChunks:
         self._offset = 0
 
     def __call__(self, piece: Piece) -> bytes:
-        if self._quick and piece.finish is None:
-            return self._text_event(piece.text)
+        if piece.finish is None:
+            data = self.quick(piece.text, piece.tokens, piece.completion_tokens)
+            if data is not None:
+                return data
         return self._general(piece)
 
     def quick(self, text: str, _tokens: list[int], _count: int) -> bytes | None:
         """The event of mere text; None before the first piece, and when events show more."""
-        return self._text_event(text) if self._quick else None
-
-    def _text_event(self, text: str) -> bytes:
-        return self._choice + encode(text) + self._suffix if text else b""
+        if not self._quick:
+            return None
+        return b"".join((self._choice, encode(text), self._suffix)) if text else b""
 
     def _general(self, piece: Piece) -> bytes:
         """Any piece; the first, the last and those with details come here."""
