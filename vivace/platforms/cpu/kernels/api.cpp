@@ -8,19 +8,22 @@
 #include "pool.h"
 
 namespace vivace {
+// The families of operations; each is a source of its own (kernels.cpp, CMakeLists.txt).
+#define VV_FAMILIES(declare) declare(elementwise) declare(linear) declare(attention) declare(sampling)
+#define VV_DECLARE(family) OpTable family();
 #ifdef VV_HAVE_AVX512
-namespace avx512 { OpTable table(); }
+namespace avx512 { VV_FAMILIES(VV_DECLARE) }
 #endif
 #ifdef VV_HAVE_AVX2
-namespace avx2 { OpTable table(); }
+namespace avx2 { VV_FAMILIES(VV_DECLARE) }
 #endif
-namespace portable { OpTable table(); }
+namespace portable { VV_FAMILIES(VV_DECLARE) }
 
 namespace {
 
 struct Isa {
     const char* name;
-    OpTable (*table)();
+    std::vector<Op> (*table)();
     bool (*usable)();
 };
 
@@ -30,19 +33,26 @@ constexpr const char* PORTABLE = "neon";  // every such CPU has it, and simd.h u
 constexpr const char* PORTABLE = "portable";
 #endif
 
+void append(std::vector<Op>& ops, OpTable table) {
+    for (; table->name; ++table) ops.push_back(*table);
+}
+
+#define VV_APPEND(family) append(ops, family());
+#define VV_TABLE(isa) [] { using namespace isa; std::vector<Op> ops; VV_FAMILIES(VV_APPEND) return ops; }
+
 const Isa ISAS[] = {
 #ifdef VV_HAVE_AVX512
-    {"avx512", avx512::table,
+    {"avx512", VV_TABLE(avx512),
      [] {
          return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                 __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("fma");
      }},
 #endif
 #ifdef VV_HAVE_AVX2
-    {"avx2", avx2::table,
+    {"avx2", VV_TABLE(avx2),
      [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); }},
 #endif
-    {PORTABLE, portable::table, [] { return true; }},
+    {PORTABLE, VV_TABLE(portable), [] { return true; }},
 };
 
 const Isa* isa_called(const char* wanted) {
@@ -56,8 +66,7 @@ const Isa* isa_called(const char* wanted) {
 
 struct Context {
     const Isa* isa;
-    OpTable ops;
-    int64_t count;
+    std::vector<Op> ops;
     Pool pool;
 };
 
@@ -86,10 +95,7 @@ int64_t vv_version() { return VV_VERSION; }
 void* vv_open(const char* isa, int64_t threads, int64_t spin_us, int64_t pin) {
     const Isa* chosen = isa_called(isa);
     if (!chosen) return nullptr;
-    OpTable ops = chosen->table();
-    int64_t count = 0;
-    while (ops[count].name) ++count;
-    return new (std::nothrow) Context{chosen, ops, count, Pool((int)threads, spin_us, pin != 0)};
+    return new (std::nothrow) Context{chosen, chosen->table(), Pool((int)threads, spin_us, pin != 0)};
 }
 
 void vv_close(void* context) { delete static_cast<Context*>(context); }
@@ -98,16 +104,16 @@ const char* vv_isa(void* context) { return static_cast<Context*>(context)->isa->
 
 int64_t vv_find(void* context, const char* name) {
     auto* self = static_cast<Context*>(context);
-    for (int64_t i = 0; i < self->count; ++i)
-        if (!std::strcmp(self->ops[i].name, name)) return i;
+    for (size_t i = 0; i < self->ops.size(); ++i)
+        if (!std::strcmp(self->ops[i].name, name)) return (int64_t)i;
     return -1;
 }
 
-int64_t vv_words(void* context, int64_t op) { return static_cast<Context*>(context)->ops[op].words; }
+int64_t vv_words(void* context, int64_t op) { return static_cast<Context*>(context)->ops[(size_t)op].words; }
 
 void vv_run(void* context, int64_t op, const void* args) {
     auto* self = static_cast<Context*>(context);
-    const Call call{self->ops + op, args};
+    const Call call{&self->ops[(size_t)op], args};
     self->pool.run(&call, 1);
 }
 
@@ -118,7 +124,7 @@ void vv_graph_free(void* graph) { delete static_cast<Graph*>(graph); }
 void vv_graph_add(void* context, void* graph, int64_t op, const int64_t* args) {
     auto* self = static_cast<Context*>(context);
     auto* list = static_cast<Graph*>(graph);
-    const Op* chosen = self->ops + op;
+    const Op* chosen = &self->ops[(size_t)op];
     list->entries.push_back({chosen, list->words.size()});
     list->words.insert(list->words.end(), args, args + chosen->words);
 }

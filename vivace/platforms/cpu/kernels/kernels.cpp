@@ -1,24 +1,20 @@
-// All operations for one instruction set. Compiled once for each, with VV_ISA as the namespace.
+// One family of operations for one instruction set: compiled for each pair, so that the compiler
+// works on several at once and a change recompiles its own family only. VV_ISA is the namespace,
+// VV_FAMILY the name of the family's table, VV_FILE its source and VV_OPS its list of operations.
 #include "op.h"
 #include "simd.h"
 
-#include "elementwise.inc"
-#include "linear.inc"
-#include "attention.inc"
-#include "sampling.inc"
+#include VV_FILE
 
 namespace vivace {
 namespace VV_ISA {
 
 static const Op OPS[] = {
-    VV_ELEMENTWISE_OPS
-    VV_LINEAR_OPS
-    VV_ATTENTION_OPS
-    VV_SAMPLING_OPS
+    VV_OPS
     {nullptr, 0, nullptr, nullptr},
 };
 
-OpTable table() { return OPS; }
+OpTable VV_FAMILY() { return OPS; }
 
 }  // namespace VV_ISA
 }  // namespace vivace
