@@ -225,6 +225,54 @@ VV_INLINE void store_bf16(uint16_t* p, F16 a) {
 VV_INLINE F16 low_bf16(I16 pair) { return bits_to_float(sll<16>(pair)); }
 VV_INLINE F16 high_bf16(I16 pair) { return bits_to_float(iand(pair, iset1((int32_t)0xffff0000))); }
 
+// Sixteen registers as a 16x16 matrix: lane i of register j and lane j of register i change places.
+VV_INLINE void transpose(I16 (&r)[16]) {
+#if defined(__AVX512F__)
+    __m512i t[16], u[16];
+    VV_UNROLL(8)
+    for (int i = 0; i < 16; i += 2) {
+        t[i] = _mm512_unpacklo_epi32(r[i].v, r[i + 1].v);
+        t[i + 1] = _mm512_unpackhi_epi32(r[i].v, r[i + 1].v);
+    }
+    VV_UNROLL(4)
+    for (int i = 0; i < 16; i += 4)
+        for (int j = 0; j < 2; ++j) {
+            u[i + 2 * j] = _mm512_unpacklo_epi64(t[i + j], t[i + j + 2]);
+            u[i + 2 * j + 1] = _mm512_unpackhi_epi64(t[i + j], t[i + j + 2]);
+        }
+    // u[4 * g + j], 128-bit lane l: rows 4g..4g+3 of column 4l + j
+    VV_UNROLL(4)
+    for (int j = 0; j < 4; ++j) {
+        const __m512i a = _mm512_shuffle_i32x4(u[j], u[j + 4], 0x88), b = _mm512_shuffle_i32x4(u[j], u[j + 4], 0xdd);
+        const __m512i c = _mm512_shuffle_i32x4(u[j + 8], u[j + 12], 0x88), d = _mm512_shuffle_i32x4(u[j + 8], u[j + 12], 0xdd);
+        r[j].v = _mm512_shuffle_i32x4(a, c, 0x88);
+        r[j + 4].v = _mm512_shuffle_i32x4(b, d, 0x88);
+        r[j + 8].v = _mm512_shuffle_i32x4(a, c, 0xdd);
+        r[j + 12].v = _mm512_shuffle_i32x4(b, d, 0xdd);
+    }
+#else
+    int32_t rows[16][16], columns[16][16];
+    std::memcpy(rows, r, sizeof rows);
+    for (int i = 0; i < 16; ++i)
+        for (int j = 0; j < 16; ++j) columns[j][i] = rows[i][j];
+    std::memcpy(r, columns, sizeof columns);
+#endif
+}
+
+#if defined(__AVX512F__)
+// Halves are folded: lane i + lane i+8, then 4, 2, 1.
+#define VV_FOLD(name, fold)                                                                                  \
+    VV_INLINE float name(F16 x) {                                                                            \
+        const __m256 low = _mm512_castps512_ps256(x.v), high = _mm512_extractf32x8_ps(x.v, 1);               \
+        const __m256 eight = _mm256_##fold##_ps(low, high);                                                  \
+        const __m128 four = _mm_##fold##_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1)); \
+        const __m128 two = _mm_##fold##_ps(four, _mm_movehl_ps(four, four));                                 \
+        return _mm_cvtss_f32(_mm_##fold##_ss(two, _mm_movehdup_ps(two)));                                    \
+    }
+VV_FOLD(reduce_add, add)
+VV_FOLD(reduce_max, max)
+#undef VV_FOLD
+#else
 // Halves are folded: lane i + lane i+8, then 4, 2, 1.
 VV_INLINE float reduce_add(F16 x) {
     float t[16];
@@ -240,6 +288,7 @@ VV_INLINE float reduce_max(F16 x) {
         for (int i = 0; i < width; ++i) t[i] = t[i] > t[i + width] ? t[i] : t[i + width];
     return t[0];
 }
+#endif
 
 // exp with at most 2 ulp of error; below -87.3 it is 0, above 88.7 infinity.
 VV_INLINE F16 exp(F16 x) {
