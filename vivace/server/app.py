@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 from aiohttp import web
 
@@ -19,16 +20,22 @@ from vivace.server.settings import ServerSettings, settings_of
 from vivace.server.site import SERVER, start_site
 
 
-def build_app(frontend: Frontend, config: Config) -> web.Application:
-    """The HTTP application of one frontend process."""
+def build_app(
+    frontend: Frontend, config: Config, run_dir: Path | None = None, index: int = 0
+) -> web.Application:
+    """The HTTP application of one frontend process; `run_dir` is shared with the other ones, and
+    `index` is this one's there."""
     settings = settings_of(config)
     if settings.log_requests_targets:
         add_targets(settings.log_requests_targets)
-    return make_app(frontend, settings)
+    return make_app(frontend, settings, http_metrics=HttpMetrics(run_dir, index))
 
 
 def make_app(
-    frontend: Frontend, settings: ServerSettings, routes: tuple[Route, ...] = ROUTES
+    frontend: Frontend,
+    settings: ServerSettings,
+    routes: tuple[Route, ...] = ROUTES,
+    http_metrics: HttpMetrics | None = None,
 ) -> web.Application:
     """The application from plain settings; ValueError when the route table is incomplete."""
     check_routes(routes)
@@ -36,7 +43,7 @@ def make_app(
         frontend=frontend,
         settings=settings,
         keys=Keys(settings.api_key, settings.admin_api_key),
-        http_metrics=HttpMetrics(),
+        http_metrics=http_metrics or HttpMetrics(),
         request_log=RequestLog(
             enabled=settings.log_requests,
             level=settings.log_requests_level,

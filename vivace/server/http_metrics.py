@@ -4,53 +4,74 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from vivace.server.counter_file import CounterFile, Key, read_counts
+
 METHODS = frozenset({"GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"})
 OTHER = "other"
+FILES = "http-*.counters"
+REQUESTS, RESPONSES, ACTIVE = "requests", "responses", "active"
 
 
 class HttpMetrics:
-    """Requests and answers by endpoint, counted in the request turn (plain integers)."""
+    """Requests and answers by endpoint, counted in the request turn.
 
-    def __init__(self) -> None:
-        self._requests: Counter[tuple[str, str]] = Counter()
-        self._responses: Counter[tuple[str, str, str]] = Counter()
-        self._active: Counter[tuple[str, str]] = Counter()
+    Frontend processes that share a port keep their counters in one folder, and each of them shows
+    the sum; the counts of a process that died stay in it.
+    """
+
+    def __init__(self, folder: Path | None = None, index: int = 0) -> None:
+        """`index` of this process, never used before in `folder`; alone when that is None."""
+        self._folder = folder
+        self._own = None if folder is None else folder / FILES.replace("*", str(index))
+        self._counters = CounterFile(self._own)
 
     def begin(self, endpoint: str | None, method: str) -> tuple[str, str]:
         """Count a request; `endpoint` is a path of the route table or None for anything else."""
         label = (endpoint or OTHER, method if method in METHODS else OTHER)
-        self._requests[label] += 1
-        self._active[label] += 1
+        self._counters.add((REQUESTS, *label))
+        self._counters.add((ACTIVE, *label))
         return label
 
     def end(self, label: tuple[str, str], status: int) -> None:
-        self._active[label] -= 1
-        self._responses[(*label, str(status))] += 1
+        self._counters.add((ACTIVE, *label), -1)
+        self._counters.add((RESPONSES, *label, str(status)))
+
+    def totals(self) -> Counter[Key]:
+        """The sum over all processes; nothing is active in those that died."""
+        total = self._counters.counts()
+        for path in self._folder.glob(FILES) if self._folder is not None else ():
+            if path == self._own:
+                continue
+            counts, alive = read_counts(path)
+            for key, count in counts.items():
+                if alive or key[0] != ACTIVE:
+                    total[key] += count
+        return total
 
     def families(self, names: list[str], values: list[str]) -> Iterator[Metric]:
         """Prometheus families; `names` and `values` are the labels every metric carries."""
-        requests = CounterMetricFamily(
-            "sglang:http_requests",
-            "HTTP requests received, by endpoint and method.",
-            labels=[*names, "endpoint", "method"],
-        )
-        for key, count in self._requests.items():
-            requests.add_metric([*values, *key], count)
-        responses = CounterMetricFamily(
-            "sglang:http_responses",
-            "HTTP responses sent, by endpoint, method and status.",
-            labels=[*names, "endpoint", "method", "status_code"],
-        )
-        for key, count in self._responses.items():
-            responses.add_metric([*values, *key], count)
-        active = GaugeMetricFamily(
-            "sglang:http_requests_active",
-            "HTTP requests in progress, by endpoint and method.",
-            labels=[*names, "endpoint", "method"],
-        )
-        for key, count in self._active.items():
-            active.add_metric([*values, *key], count)
-        yield from (requests, responses, active)
+        place = ["endpoint", "method"]
+        found = {
+            REQUESTS: CounterMetricFamily(
+                "sglang:http_requests",
+                "HTTP requests received, by endpoint and method.",
+                labels=[*names, *place],
+            ),
+            RESPONSES: CounterMetricFamily(
+                "sglang:http_responses",
+                "HTTP responses sent, by endpoint, method and status.",
+                labels=[*names, *place, "status_code"],
+            ),
+            ACTIVE: GaugeMetricFamily(
+                "sglang:http_requests_active",
+                "HTTP requests in progress, by endpoint and method.",
+                labels=[*names, *place],
+            ),
+        }
+        for (kind, *labels), count in self.totals().items():
+            found[kind].add_metric([*values, *labels], count)
+        yield from found.values()

@@ -40,7 +40,7 @@ class Encode(Protocol):
 
     def __call__(self, piece: Piece) -> bytes: ...
 
-    def quick(self, text: str, tokens: list[int], count: int) -> bytes | None:
+    def quick(self, text: str, tokens: list[int], count: int, /) -> bytes | None:
         """News of mere text (see `TextSink.offer`); None when it takes a piece to say it."""
         ...
 

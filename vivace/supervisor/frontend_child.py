@@ -56,7 +56,8 @@ async def run_frontend(line: Line[ToChild], setup: Setup) -> None:
     asyncio.get_running_loop().add_reader(line.fileno(), child.listen)
     child.listen()  # what came together with the setup
     feeding = asyncio.create_task(child.feed_until_stopped())
-    runner = await serve(build_app(frontend, config), socket.socket(fileno=setup.listener), config)
+    app = build_app(frontend, config, Path(setup.run_dir), setup.index)
+    runner = await serve(app, socket.socket(fileno=setup.listener), config)
     gc.collect()
     gc.freeze()
     line.send(Serving())

@@ -1,0 +1,88 @@
+"""Two frontend processes behind one port show one set of HTTP counters."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from running_server import RunningServer
+
+FLAGS = ("--tokenizer-worker-num", "2", "--enable-metrics", "--random-seed", "1")
+T = TypeVar("T")
+SAMPLE = re.compile(r"^sglang:(http_\w+)\{(.*)\} (\S+)$", re.MULTILINE)
+
+
+def http_counts(server: RunningServer, endpoint: str) -> dict[str, float]:
+    """metric -> value for one endpoint, summed over methods and statuses."""
+    status, page = server.call("GET", "/metrics")
+    assert status == 200, page
+    found: dict[str, float] = {}
+    for name, labels, value in SAMPLE.findall(page.decode()):
+        if f'endpoint="{endpoint}"' in labels and not name.endswith("_created"):
+            found[name] = found.get(name, 0.0) + float(value)
+    return found
+
+
+def frontends(server: RunningServer) -> list[int]:
+    return sorted(pid for role, pid in server.children().items() if role.startswith("frontend"))
+
+
+def only(server: RunningServer, pid: int, act: Callable[[], T]) -> T:
+    """Do something while every other frontend sleeps, so that this one answers."""
+    others = [other for other in frontends(server) if other != pid]
+    for other in others:
+        os.kill(other, signal.SIGSTOP)
+    try:
+        return act()
+    finally:
+        for other in others:
+            os.kill(other, signal.SIGCONT)
+
+
+def ask(server: RunningServer, times: int) -> None:
+    for _ in range(times):
+        assert server.call("GET", "/v1/models")[0] == 200
+
+
+def test_every_frontend_shows_the_counts_of_all_of_them(tmp_path: Path) -> None:
+    environment = {"VIVACE_EXECUTOR": "oracle:0.001"}
+    with RunningServer(*FLAGS, environment=environment, log=tmp_path / "log") as server:
+        server.wait_ready()
+        first, second = frontends(server)
+        only(server, first, lambda: ask(server, 3))
+        only(server, second, lambda: ask(server, 4))
+        wanted = {
+            "http_requests_total": 7.0,
+            "http_responses_total": 7.0,
+            "http_requests_active": 0.0,
+        }
+        for pid in (first, second):
+            only(server, pid, lambda: check(server, wanted))
+        os.kill(first, signal.SIGKILL)
+        wait_for_another(server, {first, second})
+        ask(server, 2)
+        wanted |= {"http_requests_total": 9.0, "http_responses_total": 9.0}
+        for pid in frontends(server):
+            only(server, pid, lambda: check(server, wanted))
+
+
+def check(server: RunningServer, wanted: dict[str, float]) -> None:
+    assert http_counts(server, "/v1/models") == wanted
+
+
+def wait_for_another(server: RunningServer, known: set[int]) -> None:
+    """Until the dead one's successor accepts connections (its answers need the engine's Ready)."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        new = set(frontends(server)) - known
+        if len(frontends(server)) == 2 and new:
+            status, _ = only(server, new.pop(), lambda: server.call("GET", "/metrics"))
+            if status == 200:
+                return
+        time.sleep(0.1)
+    raise AssertionError(server.text())
