@@ -13,10 +13,10 @@ from paged_model import PagedModel, load
 from toy_models import make, reference, tokens
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from vivace.layers.module import Bindings
+from vivace.layers.module import Bindings, decoded
 from vivace.layers.rotary import RotaryTable, rotary_table
 from vivace.platforms.ops.table import reference_ops
-from vivace.quantization.method import Unquantized
+from vivace.quantization.method import Packed
 
 HEAD = 64
 FACTORS = {
@@ -63,7 +63,9 @@ def loaded(table: RotaryTable) -> torch.Tensor:
             ops=ops,
             dtype=torch.float32,
             device=cpu,
-            linear_method=lambda name: Unquantized(ops, torch.float32, cpu),
+            matrix_dtype=torch.float32,
+            read=decoded,
+            linear_method=lambda name: Packed(ops, torch.float32, torch.float32, cpu),
         ),
     )
 

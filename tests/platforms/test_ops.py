@@ -92,7 +92,7 @@ def test_linear(ops, dtype, tokens, biased):
     x, weight = torch.randn(tokens, 24).to(dtype), torch.randn(10, 24).to(dtype)
     bias = torch.randn(10).to(dtype) if biased else None
     expected = REFERENCE.linear(x, weight, bias)
-    packed = ops.pack_linear(weight)
+    packed = ops.pack_linear([weight])
     close(ops.linear(x, packed, bias), expected)
     out = torch.empty(tokens, 10, dtype=dtype)
     assert ops.linear(x, packed, bias, out=out) is out
@@ -105,7 +105,7 @@ def test_linear(ops, dtype, tokens, biased):
 def test_batch_invariant_linear_is_bitwise(dtype, shape):
     ops = TABLES["batch invariant"]
     x, weight = torch.randn(50, shape[0]).to(dtype), torch.randn(shape[1], shape[0]).to(dtype)
-    packed = ops.pack_linear(weight)
+    packed = ops.pack_linear([weight])
     whole = ops.linear(x, packed)
     for start, end in ((0, 1), (3, 20), (17, 50), (49, 50)):
         assert torch.equal(ops.linear(x[start:end], packed), whole[start:end])

@@ -29,5 +29,8 @@ class DummyWeights:
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
         return torch.randn(shape, generator=generator) * DEVIATION
 
+    def stored(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        return self.take(name, shape)
+
     def finish(self) -> None:
         self._progress(STAGE, 1.0)

@@ -13,6 +13,7 @@ from vivace.checkpoint.gguf_blocks import decoded
 from vivace.checkpoint.gguf_file import GGUFFile
 from vivace.checkpoint.weights import CheckpointError
 from vivace.models.facts import ModelFacts
+from vivace.platforms.ops.stored import StoredBlocks
 
 FIXED = {
     "token_embd": "model.embed_tokens",
@@ -77,13 +78,33 @@ class GGUFWeights:
 
     def read(self, name: str) -> Tensor:
         tensor = self._decoded(self._stored[name])
-        if self._permuted and ".self_attn.q_proj." in name:
-            return unpermuted(tensor, self._facts.heads)
-        if self._permuted and ".self_attn.k_proj." in name:
-            return unpermuted(tensor, self._facts.kv_heads)
+        heads = self._interleaved_heads(name)
+        if heads is not None:
+            return unpermuted(tensor, heads)
         if self._gemma and name.endswith("norm.weight"):
             return tensor - 1.0
         return tensor
+
+    def stored(self, name: str) -> Tensor | StoredBlocks:
+        """The file's own bytes, a view on it; rows are reordered as in `read`."""
+        entry = self._file.tensors[self._stored[name]]
+        if entry.type not in KEPT or len(entry.shape) != 2:
+            return self.read(name)
+        rows = self._file.data(entry.name).reshape(entry.shape[0], -1)
+        blocks = StoredBlocks(entry.type.name.lower(), rows, entry.shape[1])
+        heads = self._interleaved_heads(name)
+        if heads is None:
+            return blocks
+        order = unpermuted(torch.arange(entry.shape[0]), heads)
+        return blocks.rows(order.numpy())
+
+    def _interleaved_heads(self, name: str) -> int | None:
+        """Heads of a tensor whose rows llama.cpp reordered; None where it did not."""
+        if self._permuted and ".self_attn.q_proj." in name:
+            return self._facts.heads
+        if self._permuted and ".self_attn.k_proj." in name:
+            return self._facts.kv_heads
+        return None
 
     def _decoded(self, stored: str) -> Tensor:
         entry = self._file.tensors[stored]
@@ -100,6 +121,11 @@ class GGUFWeights:
             ) from None
 
 
+KEPT = frozenset(
+    GGMLQuantizationType[name]
+    for name in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+)
+"""types whose blocks kernels may be given as they are"""
 PLAIN = {
     GGMLQuantizationType.F32: torch.float32,
     GGMLQuantizationType.F16: torch.float16,

@@ -14,6 +14,7 @@ from vivace.checkpoint.safetensors_files import SafetensorsFiles
 from vivace.checkpoint.source import ModelSource
 from vivace.checkpoint.weights import CheckpointError, Progress, TrackedWeights
 from vivace.models.facts import ModelFacts
+from vivace.platforms.ops.stored import StoredBlocks
 
 
 class OpenWeights(Protocol):
@@ -22,6 +23,8 @@ class OpenWeights(Protocol):
     def has(self, name: str) -> bool: ...
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor: ...
+
+    def stored(self, name: str, shape: tuple[int, ...]) -> Tensor | StoredBlocks: ...
 
     def finish(self) -> None: ...
 

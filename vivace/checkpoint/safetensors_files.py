@@ -49,6 +49,9 @@ class SafetensorsFiles:
         kind = self._where[name][1].get_slice(name).get_dtype()
         return prod(self.shape(name)) * BYTES.get(str(kind), 1)
 
+    def stored(self, name: str) -> Tensor:
+        return self.read(name)
+
     def read(self, name: str) -> Tensor:
         path, opened = self._where[name]
         kind = str(opened.get_slice(name).get_dtype())

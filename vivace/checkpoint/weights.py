@@ -8,6 +8,7 @@ from typing import Protocol
 from torch import Tensor
 
 from vivace.errors import CannotStart
+from vivace.platforms.ops.stored import StoredBlocks
 
 Progress = Callable[[str, float], None]
 STAGE = "Loading weights"
@@ -33,6 +34,10 @@ class TensorReader(Protocol):
 
     def read(self, name: str) -> Tensor: ...
 
+    def stored(self, name: str) -> Tensor | StoredBlocks:
+        """As `read`, but without decoding where the format has blocks."""
+        ...
+
 
 class TrackedWeights:
     """Hands out tensors with their shape checked, and knows which nobody asked for."""
@@ -49,6 +54,18 @@ class TrackedWeights:
         return name in self._names
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        self._check(name, shape)
+        tensor = self._reader.read(name)
+        self._taken(name)
+        return tensor
+
+    def stored(self, name: str, shape: tuple[int, ...]) -> Tensor | StoredBlocks:
+        self._check(name, shape)
+        matrix = self._reader.stored(name)
+        self._taken(name)
+        return matrix
+
+    def _check(self, name: str, shape: tuple[int, ...]) -> None:
         if name not in self._names:
             raise CheckpointError(f"{self._reader.place}: the tensor {name!r} is missing")
         found = self._reader.shape(name)
@@ -57,11 +74,11 @@ class TrackedWeights:
                 f"{self._reader.place}: tensor {name!r} has the shape {list(found)}, the model's "
                 f"configuration needs {list(shape)}"
             )
-        tensor = self._reader.read(name)
+
+    def _taken(self, name: str) -> None:
         self._unused.discard(name)
         self._done += self._reader.nbytes(name)
         self._progress(STAGE, min(self._done / self._total, 1.0))
-        return tensor
 
     def finish(self) -> None:
         """Raises CheckpointError when tensors are left that this architecture has no place for."""

@@ -168,7 +168,7 @@ class KernelOptions:
 @dataclass(frozen=True)
 class OptimizationOptions:
     disable_cuda_graph_padding: bool = option(
-        False, "Use a captured graph for exactly its batch size only.", cpu=EAGER
+        False, "Use a captured graph for exactly its batch size only."
     )
     enable_piecewise_cuda_graph: bool = option(
         False, "Capture prompt steps in pieces between attention layers.", cpu=EAGER

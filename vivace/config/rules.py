@@ -46,6 +46,29 @@ def dtype(options: Options, around: Surroundings) -> Iterator[Change]:
         )
 
 
+def kernels(options: Options, around: Surroundings) -> Iterator[Change]:
+    """Native kernels unless they were not built or do not take this model."""
+    if not options.runtime.disable_cpu_kernels and around.platform.name == "cpu":
+        reason = why_no_kernels(options, around)
+        if reason is not None:
+            yield "disable_cpu_kernels", True, reason
+    if options.runtime.disable_cpu_kernels and not options.runtime.disable_cuda_graph:
+        yield "disable_cuda_graph", True, "torch's operations on the CPU cannot be captured"
+
+
+def why_no_kernels(options: Options, around: Surroundings) -> str | None:
+    facts = around.facts
+    if "kernels" not in around.platform.features:
+        return "the kernels were not built (no C++ compiler at installation): torch is slower"
+    if options.model.model_impl == "transformers":
+        return "--model-impl transformers brings its own operations"
+    if facts.head_dim % 16 or facts.head_dim > 256:
+        return f"the attention kernel takes heads of 16, 32, .. 256 numbers, not {facts.head_dim}"
+    if facts.hidden_size % 2 or facts.intermediate_size % 2:
+        return "the kernels take layers of an even number of inputs"
+    return None
+
+
 def kv_type(options: Options, around: Surroundings) -> Iterator[Change]:
     asked = options.memory.kv_cache_dtype
     if asked == "auto":
@@ -125,6 +148,7 @@ def threads(options: Options, around: Surroundings) -> Iterator[Change]:
 RULES = [
     name_of_model,
     dtype,
+    kernels,
     kv_type,
     context,
     page_size,

@@ -204,16 +204,15 @@ class RuntimeOptions:
     sleep_on_idle: bool = option(
         False, "Sleep while idle instead of polling.", cpu=no_effect("an idle engine always sleeps")
     )
-    disable_cuda_graph: bool = option(
-        False,
-        "Run every step eagerly.",
-        cpu=no_effect("the CPU runs its steps eagerly in this version"),
+    disable_cpu_kernels: bool = option(
+        False, "Compute with torch's operations instead of Vivace's native CPU kernels."
     )
+    disable_cuda_graph: bool = option(False, "Run every step eagerly; none is captured.")
     cuda_graph_bs: tuple[int, ...] | None = option(
-        help="Batch sizes of decode steps to capture.", aliases=["cuda-graph-bs-decode"], cpu=EAGER
+        help="Batch sizes of decode steps to capture.", aliases=["cuda-graph-bs-decode"]
     )
     cuda_graph_max_bs: int | None = option(
-        help="Largest decode batch to capture.", aliases=["cuda-graph-max-bs-decode"], cpu=EAGER
+        help="Largest decode batch to capture.", aliases=["cuda-graph-max-bs-decode"]
     )
     enable_nan_detection: bool = option(
         False,

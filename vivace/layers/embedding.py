@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vivace.layers.module import Bindings, Module, Weights
+from vivace.layers.module import Bindings, Matrix, Module, Weights
 from vivace.platforms.ops.table import Ops
 from vivace.quantization.method import LinearMethod
 
@@ -13,30 +13,31 @@ from vivace.quantization.method import LinearMethod
 class Embedding(Module):
     """ids[T] -> [T, hidden], times `scale` (Gemma scales by sqrt(hidden))."""
 
-    weight: Tensor
+    weight: Matrix
     _ops: Ops
 
     def __init__(self, vocabulary: int, hidden: int, *, scale: float | None = None) -> None:
         self.vocabulary = vocabulary
         self.hidden = hidden
-        self._scale_value = scale
-        self._scale: Tensor | None = None
+        self._scale = scale
 
     def bind(self, name: str, env: Bindings) -> None:
         super().bind(name, env)
         self._ops = env.ops
-        self._place = env.device, env.dtype
-        if self._scale_value is not None:
+        self._place = env.device, env.matrix_dtype
+        self._read = env.read
+        if self._scale is not None:
             # The reference rounds the scale to the model's dtype before it multiplies.
-            self._scale = torch.tensor(self._scale_value, dtype=env.dtype)
+            self._scale = float(torch.tensor(self._scale, dtype=env.matrix_dtype))
 
     def load(self, weights: Weights) -> None:
         shape = (self.vocabulary, self.hidden)
-        self.weight = weights.take(f"{self.name}.weight", shape).to(*self._place)
+        read = self._read(weights, f"{self.name}.weight", shape)
+        self.weight = read.to(*self._place) if isinstance(read, Tensor) else read
 
     def __call__(self, ids: Tensor) -> Tensor:
         embedded = self._ops.embedding(ids, self.weight)
-        return embedded if self._scale is None else embedded.mul_(self._scale)
+        return embedded if self._scale is None else self._ops.scale(embedded, self._scale)
 
 
 class LogitsHead(Module):
@@ -54,12 +55,13 @@ class LogitsHead(Module):
         super().bind(name, env)
         self._ops = env.ops
         self.method = env.linear_method(name)
+        self._read = env.read
 
     def load(self, weights: Weights) -> None:
         """The embedding's weight when tied; loaded after it."""
         shape = (self._embedding.vocabulary, self._embedding.hidden)
-        own = None if self.tied else weights.take(f"{self.name}.weight", shape)
-        self.method.load(self._embedding.weight if own is None else own, None)
+        own = None if self.tied else self._read(weights, f"{self.name}.weight", shape)
+        self.method.load([self._embedding.weight if own is None else own], None)
 
     def __call__(self, hidden: Tensor) -> Tensor:
         logits = self.method.apply(hidden).float()

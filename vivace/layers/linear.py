@@ -40,13 +40,14 @@ class Linear(Module):
     def bind(self, name: str, env: Bindings) -> None:
         super().bind(name, env)
         self.method = env.linear_method(name)
+        self._read = env.read
 
     def load(self, weights: Weights) -> None:
         rows = [
-            weights.take(f"{sibling(self.name, part.name)}.weight", (part.size, self.inputs))
+            self._read(weights, f"{sibling(self.name, part.name)}.weight", (part.size, self.inputs))
             for part in self.parts
         ]
-        self.method.load(joined(rows), joined(self._biases(weights)) if self.bias else None)
+        self.method.load(rows, joined(self._biases(weights)) if self.bias else None)
 
     def _biases(self, weights: Weights) -> list[Tensor]:
         return [

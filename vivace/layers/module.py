@@ -15,8 +15,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from vivace.platforms.ops.stored import StoredBlocks
 from vivace.platforms.ops.table import Ops
 from vivace.quantization.method import LinearMethod
+
+Matrix = Tensor | StoredBlocks
 
 
 class Shard(Enum):
@@ -36,6 +39,10 @@ class Weights(Protocol):
         """The tensor on the CPU; raises CheckpointError when missing or of another shape."""
         ...
 
+    def stored(self, name: str, shape: tuple[int, ...]) -> Matrix:
+        """As `take`, but quantised blocks stay as the file has them."""
+        ...
+
 
 @dataclass(frozen=True, kw_only=True)
 class Bindings:
@@ -43,7 +50,12 @@ class Bindings:
 
     ops: Ops
     dtype: torch.dtype
+    """of activations and of what is not a matrix"""
+    matrix_dtype: torch.dtype
+    """of matrices that are not quantised"""
     device: torch.device
+    read: Callable[[Weights, str, tuple[int, int]], Matrix]
+    """how a matrix is taken from the checkpoint: decoded, or as it is stored"""
     linear_method: Callable[[str], LinearMethod]
     """full layer name -> a fresh method that will hold its weight"""
 
@@ -79,6 +91,14 @@ class Module:
         """Pull weights, depth first."""
         for _, child in self.children():
             child.load(weights)
+
+
+def decoded(weights: Weights, name: str, shape: tuple[int, int]) -> Matrix:
+    return weights.take(name, shape)
+
+
+def as_stored(weights: Weights, name: str, shape: tuple[int, int]) -> Matrix:
+    return weights.stored(name, shape)
 
 
 def sibling(name: str, other: str) -> str:

@@ -9,12 +9,12 @@ import torch
 
 from vivace.checkpoint.open import open_weights
 from vivace.checkpoint.source import ModelSource
-from vivace.layers.module import Bindings
+from vivace.layers.module import Bindings, as_stored, decoded
 from vivace.models.causal_lm import Model
 from vivace.models.facts import ModelFacts
 from vivace.models.registry import ARCHITECTURES, check_architecture
 from vivace.platforms.ops.table import Ops
-from vivace.quantization.method import Unquantized
+from vivace.quantization.method import Packed
 
 Progress = Callable[[str, float], None]
 """(stage, fraction of it that is done)"""
@@ -26,6 +26,8 @@ def load_model(
     ops: Ops,
     *,
     dtype: torch.dtype,
+    matrix_dtype: torch.dtype | None = None,
+    blocks: bool = False,
     positions: int,
     progress: Progress,
     implementation: str = "auto",
@@ -34,20 +36,25 @@ def load_model(
 ) -> Model:
     """Declare, bind and load. `positions` = longest served context in tokens.
 
+    `dtype` is that of activations, `matrix_dtype` that of plain matrices (None: the same);
+    `blocks` leaves quantised matrices as they are stored, for ops that read them.
+
     Raises SourceError for an architecture nobody has written, CheckpointError for bad weights.
     """
     model = declare(source, facts, positions, implementation)
-    place = device or torch.device("cpu")
+    place, matrices = device or torch.device("cpu"), matrix_dtype or dtype
     model.bind(
         "",
         Bindings(
             ops=ops,
             dtype=dtype,
+            matrix_dtype=matrices,
             device=place,
-            linear_method=lambda name: Unquantized(ops, dtype, place),
+            read=as_stored if blocks else decoded,
+            linear_method=lambda name: Packed(ops, matrices, dtype, place),
         ),
     )
-    weights = open_weights(source, facts, seed=seed, progress=progress, dtype=dtype)
+    weights = open_weights(source, facts, seed=seed, progress=progress, dtype=matrices)
     with torch.inference_mode():
         model.load(weights)
     weights.finish()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -10,6 +10,8 @@ from vivace.errors import CannotStart
 from vivace.platforms.cpu import facts as cpu
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from vivace.platforms.attention import AttentionBackend, AttentionLayer, KVMemory
     from vivace.platforms.ops.table import Ops
 
@@ -49,13 +51,59 @@ class PlatformSettings:
     """CPU threads for the ops; None = all cores it may use"""
     deterministic: bool = False
     """ops and attention whose rows do not depend on what they are batched with"""
+    kernels: bool = False
+    """native kernels where there are some; otherwise torch's own operations"""
+
+
+class StepGraph(Protocol):
+    """A captured step. Inputs and results lie in the buffers that were seen while capturing."""
+
+    @property
+    def nbytes(self) -> int:
+        """of the graph alone, without buffers"""
+        ...
+
+    def replay(self, rows: int) -> None:
+        """Run it over the first `rows` of the captured rows. A device that cannot leave rows out
+        computes them all; the caller has filled the rest of the inputs with harmless rows."""
+        ...
+
+
+class GraphRecorder(Protocol):
+    """Captures steps: CUDA graphs, NPU graphs, or the CPU's list of kernel calls."""
+
+    @property
+    def nbytes(self) -> int:
+        """of the buffers that all graphs of this recorder share"""
+        ...
+
+    def capture(self, run: Callable[[], Tensor]) -> tuple[StepGraph, Tensor]:
+        """(the graph, where `run`'s result will be after a replay).
+
+        Raises CaptureError naming the op when `run` does something that cannot be replayed.
+        """
+        ...
+
+
+class CaptureError(RuntimeError):
+    """A step does something that cannot be captured; the text names the op."""
 
 
 class Platform(Protocol):
-    """The device side: an op table, attention, memory."""
+    """The device side: an op table, attention, memory, graphs."""
 
     facts: PlatformFacts
     ops: Ops
+    reads_blocks: bool
+    """`pack_linear` and `embedding` take quantised blocks as they are stored"""
+
+    def activations(self, matrices: Any) -> Any:
+        """The torch.dtype of activations when matrices have this one."""
+        ...
+
+    def recorder(self) -> GraphRecorder | None:
+        """What captures steps here; None where they run eagerly."""
+        ...
 
     def device(self) -> Any:
         """The torch.device tensors live on."""
@@ -95,7 +143,7 @@ def _cpu_facts() -> PlatformFacts:
         memory_bytes=total,
         available_bytes=available,
         cores=cpu.cores(),
-        features=features,
+        features=features | {"kernels"} if cpu.kernels_built() else features,
         dtypes=cpu.dtypes(features),
     )
 
@@ -104,6 +152,6 @@ def load_platform(facts: PlatformFacts, settings: PlatformSettings) -> Platform:
     """The device side of `facts`. Imports torch and sets its thread count."""
     if facts.name != "cpu":
         raise PlatformError(f"platform {facts.name!r} is not part of this version; use cpu")
-    from vivace.platforms.cpu.platform import CpuPlatform
+    from vivace.platforms.cpu.platform import cpu_platform
 
-    return CpuPlatform(facts, settings)
+    return cpu_platform(facts, settings)

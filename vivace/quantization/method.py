@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from vivace.platforms.ops.stored import StoredBlocks
 from vivace.platforms.ops.table import Ops
 
 
 class LinearMethod(Protocol):
     """One layer's weight in one format."""
 
-    def load(self, weight: Tensor, bias: Tensor | None) -> None:
-        """Keep weight[out, in] and bias[out], in whatever form `apply` wants."""
+    def load(self, pieces: Sequence[Tensor | StoredBlocks], bias: Tensor | None) -> None:
+        """Keep the pieces [some of out, in], one below the other, and bias[out], in whatever form
+        `apply` wants."""
         ...
 
     def apply(self, x: Tensor) -> Tensor:
@@ -22,18 +25,30 @@ class LinearMethod(Protocol):
         ...
 
 
-class Unquantized:
-    """The weight in the model's dtype, packed as the device's `linear` likes it."""
+class Packed:
+    """The weight as the checkpoint has it, packed as the device's `linear` likes it.
 
-    def __init__(self, ops: Ops, dtype: torch.dtype, device: torch.device) -> None:
+    Floats become `dtype` first; blocks stay what they are. The bias has the activations' dtype.
+    """
+
+    def __init__(
+        self, ops: Ops, dtype: torch.dtype, activations: torch.dtype, device: torch.device
+    ) -> None:
         self._ops = ops
-        self._place = device, dtype
+        self._dtype = dtype
+        self._activations = activations
+        self._device = device
         self._weight: Any = None
         self._bias: Tensor | None = None
 
-    def load(self, weight: Tensor, bias: Tensor | None) -> None:
-        self._weight = self._ops.pack_linear(weight.to(*self._place))
-        self._bias = None if bias is None else bias.to(*self._place)
+    def load(self, pieces: Sequence[Tensor | StoredBlocks], bias: Tensor | None) -> None:
+        self._weight = self._ops.pack_linear(
+            [
+                piece.to(self._device, self._dtype) if isinstance(piece, Tensor) else piece
+                for piece in pieces
+            ]
+        )
+        self._bias = None if bias is None else bias.to(self._device, self._activations)
 
     def apply(self, x: Tensor) -> Tensor:
         return self._ops.linear(x, self._weight, self._bias)

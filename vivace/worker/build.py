@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
 from vivace.models.loading import load_model
-from vivace.platforms.attention import AttentionLayer
+from vivace.platforms.attention import AttentionBackend, AttentionLayer
 from vivace.platforms.platform import Platform, PlatformSettings, load_platform
 from vivace.protocol.control import Capacity
 from vivace.sampling.sampler import Sampler
 from vivace.worker.heads import TokenHead
+from vivace.worker.inputs import StepInputs
 from vivace.worker.kv_memory import PagedKV, bytes_per_token
-from vivace.worker.runner import EagerRunner, RunnableModel
+from vivace.worker.runner import (
+    CapturedRunner,
+    EagerRunner,
+    RunnableModel,
+    Runner,
+    capture_steps,
+)
 from vivace.worker.sizing import Demand, Size, size
 from vivace.worker.slots import Slots
 from vivace.worker.worker import Worker
@@ -34,6 +42,8 @@ DTYPES = {
 }
 KV_DTYPES = {**DTYPES, "bf16": torch.bfloat16}
 ORIGINAL_LOGPROBS = "SGLANG_RETURN_ORIGINAL_LOGPROB"
+DEFAULT_CAPTURE = 256
+"""rows: a replay runs only the rows that are there, so one capture serves every batch"""
 LARGEST_STEP_BUFFER = 16384
 """tokens; longer steps enlarge the buffers when they come"""
 
@@ -47,7 +57,9 @@ def build(config: Config, report: Report) -> Worker:
         config.source,
         config.facts,
         platform.ops,
-        dtype=dtype,
+        dtype=platform.activations(dtype),
+        matrix_dtype=dtype,
+        blocks=platform.reads_blocks,
         positions=context,
         progress=report,
         implementation=config.model.model_impl,
@@ -64,11 +76,13 @@ def build(config: Config, report: Report) -> Worker:
         platform,
         fit,
         page_size=page_size,
-        dtype=dtype,
+        dtype=platform.activations(dtype),
         kv_dtype=kv_dtype,
         vocabulary=config.facts.vocabulary,
         weight_bytes=config.facts.parameters * dtype.itemsize,
         step_tokens=_step_tokens(config, fit.rows),
+        captures=captures_of(config, fit.rows),
+        report=report,
         original_logprobs=_is_on(config.environment.get(ORIGINAL_LOGPROBS, "")),
     )
     report("Sizing the KV pool", 1.0)
@@ -79,7 +93,27 @@ def settings_of(config: Config) -> PlatformSettings:
     return PlatformSettings(
         threads=config.runtime.cpu_threads or None,
         deterministic=bool(config.runtime.enable_deterministic_inference),
+        kernels=not config.runtime.disable_cpu_kernels,
     )
+
+
+@dataclass(frozen=True)
+class Captures:
+    """Which decode steps are captured; no sizes = none."""
+
+    sizes: tuple[int, ...] = ()
+    exact: bool = False
+    """a capture serves its own size only"""
+
+
+def captures_of(config: Config, rows: int) -> Captures:
+    """Sizes asked for, or one that serves every batch up to DEFAULT_CAPTURE rows."""
+    runtime, exact = config.runtime, bool(config.optimization.disable_cuda_graph_padding)
+    if runtime.disable_cuda_graph:
+        return Captures()
+    most = min(runtime.cuda_graph_max_bs or DEFAULT_CAPTURE, rows)
+    sizes = runtime.cuda_graph_bs or (tuple(range(1, most + 1)) if exact else (most,))
+    return Captures(tuple(size for size in sizes if size <= most) or (most,), exact)
 
 
 def assemble(
@@ -94,12 +128,16 @@ def assemble(
     kv_dtype: torch.dtype | None = None,
     weight_bytes: int = 0,
     step_tokens: int = 1024,
+    captures: Captures = Captures(),
+    report: Report = lambda stage, fraction: None,
     original_logprobs: bool = False,
 ) -> Worker:
     """A worker around a loaded model of `dtype`; its KV is kept in `kv_dtype`, if given."""
     kv = PagedKV(layers, fit.pages, page_size, kv_dtype or dtype, platform.device())
     slots = Slots(fit.rows, fit.context, page_size, fit.pages)
     attention = platform.attention_backend(layers, kv, dtype)
+    inputs = StepInputs(slots, step_tokens, kv.empty_page)
+    runner = runner_of(platform, model, attention, inputs, captures, report)
     capacity = Capacity(
         pages=fit.pages,
         page_size=page_size,
@@ -115,10 +153,33 @@ def assemble(
         slots=slots,
         kv=kv,
         attention=attention,
-        runner=EagerRunner(model, attention),
+        runner=runner,
         head=TokenHead(model, Sampler(original_logprobs=original_logprobs), slots, vocabulary),
-        step_tokens=step_tokens,
+        inputs=inputs,
     )
+
+
+def runner_of(
+    platform: Platform,
+    model: RunnableModel,
+    attention: AttentionBackend,
+    inputs: StepInputs,
+    captures: Captures,
+    report: Report,
+) -> Runner:
+    """Eager, or captured where the platform can and steps were asked for."""
+    eager, recorder = EagerRunner(model, attention), platform.recorder()
+    if recorder is None or not captures.sizes:
+        return eager
+    steps = capture_steps(
+        eager,
+        recorder,
+        inputs,
+        attention,
+        captures.sizes,
+        lambda fraction: report("Capturing decode steps", fraction),
+    )
+    return CapturedRunner(eager, attention, steps, exact=captures.exact)
 
 
 def _demand(

@@ -63,8 +63,36 @@ class StepInputs:
         self._slots = slots
         self._empty_page = empty_page
         self._per_token = _Columns(3, tokens)
+        # What decode steps use never moves: a captured step knows the addresses.
+        self._decoding = _Columns(3, slots.rows)
         self._per_row = _Columns(4, slots.rows + 1)
-        self._pages = _Columns(1, slots.rows)
+        self._table = np.zeros((slots.rows, slots.pages.shape[1]), np.int64)
+
+    def decode_step(self, rows: int, attention: AttentionBackend) -> StepInput:
+        """The buffers of every decode step of up to `rows` rows, to capture one."""
+        ids, positions, targets = (torch.from_numpy(x) for x in self._decoding.take(rows))
+        starts, lengths, row, last = (torch.from_numpy(x) for x in self._per_row.take(rows + 1))
+        table = self._table[:rows]
+        return StepInput(
+            ids=ids,
+            positions=positions,
+            slots=targets,
+            query_starts=starts,
+            lengths=lengths[:rows],
+            rows=row[:rows],
+            page_table=torch.from_numpy(table),
+            last=last[:rows],
+            attention=attention,
+            counts=[1] * rows,
+            max_length=1,
+            host=HostStep(
+                starts=np.arange(rows + 1),
+                lengths=np.ones(rows, np.int64),
+                pages=table,
+                decode=True,
+                rows=np.arange(rows),
+            ),
+        )
 
     def gather(self, plan: StepPlan, attention: AttentionBackend) -> tuple[StepInput, Spans]:
         """Views on one step. Changes no row; raises PlanError when the plan contradicts them."""
@@ -105,7 +133,7 @@ class StepInputs:
         """(ids, positions, KV slots), each [T]."""
         slots, size = self._slots, self._slots.page_size
         total = int(spans.starts[-1])
-        ids, positions, targets = self._per_token.take(total)
+        ids, positions, targets = (self._decoding if decode else self._per_token).take(total)
         if decode:
             rows = spans.rows
             positions[:] = spans.before
@@ -124,8 +152,7 @@ class StepInputs:
         """[S, most pages any span needs]; the empty page behind a row's own."""
         used = -(-lengths // self._slots.page_size)
         widest = int(used.max())
-        (flat,) = self._pages.take(len(rows) * widest)
-        table = flat.reshape(len(rows), widest)
+        table = self._table[: len(rows), :widest]
         table[:] = self._slots.pages[rows, :widest]
         if len(rows) > 1 and int(used.min()) < widest:
             table[np.arange(widest) >= used[:, None]] = self._empty_page

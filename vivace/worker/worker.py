@@ -46,7 +46,7 @@ class Worker:
         attention: AttentionBackend,
         runner: Runner,
         head: Head,
-        step_tokens: int = 1024,
+        inputs: StepInputs,
     ) -> None:
         self.capacity = capacity
         self._slots = slots
@@ -54,7 +54,7 @@ class Worker:
         self._attention = attention
         self._runner = runner
         self._head = head
-        self._inputs = StepInputs(slots, step_tokens, kv.empty_page)
+        self._inputs = inputs
 
     def run(self, plan: StepPlan) -> StepResult:
         started = time.perf_counter()

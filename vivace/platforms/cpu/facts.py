@@ -50,6 +50,14 @@ def cores(root: Path = ROOT) -> int:
     return max(1, min(allowed or 1, quota or allowed or 1))
 
 
+KERNELS = Path(__file__).with_name("_kernels.so")
+
+
+def kernels_built() -> bool:
+    """Whether the native kernels were compiled when Vivace was installed."""
+    return KERNELS.is_file() and KERNELS.with_name("native_table.py").is_file()
+
+
 def features(root: Path = ROOT) -> frozenset[str]:
     """Instruction sets of RELEVANT that every core has ("flags" on x86, "Features" on Arm)."""
     for line in _lines(root / "proc/cpuinfo"):

@@ -8,6 +8,7 @@ one, so small models keep both forms.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from vivace.platforms.ops import linear as reference
+from vivace.platforms.ops.stored import StoredBlocks
 
 FEW_ROWS = 3
 """up to so many rows the unpacked weight is quicker"""
@@ -38,10 +40,11 @@ class PackedLinears:
     def __init__(self) -> None:
         self._left = BOTH_FORMS_BYTES
 
-    def pack(self, weight: Tensor) -> Any:
-        """weight[out, in]; types that oneDNN does not take stay as they are."""
+    def pack(self, pieces: Sequence[Tensor | StoredBlocks]) -> Any:
+        """weights [some of out, in]; types that oneDNN does not take stay as they are."""
+        weight = reference.pack_linear(pieces)
         if weight.dtype not in PACKABLE or not packing_available():
-            return reference.pack_linear(weight)
+            return weight
         self._left -= weight.nbytes
         packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
         return PackedLinear(packed, weight if self._left >= 0 else None, weight.shape[0])

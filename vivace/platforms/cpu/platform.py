@@ -1,4 +1,4 @@
-"""The CPU as a Platform."""
+"""The CPU as a Platform: native kernels, or torch's own operations where they cannot be used."""
 
 from __future__ import annotations
 
@@ -11,22 +11,75 @@ from vivace.platforms.cpu import facts as cpu
 from vivace.platforms.cpu.allocator import keep_freed_blocks
 from vivace.platforms.cpu.attention import CpuAttention
 from vivace.platforms.cpu.deterministic import BatchInvariantAttention, batch_invariant
+from vivace.platforms.cpu.graphs import CpuGraphs
+from vivace.platforms.cpu.native import Kernels
 from vivace.platforms.cpu.ops import cpu_ops
-from vivace.platforms.platform import PlatformFacts, PlatformSettings
+from vivace.platforms.platform import GraphRecorder, Platform, PlatformFacts, PlatformSettings
 
 
-class CpuPlatform:
-    """Platform of torch's CPU kernels. Creating it sets torch's threads and glibc's thresholds."""
+def cpu_platform(facts: PlatformFacts, settings: PlatformSettings) -> Platform:
+    """The side of the CPU that these settings ask for. Sets torch's threads and glibc's
+    thresholds. Raises NoKernels when kernels are asked for and were not built."""
+    keep_freed_blocks()
+    threads = max(1, settings.threads or facts.cores)
+    if settings.kernels:
+        # The kernels have threads of their own: two sets would be more than there are cores.
+        torch.set_num_threads(1)
+        return NativePlatform(facts, Kernels(threads))
+    torch.set_num_threads(threads)
+    return TorchPlatform(facts, settings.deterministic)
 
-    def __init__(self, facts: PlatformFacts, settings: PlatformSettings) -> None:
-        keep_freed_blocks()
-        torch.set_num_threads(max(1, settings.threads or facts.cores))
+
+class NativePlatform:
+    """Platform of the native kernels. Every result is independent of the batch, bit for bit."""
+
+    reads_blocks = True
+
+    def __init__(self, facts: PlatformFacts, kernels: Kernels) -> None:
         self.facts = facts
-        self._deterministic = settings.deterministic
-        self.ops = batch_invariant(cpu_ops()) if settings.deterministic else cpu_ops()
+        from vivace.platforms.cpu.native_table import native_ops
+
+        self.ops = native_ops(kernels)
+        self._kernels = kernels
 
     def device(self) -> torch.device:
         return torch.device("cpu")
+
+    def activations(self, matrices: torch.dtype) -> torch.dtype:
+        return torch.float32
+
+    def recorder(self) -> GraphRecorder:
+        return CpuGraphs(self._kernels)
+
+    def attention_backend(
+        self, layers: Sequence[AttentionLayer], memory: KVMemory, dtype: torch.dtype
+    ) -> AttentionBackend:
+        from vivace.platforms.cpu.native_attention import NativeAttention
+
+        return NativeAttention(self._kernels, layers, memory)
+
+    def available_bytes(self) -> int:
+        return cpu.memory()[1]
+
+
+class TorchPlatform:
+    """Platform of torch's CPU operations."""
+
+    reads_blocks = False
+
+    def __init__(self, facts: PlatformFacts, deterministic: bool) -> None:
+        self.facts = facts
+        self._deterministic = deterministic
+        self.ops = batch_invariant(cpu_ops()) if deterministic else cpu_ops()
+
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def activations(self, matrices: torch.dtype) -> torch.dtype:
+        return matrices
+
+    def recorder(self) -> None:
+        return None
 
     def attention_backend(
         self, layers: Sequence[AttentionLayer], memory: KVMemory, dtype: torch.dtype

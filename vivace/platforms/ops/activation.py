@@ -22,3 +22,8 @@ def gelu_mul(x: Tensor, *, tanh: bool, out: Tensor | None = None) -> Tensor:
 def soft_cap(x: Tensor, cap: float) -> Tensor:
     """cap * tanh(x / cap), in place."""
     return x.div_(cap).tanh_().mul_(cap)
+
+
+def scale(x: Tensor, factor: float) -> Tensor:
+    """x * factor, in place; the factor is rounded to x's dtype."""
+    return x.mul_(factor)

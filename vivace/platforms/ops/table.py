@@ -8,13 +8,14 @@ writes into fixed memory and can be captured.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import Tensor
 
 from vivace.platforms.ops import activation, cache, embedding, linear, norm, rotary
+from vivace.platforms.ops.stored import StoredBlocks
 
 PackedWeight = Any
 """What `pack_linear` made of a weight; opaque to everyone but `linear` of the same table."""
@@ -63,7 +64,9 @@ class Linear(Protocol):
 
 
 class Embedding(Protocol):
-    def __call__(self, ids: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor: ...
+    def __call__(
+        self, ids: Tensor, weight: Tensor | StoredBlocks, out: Tensor | None = None
+    ) -> Tensor: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,13 +85,15 @@ class Ops:
     """(x[T, 2n], out=None) -> [T, n]: silu(x[:, :n]) * x[:, n:]"""
     gelu_mul: GeluMul
     """(x[T, 2n], *, tanh, out=None) -> [T, n]: gelu(x[:, :n]) * x[:, n:]"""
-    pack_linear: Callable[[Tensor], PackedWeight]
-    """(weight[out, in]) -> what `linear` takes; called once, when an unquantised weight is loaded.
-    A plain tensor is always accepted by `linear` too."""
+    pack_linear: Callable[[Sequence[Tensor | StoredBlocks]], PackedWeight]
+    """(weights[some of out, in], one below the other) -> what `linear` takes; called once, when
+    the layer is loaded. Blocks only where the platform says that it reads them."""
     linear: Linear
     """(x[T, in], weight, bias=None, out=None) -> [T, out]"""
     store_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
     """(k[T, Hk, D], v, k_cache[pages, page_size, Hk, D], v_cache, slots[T]) -> None"""
+    scale: Callable[[Tensor, float], Tensor]
+    """(x, factor) -> x, in place"""
     soft_cap: Callable[[Tensor, float], Tensor]
     """(x, cap) -> x, in place: cap * tanh(x / cap)"""
 
@@ -105,5 +110,6 @@ def reference_ops() -> Ops:
         pack_linear=linear.pack_linear,
         linear=linear.linear,
         store_kv=cache.store_kv,
+        scale=activation.scale,
         soft_cap=activation.soft_cap,
     )

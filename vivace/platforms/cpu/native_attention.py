@@ -1,0 +1,214 @@
+"""Paged attention by the native kernels: one operation for prompts, decoding and steps of both.
+
+A token's result does not depend on the other rows, on how its prompt was cut, nor on the number
+of threads: see kernels/attention.inc.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from vivace.platforms.attention import AttentionLayer, HostStep, KVMemory
+from vivace.platforms.cpu.native import Kernels
+
+TILE = 128
+"""keys; as in attention_tile.inc"""
+SHARES_PER_THREAD = 6
+"""as in attention.inc"""
+LARGEST_HEAD = 256
+LARGEST_PARTIAL = 256 << 20
+"""bytes of tiles' results (committed when touched); fewer rows are shared by threads beyond it"""
+KV_TYPES = {torch.float32: 0, torch.bfloat16: 1}
+
+Attend = Callable[[Tensor, "PagedStep", Tensor], None]
+
+
+class PagedStep(Protocol):
+    """What the kernels read of a step, by address: while a graph is captured, fixed buffers."""
+
+    @property
+    def slots(self) -> Tensor:
+        """[T] int64"""
+        ...
+
+    @property
+    def page_table(self) -> Tensor:
+        """[S, any] int64; only the pages of keys that some query sees are read"""
+        ...
+
+    @property
+    def lengths(self) -> Tensor:
+        """[S] int64"""
+        ...
+
+    @property
+    def query_starts(self) -> Tensor:
+        """[S + 1] int64; not read when every span is one token"""
+        ...
+
+    @property
+    def host(self) -> HostStep: ...
+
+
+def unsupported(layers: Sequence[AttentionLayer], dtype: torch.dtype) -> str | None:
+    """Why the kernels cannot serve these layers with KV of `dtype`; None when they can."""
+    if dtype not in KV_TYPES:
+        return f"KV of {dtype}"
+    for layer in layers:
+        if layer.head_dim % 16 or layer.head_dim > LARGEST_HEAD:
+            return f"heads of {layer.head_dim} (multiples of 16 up to {LARGEST_HEAD})"
+        if layer.heads % layer.kv_heads:
+            return f"{layer.heads} heads over {layer.kv_heads} KV heads"
+    return None
+
+
+class NativeAttention:
+    """AttentionBackend over float32 activations and float32 or bfloat16 KV.
+
+    `max_length` is the longest context of a row: those up to it are shared by threads when few
+    rows decode. Raises ValueError for what `unsupported` names.
+    """
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        layers: Sequence[AttentionLayer],
+        memory: KVMemory,
+        max_length: int,
+    ) -> None:
+        for kv in memory.layers:
+            if reason := unsupported(layers, kv.dtype):
+                raise ValueError(f"the native attention kernels do not do {reason}")
+        self._kernels = kernels
+        self._memory = memory
+        self._partial = PartialResults(layers, kernels.threads, max_length)
+        self._attention = kernels.operation("attention", "qqqqqqqqqqqdqdqqqqqqqqq")
+        self._store = kernels.operation("store_kv", "q" * 10)
+        self._rotary_store = kernels.operation("rotary_store", "q" * 16)
+
+    def plan(self, step: PagedStep) -> None:
+        """Nothing to decide: the kernels read the step's own buffers."""
+
+    def attend(
+        self,
+        layer: AttentionLayer,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        step: PagedStep,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """q[T, Hq, D], k[T, Hk, D], v[T, Hk, D] float32 -> [T, Hq * D]."""
+        kv = self._memory.layers[layer.index]
+        self._store(
+            q.shape[0],
+            *_rows_of(k),
+            *_rows_of(v),
+            step.slots.data_ptr(),
+            kv.data_ptr(),
+            KV_TYPES[kv.dtype],
+            layer.kv_heads,
+            layer.head_dim,
+        )
+        return self.attend_stored(layer, q, step, out)
+
+    def rotate_and_attend(
+        self,
+        layer: AttentionLayer,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        positions: Tensor,
+        cos_sin: Tensor,
+        step: PagedStep,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """`attend` of q and k that were not rotated yet; both are, in place.
+
+        positions[T] int64, cos_sin[positions, rot] float32 as `ops.rotary` takes them.
+        """
+        if cos_sin.dtype != torch.float32 or not cos_sin.is_contiguous():
+            raise ValueError("the rotary table must be contiguous float32")
+        kv = self._memory.layers[layer.index]
+        self._rotary_store(
+            q.shape[0],
+            *_rows_of(q),
+            layer.heads,
+            *_rows_of(k),
+            *_rows_of(v),
+            positions.data_ptr(),
+            step.slots.data_ptr(),
+            cos_sin.data_ptr(),
+            cos_sin.shape[1],
+            kv.data_ptr(),
+            KV_TYPES[kv.dtype],
+            layer.kv_heads,
+            layer.head_dim,
+        )
+        return self.attend_stored(layer, q, step, out)
+
+    def attend_stored(
+        self, layer: AttentionLayer, q: Tensor, step: PagedStep, out: Tensor | None = None
+    ) -> Tensor:
+        """`attend` when the step's keys and values are in memory already."""
+        kv, decode = self._memory.layers[layer.index], step.host.decode
+        if out is None:
+            out = self._kernels.empty(q.shape[0], layer.heads * layer.head_dim)
+        self._attention(
+            q.shape[0],
+            *_rows_of(q),
+            out.data_ptr(),
+            out.stride(0),
+            kv.data_ptr(),
+            KV_TYPES[kv.dtype],
+            kv.shape[1],
+            layer.heads,
+            layer.kv_heads,
+            layer.head_dim,
+            layer.scale,
+            layer.window or 0,
+            layer.soft_cap or 0.0,
+            step.page_table.data_ptr(),
+            step.page_table.stride(0),
+            step.lengths.data_ptr(),
+            0 if decode else step.query_starts.data_ptr(),
+            step.lengths.shape[0],
+            *self._partial.words,
+        )
+        return out
+
+
+class PartialResults:
+    """Where threads that share a row leave what they found, tile by tile."""
+
+    def __init__(self, layers: Sequence[AttentionLayer], threads: int, max_length: int) -> None:
+        tiles = -(-max_length // TILE) + 1
+        row = max(layer.kv_heads * tiles * _partial_size(layer) for layer in layers)
+        fewest = min(layer.kv_heads for layer in layers)
+        wanted = -(-SHARES_PER_THREAD * threads // fewest) - 1 if threads > 1 else 0
+        rows = min(wanted, LARGEST_PARTIAL // (4 * row))
+        self._results = torch.zeros(rows * row)
+        most = max(layer.kv_heads for layer in layers)
+        self._arrivals = torch.zeros(rows * most, dtype=torch.int64)
+        self.words = (self._results.data_ptr(), self._arrivals.data_ptr(), rows, tiles)
+
+
+def _partial_size(layer: AttentionLayer) -> int:
+    """floats of one tile and KV head; as in attention_tile.inc"""
+    group = layer.heads // layer.kv_heads
+    return 2 * (-(-group // 16) * 16) + group * layer.head_dim
+
+
+def _rows_of(x: Tensor) -> tuple[int, int]:
+    """(address, token stride) of float32 [T, heads, D] whose heads are neighbours."""
+    stride = x.stride()
+    if stride[2] != 1 or stride[1] != x.shape[2] or x.dtype != torch.float32:
+        raise ValueError(
+            f"attention takes float32 rows of neighbouring heads, not {x.dtype} with strides "
+            f"{stride} of shape {tuple(x.shape)}"
+        )
+    return x.data_ptr(), stride[0]

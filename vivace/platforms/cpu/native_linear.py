@@ -1,0 +1,158 @@
+"""Linear layers by native kernels: weights packed once, into panels of 16 output columns.
+
+A panel keeps the bits of the checkpoint (floats, or GGUF's blocks); kernels decode them on the way
+through the registers. Formats: kernels/formats.inc.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vivace.platforms.cpu.native import Kernels, Words
+from vivace.platforms.ops.stored import StoredBlocks
+
+PANEL = 16
+"""output columns"""
+BLOCKS = {
+    "f32": (2, 8),
+    "f16": (2, 4),
+    "bf16": (2, 4),
+    "q4_0": (32, 18),
+    "q4_1": (32, 20),
+    "q5_0": (32, 22),
+    "q5_1": (32, 24),
+    "q8_0": (32, 34),
+    "q4_k": (256, 148),
+    "q5_k": (256, 180),
+    "q6_k": (256, 210),
+}
+"""kind -> (numbers, bytes) of a packed block of one column"""
+FLOATS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+PACK, LINEAR = "qqqqqq", "qqqqqqqqq"
+
+
+@dataclass(frozen=True, slots=True)
+class Panels:
+    """Output columns `first`..`first + columns` of one layer."""
+
+    kind: str
+    data: Tensor
+    """uint8[panels * bytes of a panel]"""
+    first: int
+    columns: int
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """One layer; more than one part where its tensors are of different types."""
+
+    parts: tuple[Panels, ...]
+    inputs: int
+    outputs: int
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.data.nbytes for part in self.parts)
+
+
+class NativeLinears:
+    """The pair `pack_linear` and `linear` of one op table."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels
+        self._pack = {kind: kernels.operation(f"pack_{kind}", PACK) for kind in BLOCKS}
+        self._linear: dict[str, Words] = {
+            kind: kernels.operation(f"linear_{kind}", LINEAR) for kind in BLOCKS
+        }
+
+    def pack(self, pieces: Sequence[Tensor | StoredBlocks]) -> PackedWeight:
+        """Rows of `pieces`, one below the other. Neighbours of one kind become one product.
+
+        Raises ValueError for a type or width that no kernel takes.
+        """
+        parts, first = [], 0
+        for kind, group in groupby(pieces, kind_of):
+            rows = joined(list(group))
+            count, inputs = rows.shape
+            parts.append(self._packed(kind, rows, first, inputs))
+            first += count
+        return PackedWeight(tuple(parts), pieces[0].shape[1], first)
+
+    def _packed(self, kind: str, rows: Tensor | StoredBlocks, first: int, inputs: int) -> Panels:
+        numbers, nbytes = BLOCKS[kind]
+        if inputs % numbers:
+            raise ValueError(f"{kind} weights of {inputs} inputs: no multiple of {numbers}")
+        count = rows.shape[0]
+        data = torch.empty(
+            -(-count // PANEL) * PANEL * (inputs // numbers) * nbytes, dtype=torch.uint8
+        )
+        pointer, row_bytes = memory_of(rows)
+        self._pack[kind](count, pointer, row_bytes, data.data_ptr(), inputs, 0)
+        return Panels(kind, data, first, count)
+
+    def linear(
+        self, x: Tensor, weight: PackedWeight, bias: Tensor | None = None, out: Tensor | None = None
+    ) -> Tensor:
+        """x[T, in] float32, rows of any stride -> [T, out] float32"""
+        rows, stride = x.shape[0], x.stride(0)
+        outputs = weight.outputs
+        result = self._kernels.empty(rows, outputs) if out is None else out
+        source, target, added = (
+            x.data_ptr(),
+            result.data_ptr(),
+            0 if bias is None else bias.data_ptr(),
+        )
+        for part in weight.parts:
+            self._linear[part.kind](
+                rows,
+                source,
+                stride,
+                part.data.data_ptr(),
+                added and added + 4 * part.first,
+                target + 4 * part.first,
+                result.stride(0),
+                part.columns,
+                weight.inputs,
+            )
+        return result
+
+
+def kind_of(piece: Tensor | StoredBlocks) -> str:
+    if isinstance(piece, StoredBlocks):
+        if piece.kind not in BLOCKS:
+            raise ValueError(f"no kernel reads {piece.kind} blocks")
+        return piece.kind
+    if piece.dtype not in FLOATS:
+        raise ValueError(f"no kernel takes weights of {piece.dtype}")
+    return FLOATS[piece.dtype]
+
+
+def joined(pieces: Sequence[Tensor | StoredBlocks]) -> Tensor | StoredBlocks:
+    if len(pieces) == 1:
+        return pieces[0]
+    tensors = [piece for piece in pieces if isinstance(piece, Tensor)]
+    if tensors:
+        return torch.cat(tensors)
+    blocks = [piece for piece in pieces if isinstance(piece, StoredBlocks)]
+    data = np.concatenate([piece.data for piece in blocks])
+    return StoredBlocks(blocks[0].kind, data, blocks[0].columns)
+
+
+def memory_of(rows: Tensor | StoredBlocks) -> tuple[int, int]:
+    """(address, bytes from row to row)"""
+    if isinstance(rows, StoredBlocks):
+        return rows.data.ctypes.data, rows.data.strides[0]
+    contiguous = rows.stride(1) == 1
+    if not contiguous:
+        raise ValueError("a weight's rows must be contiguous")
+    return rows.data_ptr(), rows.stride(0) * rows.element_size()
+
+
+def packable(kinds: Iterable[str]) -> bool:
+    return all(kind in BLOCKS for kind in kinds)
