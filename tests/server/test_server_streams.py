@@ -14,15 +14,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from server_kit import Running, ScriptedEngine, ask, events, make_tokenizer, running_server
 
+from vivace.frontend.frontend import Frontend
 from vivace.frontend.native import NativeAnswer
 from vivace.frontend.piece import Piece
-from vivace.protocol.output import Finish, TokenLogprob
+from vivace.frontend.served import ServedModel
+from vivace.protocol.control import Capacity, Ready
+from vivace.protocol.output import Delta, Finish, TokenLogprob
 from vivace.protocol.request import Request, SamplingParams
 from vivace.server.native_events import NativeEvents
 from vivace.server.openai.chunks import ChatChunks, CompletionChunks, Shape
 from vivace.server.openai.usage import Tally
 from vivace.server.settings import ServerSettings
-from vivace.server.sse import EventStream, StreamLimits
+from vivace.server.sse import EventStream, Outlet, StreamLimits
 
 TOKENIZER = make_tokenizer()
 TEXTS = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=20), max_size=12)
@@ -397,3 +400,105 @@ def test_the_first_event_is_not_delayed_by_the_rest() -> None:
                 return early
 
         assert server.run(run())
+
+
+class PiecesOnly:
+    """The same outlet as a sink that wants every piece."""
+
+    def __init__(self, outlet: Outlet) -> None:
+        self.push = outlet.push
+
+
+def encoder_of(kind: str, request: Request) -> Any:
+    if kind == "chat":
+        return ChatChunks(shape(), 0)
+    if kind == "completion":
+        return CompletionChunks(shape(), 0)
+    disjoint = kind == "native news"
+    answer = NativeAnswer(request, disjoint=disjoint)
+    return NativeEvents(request, answer, disjoint=disjoint, prompt_ids=False)
+
+
+async def fed(kind: str, deltas: list[Delta], *, offers: bool) -> tuple[bytes, int]:
+    """(what a frontend's deltas become on the wire, how many deltas made no piece)."""
+    clock = iter(range(1 << 20)).__next__
+    served = ServedModel(name="m", context=4096, vocabulary=256)
+    frontend = Frontend(served, TOKENIZER, lambda _: None, clock=lambda: float(clock()))
+    capacity = Capacity(pages=64, page_size=16, rows=8, context=4096, vocabulary=256)
+    frontend.feed(Ready(epoch=1, capacity=capacity))
+    request = frontend.request([1, 2], SamplingParams(max_new_tokens=999), rid="r", arrival=0.0)
+    stream = EventStream(StreamLimits(1 << 20, 1 << 20, 30.0))
+    wire = Wire()
+    stream._transport = wire  # type: ignore[assignment]
+    outlet = stream.outlet(encoder_of(kind, request))
+    passed = 0
+    stream._resume()
+    frontend.start(request, outlet if offers else PiecesOnly(outlet))
+    live = frontend._live[request.key]
+    for delta in deltas:
+        delta = msgspec.structs.replace(delta, key=request.key)
+        if live.passed(delta):
+            passed += 1
+        elif (piece := live.accept(delta)) is not None:
+            live.sink.push(piece)
+    frontend.close()
+    return wire.data, passed
+
+
+@st.composite
+def engine_news(draw: st.DrawFn) -> list[Delta]:
+    """Deltas with parts of characters, repeated tokens, retractions, and news of nothing."""
+    text = draw(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12))
+    tokens = list(text.encode())
+    found: list[Delta] = []
+    at = 0
+    while at < len(tokens):
+        begin = max(0, at - draw(st.sampled_from([0, 0, 1, 2])))
+        end = min(len(tokens), at + draw(st.sampled_from([1, 2, 3, 0])))
+        retractions = draw(st.sampled_from([0, 0, 0, 1]))
+        found.append(Delta(key=0, index=begin, tokens=tokens[begin:end], retractions=retractions))
+        at = max(at, end)
+    end = Finish(type="length", length=len(tokens))
+    return [*found, Delta(key=0, index=len(tokens), tokens=[], finish=end)]
+
+
+@settings(max_examples=80, deadline=None)
+@given(engine_news(), st.sampled_from(["chat", "completion", "native news", "native whole"]))
+def test_mere_text_makes_the_same_bytes_as_pieces(deltas: list[Delta], kind: str) -> None:
+    quick, _ = asyncio.run(fed(kind, deltas, offers=True))
+    slow, passed = asyncio.run(fed(kind, deltas, offers=False))
+    assert quick == slow
+    assert passed == 0
+
+
+def test_the_middle_of_a_plain_answer_makes_no_pieces() -> None:
+    deltas = [Delta(key=0, index=i, tokens=[97 + i]) for i in range(6)]
+    _, passed = asyncio.run(fed("chat", deltas, offers=True))
+    assert passed == 5
+
+
+def test_a_congested_stream_holds_mere_text_as_a_piece() -> None:
+    async def run() -> list[str]:
+        stream = EventStream(StreamLimits(100, 1 << 20, 30.0))
+        wire = Wire()
+        stream._transport = wire  # type: ignore[assignment]
+        outlet = stream.outlet(ChatChunks(shape(), 0))
+        stream._resume()
+        first, *rest, end = pieces_of(["a", "b", "c", "d"])
+        outlet.push(first)
+        wire.unsent = 1000
+        assert outlet.offer("b", [1], 2)
+        assert not stream.flowing
+        for piece in rest[1:]:
+            assert not outlet.offer(piece.text, piece.tokens, piece.completion_tokens)
+            outlet.push(piece)
+        outlet.push(end)
+        wire.unsent = 0
+        stream._look()
+        return events(unchunk(wire.data).decode())
+
+    found = asyncio.run(run())
+    texts = [
+        json.loads(data)["choices"][0]["delta"].get("content") for data in found if data != "[DONE]"
+    ]
+    assert texts == ["", "a", "b", "cd", None]

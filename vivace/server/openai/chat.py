@@ -14,9 +14,9 @@ from vivace.protocol.request import Request
 from vivace.server.body import decode, refuse_unsupported
 from vivace.server.chat_prompt import chat_text
 from vivace.server.context import Context
-from vivace.server.errors import json_response
 from vivace.server.ids import new_id
-from vivace.server.jobs import Ask, complete, expand
+from vivace.server.jobs import Ask, expand
+from vivace.server.openai.answering import Form, add_ids, answer
 from vivace.server.openai.asking import (
     MOST_LOGPROBS,
     cache_key_of,
@@ -24,9 +24,8 @@ from vivace.server.openai.asking import (
     openai_names,
     raw_sampling,
     request_id,
-    shown_model,
 )
-from vivace.server.openai.chunks import ChatChunks, Shape
+from vivace.server.openai.chunks import ChatChunks
 from vivace.server.openai.logprobs import chat_logprobs
 from vivace.server.openai.schema import (
     CHAT_REFUSED,
@@ -36,8 +35,6 @@ from vivace.server.openai.schema import (
     ChatChoice,
     ChatRequest,
 )
-from vivace.server.openai.usage import Tally
-from vivace.server.streaming import stream
 
 DECODER = msgspec.json.Decoder(ChatRequest)
 
@@ -56,24 +53,15 @@ async def chat_completions(context: Context, http: web.Request, body: bytes) -> 
         asks = [ask(asked, tokens, rid)]
         requests = expand(context, asks, stream=bool(asked.stream), arrival=arrival)
     context.request_log.received(http.path, requests, text)
-    tally = Tally(len(requests), context.settings.cache_report)
-    if asked.stream:
-        shape = shape_of(context, asked, rid, tokenizer, tally)
-        encoders = [ChatChunks(shape, index) for index in range(len(requests))]
-        return await stream(context, http, requests, encoders, epilogue=shape.epilogue)
-    pieces = await complete(context, requests)
-    for index, piece in enumerate(pieces):
-        tally.note(index, piece)
-    choices = [choice(asked, i, piece, requests[i], tokenizer) for i, piece in enumerate(pieces)]
-    return json_response(
-        ChatAnswer(
-            id=rid,
-            created=int(time.time()),
-            model=shown_model(context, asked.model),
-            choices=choices,
-            usage=tally.usage(),
-            metadata={"weight_version": context.served.weight_version},
-        )
+    form = Form(
+        kind="chat.completion.chunk",
+        logprobs=bool(asked.logprobs),
+        chunks=ChatChunks,
+        choice=lambda index, piece: choice(asked, index, piece, requests[index], tokenizer),
+        answer=ChatAnswer,
+    )
+    return await answer(
+        context, http, asked, requests, form, rid=rid, samples=len(requests), tokenizer=tokenizer
     )
 
 
@@ -107,24 +95,6 @@ def ask(asked: ChatRequest, tokens: list[int], rid: str) -> Ask:
     )
 
 
-def shape_of(
-    context: Context, asked: ChatRequest, rid: str, tokenizer: Tokenizer, tally: Tally
-) -> Shape:
-    options = asked.stream_options
-    return Shape(
-        rid=rid,
-        kind="chat.completion.chunk",
-        created=int(time.time()),
-        model=shown_model(context, asked.model),
-        tokenizer=tokenizer,
-        tally=tally,
-        include_usage=bool(options and options.include_usage),
-        continuous_usage=bool(options and options.continuous_usage_stats),
-        token_ids=asked.return_token_ids,
-        logprobs=bool(asked.logprobs),
-    )
-
-
 def choice(
     asked: ChatRequest, index: int, piece: Piece, request: Request, tokenizer: Tokenizer
 ) -> ChatChoice:
@@ -138,8 +108,6 @@ def choice(
     )
     if asked.logprobs:
         result.logprobs = chat_logprobs(piece.logprobs or (), tokenizer)
-    if asked.return_token_ids:
-        result.token_ids = result.response_token_ids = piece.tokens
-    if asked.return_token_ids or asked.return_prompt_token_ids:
-        result.prompt_token_ids = request.tokens
+    add_ids(result, asked, piece, request)
+    result.response_token_ids = result.token_ids
     return result

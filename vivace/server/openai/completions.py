@@ -16,9 +16,9 @@ from vivace.protocol.output import TokenLogprob
 from vivace.protocol.request import Request
 from vivace.server.body import decode
 from vivace.server.context import Context
-from vivace.server.errors import json_response
 from vivace.server.ids import new_id
-from vivace.server.jobs import Ask, complete, expand
+from vivace.server.jobs import Ask, expand
+from vivace.server.openai.answering import Form, add_ids, answer
 from vivace.server.openai.asking import (
     MOST_LOGPROBS,
     cache_key_of,
@@ -26,17 +26,14 @@ from vivace.server.openai.asking import (
     openai_names,
     raw_sampling,
     request_id,
-    shown_model,
 )
-from vivace.server.openai.chunks import CompletionChunks, Shape
+from vivace.server.openai.chunks import CompletionChunks
 from vivace.server.openai.logprobs import completion_logprobs
 from vivace.server.openai.schema import (
     CompletionAnswer,
     CompletionChoice,
     CompletionRequest,
 )
-from vivace.server.openai.usage import Tally
-from vivace.server.streaming import stream
 
 DECODER = msgspec.json.Decoder(CompletionRequest)
 
@@ -63,29 +60,17 @@ async def completions(context: Context, http: web.Request, body: bytes) -> web.S
         requests = expand(context, asks, stream=bool(asked.stream), arrival=arrival)
     context.request_log.received(http.path, requests)
     samples = len(requests) // len(prompts)
-    tally = Tally(samples, context.settings.cache_report)
     rid = asked.rid if isinstance(asked.rid, str) else answer_id
     echoes = [echo_text(asked, prompts[i // samples], tokenizer) for i in range(len(requests))]
-    if asked.stream:
-        shape = shape_of(context, asked, rid, tokenizer, tally)
-        show_prompt = bool(asked.echo)
-        encoders = [CompletionChunks(shape, i, e, show_prompt) for i, e in enumerate(echoes)]
-        return await stream(context, http, requests, encoders, epilogue=shape.epilogue)
-    pieces = await complete(context, requests)
-    for index, piece in enumerate(pieces):
-        tally.note(index, piece)
-    choices = [
-        choice(asked, i, piece, echoes[i], requests[i], tokenizer) for i, piece in enumerate(pieces)
-    ]
-    return json_response(
-        CompletionAnswer(
-            id=rid,
-            created=int(time.time()),
-            model=shown_model(context, asked.model),
-            choices=choices,
-            usage=tally.usage(),
-            metadata={"weight_version": context.served.weight_version},
-        )
+    form = Form(
+        kind="text_completion",
+        logprobs=asked.logprobs is not None,
+        chunks=lambda shape, i: CompletionChunks(shape, i, echoes[i], bool(asked.echo)),
+        choice=lambda i, piece: choice(asked, i, piece, echoes[i], requests[i], tokenizer),
+        answer=CompletionAnswer,
+    )
+    return await answer(
+        context, http, asked, requests, form, rid=rid, samples=samples, tokenizer=tokenizer
     )
 
 
@@ -145,24 +130,6 @@ def echo_text(asked: CompletionRequest, prompt: Prompt, tokenizer: Tokenizer) ->
     return tokenizer.decode(prompt.tokens, skip_special_tokens=asked.skip_special_tokens)
 
 
-def shape_of(
-    context: Context, asked: CompletionRequest, rid: str, tokenizer: Tokenizer, tally: Tally
-) -> Shape:
-    options = asked.stream_options
-    return Shape(
-        rid=rid,
-        kind="text_completion",
-        created=int(time.time()),
-        model=shown_model(context, asked.model),
-        tokenizer=tokenizer,
-        tally=tally,
-        include_usage=bool(options and options.include_usage),
-        continuous_usage=bool(options and options.continuous_usage_stats),
-        token_ids=asked.return_token_ids,
-        logprobs=asked.logprobs is not None,
-    )
-
-
 def choice(
     asked: CompletionRequest,
     index: int,
@@ -184,8 +151,5 @@ def choice(
         if asked.echo:
             entries = [*(piece.prompt_logprobs or ()), *entries]
         result.logprobs = completion_logprobs(entries, tokenizer, 0)
-    if asked.return_token_ids:
-        result.token_ids = piece.tokens
-    if asked.return_token_ids or asked.return_prompt_token_ids:
-        result.prompt_token_ids = request.tokens
+    add_ids(result, asked, piece, request)
     return result

@@ -185,26 +185,36 @@ class CompletionLogprobs(msgspec.Struct, kw_only=True):
     text_offset: list[int]
 
 
-class CompletionChoice(msgspec.Struct, kw_only=True):
+class Choice(msgspec.Struct, kw_only=True):
+    """What choices of all kinds have; the ids only when asked for."""
+
     index: int
-    text: str
-    logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
     matched_stop: int | str | None = None
     prompt_token_ids: list[int] | msgspec.UnsetType | None = msgspec.UNSET
     token_ids: list[int] | msgspec.UnsetType | None = msgspec.UNSET
 
 
-class CompletionAnswer(msgspec.Struct, kw_only=True):
-    """Answer of /v1/completions, and (without usage) the data of each event of its stream."""
+class Answer(msgspec.Struct, kw_only=True):
+    """What answers and events of all kinds have."""
 
     id: str
     created: int
     model: str
+    metadata: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+
+
+class CompletionChoice(Choice, kw_only=True):
+    text: str
+    logprobs: CompletionLogprobs | None = None
+
+
+class CompletionAnswer(Answer, kw_only=True):
+    """Answer of /v1/completions, and (without usage) the data of each event of its stream."""
+
     choices: list[CompletionChoice]
     object: str = "text_completion"
     usage: Usage | None = None
-    metadata: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
 
 
 class TopLogprob(msgspec.Struct, kw_only=True):
@@ -213,10 +223,7 @@ class TopLogprob(msgspec.Struct, kw_only=True):
     bytes: list[int] | None
 
 
-class ContentLogprob(msgspec.Struct, kw_only=True):
-    token: str
-    logprob: float
-    bytes: list[int] | None
+class ContentLogprob(TopLogprob, kw_only=True):
     top_logprobs: list[TopLogprob]
 
 
@@ -232,27 +239,18 @@ class AnswerMessage(msgspec.Struct, kw_only=True):
     tool_calls: list[Any] | None = None
 
 
-class ChatChoice(msgspec.Struct, kw_only=True):
-    index: int
+class ChatChoice(Choice, kw_only=True):
     message: AnswerMessage
     logprobs: ChatLogprobs | None = None
-    finish_reason: str | None = None
-    matched_stop: int | str | None = None
-    prompt_token_ids: list[int] | msgspec.UnsetType | None = msgspec.UNSET
     response_token_ids: list[int] | msgspec.UnsetType | None = msgspec.UNSET
-    token_ids: list[int] | msgspec.UnsetType | None = msgspec.UNSET
 
 
-class ChatAnswer(msgspec.Struct, kw_only=True):
+class ChatAnswer(Answer, kw_only=True):
     """Answer of /v1/chat/completions."""
 
-    id: str
-    created: int
-    model: str
     choices: list[ChatChoice]
     usage: Usage
     object: str = "chat.completion"
-    metadata: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChunkDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -260,21 +258,14 @@ class ChunkDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
     content: str | None = None
 
 
-class ChunkChoice(msgspec.Struct, kw_only=True):
-    index: int
+class ChunkChoice(Choice, kw_only=True):
     delta: ChunkDelta
     logprobs: ChatLogprobs | None = None
-    finish_reason: str | None = None
-    matched_stop: int | str | msgspec.UnsetType | None = msgspec.UNSET
-    token_ids: list[int] | msgspec.UnsetType | None = msgspec.UNSET
 
 
-class ChatChunk(msgspec.Struct, kw_only=True):
+class ChatChunk(Answer, kw_only=True):
     """Data of each event of a chat stream."""
 
-    id: str
-    created: int
-    model: str
     choices: list[ChunkChoice]
     object: str = "chat.completion.chunk"
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET

@@ -1,0 +1,90 @@
+"""From requests to an OpenAI answer, streamed or whole: what both endpoints have in common."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from vivace.frontend.piece import Piece
+from vivace.frontend.tokenizer import Tokenizer
+from vivace.protocol.request import Request
+from vivace.server.context import Context
+from vivace.server.errors import json_response
+from vivace.server.jobs import complete
+from vivace.server.openai.asking import shown_model
+from vivace.server.openai.chunks import Shape
+from vivace.server.openai.schema import ChatAnswer, Choice, CompletionAnswer, SamplingFields
+from vivace.server.openai.usage import Tally
+from vivace.server.sse import Encode
+from vivace.server.streaming import stream
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """What one endpoint's answers look like.
+
+    `chunks` makes the encoder of the index-th choice of a stream, `choice` the index-th choice of a
+    whole answer, `answer` is what holds the choices. `kind` is the `object` of a stream's events.
+    """
+
+    kind: str
+    logprobs: bool
+    chunks: Callable[[Shape, int], Encode]
+    choice: Callable[[int, Piece], Choice]
+    answer: type[ChatAnswer] | type[CompletionAnswer]
+
+
+async def answer(
+    context: Context,
+    http: web.Request,
+    asked: SamplingFields,
+    requests: list[Request],
+    form: Form,
+    *,
+    rid: str,
+    samples: int,
+    tokenizer: Tokenizer,
+) -> web.StreamResponse:
+    """Run the requests and answer; `samples` of them share a prompt."""
+    tally = Tally(samples, context.settings.cache_report)
+    created = int(time.time())
+    model = shown_model(context, asked.model)
+    if asked.stream:
+        options = asked.stream_options
+        shape = Shape(
+            rid=rid,
+            kind=form.kind,
+            created=created,
+            model=model,
+            tokenizer=tokenizer,
+            tally=tally,
+            include_usage=bool(options and options.include_usage),
+            continuous_usage=bool(options and options.continuous_usage_stats),
+            token_ids=asked.return_token_ids,
+            logprobs=form.logprobs,
+        )
+        encoders = [form.chunks(shape, index) for index in range(len(requests))]
+        return await stream(context, http, requests, encoders, epilogue=shape.epilogue)
+    pieces = await complete(context, requests)
+    for index, piece in enumerate(pieces):
+        tally.note(index, piece)
+    whole = form.answer(
+        id=rid,
+        created=created,
+        model=model,
+        choices=[form.choice(index, piece) for index, piece in enumerate(pieces)],  # type: ignore[arg-type]
+        usage=tally.usage(),
+        metadata={"weight_version": context.served.weight_version},
+    )
+    return json_response(whole)
+
+
+def add_ids(choice: Choice, asked: SamplingFields, piece: Piece, request: Request) -> None:
+    """The token ids that the request asks for."""
+    if asked.return_token_ids:
+        choice.token_ids = piece.tokens
+    if asked.return_token_ids or asked.return_prompt_token_ids:
+        choice.prompt_token_ids = request.tokens
