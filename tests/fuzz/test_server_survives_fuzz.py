@@ -16,6 +16,7 @@ REQUESTS = 20_000
 AT_ONCE = 32
 ALLOWED = {200, 400, 401, 404, 405, 413, 415, 422, 431, 501, 503}
 CANARY = {
+    "rid": "canary",  # no hostile /abort_request names a prefix of it, as "1" is of one id in 16
     "text": "the quick brown fox",
     "sampling_params": {
         "max_new_tokens": 24,
