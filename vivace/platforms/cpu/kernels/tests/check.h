@@ -161,7 +161,6 @@ std::vector<uint8_t> bytes_of(const std::vector<T>& v) {
 void elementwise(Suite& suite);
 void linear(Suite& suite);
 void attention(Suite& suite);
-void sampling(Suite& suite);
 int pool_stress(int64_t jobs);
 
 }  // namespace check
