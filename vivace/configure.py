@@ -12,6 +12,7 @@ def configure(options: Options) -> Config:
     """Raises ConfigError, SourceError or PlatformError, before anything heavy is loaded."""
     from vivace.checkpoint.source import locate
     from vivace.config import resolve
+    from vivace.config.hub import hub_cache
     from vivace.models.facts import facts_of
     from vivace.models.registry import check_architecture
     from vivace.platforms.platform import detect
@@ -22,6 +23,8 @@ def configure(options: Options) -> Config:
         load_format=model.load_format,
         tokenizer_path=model.tokenizer_path,
         overrides=model.json_model_override_args,
+        revision=model.revision,
+        cache=hub_cache(model.download_dir, options.environment),
     )
     facts = facts_of(source)
     check_architecture(source, facts, model.model_impl)

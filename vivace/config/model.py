@@ -23,11 +23,12 @@ OTHER_LOAD_FORMATS = (
 @dataclass(frozen=True)
 class ModelOptions:
     model_path: str | None = option(
-        help="Model directory or GGUF file; without it the embedded model is served.",
+        help="Model directory, GGUF file, or id of a repository in the hub's local cache; without "
+        "it the embedded model is served.",
         aliases=["model"],
     )
     tokenizer_path: str | None = option(
-        help="Where the tokenizer is, when it is not with the model."
+        help="Where the tokenizer is, when it is not with the model: like --model-path."
     )
     tokenizer_mode: str = option(
         "auto",
@@ -73,8 +74,8 @@ class ModelOptions:
         cpu=no_effect("this version serves text models only"),
     )
     revision: str | None = option(
-        help="Branch, tag or commit of a model on a hub.",
-        cpu=no_effect("models are read from local files, which have one revision"),
+        help="Branch, tag or commit of --model-path and --tokenizer-path in the hub's local cache "
+        "(HF_HUB_CACHE); default: main. Refused for other files, which have no revisions."
     )
     model_impl: str = option(
         "auto",
@@ -113,7 +114,7 @@ class ModelOptions:
     )
     weight_version: str = option("default", "Label returned with every answer.")
     download_dir: str | None = option(
-        help="Where a hub's files are kept.", cpu=no_effect("nothing is downloaded")
+        help="The hub's local cache, instead of HF_HUB_CACHE; nothing is downloaded to it."
     )
     model_checksum: str | None = option(
         help="Verify the model's files against checksums.",

@@ -70,6 +70,10 @@ WORKING = {
     "SGLANG_TEST_RETRACT_INTERVAL": honoured(
         "test aid: decode steps between those retractions", "whole number", "3"
     ),
+    "HF_HUB_CACHE": honoured("the hub's local cache, where repository ids are looked up", "text"),
+    "HUGGINGFACE_HUB_CACHE": honoured("old name of HF_HUB_CACHE", "text"),
+    "HF_HOME": honoured("folder whose `hub` is that cache", "text", "~/.cache/huggingface"),
+    "XDG_CACHE_HOME": honoured("folder whose `huggingface` is HF_HOME", "text", "~/.cache"),
     "VIVACE_EXECUTOR": honoured("test aid: `oracle[:seconds per step]` runs no model", "text"),
     "VIVACE_TEST_FAULT": honoured("test aid: make a process fail, as `engine-exit@20`", "text"),
     "VIVACE_SLOW_TESTS": honoured("test aid: run the slow tests too", "switch", "0"),

@@ -11,6 +11,7 @@ from vivace.observability.log import escape
 from vivace.protocol.control import Capacity
 
 if TYPE_CHECKING:
+    from vivace.checkpoint.source import ModelSource
     from vivace.config.config import Config, Rewrite
 
 GIGABYTE = 1e9
@@ -32,7 +33,7 @@ def summary_of(config: Config, capacity: Capacity, url: str) -> Summary:
     facts, source = config.facts, config.source
     name = served_model(config, None).name
     rows = (
-        ("model", f"{name} ({source.format}{', embedded' if source.embedded else ''})"),
+        ("model", f"{name} ({origin(source)})"),
         ("architecture", f"{facts.architecture}, {facts.layers} layers"),
         ("dtype", str(config.model.dtype)),
         ("parameters", f"{facts.parameters / 1e6:,.0f} million"),
@@ -49,6 +50,16 @@ def summary_of(config: Config, capacity: Capacity, url: str) -> Summary:
     rewrites = tuple(decision(rewrite) for rewrite in config.rewrites)
     curl = curl_line(config, url, name)
     return Summary(rows=rows, rewrites=rewrites, notices=config.notices, curl=curl)
+
+
+def origin(source: ModelSource) -> str:
+    """What kind of files the model is read from, and which revision they are."""
+    words = [source.format]
+    if source.embedded:
+        words.append("embedded")
+    if source.commit:
+        words.append(f"commit {source.commit[:12]}")
+    return ", ".join(words)
 
 
 def decision(rewrite: Rewrite) -> str:

@@ -1,0 +1,93 @@
+"""Models in the local cache of the Hugging Face hub, found offline.
+
+Layout (huggingface_hub, "Understand caching"): `models--ORG--NAME/snapshots/<commit>/` holds a
+revision's files, `models--ORG--NAME/refs/<branch or tag>` the commit a name stands for. Torch-free;
+nothing is downloaded and nothing is written.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from vivace.errors import CannotStart
+
+DEFAULT_REVISION = "main"
+REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
+COMMIT = re.compile(r"[0-9a-f]{7,64}")
+LONGEST_REF = 256
+"""bytes of a ref file, which holds a commit"""
+SHOWN = 8
+"""revisions that an error names"""
+
+
+class SnapshotError(CannotStart):
+    """The cache has the repository but not this revision; the text says which there are."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One revision of a repository. `commit` is the name of its folder."""
+
+    path: Path
+    commit: str
+
+
+def is_repo_id(text: str) -> bool:
+    """`name` or `organisation/name`, as the hub writes them."""
+    return REPO_ID.fullmatch(text) is not None and ".." not in text and "--" not in text
+
+
+def find_snapshot(cache: Path, repo_id: str, revision: str | None) -> Snapshot | None:
+    """The cached snapshot of a branch, tag or commit (None: main); None without the repository.
+
+    Raises SnapshotError when the repository is there and the revision is not.
+    """
+    folder = cache / ("models--" + repo_id.replace("/", "--"))
+    if not folder.is_dir():
+        return None
+    name = revision or DEFAULT_REVISION
+    commit = commit_of(folder, name)
+    if commit is None or not (folder / "snapshots" / commit).is_dir():
+        raise SnapshotError(
+            f"{repo_id}: revision {name!r} is not in the cache {folder}; there: "
+            f"{revisions(folder)}. Give one of them as --revision, or fetch the other with "
+            f"`hf download {repo_id} --revision {name}`; nothing is downloaded here."
+        )
+    return Snapshot(folder / "snapshots" / commit, commit)
+
+
+def commit_of(folder: Path, name: str) -> str | None:
+    """The commit a name stands for: a ref, a snapshot, or the only snapshot that begins so."""
+    if not is_revision(name):
+        return None
+    ref = folder / "refs" / name
+    if ref.is_file():
+        with ref.open("rb") as file:
+            text = file.read(LONGEST_REF).decode("ascii", "replace").strip()
+        return text if COMMIT.fullmatch(text) else None
+    if not COMMIT.fullmatch(name):
+        return None
+    found = [commit for commit in snapshots(folder) if commit.startswith(name)]
+    return found[0] if len(found) == 1 else None
+
+
+def is_revision(name: str) -> bool:
+    """Whether it can be a revision's name: a relative path that stays where it is put."""
+    path = PurePosixPath(name)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts
+
+
+def snapshots(folder: Path) -> list[str]:
+    held = folder / "snapshots"
+    return sorted(entry.name for entry in held.iterdir()) if held.is_dir() else []
+
+
+def revisions(folder: Path) -> str:
+    """The names and commits that could be asked for."""
+    refs = folder / "refs"
+    names = sorted(str(file.relative_to(refs)) for file in refs.rglob("*") if file.is_file())
+    known = [*names, *snapshots(folder)]
+    more = f" and {len(known) - SHOWN} more" if len(known) > SHOWN else ""
+    return (", ".join(known[:SHOWN]) + more) or "none"
