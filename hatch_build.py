@@ -18,7 +18,7 @@ SOURCES = "vivace/platforms/cpu/kernels"
 LIBRARY = "vivace/platforms/cpu/_kernels.so"
 COMPILERS = ("c++", "g++", "clang++", "icpx")
 SWITCH = "VIVACE_BUILD_KERNELS"
-"""0: leave them out; 1: fail where they cannot be built; unset: build them if there is a compiler"""
+"""0: leave them out; 1: fail where they cannot be built; unset: build if there is a compiler"""
 
 
 class KernelBuild(BuildHookInterface):

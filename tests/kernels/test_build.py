@@ -1,0 +1,161 @@
+"""The kernel library as it is built: conformance in C++ on every instruction set, and the hook."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from vivace.platforms.cpu.native import LIBRARY, Kernels, NoKernels
+
+ROOT = Path(__file__).parents[2]
+SOURCES = ROOT / "vivace" / "platforms" / "cpu" / "kernels"
+NOT_OF_THIS_CPU = 77
+
+
+def run(command: list[str | Path], seconds: int) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(word) for word in command], capture_output=True, text=True, timeout=seconds
+    )
+
+
+@pytest.fixture(scope="module")
+def conformance(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The conformance program, linked with the library that the package would load."""
+    compiler = os.environ.get("CXX") or shutil.which("c++")
+    if not compiler:
+        pytest.skip("no C++ compiler")
+    if not LIBRARY.is_file():
+        pytest.skip(f"{LIBRARY} was not built")
+    program = tmp_path_factory.mktemp("conformance") / "conformance"
+    sources = [*sorted((SOURCES / "tests").glob("*.cpp")), SOURCES / "pool.cpp", LIBRARY]
+    options = ["-std=c++17", "-O1", "-pthread", f"-Wl,-rpath,{LIBRARY.parent}"]
+    done = run([compiler, *options, *sources, "-o", program], 240)
+    assert done.returncode == 0, done.stderr
+    return program
+
+
+@pytest.mark.parametrize("isa", ["avx512", "avx2", "portable", "neon"])
+def test_operations_agree_with_double_precision(conformance: Path, isa: str) -> None:
+    done = run([conformance, isa], 120)
+    if done.returncode == NOT_OF_THIS_CPU:
+        pytest.skip(done.stdout.strip())
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_pool_under_stress(conformance: Path) -> None:
+    done = run([conformance, "pool", "10000"], 120)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_aarch64_under_qemu() -> None:
+    if os.environ.get("VIVACE_SLOW_TESTS") != "1":
+        pytest.skip("compiles every kernel for aarch64: run with VIVACE_SLOW_TESTS=1")
+    if not shutil.which("aarch64-linux-gnu-g++") or not shutil.which("cmake"):
+        pytest.skip("needs g++-aarch64-linux-gnu and cmake")
+    qemu = shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64")
+    if not qemu:
+        pytest.skip("needs qemu-user or qemu-user-static")
+    build = ROOT / "build" / "kernels-aarch64"
+    toolchain = SOURCES / "tests" / "aarch64.cmake"
+    for command in (
+        ["cmake", "-S", SOURCES, "-B", build, "--toolchain", toolchain, "-DVV_TESTS=ON"],
+        ["cmake", "--build", build, "--parallel", "2"],
+        [qemu, "-L", "/usr/aarch64-linux-gnu", build / "tests" / "conformance", "neon"],
+    ):
+        done = run(command, 280)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture
+def hook() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Messages:
+    """Stands for the build's own output."""
+
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+
+    def display_warning(self, text: str) -> None:
+        self.warnings.append(text)
+
+
+def kernel_build(hook: ModuleType, root: Path, messages: Messages) -> Any:
+    return hook.KernelBuild(str(root), {}, None, None, str(root), "wheel", messages)
+
+
+def tools(folder: Path, *names: str) -> str:
+    """A PATH that has only these programs, all of which fail."""
+    folder.mkdir()
+    for name in names:
+        program = folder / name
+        program.write_text("#!/bin/sh\nexit 1\n")
+        program.chmod(0o755)
+    return str(folder)
+
+
+def test_without_a_compiler_the_wheel_is_pure(
+    hook: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", tools(tmp_path / "bin", "cmake"))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.delenv("VIVACE_BUILD_KERNELS", raising=False)
+    messages = Messages()
+    build = kernel_build(hook, tmp_path, messages)
+    wheel: dict[str, Any] = {"force_include": {}, "pure_python": True}
+    build.initialize("standard", wheel)
+    assert wheel == {"force_include": {}, "pure_python": True}
+    assert build.dependencies() == []
+    assert len(messages.warnings) == 1
+
+
+@pytest.mark.parametrize(
+    ("present", "fetched"),
+    [
+        (("c++",), ["cmake>=3.20", "ninja>=1.11"]),
+        (("c++", "cmake"), ["ninja>=1.11"]),
+        (("g++", "make"), ["cmake>=3.20"]),
+        (("clang++", "cmake", "ninja"), []),
+    ],
+)
+def test_only_missing_tools_are_fetched(
+    hook: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    present: tuple[str, ...],
+    fetched: list[str],
+) -> None:
+    monkeypatch.setenv("PATH", tools(tmp_path / "bin", *present))
+    monkeypatch.delenv("VIVACE_BUILD_KERNELS", raising=False)
+    assert kernel_build(hook, tmp_path, Messages()).dependencies() == fetched
+
+
+def test_a_failed_compilation_says_what_to_do(
+    hook: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", tools(tmp_path / "bin", "c++", "cmake", "make"))
+    build = kernel_build(hook, tmp_path, Messages())
+    with pytest.raises(RuntimeError, match="VIVACE_BUILD_KERNELS=0"):
+        build.initialize("standard", {"force_include": {}})
+
+
+def test_a_missing_library_is_explained(tmp_path: Path) -> None:
+    with pytest.raises(NoKernels, match=r"_kernels.so was not built.*reinstall vivace"):
+        Kernels(1, library=tmp_path / "_kernels.so")
+    broken = tmp_path / "broken.so"
+    broken.write_bytes(b"no library")
+    with pytest.raises(NoKernels, match="cannot be loaded"):
+        Kernels(1, library=broken)
