@@ -1,0 +1,310 @@
+"""Native paged attention against the definition in float64, and bitwise against itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vivace.platforms.attention import AttentionLayer, HostStep
+from vivace.platforms.cpu.native import Arena, Kernels, NoKernels
+from vivace.platforms.cpu.native_attention import NativeAttention, unsupported
+from vivace.platforms.ops.rotary import rotary
+from vivace.worker.kv_memory import PagedKV
+
+ISAS = ("avx512", "avx2", "portable", "neon")
+LONGEST = 2048
+
+
+def opened(threads, isa=None):
+    try:
+        return Kernels(threads, isa=isa)
+    except NoKernels as reason:
+        return str(reason)
+
+
+KERNELS = {isa: opened(2, isa) for isa in ISAS}
+USABLE = [isa for isa, kernels in KERNELS.items() if isinstance(kernels, Kernels)]
+pytestmark = pytest.mark.skipif(not USABLE, reason=f"no native kernels: {KERNELS['portable']}")
+
+
+@dataclass
+class MadeStep:
+    slots: torch.Tensor
+    page_table: torch.Tensor
+    lengths: torch.Tensor
+    query_starts: torch.Tensor
+    host: HostStep
+
+
+class Sequences:
+    """Rows with their whole q, k and v, of which steps compute parts. Pages lie scattered."""
+
+    def __init__(self, layer, lengths, page_size, dtype, seed=0):
+        torch.manual_seed(seed)
+        self.layer, self.lengths, self.page_size, self.dtype = layer, lengths, page_size, dtype
+        used = [-(-length // page_size) for length in lengths]
+        pool = np.random.default_rng(seed).permutation(sum(used))
+        self.pages = np.full((len(lengths), max(used)), sum(used), np.int64)
+        for row, count in enumerate(used):
+            self.pages[row, :count], pool = pool[:count], pool[count:]
+        width = layer.heads + 2 * layer.kv_heads
+        self.qkv = [torch.randn(length, width, layer.head_dim) for length in lengths]
+
+    def memory(self):
+        pool = sum(-(-length // self.page_size) for length in self.lengths)
+        memory = PagedKV([self.layer], pool, self.page_size, self.dtype, torch.device("cpu"))
+        memory.layers[0].fill_(torch.nan)
+        return memory
+
+    def step(self, spans):
+        """`spans`: (row, first position, end)."""
+        rows = [row for row, _, _ in spans]
+        counts = np.array([end - begin for _, begin, end in spans])
+        positions = [np.arange(begin, end) for _, begin, end in spans]
+        slots = [
+            self.pages[row, at // self.page_size] * self.page_size + at % self.page_size
+            for row, at in zip(rows, positions, strict=True)
+        ]
+        host = HostStep(
+            starts=np.concatenate(([0], counts.cumsum())),
+            lengths=np.array([end for _, _, end in spans]),
+            pages=self.pages[rows],
+            decode=bool((counts == 1).all()),
+        )
+        return MadeStep(
+            slots=torch.from_numpy(np.concatenate(slots)),
+            page_table=torch.from_numpy(host.pages),
+            lengths=torch.from_numpy(host.lengths),
+            query_starts=torch.from_numpy(host.starts),
+            host=host,
+        )
+
+    def inputs(self, spans):
+        flat = torch.cat([self.qkv[row][begin:end] for row, begin, end in spans]).flatten(1)
+        sizes = [self.layer.heads, self.layer.kv_heads, self.layer.kv_heads]
+        parts = flat.split([size * self.layer.head_dim for size in sizes], dim=-1)
+        return [part.unflatten(-1, (-1, self.layer.head_dim)) for part in parts]
+
+    def run(self, backend, spans):
+        step = self.step(spans)
+        backend.plan(step)
+        return backend.attend(self.layer, *self.inputs(spans), step)
+
+    def expected(self, row):
+        """[length, heads * head_dim] of the whole row, by the definition in float64."""
+        layer, length = self.layer, self.lengths[row]
+        q, k, v = self.qkv[row].split([layer.heads, layer.kv_heads, layer.kv_heads], dim=1)
+        group = layer.heads // layer.kv_heads
+        k, v = (x.to(self.dtype).double().repeat_interleave(group, dim=1) for x in (k, v))
+        scores = torch.einsum("qhd,khd->hqk", q.double(), k) * layer.scale
+        if layer.soft_cap:
+            scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
+        at = torch.arange(length)
+        seen = at[:, None] >= at
+        if layer.window:
+            seen &= at[:, None] - at < layer.window
+        weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+        return torch.einsum("hqk,khd->qhd", weights, v).flatten(1)
+
+
+def shaped(heads=6, kv_heads=2, head_dim=16, **changes):
+    values = {"index": 0, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
+    return AttentionLayer(**{**values, "scale": head_dim**-0.5, **changes})
+
+
+def native(sequences, isa=None, threads=None, memory=None):
+    kernels = KERNELS[isa or USABLE[0]] if threads is None else opened(threads, isa)
+    assert isinstance(kernels, Kernels)
+    return NativeAttention(kernels, [sequences.layer], memory or sequences.memory(), LONGEST)
+
+
+@st.composite
+def cases(draw):
+    kv_heads, group = draw(st.sampled_from([1, 2, 3])), draw(st.sampled_from([1, 2, 3, 7, 14]))
+    layer = shaped(
+        heads=kv_heads * group,
+        kv_heads=kv_heads,
+        head_dim=draw(st.sampled_from([16, 48, 64, 80, 128, 256])),
+        window=draw(st.sampled_from([None, None, 1, 7, 40, 150])),
+        soft_cap=draw(st.sampled_from([None, None, 2.0])),
+    )
+    lengths = draw(st.lists(st.integers(1, 40) | st.integers(100, 400), min_size=1, max_size=4))
+    dtype = draw(st.sampled_from([torch.float32, torch.bfloat16]))
+    return Sequences(layer, lengths, draw(st.sampled_from([1, 5, 16, 64])), dtype)
+
+
+@st.composite
+def steps(draw, sequences):
+    """Steps that compute every row from its start to its end, in spans of any length."""
+    done, result = [0] * len(sequences.lengths), []
+    while open_rows := [r for r, length in enumerate(sequences.lengths) if done[r] < length]:
+        spans = []
+        for row in draw(st.lists(st.sampled_from(open_rows), min_size=1, unique=True)):
+            left = sequences.lengths[row] - done[row]
+            count = draw(st.integers(1, left) | st.just(left) | st.just(max(1, left - 3)))
+            spans.append((row, done[row], done[row] + count))
+            done[row] += count
+        result.append(spans)
+    return result
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_any_steps_follow_the_definition_and_chunks_do_not_matter(data):
+    sequences = data.draw(cases())
+    isa = data.draw(st.sampled_from(USABLE))
+    pieces = [[] for _ in sequences.lengths]
+    backend = native(sequences, isa)
+    for spans in data.draw(steps(sequences)):
+        out = sequences.run(backend, spans)
+        counts = [end - begin for _, begin, end in spans]
+        for (row, _, _), part in zip(spans, out.split(counts), strict=True):
+            pieces[row].append(part)
+    whole = native(sequences, isa)
+    for row, length in enumerate(sequences.lengths):
+        found = torch.cat(pieces[row])
+        torch.testing.assert_close(found.double(), sequences.expected(row), atol=3e-6, rtol=2e-5)
+        assert torch.equal(found, sequences.run(whole, [(row, 0, length)]))
+
+
+@pytest.mark.parametrize("isa", USABLE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window", [None, 300])
+def test_a_token_is_the_same_decoded_alone_in_a_batch_in_a_prompt_and_by_any_threads(
+    isa, dtype, window
+):
+    layer = shaped(heads=9, kv_heads=3, head_dim=64, window=window)
+    sequences = Sequences(layer, [1000, 129, 128, 1, 513], 16, dtype)
+    prompt = native(sequences, isa)
+    wanted = [sequences.run(prompt, [(r, 0, n)])[-1] for r, n in enumerate(sequences.lengths)]
+    for threads in (1, 2, 3):
+        backend = native(sequences, isa, threads, prompt._memory)
+        last = [(row, length - 1, length) for row, length in enumerate(sequences.lengths)]
+        assert torch.equal(sequences.run(backend, last), torch.stack(wanted))
+        assert torch.equal(sequences.run(backend, last * 7), torch.stack(wanted * 7))
+        for row, span in enumerate(last):
+            assert torch.equal(sequences.run(backend, [span])[0], wanted[row])
+
+
+def test_what_lies_before_the_window_is_not_read():
+    sequences = Sequences(shaped(window=50), [400], 16, torch.float32)
+    backend = native(sequences)
+    wanted = sequences.run(backend, [(0, 0, 400)])[-3:]
+    backend._memory.layers[0][sequences.pages[0, : (398 - 50) // 16]] = torch.nan
+    assert torch.equal(sequences.run(backend, [(0, 399, 400)])[0], wanted[-1])
+    assert torch.equal(sequences.run(backend, [(0, 397, 400)]), wanted)
+
+
+def test_contexts_longer_than_announced_are_not_shared_but_right():
+    layer = shaped(heads=4, kv_heads=2, head_dim=32)
+    sequences = Sequences(layer, [900], 16, torch.float32)
+    backend = native(sequences)
+    sequences.run(backend, [(0, 0, 899)])
+    small = NativeAttention(KERNELS[USABLE[0]], [layer], backend._memory, 10)
+    found = sequences.run(small, [(0, 899, 900)])
+    torch.testing.assert_close(found[0].double(), sequences.expected(0)[-1], atol=3e-6, rtol=2e-5)
+
+
+@pytest.mark.parametrize("isa", USABLE)
+def test_a_nan_stays_in_its_row_and_is_seen_there(isa):
+    sequences = Sequences(shaped(head_dim=32), [200, 150, 30], 16, torch.bfloat16)
+    clean = native(sequences, isa)
+    spans = [(0, 0, 200), (1, 0, 150), (2, 0, 30)]
+    wanted = sequences.run(clean, spans).split([200, 150, 30])
+    for part in (6, 8):  # a key, a value
+        poisoned = Sequences(shaped(head_dim=32), [200, 150, 30], 16, torch.bfloat16)
+        poisoned.qkv[1][140, part] = torch.nan
+        backend = native(poisoned, isa)
+        found = poisoned.run(backend, spans).split([200, 150, 30])
+        assert torch.equal(found[0], wanted[0]) and torch.equal(found[2], wanted[2])
+        assert torch.equal(found[1][:140], wanted[1][:140])
+        heads = found[1][140:].unflatten(-1, (6, 32))
+        assert heads[:, :3].isnan().all()
+        assert not heads[:, 3:].isnan().any()
+        decoded = poisoned.run(backend, [(1, 149, 150), (0, 199, 200)])
+        assert decoded[0].unflatten(-1, (6, 32))[:3].isnan().all()
+        assert torch.equal(decoded[1], wanted[0][-1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_captured_decode_replays_with_any_rows_up_to_its_own(dtype):
+    layer = shaped(heads=6, kv_heads=3, head_dim=64)
+    lengths = [300, 17, 700, 128, 5, 64, 65, 400]
+    sequences = Sequences(layer, lengths, 16, dtype)
+    backend = native(sequences)
+    for row, length in enumerate(lengths):
+        sequences.run(backend, [(row, 0, length)])
+    spans = [(row, length - 1, length) for row, length in enumerate(lengths)]
+    step, inputs = sequences.step(spans), sequences.inputs(spans)
+    table = torch.full((len(lengths), 99), 3, dtype=torch.int64)
+    table[:, : step.page_table.shape[1]] = step.page_table
+    step.page_table = table
+    wanted = backend.attend(layer, *inputs, step)
+    with backend._kernels.capture(Arena()) as graph:
+        out = backend.attend(layer, *inputs, step)
+    for rows in (8, 1, 3, 8):
+        out.zero_()
+        graph.replay(rows)
+        assert torch.equal(out[:rows], wanted[:rows])
+        assert not out[rows:].any()
+
+
+@pytest.mark.parametrize("isa", USABLE)
+@pytest.mark.parametrize("rotated", [64, 32, 24])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rotation_and_store_equal_the_torch_ops_bit_for_bit(isa, rotated, dtype):
+    layer = shaped(heads=4, kv_heads=2, head_dim=64)
+    sequences = Sequences(layer, [70, 20], 16, dtype)
+    spans = [(0, 0, 70), (1, 3, 20)]
+    positions = torch.cat([torch.arange(70), torch.arange(3, 20)])
+    angles = torch.outer(torch.arange(80.0), torch.rand(rotated // 2))
+    cos_sin = torch.cat((angles.cos(), angles.sin()), -1)
+    step = sequences.step(spans)
+    ours, theirs = native(sequences, isa), native(sequences, isa)
+    sequences.run(ours, [(1, 0, 3)]), sequences.run(theirs, [(1, 0, 3)])
+    q, k, v = sequences.inputs(spans)
+    found = ours.rotate_and_attend(layer, q, k, v, positions, cos_sin, step)
+    q2, k2, v2 = sequences.inputs(spans)
+    rotary(q2, k2, positions, cos_sin)
+    wanted = theirs.attend(layer, q2, k2, v2, step)
+    assert torch.equal(q, q2) and torch.equal(k, k2) and torch.equal(found, wanted)
+    kept = theirs._memory.layers[0].flatten(0, 1)[step.slots]
+    assert torch.equal(kept, torch.stack((k2, v2), 1).to(dtype))
+    ours_kept = ours._memory.layers[0]
+    assert torch.equal(ours_kept.nan_to_num(7), theirs._memory.layers[0].nan_to_num(7))
+
+
+def test_rotation_alone():
+    kernels = KERNELS[USABLE[0]]
+    turn = kernels.operation("rotary", "q" * 8)
+    x = torch.randn(9, 5, 48)
+    positions, angles = torch.randint(0, 30, (9,)), torch.randn(30, 24)
+    cos_sin = torch.cat((angles.cos(), angles.sin()), -1)
+    wanted = x.clone()
+    rotary(wanted, wanted[:, :0], positions, cos_sin)
+    turn(9, x.data_ptr(), x.stride(0), 5, 48, positions.data_ptr(), cos_sin.data_ptr(), 48)
+    assert torch.equal(x, wanted)
+
+
+def test_great_scores_and_distant_tiles_do_not_overflow():
+    layer = shaped(heads=2, kv_heads=1, head_dim=16, scale=1.0)
+    sequences = Sequences(layer, [400], 16, torch.float32)
+    sequences.qkv[0][:, :3] *= 20
+    sequences.qkv[0][300:, 2] *= 30
+    found = sequences.run(native(sequences), [(0, 0, 400)])
+    torch.testing.assert_close(found.double(), sequences.expected(0), atol=2e-3, rtol=2e-3)
+
+
+def test_what_the_kernels_do_not_do_is_said():
+    assert unsupported([shaped(head_dim=64)], torch.bfloat16) is None
+    assert "20" in (unsupported([shaped(head_dim=20)], torch.bfloat16) or "")
+    assert "float16" in (unsupported([shaped()], torch.float16) or "")
+    sequences = Sequences(shaped(), [3], 16, torch.float32)
+    with pytest.raises(ValueError, match="float32 rows"):
+        q, k, v = sequences.inputs([(0, 0, 3)])
+        native(sequences).attend(sequences.layer, q.double(), k, v, sequences.step([(0, 0, 3)]))
