@@ -3,24 +3,21 @@ thread. Arguments and result fields are those of SGLang's Engine."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator, Iterator
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Unpack
 
 import msgspec
 
 from vivace import __version__
 from vivace.frontend.errors import BadRequest, EngineUnavailable
-from vivace.frontend.native import NativeAnswer
 from vivace.frontend.tokenizer import Tokenizer
-from vivace.frontend.validation import build_logprobs, build_sampling, samples
 from vivace.offline.build import configured, start
 from vivace.offline.driver import AsyncTurns
-from vivace.offline.job import Job
-from vivace.offline.prompts import Arguments, Ask, refuse_unavailable, split
+from vivace.offline.job import Job, job_of
+from vivace.offline.prompts import Asked, read_call
 from vivace.protocol.control import EngineState, FlushCache, GetState
-from vivace.protocol.request import Request
+from vivace.server.schema import GenerateRequest
 
 __all__ = ["BadRequest", "Engine", "EngineUnavailable"]
 
@@ -51,66 +48,29 @@ class Engine:
         prompt: str | list[str] | None = None,
         sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None,
         input_ids: list[int] | list[list[int]] | None = None,
-        *,
-        return_logprob: bool | list[bool] = False,
-        logprob_start_len: int | list[int] | None = None,
-        top_logprobs_num: int | list[int] | None = None,
-        token_ids_logprob: list[int] | list[list[int]] | None = None,
-        return_text_in_logprobs: bool = False,
-        stream: bool = False,
-        rid: str | list[str] | None = None,
-        priority: int | None = None,
-        **unavailable: Any,
+        **asked: Unpack[Asked],
     ) -> Answer | list[Answer] | Iterator[Answer]:
         """Generate for one prompt (a dict) or a batch or n > 1 (a list of dicts, prompt by prompt).
 
-        `stream=True` returns an iterator of dicts instead, `text` growing from one to the next
-        (only the news with the flag `stream_output`); in batches `index` says whose it is.
+        Keyword arguments: see `Asked`. `stream=True` returns an iterator of dicts instead, `text`
+        growing from one to the next (only the news with the flag `stream_output`); in batches
+        `index` says whose it is.
         """
-        arguments = Arguments(
-            prompt=prompt,
-            input_ids=input_ids,
-            sampling_params=sampling_params,
-            rid=rid,
-            return_logprob=return_logprob,
-            logprob_start_len=logprob_start_len,
-            top_logprobs_num=top_logprobs_num,
-            token_ids_logprob=token_ids_logprob,
-        )
-        refuse_unavailable(unavailable)
-        job, batch = self._job(arguments, return_text_in_logprobs, stream, priority)
-        return self._stream(job) if stream else self._whole(job, batch)
+        call = read_call(sampling_params, asked)
+        job = self._job(call, prompt, input_ids)
+        return self._stream(job) if call.stream else self._whole(job)
 
     async def async_generate(
         self,
         prompt: str | list[str] | None = None,
         sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None,
         input_ids: list[int] | list[list[int]] | None = None,
-        *,
-        return_logprob: bool | list[bool] = False,
-        logprob_start_len: int | list[int] | None = None,
-        top_logprobs_num: int | list[int] | None = None,
-        token_ids_logprob: list[int] | list[list[int]] | None = None,
-        return_text_in_logprobs: bool = False,
-        stream: bool = False,
-        rid: str | list[str] | None = None,
-        priority: int | None = None,
-        **unavailable: Any,
+        **asked: Unpack[Asked],
     ) -> Answer | list[Answer] | AsyncIterator[Answer]:
         """`generate` for asyncio; concurrent calls share the engine's steps."""
-        arguments = Arguments(
-            prompt=prompt,
-            input_ids=input_ids,
-            sampling_params=sampling_params,
-            rid=rid,
-            return_logprob=return_logprob,
-            logprob_start_len=logprob_start_len,
-            top_logprobs_num=top_logprobs_num,
-            token_ids_logprob=token_ids_logprob,
-        )
-        refuse_unavailable(unavailable)
-        job, batch = self._job(arguments, return_text_in_logprobs, stream, priority)
-        return self._async_stream(job) if stream else await self._async_whole(job, batch)
+        call = read_call(sampling_params, asked)
+        job = self._job(call, prompt, input_ids)
+        return self._async_stream(job) if call.stream else await self._async_whole(job)
 
     def encode(self, *_: Any, **__: Any) -> NoReturn:
         """Embeddings: not available."""
@@ -171,68 +131,11 @@ class Engine:
             raise EngineUnavailable(reply.message or "the engine gave no state")
         return reply.state
 
-    def _job(
-        self, arguments: Arguments, texts: bool, stream: bool, priority: int | None
-    ) -> tuple[Job, bool]:
-        """Check everything, send nothing yet."""
-        arrival = time.monotonic()
-        asks, batch = split(arguments)
-        requests = [
-            request for ask in asks for request in self._requests(ask, stream, priority, arrival)
-        ]
-        several = batch or len(requests) > 1
-        tokenizer = self._frontend.tokenizer
-        answers = [
-            NativeAnswer(
-                request,
-                weight_version=self._frontend.served.weight_version,
-                index=index if several and stream else None,
-                token_text=tokenizer.token_text if texts and tokenizer is not None else None,
-                disjoint=bool(self.config.runtime.stream_output),
-            )
-            for index, request in enumerate(requests)
-        ]
-        return Job(self._frontend, requests, answers), several
+    def _job(self, call: GenerateRequest, prompt: Any, input_ids: Any) -> Job:
+        disjoint = bool(self.config.runtime.stream_output)
+        return job_of(self._frontend, call, prompt, input_ids, disjoint=disjoint)
 
-    def _requests(
-        self, ask: Ask, stream: bool, priority: int | None, arrival: float
-    ) -> list[Request]:
-        served, tokens = self._frontend.served, self._tokens(ask)
-        sampling, n = build_sampling(ask.sampling, served, len(tokens))
-        logprobs = build_logprobs(
-            served,
-            len(tokens),
-            return_logprob=ask.return_logprob,
-            logprob_start_len=ask.logprob_start_len,
-            top_logprobs_num=ask.top_logprobs_num,
-            token_ids_logprob=ask.token_ids_logprob,
-        )
-        return [
-            self._frontend.request(
-                tokens,
-                settings,
-                rid=f"{ask.rid}-{i}" if n > 1 and ask.rid is not None else ask.rid,
-                logprobs=logprobs,
-                priority=priority,
-                stream=stream,
-                arrival=arrival,
-            )
-            for i, settings in enumerate(samples(sampling, n))
-        ]
-
-    def _tokens(self, ask: Ask) -> list[int]:
-        if not isinstance(ask.prompt, str):
-            if not isinstance(ask.prompt, list):
-                raise BadRequest(ask.place, "must be text or a list of token ids")
-            return ask.prompt
-        if self._frontend.tokenizer is None:
-            raise BadRequest(ask.place, "skip_tokenizer_init is set; give input_ids")
-        tokens = self._frontend.tokenizer.encode(ask.prompt)
-        if not tokens:
-            raise BadRequest(ask.place, "the prompt is empty")
-        return tokens
-
-    def _whole(self, job: Job, batch: bool) -> Answer | list[Answer]:
+    def _whole(self, job: Job) -> Answer | list[Answer]:
         job.start()
         try:
             while not job.done:
@@ -240,7 +143,7 @@ class Engine:
                 job.take()
         finally:
             job.cancel()
-        return job.bodies() if batch else job.bodies()[0]
+        return job.result()
 
     def _stream(self, job: Job) -> Iterator[Answer]:
         job.start()
@@ -253,7 +156,7 @@ class Engine:
         finally:
             job.cancel()
 
-    async def _async_whole(self, job: Job, batch: bool) -> Answer | list[Answer]:
+    async def _async_whole(self, job: Job) -> Answer | list[Answer]:
         job.start()
         try:
             while not job.done:
@@ -261,7 +164,7 @@ class Engine:
                 job.take()
         finally:
             job.cancel()
-        return job.bodies() if batch else job.bodies()[0]
+        return job.result()
 
     async def _async_stream(self, job: Job) -> AsyncIterator[Answer]:
         job.start()

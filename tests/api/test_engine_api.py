@@ -178,6 +178,40 @@ def test_log_probabilities(engine: Engine) -> None:
     assert meta["input_token_logprobs"][1][2] == "b"
 
 
+def test_keys_and_salts_part_the_prefix_cache(engine: Engine) -> None:
+    def cached(**keys: Any) -> int:
+        answer: Any = engine.generate("a prompt of several pages", params(count=2), **keys)
+        return answer["meta_info"]["cached_tokens"]
+
+    assert cached() == 0 and cached() > 0
+    assert cached(extra_key="mine") == 0 and cached(extra_key="mine") > 0
+    assert cached(cache_salt="mine") == 0 and cached(cache_salt="mine") > 0
+    assert cached(extra_key="mine", cache_salt="yours") == 0
+    answers: Any = engine.generate(["one long prompt", "one long prompt"], extra_key=["x", "y"])
+    assert [answer["meta_info"]["cached_tokens"] for answer in answers] == [0, 0]
+
+
+def test_the_async_form_takes_the_same_arguments(engine: Engine) -> None:
+    async def scenario() -> None:
+        asked: dict[str, Any] = {"rid": "mine", "extra_key": "k", "priority": 3}
+        for _ in range(2):
+            answer: Any = await engine.async_generate("a longer prompt", params(), **asked)
+        assert answer["meta_info"]["id"] == "mine" and answer["meta_info"]["cached_tokens"] > 0
+        with pytest.raises(BadRequest, match="Expected"):
+            await engine.async_generate("a", extra_key=5)  # type: ignore[arg-type]
+
+    asyncio.run(scenario())
+
+
+def test_arguments_that_ask_for_nothing_are_taken(engine: Engine) -> None:
+    nothing: dict[str, Any] = {
+        "routed_dp_rank": 0, "image_data": None, "return_hidden_states": False,
+        "require_reasoning": False, "routed_experts_start_len": 0,
+    }  # fmt: skip
+    answer: Any = engine.generate("a", params(), **nothing)
+    assert answer["output_ids"] == expected("a", 5, 12)
+
+
 @pytest.mark.parametrize(
     ("call", "field"),
     [
@@ -188,6 +222,13 @@ def test_log_probabilities(engine: Engine) -> None:
         ({"prompt": ""}, "prompt"),
         ({"input_ids": [999]}, "input_ids"),
         ({"prompt": "a", "image_data": "x"}, "image_data"),
+        ({"prompt": "a", "require_reasoning": True}, "require_reasoning"),
+        ({"prompt": "a", "session_id": "s"}, "session_id"),
+        ({"prompt": "a", "cache_salt": 7}, "cache_salt"),
+        ({"prompt": ["a", "b"], "extra_key": ["x"]}, "extra_key"),
+        ({"prompt": ["a", "b"], "rid": ["x", "x"]}, "rid"),
+        ({"prompt": [[1, 2]]}, "prompt[0]"),
+        ({"prompt": ["a", "b"], "sampling_params": [{}, {"top_p": 2}]}, "sampling_params[1].top_p"),
         ({"prompt": ["a", "b"], "rid": ["x"]}, "rid"),
         ({"prompt": "a", "rid": "x" * 600}, "rid"),
         ({"prompt": "a" * 300}, "prompt"),
@@ -199,7 +240,7 @@ def test_bad_calls(engine: Engine, call: dict[str, Any], field: str) -> None:
         engine.generate(**call)
     assert caught.value.field == field
     with pytest.raises(TypeError, match="misspelt"):
-        engine.generate("a", misspelt=1)
+        engine.generate("a", misspelt=1)  # type: ignore[call-arg]
     with pytest.raises(BadRequest, match="embedding"):
         engine.encode("a")
 

@@ -2,26 +2,71 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from vivace.frontend.errors import BadRequest, EngineUnavailable
 from vivace.frontend.frontend import Frontend
 from vivace.frontend.native import NativeAnswer
 from vivace.frontend.piece import Piece
+from vivace.offline.prompts import read_prompts
 from vivace.protocol.output import FINISH_ABORT, Finish
 from vivace.protocol.request import Request
+from vivace.server.asks import expand
+from vivace.server.schema import GenerateRequest
+
+
+def job_of(
+    frontend: Frontend,
+    call: GenerateRequest,
+    prompt: Any,
+    input_ids: Any,
+    *,
+    disjoint: bool,
+) -> Job:
+    """The job of one call, everything checked and nothing sent yet. Raises BadRequest."""
+    arrival = time.monotonic()
+    asks, batch = read_prompts(frontend, call, prompt, input_ids)
+    requests = expand(
+        frontend, asks, limit=frontend.served.max_live, stream=call.stream, arrival=arrival
+    )
+    several = batch or len(requests) > 1
+    answers = [
+        NativeAnswer(
+            request,
+            weight_version=frontend.served.weight_version,
+            index=index if several and call.stream else None,
+            token_text=_token_text(frontend) if call.return_text_in_logprobs else None,
+            disjoint=disjoint,
+        )
+        for index, request in enumerate(requests)
+    ]
+    return Job(frontend, requests, answers, several=several)
+
+
+def _token_text(frontend: Frontend) -> Callable[[int], str]:
+    if frontend.tokenizer is None:
+        raise BadRequest("return_text_in_logprobs", "skip_tokenizer_init is set: there is no text")
+    return frontend.tokenizer.token_text
 
 
 class Job:
     """Collects pieces in whatever thread turns the engine; read by the thread that asked."""
 
     def __init__(
-        self, frontend: Frontend, requests: list[Request], answers: list[NativeAnswer]
+        self,
+        frontend: Frontend,
+        requests: list[Request],
+        answers: list[NativeAnswer],
+        *,
+        several: bool,
     ) -> None:
         self._frontend = frontend
         self._requests = requests
         self._answers = answers
+        self._several = several
         self._news: deque[tuple[int, Piece]] = deque()
         self._open = len(requests)
 
@@ -60,8 +105,10 @@ class Job:
         self._close(piece.finish)
         return event
 
-    def bodies(self) -> list[dict[str, Any]]:
-        return [answer.body() for answer in self._answers]
+    def result(self) -> dict[str, Any] | list[dict[str, Any]]:
+        """The whole answers: a list for a batch and for n > 1."""
+        bodies = [answer.body() for answer in self._answers]
+        return bodies if self._several else bodies[0]
 
     def _close(self, finish: Finish | None) -> None:
         if finish is None:

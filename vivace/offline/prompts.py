@@ -1,131 +1,99 @@
-"""SGLang Engine's arguments -> one `Ask` per prompt."""
+"""The arguments of one `Engine.generate` call -> requests, by the rules of /generate."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
+
+import msgspec
 
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fields import kind_of
+from vivace.frontend.frontend import Frontend
+from vivace.server.asks import Ask, asks_of
+from vivace.server.fields import refuse_unsupported, validation_error
+from vivace.server.schema import REFUSED, GenerateRequest
 
+
+class Asked(TypedDict, total=False):
+    """Keyword arguments of `generate` besides the prompt; a list has one entry per prompt."""
+
+    return_logprob: bool | list[bool] | None
+    logprob_start_len: int | list[int] | None
+    """first prompt position with log-probabilities; -1 = output only"""
+    top_logprobs_num: int | list[int] | None
+    token_ids_logprob: list[int] | list[list[int]] | None
+    return_text_in_logprobs: bool
+    stream: bool
+    rid: str | list[str] | None
+    priority: int | None
+    extra_key: str | list[str] | None
+    """prompts share cached prefixes only with prompts of the same key and salt"""
+    cache_salt: str | list[str] | None
+
+
+MEDIA = "the served models read text only"
 UNAVAILABLE = {
-    "image_data": "the served models read text only",
-    "audio_data": "the served models read text only",
-    "video_data": "the served models read text only",
-    "input_embeds": "prompts are text or token ids",
-    "lora_path": "LoRA adapters are not available in this version of Vivace",
-    "custom_logit_processor": "logit processors from a request are never run",
-    "return_hidden_states": "hidden states are not available in this version of Vivace",
-    "return_routed_experts": "routed experts are not available in this version of Vivace",
-    "session_params": "sessions are not available in this version of Vivace",
-    "bootstrap_host": "disaggregation is not available in this version of Vivace",
-    "bootstrap_port": "disaggregation is not available in this version of Vivace",
-    "bootstrap_room": "disaggregation is not available in this version of Vivace",
-    "data_parallel_rank": "there is one engine in the offline API",
-    "routed_dp_rank": "there is one engine in the offline API",
+    "mm_hashes": MEDIA,
+    "mm_content_hashes": MEDIA,
+    "require_reasoning": "structured output is not available in this version of Vivace",
+    "routed_experts_start_len": "routed experts are not available in this version of Vivace",
+    "kv_router_hint": "there is no KV store beside the engine's own",
     "external_trace_header": "tracing is not available in this version of Vivace",
 }
+"""arguments of SGLang's Engine that no field of /generate stands for"""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ask:
-    """One prompt (text or token ids) and what is asked of it. `place` names it in errors."""
+def read_call(settings: Any, arguments: Mapping[str, Any]) -> GenerateRequest:
+    """Everything but the prompts, checked. Arguments that do nothing here are refused, not ignored.
 
-    prompt: str | list[int]
-    sampling: Mapping[str, Any] | None
-    rid: str | None
-    return_logprob: Any
-    logprob_start_len: Any
-    top_logprobs_num: Any
-    token_ids_logprob: Any
-    place: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Arguments:
-    """The arguments of one `generate` call, not yet split."""
-
-    prompt: Any
-    input_ids: Any
-    sampling_params: Any
-    rid: Any
-    return_logprob: Any
-    logprob_start_len: Any
-    top_logprobs_num: Any
-    token_ids_logprob: Any
-
-
-def refuse_unavailable(extra: Mapping[str, Any]) -> None:
-    """Arguments of SGLang's Engine that do nothing here are refused, not ignored."""
-    for name, value in extra.items():
-        if name not in UNAVAILABLE:
-            raise TypeError(f"generate() got an unexpected keyword argument {name!r}")
-        if value is not None and value is not False:
+    Raises TypeError for an argument nobody knows, BadRequest for the rest.
+    """
+    known = {*Asked.__annotations__, *REFUSED, *UNAVAILABLE}
+    for name in arguments.keys() - known:
+        raise TypeError(f"generate() got an unexpected keyword argument {name!r}")
+    for name in arguments.keys() & UNAVAILABLE.keys():
+        if arguments[name]:
             raise BadRequest(name, UNAVAILABLE[name])
+    fields = {name: value for name, value in arguments.items() if name not in UNAVAILABLE}
+    try:
+        call = msgspec.convert({**fields, "sampling_params": settings}, GenerateRequest)
+    except msgspec.ValidationError as error:
+        raise validation_error(str(error)) from None
+    refuse_unsupported(call, REFUSED)
+    return call
 
 
-def split(arguments: Arguments) -> tuple[list[Ask], bool]:
-    """(one Ask per prompt, whether the caller gave a batch). Raises BadRequest."""
-    name, prompts, batch = _prompts(arguments)
-    count = len(prompts)
-    columns = {
-        field: _column(field, getattr(arguments, field), count, batch)
-        for field in (
-            "sampling_params",
-            "rid",
-            "return_logprob",
-            "logprob_start_len",
-            "top_logprobs_num",
-        )
-    }
-    chosen = _id_lists(arguments.token_ids_logprob, count, batch)
-    asks = [
-        Ask(
-            prompt=prompt,
-            sampling=columns["sampling_params"][i],
-            rid=columns["rid"][i],
-            return_logprob=columns["return_logprob"][i],
-            logprob_start_len=columns["logprob_start_len"][i],
-            top_logprobs_num=columns["top_logprobs_num"][i],
-            token_ids_logprob=chosen[i],
-            place=f"{name}[{i}]" if batch else name,
-        )
-        for i, prompt in enumerate(prompts)
-    ]
-    return asks, batch
+def read_prompts(
+    frontend: Frontend, call: GenerateRequest, prompt: Any, input_ids: Any
+) -> tuple[list[Ask], bool]:
+    """(one ask per prompt, whether the caller gave a batch). Raises BadRequest."""
+    place, prompts, batch = _listed(prompt, input_ids)
+    if place == "prompt":
+        prompts = _encoded(frontend, prompts, batch)
+    return asks_of(call, prompts, batch, place), batch
 
 
-def _prompts(arguments: Arguments) -> tuple[str, list[Any], bool]:
-    if (arguments.prompt is None) == (arguments.input_ids is None):
+def _listed(prompt: Any, input_ids: Any) -> tuple[str, list[Any], bool]:
+    """(argument, prompts, whether they came as a list)"""
+    if (prompt is None) == (input_ids is None):
         raise BadRequest("prompt", "give either prompt or input_ids")
-    if arguments.prompt is not None:
-        if isinstance(arguments.prompt, str):
-            return "prompt", [arguments.prompt], False
-        if isinstance(arguments.prompt, list) and arguments.prompt:
-            return "prompt", arguments.prompt, True
-        raise BadRequest(
-            "prompt", f"must be a string or a list of them, not {kind_of(arguments.prompt)}"
-        )
-    if not isinstance(arguments.input_ids, list) or not arguments.input_ids:
+    if isinstance(prompt, str):
+        return "prompt", [prompt], False
+    if prompt is not None:
+        if not isinstance(prompt, list) or not prompt:
+            raise BadRequest("prompt", f"must be a string or a list of them, not {kind_of(prompt)}")
+        return "prompt", prompt, True
+    if not isinstance(input_ids, list) or not input_ids:
         raise BadRequest("input_ids", "must be a list of token ids, or a list of such lists")
-    if isinstance(arguments.input_ids[0], list):
-        return "input_ids", arguments.input_ids, True
-    return "input_ids", [arguments.input_ids], False
+    batch = isinstance(input_ids[0], list)
+    return "input_ids", input_ids if batch else [input_ids], batch
 
 
-def _column(field: str, value: Any, count: int, batch: bool) -> list[Any]:
-    """One value per prompt: a list has one for each, anything else is for all."""
-    if not isinstance(value, list):
-        if field == "rid" and value is not None and batch:
-            return [f"{value}-{i}" for i in range(count)]
-        return [value] * count
-    if len(value) != count:
-        raise BadRequest(field, f"has {len(value)} entries for {count} prompts")
-    return value
-
-
-def _id_lists(value: Any, count: int, batch: bool) -> list[Any]:
-    if batch and isinstance(value, list) and value and isinstance(value[0], list | type(None)):
-        return _column("token_ids_logprob", value, count, batch)
-    return [value] * count
+def _encoded(frontend: Frontend, texts: list[Any], batch: bool) -> list[list[int]]:
+    for index, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise BadRequest(f"prompt[{index}]", f"must be text, not {kind_of(text)}")
+    if frontend.tokenizer is None:
+        raise BadRequest("prompt", "skip_tokenizer_init is set; give input_ids")
+    return frontend.tokenizer.encode_batch(texts)

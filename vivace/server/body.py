@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import re
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 from aiohttp import web
@@ -12,10 +11,10 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from vivace.frontend.errors import BadRequest
 from vivace.server.errors import Refusal
+from vivace.server.fields import refuse_unsupported as refuse_unsupported
+from vivace.server.fields import validation_error
 
 T = TypeVar("T")
-
-_AT = re.compile(r"^(?P<reason>.*) - at `(?:\$|key in \$)\.?(?P<field>[^`]*)`$", re.DOTALL)
 
 
 async def read_body(request: web.Request, limit: int, timeout: float) -> bytes:
@@ -68,23 +67,3 @@ def decode(data: bytes, decoder: msgspec.json.Decoder[T]) -> T:
         raise BadRequest("body", "is nested too deeply") from None
     except ValueError as error:
         raise BadRequest("body", f"cannot be decoded: {error}") from None
-
-
-def validation_error(text: str) -> BadRequest:
-    """Turn msgspec's "Expected `int`, got `str` - at `$.n`" into field and reason."""
-    found = _AT.match(text)
-    if found is None:
-        missing = re.search(r"missing required field `([^`]+)`", text)
-        return BadRequest(missing.group(1) if missing else "body", text)
-    field, reason = found["field"], found["reason"]
-    missing = re.search(r"missing required field `([^`]+)`", reason)
-    if missing is not None:
-        field = f"{field}.{missing.group(1)}" if field else missing.group(1)
-    return BadRequest(field or "body", reason)
-
-
-def refuse_unsupported(request: Any, reasons: dict[str, str]) -> None:
-    """BadRequest for the first field of `reasons` that is set: nothing is silently ignored."""
-    for field, reason in reasons.items():
-        if getattr(request, field):
-            raise BadRequest(field, reason)

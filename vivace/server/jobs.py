@@ -1,84 +1,27 @@
-"""From prompts to requests, and from requests to whole answers."""
+"""From requests to whole answers."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 
-from vivace.frontend.errors import BadRequest
 from vivace.frontend.piece import Piece
-from vivace.frontend.validation import build_logprobs, build_sampling, check_prompt, samples
 from vivace.protocol.output import FINISH_ABORT, Finish
 from vivace.protocol.request import Request
+from vivace.server import asks as asks_module
+from vivace.server.asks import Ask as Ask
+from vivace.server.asks import cache_key as cache_key
 from vivace.server.context import Context
 from vivace.server.errors import Refusal, error_body
 from vivace.server.sse import event
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ask:
-    """One prompt and what is asked of it.
-
-    `sampling` has SGLang's names; `logprobs` are keywords of `build_logprobs`; `sampling_field`
-    and `prompt_field` say where in the request they stand, for error messages.
-    """
-
-    tokens: list[int]
-    sampling: Mapping[str, Any] | None
-    sampling_field: str = "sampling_params"
-    prompt_field: str = "prompt"
-    rid: str | None = None
-    logprobs: Mapping[str, Any] = field(default_factory=dict)
-    priority: int | None = None
-    cache_key: str = ""
-
-
 def expand(context: Context, asks: list[Ask], *, stream: bool, arrival: float) -> list[Request]:
-    """n requests per prompt, prompt by prompt; BadRequest when they are too many."""
+    """n requests per prompt, within the server's limit; BadRequest."""
     limit = context.settings.max_batch
-    requests: list[Request] = []
-    for ask in asks:
-        requests += requests_of(context, ask, stream=stream, arrival=arrival)
-        if len(requests) > limit:
-            raise BadRequest("n", f"prompts times n must be at most {limit} in one request")
-    if len({request.rid for request in requests}) < len(requests):
-        raise BadRequest("rid", "every prompt of a batch needs an id of its own")
-    return requests
-
-
-def requests_of(context: Context, ask: Ask, *, stream: bool, arrival: float) -> list[Request]:
-    """The n requests of one prompt."""
-    served = context.served
-    room = 0 if (ask.sampling or {}).get("max_new_tokens", 1) == 0 else 1
-    tokens = check_prompt(ask.tokens, served, field=ask.prompt_field, room=room)
-    sampling, n = build_sampling(ask.sampling, served, len(tokens), field_prefix=ask.sampling_field)
-    logprobs = build_logprobs(served, len(tokens), **ask.logprobs)
-    return [
-        context.frontend.request(
-            tokens,
-            one,
-            rid=ask.rid if n == 1 or ask.rid is None else f"{ask.rid}-{index}",
-            logprobs=logprobs,
-            priority=ask.priority,
-            cache_key=ask.cache_key,
-            stream=stream,
-            arrival=arrival,
-        )
-        for index, one in enumerate(samples(sampling, n))
-    ]
-
-
-def cache_key(extra_key: str | None, cache_salt: str | None) -> str:
-    """One key of the two fields that isolate the prefix cache; different pairs never collide."""
-    if not extra_key and not cache_salt:
-        return ""
-    salt = cache_salt or ""
-    return f"{len(salt)}:{salt}{extra_key or ''}"
+    return asks_module.expand(context.frontend, asks, limit=limit, stream=stream, arrival=arrival)
 
 
 def refusal_of(finish: Finish | None) -> Refusal | None:

@@ -1,4 +1,4 @@
-"""From a /generate body to asks: text or ids, single or batch, one setting or one per prompt."""
+"""From a /generate body to asks: text or ids, single or in a batch."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import asyncio
 from typing import Any
 
 from vivace.frontend.errors import BadRequest
-from vivace.server.body import refuse_unsupported
+from vivace.server.asks import Ask, asks_of
 from vivace.server.context import Context
-from vivace.server.jobs import Ask, cache_key
+from vivace.server.fields import refuse_unsupported
 from vivace.server.schema import REFUSED, GenerateRequest
 
 
@@ -16,11 +16,7 @@ async def read_asks(context: Context, asked: GenerateRequest) -> tuple[list[Ask]
     """(one ask per prompt, whether the prompts came as a list)."""
     refuse_unsupported(asked, REFUSED)
     prompts, batch, field = await read_prompts(context, asked)
-    count = len(prompts)
-    asks = [
-        ask(asked, prompts[i], i, count, f"{field}[{i}]" if batch else field) for i in range(count)
-    ]
-    return asks, batch
+    return asks_of(asked, prompts, batch, field), batch
 
 
 async def read_prompts(
@@ -50,47 +46,3 @@ def check_count(context: Context, prompts: list[Any], field: str) -> None:
         raise BadRequest(field, "must not be empty")
     if len(prompts) > most:
         raise BadRequest(field, f"holds {len(prompts)} prompts; at most {most} in one request")
-
-
-def ask(asked: GenerateRequest, tokens: list[int], index: int, count: int, field: str) -> Ask:
-    """The ask of one prompt, with its share of every per-prompt list."""
-
-    def own(name: str) -> Any:
-        return share(name, getattr(asked, name), index, count)
-
-    several = isinstance(asked.sampling_params, list)
-    rid = own("rid")
-    return Ask(
-        tokens=tokens,
-        sampling=own("sampling_params"),
-        sampling_field=f"sampling_params[{index}]" if several else "sampling_params",
-        prompt_field=field,
-        rid=rid if count == 1 or isinstance(asked.rid, list) or rid is None else f"{rid}-{index}",
-        logprobs={
-            "return_logprob": own("return_logprob"),
-            "logprob_start_len": own("logprob_start_len"),
-            "top_logprobs_num": own("top_logprobs_num"),
-            "token_ids_logprob": chosen_ids(asked.token_ids_logprob, index, count),
-        },
-        priority=asked.priority,
-        cache_key=cache_key(own("extra_key"), own("cache_salt")),
-    )
-
-
-def share(name: str, value: Any, index: int, count: int) -> Any:
-    """The index-th entry of a list with one entry per prompt, or the value all prompts share."""
-    if not isinstance(value, list):
-        return value
-    if len(value) != count:
-        raise BadRequest(name, f"has {len(value)} entries for {count} prompts")
-    return value[index]
-
-
-def chosen_ids(value: list[Any] | None, index: int, count: int) -> list[int] | None:
-    """`token_ids_logprob`: one list of ids for all prompts, or one (or null) per prompt."""
-    if value is None or all(isinstance(token, int) for token in value):
-        return value
-    own = share("token_ids_logprob", value, index, count)
-    if own is not None and not isinstance(own, list):
-        raise BadRequest("token_ids_logprob", "must be ids, or one list of ids per prompt")
-    return own

@@ -56,6 +56,29 @@ def get(path: str, auth: Access, handler: Handler, summary: str, answers: Any = 
     )
 
 
+def post(
+    path: str,
+    handler: Handler,
+    summary: str,
+    accepts: Any,
+    answers: Any,
+    streams: Any = None,
+    *,
+    methods: tuple[str, ...] = ("POST",),
+) -> Route:
+    return Route(
+        methods=methods,
+        path=path,
+        auth=USER,
+        body_limit=FULL,
+        handler=handler,
+        summary=summary,
+        accepts=accepts,
+        answers=answers,
+        streams=streams,
+    )
+
+
 HEALTH = (
     get("/health", PUBLIC, health.health, "200 while requests are taken, else 503"),
     get("/health_generate", PUBLIC, health.health_generate, "200 once a token was generated"),
@@ -84,101 +107,89 @@ FACTS = (
 )
 
 GENERATION = (
-    Route(
+    post(
+        "/generate",
+        native.generate,
+        "Generate from text or token ids, single or in batches",
+        schema.GenerateRequest,
+        schema.GenerateAnswer,
+        schema.GenerateAnswer,
         methods=("POST", "PUT"),
-        path="/generate",
-        auth=USER,
-        body_limit=FULL,
-        handler=native.generate,
-        summary="Generate from text or token ids, single or in batches",
-        accepts=schema.GenerateRequest,
-        answers=schema.GenerateAnswer,
-        streams=schema.GenerateAnswer,
     ),
-    Route(
-        methods=("POST",),
-        path="/v1/completions",
-        auth=USER,
-        body_limit=FULL,
-        handler=completions.completions,
-        summary="OpenAI text completions",
-        accepts=openai.CompletionRequest,
-        answers=openai.CompletionAnswer,
-        streams=openai.CompletionAnswer,
+    post(
+        "/v1/completions",
+        completions.completions,
+        "OpenAI text completions",
+        openai.CompletionRequest,
+        openai.CompletionAnswer,
+        openai.CompletionAnswer,
     ),
-    Route(
-        methods=("POST",),
-        path="/v1/chat/completions",
-        auth=USER,
-        body_limit=FULL,
-        handler=chat.chat_completions,
-        summary="OpenAI chat completions",
-        accepts=openai.ChatRequest,
-        answers=openai.ChatAnswer,
-        streams=openai.ChatChunk,
+    post(
+        "/v1/chat/completions",
+        chat.chat_completions,
+        "OpenAI chat completions",
+        openai.ChatRequest,
+        openai.ChatAnswer,
+        openai.ChatChunk,
     ),
 )
 
-
-def tokenization(path: str) -> Route:
-    return Route(
-        methods=("POST",),
-        path=path,
-        auth=USER,
-        body_limit=FULL,
-        handler=tokens.tokenize,
-        summary="Token ids of a prompt or a conversation",
-        accepts=schema.TokenizeRequest,
-        answers=schema.TokenizeResponse,
+TEXT = tuple(
+    post(prefix + path, handler, summary, accepts, answers)
+    for path, handler, summary, accepts, answers in (
+        (
+            "/tokenize",
+            tokens.tokenize,
+            "Token ids of a prompt or a conversation",
+            schema.TokenizeRequest,
+            schema.TokenizeResponse,
+        ),
+        (
+            "/detokenize",
+            tokens.detokenize,
+            "Text of token ids",
+            schema.DetokenizeRequest,
+            schema.DetokenizeResponse,
+        ),
     )
-
-
-def detokenization(path: str) -> Route:
-    return Route(
-        methods=("POST",),
-        path=path,
-        auth=USER,
-        body_limit=FULL,
-        handler=tokens.detokenize,
-        summary="Text of token ids",
-        accepts=schema.DetokenizeRequest,
-        answers=schema.DetokenizeResponse,
-    )
-
-
-TEXT = (
-    tokenization("/tokenize"),
-    tokenization("/v1/tokenize"),
-    detokenization("/detokenize"),
-    detokenization("/v1/detokenize"),
+    for prefix in ("", "/v1")
 )
+
+
+def control(
+    path: str, methods: tuple[str, ...], handler: Handler, summary: str, accepts: Any = None
+) -> Route:
+    return Route(
+        methods=methods,
+        path=path,
+        auth=ADMIN,
+        body_limit=SMALL,
+        handler=handler,
+        summary=summary,
+        accepts=accepts,
+    )
+
 
 CONTROL = (
-    Route(
-        methods=("GET", "POST"),
-        path="/flush_cache",
-        auth=ADMIN,
-        body_limit=SMALL,
-        handler=admin.flush_cache,
-        summary="Drop the prefix cache of an idle engine",
+    control(
+        "/flush_cache",
+        ("GET", "POST"),
+        admin.flush_cache,
+        "Drop the prefix cache of an idle engine",
     ),
-    Route(
-        methods=("POST",),
-        path="/abort_request",
-        auth=ADMIN,
-        body_limit=SMALL,
-        handler=admin.abort_request,
-        summary="Abort requests by id prefix, or all",
-        accepts=schema.AbortRequest,
+    control(
+        "/abort_request",
+        ("POST",),
+        admin.abort_request,
+        "Abort requests by id prefix, or all",
+        schema.AbortRequest,
     ),
-    Route(
-        methods=("GET", "POST"),
-        path="/configure_logging",
-        auth=ADMIN,
-        body_limit=SMALL,
-        handler=admin.configure_logging,
-        summary="Change what is logged of requests",
-        accepts=schema.ConfigureLogging,
+    control(
+        "/configure_logging",
+        ("GET", "POST"),
+        admin.configure_logging,
+        "Change what is logged of requests",
+        schema.ConfigureLogging,
     ),
 )
 

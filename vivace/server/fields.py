@@ -1,0 +1,30 @@
+"""What is wrong with a decoded request, as field and reason. Free of HTTP."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from vivace.frontend.errors import BadRequest
+
+_AT = re.compile(r"^(?P<reason>.*) - at `(?:\$|key in \$)\.?(?P<field>[^`]*)`$", re.DOTALL)
+
+
+def validation_error(text: str) -> BadRequest:
+    """Turn msgspec's "Expected `int`, got `str` - at `$.n`" into field and reason."""
+    found = _AT.match(text)
+    if found is None:
+        missing = re.search(r"missing required field `([^`]+)`", text)
+        return BadRequest(missing.group(1) if missing else "body", text)
+    field, reason = found["field"], found["reason"]
+    missing = re.search(r"missing required field `([^`]+)`", reason)
+    if missing is not None:
+        field = f"{field}.{missing.group(1)}" if field else missing.group(1)
+    return BadRequest(field or "body", reason)
+
+
+def refuse_unsupported(request: Any, reasons: dict[str, str]) -> None:
+    """BadRequest for the first field of `reasons` that is set: nothing is silently ignored."""
+    for field, reason in reasons.items():
+        if getattr(request, field):
+            raise BadRequest(field, reason)
