@@ -13,7 +13,9 @@ from vivace import launch, process
 from vivace.checkpoint.source import SourceError
 from vivace.checkpoint.weights import CheckpointError
 from vivace.offline.build import configured
+from vivace.supervisor import supervisor
 from vivace.supervisor.messages import Failure
+from vivace.supervisor.supervisor import Plan
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -56,6 +58,37 @@ def test_the_offline_api_logs_decisions_and_notices(
     lines = {record.getMessage(): record.levelname for record in caplog.records}
     assert any(line.startswith("--page-size: unset -> ") for line in lines)
     assert lines["--sleep-on-idle has no effect: an idle engine always sleeps"] == "WARNING"
+
+
+@pytest.mark.parametrize("skipped", [False, True])
+def test_skip_server_warmup_reaches_the_supervisor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, skipped: bool
+) -> None:
+    plans: list[Plan] = []
+
+    class Supervisor:
+        def __init__(self, plan: Plan, *_: object) -> None:
+            plans.append(plan)
+
+        def run(self) -> int:
+            return 0
+
+    monkeypatch.setattr(supervisor, "Supervisor", Supervisor)
+    monkeypatch.setattr(launch, "engine_ahead", lambda argv: None)
+    argv = ["--model-path", model(tmp_path), "--load-format", "dummy", "--port", "0"]
+    argv += ["--skip-tokenizer-init", *(["--skip-server-warmup"] if skipped else [])]
+    assert launch.main(argv) == 0
+    assert [plan.warm_up for plan in plans] == [not skipped]
+
+
+def test_sglangs_warmups_are_refused_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(launch, "engine_ahead", lambda argv: None)
+    argv = ["--model-path", model(tmp_path), "--load-format", "dummy", "--warmups", "voice_chat"]
+    assert launch.main(argv) == launch.BAD_COMMAND
+    told = capsys.readouterr().err
+    assert "--warmups voice_chat is not available: SGLang's routines" in told
 
 
 class ListeningLine:

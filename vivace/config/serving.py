@@ -26,7 +26,13 @@ class HttpOptions:
     skip_server_warmup: bool = option(False, "Be ready without having generated anything.")
     warmups: str | None = option(
         help="Comma list of named warm-up routines.",
-        cpu=not_available("there is one warm-up, a short generation"),
+        trivial=[""],
+        cpu=not_available(
+            "SGLang's routines (voice_chat, whisper_autodetect, compile-deep-gemm) prepare audio "
+            "models, grammars and GPU kernels, which are not in this version; a short generation "
+            "warms up every start",
+            "leave it out",
+        ),
     )
     fastapi_root_path: str | None = option(
         help="URL prefix behind a path-rewriting proxy.", trivial=[""]
