@@ -110,8 +110,19 @@ def test_a_more_important_newcomer_takes_the_place_of_the_least_important_waitin
     rig.turn()
     rig.send(2, [1], 5, priority=3)
     rig.run()
-    assert finish_of(rig, 1).status == 503
+    dropped = finish_of(rig, 1)
+    assert dropped.status == 503 and dropped.retry_after and 1 <= dropped.retry_after <= 60
     rig.check(0)
+    rig.check(2)
+
+
+def test_a_priority_that_is_not_welcome_says_when_to_come_back() -> None:
+    rig = rig_with(abort_on_priority_when_disabled=True)
+    rig.send(1, [1], 5, priority=1)
+    rig.send(2, [1], 5)
+    rig.run()
+    refused = finish_of(rig, 1)
+    assert refused.status == 503 and refused.retry_after == 60
     rig.check(2)
 
 

@@ -36,9 +36,11 @@ class Gatekeeper:
             return _abort(400, f"request key {request.key} is in use")
         if request.priority is not None and self._priority_unwelcome():
             return _abort(
-                503, "this server does not use priorities (start it with "
-                "--enable-priority-scheduling, or send none)"
-            )  # fmt: skip
+                503,
+                "this server does not use priorities (start it with "
+                "--enable-priority-scheduling, or send none)",
+                retry_after=_LONGEST_RETRY,  # only another server, or this one restarted, helps
+            )
         return self._misfit(request)
 
     def queue_full(self, waiting: int) -> Finish:
