@@ -5,15 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vivace.layers.module import Bindings, Matrix, Module, Weights
-from vivace.platforms.ops.table import Ops
+from vivace.layers.module import Bindings, Module, Weights
+from vivace.platforms.ops.table import Ops, PackedWeight
 from vivace.quantization.method import LinearMethod
 
 
 class Embedding(Module):
     """ids[T] -> [T, hidden], times `scale` (Gemma scales by sqrt(hidden))."""
 
-    weight: Matrix
+    weight: PackedWeight
     _ops: Ops
 
     def __init__(self, vocabulary: int, hidden: int, *, scale: float | None = None) -> None:
@@ -33,7 +33,9 @@ class Embedding(Module):
     def load(self, weights: Weights) -> None:
         shape = (self.vocabulary, self.hidden)
         read = self._read(weights, f"{self.name}.weight", shape)
-        self.weight = read.to(*self._place) if isinstance(read, Tensor) else read
+        self.weight = self._ops.pack_embedding(
+            read.to(*self._place) if isinstance(read, Tensor) else read
+        )
 
     def __call__(self, ids: Tensor) -> Tensor:
         embedded = self._ops.embedding(ids, self.weight)

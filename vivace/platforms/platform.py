@@ -110,9 +110,10 @@ class Platform(Protocol):
         ...
 
     def attention_backend(
-        self, layers: Sequence[AttentionLayer], memory: KVMemory, dtype: Any
+        self, layers: Sequence[AttentionLayer], memory: KVMemory, dtype: Any, longest: int
     ) -> AttentionBackend:
-        """`dtype`: the torch.dtype of queries; the memory may hold another one."""
+        """`dtype`: the torch.dtype of queries; the memory may hold another one. `longest`: most
+        tokens a row can have."""
         ...
 
     def available_bytes(self) -> int:

@@ -135,7 +135,7 @@ def assemble(
     """A worker around a loaded model of `dtype`; its KV is kept in `kv_dtype`, if given."""
     kv = PagedKV(layers, fit.pages, page_size, kv_dtype or dtype, platform.device())
     slots = Slots(fit.rows, fit.context, page_size, fit.pages)
-    attention = platform.attention_backend(layers, kv, dtype)
+    attention = platform.attention_backend(layers, kv, dtype, fit.context + 1)
     inputs = StepInputs(slots, step_tokens, kv.empty_page)
     runner = runner_of(platform, model, attention, inputs, captures, report)
     capacity = Capacity(

@@ -55,7 +55,7 @@ KERNELS = Path(__file__).with_name("_kernels.so")
 
 def kernels_built() -> bool:
     """Whether the native kernels were compiled when Vivace was installed."""
-    return KERNELS.is_file() and KERNELS.with_name("native_table.py").is_file()
+    return KERNELS.is_file()
 
 
 def features(root: Path = ROOT) -> frozenset[str]:

@@ -12,7 +12,7 @@ from vivace.platforms.cpu.native import Arena, Graph, Kernels
 from vivace.platforms.platform import CaptureError
 
 VIEWS = frozenset(
-    "alias as_strided chunk detach expand narrow permute reshape select slice split "
+    "alias as_strided chunk detach expand lift_fresh narrow permute reshape select slice split "
     "split_with_sizes squeeze t transpose unbind unflatten unsqueeze view _unsafe_view".split()
 )
 """aten operations that move no number: only their result's address is recorded, by its user"""

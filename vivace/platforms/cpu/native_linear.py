@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -34,7 +36,7 @@ BLOCKS = {
 }
 """kind -> (numbers, bytes) of a packed block of one column"""
 FLOATS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
-PACK, LINEAR = "qqqqqq", "qqqqqqqqq"
+PACK, LINEAR, EMBED = "qqqqqq", "qqqqqqqqq", "qqqqqq"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +72,16 @@ class NativeLinears:
         self._linear: dict[str, Words] = {
             kind: kernels.operation(f"linear_{kind}", LINEAR) for kind in BLOCKS
         }
+        self._embed = {kind: kernels.operation(f"embed_{kind}", EMBED) for kind in BLOCKS}
 
-    def pack(self, pieces: Sequence[Tensor | StoredBlocks]) -> PackedWeight:
+    def pack(self, pieces: Sequence[Any]) -> PackedWeight:
         """Rows of `pieces`, one below the other. Neighbours of one kind become one product.
+        A packed weight is returned as it is: a head may share the embedding's.
 
         Raises ValueError for a type or width that no kernel takes.
         """
+        if isinstance(pieces[0], PackedWeight):
+            return pieces[0]
         parts, first = [], 0
         for kind, group in groupby(pieces, kind_of):
             rows = joined(list(group))
@@ -95,6 +101,25 @@ class NativeLinears:
         pointer, row_bytes = memory_of(rows)
         self._pack[kind](count, pointer, row_bytes, data.data_ptr(), inputs, 0)
         return Panels(kind, data, first, count)
+
+    def pack_embedding(self, weight: Tensor | StoredBlocks) -> PackedWeight:
+        """[V, hidden] -> what `embedding` and `pack` take"""
+        return self.pack([weight])
+
+    def embedding(self, ids: Tensor, weight: PackedWeight, out: Tensor | None = None) -> Tensor:
+        """ids[T] int64 -> [T, hidden] float32; an id that is not in the vocabulary gives NaN"""
+        (part,) = weight.parts
+        rows = ids.shape[0]
+        result = self._kernels.empty(rows, weight.inputs) if out is None else out
+        self._embed[part.kind](
+            rows,
+            ids.data_ptr(),
+            part.data.data_ptr(),
+            result.data_ptr(),
+            weight.outputs,
+            weight.inputs,
+        )
+        return result
 
     def linear(
         self, x: Tensor, weight: PackedWeight, bias: Tensor | None = None, out: Tensor | None = None

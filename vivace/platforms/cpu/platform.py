@@ -52,11 +52,11 @@ class NativePlatform:
         return CpuGraphs(self._kernels)
 
     def attention_backend(
-        self, layers: Sequence[AttentionLayer], memory: KVMemory, dtype: torch.dtype
+        self, layers: Sequence[AttentionLayer], memory: KVMemory, dtype: torch.dtype, longest: int
     ) -> AttentionBackend:
         from vivace.platforms.cpu.native_attention import NativeAttention
 
-        return NativeAttention(self._kernels, layers, memory)
+        return NativeAttention(self._kernels, layers, memory, longest)
 
     def available_bytes(self) -> int:
         return cpu.memory()[1]
@@ -82,7 +82,7 @@ class TorchPlatform:
         return None
 
     def attention_backend(
-        self, layers: Sequence[AttentionLayer], memory: KVMemory, dtype: torch.dtype
+        self, layers: Sequence[AttentionLayer], memory: KVMemory, dtype: torch.dtype, longest: int
     ) -> AttentionBackend:
         chosen = BatchInvariantAttention if self._deterministic else CpuAttention
         return chosen(layers, memory, dtype)

@@ -64,9 +64,7 @@ class Linear(Protocol):
 
 
 class Embedding(Protocol):
-    def __call__(
-        self, ids: Tensor, weight: Tensor | StoredBlocks, out: Tensor | None = None
-    ) -> Tensor: ...
+    def __call__(self, ids: Tensor, weight: PackedWeight, out: Tensor | None = None) -> Tensor: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +72,7 @@ class Ops:
     """The ops a model may use. Every entry has the signature of its torch reference."""
 
     embedding: Embedding
-    """(ids[T] int64, weight[V, hidden], out=None) -> [T, hidden]"""
+    """(ids[T] int64, packed weight[V, hidden], out=None) -> [T, hidden]"""
     rms_norm: RmsNorm
     """(x[..., n], weight[n], eps, *, offset=0.0, out=None) -> like x; reduction in float32"""
     add_rms_norm: AddRmsNorm
@@ -85,6 +83,8 @@ class Ops:
     """(x[T, 2n], out=None) -> [T, n]: silu(x[:, :n]) * x[:, n:]"""
     gelu_mul: GeluMul
     """(x[T, 2n], *, tanh, out=None) -> [T, n]: gelu(x[:, :n]) * x[:, n:]"""
+    pack_embedding: Callable[[Tensor | StoredBlocks], PackedWeight]
+    """(weight[V, hidden]) -> what `embedding` takes; `pack_linear` takes it too, as its only piece"""
     pack_linear: Callable[[Sequence[Tensor | StoredBlocks]], PackedWeight]
     """(weights[some of out, in], one below the other) -> what `linear` takes; called once, when
     the layer is loaded. Blocks only where the platform says that it reads them."""
@@ -102,6 +102,7 @@ def reference_ops() -> Ops:
     """Every op by its torch reference: correct on any device torch knows."""
     return Ops(
         embedding=embedding.embedding,
+        pack_embedding=embedding.pack_embedding,
         rms_norm=norm.rms_norm,
         add_rms_norm=norm.add_rms_norm,
         rotary=rotary.rotary,

@@ -1,0 +1,29 @@
+"""The op table of the native kernels."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from vivace.platforms.cpu.native import Kernels
+from vivace.platforms.cpu.native_linear import NativeLinears
+from vivace.platforms.cpu.native_ops import NativeOps
+from vivace.platforms.ops.table import Ops, reference_ops
+
+
+def native_ops(kernels: Kernels) -> Ops:
+    """Every op of a decode step is a kernel, so that the step can be captured."""
+    linears, rows = NativeLinears(kernels), NativeOps(kernels)
+    return dataclasses.replace(
+        reference_ops(),
+        embedding=linears.embedding,
+        pack_embedding=linears.pack_embedding,
+        pack_linear=linears.pack,
+        linear=linears.linear,
+        rms_norm=rows.rms_norm,
+        add_rms_norm=rows.add_rms_norm,
+        rotary=rows.rotary,
+        silu_mul=rows.silu_mul,
+        gelu_mul=rows.gelu_mul,
+        scale=rows.scale,
+        soft_cap=rows.soft_cap,
+    )
