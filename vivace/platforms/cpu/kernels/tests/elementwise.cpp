@@ -1,37 +1,79 @@
-// rms_norm against sums in double precision.
+// Norms, activations and maps against plain loops in double precision.
 #include "check.h"
 
 namespace check {
 namespace {
 
-bool rms_norm(Suite& suite, Random& random, int64_t rows, int64_t n, bool added) {
-    const int64_t stride = n + 3, out_stride = n + 5;
+using Number = double (*)(double);
+
+double silu(double x) { return x / (1 + std::exp(-x)); }
+double gelu(double x) { return 0.5 * x * (1 + std::erf(x / std::sqrt(2.0))); }
+double gelu_tanh(double x) { return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))); }
+
+// x is [rows, heads, n] with gaps between the rows and the heads; with a residual there is one head.
+bool rms_norm(Suite& suite, Random& random, int64_t rows, int64_t heads, int64_t n, bool added) {
+    const int64_t head_stride = n + 2, stride = heads * head_stride + 3, size = heads * n;
     const double eps = 1e-5, offset = added ? 1.0 : 0.0;
     const auto x = floats(random, rows * stride, 3), weight = floats(random, n), before = floats(random, rows * n);
     std::vector<float> residual, out;
-    const auto reset = [&] { residual = before, out.assign((size_t)(rows * out_stride), 0); };
+    const auto reset = [&] { residual = before, out.assign((size_t)(rows * size), 0); };
     reset();
     Words words;
-    words.add(rows).add(x).add(stride).add(added ? residual.data() : nullptr).add(weight);
-    words.add(out).add(out_stride).add(n).add(eps).add(offset);
+    words.add(rows).add(x).add(stride).add(heads).add(head_stride).add(added ? residual.data() : nullptr);
+    words.add(weight).add(out).add(n).add(eps).add(offset);
     if (!suite.run("rms_norm", words, reset, [&] {
             auto bytes = bytes_of(out), more = bytes_of(residual);
             bytes.insert(bytes.end(), more.begin(), more.end());
             return bytes;
         }))
         return false;
-    std::vector<double> wanted((size_t)(rows * out_stride)), kept((size_t)(rows * n));
-    for (int64_t r = 0; r < rows; ++r) {
-        double squares = 0;
-        for (int64_t i = 0; i < n; ++i) {
-            kept[r * n + i] = added ? x[r * stride + i] + before[r * n + i] : x[r * stride + i];
-            squares += kept[r * n + i] * kept[r * n + i];
+    std::vector<double> wanted, kept(added ? (size_t)(rows * n) : 0), line((size_t)n);
+    for (int64_t r = 0; r < rows; ++r)
+        for (int64_t h = 0; h < heads; ++h) {
+            double squares = 0;
+            for (int64_t i = 0; i < n; ++i) {
+                line[i] = x[r * stride + h * head_stride + i];
+                if (added) kept[r * n + i] = line[i] += before[r * n + i];
+                squares += line[i] * line[i];
+            }
+            for (int64_t i = 0; i < n; ++i) wanted.push_back(line[i] / std::sqrt(squares / (double)n + eps) * (weight[i] + offset));
         }
-        for (int64_t i = 0; i < n; ++i)
-            wanted[r * out_stride + i] = kept[r * n + i] / std::sqrt(squares / (double)n + eps) * (weight[i] + offset);
-    }
-    const bool right = !added || suite.close("rms_norm", residual, kept, std::vector<double>(kept.size(), 1), 1e-6);
-    return suite.close("rms_norm", out, wanted, std::vector<double>(wanted.size(), 1), 1e-5) && right;
+    if (!added) residual.clear();
+    return suite.close("rms_norm", residual, kept, std::vector<double>(kept.size(), 1), 1e-6) &&
+           suite.close("rms_norm", out, wanted, std::vector<double>(wanted.size(), 1), 1e-5);
+}
+
+bool gated(Suite& suite, Random& random, const char* op, Number activation, int64_t rows, int64_t n) {
+    const int64_t stride = 2 * n + 5;
+    const auto x = floats(random, rows * stride, 8);
+    std::vector<float> out;
+    const auto reset = [&] { out.assign((size_t)(rows * n), 0); };
+    reset();
+    Words words;
+    words.add(rows).add(x).add(stride).add(out).add(n);
+    if (!suite.run(op, words, reset, [&] { return bytes_of(out); })) return false;
+    std::vector<double> wanted, scale;
+    for (int64_t r = 0; r < rows; ++r)
+        for (int64_t i = 0; i < n; ++i) {
+            const double gate = x[r * stride + i], up = x[r * stride + n + i];
+            wanted.push_back(activation(gate) * up);
+            scale.push_back((1 + std::fabs(gate)) * std::fabs(up));
+        }
+    return suite.close(op, out, wanted, scale, 1e-6);
+}
+
+bool map(Suite& suite, Random& random, const char* op, double value, double (*wanted_of)(double, double)) {
+    const int64_t rows = 5, n = 37;
+    const auto before = floats(random, rows * n, 40);
+    std::vector<float> x;
+    const auto reset = [&] { x = before; };
+    reset();
+    Words words;
+    words.add(rows).add(x).add(n).add(value);
+    if (!suite.run(op, words, reset, [&] { return bytes_of(x); })) return false;
+    std::vector<double> wanted;
+    for (float number : before) wanted.push_back(wanted_of(number, value));
+    return suite.close(op, x, wanted, wanted, 2e-6);
 }
 
 }  // namespace
@@ -40,9 +82,20 @@ void elementwise(Suite& suite) {
     suite.op("rms_norm", [&](Random& random) {
         for (int64_t rows : {1, 3, 17})
             for (int64_t n : {1, 16, 37, 576})
-                for (bool added : {false, true})
-                    if (!rms_norm(suite, random, rows, n, added)) return false;
+                if (!rms_norm(suite, random, rows, 1, n, true) || !rms_norm(suite, random, rows, 3, n, false)) return false;
         return true;
+    });
+    const std::pair<const char*, Number> activations[] = {{"silu_mul", silu}, {"gelu_mul", gelu}, {"gelu_tanh_mul", gelu_tanh}};
+    for (const auto& [op, activation] : activations)
+        suite.op(op, [&, name = op, of = activation](Random& random) {
+            return gated(suite, random, name, of, 1, 40) && gated(suite, random, name, of, 9, 37) &&
+                   gated(suite, random, name, of, 3, 2100);
+        });
+    suite.op("scale", [&](Random& random) {
+        return map(suite, random, "scale", 0.37, [](double x, double by) { return x * by; });
+    });
+    suite.op("soft_cap", [&](Random& random) {
+        return map(suite, random, "soft_cap", 30.0, [](double x, double cap) { return cap * std::tanh(x / cap); });
     });
 }
 
