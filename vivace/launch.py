@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vivace.configure import configure
-from vivace.errors import CannotStart
+from vivace.errors import CANNOT_START, CannotStart
 from vivace.observability import log as log_lines
 from vivace.protocol.control import Capacity
 from vivace.supervisor.child import Child, preloading, process_command, spawn
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 READY_LINE = "The server is fired up and ready to roll!"
-BAD_COMMAND = 2
+BAD_COMMAND = CANNOT_START
 FAILED = 1
 
 
@@ -56,9 +56,12 @@ def engine_ahead(argv: Sequence[str]) -> Child | None:
 
 def serve(argv: Sequence[str], engine: Child | None, program: str) -> int:
     from vivace.config import parse
+    from vivace.edge_checks import check_edge
 
     try:
-        return launch(configure(parse(argv, os.environ, program=program)), engine)
+        config = configure(parse(argv, os.environ, program=program))
+        check_edge(config)
+        return launch(config, engine)
     except CannotStart as error:
         print(f"{program}: {error}", file=sys.stderr)
         return BAD_COMMAND

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import NoReturn
 
-from vivace.errors import CannotStart
+from vivace.errors import CANNOT_START, CannotStart
 from vivace.observability import log as log_lines
 from vivace.supervisor.line import Line, LineClosed, child_end
 from vivace.supervisor.messages import Failure, Progress, Setup, ToChild
@@ -49,9 +49,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except LineClosed:
         return 1
     except BaseException as error:
-        trace = None if isinstance(error, CannotStart) else error
-        log.critical("the %s ends: %s", arguments.role, name_of(error), exc_info=trace)
         line.send(Failure(name_of(error)))
+        if isinstance(error, CannotStart):
+            return CANNOT_START  # the supervisor says why, in one line
+        log.critical("the %s ends: %s", arguments.role, name_of(error), exc_info=error)
         return 1
     return 0
 

@@ -153,7 +153,7 @@ def steps(draw, sequences):
     return result
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_any_steps_follow_the_definition_and_chunks_do_not_matter(data):
     sequences = data.draw(cases())

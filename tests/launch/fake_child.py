@@ -17,6 +17,7 @@ import sys
 import time
 from pathlib import Path
 
+from vivace.errors import CANNOT_START
 from vivace.protocol.control import Capacity, Command, Ready, Reply
 from vivace.supervisor.line import LineClosed, child_end
 from vivace.supervisor.messages import Failure, Progress, Serving, Stop, Warm, WarmUp
@@ -50,6 +51,9 @@ def main() -> None:
     if act == "fail-start":
         line.send(Failure("ValueError: no such tensor"))
         sys.exit(1)
+    if act == "wrong-input":
+        line.send(Failure("toy.gguf: truncated"))
+        sys.exit(CANNOT_START)
     if engine:
         line.send(Progress("Loading", 0.5))
         line.send(Ready(epoch=number, capacity=CAPACITY))

@@ -12,6 +12,7 @@ import pytest
 from vivace import launch, process
 from vivace.checkpoint.source import SourceError
 from vivace.checkpoint.weights import CheckpointError
+from vivace.errors import CANNOT_START
 from vivace.offline.build import configured
 from vivace.supervisor import supervisor
 from vivace.supervisor.messages import Failure
@@ -91,6 +92,39 @@ def test_sglangs_warmups_are_refused_with_the_reason(
     assert "--warmups voice_chat is not available: SGLang's routines" in told
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--preferred-sampling-params", '{"top_p": 7}'], "top_p"),
+        (["--preferred-sampling-params", '{"temprature": 1}'], "temprature"),
+        (["--chat-template", "no-such-template"], "neither a file nor a built-in template"),
+        (["--chat-template", "{}/broken.jinja"], "does not compile"),
+        (["--chat-template", "{}/latin.jinja"], "latin.jinja"),
+        (["--tokenizer-path", "{}/empty"], "no tokenizer.json"),
+        ([], "no tokenizer.json"),
+    ],
+)
+def test_what_frontends_would_trip_over_stops_the_command(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    flags: list[str],
+    said: str,
+) -> None:
+    monkeypatch.setattr(launch, "engine_ahead", lambda argv: None)
+    monkeypatch.setattr(launch, "launch", lambda config, engine: pytest.fail("it was started"))
+    path = model(tmp_path)
+    if flags:
+        (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "broken.jinja").write_text("{% if %}")
+    (tmp_path / "latin.jinja").write_bytes(b"caf\xe9")
+    argv = [*(word.replace("{}", str(tmp_path)) for word in flags), "--load-format", "dummy"]
+    assert launch.main(["--model-path", path, *argv]) == launch.BAD_COMMAND
+    told = capsys.readouterr().err
+    assert said in told and told.count("\n") == 1
+
+
 class ListeningLine:
     """Stands in for the line to the supervisor."""
 
@@ -127,7 +161,8 @@ def test_a_child_shows_a_traceback_only_for_our_own_mistakes(
     monkeypatch.setattr(process, "run", fail)
     with ours:
         number = str(theirs.detach())
-        assert process.main(["engine", "--line", number, "--parent", "1"]) == 1
+        code = process.main(["engine", "--line", number, "--parent", "1"])
     (failure,) = line.sent
     assert isinstance(failure, Failure) and failure.text.startswith(said)
-    assert bool(caplog.records[-1].exc_info) is traced
+    assert [bool(record.exc_info) for record in caplog.records] == ([True] if traced else [])
+    assert code == (1 if traced else CANNOT_START)

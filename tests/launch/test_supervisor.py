@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from vivace.errors import CANNOT_START
 from vivace.protocol.control import Capacity
 from vivace.protocol.run_dir import new_run_dir
 from vivace.supervisor.child import Role
@@ -131,6 +132,16 @@ def test_a_failed_start_is_not_tried_again(
     assert server.run({role: {"0": "fail-start"}}) == 1
     assert "ValueError: no such tensor (exit code 1)" in caplog.text
     assert server.told(f"{role} 1") == [] and server.ready == []
+
+
+@pytest.mark.parametrize("role", ["engine", "frontend"])
+def test_what_the_user_can_put_right_ends_a_start_in_one_line(
+    server: Server, caplog: pytest.LogCaptureFixture, role: str
+) -> None:
+    assert server.run({role: {"0": "wrong-input"}}) == CANNOT_START
+    (told,) = (r.getMessage() for r in caplog.records if r.levelname == "ERROR")
+    assert told.endswith("did not start: toy.gguf: truncated")
+    assert server.ready == []
 
 
 @pytest.mark.parametrize(("act", "cause"), [("exit", "exit code 7"), ("kill", "SIGKILL")])

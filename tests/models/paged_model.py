@@ -14,14 +14,20 @@ from vivace.checkpoint.source import ModelSource, locate
 from vivace.models.causal_lm import Model
 from vivace.models.facts import facts_of
 from vivace.models.loading import load_model
+from vivace.models.transformers_impl import TransformersModel
 from vivace.platforms.attention import HostStep
 from vivace.platforms.cpu.attention import CpuAttention
 from vivace.platforms.cpu.ops import cpu_ops
+from vivace.platforms.platform import Platform
 from vivace.worker.inputs import StepInput
 from vivace.worker.kv_memory import PagedKV
 
 # More threads than free cores make toy models many times slower.
 torch.set_num_threads(1)
+
+
+PLATFORM: Platform | None = None
+"""the platform tests run on; None = torch's operations"""
 
 
 def load(
@@ -35,11 +41,14 @@ def load(
 ) -> Model:
     found = source or locate(str(path) if path else None, overrides=overrides)
     facts = facts_of(found)
+    native = PLATFORM if implementation == "auto" else None
     return load_model(
         found,
         facts,
-        cpu_ops(),
-        dtype=dtype,
+        native.ops if native else cpu_ops(),
+        dtype=native.activations(dtype) if native else dtype,
+        matrix_dtype=dtype,
+        blocks=native is not None,
         positions=positions or facts.context,
         progress=lambda stage, fraction: None,
         implementation=implementation,
@@ -55,7 +64,12 @@ class PagedModel:
         self.model = model
         layers, kind = model.attention_layers, dtype or torch.float32
         self.kv = PagedKV(layers, pages, page_size, kind, torch.device("cpu"))
-        self.attention = CpuAttention(layers, self.kv, kind)
+        native = PLATFORM if not isinstance(model, TransformersModel) else None
+        self.attention = (
+            native.attention_backend(layers, self.kv, torch.float32, pages * page_size)
+            if native
+            else CpuAttention(layers, self.kv, kind)
+        )
         self._free = list(np.random.default_rng(5).permutation(pages))
         self._pages: dict[str, list[int]] = {}
         self._lengths: dict[str, int] = {}

@@ -34,7 +34,9 @@ NO_DIFFUSION = not_available("diffusion language models are not in this version"
 NO_CODE = not_available("code from outside is never run", "use a registered feature instead")
 NO_STATE = not_available("hidden states are not returned in this version")
 
-EAGER = no_effect("on the CPU only decode steps are captured: a prompt step is long, its calls are not")
+EAGER = no_effect(
+    "on the CPU only decode steps are captured: a prompt step is long, its calls are not"
+)
 ONE_BACKEND = no_effect("the CPU has one attention backend")
 GPU_KERNELS = no_effect("it tunes GPU kernels, which a CPU does not have")
 NO_COLLECTIVES = no_effect("one device has nobody to communicate with")

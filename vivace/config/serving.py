@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vivace.config.option import NO_CUDA, NO_NPU, no_effect, not_available, option
-from vivace.config.reasons import EAGER, PIPELINE
+from vivace.config.reasons import PIPELINE
 from vivace.config.secret import Secret
 
 NO_SLIDING_POOL = no_effect("sliding and full layers share one pool in this version")

@@ -48,6 +48,21 @@ class Step(Protocol):
         ...
 
     @property
+    def page_table(self) -> Tensor:
+        """[S, any] int64 page ids"""
+        ...
+
+    @property
+    def lengths(self) -> Tensor:
+        """[S] int64: context of the row including this step"""
+        ...
+
+    @property
+    def query_starts(self) -> Tensor:
+        """[S + 1] int64: the tokens of span i are query_starts[i]..query_starts[i + 1]"""
+        ...
+
+    @property
     def host(self) -> HostStep: ...
 
 

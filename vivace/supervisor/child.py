@@ -15,6 +15,7 @@ from typing import Literal
 
 import vivace
 from vivace.config.process_environment import child_environment
+from vivace.errors import CANNOT_START
 from vivace.supervisor.line import Line, supervisor_end
 from vivace.supervisor.messages import FromChild, Setup
 
@@ -75,11 +76,18 @@ class Child:
             code = self.process.wait()
         if self.killed_because:
             return self.killed_because
+        if self.cannot_start:
+            return self.failure
         ending = describe_exit(code)
         if code == -signal.SIGKILL and out_of_memory_kills() > self.out_of_memory_kills:
             ending += " (the kernel's out-of-memory killer was at work: lower --mem-fraction-static"
             ending += " or --max-total-tokens)"
         return f"{self.failure} ({ending})" if self.failure else ending
+
+    @property
+    def cannot_start(self) -> bool:
+        """It ended over something the user can put right, and said what."""
+        return bool(self.failure) and self.process.returncode == CANNOT_START
 
     def close(self) -> None:
         self.line.close()

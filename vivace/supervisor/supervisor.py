@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from vivace.errors import CANNOT_START
 from vivace.protocol.channel import SUPERVISOR
 from vivace.protocol.control import Capacity, Command, Down, Drain, Ready, Reply
 from vivace.protocol.request import KEY_SHIFT
@@ -41,6 +42,7 @@ from vivace.supervisor.pulse import Pulse, Watchdog
 log = logging.getLogger(__name__)
 
 Phase = Literal["starting", "serving", "draining", "stopping"]
+FAILED = 1
 STOP_GRACE_SECONDS = 5.0
 SAME_SIGNAL_SECONDS = 0.3
 """Wrappers such as `timeout` signal a process and then its group: that is one wish, not two."""
@@ -216,17 +218,17 @@ class Supervisor:
         child.close()
         if child is self._engine:
             self._engine = None
-            self._engine_died(cause)
+            self._engine_died(child, cause)
         else:
             self._frontends.remove(child)
             self._frontend_died(child, cause)
 
-    def _engine_died(self, cause: str) -> None:
+    def _engine_died(self, engine: Child, cause: str) -> None:
         self._ready = None
         if self._phase == "stopping":
             return
         if self._phase == "starting":
-            self._give_up(f"the engine did not start: {cause}")
+            self._give_up(f"the engine did not start: {cause}", failed_start(engine))
         elif self._phase == "draining":
             self._tell_frontends(Down(reason=cause, restarting=False))
             self._give_up(f"the engine died while draining: {cause}")
@@ -245,7 +247,7 @@ class Supervisor:
         if self._phase == "stopping":
             return
         if self._phase == "starting" and not child.serving:
-            self._give_up(f"{child.name} did not start: {cause}")
+            self._give_up(f"{child.name} did not start: {cause}", failed_start(child))
             return
         if self._engine is not None:
             self._engine.line.send(FrontendGone(child.index))
@@ -271,9 +273,9 @@ class Supervisor:
         for frontend in self._frontends:
             frontend.line.send(message)
 
-    def _give_up(self, reason: str) -> None:
+    def _give_up(self, reason: str, code: int = FAILED) -> None:
         log.error("The server stops: %s", reason)
-        self._code = 1
+        self._code = code
         if self._announced:
             self._stop_frontends(FINAL_WORDS_SECONDS)
         else:
@@ -351,3 +353,8 @@ class Supervisor:
             child.kill("the supervisor ended it")
         for child in children:
             child.process.wait()
+
+
+def failed_start(child: Child) -> int:
+    """The exit code of a server whose child did not start."""
+    return CANNOT_START if child.cannot_start else FAILED

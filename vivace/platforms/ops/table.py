@@ -84,7 +84,7 @@ class Ops:
     gelu_mul: GeluMul
     """(x[T, 2n], *, tanh, out=None) -> [T, n]: gelu(x[:, :n]) * x[:, n:]"""
     pack_embedding: Callable[[Tensor | StoredBlocks], PackedWeight]
-    """(weight[V, hidden]) -> what `embedding` takes; `pack_linear` takes it too, as its only piece"""
+    """(weight[V, hidden]) -> what `embedding` takes; also what `pack_linear` takes, alone"""
     pack_linear: Callable[[Sequence[Tensor | StoredBlocks]], PackedWeight]
     """(weights[some of out, in], one below the other) -> what `linear` takes; called once, when
     the layer is loaded. Blocks only where the platform says that it reads them."""

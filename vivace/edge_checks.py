@@ -1,0 +1,49 @@
+"""What only the frontends' processes would find wrong, found before any process is started.
+
+Cheap on purpose: the vocabulary itself is not loaded here. What is left to find then ends the start
+with the same exit code, a moment later.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vivace.errors import CannotStart
+
+if TYPE_CHECKING:
+    from vivace.config import Config
+
+
+def check_edge(config: Config) -> None:
+    """Sampling defaults, chat template and the tokenizer's place. Raises CannotStart."""
+    from vivace.frontend.served import served_model
+    from vivace.frontend.validation import check_defaults
+
+    check_defaults(served_model(config, None))
+    if not config.model.skip_tokenizer_init:
+        check_template(config.model.chat_template)
+        check_tokenizer_place(config)
+
+
+def check_template(choice: str | None) -> None:
+    """--chat-template: a built-in name, or a file that compiles."""
+    if choice is None:
+        return
+    from vivace.frontend.chat_template import TemplateSet, own_template
+
+    try:
+        own_template(choice, TemplateSet(), None)
+    except (OSError, UnicodeDecodeError) as error:
+        raise CannotStart(
+            f"--chat-template {choice}: cannot be read as UTF-8 text: {error}"
+        ) from None
+
+
+def check_tokenizer_place(config: Config) -> None:
+    """A folder needs tokenizer.json; without one the loader has the words for what is there."""
+    place = config.source.tokenizer_path
+    if place.suffix == ".gguf" or (place / "tokenizer.json").is_file():
+        return
+    from vivace.frontend.tokenizer_files import load_from_folder
+
+    load_from_folder(place)
