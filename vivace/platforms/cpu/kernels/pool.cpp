@@ -126,17 +126,29 @@ Pool::~Pool() {
         sleepers_.wake_all(generation_);
         for (auto& worker : workers_) worker.join();
     }
-    for (auto& scratch : scratch_) std::free(scratch->data);
+    for (auto& scratch : scratch_)
+        if (!forked()) std::free(scratch->data);
 }
 
 void Pool::run(const Call* calls, int64_t count) {
-    std::unique_lock<std::mutex> turn(turn_, std::defer_lock);
-    if (!forked()) turn.lock();  // a fork may have copied it locked
+    if (forked()) return run_alone(calls, count);
+    std::lock_guard<std::mutex> turn(turn_);
     for (int64_t first = 0; first < count; first += JOB_BLOCK) {
         prepare(calls + first, count - first < JOB_BLOCK ? count - first : JOB_BLOCK);
         if (worth_sharing()) share();
         else take_part(*scratch_[0]);
     }
+}
+
+// The fork may have happened in the middle of anybody's run: the turn may be copied taken, and the
+// scratch half exchanged.
+void Pool::run_alone(const Call* calls, int64_t count) {
+    Scratch scratch;
+    for (int64_t first = 0; first < count; first += JOB_BLOCK) {
+        prepare(calls + first, count - first < JOB_BLOCK ? count - first : JOB_BLOCK);
+        take_part(scratch);
+    }
+    std::free(scratch.data);
 }
 
 void Pool::prepare(const Call* calls, int64_t count) {
@@ -151,7 +163,7 @@ void Pool::prepare(const Call* calls, int64_t count) {
 }
 
 bool Pool::worth_sharing() const {
-    if (threads_ == 1 || forked()) return false;
+    if (threads_ == 1) return false;
     for (int64_t i = 0; i < count_; ++i)
         if (progress_[i].chunks > 1) return true;
     return false;

@@ -63,6 +63,7 @@ class Pool {
     void start(int index, bool pin);
     void work(int index, bool pin);
     bool await_job(uint32_t seen);
+    void run_alone(const Call* calls, int64_t count);
     void prepare(const Call* calls, int64_t count);
     bool worth_sharing() const;
     void share();
