@@ -1,0 +1,31 @@
+"""The kernels on every instruction set that this CPU has, and with several numbers of threads."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from vivace.platforms.cpu.native import Kernels, NoKernels
+
+ISAS = ("avx512", "avx2", "portable", "neon")
+
+
+@cache
+def opened(threads: int, isa: str | None = None) -> Kernels | str:
+    """The kernels, or why there are none."""
+    try:
+        return Kernels(threads, isa=isa)
+    except NoKernels as reason:
+        return str(reason)
+
+
+def kernels_of(isa: str | None, threads: int = 2) -> Kernels:
+    kernels = opened(threads, isa)
+    assert isinstance(kernels, Kernels), kernels
+    return kernels
+
+
+USABLE = [isa for isa in ISAS if isinstance(opened(2, isa), Kernels)]
+needs_kernels = pytest.mark.skipif(not USABLE, reason=f"no native kernels: {opened(2)}")
+each_isa = pytest.mark.parametrize("isa", USABLE or [None])
