@@ -32,18 +32,23 @@ def dtype(options: Options, around: Surroundings) -> Iterator[Change]:
         yield "dtype", DTYPE_NAMES[asked], f"{asked} is another name for it"
     if asked != "auto":
         return
-    best = around.platform.dtypes[0]
+    best, why = fastest_type(options, around)
     if around.facts.dtype == "float32" and "float32" in around.platform.dtypes:
         yield "dtype", "float32", "the checkpoint's type; a narrower one would lose digits"
     elif best == around.facts.dtype:
         yield "dtype", best, "the checkpoint's type"
     else:
-        yield (
-            "dtype",
-            best,
-            f"the fastest type on this {around.platform.name} "
-            f"(the checkpoint says {around.facts.dtype})",
-        )
+        yield "dtype", best, f"{why} (the checkpoint says {around.facts.dtype})"
+
+
+def fastest_type(options: Options, around: Surroundings) -> tuple[str, str]:
+    """(dtype of the weights, why). The kernels widen a weight on its way into a register, so for
+    them the narrowest is the fastest; torch needs a type that the CPU multiplies."""
+    platform, stored = around.platform, around.facts.dtype
+    if platform.name != "cpu" or options.runtime.disable_cpu_kernels:
+        return platform.dtypes[0], f"the fastest type on this {platform.name}"
+    narrow = stored if stored in platform.dtypes else "bfloat16"
+    return narrow, "the kernels read 16-bit weights as they are stored"
 
 
 def kernels(options: Options, around: Surroundings) -> Iterator[Change]:
@@ -147,8 +152,8 @@ def threads(options: Options, around: Surroundings) -> Iterator[Change]:
 
 RULES = [
     name_of_model,
-    dtype,
     kernels,
+    dtype,
     kv_type,
     context,
     page_size,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from vivace.config.environment import switched_on
 from vivace.models.loading import load_model
 from vivace.platforms.attention import AttentionBackend, AttentionLayer
 from vivace.platforms.platform import Platform, PlatformSettings, load_platform
@@ -83,7 +84,7 @@ def build(config: Config, report: Report) -> Worker:
         step_tokens=_step_tokens(config, fit.rows),
         captures=captures_of(config, fit.rows),
         report=report,
-        original_logprobs=_is_on(config.environment.get(ORIGINAL_LOGPROBS, "")),
+        original_logprobs=switched_on(config.environment, ORIGINAL_LOGPROBS),
     )
     report("Sizing the KV pool", 1.0)
     return worker
@@ -206,7 +207,3 @@ def _step_tokens(config: Config, rows: int) -> int:
     """Tokens of the longest usual step: a chunk of prompts and one token for every row."""
     chunk = config.schedule.chunked_prefill_size or 0
     return min(LARGEST_STEP_BUFFER, max(chunk, 1) + rows)
-
-
-def _is_on(value: str) -> bool:
-    return value.strip().lower() in ("1", "true", "yes", "on")

@@ -38,6 +38,11 @@ class CpuGraphs:
 class KernelsOnly(TorchDispatchMode):
     """Refuses every torch operation that computes: a replay would leave it out."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch would import its compiler, seconds of a start, to keep it out of this class."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
         if name not in VIEWS:
