@@ -18,7 +18,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama-tied": ("Llama", {"tie_word_embeddings": True}),
     "llama-biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
-    "llama-head-dim": ("Llama", {"head_dim": 20, "num_key_value_heads": 6}),
+    "llama-head-dim": ("Llama", {"head_dim": 32, "num_key_value_heads": 6}),
     "mistral-sliding": ("Mistral", SLIDING),
     "mistral-full": ("Mistral", {"sliding_window": None}),
     "qwen2": ("Qwen2", {}),

@@ -124,7 +124,7 @@ def test_frequency_factors_as_a_tensor(tmp_path: Path) -> None:
     theirs = make("Llama", tmp_path)
     writer = gguf.GGUFWriter(str(tmp_path / "factors.gguf"), "llama")
     write_shape(writer, theirs.config)
-    writer.add_tensor("rope_freqs.weight", torch.full((4,), 2.0).numpy())
+    writer.add_tensor("rope_freqs.weight", torch.full((8,), 2.0).numpy())
     finish(writer, theirs)
     linear = make(
         "Llama",

@@ -12,7 +12,7 @@ from torch import Tensor
 VOCABULARY = 96
 SHAPE = {
     "vocab_size": VOCABULARY,
-    "hidden_size": 48,
+    "hidden_size": 96,
     "intermediate_size": 80,
     "num_hidden_layers": 3,
     "num_attention_heads": 6,

@@ -59,7 +59,10 @@ class Kernels:
         """
         number = self._library.vv_find(self._context, name.encode())
         if number < 0:
-            raise ValueError(f"the kernel library has no operation {name!r}")
+            raise ValueError(
+                f"the kernel library has no operation {name!r}; if it was built from older "
+                "sources, build it again (make kernels)"
+            )
         wanted = self._library.vv_words(self._context, number)
         packing = struct.Struct("=" + layout)
         if packing.size != 8 * wanted:
@@ -85,7 +88,7 @@ class Kernels:
         """Operations called inside are kept in the graph that is handed out, and not run."""
         if self._graph is not None:
             raise RuntimeError("a graph is already being captured")
-        graph = Graph(self._library, self._context, arena)
+        graph = Graph(self, self._library, self._context, arena)
         self._graph = graph
         try:
             yield graph
@@ -96,8 +99,10 @@ class Kernels:
 class Graph:
     """A list of calls over fixed buffers, replayed by one native call."""
 
-    def __init__(self, library: ctypes.CDLL, context: int, arena: Arena) -> None:
+    def __init__(self, kernels: Kernels, library: ctypes.CDLL, context: int, arena: Arena) -> None:
         self.arena = arena
+        # Calls name operations of the context, which is closed when the kernels are gone.
+        self._kernels = kernels
         self._library, self._context = library, context
         self._graph = library.vv_graph_new()
         if not self._graph:
@@ -177,6 +182,10 @@ def _load(path: Path) -> ctypes.CDLL:
         ("vv_graph_bytes", word, (pointer,)),
         ("vv_graph_replay", None, (pointer, pointer, word)),
     ):
-        function = getattr(library, name)
+        function = getattr(library, name, None)
+        if function is None:
+            raise NoKernels(
+                f"{path} has no {name}: it is no build of this version; reinstall vivace"
+            )
         function.restype, function.argtypes = result, arguments
     return library

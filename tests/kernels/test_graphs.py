@@ -1,0 +1,235 @@
+"""Captured steps: lists of kernel calls over fixed buffers, and what refuses to be one."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from every_isa import each_isa, kernels_of, needs_kernels
+from torch import Tensor
+
+from vivace.platforms.cpu.graphs import CpuGraphs
+from vivace.platforms.cpu.native import ALIGNMENT, Arena, Kernels, NoKernels
+from vivace.platforms.cpu.native_table import native_ops
+from vivace.platforms.ops.table import Ops
+from vivace.platforms.platform import CaptureError
+
+ROWS, WIDTH, VOCABULARY = 12, 96, 50
+
+
+class Step:
+    """A small network over fixed inputs: what a captured decode step is, without attention."""
+
+    def __init__(self, ops: Ops) -> None:
+        self.ops = ops
+        torch.manual_seed(3)
+        self.ids = torch.zeros(ROWS, dtype=torch.int64)
+        self._table = ops.pack_embedding(torch.randn(VOCABULARY, WIDTH))
+        self._up = ops.pack_linear([torch.randn(2 * WIDTH, WIDTH).bfloat16() * 0.1])
+        self._down = ops.pack_linear([torch.randn(WIDTH, WIDTH) * 0.1])
+        self._ones = torch.ones(WIDTH)
+
+    def __call__(self, rows: int = ROWS) -> Tensor:
+        ops, x = self.ops, self.ops.embedding(self.ids[:rows], self._table)
+        normed = ops.rms_norm(x, self._ones, 1e-5)
+        for _ in range(3):
+            inner = ops.silu_mul(ops.linear(normed, self._up))
+            normed, x = ops.add_rms_norm(ops.linear(inner, self._down), x, self._ones, 1e-5)
+        return ops.scale(normed, 0.5)
+
+
+@needs_kernels
+@each_isa
+def test_a_replay_equals_the_eager_step_bit_for_bit(isa):
+    """With as many rows as captured and with fewer; rows that are not live are not computed."""
+    kernels = kernels_of(isa)
+    step = Step(native_ops(kernels))
+    graph, result = CpuGraphs(kernels).capture(step)
+    assert graph.calls == 2 + 3 * 4 + 1 and graph.nbytes > 0
+    for rows in (ROWS, 1, 7, 2, ROWS):
+        step.ids.copy_(torch.randint(0, VOCABULARY, (ROWS,)))
+        result.fill_(-1.0)
+        graph.replay(rows)
+        assert torch.equal(result[:rows], step(rows))
+        assert (result[rows:] == -1.0).all()
+
+
+@needs_kernels
+def test_capturing_computes_nothing():
+    kernels = kernels_of(None)
+    step = Step(native_ops(kernels))
+    graph, result = CpuGraphs(kernels).capture(step)
+    assert (result == 0).all()
+    graph.replay(ROWS)
+    assert torch.equal(result, step())
+
+
+@needs_kernels
+def test_buffers_are_used_again():
+    """Within a capture, between captures of one recorder, and never one that is still needed."""
+    kernels = kernels_of(None)
+    step, graphs = Step(native_ops(kernels)), CpuGraphs(kernels)
+    large, kept = graphs.capture(step)
+    used = graphs.nbytes
+    everything = 4 * ROWS * WIDTH * (2 + 3 * (2 + 1 + 1 + 1))
+    assert 0 < used < everything
+    small, other = graphs.capture(lambda: step(8))
+    assert graphs.nbytes <= used + 4 * ROWS * 2 * WIDTH, "at most one buffer more"
+    step.ids.copy_(torch.arange(ROWS))
+    large.replay(ROWS)
+    expected = kept.clone()
+    assert kept.data_ptr() != other.data_ptr()
+    small.replay(8)
+    assert torch.equal(kept, expected), "a replay leaves the other's result alone"
+    assert torch.equal(other, expected[:8])
+
+
+def test_an_arena_grows_and_takes_back():
+    arena = Arena()
+    first = arena.empty((3, 5), torch.float32)
+    second = arena.empty((3, 5), torch.float32)
+    assert arena.nbytes == 2 * ALIGNMENT
+    assert first.data_ptr() % ALIGNMENT == second.data_ptr() % ALIGNMENT == 0
+    address = first.data_ptr()
+    part = first[1:]
+    del first
+    third = arena.empty((3, 5), torch.float32)
+    assert third.data_ptr() not in (address, second.data_ptr()), "a view keeps its buffer"
+    del part
+    gc.collect()
+    assert arena.empty((16,), torch.float32).data_ptr() == address
+    grown = arena.nbytes
+    assert arena.empty((1000,), torch.int64).shape == (1000,)
+    assert arena.nbytes == grown + 8000
+    assert arena.empty((0, 7), torch.float32).shape == (0, 7)
+
+
+def test_a_small_buffer_does_not_take_a_large_one():
+    arena = Arena()
+    large = arena.empty((10_000,), torch.float32)
+    address = large.data_ptr()
+    del large
+    assert arena.empty((16,), torch.float32).data_ptr() != address
+    assert arena.empty((6_000,), torch.float32).data_ptr() == address
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("compute", "name"),
+    [
+        (lambda x: x + 1, "aten.add.Tensor"),
+        (lambda x: x.clone(), "aten.clone"),
+        (lambda x: x.index_select(0, torch.tensor([1])), "aten."),
+        (lambda x: x[0, 0].item(), "aten._local_scalar_dense"),
+        (lambda x: x.contiguous() if x.t().sum() else x, "aten.sum"),
+        (lambda x: x.t().contiguous(), "aten.clone"),
+        (lambda x: torch.empty(3), "aten.empty"),
+    ],
+)
+def test_a_torch_operation_is_refused_by_name(compute, name):
+    kernels = kernels_of(None)
+    ops, x = native_ops(kernels), torch.randn(4, 32)
+    ones = torch.ones(32)
+    with pytest.raises(CaptureError, match=name) as caught:
+        CpuGraphs(kernels).capture(lambda: compute(ops.rms_norm(x, ones, 1e-5)))
+    assert "--disable-cuda-graph" in str(caught.value)
+
+
+@needs_kernels
+def test_views_are_no_operations():
+    kernels = kernels_of(None)
+    ops, x, ones = native_ops(kernels), torch.randn(4, 64), torch.ones(32)
+
+    def run() -> Tensor:
+        _, right = x.split([32, 32], -1)
+        ops.scale(x, 2.0)
+        added = ops.add_rms_norm(right.unflatten(-1, (4, 8)).flatten(1), left_copy, ones, 1e-5)
+        return added[0].view(4, 4, 8)[1:].transpose(0, 1)
+
+    left_copy = torch.zeros(4, 32)
+    graph, result = CpuGraphs(kernels).capture(run)
+    before = x.clone()
+    graph.replay(4)
+    assert torch.equal(x, before * 2)
+    normed = ops.rms_norm(x[:, 32:].contiguous(), ones, 1e-5)
+    assert torch.equal(result, normed.view(4, 4, 8)[1:].transpose(0, 1))
+
+
+@needs_kernels
+def test_a_failed_capture_leaves_nothing_behind():
+    """Operations run at once again, and the next capture has only its own calls."""
+    kernels = kernels_of(None)
+    step, graphs = Step(native_ops(kernels)), CpuGraphs(kernels)
+    expected = step()
+    with pytest.raises(CaptureError):
+        graphs.capture(lambda: step() + 1)
+    assert torch.equal(step(), expected)
+    with pytest.raises(ZeroDivisionError):
+        graphs.capture(lambda: step().expand(1 // 0))
+    assert torch.equal(step(), expected)
+    graph, result = graphs.capture(step)
+    assert graph.calls == 15
+    graph.replay(ROWS)
+    assert torch.equal(result, expected)
+
+
+@needs_kernels
+def test_one_capture_at_a_time():
+    kernels = kernels_of(None)
+    with (
+        kernels.capture(Arena()),
+        pytest.raises(RuntimeError, match="already being captured"),
+        kernels.capture(Arena()),
+    ):
+        pass
+
+
+@needs_kernels
+def test_a_graph_keeps_what_it_calls():
+    """The library stays open as long as something can be replayed by it."""
+    kernels = Kernels(2)
+    ones, x, scale = torch.ones(3, 8), torch.randn(3, 8), kernels.operation("scale", "qqqd")
+    with kernels.capture(Arena()) as graph:
+        scale(3, x.data_ptr(), 8, 2.0)
+    expected = x * 2
+    del kernels, scale
+    gc.collect()
+    others = [Kernels(2) for _ in range(3)]
+    graph.replay(3)
+    assert torch.equal(x, expected) and len(others) == 3 and bool(ones.all())
+
+
+@needs_kernels
+def test_operations_check_their_words():
+    kernels = kernels_of(None)
+    with pytest.raises(ValueError, match="no operation 'divide'"):
+        kernels.operation("divide", "qq")
+    with pytest.raises(ValueError, match="scale: 3 words given, the library takes 4"):
+        kernels.operation("scale", "qqd")
+
+
+@needs_kernels
+def test_an_instruction_set_that_is_not_there():
+    with pytest.raises(NoKernels, match="instruction set 'avx1024'"):
+        Kernels(1, isa="avx1024")
+
+
+def test_without_a_library(tmp_path):
+    with pytest.raises(NoKernels, match=r"none\.so was not built .* reinstall vivace"):
+        Kernels(1, library=tmp_path / "none.so")
+
+
+def test_a_library_that_cannot_be_loaded(tmp_path):
+    broken = tmp_path / "broken.so"
+    broken.write_bytes(b"\x7fELF no more")
+    with pytest.raises(NoKernels, match=r"broken\.so cannot be loaded: .*"):
+        Kernels(1, library=broken)
+
+
+def test_a_library_of_something_else(tmp_path):
+    """A file of an older version, say: no AttributeError of ctypes but what to do."""
+    import _ctypes
+
+    with pytest.raises(NoKernels, match="reinstall vivace"):
+        Kernels(1, library=type(tmp_path)(_ctypes.__file__))
