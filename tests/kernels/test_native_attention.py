@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 from vivace.platforms.attention import AttentionLayer, HostStep
 from vivace.platforms.cpu.native import Arena, Kernels, NoKernels
 from vivace.platforms.cpu.native_attention import NativeAttention, unsupported
+from vivace.platforms.ops.cache import restored, stored
 from vivace.platforms.ops.rotary import rotary
 from vivace.worker.kv_memory import PagedKV
 
 ISAS = ("avx512", "avx2", "portable", "neon")
 LONGEST = 2048
+KV = [torch.float32, torch.bfloat16, torch.int8]
 
 
 def opened(threads, isa=None):
@@ -58,7 +60,7 @@ class Sequences:
     def memory(self):
         pool = sum(-(-length // self.page_size) for length in self.lengths)
         memory = PagedKV([self.layer], pool, self.page_size, self.dtype, torch.device("cpu"))
-        memory.layers[0].fill_(torch.nan)
+        memory.layers[0].fill_(-1 if self.dtype == torch.int8 else torch.nan)  # scales of NaN
         return memory
 
     def step(self, spans):
@@ -100,7 +102,10 @@ class Sequences:
         layer, length = self.layer, self.lengths[row]
         q, k, v = self.qkv[row].split([layer.heads, layer.kv_heads, layer.kv_heads], dim=1)
         group = layer.heads // layer.kv_heads
-        k, v = (x.to(self.dtype).double().repeat_interleave(group, dim=1) for x in (k, v))
+        k, v = (
+            restored(stored(x, self.dtype), layer.head_dim).double().repeat_interleave(group, dim=1)
+            for x in (k, v)
+        )
         scores = torch.einsum("qhd,khd->hqk", q.double(), k) * layer.scale
         if layer.soft_cap:
             scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
@@ -134,7 +139,7 @@ def cases(draw):
         soft_cap=draw(st.sampled_from([None, None, 2.0])),
     )
     lengths = draw(st.lists(st.integers(1, 40) | st.integers(100, 400), min_size=1, max_size=4))
-    dtype = draw(st.sampled_from([torch.float32, torch.bfloat16]))
+    dtype = draw(st.sampled_from(KV))
     return Sequences(layer, lengths, draw(st.sampled_from([1, 5, 16, 64])), dtype)
 
 
@@ -173,7 +178,7 @@ def test_any_steps_follow_the_definition_and_chunks_do_not_matter(data):
 
 
 @pytest.mark.parametrize("isa", USABLE)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", KV)
 @pytest.mark.parametrize("window", [None, 300])
 def test_a_token_is_the_same_decoded_alone_in_a_batch_in_a_prompt_and_by_any_threads(
     isa, dtype, window
@@ -211,13 +216,14 @@ def test_contexts_longer_than_announced_are_not_shared_but_right():
 
 
 @pytest.mark.parametrize("isa", USABLE)
-def test_a_nan_stays_in_its_row_and_is_seen_there(isa):
-    sequences = Sequences(shaped(head_dim=32), [200, 150, 30], 16, torch.bfloat16)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
+def test_a_nan_stays_in_its_row_and_is_seen_there(isa, dtype):
+    sequences = Sequences(shaped(head_dim=32), [200, 150, 30], 16, dtype)
     clean = native(sequences, isa)
     spans = [(0, 0, 200), (1, 0, 150), (2, 0, 30)]
     wanted = sequences.run(clean, spans).split([200, 150, 30])
     for part in (6, 8):  # a key, a value
-        poisoned = Sequences(shaped(head_dim=32), [200, 150, 30], 16, torch.bfloat16)
+        poisoned = Sequences(shaped(head_dim=32), [200, 150, 30], 16, dtype)
         poisoned.qkv[1][140, part] = torch.nan
         backend = native(poisoned, isa)
         found = poisoned.run(backend, spans).split([200, 150, 30])
@@ -231,7 +237,7 @@ def test_a_nan_stays_in_its_row_and_is_seen_there(isa):
         assert torch.equal(decoded[1], wanted[0][-1])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", KV)
 def test_a_captured_decode_replays_with_any_rows_up_to_its_own(dtype):
     layer = shaped(heads=6, kv_heads=3, head_dim=64)
     lengths = [300, 17, 700, 128, 5, 64, 65, 400]
@@ -256,7 +262,7 @@ def test_a_captured_decode_replays_with_any_rows_up_to_its_own(dtype):
 
 @pytest.mark.parametrize("isa", USABLE)
 @pytest.mark.parametrize("rotated", [64, 32, 24])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", KV)
 def test_rotation_and_store_equal_the_torch_ops_bit_for_bit(isa, rotated, dtype):
     layer = shaped(heads=4, kv_heads=2, head_dim=64)
     sequences = Sequences(layer, [70, 20], 16, dtype)
@@ -274,9 +280,46 @@ def test_rotation_and_store_equal_the_torch_ops_bit_for_bit(isa, rotated, dtype)
     wanted = theirs.attend(layer, q2, k2, v2, step)
     assert torch.equal(q, q2) and torch.equal(k, k2) and torch.equal(found, wanted)
     kept = theirs._memory.layers[0].flatten(0, 1)[step.slots]
-    assert torch.equal(kept, torch.stack((k2, v2), 1).to(dtype))
-    ours_kept = ours._memory.layers[0]
-    assert torch.equal(ours_kept.nan_to_num(7), theirs._memory.layers[0].nan_to_num(7))
+    assert torch.equal(kept, stored(torch.stack((k2, v2), 1), dtype))
+    ours_kept, theirs_kept = (backend._memory.layers[0] for backend in (ours, theirs))
+    assert torch.equal(ours_kept.view(torch.uint8), theirs_kept.view(torch.uint8))
+
+
+@pytest.mark.parametrize("isa", USABLE)
+@pytest.mark.parametrize("head_dim", [16, 80, 256])
+def test_int8_is_stored_as_the_reference_stores_it_whatever_the_numbers(isa, head_dim):
+    sequences = Sequences(shaped(2, 2, head_dim), [12], 4, torch.int8)
+    k = sequences.qkv[0][:, 2:4]
+    k[1], k[2, 0], k[3, 1], k[4] = 0.0, 1e-38, 3e38, k[4] * 1e-30
+    k[5, 0, 3], k[6, 1, 5], k[7, 0, 0] = torch.nan, torch.inf, -torch.inf
+    k[8, 1] = torch.arange(head_dim) % 128 + 0.5  # ties
+    k[8, 1, 0] = 127.0
+    backend, spans = native(sequences, isa), [(0, 0, 12)]
+    sequences.run(backend, spans)
+    kept = backend._memory.layers[0].flatten(0, 1)[sequences.step(spans).slots]
+    assert torch.equal(kept[..., :head_dim], stored(k_v(sequences), torch.int8)[..., :head_dim])
+    found, wanted = (restored(x, head_dim) for x in (kept, stored(k_v(sequences), torch.int8)))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
+    assert found[5:8].isnan().any(-1).sum() == 3
+
+
+def k_v(sequences):
+    heads, kv_heads = sequences.layer.heads, sequences.layer.kv_heads
+    return sequences.qkv[0][:, heads:].unflatten(1, (2, kv_heads))
+
+
+def test_int8_loses_at_most_half_a_step_and_attention_little():
+    sequences = Sequences(shaped(head_dim=64), [500], 16, torch.int8)
+    exact = Sequences(shaped(head_dim=64), [500], 16, torch.float32)
+    x = k_v(exact)
+    error = (restored(stored(x, torch.int8), 64) - x).abs().amax(-1)
+    assert (error <= x.abs().amax(-1) / 253.9).all()
+    found = sequences.run(native(sequences), [(0, 0, 500)])
+    wanted = exact.expected(0)
+    assert (found - wanted).norm() < 0.01 * wanted.norm()
+    assert torch.equal(
+        stored(restored(stored(x, torch.int8), 64), torch.int8), stored(x, torch.int8)
+    )
 
 
 def test_rotation_alone():

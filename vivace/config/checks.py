@@ -187,10 +187,12 @@ def computable(options: Options, around: Surroundings) -> list[str]:
             f"--dtype {dtype} cannot be used on this {around.platform.name}; "
             f"use {' or '.join(usable)}"
         )
-    if options.memory.kv_cache_dtype != dtype:
+    kept = options.memory.kv_cache_dtype
+    if options.runtime.disable_cpu_kernels and kept != dtype:
         raise ConfigError(
-            f"--kv-cache-dtype {options.memory.kv_cache_dtype}: keys and values are kept in "
-            f"--dtype, which is {dtype}; leave it out or add --dtype bfloat16"
+            f"--kv-cache-dtype {kept}: without the native kernels keys and values are kept in "
+            f"--dtype, which is {dtype}; leave it out"
+            + (f" or add --dtype {kept}" if kept in usable else "")
         )
     return []
 

@@ -89,13 +89,15 @@ class MemoryOptions:
     )
     kv_cache_dtype: str = option(
         "auto",
-        "Type of cached keys and values.",
+        "Type of cached keys and values; int8 has a float scale for each token and head.",
         choices=[
-            "auto", "bf16", "bfloat16", "fp8_e5m2", "fp8_e4m3", "fp4_e2m1", "mxfp8", "nvfp4",
-            "fp4_mx_block16",
+            "auto", "float32", "bf16", "bfloat16", "int8", "fp8_e5m2", "fp8_e4m3", "fp4_e2m1",
+            "mxfp8", "nvfp4", "fp4_mx_block16",
         ],
         values={
-            name: not_available("quantised KV is not in this version", "use auto or bfloat16")
+            name: not_available(
+                "KV in this type is not in this version", "use int8, bfloat16 or auto"
+            )
             for name in (
                 "fp8_e5m2", "fp8_e4m3", "fp4_e2m1", "mxfp8", "nvfp4", "fp4_mx_block16",
             )

@@ -2,7 +2,8 @@
 
 The KV of one layer is one tensor [pages, page_size, 2, kv_heads, head_dim] (2 = key, value): the
 keys and values of a token are neighbours, so that one copy stores a token and one copy per page
-gathers a sequence. A span's queries see the row's earlier KV, and each other causally.
+gathers a sequence. In int8 a head takes four bytes more, for its scale (ops/cache.py). A span's
+queries see the row's earlier KV, and each other causally.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class AttentionLayer:
 
 
 class KVMemory(Protocol):
-    """Where keys and values live. `layers[i]`: [pages, page_size, 2, kv_heads, head_dim]."""
+    """Where keys and values live. `layers[i]`: [pages, page_size, 2, kv_heads, head_dim], in int8
+    head_dim + 4."""
 
     page_size: int
     layers: list[Tensor]

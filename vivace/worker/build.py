@@ -41,7 +41,7 @@ DTYPES = {
     "float16": torch.float16,
     "half": torch.float16,
 }
-KV_DTYPES = {**DTYPES, "bf16": torch.bfloat16}
+KV_DTYPES = {**DTYPES, "int8": torch.int8}
 ORIGINAL_LOGPROBS = "SGLANG_RETURN_ORIGINAL_LOGPROB"
 DEFAULT_CAPTURE = 256
 """rows: a replay runs only the rows that are there, so one capture serves every batch"""
@@ -68,7 +68,7 @@ def build(config: Config, report: Report) -> Worker:
     )
     report("Sizing the KV pool", 0.0)
     layers = model.attention_layers
-    kv_dtype = KV_DTYPES.get(config.memory.kv_cache_dtype, dtype)
+    kv_dtype = KV_DTYPES[config.memory.kv_cache_dtype]
     page_size = config.memory.page_size or platform.facts.page_sizes[0]
     fit = size(_demand(config, platform, layers, kv_dtype, page_size, context))
     worker = assemble(

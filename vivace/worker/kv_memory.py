@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from vivace.platforms.attention import AttentionLayer
+from vivace.platforms.ops.cache import stored_width
 from vivace.protocol.step import Copy
 
 ALIGNMENT = 64
@@ -16,7 +17,8 @@ ALIGNMENT = 64
 
 
 class PagedKV:
-    """`layers[i]` is [pages + 1, page_size, 2, kv_heads, head_dim]; see platforms/attention.py.
+    """`layers[i]` is [pages + 1, page_size, 2, kv_heads, head_dim], in int8 with room for a scale
+    behind each head's numbers; see platforms/attention.py.
 
     The extra page behind the pool is never written: it pads page lists, so that what a masked
     position reads is finite. Memory is committed by the operating system when first touched.
@@ -33,7 +35,9 @@ class PagedKV:
         self.page_size = page_size
         self.pages = pages
         self.versions = np.zeros(pages + 1, np.int64)
-        shapes = {layer.index: (layer.kv_heads, layer.head_dim) for layer in layers}
+        shapes = {
+            layer.index: (layer.kv_heads, stored_width(layer.head_dim, dtype)) for layer in layers
+        }
         if sorted(shapes) != list(range(len(shapes))):
             raise ValueError(f"attention layers must be numbered from 0, got {sorted(shapes)}")
         self.layers = [
@@ -68,13 +72,15 @@ class PagedKV:
         """Forget `slots[n]`: numbers that are not finite must not stay where others may read."""
         self.versions[slots.numpy() // self.page_size] += 1
         for layer in self.layers:
-            layer.flatten(0, 1).index_fill_(0, slots, 0.0)
+            layer.flatten(0, 1).index_fill_(0, slots, 0)
 
 
 def bytes_per_token(layers: Sequence[AttentionLayer], dtype: torch.dtype) -> int:
-    """KV bytes of one token over all layers; layers that share an index count once."""
-    shapes = {layer.index: 2 * layer.kv_heads * layer.head_dim for layer in layers}
-    return sum(shapes.values()) * dtype.itemsize
+    """KV bytes of one token over all layers, with scales; layers that share an index count once."""
+    elements = {
+        layer.index: 2 * layer.kv_heads * stored_width(layer.head_dim, dtype) for layer in layers
+    }
+    return sum(elements.values()) * dtype.itemsize
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

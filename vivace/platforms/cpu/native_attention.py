@@ -22,7 +22,7 @@ SHARES_PER_THREAD = 6
 LARGEST_HEAD = 256
 LARGEST_PARTIAL = 256 << 20
 """bytes of tiles' results (committed when touched); fewer rows are shared by threads beyond it"""
-KV_TYPES = {torch.float32: 0, torch.bfloat16: 1}
+KV_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 
 Attend = Callable[[Tensor, "PagedStep", Tensor], None]
 
@@ -67,7 +67,7 @@ def unsupported(layers: Sequence[AttentionLayer], dtype: torch.dtype) -> str | N
 
 
 class NativeAttention:
-    """AttentionBackend over float32 activations and float32 or bfloat16 KV.
+    """AttentionBackend over float32 activations and float32, bfloat16 or int8 KV.
 
     `max_length` is the longest context of a row: those up to it are shared by threads when few
     rows decode. Raises ValueError for what `unsupported` names.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vivace.platforms.attention import AttentionLayer, KVMemory, Step
-from vivace.platforms.ops.cache import store_kv
+from vivace.platforms.ops.cache import restored, store_kv
 
 
 class ReferenceAttention:
@@ -41,7 +41,7 @@ class ReferenceAttention:
         for span, length in enumerate(host.lengths.tolist()):
             first, end = int(host.starts[span]), int(host.starts[span + 1])
             pages = torch.from_numpy(host.pages[span, : -(-length // self._memory.page_size)])
-            history = kv[pages].flatten(0, 1)[:length].float()
+            history = restored(kv[pages].flatten(0, 1)[:length], layer.head_dim)
             for token in range(first, end):
                 position = length - (end - token)
                 result[token] = _attend_one(layer, q[token].float(), history, position)

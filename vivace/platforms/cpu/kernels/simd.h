@@ -54,6 +54,7 @@ VV_INLINE I16 ior(I16 a, I16 b) { return {_mm512_or_si512(a.v, b.v)}; }
 VV_INLINE I16 iadd(I16 a, I16 b) { return {_mm512_add_epi32(a.v, b.v)}; }
 template <int N> VV_INLINE I16 srl(I16 a) { return {_mm512_srli_epi32(a.v, N)}; }
 template <int N> VV_INLINE I16 sll(I16 a) { return {_mm512_slli_epi32(a.v, N)}; }
+template <int N> VV_INLINE I16 sra(I16 a) { return {_mm512_srai_epi32(a.v, N)}; }
 VV_INLINE F16 bits_to_float(I16 a) { return {_mm512_castsi512_ps(a.v)}; }
 VV_INLINE I16 float_to_bits(F16 a) { return {_mm512_castps_si512(a.v)}; }
 VV_INLINE F16 load_half(const uint16_t* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))}; }
@@ -95,6 +96,7 @@ VV_INLINE I16 ior(I16 x, I16 y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_s
 VV_INLINE I16 iadd(I16 x, I16 y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
 template <int N> VV_INLINE I16 srl(I16 x) { return {_mm256_srli_epi32(x.a, N), _mm256_srli_epi32(x.b, N)}; }
 template <int N> VV_INLINE I16 sll(I16 x) { return {_mm256_slli_epi32(x.a, N), _mm256_slli_epi32(x.b, N)}; }
+template <int N> VV_INLINE I16 sra(I16 x) { return {_mm256_srai_epi32(x.a, N), _mm256_srai_epi32(x.b, N)}; }
 VV_INLINE F16 bits_to_float(I16 x) { return {_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)}; }
 VV_INLINE I16 float_to_bits(F16 x) { return {_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)}; }
 VV_INLINE F16 load_half(const uint16_t* p) {
@@ -144,6 +146,7 @@ template <int N> VV_INLINE I16 srl(I16 x) {
     I16 r; VV_EACH(i) r.v[i] = vreinterpretq_s32_u32(vshrq_n_u32(vreinterpretq_u32_s32(x.v[i]), N)); return r;
 }
 template <int N> VV_INLINE I16 sll(I16 x) { I16 r; VV_EACH(i) r.v[i] = vshlq_n_s32(x.v[i], N); return r; }
+template <int N> VV_INLINE I16 sra(I16 x) { I16 r; VV_EACH(i) r.v[i] = vshrq_n_s32(x.v[i], N); return r; }
 VV_INLINE F16 bits_to_float(I16 x) { F16 r; VV_EACH(i) r.v[i] = vreinterpretq_f32_s32(x.v[i]); return r; }
 VV_INLINE I16 float_to_bits(F16 x) { I16 r; VV_EACH(i) r.v[i] = vreinterpretq_s32_f32(x.v[i]); return r; }
 VV_INLINE F16 load_half(const uint16_t* p) {
@@ -191,6 +194,7 @@ VV_INLINE I16 ior(I16 x, I16 y) { return {x.v | y.v}; }
 VV_INLINE I16 iadd(I16 x, I16 y) { return {(Ints)((Words)x.v + (Words)y.v)}; }
 template <int N> VV_INLINE I16 srl(I16 x) { return {(Ints)((Words)x.v >> N)}; }
 template <int N> VV_INLINE I16 sll(I16 x) { return {(Ints)((Words)x.v << N)}; }
+template <int N> VV_INLINE I16 sra(I16 x) { return {x.v >> N}; }
 VV_INLINE F16 bits_to_float(I16 x) { return {(Floats)x.v}; }
 VV_INLINE I16 float_to_bits(F16 x) { return {(Ints)x.v}; }
 VV_INLINE float half_to_float(uint16_t h) {

@@ -1,0 +1,60 @@
+"""The KV memory's bytes: what a token takes, page copies and scrubbing, in every type."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from vivace.platforms.attention import AttentionLayer
+from vivace.platforms.ops.cache import restored, store_kv, stored
+from vivace.protocol.step import Copy
+from vivace.worker.kv_memory import PagedKV, bytes_per_token
+
+LAYERS = [
+    AttentionLayer(index=i, heads=4, kv_heads=2, head_dim=size, scale=1.0)
+    for i, size in enumerate((32, 48))
+]
+TYPES = [torch.float32, torch.bfloat16, torch.int8]
+
+
+def filled(dtype: torch.dtype) -> tuple[PagedKV, list[torch.Tensor]]:
+    """Three pages of four tokens; [12, 2, kv_heads, head_dim] of each layer."""
+    memory = PagedKV(LAYERS, 3, 4, dtype, torch.device("cpu"))
+    numbers = [torch.randn(12, 2, 2, layer.head_dim) for layer in LAYERS]
+    for layer, x in zip(memory.layers, numbers, strict=True):
+        store_kv(x[:, 0], x[:, 1], layer[:, :, 0], layer[:, :, 1], torch.arange(12))
+    return memory, numbers
+
+
+@pytest.mark.parametrize(
+    ("dtype", "token"), zip(TYPES, (4 * 320, 2 * 320, 320 + 8 * 4), strict=True)
+)
+def test_a_token_takes_its_numbers_and_their_scales(dtype, token):
+    assert bytes_per_token(LAYERS, dtype) == token
+    assert PagedKV(LAYERS, 3, 4, dtype, torch.device("cpu")).nbytes == (3 + 1) * 4 * token
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_copied_page_reads_as_its_source(dtype):
+    memory, numbers = filled(dtype)
+    memory.copy([Copy(source=0, target=2), Copy(source=2, target=1)])
+    for layer, x in zip(memory.layers, numbers, strict=True):
+        read = restored(layer, x.shape[-1])
+        for page, source in ((0, 0), (2, 0), (1, 2)):
+            wanted = restored(stored(x[4 * source : 4 * source + 4], dtype), x.shape[-1])
+            assert torch.equal(read[page], wanted)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_scrubbed_token_is_zero_and_its_neighbours_stay(dtype):
+    memory, numbers = filled(dtype)
+    numbers[0][5, 1, 0, 3] = torch.nan
+    x = numbers[0]
+    layer = memory.layers[0]
+    store_kv(x[:, 0], x[:, 1], layer[:, :, 0], layer[:, :, 1], torch.arange(12))
+    assert not restored(layer, 32).isfinite().all()
+    memory.scrub(torch.tensor([5]))
+    read = restored(layer, 32).flatten(0, 1)[:12]
+    assert not read[5].any()
+    others = [i for i in range(12) if i != 5]
+    assert torch.equal(read[others], restored(stored(x[others], dtype), 32))
