@@ -4,27 +4,42 @@
 #include <new>
 #include <vector>
 
+#include "cpu.h"
 #include "op.h"
 #include "pool.h"
 
 namespace vivace {
 // The families of operations; each is a source of its own (kernels.cpp, CMakeLists.txt).
-#define VV_FAMILIES(declare) declare(elementwise) declare(linear) declare(attention) declare(sampling)
+#define VV_FAMILIES(declare) declare(elementwise) declare(linear) declare(linear_dot) declare(attention) declare(sampling)
+// What an instruction set that only adds to the one below it compiles anew.
+#define VV_DOT_FAMILIES(declare) declare(linear_dot)
 #define VV_DECLARE(family) OpTable family();
+#ifdef VV_HAVE_AVX512VNNI
+namespace avx512vnni { VV_DOT_FAMILIES(VV_DECLARE) }
+#endif
+#ifdef VV_HAVE_AVX512VNNI_EMULATED
+namespace avx512vnni_emulated { VV_DOT_FAMILIES(VV_DECLARE) }
+#endif
 #ifdef VV_HAVE_AVX512
 namespace avx512 { VV_FAMILIES(VV_DECLARE) }
 #endif
 #ifdef VV_HAVE_AVX2
 namespace avx2 { VV_FAMILIES(VV_DECLARE) }
 #endif
+#ifdef VV_HAVE_NEONDOT
+namespace neondot { VV_DOT_FAMILIES(VV_DECLARE) }
+#endif
 namespace portable { VV_FAMILIES(VV_DECLARE) }
 
 namespace {
 
+using Ops = std::vector<Op>;
+
 struct Isa {
     const char* name;
-    std::vector<Op> (*table)();
-    bool (*usable)();
+    Ops (*table)();
+    bool (*usable)(const Cpu& cpu);
+    bool chosen;  // by itself, where it is the first usable one
 };
 
 #ifdef __aarch64__
@@ -33,40 +48,66 @@ constexpr const char* PORTABLE = "neon";  // every such CPU has it, and simd.h u
 constexpr const char* PORTABLE = "portable";
 #endif
 
-void append(std::vector<Op>& ops, OpTable table) {
-    for (; table->name; ++table) ops.push_back(*table);
+// An operation that is there already is replaced by one of the same name.
+void append(Ops& ops, OpTable table) {
+    for (; table->name; ++table) {
+        Op* old = nullptr;
+        for (Op& op : ops)
+            if (!std::strcmp(op.name, table->name)) old = &op;
+        if (old) *old = *table;
+        else ops.push_back(*table);
+    }
 }
 
 #define VV_APPEND(family) append(ops, family());
-#define VV_TABLE(isa) [] { using namespace isa; std::vector<Op> ops; VV_FAMILIES(VV_APPEND) return ops; }
+#define VV_TABLE(isa) [] { using namespace isa; Ops ops; VV_FAMILIES(VV_APPEND) return ops; }
+// The operations of `below`, with those of `isa` in place of some.
+#define VV_TABLE_OVER(below, isa) [] {                           \
+    Ops ops = [] { using namespace below; Ops ops; VV_FAMILIES(VV_APPEND) return ops; }(); \
+    { using namespace isa; VV_DOT_FAMILIES(VV_APPEND) }          \
+    return ops; }
 
+// The best first.
 const Isa ISAS[] = {
+#if defined(VV_HAVE_AVX512VNNI) && defined(VV_HAVE_AVX512)
+    {"avx512vnni", VV_TABLE_OVER(avx512, avx512vnni), [](const Cpu& cpu) { return cpu.avx512_dot; }, true},
+#endif
 #ifdef VV_HAVE_AVX512
-    {"avx512", VV_TABLE(avx512),
-     [] {
-         return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("fma");
-     }},
+    {"avx512", VV_TABLE(avx512), [](const Cpu& cpu) { return cpu.avx512; }, true},
 #endif
 #ifdef VV_HAVE_AVX2
-    {"avx2", VV_TABLE(avx2),
-     [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); }},
+    {"avx2", VV_TABLE(avx2), [](const Cpu& cpu) { return cpu.avx2; }, true},
 #endif
-    {PORTABLE, VV_TABLE(portable), [] { return true; }},
+#ifdef VV_HAVE_NEONDOT
+    {"neondot", VV_TABLE_OVER(portable, neondot), [](const Cpu& cpu) { return cpu.neon_dot; }, true},
+#endif
+    {PORTABLE, VV_TABLE(portable), [](const Cpu&) { return true; }, true},
+#if defined(VV_HAVE_AVX512VNNI_EMULATED) && defined(VV_HAVE_AVX512)
+    {"avx512vnni-emulated", VV_TABLE_OVER(avx512, avx512vnni_emulated), [](const Cpu& cpu) { return cpu.avx512; }, false},
+#endif
 };
 
+const Cpu& this_cpu() {
+    static const Cpu cpu;
+    return cpu;
+}
+
 const Isa* isa_called(const char* wanted) {
-#if defined(__x86_64__)
-    __builtin_cpu_init();
-#endif
     for (const Isa& isa : ISAS)
-        if (isa.usable() && (!wanted || !*wanted || !std::strcmp(wanted, isa.name))) return &isa;
+        if (isa.usable(this_cpu()) && (wanted && *wanted ? !std::strcmp(wanted, isa.name) : isa.chosen)) return &isa;
+    return nullptr;
+}
+
+// The one after `isa` that may be chosen by itself; null after the last.
+const Isa* isa_below(const Isa* isa) {
+    for (++isa; isa != ISAS + sizeof ISAS / sizeof *ISAS; ++isa)
+        if (isa->chosen && isa->usable(this_cpu())) return isa;
     return nullptr;
 }
 
 struct Context {
     const Isa* isa;
-    std::vector<Op> ops;
+    Ops ops;
     Pool pool;
 };
 
@@ -101,6 +142,12 @@ void* vv_open(const char* isa, int64_t threads, int64_t spin_us, int64_t pin) {
 void vv_close(void* context) { delete static_cast<Context*>(context); }
 
 const char* vv_isa(void* context) { return static_cast<Context*>(context)->isa->name; }
+
+// The name of the next instruction set below, null when this one is the last.
+const char* vv_isa_below(void* context) {
+    const Isa* below = isa_below(static_cast<Context*>(context)->isa);
+    return below ? below->name : nullptr;
+}
 
 int64_t vv_find(void* context, const char* name) {
     auto* self = static_cast<Context*>(context);

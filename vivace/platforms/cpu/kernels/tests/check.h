@@ -1,5 +1,6 @@
 // What the conformance programs share: the C interface, random numbers, comparisons.
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -160,6 +161,7 @@ std::vector<uint8_t> bytes_of(const std::vector<T>& v) {
 
 void elementwise(Suite& suite);
 void linear(Suite& suite);
+void linear_dot(Suite& suite);
 void attention(Suite& suite);
 int pool_stress(int64_t jobs);
 

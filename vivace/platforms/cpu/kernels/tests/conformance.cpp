@@ -1,4 +1,4 @@
-// conformance ISA: every operation of one instruction set ("avx512", "avx2", "portable", "neon")
+// conformance ISA: every operation of one instruction set ("avx512vnni", "avx512", "avx2", "portable", "neondot", "neon")
 //                  against a plain loop in double precision. 77: this machine does not have it.
 // conformance pool [jobs]: the thread pool under stress.
 #include <cstdlib>
@@ -15,6 +15,7 @@ int conform(const char* isa) {
     }
     check::elementwise(suite);
     check::linear(suite);
+    check::linear_dot(suite);
     check::attention(suite);
     std::printf("%s: %d operations, %d failures\n", vv_isa(suite.contexts[0]), suite.ops, suite.failures);
     return suite.failures || !suite.ops ? 1 : 0;
