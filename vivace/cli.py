@@ -14,7 +14,7 @@ import vivace
 COMMANDS = {
     "serve": "start a server (OpenAI and SGLang compatible)",
     "chat": "talk to a running server in the terminal",
-    "bench": "measure: serving, offline, one-batch, scheduler, peers, sse, soak",
+    "bench": "measure: serving, offline, one-batch, scheduler, kernels, peers, sse, soak",
     "flags": "every flag of `vivace serve` and what it does here",
     "pull": "install the embedded model",
     "version": "versions of vivace, python and torch",
@@ -24,6 +24,7 @@ BENCHES = {
     "offline": "throughput of the engine in one process",
     "one-batch": "one batch: prefill and decode time",
     "scheduler": "time to plan and commit a step",
+    "kernels": "the CPU's linear layers beside the machine's limits",
     "peers": "this server against others on the same workload",
     "sse": "CPU time of a streamed chunk in the frontend",
     "soak": "many streams with random aborts: nothing may leak or fail",

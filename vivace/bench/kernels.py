@@ -1,0 +1,115 @@
+"""`vivace bench kernels`: the CPU's linear layers in the model's shapes, and the machine's limits.
+
+One row is bound by memory, hundreds by arithmetic; the last two columns say how close to each
+limit a product comes. Both limits are measured in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vivace.bench.host import host_facts, usable_cores
+
+if TYPE_CHECKING:
+    from vivace.models.facts import ModelFacts
+    from vivace.platforms.cpu.measure import Limits, LinearTime
+
+PROGRAM = "vivace bench kernels"
+KINDS = ("bf16", "q8_0", "q4_1")
+ROWS = (1, 4, 8, 32, 128, 512)
+HEADER = (
+    "inputs x outputs     weights   rows         us      GB/s   GFLOP/s   of memory   of float32"
+)
+
+
+def main(argv: list[str]) -> int:
+    args = parse(argv)
+    from vivace.errors import CannotStart
+    from vivace.platforms.cpu.measure import limits, linear_times, opened
+    from vivace.platforms.cpu.native import NoKernels
+    from vivace.platforms.cpu.native_linear import BLOCKS
+
+    if unknown := sorted(set(args.formats) - set(BLOCKS)):
+        print(f"{PROGRAM}: --formats {unknown[0]}: one of {', '.join(BLOCKS)}", file=sys.stderr)
+        return 2
+    try:
+        kernels, shapes = opened(args.threads), shapes_of(facts_of_model(args.model_path))
+    except (NoKernels, CannotStart) as error:
+        print(f"{PROGRAM}: {error}", file=sys.stderr)
+        return 1
+    allowed = limits(kernels, args.repetitions)
+    print(
+        f"{kernels.isa}, {kernels.threads} threads: memory {allowed.bytes_per_second / 1e9:.1f} "
+        f"GB/s, float32 {allowed.flops / 1e9:.0f} GFLOP/s"
+    )
+    print(HEADER)
+    measured = []
+    for one in linear_times(kernels, shapes, args.formats, args.rows, args.repetitions):
+        print(line(one, allowed), flush=True)
+        measured.append(one)
+    if args.output_file:
+        args.output_file.write_text(json.dumps(record(kernels.isa, allowed, measured), indent=1))
+    return 0
+
+
+def shapes_of(facts: ModelFacts) -> list[tuple[int, int]]:
+    """(inputs, outputs) of a layer's products and of the head, each once."""
+    heads = facts.heads * facts.head_dim
+    keys = 2 * facts.kv_heads * facts.head_dim
+    every = [
+        (facts.hidden_size, heads + keys),
+        (heads, facts.hidden_size),
+        (facts.hidden_size, 2 * facts.intermediate_size),
+        (facts.intermediate_size, facts.hidden_size),
+        (facts.hidden_size, facts.vocabulary),
+    ]
+    return list(dict.fromkeys(every))
+
+
+def facts_of_model(path: str | None) -> ModelFacts:
+    """Of the embedded model when no path is given. Raises CannotStart."""
+    from vivace.checkpoint.source import locate
+    from vivace.models.facts import facts_of
+
+    return facts_of(locate(path))
+
+
+def line(one: LinearTime, allowed: Limits) -> str:
+    return (
+        f"{one.inputs:6} x {one.outputs:<8} {one.kind:>10} {one.rows:6} {one.seconds * 1e6:10.0f} "
+        f"{one.bytes_per_second / 1e9:9.1f} {one.flops / 1e9:9.0f} "
+        f"{one.bytes_per_second / allowed.bytes_per_second:10.0%} {one.flops / allowed.flops:11.0%}"
+    )
+
+
+def record(isa: str, allowed: Limits, measured: Iterable[LinearTime]) -> dict[str, Any]:
+    return {
+        "host": host_facts(),
+        "isa": isa,
+        "limits": asdict(allowed),
+        "linear": [asdict(one) for one in measured],
+    }
+
+
+def positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not positive")
+    return value
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=PROGRAM, description=__doc__)
+    parser.add_argument("--model-path", help="whose shapes are taken (default: the embedded one)")
+    parser.add_argument("--formats", nargs="+", default=list(KINDS), metavar="FORMAT")
+    parser.add_argument("--rows", nargs="+", type=positive, default=list(ROWS))
+    parser.add_argument("--threads", type=positive, default=usable_cores())
+    parser.add_argument("--repetitions", type=positive, default=5)
+    parser.add_argument("--output-file", type=Path, help="write the figures as JSON")
+    return parser.parse_args(argv)
