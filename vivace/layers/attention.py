@@ -54,5 +54,5 @@ class Attention(Module):
         )
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        self._ops.rotary(q, k, step.positions, self._table.cos_sin)
-        return self.o_proj(step.attention.attend(self.shape, q, k, v, step))
+        attended = self._ops.rotary_attend(self.shape, q, k, v, self._table.cos_sin, step)
+        return self.o_proj(attended)

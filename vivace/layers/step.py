@@ -6,21 +6,13 @@ from typing import Protocol
 
 from torch import Tensor
 
-from vivace.platforms.attention import AttentionBackend, Step
+from vivace.platforms.attention import AttendingStep
 
 
-class ModelStep(Step, Protocol):
+class ModelStep(AttendingStep, Protocol):
     """T tokens of some sequences, side by side."""
 
     @property
     def ids(self) -> Tensor:
         """[T] int64 token ids"""
         ...
-
-    @property
-    def positions(self) -> Tensor:
-        """[T] int64 position of each token in its sequence"""
-        ...
-
-    @property
-    def attention(self) -> AttentionBackend: ...

@@ -102,3 +102,15 @@ class AttentionBackend(Protocol):
     ) -> Tensor:
         """q[T, Hq, D], k[T, Hk, D], v[T, Hk, D] -> [T, Hq * D]."""
         ...
+
+
+class AttendingStep(Step, Protocol):
+    """A step with its backend, as layers see it."""
+
+    @property
+    def positions(self) -> Tensor:
+        """[T] int64 position of each token in its sequence"""
+        ...
+
+    @property
+    def attention(self) -> AttentionBackend: ...

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from vivace.platforms.attention import AttentionLayer, HostStep, KVMemory
+from vivace.platforms.attention import AttendingStep, AttentionLayer, HostStep, KVMemory
 from vivace.platforms.cpu.native import Kernels
 
 TILE = 128
@@ -180,6 +180,16 @@ class NativeAttention:
             *self._partial.words,
         )
         return out
+
+
+def rotary_attend(
+    layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensor, step: AttendingStep
+) -> Tensor:
+    """`ops.rotary_attend`: rotation and store are one kernel."""
+    backend = step.attention
+    if not isinstance(backend, NativeAttention):
+        raise TypeError(f"native ops need NativeAttention, not {type(backend).__name__}")
+    return backend.rotate_and_attend(layer, q, k, v, step.positions, cos_sin, step)
 
 
 class PartialResults:

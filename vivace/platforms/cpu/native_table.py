@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from vivace.platforms.cpu.native import Kernels
+from vivace.platforms.cpu.native_attention import rotary_attend
 from vivace.platforms.cpu.native_linear import NativeLinears
 from vivace.platforms.cpu.native_ops import NativeOps
 from vivace.platforms.ops.table import Ops, reference_ops
@@ -22,6 +23,7 @@ def native_ops(kernels: Kernels) -> Ops:
         rms_norm=rows.rms_norm,
         add_rms_norm=rows.add_rms_norm,
         rotary=rows.rotary,
+        rotary_attend=rotary_attend,
         silu_mul=rows.silu_mul,
         gelu_mul=rows.gelu_mul,
         scale=rows.scale,

@@ -10,19 +10,21 @@ from torch.nn import functional
 
 from vivace.platforms.cpu.linear import PackedLinears
 from vivace.platforms.ops import activation, norm, rotary
+from vivace.platforms.ops.attention import RotaryAttend
 from vivace.platforms.ops.table import Ops, reference_ops
 
 
 def cpu_ops() -> Ops:
     """The CPU's op table."""
-    linears, norms = PackedLinears(), CpuNorm()
+    linears, norms, turn = PackedLinears(), CpuNorm(), CpuRotary()
     return dataclasses.replace(
         reference_ops(),
         pack_linear=linears.pack,
         linear=linears.linear,
         rms_norm=norms.rms_norm,
         add_rms_norm=norms.add_rms_norm,
-        rotary=CpuRotary(),
+        rotary=turn,
+        rotary_attend=RotaryAttend(turn),
         silu_mul=silu_mul,
     )
 

@@ -1,17 +1,39 @@
-"""The reference for attention: one query at a time, float32, nothing clever.
+"""The references for attention: one query at a time, float32, nothing clever.
 
-It has the interface of the fast backends and is what they are tested against.
+The backend has the interface of the fast ones and is what they are tested against.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from vivace.platforms.attention import AttentionLayer, KVMemory, Step
+from vivace.platforms.attention import AttendingStep, AttentionLayer, KVMemory, Step
 from vivace.platforms.ops.cache import restored, store_kv
+
+Rotation = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""(q, k, positions, cos_sin) -> (q, k), both in place"""
+
+
+class RotaryAttend:
+    """`ops.rotary_attend` in two: the table's own rotation, then the step's backend."""
+
+    def __init__(self, rotary: Rotation) -> None:
+        self._rotary = rotary
+
+    def __call__(
+        self,
+        layer: AttentionLayer,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cos_sin: Tensor,
+        step: AttendingStep,
+    ) -> Tensor:
+        self._rotary(q, k, step.positions, cos_sin)
+        return step.attention.attend(layer, q, k, v, step)
 
 
 class ReferenceAttention:

@@ -14,7 +14,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from vivace.platforms.ops import activation, cache, embedding, linear, norm, rotary
+from vivace.platforms.attention import AttendingStep, AttentionLayer
+from vivace.platforms.ops import activation, attention, cache, embedding, linear, norm, rotary
 from vivace.platforms.ops.stored import StoredBlocks
 
 PackedWeight = Any
@@ -43,6 +44,18 @@ class Rotary(Protocol):
     def __call__(
         self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor
     ) -> tuple[Tensor, Tensor]: ...
+
+
+class RotaryAttend(Protocol):
+    def __call__(
+        self,
+        layer: AttentionLayer,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cos_sin: Tensor,
+        step: AttendingStep,
+    ) -> Tensor: ...
 
 
 class SiluMul(Protocol):
@@ -79,6 +92,9 @@ class Ops:
     """(x, residual, weight, eps, *, offset=0.0) -> (normed, residual); residual += x in place"""
     rotary: Rotary
     """(q[T, Hq, D], k[T, Hk, D], positions[T], cos_sin[max, rot]) -> (q, k), rotated in place"""
+    rotary_attend: RotaryAttend
+    """(layer, q[T, Hq, D], k[T, Hk, D], v, cos_sin[max, rot], step) -> [T, Hq * D]: rotates q and k
+    in place, stores k and v, attends; by `step.attention`, the backend of the same platform"""
     silu_mul: SiluMul
     """(x[T, 2n], out=None) -> [T, n]: silu(x[:, :n]) * x[:, n:]"""
     gelu_mul: GeluMul
@@ -106,6 +122,7 @@ def reference_ops() -> Ops:
         rms_norm=norm.rms_norm,
         add_rms_norm=norm.add_rms_norm,
         rotary=rotary.rotary,
+        rotary_attend=attention.RotaryAttend(rotary.rotary),
         silu_mul=activation.silu_mul,
         gelu_mul=activation.gelu_mul,
         pack_linear=linear.pack_linear,
