@@ -13,6 +13,7 @@ from vivace.protocol.step import Copy, Join, StepPlan
 from vivace.sampling.sampler import BAD_NUMBERS
 from vivace.worker.slots import PlanError
 
+pytestmark = pytest.mark.usefixtures("operations")
 PROMPT = [5, 9, 2, 44, 60, 3, 17, 80, 1, 33, 21]
 
 
@@ -45,14 +46,13 @@ def test_a_step_that_raises_changes_no_position():
 
 
 def test_numbers_that_go_wrong_end_only_their_own_request():
-    worker, model = toy_worker()
+    worker, _ = toy_worker(poison=77)
     driver, clean = Driver(worker), Driver(toy_worker()[0])
     for one in (driver, clean):
         one.join(0, PROMPT)
         one.generate(0, 2)
         one.join(1, [50, 51, 52])
         one.join(2, [40, 77, 41, 42])
-    model.poison = 77
     result = driver.step({0: 1, 2: 4, 1: 3})
     expected = clean.step({0: 1, 2: 4, 1: 3})
     assert result.bad == {1: BAD_NUMBERS}
@@ -64,11 +64,23 @@ def test_numbers_that_go_wrong_end_only_their_own_request():
 
 
 def test_bad_numbers_are_found_before_a_token_is_due():
-    worker, model = toy_worker()
-    driver = Driver(worker)
+    driver = Driver(toy_worker(poison=77)[0])
     driver.join(0, [1, 77, 2, 3, 4, 5])
-    model.poison = 77
     assert driver.step({0: 3}).bad == {0: BAD_NUMBERS}
+
+
+def test_bad_numbers_while_decoding():
+    """The second token of a prompt fed one by one: a captured step finds it like any other."""
+    driver, clean = Driver(toy_worker(poison=77)[0]), Driver(toy_worker()[0])
+    for one in (driver, clean):
+        one.join(0, [1, 77, 2])
+        one.join(1, PROMPT)
+        one.step({0: 1, 1: 11})
+    result, expected = driver.step({0: 1, 1: 1}), clean.step({0: 1, 1: 1})
+    assert result.bad == {0: BAD_NUMBERS}
+    assert result.advanced == [0, 1] and result.tokens[1] == expected.tokens[1]
+    driver.leave(0)
+    assert driver.generate(1, 8) == clean.generate(1, 8)
 
 
 def test_bad_logits_without_bad_hidden_states():
@@ -191,9 +203,10 @@ def join(**changes):
 )
 def test_a_plan_that_contradicts_the_rows_is_refused(plan, message):
     worker, model = toy_worker()
+    before = model.forwards
     with pytest.raises(ValueError, match=message) as caught:
         worker.run(plan)
-    assert model.forwards == 0
+    assert model.forwards == before
     assert isinstance(caught.value, PlanError) or plan.copies
 
 

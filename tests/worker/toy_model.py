@@ -1,23 +1,47 @@
-"""A small random decoder with the Model interface, made of ops and an attention backend only."""
+"""A small random decoder with the Model interface, made of ops and an attention backend only.
+
+`OPERATIONS` says what a worker computes with when a test does not: torch's operations, or the
+native kernels at once ("eager") or replayed from a capture ("captured").
+"""
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from vivace.platforms.attention import AttentionLayer
+from vivace.platforms.cpu.facts import kernels_built
 from vivace.platforms.platform import PlatformSettings, detect, load_platform
 from vivace.protocol.request import SamplingParams
 from vivace.protocol.step import Join, StepPlan
-from vivace.worker.build import assemble
+from vivace.worker.build import Captures, assemble
 from vivace.worker.sizing import Size
 
 VOCABULARY = 97
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER = 32, 4, 2, 16, 48
 CONTEXT = 200
+OPERATIONS = "torch"
+ALL_OPERATIONS = ("torch", "eager", "captured")
+
+
+def skip_unbuilt(operations):
+    if operations != "torch" and not kernels_built():
+        pytest.skip("the native kernels were not built")
 
 
 class ToyModel:
-    def __init__(self, ops, *, windows=(None, 24, None), seed=0, dtype=torch.float32):
+    """`poison` is a token id whose hidden state is NaN. `activations` is the dtype of norms."""
+
+    def __init__(
+        self,
+        ops,
+        *,
+        windows=(None, 24, None),
+        seed=0,
+        dtype=torch.float32,
+        activations=torch.float32,
+        poison=None,
+    ):
         random = torch.Generator().manual_seed(seed)
 
         def weight(rows, columns):
@@ -35,17 +59,23 @@ class ToyModel:
             )
             for index, window in enumerate(windows)
         ]
-        self.embedding = weight(VOCABULARY, HIDDEN) * 4
-        self.head = weight(VOCABULARY, HIDDEN) * 2
-        self.ones = torch.ones(HIDDEN, dtype=dtype)
+        embedding = weight(VOCABULARY, HIDDEN) * 4
+        if poison is not None:
+            embedding[poison] = torch.nan
+        self.embedding = ops.pack_embedding(embedding)
+        self.head = ops.pack_linear([weight(VOCABULARY, HIDDEN) * 2])
+        self.ones = torch.ones(HIDDEN, dtype=activations)
         width = (HEADS + 2 * KV_HEADS) * HEAD_DIM
         self.weights = [
-            (
-                weight(width, HIDDEN),
-                weight(HIDDEN, HEADS * HEAD_DIM),
-                weight(2 * INNER, HIDDEN),
-                weight(HIDDEN, INNER),
-            )
+            [
+                ops.pack_linear([weight(outputs, inputs)])
+                for outputs, inputs in (
+                    (width, HIDDEN),
+                    (HIDDEN, HEADS * HEAD_DIM),
+                    (2 * INNER, HIDDEN),
+                    (HIDDEN, INNER),
+                )
+            ]
             for _ in windows
         ]
         angles = torch.outer(
@@ -53,43 +83,59 @@ class ToyModel:
         )
         self.cos_sin = torch.cat((angles.cos(), angles.sin()), -1)
         self.forwards = 0
-        self.poison = None
-        """token id whose hidden state turns into NaN"""
 
     def forward(self, step):
         self.forwards += 1
-        ops, x = self.ops, self.ops.embedding(step.ids, self.embedding)
-        if self.poison is not None:
-            x = x.masked_fill((step.ids == self.poison).unsqueeze(1), torch.nan)
+        ops, residual = self.ops, self.ops.embedding(step.ids, self.embedding)
+        normed = ops.rms_norm(residual, self.ones, 1e-5)
         for layer, (qkv, o, gate_up, down) in zip(self.attention_layers, self.weights, strict=True):
-            projected = ops.linear(ops.rms_norm(x, self.ones, 1e-5), qkv)
+            projected = ops.linear(normed, qkv)
             sizes = [HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM]
             q, k, v = (part.unflatten(-1, (-1, HEAD_DIM)) for part in projected.split(sizes, -1))
             ops.rotary(q, k, step.positions, self.cos_sin)
-            x = x + ops.linear(step.attention.attend(layer, q, k, v, step), o)
-            inner = ops.silu_mul(ops.linear(ops.rms_norm(x, self.ones, 1e-5), gate_up))
-            x = x + ops.linear(inner, down)
-        return ops.rms_norm(x, self.ones, 1e-5)
+            mixed = ops.linear(step.attention.attend(layer, q, k, v, step), o)
+            normed, residual = ops.add_rms_norm(mixed, residual, self.ones, 1e-5)
+            inner = ops.linear(ops.silu_mul(ops.linear(normed, gate_up)), down)
+            normed, residual = ops.add_rms_norm(inner, residual, self.ones, 1e-5)
+        return normed
 
     def logits(self, hidden):
         return self.ops.linear(hidden, self.head).float()
 
 
 def toy_worker(
-    *, page_size=16, rows=8, tokens=800, deterministic=False, dtype=torch.float32, **settings
+    *,
+    page_size=16,
+    rows=8,
+    tokens=800,
+    deterministic=False,
+    dtype=torch.float32,
+    poison=None,
+    operations=None,
+    threads=1,
+    captures=None,
+    **settings,
 ):
+    operations = operations or OPERATIONS
+    skip_unbuilt(operations)
     platform = load_platform(
-        detect("cpu"), PlatformSettings(threads=1, deterministic=deterministic)
+        detect("cpu"),
+        PlatformSettings(
+            threads=threads, deterministic=deterministic, kernels=operations != "torch"
+        ),
     )
-    model = ToyModel(platform.ops, dtype=dtype)
+    activations = platform.activations(dtype)
+    model = ToyModel(platform.ops, dtype=dtype, activations=activations, poison=poison)
     worker = assemble(
         model,
         model.attention_layers,
         platform,
         Size(pages=tokens // page_size, rows=rows, context=CONTEXT),
         page_size=page_size,
-        dtype=dtype,
+        dtype=activations,
+        kv_dtype=settings.pop("kv_dtype", dtype),
         vocabulary=VOCABULARY,
+        captures=(captures or Captures((rows,))) if operations == "captured" else Captures(),
         **settings,
     )
     return worker, model

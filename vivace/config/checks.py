@@ -32,6 +32,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "num_continuous_decode_steps": (1, 1024),
     "scheduler_recv_interval": (1, 1024),
     "cpu_threads": (1, 1024),
+    "cuda_graph_max_bs": (1, 1 << 16),
     "random_seed": (0, (1 << 63) - 1),
     "stream_interval": (1, 1 << 20),
     "watchdog_timeout": (0, 1e9),
@@ -77,6 +78,8 @@ def ranges(options: Options, around: Surroundings) -> list[str]:
             raise ConfigError(f"{option.flag} {value}: a number from {low:g} to {high:g} is wanted")
     if options.schedule.chunked_prefill_size == 0:
         raise ConfigError("--chunked-prefill-size 0: give a size, or -1 to never cut prompts")
+    if any(size < 1 for size in options.runtime.cuda_graph_bs or ()):
+        raise ConfigError("--cuda-graph-bs: numbers of rows are wanted, 1 or more")
     for name in BUCKETS:
         bounds = getattr(options.logging, name)
         if bounds and list(bounds) != sorted(set(bounds)):

@@ -57,6 +57,10 @@ def kernels(options: Options, around: Surroundings) -> Iterator[Change]:
         reason = why_no_kernels(options, around)
         if reason is not None:
             yield "disable_cpu_kernels", True, reason
+
+
+def captures(options: Options, around: Surroundings) -> Iterator[Change]:
+    """After `kernels`."""
     if options.runtime.disable_cpu_kernels and not options.runtime.disable_cuda_graph:
         yield "disable_cuda_graph", True, "torch's operations on the CPU cannot be captured"
 
@@ -153,6 +157,7 @@ def threads(options: Options, around: Surroundings) -> Iterator[Change]:
 RULES = [
     name_of_model,
     kernels,
+    captures,
     dtype,
     kv_type,
     context,

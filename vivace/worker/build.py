@@ -108,12 +108,16 @@ class Captures:
 
 
 def captures_of(config: Config, rows: int) -> Captures:
-    """Sizes asked for, or one that serves every batch up to DEFAULT_CAPTURE rows."""
+    """Sizes asked for, or one that serves every batch up to DEFAULT_CAPTURE rows.
+
+    --cuda-graph-max-bs leaves larger ones out; more rows than a worker has are never needed.
+    """
     runtime, exact = config.runtime, bool(config.optimization.disable_cuda_graph_padding)
     if runtime.disable_cuda_graph:
         return Captures()
-    most = min(runtime.cuda_graph_max_bs or DEFAULT_CAPTURE, rows)
-    sizes = runtime.cuda_graph_bs or (tuple(range(1, most + 1)) if exact else (most,))
+    asked = runtime.cuda_graph_bs or ()
+    most = min(runtime.cuda_graph_max_bs or max(asked, default=DEFAULT_CAPTURE), rows)
+    sizes = asked or (range(1, most + 1) if exact else (most,))
     return Captures(tuple(size for size in sizes if size <= most) or (most,), exact)
 
 

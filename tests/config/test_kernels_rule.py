@@ -1,0 +1,99 @@
+"""When the native kernels are used, why not, and which decode steps are captured."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from config_kit import CONFIG, PLATFORM, SOURCE
+
+from vivace.config import Config, ConfigError, parse, resolve
+from vivace.models.facts import facts_of
+from vivace.worker.build import DEFAULT_CAPTURE, Captures, captures_of
+
+BUILT = frozenset({"avx2", "kernels"})
+
+
+def resolved_for(
+    argv: str, features: frozenset[str] = BUILT, model: dict[str, Any] | None = None
+) -> Config:
+    platform = dataclasses.replace(PLATFORM, features=features)
+    source = dataclasses.replace(SOURCE, config={**CONFIG, **(model or {})})
+    return resolve(parse(argv.split(), {}), source, facts_of(source), platform)
+
+
+def reasons(config: Config) -> dict[str, str]:
+    return {rewrite.field: rewrite.reason for rewrite in config.rewrites}
+
+
+def test_kernels_are_the_default() -> None:
+    config = resolved_for("")
+    assert not config.runtime.disable_cpu_kernels and not config.runtime.disable_cuda_graph
+    assert {"disable_cpu_kernels", "disable_cuda_graph"}.isdisjoint(reasons(config))
+
+
+@pytest.mark.parametrize(
+    ("argv", "features", "model", "words"),
+    [
+        ("", frozenset({"avx2"}), {}, ["not built", "compiler"]),
+        ("--model-impl transformers", BUILT, {}, ["--model-impl transformers"]),
+        ("", BUILT, {"head_dim": 8}, ["heads of 16", "not 8"]),
+        ("", BUILT, {"head_dim": 272}, ["256", "not 272"]),
+        ("", BUILT, {"intermediate_size": 127}, ["even number"]),
+    ],
+)
+def test_torch_is_used_instead_with_a_reason_that_is_shown(
+    argv: str, features: frozenset[str], model: dict[str, Any], words: list[str]
+) -> None:
+    config = resolved_for(argv, features, model)
+    assert config.runtime.disable_cpu_kernels and config.runtime.disable_cuda_graph
+    shown = reasons(config)
+    assert all(word in shown["disable_cpu_kernels"] for word in words), shown
+    assert "cannot be captured" in shown["disable_cuda_graph"]
+
+
+def test_switched_off_by_hand_needs_no_reason() -> None:
+    config = resolved_for("--disable-cpu-kernels --disable-cuda-graph")
+    assert config.runtime.disable_cpu_kernels
+    assert {"disable_cpu_kernels", "disable_cuda_graph"}.isdisjoint(reasons(config))
+
+
+def test_eager_kernels() -> None:
+    config = resolved_for("--disable-cuda-graph")
+    assert not config.runtime.disable_cpu_kernels and config.runtime.disable_cuda_graph
+
+
+@pytest.mark.parametrize(
+    "argv", ["--cuda-graph-bs 4 0", "--cuda-graph-bs -1", "--cuda-graph-max-bs 0"]
+)
+def test_sizes_that_cannot_be(argv: str) -> None:
+    with pytest.raises(ConfigError, match=argv.split()[0]):
+        resolved_for(argv)
+
+
+@pytest.mark.parametrize(
+    ("argv", "rows", "expected"),
+    [
+        ("", 1000, Captures((DEFAULT_CAPTURE,))),
+        ("", 24, Captures((24,))),
+        ("--cuda-graph-max-bs 8", 24, Captures((8,))),
+        ("--cuda-graph-bs 1 4 16", 24, Captures((1, 4, 16))),
+        ("--cuda-graph-bs 1 4 16", 8, Captures((1, 4))),
+        ("--cuda-graph-bs 16", 8, Captures((8,))),
+        ("--cuda-graph-bs 4 300", 400, Captures((4, 300))),
+        ("--cuda-graph-bs 1 4 16 --cuda-graph-max-bs 4", 24, Captures((1, 4))),
+        ("--disable-cuda-graph-padding", 3, Captures((1, 2, 3), exact=True)),
+        (
+            "--disable-cuda-graph-padding --cuda-graph-max-bs 2",
+            24,
+            Captures((1, 2), exact=True),
+        ),
+        ("--disable-cuda-graph-padding --cuda-graph-bs 2 8", 24, Captures((2, 8), exact=True)),
+        ("--disable-cuda-graph", 24, Captures()),
+        ("--disable-cuda-graph --cuda-graph-bs 1 2", 24, Captures()),
+        ("--disable-cpu-kernels", 24, Captures()),
+    ],
+)
+def test_capture_sizes(argv: str, rows: int, expected: Captures) -> None:
+    assert captures_of(resolved_for(argv), rows) == expected

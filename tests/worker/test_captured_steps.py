@@ -1,0 +1,130 @@
+"""Captured decode steps in a worker: when they are replayed, and that nobody can tell by a bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from toy_model import VOCABULARY, Driver, ToyModel, skip_unbuilt, toy_worker
+
+from vivace.platforms.platform import CaptureError
+from vivace.protocol.request import LogprobOptions
+from vivace.worker.build import Captures
+
+ROWS = 6
+NEW = 20
+
+
+@pytest.fixture(autouse=True)
+def built():
+    skip_unbuilt("captured")
+
+
+def answers(**worker):
+    """Rows of every kind that come one step apart: (tokens, log-probabilities of both kinds)."""
+    driver = Driver(toy_worker(rows=ROWS, tokens=1600, **worker)[0])
+    random = np.random.default_rng(8)
+    prompts = [random.integers(0, VOCABULARY, length).tolist() for length in (9, 1, 33, 18, 70, 5)]
+    logprobs = {row: ([], []) for row in range(ROWS)}
+    captured = []
+    for step in range(40):
+        if step < ROWS:
+            kind = {"temperature": 0.9, "seed": step} if step % 2 else {}
+            wanted = LogprobOptions(start=0, top=3)
+            driver.join(step, prompts[step], logprobs=wanted, **kind)
+        rows = [row for row in driver.sequences if len(tokens_of(driver, row)) < NEW + row]
+        result = driver.step({row: driver.advance(row, 20) for row in rows})
+        captured.append(result.captured)
+        for index, row in enumerate(rows):
+            logprobs[row][0].extend(result.prompt_logprobs.get(index, []))
+            logprobs[row][1].extend(result.logprobs.get(index, []))
+    return [tokens_of(driver, row) for row in range(ROWS)], logprobs, captured
+
+
+def tokens_of(driver, row):
+    sequence = driver.sequences[row]
+    return sequence["tokens"][sequence["prompt"] :]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype"),
+    [
+        (torch.float32, torch.float32),
+        (torch.bfloat16, torch.bfloat16),
+        (torch.float16, torch.float32),
+    ],
+)
+@pytest.mark.parametrize(
+    "captures", [Captures((ROWS,)), Captures((1, 2, 5)), Captures((2, 4), exact=True)]
+)
+def test_captured_equals_eager_bit_for_bit(dtype, kv_dtype, captures):
+    kind = {"dtype": dtype, "kv_dtype": kv_dtype}
+    tokens, logprobs, captured = answers(operations="eager", **kind)
+    assert not any(captured)
+    found, scored, replayed = answers(operations="captured", captures=captures, **kind)
+    assert any(replayed) and not all(replayed)
+    assert found == tokens and scored == logprobs
+
+
+def test_any_number_of_threads():
+    tokens, logprobs, _ = answers(operations="eager", threads=1)
+    for operations in ("eager", "captured"):
+        found, scored, _ = answers(operations=operations, threads=3)
+        assert found == tokens and scored == logprobs
+
+
+def decoding(count, **worker):
+    driver = Driver(toy_worker(rows=ROWS, **worker)[0])
+    for row in range(count):
+        driver.join(row, [3, 4 + row])
+    assert not driver.step(dict.fromkeys(range(count), 2)).captured, "a prompt is no decode step"
+    return driver
+
+
+@pytest.mark.parametrize(
+    ("captures", "replayed"),
+    [
+        (Captures((6,)), [1, 2, 3, 4, 5, 6]),
+        (Captures((1, 4)), [1, 2, 3, 4]),
+        (Captures((4, 1, 4), exact=True), [1, 4]),
+        (Captures(), []),
+    ],
+)
+def test_which_steps_are_replayed(captures, replayed):
+    driver = decoding(6, operations="captured", captures=captures)
+    for count in range(1, 7):
+        result = driver.step(dict.fromkeys(range(count), 1))
+        assert result.captured is (count in replayed), count
+    mixed = {0: 1, 1: 1}
+    driver.leave(5)
+    driver.join(5, [1, 2, 3])
+    assert not driver.step({**mixed, 5: 3}).captured
+
+
+@pytest.mark.parametrize("operations", ["torch", "eager"])
+def test_eager_steps_are_not_called_captured(operations):
+    driver = decoding(2, operations=operations)
+    assert not driver.step({0: 1, 1: 1}).captured
+
+
+def test_what_cannot_be_captured_ends_the_start(monkeypatch):
+    forward = ToyModel.forward
+    monkeypatch.setattr(ToyModel, "forward", lambda self, step: forward(self, step) * 2)
+    with pytest.raises(CaptureError, match=r"aten\.mul.*--disable-cuda-graph"):
+        toy_worker(operations="captured")
+    driver = Driver(toy_worker(operations="eager")[0])
+    driver.join(0, [1, 2])
+    assert len(driver.generate(0, 3)) == 3
+
+
+def test_progress_is_told():
+    told = []
+    toy_worker(
+        operations="captured",
+        captures=Captures((1, 2, 4, 8)),
+        report=lambda stage, fraction: told.append((stage, fraction)),
+    )
+    assert {stage for stage, _ in told} == {"Capturing decode steps"}
+    fractions = [fraction for _, fraction in told]
+    assert fractions == sorted(fractions) and fractions[0] == 0.0 and fractions[-1] == 1.0
+    assert len(fractions) >= 4
