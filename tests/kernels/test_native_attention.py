@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from vivace.platforms.attention import AttentionLayer, HostStep
 from vivace.platforms.cpu.native import Arena, Kernels, NoKernels
-from vivace.platforms.cpu.native_attention import NativeAttention, unsupported
+from vivace.platforms.cpu.native_attention import NativeAttention, rotary_attend, unsupported
+from vivace.platforms.ops.attention import ReferenceAttention, RotaryAttend
 from vivace.platforms.ops.cache import restored, stored
 from vivace.platforms.ops.rotary import rotary
 from vivace.worker.kv_memory import PagedKV
@@ -41,6 +42,8 @@ class MadeStep:
     lengths: torch.Tensor
     query_starts: torch.Tensor
     host: HostStep
+    positions: torch.Tensor
+    attention: object = None
 
 
 class Sequences:
@@ -84,6 +87,7 @@ class Sequences:
             lengths=torch.from_numpy(host.lengths),
             query_starts=torch.from_numpy(host.starts),
             host=host,
+            positions=torch.from_numpy(np.concatenate(positions)),
         )
 
     def inputs(self, spans):
@@ -267,17 +271,17 @@ def test_rotation_and_store_equal_the_torch_ops_bit_for_bit(isa, rotated, dtype)
     layer = shaped(heads=4, kv_heads=2, head_dim=64)
     sequences = Sequences(layer, [70, 20], 16, dtype)
     spans = [(0, 0, 70), (1, 3, 20)]
-    positions = torch.cat([torch.arange(70), torch.arange(3, 20)])
     angles = torch.outer(torch.arange(80.0), torch.rand(rotated // 2))
     cos_sin = torch.cat((angles.cos(), angles.sin()), -1)
     step = sequences.step(spans)
     ours, theirs = native(sequences, isa), native(sequences, isa)
     sequences.run(ours, [(1, 0, 3)]), sequences.run(theirs, [(1, 0, 3)])
     q, k, v = sequences.inputs(spans)
-    found = ours.rotate_and_attend(layer, q, k, v, positions, cos_sin, step)
+    step.attention = ours
+    found = rotary_attend(layer, q, k, v, cos_sin, step)
     q2, k2, v2 = sequences.inputs(spans)
-    rotary(q2, k2, positions, cos_sin)
-    wanted = theirs.attend(layer, q2, k2, v2, step)
+    step.attention = theirs
+    wanted = RotaryAttend(rotary)(layer, q2, k2, v2, cos_sin, step)
     assert torch.equal(q, q2) and torch.equal(k, k2) and torch.equal(found, wanted)
     kept = theirs._memory.layers[0].flatten(0, 1)[step.slots]
     assert torch.equal(kept, stored(torch.stack((k2, v2), 1), dtype))
@@ -348,6 +352,10 @@ def test_what_the_kernels_do_not_do_is_said():
     assert "20" in (unsupported([shaped(head_dim=20)], torch.bfloat16) or "")
     assert "float16" in (unsupported([shaped()], torch.float16) or "")
     sequences = Sequences(shaped(), [3], 16, torch.float32)
+    step = sequences.step([(0, 0, 3)])
+    step.attention = ReferenceAttention([sequences.layer], sequences.memory(), torch.float32)
+    with pytest.raises(TypeError, match="ReferenceAttention"):
+        rotary_attend(sequences.layer, *sequences.inputs([(0, 0, 3)]), torch.ones(3, 16), step)
     with pytest.raises(ValueError, match="float32 rows"):
         q, k, v = sequences.inputs([(0, 0, 3)])
         native(sequences).attend(sequences.layer, q.double(), k, v, sequences.step([(0, 0, 3)]))
