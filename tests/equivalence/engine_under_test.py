@@ -6,9 +6,10 @@ import dataclasses
 import itertools
 import random
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
 import torch
 from served_toy import write_toy_llama
 
@@ -19,13 +20,14 @@ from vivace.engine.loop import Loop
 from vivace.engine.scheduler import Scheduler
 from vivace.engine.settings import settings_of
 from vivace.models.facts import facts_of
+from vivace.platforms.cpu.facts import kernels_built
 from vivace.platforms.platform import detect
 from vivace.protocol.channel import LocalMailbox
-from vivace.protocol.output import Deltas
-from vivace.protocol.request import Request, SamplingParams
+from vivace.protocol.output import Delta, Deltas, TokenLogprob
+from vivace.protocol.request import LogprobOptions, Request, SamplingParams
 from vivace.worker.worker import Worker, build_worker
 
-__all__ = ["Engine", "Setting", "build_engine", "toy_requests", "write_toy_llama"]
+__all__ = ["Answer", "Engine", "Setting", "build_engine", "toy_requests", "write_toy_llama"]
 
 LONGEST_PROMPT = 120
 LONGEST_OUTPUT = 24
@@ -46,6 +48,17 @@ class Setting:
     mixed: bool = False
     retraction: bool = False
     stream: bool = False
+    operations: str = "captured"
+    """torch, or the native kernels: captured or eager"""
+    captures: tuple[int, ...] | None = None
+    exact: bool = False
+
+
+@dataclass
+class Answer:
+    tokens: list[int] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
 
 
 class Engine:
@@ -72,11 +85,11 @@ class Engine:
 
     def run(
         self, requests: list[Request], arrivals: random.Random | None = None
-    ) -> dict[str, list[int]]:
-        """Tokens by rid. With `arrivals` requests come between steps, else all at once."""
+    ) -> dict[str, Answer]:
+        """Answers by rid. With `arrivals` requests come between steps, else all at once."""
         waiting = [dataclass_with_key(request, next(self._keys)) for request in requests]
         names = {request.key: request.rid for request in waiting}
-        tokens: dict[str, list[int]] = {request.rid: [] for request in requests}
+        answers = {request.rid: Answer() for request in requests}
         finished: set[int] = set()
         while len(finished) < len(names):
             count = len(waiting) if arrivals is None else min(len(waiting), arrivals.randint(0, 3))
@@ -86,25 +99,20 @@ class Engine:
             self._loop.turn(0)
             for message in self._mailbox.collect():
                 if isinstance(message, Deltas):
-                    self._book(message, names, tokens, finished)
-        return tokens
+                    for delta in message.deltas:
+                        self._book(delta, answers[names[delta.key]], finished)
+        return answers
 
-    def _book(
-        self,
-        message: Deltas,
-        names: dict[int, str],
-        tokens: dict[str, list[int]],
-        finished: set[int],
-    ) -> None:
-        for delta in message.deltas:
-            mine = tokens[names[delta.key]]
-            assert delta.index == len(mine)
-            mine += delta.tokens
-            self.retractions += delta.retractions if delta.finish else 0
-            if delta.finish:
-                assert delta.finish.type != "abort", delta.finish
-                assert delta.key not in finished
-                finished.add(delta.key)
+    def _book(self, delta: Delta, answer: Answer, finished: set[int]) -> None:
+        assert delta.index == len(answer.tokens)
+        answer.tokens += delta.tokens
+        answer.prompt_logprobs += delta.prompt_logprobs or []
+        answer.logprobs += delta.logprobs or []
+        self.retractions += delta.retractions if delta.finish else 0
+        if delta.finish:
+            assert delta.finish.type != "abort", delta.finish
+            assert delta.key not in finished
+            finished.add(delta.key)
 
     def audit(self) -> list[str]:
         return self._scheduler.audit()
@@ -119,7 +127,13 @@ def dataclass_with_key(request: Request, key: int) -> Request:
     return msgspec.structs.replace(request, key=key)
 
 
+def skip_unbuilt(operations: str) -> None:
+    if operations != "torch" and not kernels_built():
+        pytest.skip("the native kernels were not built")
+
+
 def build_engine(model: Path, setting: Setting) -> Engine:
+    skip_unbuilt(setting.operations)
     tokens = SMALL_POOL_TOKENS if setting.radix == "partly evicted" else POOL_TOKENS
     options = from_arguments(
         model_path=str(model),
@@ -134,6 +148,10 @@ def build_engine(model: Path, setting: Setting) -> Engine:
         disable_radix_cache=setting.radix == "off",
         random_seed=1,
         cpu_threads=1,
+        disable_cpu_kernels=setting.operations == "torch",
+        disable_cuda_graph=setting.operations != "captured",
+        cuda_graph_bs=setting.captures,
+        disable_cuda_graph_padding=setting.exact,
     )
     source = locate(str(model))
     config = resolve(options, source, facts_of(source), detect("cpu"))
@@ -159,6 +177,7 @@ def toy_request(
         tokens=prompt,
         sampling=sampling_of(index, chance),
         stream=stream,
+        logprobs=LogprobOptions(start=(0, -1, 3)[index % 3], top=2) if index % 4 < 2 else None,
     )
 
 

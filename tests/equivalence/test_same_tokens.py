@@ -2,7 +2,8 @@
 
 Every row runs the same requests (half greedy, half seeded, some with penalties and shared prefixes)
 through the real scheduler, loop and worker on a toy Llama in float32, and must give exactly the
-tokens of the plainest engine: one request at a time, nothing cached, nothing chunked.
+tokens of the plainest engine: one request at a time, nothing cached, nothing chunked, every step
+eager. With the native kernels log-probabilities are the same too, bit by bit.
 """
 
 from __future__ import annotations
@@ -12,7 +13,15 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from engine_under_test import Engine, Setting, build_engine, toy_requests, write_toy_llama
+from engine_under_test import (
+    Answer,
+    Engine,
+    Setting,
+    build_engine,
+    skip_unbuilt,
+    toy_requests,
+    write_toy_llama,
+)
 from pairwise import pairwise
 
 from vivace.protocol.request import Request
@@ -26,6 +35,9 @@ SETTINGS = {
     "mixed": [False, True],
     "retraction": [False, True],
     "stream": [False, True],
+    "operations": ["captured", "eager", "torch"],
+    "captures": [None, (1, 3, 8)],
+    "exact": [False, True],
 }
 ROWS = pairwise(SETTINGS, seed=3)
 COUNT = 32
@@ -37,23 +49,43 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @cache
-def plain_tokens(model: Path) -> dict[str, list[int]]:
-    engine = build_engine(model, Setting(batch=1, chunk=-1, radix="off", depth=1, page=1))
-    return engine.run(toy_requests(COUNT, stream=False))
+def plain_answers(model: Path, arithmetic: str) -> dict[str, Answer]:
+    """`arithmetic`: "eager" is the kernels', captured or not."""
+    plain = Setting(batch=1, chunk=-1, radix="off", depth=1, page=1, operations=arithmetic)
+    return build_engine(model, plain).run(toy_requests(COUNT, stream=False))
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(map(str, row.values())))
 def test_same_tokens(model: Path, row: dict[str, object]) -> None:
     setting = Setting(**row)  # type: ignore[arg-type]
+    skip_unbuilt(setting.operations)
     engine = build_engine(model, setting)
     requests = toy_requests(COUNT, stream=setting.stream)
     warm(engine, setting, requests)
-    tokens = engine.run(requests, arrivals=random.Random(1))
-    assert tokens == plain_tokens(model)
+    answers = engine.run(requests, arrivals=random.Random(1))
+    if setting.operations == "torch":
+        assert tokens_of(answers) == tokens_of(plain_answers(model, "torch"))
+    else:
+        assert answers == plain_answers(model, "eager")
     if setting.retraction and setting.batch > 1 and setting.chunk != 1:
         assert engine.retractions > 0, "the row was meant to force retractions"
     assert engine.audit() == []
     assert engine.held_tokens() == 0
+
+
+def test_log_probabilities_are_compared(model: Path) -> None:
+    """Half of the requests ask for them, and the two arithmetics do not give the same bits."""
+    skip_unbuilt("eager")
+    kernels, torch = plain_answers(model, "eager"), plain_answers(model, "torch")
+    asked = [request.rid for request in toy_requests(COUNT, stream=False) if request.logprobs]
+    assert len(asked) == COUNT // 2
+    assert all(len(kernels[rid].logprobs) == len(kernels[rid].tokens) for rid in asked)
+    assert any(kernels[rid].prompt_logprobs for rid in asked)
+    assert tokens_of(kernels) == tokens_of(torch) and kernels != torch
+
+
+def tokens_of(answers: dict[str, Answer]) -> dict[str, list[int]]:
+    return {rid: answer.tokens for rid, answer in answers.items()}
 
 
 def warm(engine: Engine, setting: Setting, requests: list[Request]) -> None:
