@@ -24,6 +24,7 @@ from vivace.bench.peers.export import (
     write_safetensors,
 )
 from vivace.bench.peers.llama_cpp import LlamaCppPeer
+from vivace.bench.peers.open_vino import OpenVinoPeer
 from vivace.bench.peers.peer import run_shown, running
 from vivace.bench.peers.scripted import ScriptedPeer
 from vivace.bench.peers.summary import render, rows_of
@@ -150,7 +151,7 @@ def test_own_cpu_time_is_seen() -> None:
 def test_missing_peers_say_how_to_get_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for peer in (LlamaCppPeer(), VllmCpuPeer()):
+    for peer in (LlamaCppPeer(), VllmCpuPeer(), OpenVinoPeer("int8")):
         assert f"--setup {peer.name} --dir {tmp_path}" in peer.missing(tmp_path)
     code = main(["--ours", "scripted", "--dir", str(tmp_path)])
     assert code == 1
@@ -169,6 +170,12 @@ def test_llama_command_serves_every_slot(tmp_path: Path) -> None:
     assert slots == 32
     assert context // slots > longest
     assert command[-1] == "--x"
+
+
+def test_openvino_is_started_by_its_own_python(tmp_path: Path) -> None:
+    python, server, folder, port, _, precision = OpenVinoPeer("int4", ["f32"]).command(tmp_path, 9)
+    assert python == str(tmp_path / "ov/bin/python") and Path(server).is_file()
+    assert (folder, port, precision) == (str(tmp_path / "ov-int4"), "9", "f32")
 
 
 def test_setup_is_shown_and_failures_are_told(capsys: pytest.CaptureFixture[str]) -> None:

