@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transformers
-from gguf.quants import dequantize
+from embedded_model import SHAPE, converted
 from paged_model import PagedModel, load
 
-from vivace.checkpoint.gguf_file import GGUFFile
 from vivace.checkpoint.source import ModelSource, locate
 from vivace.models.facts import facts_of
 
 PROMPT = [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1, 520, 9531, 198]
-NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-HEADS = {"attn_q": 9, "attn_k": 3}
 
 
 @pytest.fixture(scope="module")
@@ -36,43 +21,10 @@ def source() -> ModelSource:
     return locate(None)
 
 
-def halves(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of a head stored as (0, h, 1, h + 1, ...) back to 0, 1, ..., h, h + 1, ..."""
-    per_head = rows.reshape(heads, -1, rows.shape[-1])
-    return np.concatenate([per_head[:, 0::2], per_head[:, 1::2]], axis=1).reshape(rows.shape)
-
-
-def converted(file: Path) -> dict[str, torch.Tensor]:
-    """The file's tensors under transformers' names, decoded by gguf, renamed here."""
-    found, opened = {}, GGUFFile(file)
-    for entry in opened.tensors.values():
-        rows = opened.data(entry.name)
-        value = dequantize(rows.reshape(*entry.shape[:-1], -1), entry.type)
-        value = np.array(value, dtype=np.float32).reshape(entry.shape)
-        stem = entry.name.removesuffix(".weight")
-        if stem.startswith("blk."):
-            _, layer, part = stem.split(".")
-            if part in HEADS:
-                value = halves(value, HEADS[part])
-            name = f"model.layers.{layer}.{NAMES[part]}.weight"
-        else:
-            name = {"token_embd": "model.embed_tokens", "output_norm": "model.norm"}[stem]
-            name += ".weight"
-        found[name] = torch.from_numpy(value)
-    return found
-
-
 @pytest.fixture(scope="module")
 def theirs(source: ModelSource) -> Any:
     config = transformers.LlamaConfig(
-        vocab_size=49152,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=30,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        max_position_embeddings=8192,
-        rms_norm_eps=1e-5,
+        **SHAPE,
         rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
         tie_word_embeddings=True,
     )
