@@ -57,12 +57,7 @@ class Kernels:
         `layout`: one character a word, as the struct module spells them: q = pointer or int64,
         d = double. Raises ValueError when the library's operation takes another number of words.
         """
-        number = self._library.vv_find(self._context, name.encode())
-        if number < 0:
-            raise ValueError(
-                f"the kernel library has no operation {name!r}; if it was built from older "
-                "sources, build it again (make kernels)"
-            )
+        number = self._number(name)
         wanted = self._library.vv_words(self._context, number)
         packing = struct.Struct("=" + layout)
         if packing.size != 8 * wanted:
@@ -76,6 +71,19 @@ class Kernels:
                 self._graph.add(number, pack(*words))
 
         return call
+
+    def address(self, name: str) -> int:
+        """The operation `name` as a word of another operation, which runs it."""
+        return self._library.vv_address(self._context, self._number(name))
+
+    def _number(self, name: str) -> int:
+        number = self._library.vv_find(self._context, name.encode())
+        if number < 0:
+            raise ValueError(
+                f"the kernel library has no operation {name!r}; if it was built from older "
+                "sources, build it again (make kernels)"
+            )
+        return number
 
     def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """A buffer for a result: torch's while running, the graph's own while capturing."""
@@ -174,6 +182,7 @@ def _load(path: Path) -> ctypes.CDLL:
         ("vv_isa", ctypes.c_char_p, (pointer,)),
         ("vv_find", word, (pointer, ctypes.c_char_p)),
         ("vv_words", word, (pointer, word)),
+        ("vv_address", pointer, (pointer, word)),
         ("vv_run", None, (pointer, word, ctypes.c_char_p)),
         ("vv_graph_new", pointer, ()),
         ("vv_graph_free", None, (pointer,)),

@@ -7,6 +7,7 @@ import dataclasses
 from vivace.platforms.cpu.native import Kernels
 from vivace.platforms.cpu.native_attention import rotary_attend
 from vivace.platforms.cpu.native_linear import NativeLinears
+from vivace.platforms.cpu.native_moe import NativeMoe
 from vivace.platforms.cpu.native_ops import NativeOps
 from vivace.platforms.ops.table import Ops, reference_ops
 
@@ -14,6 +15,7 @@ from vivace.platforms.ops.table import Ops, reference_ops
 def native_ops(kernels: Kernels) -> Ops:
     """Every op of a decode step is a kernel, so that the step can be captured."""
     linears, rows = NativeLinears(kernels), NativeOps(kernels)
+    experts = NativeMoe(kernels, linears)
     return dataclasses.replace(
         reference_ops(),
         embedding=linears.embedding,
@@ -26,6 +28,12 @@ def native_ops(kernels: Kernels) -> Ops:
         rotary_attend=rotary_attend,
         silu_mul=rows.silu_mul,
         gelu_mul=rows.gelu_mul,
+        moe_gate=experts.gate,
+        moe_routes=experts.routes,
+        moe_spread=experts.spread,
+        moe_combine=experts.combine,
+        pack_grouped=experts.pack,
+        grouped_linear=experts.linear,
         scale=rows.scale,
         soft_cap=rows.soft_cap,
     )

@@ -15,7 +15,8 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from vivace.platforms.attention import AttendingStep, AttentionLayer
-from vivace.platforms.ops import activation, attention, cache, embedding, linear, norm, rotary
+from vivace.platforms.ops import activation, attention, cache, embedding, linear, moe, norm, rotary
+from vivace.platforms.ops.moe import Gate, Routes
 from vivace.platforms.ops.stored import StoredBlocks
 
 PackedWeight = Any
@@ -76,6 +77,12 @@ class Linear(Protocol):
     ) -> Tensor: ...
 
 
+class MoeGate(Protocol):
+    def __call__(
+        self, gate: Gate, logits: Tensor, bias: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]: ...
+
+
 class Embedding(Protocol):
     def __call__(self, ids: Tensor, weight: PackedWeight, out: Tensor | None = None) -> Tensor: ...
 
@@ -106,6 +113,18 @@ class Ops:
     the layer is loaded. Blocks only where the platform says that it reads them."""
     linear: Linear
     """(x[T, in], weight, bias=None, out=None) -> [T, out]"""
+    moe_gate: MoeGate
+    """(gate, logits[T, E], bias=None) -> (weights[T, top], experts[T, top] int64)"""
+    moe_routes: Callable[[Tensor, int], Routes]
+    """(experts[T, top], E) -> where pairs of token and expert go, sorted by expert"""
+    moe_spread: Callable[[Tensor, Routes], Tensor]
+    """(x[T, n], routes) -> [T * top, n], sorted"""
+    moe_combine: Callable[[Tensor, Tensor, Routes], Tensor]
+    """(x[T * top, n], weights[T, top], routes) -> [T, n]"""
+    pack_grouped: Callable[[Sequence[Sequence[Tensor | StoredBlocks]]], Any]
+    """(what `pack_linear` takes, for each expert) -> what `grouped_linear` takes"""
+    grouped_linear: Callable[[Tensor, Any, Routes], Tensor]
+    """(x[T * top, in] sorted by expert, weight, routes) -> [T * top, out]"""
     store_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
     """(k[T, Hk, D], v, k_cache[pages, page_size, Hk, D], v_cache, slots[T]) -> None"""
     scale: Callable[[Tensor, float], Tensor]
@@ -127,6 +146,12 @@ def reference_ops() -> Ops:
         gelu_mul=activation.gelu_mul,
         pack_linear=linear.pack_linear,
         linear=linear.linear,
+        moe_gate=moe.moe_gate,
+        moe_routes=moe.moe_routes,
+        moe_spread=moe.moe_spread,
+        moe_combine=moe.moe_combine,
+        pack_grouped=moe.pack_grouped,
+        grouped_linear=moe.grouped_linear,
         store_kv=cache.store_kv,
         scale=activation.scale,
         soft_cap=activation.soft_cap,

@@ -10,7 +10,8 @@
 
 namespace vivace {
 // The families of operations; each is a source of its own (kernels.cpp, CMakeLists.txt).
-#define VV_FAMILIES(declare) declare(elementwise) declare(linear) declare(linear_dot) declare(attention) declare(sampling)
+#define VV_FAMILIES(declare) declare(elementwise) declare(linear) declare(linear_dot) declare(attention) \
+    declare(sampling) declare(moe)
 // What an instruction set that only adds to the one below it compiles anew.
 #define VV_DOT_FAMILIES(declare) declare(linear_dot)
 #define VV_DECLARE(family) OpTable family();
@@ -157,6 +158,9 @@ int64_t vv_find(void* context, const char* name) {
 }
 
 int64_t vv_words(void* context, int64_t op) { return static_cast<Context*>(context)->ops[(size_t)op].words; }
+
+// What an operation that runs another one gets as a word.
+const void* vv_address(void* context, int64_t op) { return &static_cast<Context*>(context)->ops[(size_t)op]; }
 
 void vv_run(void* context, int64_t op, const void* args) {
     auto* self = static_cast<Context*>(context);

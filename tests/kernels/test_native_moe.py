@@ -1,0 +1,184 @@
+"""Mixtures of experts by the kernels: against the references, in float64, and bit for bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gguf.constants import GGMLQuantizationType
+from gguf.quants import quantize
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vivace.platforms.cpu.native import Arena, Kernels, NoKernels
+from vivace.platforms.cpu.native_linear import NativeLinears
+from vivace.platforms.cpu.native_moe import NativeMoe
+from vivace.platforms.ops import moe
+from vivace.platforms.ops.moe import Gate
+from vivace.platforms.ops.stored import StoredBlocks
+
+ISAS = ("avx512", "avx2", "portable", "neon")
+
+
+def opened(threads, isa=None):
+    try:
+        return Kernels(threads, isa=isa)
+    except NoKernels as reason:
+        return str(reason)
+
+
+KERNELS = {isa: opened(2, isa) for isa in ISAS}
+USABLE = [isa for isa, kernels in KERNELS.items() if isinstance(kernels, Kernels)]
+pytestmark = pytest.mark.skipif(not USABLE, reason=f"no native kernels: {KERNELS['portable']}")
+
+
+def native(isa=None, threads=None):
+    kernels = KERNELS[isa or USABLE[0]] if threads is None else opened(threads, isa)
+    assert isinstance(kernels, Kernels)
+    return NativeMoe(kernels, NativeLinears(kernels))
+
+
+@st.composite
+def gates(draw):
+    groups, size = draw(st.sampled_from([1, 1, 2, 4])), draw(st.integers(1, 20))
+    top_groups = draw(st.integers(1, groups))
+    gate = Gate(
+        top=draw(st.integers(1, min(8, top_groups * size))),
+        scoring=draw(st.sampled_from(["softmax", "sigmoid"])),
+        renormalise=draw(st.booleans()),
+        scale=draw(st.sampled_from([1.0, 2.5])),
+        groups=groups,
+        top_groups=top_groups,
+    )
+    return gate, groups * size
+
+
+@settings(max_examples=60, deadline=None)
+@given(gates(), st.integers(1, 9), st.booleans(), st.sampled_from(USABLE or [""]))
+def test_the_gate_chooses_and_weighs_as_the_reference(made, rows, biased, isa):
+    gate, experts = made
+    torch.manual_seed(rows)
+    logits = torch.randn(rows, experts + 3)[:, :experts]
+    bias = torch.randn(experts) if biased else None
+    weights, chosen = native(isa).gate(gate, logits, bias)
+    expected, wanted = moe.moe_gate(gate, logits.double().float(), bias)
+    assert torch.equal(chosen, wanted)
+    torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-7)
+
+
+def test_equal_logits_take_the_first_experts_and_a_nan_stays_in_its_row():
+    logits = torch.zeros(3, 8)
+    logits[1, 4] = torch.nan
+    weights, chosen = native().gate(Gate(top=3, renormalise=True), logits)
+    assert chosen[0].tolist() == chosen[2].tolist() == [0, 1, 2]
+    torch.testing.assert_close(weights[0::2], torch.full((2, 3), 1 / 3))
+    assert weights[1].isnan().all() and len(set(chosen[1].tolist())) == 3
+    assert ((chosen >= 0) & (chosen < 8)).all()
+
+
+def test_routes_spread_and_combine_equal_the_reference():
+    experts = torch.stack([torch.randperm(7)[:3] for _ in range(11)])
+    ops = native()
+    routes, wanted = ops.routes(experts, 7), moe.moe_routes(experts, 7)
+    assert torch.equal(routes.places, wanted.places) and torch.equal(routes.starts, wanted.starts)
+    x, weights = torch.randn(11, 40), torch.rand(11, 3)
+    spread = ops.spread(x[:, :21], routes)
+    assert torch.equal(spread, moe.moe_spread(x[:, :21], wanted))
+    expected = moe.moe_combine(spread.double(), weights, wanted).float()
+    torch.testing.assert_close(ops.combine(spread, weights, routes), expected)
+
+
+def weights_of(kind, experts, outputs, inputs):
+    """(packable, float64) of each expert"""
+    made = [torch.randn(outputs, inputs) for _ in range(experts)]
+    if kind in ("float32", "bfloat16"):
+        kept = [w.to(getattr(torch, kind)) for w in made]
+        return kept, [w.double() for w in kept]
+    blocks = [
+        StoredBlocks(kind, quantize(w.numpy(), GGMLQuantizationType[kind.upper()]), inputs)
+        for w in made
+    ]
+    return blocks, [w.decoded().double() for w in blocks]
+
+
+@pytest.mark.parametrize("isa", USABLE)
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "q8_0", "q4_0"])
+@pytest.mark.parametrize("rows", [1, 5, 60])
+def test_grouped_linear_follows_the_definition(isa, kind, rows):
+    torch.manual_seed(rows)
+    ops = native(isa)
+    packable, wide = weights_of(kind, 5, 100, 96)
+    weight = ops.pack([[w] for w in packable])
+    experts = torch.stack([torch.randperm(4)[:2] for _ in range(rows)])  # nobody asks the fifth
+    routes, x = ops.routes(experts, 5), torch.randn(rows, 96)
+    found = ops.linear(ops.spread(x, routes), weight, routes)
+    for token, pair in enumerate(experts.tolist()):
+        for j, expert in enumerate(pair):
+            wanted = wide[expert] @ x[token].double()
+            got = found[routes.places[token, j]]
+            torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("isa", USABLE)
+def test_a_token_does_not_depend_on_the_others_nor_on_threads(isa):
+    x, gate = torch.randn(70, 64), Gate(top=2, renormalise=True)
+    router, matrices = torch.randn(64, 6), [[torch.randn(80, 64)] for _ in range(6)]
+
+    def block(ops, x):
+        weight = ops.pack(matrices)
+        weights, chosen = ops.gate(gate, x @ router)
+        routes = ops.routes(chosen, 6)
+        return ops.combine(ops.linear(ops.spread(x, routes), weight, routes), weights, routes)
+
+    alone = torch.cat([block(native(isa), row[None]) for row in x[:9]])
+    for threads in (1, 3):
+        ops = native(isa, threads)
+        logits = torch.cat([row[None] @ router for row in x])
+        weights, chosen = ops.gate(gate, logits)
+        routes, weight = ops.routes(chosen, 6), ops.pack(matrices)
+        whole = ops.combine(ops.linear(ops.spread(x, routes), weight, routes), weights, routes)
+        assert torch.equal(whole[:9], alone)
+
+
+def test_a_captured_block_replays_with_fewer_tokens():
+    kernels = KERNELS[USABLE[0]]
+    ops, gate = native(), Gate(top=2, scoring="sigmoid")
+    weight = ops.pack([[torch.randn(48, 32)] for _ in range(4)])
+    x, logits = torch.randn(8, 32), torch.randn(8, 4)
+
+    def block():
+        weights, chosen = ops.gate(gate, logits)
+        routes = ops.routes(chosen, 4)
+        return ops.combine(ops.linear(ops.spread(x, routes), weight, routes), weights, routes)
+
+    with kernels.capture(Arena()) as graph:
+        out = block()
+    for rows in (8, 3, 1, 8):
+        x.normal_(), logits.normal_()
+        graph.replay(rows)
+        assert torch.equal(out[:rows], block()[:rows])
+
+
+def test_experts_of_different_formats_are_refused():
+    with pytest.raises(ValueError, match="one shape and one format"):
+        native().pack([[torch.randn(16, 32)], [torch.randn(16, 32).bfloat16()]])
+    with pytest.raises(ValueError, match="one shape and one format"):
+        native().pack([[torch.randn(16, 32)], [torch.randn(32, 32)]])
+
+
+def test_the_references_agree_with_plain_loops():
+    logits = torch.tensor(np.random.default_rng(0).normal(size=(4, 12)), dtype=torch.float32)
+    gate = Gate(top=3, scoring="sigmoid", groups=4, top_groups=2, renormalise=True, scale=2.0)
+    bias = torch.linspace(-1, 1, 12)
+    weights, chosen = moe.moe_gate(gate, logits, bias)
+    for row in range(4):
+        scores = [1 / (1 + np.exp(-float(x))) for x in logits[row]]
+        choice = [s + float(b) for s, b in zip(scores, bias, strict=True)]
+        groups = [sum(sorted(choice[3 * g : 3 * g + 3])[-2:]) for g in range(4)]
+        kept = sorted(range(4), key=lambda g: -groups[g])[:2]
+        allowed = [e for e in range(12) if e // 3 in kept]
+        best = sorted(allowed, key=lambda e: -choice[e])[:3]
+        assert chosen[row].tolist() == best
+        total = sum(scores[e] for e in best)
+        wanted = [2 * scores[e] / total for e in best]
+        torch.testing.assert_close(weights[row], torch.tensor(wanted, dtype=torch.float32))
