@@ -117,6 +117,10 @@ class Engine:
     def audit(self) -> list[str]:
         return self._scheduler.audit()
 
+    def replays(self) -> float:
+        """steps that were replayed from a capture"""
+        return self._scheduler.state().metrics.counters["cuda_graph_passes_total"]
+
     def held_tokens(self) -> int:
         return self._scheduler.state().used_tokens
 

@@ -8,7 +8,7 @@ import pytest
 
 from vivace.platforms.cpu.native import Kernels, NoKernels
 
-ISAS = ("avx512", "avx2", "portable", "neon")
+ISAS = ("avx512vnni", "avx512", "avx2", "portable", "neondot", "neon")
 
 
 @cache

@@ -9,6 +9,7 @@ import torch
 from every_isa import each_isa, kernels_of, needs_kernels
 from torch import Tensor
 
+from vivace.errors import CannotStart
 from vivace.platforms.cpu.graphs import CpuGraphs
 from vivace.platforms.cpu.native import ALIGNMENT, Arena, Kernels, NoKernels
 from vivace.platforms.cpu.native_table import native_ops
@@ -225,6 +226,7 @@ def test_a_library_that_cannot_be_loaded(tmp_path):
     broken.write_bytes(b"\x7fELF no more")
     with pytest.raises(NoKernels, match=r"broken\.so cannot be loaded: .*"):
         Kernels(1, library=broken)
+    assert issubclass(NoKernels, CannotStart), "a start ends in one line, without a traceback"
 
 
 def test_a_library_of_something_else(tmp_path):

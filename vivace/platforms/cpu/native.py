@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vivace.errors import CannotStart
+
 LIBRARY = Path(__file__).with_name("_kernels.so")
 SPIN_MICROSECONDS = 60
 """an idle worker looks so long for the next operation before it sleeps"""
@@ -29,15 +31,15 @@ Words = Callable[..., None]
 """Takes the operation's words in order; pointers are `Tensor.data_ptr()`, 0 for none."""
 
 
-class NoKernels(RuntimeError):
+class NoKernels(CannotStart):
     """The native kernels cannot be used here; the text says why."""
 
 
 class Kernels:
     """An opened library with its own threads.
 
-    `threads` counts the calling thread. `isa` forces an instruction set ("avx512", "avx2",
-    "portable"); None is the best one. Raises NoKernels.
+    `threads` counts the calling thread. `isa` forces an instruction set ("avx512vnni",
+    "avx512", "avx2", "portable", "neondot", "neon"); None is the best one. Raises NoKernels.
     """
 
     def __init__(self, threads: int, *, isa: str | None = None, library: Path = LIBRARY) -> None:
@@ -50,6 +52,12 @@ class Kernels:
         self.threads = threads
         self.isa: str = self._library.vv_isa(self._context).decode()
         self._graph: Graph | None = None
+
+    @property
+    def below(self) -> str | None:
+        """The best instruction set after this one; None when this is the last."""
+        name = self._library.vv_isa_below(self._context)
+        return name.decode() if name else None
 
     def operation(self, name: str, layout: str) -> Words:
         """The operation `name` as a function of its words.
@@ -180,6 +188,7 @@ def _load(path: Path) -> ctypes.CDLL:
         ("vv_open", pointer, (ctypes.c_char_p, word, word, word)),
         ("vv_close", None, (pointer,)),
         ("vv_isa", ctypes.c_char_p, (pointer,)),
+        ("vv_isa_below", ctypes.c_char_p, (pointer,)),
         ("vv_find", word, (pointer, ctypes.c_char_p)),
         ("vv_words", word, (pointer, word)),
         ("vv_address", pointer, (pointer, word)),
