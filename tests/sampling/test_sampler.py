@@ -5,24 +5,51 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vivace.engine.oracle import splitmix64 as scalar_splitmix64
+from vivace.platforms.cpu.native import Kernels, NoKernels
+from vivace.platforms.cpu.native_sampling import NativeSampling
+from vivace.platforms.ops.sampling import SamplingOps, TorchSampling, cut, invert
 from vivace.protocol.request import LogprobOptions, SamplingParams
 from vivace.sampling.adjust import Histories
-from vivace.sampling.draw import cut, invert, splitmix64, uniforms
+from vivace.sampling.draw import splitmix64, uniforms
 from vivace.sampling.rows import SamplingRows
 from vivace.sampling.sampler import Sampler
 
 VOCABULARY = 50
 
 
+def native() -> SamplingOps | str:
+    """The kernels' operations, or why there are none."""
+    try:
+        return NativeSampling(Kernels(2))
+    except NoKernels as error:
+        return str(error)
+
+
+NATIVE = native()
+each = pytest.mark.parametrize(
+    "ops",
+    [
+        pytest.param(TorchSampling(), id="torch"),
+        pytest.param(
+            NATIVE,
+            id="kernels",
+            marks=pytest.mark.skipif(isinstance(NATIVE, str), reason=str(NATIVE)),
+        ),
+    ],
+)
+
+
 class Table:
     """Rows of requests with some history, ready to draw."""
 
-    def __init__(self, params, *, stop_ids=(), seed=0, options=None):
+    def __init__(self, ops, params, *, stop_ids=(), seed=0, options=None):
+        self.ops = ops
         random = np.random.default_rng(seed)
         count = len(params)
         self.rows = np.arange(count)
@@ -37,10 +64,10 @@ class Table:
                 self.columns.ask_logprobs(row)
         self.logits = torch.from_numpy(random.normal(0, 3, (count, VOCABULARY)).astype(np.float32))
 
-    def draw(self, rows=None, sampler=None):
+    def draw(self, rows=None, **settings):
         rows = self.rows if rows is None else np.asarray(rows)
         history = Histories(tokens=self.tokens, known=self.known, prompt=self.prompt)
-        return (sampler or Sampler()).draw(
+        return Sampler(self.ops, **settings).draw(
             self.logits[rows].clone(), rows, self.columns, self.options, history
         )
 
@@ -101,11 +128,12 @@ def expected_token(table, row, params, stop_ids):
     return max(token for token, weight in enumerate(kept) if weight)
 
 
+@each
 @settings(max_examples=60, deadline=None)
-@given(st.lists(PARAMS, min_size=1, max_size=6), st.integers(0, 1000))
-def test_equals_the_definition_alone_and_in_any_batch(params, seed):
+@given(params=st.lists(PARAMS, min_size=1, max_size=6), seed=st.integers(0, 1000))
+def test_equals_the_definition_alone_and_in_any_batch(ops, params, seed):
     stop_ids = (3, 7)
-    table = Table(params, stop_ids=stop_ids, seed=seed)
+    table = Table(ops, params, stop_ids=stop_ids, seed=seed)
     together = table.draw().tokens.tolist()
     alone = [int(table.draw([row]).tokens[0]) for row in range(len(params))]
     backwards = table.draw(list(range(len(params)))[::-1]).tokens.tolist()[::-1]
@@ -145,14 +173,15 @@ def test_a_nucleus_wider_than_the_first_candidates():
     table = torch.full((2, 5000), 1 / 5000)
     table[1, :2] = torch.tensor([0.6, 0.3])
     table[1, 2:] = 0.1 / 4998
-    narrowed = cut(table, np.array([0, 0]), np.array([0.7, 0.5]), np.zeros(2, np.float32))
-    assert (narrowed[0] > 0).sum() == 5000  # ties with the last one inside stay
-    assert (narrowed[1] > 0).nonzero().flatten().tolist() == [0]
+    cut(table, np.array([0, 0]), np.array([0.7, 0.5]), np.zeros(2, np.float32))
+    assert (table[0] > 0).sum() == 5000  # ties with the last one inside stay
+    assert (table[1] > 0).nonzero().flatten().tolist() == [0]
 
 
-def test_bad_rows_are_named_and_harm_nobody():
+@each
+def test_bad_rows_are_named_and_harm_nobody(ops):
     params = [SamplingParams(temperature=t, seed=5) for t in (0.0, 1.0, 1.0, 0.0, 1.0)]
-    table = Table(params)
+    table = Table(ops, params)
     good = table.draw().tokens.tolist()
     table.logits[1, 7] = torch.nan
     table.logits[2] = -torch.inf
@@ -164,21 +193,23 @@ def test_bad_rows_are_named_and_harm_nobody():
     assert all(0 <= token < VOCABULARY for token in draws.tokens)
 
 
-def test_minimum_length_masks_every_stop_id():
+@each
+def test_minimum_length_masks_every_stop_id(ops):
     params = [SamplingParams(temperature=0.0, min_new_tokens=50)]
-    table = Table(params, stop_ids=(3, 7))
+    table = Table(ops, params, stop_ids=(3, 7))
     table.logits[0, 3], table.logits[0, 7], table.logits[0, 11] = 90.0, 80.0, 70.0
     assert table.draw().tokens.tolist() == [11]
     table.columns.minimum[0] = 0
     assert table.draw().tokens.tolist() == [3]
 
 
-def test_logprobs_are_taken_after_temperature_unless_original():
+@each
+def test_logprobs_are_taken_after_temperature_unless_original(ops):
     options = {0: LogprobOptions(top=2), 2: LogprobOptions(token_ids=(4, 1), top=0)}
     params = [SamplingParams(temperature=t, seed=1) for t in (0.5, 1.0, 0.0)]
-    table = Table(params, options=options)
-    for sampler, temperature in ((Sampler(), 0.5), (Sampler(original_logprobs=True), 1.0)):
-        draws = table.draw(sampler=sampler)
+    table = Table(ops, params, options=options)
+    for original, temperature in ((False, 0.5), (True, 1.0)):
+        draws = table.draw(original_logprobs=original)
         assert set(draws.logprobs) == {0, 2}
         scores = (table.logits[0] / temperature).log_softmax(-1)
         one = draws.logprobs[0]

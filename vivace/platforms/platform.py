@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from vivace.platforms.attention import AttentionBackend, AttentionLayer, KVMemory
+    from vivace.platforms.ops.sampling import SamplingOps
     from vivace.platforms.ops.table import Ops
 
 
@@ -114,6 +115,10 @@ class Platform(Protocol):
     ) -> AttentionBackend:
         """`dtype`: the torch.dtype of queries; the memory may hold another one. `longest`: most
         tokens a row can have."""
+        ...
+
+    def sampling(self) -> SamplingOps:
+        """From logits to tokens."""
         ...
 
     def available_bytes(self) -> int:

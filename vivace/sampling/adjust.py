@@ -12,10 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vivace.platforms.ops.sampling import Penalties, SamplingOps
 from vivace.sampling.rows import BIASED, MINIMUM, PENALISED, SamplingRows
-
-PENALTY_ELEMENTS = 1 << 24
-"""elements of the largest temporary table of counts"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,60 +28,44 @@ class Histories:
     """[rows]: how many of those are prompt"""
 
 
-def adjust(logits: Tensor, rows: np.ndarray, columns: SamplingRows, history: Histories) -> None:
-    """Apply, in place, to logits[n, V] of `rows[n]`: additive penalties and minimum length,
-    then repetition scaling, then logit bias."""
+def adjust(
+    ops: SamplingOps,
+    logits: Tensor,
+    rows: np.ndarray,
+    columns: SamplingRows,
+    history: Histories,
+) -> None:
+    """Apply, in place, to logits[n, V] of `rows[n]`: penalties, then minimum length, then bias."""
     features = columns.features[rows]
     asked = int(np.bitwise_or.reduce(features))
-    penalised = np.flatnonzero(features & PENALISED) if asked & PENALISED else _NONE
-    if len(penalised):
-        _add_penalties(logits, penalised, rows, columns, history)
+    if asked & PENALISED:
+        entries = np.flatnonzero(features & PENALISED)
+        _penalise(ops, logits, entries, rows, columns, history)
     if asked & MINIMUM:
         _mask_stops(logits, np.flatnonzero(features & MINIMUM), rows, columns, history)
-    if len(penalised):
-        _scale_repetitions(logits, penalised, rows, columns, history)
     if asked & BIASED:
         _add_bias(logits, np.flatnonzero(features & BIASED), rows, columns)
 
 
-_NONE = np.empty(0, np.int64)
-
-
-def _add_penalties(
+def _penalise(
+    ops: SamplingOps,
     logits: Tensor,
     entries: np.ndarray,
     rows: np.ndarray,
     columns: SamplingRows,
     history: Histories,
 ) -> None:
-    """logits -= frequency * count + presence * (count > 0), counting output tokens."""
-    asked = (columns.frequency[rows[entries]] != 0) | (columns.presence[rows[entries]] != 0)
-    for part in _parts(entries[asked], logits.shape[1]):
-        of = rows[part]
-        counts = _counts(history, of, history.prompt[of], logits.shape[1])
-        index = torch.from_numpy(part)
-        change = counts * torch.from_numpy(columns.frequency[of]).unsqueeze(1)
-        change += (counts > 0) * torch.from_numpy(columns.presence[of]).unsqueeze(1)
-        logits.index_copy_(0, index, logits.index_select(0, index) - change)
-
-
-def _scale_repetitions(
-    logits: Tensor,
-    entries: np.ndarray,
-    rows: np.ndarray,
-    columns: SamplingRows,
-    history: Histories,
-) -> None:
-    """Tokens of prompt or output: positive logits / penalty, negative ones * penalty."""
-    asked = columns.repetition[rows[entries]] != 1
-    for part in _parts(entries[asked], logits.shape[1]):
-        of = rows[part]
-        seen = _counts(history, of, np.zeros(len(of), np.int64), logits.shape[1]) > 0
-        index = torch.from_numpy(part)
-        chosen = logits.index_select(0, index)
-        penalty = torch.from_numpy(columns.repetition[of]).unsqueeze(1)
-        scaled = torch.where(chosen > 0, chosen / penalty, chosen * penalty)
-        logits.index_copy_(0, index, torch.where(seen, scaled, chosen))
+    of = rows[entries]
+    penalties = Penalties(
+        rows=of,
+        prompt=history.prompt[of],
+        known=history.known[of],
+        frequency=columns.frequency[of],
+        presence=columns.presence[of],
+        repetition=columns.repetition[of],
+        tokens=history.tokens,
+    )
+    ops.penalise(logits, entries, penalties)
 
 
 def _mask_stops(
@@ -105,21 +87,3 @@ def _add_bias(logits: Tensor, entries: np.ndarray, rows: np.ndarray, columns: Sa
         ids, values = columns.bias[int(rows[entry])]
         inside = ids < logits.shape[1]
         logits[entry].index_add_(0, torch.from_numpy(ids[inside]), torch.from_numpy(values[inside]))
-
-
-def _parts(entries: np.ndarray, vocabulary: int) -> list[np.ndarray]:
-    """Batch entries in pieces whose table of counts stays within PENALTY_ELEMENTS."""
-    size = max(1, PENALTY_ELEMENTS // vocabulary)
-    return [entries[first : first + size] for first in range(0, len(entries), size)]
-
-
-def _counts(history: Histories, rows: np.ndarray, first: np.ndarray, vocabulary: int) -> Tensor:
-    """[n, V] float32: how often each id occurs in tokens[first..known] of each row."""
-    ends = history.known[rows]
-    width = int(ends.max()) if len(rows) else 0
-    places = np.arange(width)
-    ids = torch.from_numpy(history.tokens[rows, :width].astype(np.int64))
-    counted = (places >= first[:, None]) & (places < ends[:, None])
-    counts = torch.zeros(len(rows), vocabulary)
-    ids.clamp_(0, vocabulary - 1)
-    return counts.scatter_add_(1, ids, torch.from_numpy(counted.astype(np.float32)))

@@ -8,13 +8,11 @@ from vivace.protocol.request import SamplingParams
 
 SAMPLED = 1
 """temperature > 0"""
-FILTERED = 2
-"""top_k, top_p or min_p cut something"""
-PENALISED = 4
-BIASED = 8
-MINIMUM = 16
+PENALISED = 2
+BIASED = 4
+MINIMUM = 8
 """min_new_tokens masks stop ids"""
-SCORED = 32
+SCORED = 16
 """log-probabilities are wanted"""
 
 GREEDY_BELOW = 1e-6
@@ -71,8 +69,6 @@ def _features(params: SamplingParams, greedy: bool, minimum: bool, biased: bool)
     features = 0
     if not greedy:
         features |= SAMPLED
-        if params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0:
-            features |= FILTERED
     if (
         params.frequency_penalty != 0.0
         or params.presence_penalty != 0.0

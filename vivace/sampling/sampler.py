@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vivace.platforms.ops.sampling import Drawing, SamplingOps
 from vivace.protocol.output import TokenLogprob
 from vivace.protocol.request import LogprobOptions
 from vivace.sampling.adjust import Histories, adjust
-from vivace.sampling.draw import cut, invert, uniforms
+from vivace.sampling.draw import uniforms
 from vivace.sampling.logprobs import score
 from vivace.sampling.rows import (
     BIASED,
-    FILTERED,
     MINIMUM,
     PENALISED,
     SAMPLED,
@@ -49,7 +49,8 @@ class Draws:
 class Sampler:
     """Draws for rows. Holds settings only: the rows' columns are the state."""
 
-    def __init__(self, *, original_logprobs: bool = False) -> None:
+    def __init__(self, ops: SamplingOps, *, original_logprobs: bool = False) -> None:
+        self._ops = ops
         self._original_logprobs = original_logprobs
 
     def draw(
@@ -64,9 +65,9 @@ class Sampler:
         position history.known[row]."""
         asked = int(np.bitwise_or.reduce(columns.features[rows])) if len(rows) else 0
         if asked & (PENALISED | MINIMUM | BIASED):
-            adjust(logits, rows, columns, history)
-        best, tokens = logits.max(-1)
-        draws = Draws(tokens=tokens.numpy(), bad=_bad(best))
+            adjust(self._ops, logits, rows, columns, history)
+        tokens, bad = self._ops.best(logits)
+        draws = Draws(tokens=tokens, bad=bad)
         if draws.bad is not None:
             logits[torch.from_numpy(draws.bad)] = 0.0
         if asked & SAMPLED:
@@ -84,20 +85,16 @@ class Sampler:
         history: Histories,
     ) -> None:
         """Replace the best token by a drawn one in the entries that sample."""
-        features = columns.features[rows]
-        entries = np.flatnonzero(features & SAMPLED)
+        entries = np.flatnonzero(columns.features[rows] & SAMPLED)
         of = rows[entries]
-        probabilities = _scaled(logits, entries, columns.temperature[of]).softmax(-1)
-        filtered = np.flatnonzero(features[entries] & FILTERED)
-        if len(filtered) == len(entries):
-            cut(probabilities, columns.top_k[of], columns.top_p[of], columns.min_p[of])
-        elif len(filtered):
-            index, some = torch.from_numpy(filtered), of[filtered]
-            part = probabilities.index_select(0, index)
-            cut(part, columns.top_k[some], columns.top_p[some], columns.min_p[some])
-            probabilities.index_copy_(0, index, part)
-        uniform = torch.from_numpy(uniforms(columns.seed[of], history.known[of]))
-        tokens[entries] = invert(probabilities, uniform).numpy()
+        drawing = Drawing(
+            temperature=columns.temperature[of],
+            top_k=columns.top_k[of],
+            top_p=columns.top_p[of],
+            min_p=columns.min_p[of],
+            uniform=uniforms(columns.seed[of], history.known[of]),
+        )
+        tokens[entries] = self._ops.draw(logits, entries, drawing)
 
     def _score(
         self,
@@ -109,22 +106,11 @@ class Sampler:
     ) -> None:
         entries = np.flatnonzero(columns.features[rows] & SCORED)
         of = rows[entries]
-        if self._original_logprobs:
-            chosen = logits.index_select(0, torch.from_numpy(entries))
-        else:
-            chosen = _scaled(logits, entries, columns.temperature[of])
-        tokens = torch.from_numpy(draws.tokens[entries])
-        scored = score(chosen, tokens, [options[row] for row in of.tolist()])
+        scored = score(
+            self._ops,
+            logits.index_select(0, torch.from_numpy(entries)),
+            np.ones(len(of), np.float32) if self._original_logprobs else columns.temperature[of],
+            draws.tokens[entries],
+            [options[row] for row in of.tolist()],
+        )
         draws.logprobs = dict(zip(entries.tolist(), scored, strict=True))
-
-
-def _bad(best: Tensor) -> np.ndarray | None:
-    """Entries whose largest logit is no number: a NaN anywhere, +inf, or nothing but -inf."""
-    finite = torch.isfinite(best)
-    return None if bool(finite.all()) else ~finite.numpy()
-
-
-def _scaled(logits: Tensor, entries: np.ndarray, temperature: np.ndarray) -> Tensor:
-    """A copy of the entries' logits divided by their temperature."""
-    chosen = logits if len(entries) == len(logits) else logits[torch.from_numpy(entries)]
-    return chosen / torch.from_numpy(temperature).unsqueeze(1)

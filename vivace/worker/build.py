@@ -13,7 +13,6 @@ from vivace.models.loading import load_model
 from vivace.platforms.attention import AttentionBackend, AttentionLayer
 from vivace.platforms.platform import Platform, PlatformSettings, load_platform
 from vivace.protocol.control import Capacity
-from vivace.sampling.sampler import Sampler
 from vivace.worker.heads import TokenHead
 from vivace.worker.inputs import StepInputs
 from vivace.worker.kv_memory import PagedKV, bytes_per_token
@@ -159,7 +158,9 @@ def assemble(
         kv=kv,
         attention=attention,
         runner=runner,
-        head=TokenHead(model, Sampler(original_logprobs=original_logprobs), slots, vocabulary),
+        head=TokenHead(
+            model, platform.sampling(), slots, vocabulary, original_logprobs=original_logprobs
+        ),
         inputs=inputs,
     )
 

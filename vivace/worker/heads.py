@@ -8,13 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vivace.platforms.ops.sampling import SamplingOps
 from vivace.protocol.output import TokenLogprob
 from vivace.protocol.request import LogprobOptions
 from vivace.sampling.adjust import Histories
 from vivace.sampling.logprobs import score
 from vivace.sampling.sampler import BAD_NUMBERS, Sampler
 from vivace.worker.inputs import Spans, StepInput
-from vivace.worker.runner import RunnableModel, finite_tokens
+from vivace.worker.runner import RunnableModel
 from vivace.worker.slots import Slots
 
 SCORE_ELEMENTS = 1 << 23
@@ -39,11 +40,18 @@ class TokenHead:
     """The language model head: logits of the tokens that need them, then the sampler."""
 
     def __init__(
-        self, model: RunnableModel, sampler: Sampler, slots: Slots, vocabulary: int
+        self,
+        model: RunnableModel,
+        ops: SamplingOps,
+        slots: Slots,
+        vocabulary: int,
+        *,
+        original_logprobs: bool = False,
     ) -> None:
         self._model = model
+        self._ops = ops
         self._vocabulary = vocabulary
-        self._sampler = sampler
+        self._sampler = Sampler(ops, original_logprobs=original_logprobs)
         self._slots = slots
 
     def read(self, step: StepInput, spans: Spans, hidden: Tensor) -> Output:
@@ -58,11 +66,13 @@ class TokenHead:
         return output
 
     def _bad_spans(self, spans: Spans, hidden: Tensor) -> np.ndarray | None:
-        """[S] bool: spans with a token that is no number any more; None when there is none."""
-        finite = finite_tokens(hidden)
-        if finite is None:
-            return None
-        return np.logical_or.reduceat(~finite.numpy(), spans.starts[:-1])
+        """[S] bool: spans with a token that is no number any more; None when there is none.
+
+        What a token stored in the KV memory reaches its own hidden state (it attends to itself),
+        so this also finds bad keys and values, in the middle of a prompt too.
+        """
+        bad = self._ops.bad_tokens(hidden)
+        return None if bad is None else np.logical_or.reduceat(bad, spans.starts[:-1])
 
     def _draw(self, step: StepInput, spans: Spans, hidden: Tensor, final: np.ndarray) -> Output:
         if not len(final):
@@ -112,8 +122,10 @@ class TokenHead:
             stop = min(end, position + part)
             offset = start + position - 1 - before
             logits = self._model.logits(hidden[offset : offset + stop - position])
-            tokens = torch.from_numpy(self._slots.tokens[row, position:stop].astype(np.int64))
-            scored += score(logits, tokens, [options] * (stop - position))
+            tokens = self._slots.tokens[row, position:stop].astype(np.int64)
+            asked = [options] * len(tokens)
+            plain = np.ones(len(tokens), np.float32)
+            scored += score(self._ops, logits, plain, tokens, asked)
         return scored
 
 

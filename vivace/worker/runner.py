@@ -114,16 +114,3 @@ def capture_steps(
             steps.append(CapturedStep(rows, graph, hidden))
     progress(1.0)
     return steps
-
-
-def finite_tokens(hidden: Tensor) -> Tensor | None:
-    """[T] bool, False where a token's numbers went wrong; None when all are fine.
-
-    One reduction over hidden[T, n] in the usual case: a NaN or an infinity anywhere makes the sum
-    one. What a token stored in the KV memory reaches its own hidden state (it attends to itself),
-    so this also finds bad keys and values, in the middle of a prompt too.
-    """
-    if bool(torch.isfinite(hidden.sum(dtype=torch.float32))):
-        return None
-    finite = torch.isfinite(hidden).all(-1)
-    return None if bool(finite.all()) else finite

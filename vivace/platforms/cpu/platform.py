@@ -14,6 +14,7 @@ from vivace.platforms.cpu.deterministic import BatchInvariantAttention, batch_in
 from vivace.platforms.cpu.graphs import CpuGraphs
 from vivace.platforms.cpu.native import Kernels
 from vivace.platforms.cpu.ops import cpu_ops
+from vivace.platforms.ops.sampling import SamplingOps, TorchSampling
 from vivace.platforms.platform import GraphRecorder, Platform, PlatformFacts, PlatformSettings
 
 
@@ -58,6 +59,11 @@ class NativePlatform:
 
         return NativeAttention(self._kernels, layers, memory, longest)
 
+    def sampling(self) -> SamplingOps:
+        from vivace.platforms.cpu.native_sampling import NativeSampling
+
+        return NativeSampling(self._kernels)
+
     def available_bytes(self) -> int:
         return cpu.memory()[1]
 
@@ -86,6 +92,9 @@ class TorchPlatform:
     ) -> AttentionBackend:
         chosen = BatchInvariantAttention if self._deterministic else CpuAttention
         return chosen(layers, memory, dtype)
+
+    def sampling(self) -> SamplingOps:
+        return TorchSampling()
 
     def available_bytes(self) -> int:
         return cpu.memory()[1]

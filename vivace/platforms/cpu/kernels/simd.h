@@ -43,6 +43,8 @@ VV_INLINE F16 mul(F16 a, F16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
 VV_INLINE F16 div(F16 a, F16 b) { return {_mm512_div_ps(a.v, b.v)}; }
 VV_INLINE F16 max(F16 a, F16 b) { return {_mm512_max_ps(a.v, b.v)}; }
 VV_INLINE F16 min(F16 a, F16 b) { return {_mm512_min_ps(a.v, b.v)}; }
+VV_INLINE uint32_t at_least(F16 a, F16 b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ); }
+VV_INLINE F16 keep_at_least(F16 a, F16 b) { return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ), a.v)}; }
 VV_INLINE F16 to_float(I16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
 VV_INLINE I16 round_to_int(F16 a) { return {_mm512_cvtps_epi32(a.v)}; }
 VV_INLINE I16 iset1(int32_t x) { return {_mm512_set1_epi32(x)}; }
@@ -79,6 +81,13 @@ VV_INLINE F16 mul(F16 x, F16 y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps
 VV_INLINE F16 div(F16 x, F16 y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
 VV_INLINE F16 max(F16 x, F16 y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
 VV_INLINE F16 min(F16 x, F16 y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
+VV_INLINE uint32_t at_least(F16 x, F16 y) {
+    return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(x.a, y.a, _CMP_GE_OQ)) |
+           (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(x.b, y.b, _CMP_GE_OQ)) << 8;
+}
+VV_INLINE F16 keep_at_least(F16 x, F16 y) {
+    return {_mm256_and_ps(x.a, _mm256_cmp_ps(x.a, y.a, _CMP_GE_OQ)), _mm256_and_ps(x.b, _mm256_cmp_ps(x.b, y.b, _CMP_GE_OQ))};
+}
 VV_INLINE F16 to_float(I16 x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 VV_INLINE I16 round_to_int(F16 x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
 VV_INLINE I16 iset1(int32_t x) { __m256i v = _mm256_set1_epi32(x); return {v, v}; }
@@ -124,6 +133,15 @@ VV_INLINE F16 mul(F16 x, F16 y) { F16 r; VV_EACH(i) r.v[i] = vmulq_f32(x.v[i], y
 VV_INLINE F16 div(F16 x, F16 y) { F16 r; VV_EACH(i) r.v[i] = vdivq_f32(x.v[i], y.v[i]); return r; }
 VV_INLINE F16 max(F16 x, F16 y) { F16 r; VV_EACH(i) r.v[i] = vmaxq_f32(x.v[i], y.v[i]); return r; }
 VV_INLINE F16 min(F16 x, F16 y) { F16 r; VV_EACH(i) r.v[i] = vminq_f32(x.v[i], y.v[i]); return r; }
+VV_INLINE uint32_t at_least(F16 x, F16 y) {
+    const uint32x4_t weights = {1, 2, 4, 8};
+    uint32_t bits = 0;
+    VV_EACH(i) bits |= vaddvq_u32(vandq_u32(vcgeq_f32(x.v[i], y.v[i]), weights)) << (4 * i);
+    return bits;
+}
+VV_INLINE F16 keep_at_least(F16 x, F16 y) {
+    F16 r; VV_EACH(i) r.v[i] = vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(x.v[i]), vcgeq_f32(x.v[i], y.v[i]))); return r;
+}
 VV_INLINE F16 to_float(I16 x) { F16 r; VV_EACH(i) r.v[i] = vcvtq_f32_s32(x.v[i]); return r; }
 VV_INLINE I16 round_to_int(F16 x) { I16 r; VV_EACH(i) r.v[i] = vcvtnq_s32_f32(x.v[i]); return r; }
 VV_INLINE I16 iset1(int32_t x) { I16 r; VV_EACH(i) r.v[i] = vdupq_n_s32(x); return r; }
@@ -177,6 +195,10 @@ VV_INLINE F16 mul(F16 x, F16 y) { return {x.v * y.v}; }
 VV_INLINE F16 div(F16 x, F16 y) { return {x.v / y.v}; }
 VV_INLINE F16 max(F16 x, F16 y) { return {x.v > y.v ? x.v : y.v}; }
 VV_INLINE F16 min(F16 x, F16 y) { return {x.v < y.v ? x.v : y.v}; }
+VV_INLINE uint32_t at_least(F16 x, F16 y) {
+    uint32_t bits = 0; VV_LANES(i) bits |= (uint32_t)(x.v[i] >= y.v[i]) << i; return bits;
+}
+VV_INLINE F16 keep_at_least(F16 x, F16 y) { return {(Floats)((Ints)x.v & (x.v >= y.v))}; }
 VV_INLINE F16 to_float(I16 x) { return {__builtin_convertvector(x.v, Floats)}; }
 VV_INLINE I16 round_to_int(F16 x) { I16 r; VV_LANES(i) r.v[i] = (int32_t)std::nearbyintf(x.v[i]); return r; }
 VV_INLINE I16 iset1(int32_t x) { return {Ints{} + x}; }

@@ -1,0 +1,303 @@
+"""Both SamplingOps, the native ones on every instruction set, against definitions in float64.
+
+Rows are multiples of 1/8, so that different logits have clearly different probabilities. Where a
+border of top-p, min-p or the cumulative sum lies within EDGE (relative) of a token, float32 may
+decide either way: such tokens may stay or go, and such draws may take the neighbour.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from every_isa import USABLE, kernels_of
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from vivace.platforms.cpu.native_sampling import NativeSampling
+from vivace.platforms.ops.sampling import Drawing, Penalties, TorchSampling
+
+EDGE = 1e-5
+IMPLEMENTATIONS = ("torch", *USABLE)
+each = pytest.mark.parametrize("name", IMPLEMENTATIONS)
+each_native = pytest.mark.parametrize("name", USABLE)
+WIDTHS = st.sampled_from([1, 2, 15, 16, 17, 100, 511, 512, 513, 1025, 5000])
+
+
+@cache
+def ops_of(name, threads=2):
+    return TorchSampling() if name == "torch" else NativeSampling(kernels_of(name, threads))
+
+
+def logits_of(seed, rows, width, spread, masked=0.0):
+    random = np.random.default_rng(seed)
+    values = np.round(random.normal(0, spread, (rows, width)) * 8) / 8
+    values[random.random((rows, width)) < masked] = -np.inf
+    values[np.arange(rows), random.integers(0, width, rows)] = 1.0
+    return torch.from_numpy(values.astype(np.float32))
+
+
+def drawing(count, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, uniform=0.5):
+    def column(value, dtype):
+        return np.array(np.broadcast_to(np.asarray(value, dtype), count))
+
+    return Drawing(
+        temperature=column(temperature, np.float32),
+        top_k=column(top_k, np.int64),
+        top_p=column(top_p, np.float64),
+        min_p=column(min_p, np.float32),
+        uniform=column(uniform, np.float64),
+    )
+
+
+def kept_weights(row, temperature, top_k, top_p, min_p):
+    """(float64 weights relative to the largest, 0 where excluded; is it clear what stays?)"""
+    row = row.astype(np.float64)
+    weights = np.exp((row - row.max()) / np.float64(np.float32(temperature)))
+    order = np.argsort(-row, kind="stable")
+    first = np.searchsorted(-row[order], -row)  # how many have a larger logit
+    above = np.concatenate(([0.0], weights[order].cumsum()))[first]
+    limit, least = top_p * weights.sum(), np.float64(np.float32(min_p))
+    kept, clear = np.ones(len(row), bool), True
+    if top_k > 0:
+        kept &= first < top_k
+    if top_p < 1:
+        kept &= above <= limit
+        clear &= not (np.abs(above - limit) <= EDGE * above).any()
+    if min_p > 0:
+        kept &= weights >= least
+        clear &= not ((np.abs(weights - least) <= EDGE * least) & (weights != 1)).any()
+    return np.where(kept, weights, 0.0), clear
+
+
+def assert_drawn(token, weights, uniform):
+    ends = weights.cumsum()
+    target, edge = uniform * ends[-1], EDGE * ends[-1]
+    assert weights[token] > 0
+    assert ends[token] - weights[token] - edge <= target <= ends[token] + edge
+
+
+SETTINGS = st.fixed_dictionaries(
+    {
+        "temperature": st.sampled_from([0.1, 0.7, 1.0, 5.0]),
+        "top_k": st.sampled_from([0, 0, 1, 2, 40, 700, 100_000]),
+        "top_p": st.sampled_from([1.0, 0.999, 0.9, 0.5, 0.05, 1e-6]),
+        "min_p": st.sampled_from([0.0, 0.0, 0.02, 0.5, 1.0]),
+    }
+)
+
+
+@each
+@settings(max_examples=150)
+@given(
+    seed=st.integers(0, 2**32),
+    width=WIDTHS,
+    spread=st.sampled_from([0.0, 0.2, 1.0, 4.0, 40.0]),
+    masked=st.sampled_from([0.0, 0.5, 1.0]),
+    asked=SETTINGS,
+    uniform=st.one_of(st.floats(0, 1, exclude_max=True), st.sampled_from([0.0, 1 - 2.0**-53])),
+)
+def test_draw_by_the_definition(name, seed, width, spread, masked, asked, uniform):
+    logits = logits_of(seed, 1, width, spread, masked)
+    weights, clear = kept_weights(logits[0].numpy(), **asked)
+    assume(clear)
+    found = ops_of(name).draw(logits, np.arange(1), drawing(1, **asked, uniform=uniform))
+    assert_drawn(found[0], weights, uniform)
+
+
+@each
+def test_draw_from_a_whole_vocabulary(name):
+    logits, random = logits_of(3, 12, 49152, 3.0), np.random.default_rng(4)
+    for asked in (
+        {},
+        {"temperature": 0.6, "top_p": 0.95},
+        {"top_k": 50, "top_p": 0.9},
+        {"temperature": 3.0, "top_p": 0.99},
+        {"top_k": 20_000},
+        {"min_p": 0.3},
+    ):
+        full = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **asked}
+        uniform = random.random(12)
+        found = ops_of(name).draw(logits, np.arange(12), drawing(12, **full, uniform=uniform))
+        for token, row, one in zip(found, logits.numpy(), uniform, strict=True):
+            weights, clear = kept_weights(row, **full)
+            if clear:
+                assert_drawn(token, weights, one)
+
+
+@each
+@pytest.mark.parametrize(
+    "asked", [{}, {"top_k": 7}, {"top_p": 0.8}, {"min_p": 0.1}, {"temperature": 2.0, "top_p": 0.6}]
+)
+def test_evenly_spread_uniforms_draw_every_token_by_its_share(name, asked):
+    count, logits = 20_000, logits_of(5, 1, 600, 2.0)
+    full = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **asked}
+    weights, clear = kept_weights(logits[0].numpy(), **full)
+    assert clear
+    uniform = (np.arange(count) + 0.5) / count
+    entries = np.zeros(count, np.int64)
+    found = ops_of(name).draw(logits, entries, drawing(count, **full, uniform=uniform))
+    wanted = count * weights / weights.sum()
+    assert np.abs(np.bincount(found, minlength=600) - wanted).max() <= 1.5
+    assert (np.diff(found) >= 0).all()
+
+
+@each
+def test_hot_and_cold_extremes(name):
+    ops, one = ops_of(name), np.arange(1)
+    logits = logits_of(6, 1, 1000, 3.0)
+    hot = [
+        int(ops.draw(logits, one, drawing(1, temperature=1e9, uniform=u))[0])
+        for u in (0.0, 0.25, 0.5005, 0.9999)
+    ]
+    assert hot == [0, 250, 500, 999]
+    best = int(ops.best(logits)[0][0])
+    for asked in ({"temperature": 1e-5}, {"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}):
+        for uniform in (0.0, 0.5, 1 - 2.0**-53):
+            assert ops.draw(logits, one, drawing(1, **asked, uniform=uniform))[0] == best
+    only = torch.full((1, 1000), -torch.inf)
+    only[0, 777] = -3.0
+    for uniform in (0.0, 1 - 2.0**-53):
+        assert ops.draw(only, one, drawing(1, top_k=5, uniform=uniform))[0] == 777
+
+
+@each
+def test_ties_stay_together(name):
+    logits = torch.zeros(1, 40)
+    logits[0, [3, 20, 39]] = 2.0
+    for asked in ({"top_k": 1}, {"top_k": 3}, {"top_p": 0.01}, {"min_p": 1.0}):
+        uniform = (np.arange(9) + 0.5) / 9
+        entries = np.zeros(9, np.int64)
+        found = ops_of(name).draw(logits, entries, drawing(9, **asked, uniform=uniform))
+        assert found.tolist() == [3] * 3 + [20] * 3 + [39] * 3
+    everything = drawing(40, top_k=4, uniform=(np.arange(40) + 0.5) / 40)
+    found = ops_of(name).draw(logits, np.zeros(40, np.int64), everything)
+    assert set(found.tolist()) > {0, 3, 20, 38, 39}  # the fourth ties with all the others
+
+
+@each_native
+def test_a_row_is_drawn_the_same_in_any_batch_beside_any_neighbour(name):
+    random = np.random.default_rng(8)
+    logits = torch.from_numpy(random.normal(0, 3, (9, 4099)).astype(np.float32))
+    full = Drawing(
+        temperature=random.uniform(0.3, 2, 9).astype(np.float32),
+        top_k=random.integers(0, 60, 9),
+        top_p=random.uniform(0.3, 1, 9),
+        min_p=random.uniform(0, 0.05, 9).astype(np.float32),
+        uniform=random.random(9),
+    )
+    together = ops_of(name).draw(logits, np.arange(9), full)
+    totals = ops_of(name).log_totals(logits, full.temperature)
+    spoilt = logits.clone()
+    spoilt[[0, 2, 4, 6, 8]] = torch.tensor([[torch.nan], [torch.inf], [-torch.inf], [0.0], [1e38]])
+    for threads in (1, 2, 3):
+        ops = ops_of(name, threads)
+        for row in range(9):
+            single = Drawing(
+                **{field: getattr(full, field)[[row]] for field in Drawing.__dataclass_fields__}
+            )
+            assert ops.draw(logits, np.array([row]), single)[0] == together[row]
+            alone = ops.log_totals(logits[row : row + 1], full.temperature[[row]])
+            assert alone.tobytes() == totals[[row]].tobytes()
+        beside = ops.draw(spoilt, np.arange(9), full)
+        assert beside[1::2].tolist() == together[1::2].tolist()
+        assert ((beside >= 0) & (beside < 4099)).all()
+
+
+@each
+@settings(max_examples=60)
+@given(seed=st.integers(0, 2**32), width=WIDTHS, spread=st.sampled_from([0.1, 3.0]))
+def test_best_is_the_first_of_the_largest(name, seed, width, spread):
+    logits = logits_of(seed, 4, width, spread, masked=0.3)
+    tokens, bad = ops_of(name).best(logits)
+    assert bad is None
+    assert tokens.tolist() == logits.numpy().argmax(-1).tolist()
+
+
+@each
+@pytest.mark.parametrize("place", [0, 16, 1023, 1024, 1300, 1302])
+def test_best_marks_rows_without_one(name, place):
+    logits = logits_of(9, 6, 1303, 2.0)
+    wanted = logits.numpy().argmax(-1)
+    logits[0, place], logits[2, place], logits[3] = torch.nan, torch.inf, -torch.inf
+    logits[4, place] = -torch.inf
+    wanted[4] = logits[4].argmax()
+    tokens, bad = ops_of(name).best(logits)
+    assert bad is not None
+    assert bad.tolist() == [True, False, True, True, False, False]
+    assert tokens[~bad].tolist() == wanted[~bad].tolist()
+    assert ((tokens >= 0) & (tokens < 1303)).all()
+
+
+@each
+@settings(max_examples=60)
+@given(
+    seed=st.integers(0, 2**32),
+    width=WIDTHS,
+    temperature=st.sampled_from([0.2, 1.0, 3.0]),
+    masked=st.sampled_from([0.0, 0.6]),
+)
+def test_log_totals(name, seed, width, temperature, masked):
+    logits = logits_of(seed, 3, width, 3.0, masked)
+    found = ops_of(name).log_totals(logits, np.full(3, temperature, np.float32))
+    exact = (logits.double() / np.float64(np.float32(temperature))).logsumexp(-1)
+    torch.testing.assert_close(torch.from_numpy(found).double(), exact, rtol=2e-7, atol=2e-6)
+
+
+@each
+@settings(max_examples=60)
+@given(seed=st.integers(0, 2**32), width=WIDTHS, count=st.sampled_from([1, 5, 20, 600, 5000]))
+def test_top(name, seed, width, count):
+    logits, count = logits_of(seed, 3, width, 3.0, masked=0.2), min(count, width)
+    values, ids = ops_of(name).top(logits, count)
+    order = np.argsort(-logits.numpy(), axis=-1, kind="stable")[:, :count]
+    assert values.tolist() == np.take_along_axis(logits.numpy(), order, -1).tolist()
+    if name == "torch":  # which of those that tie is torch's affair
+        order = ids
+    assert ids.tolist() == order.tolist()
+    assert np.take_along_axis(logits.numpy(), ids, -1).tolist() == values.tolist()
+
+
+@each
+@pytest.mark.parametrize("width", [1, 16, 31, 576])
+def test_bad_tokens(name, width):
+    hidden = torch.randn(70, width + 3)[:, :width] * 1e38  # the sum of a row may be infinite
+    hidden.clamp_(-3e38, 3e38)
+    assert ops_of(name).bad_tokens(hidden) is None
+    for row, column, value in ((0, 0, torch.nan), (33, -1, torch.inf), (69, -1, -torch.inf)):
+        hidden[row, column] = value
+    bad = ops_of(name).bad_tokens(hidden)
+    assert bad is not None
+    assert np.flatnonzero(bad).tolist() == [0, 33, 69]
+
+
+@each_native
+@settings(max_examples=60)
+@given(seed=st.integers(0, 2**32), width=WIDTHS)
+def test_penalties_are_those_of_torch_bit_by_bit(name, seed, width):
+    random = np.random.default_rng(seed)
+    logits = torch.from_numpy(random.normal(0, 3, (5, width)).astype(np.float32))
+    prompt = random.integers(1, 20, 3)
+    penalties = Penalties(
+        rows=random.permutation(8)[:3],
+        prompt=prompt,
+        known=prompt + random.integers(0, 20, 3),
+        frequency=random.choice([0, 0.3, -1.1], 3).astype(np.float32),
+        presence=random.choice([0, 0.7], 3).astype(np.float32),
+        repetition=random.choice([1, 1.3, 0.6], 3).astype(np.float32),
+        tokens=random.integers(0, min(width + 2, 30), (8, 41)).astype(np.int32),
+    )
+    entries, wanted = np.array([0, 2, 4]), logits.clone()
+    ops_of("torch").penalise(wanted, entries, penalties)
+    ops_of(name).penalise(logits, entries, penalties)
+    assert logits.numpy().tobytes() == wanted.numpy().tobytes()
+
+
+@each_native
+def test_tables_that_the_kernels_cannot_read_are_refused(name):
+    with pytest.raises(TypeError, match="float32"):
+        ops_of(name).bad_tokens(torch.zeros(2, 4, dtype=torch.bfloat16))
+    with pytest.raises(TypeError, match="strides"):
+        ops_of(name).best(torch.zeros(4, 6).t())
