@@ -80,7 +80,13 @@ def why_no_kernels(options: Options, around: Surroundings) -> str | None:
 
 def kv_type(options: Options, around: Surroundings) -> Iterator[Change]:
     asked = options.memory.kv_cache_dtype
-    if asked == "auto":
+    if (
+        asked == "auto"
+        and options.model.dtype == "float16"
+        and not options.runtime.disable_cpu_kernels
+    ):
+        yield "kv_cache_dtype", "float32", "the kernels keep KV in float32, bfloat16 or int8"
+    elif asked == "auto":
         yield "kv_cache_dtype", options.model.dtype, "follows --dtype"
     if asked == "bf16":
         yield "kv_cache_dtype", "bfloat16", "bf16 is another name for it"
