@@ -98,10 +98,10 @@ class StepInputs:
         """Views on one step. Changes no row; raises PlanError when the plan contradicts them."""
         slots = self._slots
         rows, counts = np.asarray(plan.rows, np.int64), np.asarray(plan.counts, np.int64)
-        slots.check_spans(rows, counts)
         before = slots.computed[rows]
         lengths = before + counts
-        decode = not (counts != 1).any()
+        slots.check_spans(rows, counts, lengths)
+        decode = plan.counts.count(1) == len(plan.counts)
         starts = _starts(counts, decode)
         spans = Spans(
             rows=rows,

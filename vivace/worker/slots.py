@@ -51,18 +51,14 @@ class Slots:
         for row, pages in plan.grants:
             self._grant(row, pages)
 
-    def check_spans(self, rows: np.ndarray, counts: np.ndarray) -> None:
-        """PlanError unless every span lies within what its row knows and has pages for."""
-        ends = self.computed[rows] + counts
-        wrong = (
-            ~self.occupied[rows]
-            | (counts < 1)
-            | (ends > self.known[rows])
-            | (ends > self.page_counts[rows] * self.page_size)
-        )
+    def check_spans(self, rows: np.ndarray, counts: np.ndarray, ends: np.ndarray) -> None:
+        """PlanError unless every span, `counts` tokens up to `ends`, lies within what its row knows
+        and has pages for. A row that nobody joined knows nothing."""
+        reach = np.minimum(self.known[rows], self.page_counts[rows] * self.page_size)
+        wrong = (ends > reach) | (counts < 1)
         if wrong.any():
             self._explain(int(rows[wrong][0]), int(counts[wrong][0]))
-        if len(rows) > 1 and np.bincount(rows).max() > 1:
+        if len(set(rows.tolist())) < len(rows):
             raise PlanError(f"a row has two spans in one step: {rows.tolist()}")
 
     def record(
