@@ -41,7 +41,10 @@ def conformance(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return program
 
 
-@pytest.mark.parametrize("isa", ["avx512vnni", "avx512vnni-emulated", "avx512", "avx2", "portable", "neondot", "neon"])
+@pytest.mark.parametrize(
+    "isa",
+    ["avx512vnni", "avx512vnni-emulated", "avx512", "avx2", "portable", "neondot", "neon"],
+)
 def test_operations_agree_with_double_precision(conformance: Path, isa: str) -> None:
     done = run([conformance, isa], 120)
     if done.returncode == NOT_OF_THIS_CPU:

@@ -36,6 +36,7 @@ def load(
     dtype: torch.dtype = torch.float32,
     positions: int | None = None,
     implementation: str = "auto",
+    quantization: str | None = None,
     overrides: dict[str, Any] | None = None,
     source: ModelSource | None = None,
 ) -> Model:
@@ -49,6 +50,7 @@ def load(
         dtype=native.activations(dtype) if native else dtype,
         matrix_dtype=dtype,
         blocks=native is not None,
+        quantization=quantization,
         positions=positions or facts.context,
         progress=lambda stage, fraction: None,
         implementation=implementation,

@@ -15,6 +15,8 @@ DEVIATION = 0.02
 class DummyWeights:
     """Has whatever is asked for. Norm scales are ones, everything else is normal."""
 
+    int8 = False
+
     def __init__(self, seed: int, progress: Progress) -> None:
         self._seed = seed
         self._progress = progress

@@ -46,6 +46,8 @@ LAYER = re.compile(r"blk\.(\d+)\.(.+)\.(weight|bias)")
 class GGUFWeights:
     """Dequantises on reading: blocks become `dtype`; F32, F16 and BF16 stay what they are."""
 
+    int8 = False
+
     def __init__(
         self, file: GGUFFile, facts: ModelFacts, dtype: torch.dtype = torch.float32
     ) -> None:

@@ -14,17 +14,20 @@ from vivace.checkpoint.safetensors_files import SafetensorsFiles
 from vivace.checkpoint.source import ModelSource
 from vivace.checkpoint.weights import CheckpointError, Progress, TrackedWeights
 from vivace.models.facts import ModelFacts
-from vivace.platforms.ops.stored import StoredBlocks
+from vivace.platforms.ops.stored import Int8Rows, StoredBlocks
 
 
 class OpenWeights(Protocol):
     """`layers.module.Weights`, and the check at the end."""
 
+    int8: bool
+    """some matrices are stored as int8 with a scale for each row"""
+
     def has(self, name: str) -> bool: ...
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor: ...
 
-    def stored(self, name: str, shape: tuple[int, ...]) -> Tensor | StoredBlocks: ...
+    def stored(self, name: str, shape: tuple[int, ...]) -> Tensor | StoredBlocks | Int8Rows: ...
 
     def finish(self) -> None: ...
 

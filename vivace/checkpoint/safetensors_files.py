@@ -12,12 +12,18 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vivace.checkpoint.weights import CheckpointError
+from vivace.platforms.ops.stored import Int8Rows
 
 BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+INT8, SCALE = "I8", "_scale"
+"""a matrix `x.weight` of int8 has one scale for each row in `x.weight_scale`"""
 
 
 class SafetensorsFiles:
-    """Tensors of one or more files. Raises CheckpointError on a damaged or doubled one."""
+    """Tensors of one or more files. Raises CheckpointError on a damaged or doubled one.
+
+    A matrix of int8 and its scales are one tensor, under the matrix's name.
+    """
 
     def __init__(self, files: Iterable[Path]) -> None:
         self._stack = ExitStack()
@@ -26,6 +32,8 @@ class SafetensorsFiles:
         self.place = str(paths[0].parent if len(paths) > 1 else paths[0])
         for path in paths:
             self._add(path)
+        self._scales = {name + SCALE for name in self._where if self._kind(name) == INT8}
+        self.int8 = bool(self._scales)
 
     def _add(self, path: Path) -> None:
         try:
@@ -40,25 +48,46 @@ class SafetensorsFiles:
             self._where[name] = (path, opened)
 
     def names(self) -> Iterable[str]:
-        return self._where
+        return self._where.keys() - self._scales
+
+    def _kind(self, name: str) -> str:
+        return str(self._where[name][1].get_slice(name).get_dtype())
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._where[name][1].get_slice(name).get_shape())
 
     def nbytes(self, name: str) -> int:
-        kind = self._where[name][1].get_slice(name).get_dtype()
-        return prod(self.shape(name)) * BYTES.get(str(kind), 1)
+        return prod(self.shape(name)) * BYTES.get(self._kind(name), 1)
 
-    def stored(self, name: str) -> Tensor:
-        return self.read(name)
+    def stored(self, name: str) -> Tensor | Int8Rows:
+        return self._int8_rows(name) if self._kind(name) == INT8 else self.read(name)
 
     def read(self, name: str) -> Tensor:
-        path, opened = self._where[name]
-        kind = str(opened.get_slice(name).get_dtype())
+        kind = self._kind(name)
+        if kind == INT8:
+            return self._int8_rows(name).decoded()
         if kind not in BYTES:
             raise CheckpointError(
-                f"{path}: tensor {name!r} is {kind}; F32, F16 and BF16 weights are read in this "
-                "version: use an unquantised checkpoint or a GGUF file"
+                f"{self._where[name][0]}: tensor {name!r} is {kind}; F32, F16, BF16 and int8 "
+                "weights are read in this version: use such a checkpoint or a GGUF file"
             )
+        return self._copy(name)
+
+    def _int8_rows(self, name: str) -> Int8Rows:
+        path, shape = self._where[name][0], self.shape(name)
+        scale = name + SCALE
+        if scale not in self._where or self._kind(scale) not in BYTES:
+            raise CheckpointError(f"{path}: {name!r} is int8 and has no {scale!r} of floats")
+        found = self.shape(scale)
+        if len(shape) != 2 or found not in ((shape[0],), (shape[0], 1)):
+            raise CheckpointError(
+                f"{path}: {scale!r} has the shape {list(found)}; int8 is read with one scale for "
+                f"each row of {name!r}, which has the shape {list(shape)}"
+            )
+        scales = self._copy(scale).float().flatten()
+        return Int8Rows(self._copy(name).contiguous(), scales)
+
+    def _copy(self, name: str) -> Tensor:
+        opened = self._where[name][1]
         # A copy: the file may be replaced or cut while the model runs.
         return opened.get_tensor(name).clone()

@@ -8,7 +8,7 @@ from typing import Protocol
 from torch import Tensor
 
 from vivace.errors import CannotStart
-from vivace.platforms.ops.stored import StoredBlocks
+from vivace.platforms.ops.stored import Int8Rows, StoredBlocks
 
 Progress = Callable[[str, float], None]
 STAGE = "Loading weights"
@@ -25,6 +25,8 @@ class TensorReader(Protocol):
 
     place: str
     """where the weights are, for messages"""
+    int8: bool
+    """some matrices are stored as int8 with a scale for each row"""
 
     def names(self) -> Iterable[str]: ...
 
@@ -34,8 +36,8 @@ class TensorReader(Protocol):
 
     def read(self, name: str) -> Tensor: ...
 
-    def stored(self, name: str) -> Tensor | StoredBlocks:
-        """As `read`, but without decoding where the format has blocks."""
+    def stored(self, name: str) -> Tensor | StoredBlocks | Int8Rows:
+        """As `read`, but without decoding where the format has blocks or int8."""
         ...
 
 
@@ -44,6 +46,7 @@ class TrackedWeights:
 
     def __init__(self, reader: TensorReader, *, tied: bool, progress: Progress) -> None:
         self._reader = reader
+        self.int8 = reader.int8
         self._names = set(reader.names())
         self._unused = {name for name in self._names if not ignorable(name, tied)}
         self._progress = progress
@@ -59,7 +62,7 @@ class TrackedWeights:
         self._taken(name)
         return tensor
 
-    def stored(self, name: str, shape: tuple[int, ...]) -> Tensor | StoredBlocks:
+    def stored(self, name: str, shape: tuple[int, ...]) -> Tensor | StoredBlocks | Int8Rows:
         self._check(name, shape)
         matrix = self._reader.stored(name)
         self._taken(name)

@@ -13,6 +13,8 @@ from vivace.config.option import Kind
 if TYPE_CHECKING:
     from vivace.config.resolve import Surroundings
 
+INT8 = ("w8a8_int8", "w8a16")
+"""of --quantization"""
 LONGER = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
 
 RANGES: dict[str, tuple[float, float]] = {
@@ -179,7 +181,17 @@ def formats(options: Options, around: Surroundings) -> list[str]:
         raise ConfigError(
             f"--quantization gguf: {around.source.path} is a {around.source.format} model"
         )
-    return []
+    if asked not in INT8:
+        return []
+    if options.model.model_impl == "transformers":
+        raise ConfigError(
+            f"--quantization {asked}: --model-impl transformers computes with floats; "
+            "leave one of them out"
+        )
+    return [
+        f"--quantization {asked}: weights that are not int8 in the checkpoint become int8 while "
+        "they are loaded, with one scale for each output channel; embedding and head stay as stored"
+    ]
 
 
 def computable(options: Options, around: Surroundings) -> list[str]:

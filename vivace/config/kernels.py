@@ -30,7 +30,7 @@ SPARSE = (
 )  # fmt: skip
 QUANTIZATIONS = (
     "awq", "fp8", "gptq", "marlin", "gptq_marlin", "awq_marlin", "bitsandbytes", "modelopt",
-    "modelopt_fp8", "modelopt_fp4", "petit_nvfp4", "w8a8_int8", "w8a8_fp8", "moe_wna16", "qoq",
+    "modelopt_fp8", "modelopt_fp4", "petit_nvfp4", "w8a8_fp8", "moe_wna16", "qoq",
     "w4afp8", "mxfp4", "auto-round", "compressed-tensors", "modelslim", "quark_int4fp8_moe",
     "mxfp8", "nvfp4_online", "modelopt_mixed", "auto-round-int8", "mxfp_w4a8", "quark",
     "quark_mxfp4", "mlx_q4", "mlx_q8", "humming",
@@ -41,8 +41,10 @@ NO_COMPILE = not_available("torch.compile is not used: it would need a compiler 
 @dataclass(frozen=True)
 class QuantizationOptions:
     quantization: str | None = option(
-        help="Format of quantised weights; GGUF is recognised by itself.",
-        choices=["gguf", "unquant", *QUANTIZATIONS],
+        help="Weights in int8: w8a8_int8 (activations too), w8a16 (they stay floats); what is not "
+        "int8 in the checkpoint becomes it while loading. gguf: blocks as stored (recognised by "
+        "itself). unquant: int8 of the checkpoint becomes floats. The head is left as it is.",
+        choices=["gguf", "unquant", "w8a8_int8", "w8a16", *QUANTIZATIONS],
         values=dict.fromkeys(QUANTIZATIONS, NO_QUANTIZATION),
     )
     quantization_param_path: str | None = option(

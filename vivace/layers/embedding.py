@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from vivace.layers.module import Bindings, Module, Weights
+from vivace.platforms.ops.stored import Int8Rows
 from vivace.platforms.ops.table import Ops, PackedWeight
 from vivace.quantization.method import LinearMethod
 
@@ -33,6 +34,8 @@ class Embedding(Module):
     def load(self, weights: Weights) -> None:
         shape = (self.vocabulary, self.hidden)
         read = self._read(weights, f"{self.name}.weight", shape)
+        if isinstance(read, Int8Rows):
+            read = read.decoded()
         self.weight = self._ops.pack_embedding(
             read.to(*self._place) if isinstance(read, Tensor) else read
         )

@@ -15,11 +15,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from vivace.platforms.ops.stored import StoredBlocks
 from vivace.platforms.ops.table import Ops
-from vivace.quantization.method import LinearMethod
-
-Matrix = Tensor | StoredBlocks
+from vivace.quantization.method import LinearMethod, Matrix
 
 
 class Shard(Enum):

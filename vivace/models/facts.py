@@ -82,12 +82,40 @@ def facts_of(source: ModelSource) -> ModelFacts:
 
 def refuse_quantised(source: ModelSource, config: dict[str, Any]) -> None:
     found = config.get("quantization_config") or config.get("compression_config")
-    if found:
+    if found and not int8_by_channel(found):
         method = found.get("quant_method") if isinstance(found, dict) else None
         raise SourceError(
             f"{source.path}: the weights are quantised ({method or 'unknown method'}); this "
-            "version reads F32, F16 and BF16 safetensors and quantised GGUF files: use one of those"
+            "version reads F32, F16 and BF16 safetensors, int8 ones with a scale for each output "
+            "channel (w8a8_int8), and quantised GGUF files: use one of those"
         )
+
+
+def int8_by_channel(found: Any) -> bool:
+    """Whether a `quantization_config` describes int8 weights with one scale for each output
+    channel, and activations that need no numbers from the checkpoint."""
+    if not isinstance(found, dict):
+        return False
+    if found.get("quant_method") == "w8a8_int8":
+        return True
+    groups = found.get("config_groups")
+    if found.get("format") != "int-quantized" or not isinstance(groups, dict):
+        return False
+    wanted = {"num_bits": 8, "type": "int", "symmetric": True}
+    parts = [
+        (group.get("weights"), group.get("input_activations"))
+        for group in groups.values()
+        if isinstance(group, dict)
+    ]
+    return bool(parts) and all(
+        has(weights, {**wanted, "strategy": "channel"})
+        and (inputs is None or has(inputs, {**wanted, "strategy": "token", "dynamic": True}))
+        for weights, inputs in parts
+    )
+
+
+def has(found: Any, wanted: dict[str, Any]) -> bool:
+    return isinstance(found, dict) and all(found.get(key) == wanted[key] for key in wanted)
 
 
 def default_head_dim(config: dict[str, Any], hidden: int, heads: int) -> int:

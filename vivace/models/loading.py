@@ -14,6 +14,7 @@ from vivace.models.causal_lm import Model
 from vivace.models.facts import ModelFacts
 from vivace.models.registry import ARCHITECTURES, check_architecture
 from vivace.platforms.ops.table import Ops
+from vivace.quantization.choose import linear_methods, scheme_of
 from vivace.quantization.method import Packed
 
 Progress = Callable[[str, float], None]
@@ -28,6 +29,7 @@ def load_model(
     dtype: torch.dtype,
     matrix_dtype: torch.dtype | None = None,
     blocks: bool = False,
+    quantization: str | None = None,
     positions: int,
     progress: Progress,
     implementation: str = "auto",
@@ -38,11 +40,14 @@ def load_model(
 
     `dtype` is that of activations, `matrix_dtype` that of plain matrices (None: the same);
     `blocks` leaves quantised matrices as they are stored, for ops that read them.
+    `quantization` as --quantization: "w8a8_int8" or "w8a16" make int8 of what is not yet.
 
     Raises SourceError for an architecture nobody has written, CheckpointError for bad weights.
     """
     model = declare(source, facts, positions, implementation)
     place, matrices = device or torch.device("cpu"), matrix_dtype or dtype
+    weights = open_weights(source, facts, seed=seed, progress=progress, dtype=matrices)
+    scheme = scheme_of(quantization, weights.int8)
     model.bind(
         "",
         Bindings(
@@ -50,11 +55,16 @@ def load_model(
             dtype=dtype,
             matrix_dtype=matrices,
             device=place,
-            read=as_stored if blocks else decoded,
-            linear_method=lambda name: Packed(ops, matrices, dtype, place),
+            # of an int8 checkpoint: decoded when nobody wants its int8
+            read=as_stored if (scheme if weights.int8 else blocks) else decoded,
+            linear_method=linear_methods(
+                scheme,
+                lambda name: Packed(ops, matrices, dtype, place),
+                int8_checkpoint=weights.int8,
+                blocks=blocks,
+            ),
         ),
     )
-    weights = open_weights(source, facts, seed=seed, progress=progress, dtype=matrices)
     with torch.inference_mode():
         model.load(weights)
     weights.finish()

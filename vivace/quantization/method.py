@@ -8,14 +8,16 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from vivace.platforms.ops.stored import StoredBlocks
+from vivace.platforms.ops.stored import Int8Rows, StoredBlocks
 from vivace.platforms.ops.table import Ops
+
+Matrix = Tensor | StoredBlocks | Int8Rows
 
 
 class LinearMethod(Protocol):
     """One layer's weight in one format."""
 
-    def load(self, pieces: Sequence[Tensor | StoredBlocks], bias: Tensor | None) -> None:
+    def load(self, pieces: Sequence[Matrix], bias: Tensor | None) -> None:
         """Keep the pieces [some of out, in], one below the other, and bias[out], in whatever form
         `apply` wants."""
         ...
@@ -28,7 +30,8 @@ class LinearMethod(Protocol):
 class Packed:
     """The weight as the checkpoint has it, packed as the device's `linear` likes it.
 
-    Floats become `dtype` first; blocks stay what they are. The bias has the activations' dtype.
+    Floats become `dtype` first; blocks and int8 rows stay what they are. The bias has the
+    activations' dtype.
     """
 
     def __init__(
@@ -41,7 +44,7 @@ class Packed:
         self._weight: Any = None
         self._bias: Tensor | None = None
 
-    def load(self, pieces: Sequence[Tensor | StoredBlocks], bias: Tensor | None) -> None:
+    def load(self, pieces: Sequence[Matrix], bias: Tensor | None) -> None:
         self._weight = self._ops.pack_linear(
             [
                 piece.to(self._device, self._dtype) if isinstance(piece, Tensor) else piece

@@ -60,6 +60,7 @@ def build(config: Config, report: Report) -> Worker:
         dtype=platform.activations(dtype),
         matrix_dtype=dtype,
         blocks=platform.reads_blocks,
+        quantization=config.quantization.quantization,
         positions=context,
         progress=report,
         implementation=config.model.model_impl,

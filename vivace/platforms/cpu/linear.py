@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from vivace.platforms.ops import linear as reference
-from vivace.platforms.ops.stored import StoredBlocks
+from vivace.platforms.ops.stored import Int8Rows, StoredBlocks
 
 FEW_ROWS = 3
 """up to so many rows the unpacked weight is quicker"""
@@ -40,10 +40,11 @@ class PackedLinears:
     def __init__(self) -> None:
         self._left = BOTH_FORMS_BYTES
 
-    def pack(self, pieces: Sequence[Tensor | StoredBlocks]) -> Any:
+    def pack(self, pieces: Sequence[Tensor | StoredBlocks | Int8Rows]) -> Any:
         """weights [some of out, in]; types that oneDNN does not take stay as they are."""
         weight = reference.pack_linear(pieces)
-        if weight.dtype not in PACKABLE or not packing_available():
+        floats = isinstance(weight, Tensor) and weight.dtype in PACKABLE
+        if not floats or not packing_available():
             return weight
         self._left -= weight.nbytes
         packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from vivace.platforms.cpu.native import Kernels, Words
-from vivace.platforms.ops.stored import StoredBlocks
+from vivace.platforms.ops.stored import Int8Rows, StoredBlocks, joined_int8
 
 PANEL = 16
 """output columns"""
@@ -34,7 +34,12 @@ BLOCKS = {
     "q6_k": (256, 210),
 }
 """kind -> (numbers, bytes) of a packed block of one column"""
+INT8 = {"i8": (4, 2), "w8a8": (8, 4)}
+"""kind -> (bytes before a column's numbers, its inputs are filled up to a multiple of this)"""
+MOST_INT8_INPUTS = 1 << 16
+"""more could overflow a sum of 32 bits"""
 FLOATS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+Rows = Tensor | StoredBlocks | Int8Rows
 PACK, LINEAR, EMBED = "qqqqqq", "qqqqqqqqq", "qqqqqq"
 
 
@@ -67,9 +72,10 @@ class NativeLinears:
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
-        self._pack = {kind: kernels.operation(f"pack_{kind}", PACK) for kind in BLOCKS}
+        kinds = (*BLOCKS, *INT8)
+        self._pack = {kind: kernels.operation(f"pack_{kind}", PACK) for kind in kinds}
         self._linear: dict[str, Words] = {
-            kind: kernels.operation(f"linear_{kind}", LINEAR) for kind in BLOCKS
+            kind: kernels.operation(f"linear_{kind}", LINEAR) for kind in kinds
         }
         self._embed = {kind: kernels.operation(f"embed_{kind}", EMBED) for kind in BLOCKS}
 
@@ -89,16 +95,12 @@ class NativeLinears:
             first += count
         return PackedWeight(tuple(parts), pieces[0].shape[1], first)
 
-    def _packed(self, kind: str, rows: Tensor | StoredBlocks, first: int, inputs: int) -> Panels:
-        numbers, nbytes = BLOCKS[kind]
-        if inputs % numbers:
-            raise ValueError(f"{kind} weights of {inputs} inputs: no multiple of {numbers}")
-        count = rows.shape[0]
-        data = torch.empty(
-            -(-count // PANEL) * PANEL * (inputs // numbers) * nbytes, dtype=torch.uint8
-        )
+    def _packed(self, kind: str, rows: Rows, first: int, inputs: int) -> Panels:
+        count, column = rows.shape[0], column_bytes(kind, inputs)
+        data = torch.empty(-(-count // PANEL) * PANEL * column, dtype=torch.uint8)
         pointer, row_bytes = memory_of(rows)
-        self._pack[kind](count, pointer, row_bytes, data.data_ptr(), inputs, 0)
+        scales = rows.scales.data_ptr() if isinstance(rows, Int8Rows) else 0
+        self._pack[kind](count, pointer, row_bytes, data.data_ptr(), inputs, scales)
         return Panels(kind, data, first, count)
 
     def pack_embedding(self, weight: Tensor | StoredBlocks) -> PackedWeight:
@@ -147,7 +149,24 @@ class NativeLinears:
         return result
 
 
-def kind_of(piece: Tensor | StoredBlocks) -> str:
+def column_bytes(kind: str, inputs: int) -> int:
+    """Bytes of one packed column; raises ValueError for a width that the kernel does not take."""
+    if kind in INT8:
+        header, step = INT8[kind]
+        if inputs > MOST_INT8_INPUTS:
+            raise ValueError(f"int8 weights of {inputs} inputs: at most {MOST_INT8_INPUTS}")
+        if kind == "i8" and inputs % step:
+            raise ValueError(f"int8 weights of {inputs} inputs: no multiple of {step}")
+        return header + -(-inputs // step) * step
+    numbers, nbytes = BLOCKS[kind]
+    if inputs % numbers:
+        raise ValueError(f"{kind} weights of {inputs} inputs: no multiple of {numbers}")
+    return inputs // numbers * nbytes
+
+
+def kind_of(piece: Rows) -> str:
+    if isinstance(piece, Int8Rows):
+        return "w8a8" if piece.narrow else "i8"
     if isinstance(piece, StoredBlocks):
         if piece.kind not in BLOCKS:
             raise ValueError(f"no kernel reads {piece.kind} blocks")
@@ -157,19 +176,24 @@ def kind_of(piece: Tensor | StoredBlocks) -> str:
     return FLOATS[piece.dtype]
 
 
-def joined(pieces: Sequence[Tensor | StoredBlocks]) -> Tensor | StoredBlocks:
+def joined(pieces: Sequence[Rows]) -> Rows:
     if len(pieces) == 1:
         return pieces[0]
     tensors = [piece for piece in pieces if isinstance(piece, Tensor)]
     if tensors:
         return torch.cat(tensors)
+    numbers = [piece for piece in pieces if isinstance(piece, Int8Rows)]
+    if numbers:
+        return joined_int8(numbers)
     blocks = [piece for piece in pieces if isinstance(piece, StoredBlocks)]
     data = np.concatenate([piece.data for piece in blocks])
     return StoredBlocks(blocks[0].kind, data, blocks[0].columns)
 
 
-def memory_of(rows: Tensor | StoredBlocks) -> tuple[int, int]:
+def memory_of(rows: Rows) -> tuple[int, int]:
     """(address, bytes from row to row)"""
+    if isinstance(rows, Int8Rows):
+        return memory_of(rows.numbers)
     if isinstance(rows, StoredBlocks):
         return rows.data.ctypes.data, rows.data.strides[0]
     contiguous = rows.stride(1) == 1

@@ -12,6 +12,7 @@ from vivace.platforms.cpu.allocator import keep_freed_blocks
 from vivace.platforms.cpu.attention import CpuAttention
 from vivace.platforms.cpu.deterministic import BatchInvariantAttention, batch_invariant
 from vivace.platforms.cpu.graphs import CpuGraphs
+from vivace.platforms.cpu.instructions import best_kernels
 from vivace.platforms.cpu.native import Kernels
 from vivace.platforms.cpu.ops import cpu_ops
 from vivace.platforms.ops.sampling import SamplingOps, TorchSampling
@@ -26,7 +27,7 @@ def cpu_platform(facts: PlatformFacts, settings: PlatformSettings) -> Platform:
     if settings.kernels:
         # The kernels have threads of their own: two sets would be more than there are cores.
         torch.set_num_threads(1)
-        return NativePlatform(facts, Kernels(threads))
+        return NativePlatform(facts, best_kernels(threads))
     torch.set_num_threads(threads)
     return TorchPlatform(facts, settings.deterministic)
 

@@ -1,7 +1,8 @@
-"""A matrix in the blocks of its file: what kernels take that need no decoded copy."""
+"""Matrices in other forms than floats: what kernels take that need no decoded copy."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -34,3 +35,40 @@ class StoredBlocks:
             np.ascontiguousarray(self.data), GGMLQuantizationType[self.kind.upper()]
         )
         return torch.from_numpy(np.array(numbers, np.float32))
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Rows:
+    """int8 numbers with one scale for each row: number * scale is the weight."""
+
+    numbers: Tensor
+    """int8[rows, columns], contiguous"""
+    scales: Tensor
+    """float32[rows], contiguous"""
+    narrow: bool = False
+    """products are of int8 with activations that become int8 too, each row with its own scale"""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.numbers.shape[0], self.numbers.shape[1]
+
+    def narrowed(self) -> Int8Rows:
+        return replace(self, narrow=True)
+
+    def decoded(self) -> Tensor:
+        """float32[rows, columns]"""
+        return self.numbers * self.scales[:, None]
+
+
+def int8_rows(weight: Tensor) -> Int8Rows:
+    """weight[rows, columns] of any float type to the nearest int8; the largest of a row is 127."""
+    numbers = weight.float()
+    scales = numbers.abs().amax(1).clamp_min(1e-10) / 127
+    rounded = (numbers / scales[:, None]).round_().clamp_(-127, 127)
+    return Int8Rows(rounded.to(torch.int8), scales)
+
+
+def joined_int8(pieces: Sequence[Int8Rows]) -> Int8Rows:
+    """One below the other"""
+    numbers = torch.cat([piece.numbers for piece in pieces])
+    return Int8Rows(numbers, torch.cat([piece.scales for piece in pieces]), pieces[0].narrow)

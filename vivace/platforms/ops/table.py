@@ -17,7 +17,7 @@ from torch import Tensor
 from vivace.platforms.attention import AttendingStep, AttentionLayer
 from vivace.platforms.ops import activation, attention, cache, embedding, linear, moe, norm, rotary
 from vivace.platforms.ops.moe import Gate, Routes
-from vivace.platforms.ops.stored import StoredBlocks
+from vivace.platforms.ops.stored import Int8Rows, StoredBlocks
 
 PackedWeight = Any
 """What `pack_linear` made of a weight; opaque to everyone but `linear` of the same table."""
@@ -108,9 +108,10 @@ class Ops:
     """(x[T, 2n], *, tanh, out=None) -> [T, n]: gelu(x[:, :n]) * x[:, n:]"""
     pack_embedding: Callable[[Tensor | StoredBlocks], PackedWeight]
     """(weight[V, hidden]) -> what `embedding` takes; also what `pack_linear` takes, alone"""
-    pack_linear: Callable[[Sequence[Tensor | StoredBlocks]], PackedWeight]
+    pack_linear: Callable[[Sequence[Tensor | StoredBlocks | Int8Rows]], PackedWeight]
     """(weights[some of out, in], one below the other) -> what `linear` takes; called once, when
-    the layer is loaded. Blocks only where the platform says that it reads them."""
+    the layer is loaded. Blocks and int8 with float activations only where the platform reads
+    them."""
     linear: Linear
     """(x[T, in], weight, bias=None, out=None) -> [T, out]"""
     moe_gate: MoeGate

@@ -1,0 +1,145 @@
+"""int8 weights on every instruction set: W8A8 has the torch reference's bits, W8A16 its numbers."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from every_isa import USABLE, kernels_of, needs_kernels, opened
+from torch import Tensor
+
+from vivace.platforms.cpu.instructions import first_right, wrong_product
+from vivace.platforms.cpu.native import Kernels
+from vivace.platforms.cpu.native_linear import NativeLinears
+from vivace.platforms.ops.linear import linear, pack_linear
+from vivace.platforms.ops.stored import Int8Rows, int8_rows
+
+pytestmark = needs_kernels
+EMULATED = "avx512vnni-emulated"
+TESTED = [*USABLE, *([EMULATED] if isinstance(opened(2, EMULATED), Kernels) else [])]
+each_isa = pytest.mark.parametrize("isa", TESTED or [None])
+ROWS = [1, 2, 3, 5, 12, 13, 29, 96, 97, 130]
+"""around every limit of linear_dot.inc"""
+
+
+def weight_of(outputs: int, inputs: int, *, narrow: bool) -> Int8Rows:
+    generator = torch.Generator().manual_seed(outputs + inputs)
+    rows = int8_rows(torch.randn(outputs, inputs, generator=generator))
+    return rows.narrowed() if narrow else rows
+
+
+def activations(rows: int, inputs: int) -> Tensor:
+    generator = torch.Generator().manual_seed(rows)
+    return torch.randn(rows, inputs, generator=generator) * torch.logspace(-3, 3, rows)[:, None]
+
+
+@each_isa
+@pytest.mark.parametrize(("outputs", "inputs"), [(16, 2), (75, 66), (200, 576), (40, 3000)])
+def test_w8a8_has_the_bits_of_the_reference(isa: str, outputs: int, inputs: int) -> None:
+    weight = weight_of(outputs, inputs, narrow=True)
+    linears, bias = NativeLinears(kernels_of(isa)), torch.randn(outputs)
+    packed, reference = linears.pack([weight]), pack_linear([weight])
+    for rows in ROWS:
+        x = activations(rows, inputs)
+        assert torch.equal(linears.linear(x, packed, bias), linear(x, reference, bias))
+
+
+@each_isa
+def test_w8a8_rows_know_nothing_of_each_other(isa: str) -> None:
+    weight, x = weight_of(200, 96, narrow=True), activations(130, 96)
+    results = []
+    for threads in (1, 2, 3):
+        linears = NativeLinears(kernels_of(isa, threads))
+        packed = linears.pack([weight])
+        results.append(linears.linear(x, packed))
+        results.append(torch.cat([linears.linear(part, packed) for part in x.split(7)]))
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+@each_isa
+def test_w8a8_spoils_only_the_row_with_a_nan(isa: str) -> None:
+    weight, x = weight_of(40, 96, narrow=True), activations(14, 96)
+    linears = NativeLinears(kernels_of(isa))
+    packed = linears.pack([weight])
+    clean = linears.linear(x, packed)
+    x[3, 5], x[8, 90], x[9] = torch.nan, torch.inf, 0.0
+    found = linears.linear(x, packed)
+    assert found[[3, 8]].isnan().all() and found[9].eq(0).all()
+    others = [row for row in range(14) if row not in (3, 8, 9)]
+    assert torch.equal(found[others], clean[others])
+    reference = linear(x, pack_linear([weight]))
+    assert torch.equal(found.nan_to_num(), reference.nan_to_num())
+
+
+@each_isa
+def test_several_pieces_are_one_product(isa: str) -> None:
+    linears, x = NativeLinears(kernels_of(isa)), activations(5, 96)
+    pieces = [weight_of(outputs, 96, narrow=True) for outputs in (24, 7, 16)]
+    whole = linears.linear(x, linears.pack(pieces))
+    parts = [linears.linear(x, linears.pack([piece])) for piece in pieces]
+    assert torch.equal(whole, torch.cat(parts, dim=1))
+
+
+@each_isa
+@pytest.mark.parametrize("inputs", [2, 34, 96])
+def test_w8a16_is_a_product_with_the_decoded_weight(isa: str, inputs: int) -> None:
+    weight, linears = weight_of(75, inputs, narrow=False), NativeLinears(kernels_of(isa))
+    packed, exact = linears.pack([weight]), weight.decoded().double()
+    for rows in ROWS:
+        x = activations(rows, inputs)
+        bound = 1e-6 * (x.abs().double() @ exact.abs().T) * inputs**0.5 + 1e-30
+        error = linears.linear(x, packed).double() - x.double() @ exact.T
+        assert (error.abs() <= bound).all()
+
+
+def test_too_wide_a_layer_is_refused() -> None:
+    weight = Int8Rows(torch.zeros(1, (1 << 16) + 4, dtype=torch.int8), torch.ones(1), narrow=True)
+    with pytest.raises(ValueError, match="at most 65536"):
+        NativeLinears(kernels_of(None)).pack([weight])
+
+
+@pytest.mark.skipif(EMULATED not in TESTED, reason="no AVX-512")
+def test_bf16_by_vdpbf16ps_is_batch_invariant_and_rounds_activations_only() -> None:
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.randn(75, 96, generator=generator).bfloat16()
+    x = activations(29, 96)
+    linears = NativeLinears(kernels_of(EMULATED))
+    packed = linears.pack([weight])
+    found = linears.linear(x, packed)
+    assert torch.equal(found, torch.cat([linears.linear(part, packed) for part in x.split(4)]))
+    exact = x.bfloat16().double() @ weight.double().T
+    bound = 3e-6 * (x.abs().double() @ weight.abs().double().T)
+    assert ((found - exact).abs() <= bound).all()
+
+
+@each_isa
+def test_every_set_of_this_cpu_passes_the_check_at_start(isa: str) -> None:
+    assert wrong_product(kernels_of(isa)) is None
+
+
+def test_a_wrong_set_is_left_out_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    best = kernels_of(None)
+    if best.below is None:
+        pytest.skip("this CPU has one instruction set only")
+    below = best.below
+
+    def wrong(kernels: Kernels) -> str | None:
+        return "W8A8" if kernels is best else wrong_product(kernels)
+
+    with caplog.at_level(logging.WARNING):
+        chosen = first_right(best, lambda isa: kernels_of(isa), wrong)
+    assert chosen.isa == below
+    (line,) = caplog.messages
+    assert best.isa in line and below in line and "W8A8" in line
+
+
+def test_sets_lead_down_to_plain_code() -> None:
+    kernels, seen = kernels_of(None), []
+    while True:
+        seen.append(kernels.isa)
+        if kernels.below is None:
+            break
+        kernels = kernels_of(kernels.below)
+    assert seen[-1] in ("portable", "neon")
+    assert seen == USABLE

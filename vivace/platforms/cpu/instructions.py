@@ -1,0 +1,82 @@
+"""The instruction set the kernels use: the best one that agrees with plain code on this CPU.
+
+A CPU, a hypervisor or an emulator may announce instructions that it does not do right. Wrong
+tokens would be worse than slow ones, so a few small products are compared when the kernels open.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from vivace.platforms.cpu.native import LIBRARY, Kernels
+from vivace.platforms.cpu.native_linear import NativeLinears, Rows
+from vivace.platforms.ops.linear import linear, pack_linear
+from vivace.platforms.ops.stored import int8_rows
+
+log = logging.getLogger(__name__)
+OUTPUTS, INPUTS = 40, 96
+ROWS = (1, 5, 14)
+"""one for each path through the kernels"""
+EXACT, NARROWED = 1e-4, 2e-2
+"""largest error as a part of the largest number, in float32 and with activations in bfloat16"""
+
+
+def best_kernels(threads: int, *, library: Path = LIBRARY) -> Kernels:
+    """The kernels with the best instruction set whose products are right; says so when one is
+    left out. Raises NoKernels, also when none is right."""
+    kernels = Kernels(threads, library=library)
+    return first_right(kernels, lambda isa: Kernels(threads, isa=isa, library=library))
+
+
+def first_right(
+    kernels: Kernels,
+    reopened: Callable[[str], Kernels],
+    wrong: Callable[[Kernels], str | None] | None = None,
+) -> Kernels:
+    """`kernels`, or the first set below whose products are right; the last one is not checked."""
+    found = wrong or wrong_product
+    while (below := kernels.below) is not None and (kind := found(kernels)) is not None:
+        log.warning(
+            "the instruction set %s gives wrong %s products on this CPU: %s is used, which is "
+            "slower; please report this",
+            kernels.isa,
+            kind,
+            below,
+        )
+        kernels = reopened(below)
+    return kernels
+
+
+def wrong_product(kernels: Kernels) -> str | None:
+    """The first kind of weight whose product is not what torch says; None when all agree."""
+    linears, generator = NativeLinears(kernels), torch.Generator().manual_seed(7)
+    weight = torch.randn(OUTPUTS, INPUTS, generator=generator)
+    x = torch.randn(max(ROWS), INPUTS, generator=generator)
+    for kind, rows, bound in pieces_of(weight):
+        packed, wanted = linears.pack([rows]), linear(x, pack_linear([floats(rows)]))
+        most = bound * float(wanted.abs().max())
+        for count in ROWS:
+            error = (linears.linear(x[:count], packed) - wanted[:count]).abs().max()
+            if not float(error) <= most:
+                return kind
+    return None
+
+
+def pieces_of(weight: Tensor) -> list[tuple[str, Rows, float]]:
+    """(kind, the same weight in it, how much its product may differ)"""
+    int8 = int8_rows(weight)
+    return [
+        ("float32", weight, EXACT),
+        ("bfloat16", weight.bfloat16(), NARROWED),
+        ("int8", int8, EXACT),
+        ("W8A8", int8.narrowed(), EXACT),
+    ]
+
+
+def floats(rows: Rows) -> Rows:
+    return rows.float() if isinstance(rows, Tensor) else rows
