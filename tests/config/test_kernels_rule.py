@@ -97,3 +97,14 @@ def test_sizes_that_cannot_be(argv: str) -> None:
 )
 def test_capture_sizes(argv: str, rows: int, expected: Captures) -> None:
     assert captures_of(resolved_for(argv), rows) == expected
+
+
+@pytest.mark.parametrize("scheme", ["w8a8_int8", "w8a16"])
+def test_int8_says_what_it_does_to_the_weights(scheme: str) -> None:
+    (notice,) = resolved_for(f"--quantization {scheme}").notices
+    assert notice.startswith(f"--quantization {scheme}: ") and "head stay as stored" in notice
+
+
+def test_int8_needs_operations_of_ours() -> None:
+    with pytest.raises(ConfigError, match="w8a16: --model-impl transformers"):
+        resolved_for("--quantization w8a16 --model-impl transformers")
