@@ -89,3 +89,13 @@ def test_bfloat16_weights(reference: tuple[float, list[int]], bfloat16_model: st
     exact, _ = perplexity(ids, disable_cpu_kernels=True, dtype="float32", **same)
     found, _ = perplexity(ids, dtype="bfloat16", **same)
     assert found == pytest.approx(exact, rel=1e-3)
+
+
+@pytest.mark.parametrize(("quantization", "part"), [("w8a16", 0.01), ("w8a8_int8", 0.04)])
+def test_int8(reference: tuple[float, list[int]], quantization: str, part: float) -> None:
+    """Of layers that were in four bits already; activations in int8 cost more than weights."""
+    skip_unbuilt("eager")
+    exact, ids = reference
+    found, _ = perplexity(ids, quantization=quantization, skip_tokenizer_init=True)
+    assert found == pytest.approx(exact, rel=part)
+    assert found != pytest.approx(exact, rel=1e-4)
