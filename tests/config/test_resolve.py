@@ -45,7 +45,10 @@ def test_what_this_version_promises_works() -> None:
         (["--load-format", "pt"], ["--load-format pt", "pickled"]),
         (["--radix-eviction-policy", "slru"], ["use lru or lfu"]),
         (["--kv-cache-dtype", "fp8_e4m3"], ["--kv-cache-dtype fp8_e4m3", "use int8"]),
-        (["--kv-cache-dtype", "int8", "--disable-cpu-kernels"], ["--kv-cache-dtype int8", "float32"]),
+        (
+            ["--kv-cache-dtype", "int8", "--disable-cpu-kernels"],
+            ["--kv-cache-dtype int8", "float32"],
+        ),
         (["--host", "0.0.0.0"], ["--api-key", "--insecure"]),
         (["--context-length", "1000"], ["512", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"]),
         (["--page-size", "16", "--chunked-prefill-size", "100"], ["multiple", "96"]),
