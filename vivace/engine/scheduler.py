@@ -224,7 +224,7 @@ class Scheduler:
                 "weight": self.capacity.weight_bytes / 2**30,
                 "kvcache": self.capacity.kv_bytes / 2**30,
                 "token_capacity": float(self.capacity.tokens),
-                "graph": 0.0,
+                "graph": self.capacity.graph_bytes / 2**30,
             },
             pid=os.getpid(),
         )

@@ -86,7 +86,7 @@ class GraphRecorder(Protocol):
         ...
 
 
-class CaptureError(RuntimeError):
+class CaptureError(CannotStart):
     """A step does something that cannot be captured; the text names the op."""
 
 

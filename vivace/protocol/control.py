@@ -91,6 +91,8 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     vocabulary: int
     weight_bytes: int = 0
     kv_bytes: int = 0
+    graph_bytes: int = 0
+    """of captured steps and their buffers"""
     available_bytes: int = 0
 
     @property

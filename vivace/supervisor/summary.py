@@ -39,6 +39,7 @@ def summary_of(config: Config, capacity: Capacity, url: str) -> Summary:
         ("parameters", f"{facts.parameters / 1e6:,.0f} million"),
         ("weights", gigabytes(capacity.weight_bytes)),
         ("KV cache", f"{capacity.tokens:,} tokens, {gigabytes(capacity.kv_bytes)}"),
+        ("captured steps", gigabytes(capacity.graph_bytes) if capacity.graph_bytes else "none"),
         ("page size", f"{capacity.page_size} tokens"),
         ("running requests", f"at most {capacity.rows:,}"),
         ("longest request", f"{min(capacity.context, capacity.tokens):,} tokens"),

@@ -14,6 +14,7 @@ from vivace.platforms.attention import AttentionBackend, AttentionLayer
 from vivace.platforms.platform import Platform, PlatformSettings, load_platform
 from vivace.protocol.control import Capacity
 from vivace.worker.heads import TokenHead
+from vivace.worker.held import held_bytes
 from vivace.worker.inputs import StepInputs
 from vivace.worker.kv_memory import PagedKV, bytes_per_token
 from vivace.worker.runner import (
@@ -80,7 +81,7 @@ def build(config: Config, report: Report) -> Worker:
         dtype=platform.activations(dtype),
         kv_dtype=kv_dtype,
         vocabulary=config.facts.vocabulary,
-        weight_bytes=config.facts.parameters * dtype.itemsize,
+        weight_bytes=held_bytes(model),
         step_tokens=_step_tokens(config, fit.rows),
         captures=captures_of(config, fit.rows),
         report=report,
@@ -151,6 +152,7 @@ def assemble(
         vocabulary=vocabulary,
         weight_bytes=weight_bytes,
         kv_bytes=kv.nbytes,
+        graph_bytes=runner.nbytes,
         available_bytes=platform.available_bytes(),
     )
     return Worker(
@@ -186,7 +188,8 @@ def runner_of(
         captures.sizes,
         lambda fraction: report("Capturing decode steps", fraction),
     )
-    return CapturedRunner(eager, attention, steps, exact=captures.exact)
+    nbytes = recorder.nbytes + sum(step.graph.nbytes for step in steps)
+    return CapturedRunner(eager, attention, steps, nbytes=nbytes, exact=captures.exact)
 
 
 def _demand(

@@ -30,6 +30,8 @@ class Runner(Protocol):
     """Computes hidden states; `captured` tells whether the last step was a replay."""
 
     captured: bool
+    nbytes: int
+    """of captures and their buffers"""
 
     def forward(self, step: StepInput) -> Tensor:
         """-> hidden[T, hidden]"""
@@ -40,6 +42,7 @@ class EagerRunner:
     """Calls the model, op by op. Works for every step; a capturing runner falls back on it."""
 
     captured = False
+    nbytes = 0
 
     def __init__(self, model: RunnableModel, attention: AttentionBackend) -> None:
         self._model = model
@@ -72,9 +75,11 @@ class CapturedRunner:
         attention: AttentionBackend,
         steps: Sequence[CapturedStep],
         *,
+        nbytes: int,
         exact: bool = False,
     ) -> None:
         self._eager = eager
+        self.nbytes = nbytes
         self._attention = attention
         self._steps = sorted(steps, key=lambda step: step.rows)
         self._exact = exact

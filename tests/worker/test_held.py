@@ -1,0 +1,33 @@
+"""The bytes a model holds: every tensor once, wherever it lies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from vivace.layers.module import Module
+from vivace.platforms.ops.stored import Int8Rows
+from vivace.worker.held import held_bytes
+
+
+@dataclass(frozen=True)
+class Pair:
+    first: torch.Tensor
+    others: list[torch.Tensor]
+
+
+def test_shared_memory_counts_once_and_functions_are_leaves() -> None:
+    table = torch.zeros(100, dtype=torch.float32)
+    node, child = Module(), Module()
+    node.table, node.child, node.act = table, child, torch.relu  # pyright: ignore
+    child.again, child.parent = table[:10], node  # pyright: ignore
+    child.pair = Pair(torch.zeros(3, dtype=torch.int8), [table.view(4, 25)])  # pyright: ignore
+    assert held_bytes(node) == 403
+
+
+def test_parameters_and_packed_rows_count() -> None:
+    assert held_bytes([nn.Linear(4, 2)]) == 4 * (8 + 2)
+    rows = Int8Rows(torch.zeros(2, 8, dtype=torch.int8), torch.zeros(2, 1), narrow=True)
+    assert held_bytes({"a": rows}) == 16 + 8

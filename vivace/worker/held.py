@@ -1,0 +1,55 @@
+"""How many bytes of tensors a model holds: counted, not estimated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+
+def held_bytes(root: object) -> int:
+    """Of every tensor that can be reached from `root` through objects of ours, containers and
+    torch modules. Memory that several tensors share counts once."""
+    found: dict[object, int] = {}
+    seen: set[int] = set()
+    left: list[object] = [root]
+    while left:
+        one = left.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, Tensor):
+            key, size = memory_of(one)
+            found[key] = size
+        else:
+            left.extend(parts_of(one))
+    return sum(found.values())
+
+
+def memory_of(tensor: Tensor) -> tuple[object, int]:
+    """(what is the same for tensors on the same memory, bytes)"""
+    if tensor.is_mkldnn:  # opaque: it has no storage that could be asked
+        return id(tensor), tensor.numel() * tensor.element_size()
+    storage = tensor.untyped_storage()
+    return storage.data_ptr(), storage.nbytes()
+
+
+def parts_of(one: object) -> Iterable[object]:
+    if isinstance(one, nn.Module):
+        return [*one.parameters(), *one.buffers()]
+    if isinstance(one, dict):
+        return one.values()
+    if isinstance(one, list | tuple):
+        return one
+    if is_dataclass(one) and not isinstance(one, type):
+        return [getattr(one, field.name) for field in fields(one)]
+    return ours(one)
+
+
+def ours(one: Any) -> Iterable[object]:
+    """Attributes of objects of this package; functions and everything foreign are leaves."""
+    if isinstance(one, type) or not type(one).__module__.startswith("vivace."):
+        return ()
+    return vars(one).values() if hasattr(one, "__dict__") else ()
