@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import faulthandler
+import gc
 import logging
 import os
 import signal
@@ -38,6 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     die_with(arguments.parent)
     leave_signals_to_the_supervisor()
+    gc.disable()  # nothing that is imported and loaded is garbage; the roles enable it when ready
     log_lines.setup("info", arguments.role)
     sock = socket.socket(fileno=arguments.line)
     sock.set_inheritable(False)  # the line must close when this process dies, not later

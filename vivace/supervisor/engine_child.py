@@ -81,6 +81,7 @@ def run_engine(line: Line[ToChild], setup: Setup) -> None:
     loop, capacity = engine_parts(config, PulsedMailbox(mailbox, pulse), report, epoch=setup.epoch)
     gc.collect()
     gc.freeze()  # what is loaded stays; the collector need not look at it again
+    gc.enable()
     pulse.beat(resting=True)
     thread.drive(loop)
     line.send(Ready(epoch=setup.epoch, capacity=capacity))

@@ -60,6 +60,7 @@ async def run_frontend(line: Line[ToChild], setup: Setup) -> None:
     runner = await serve(app, socket.socket(fileno=setup.listener), config)
     gc.collect()
     gc.freeze()
+    gc.enable()
     line.send(Serving())
     await feeding
     with contextlib.suppress(asyncio.TimeoutError):
