@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
+import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -235,3 +238,20 @@ def test_a_library_of_something_else(tmp_path):
 
     with pytest.raises(NoKernels, match="reinstall vivace"):
         Kernels(1, library=type(tmp_path)(_ctypes.__file__))
+
+
+@needs_kernels
+def test_pinned_workers_stay_on_one_core() -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        pytest.skip("one core: nothing to pin to")
+    tasks = Path("/proc/self/task")
+    before = set(tasks.iterdir())
+    kernels = Kernels(2, pinned=True)
+    (worker,) = set(tasks.iterdir()) - before
+    deadline = time.monotonic() + 5.0
+    while (bound := os.sched_getaffinity(int(worker.name))) != {cores[1]}:
+        assert time.monotonic() < deadline, bound
+        time.sleep(0.01)
+    assert os.sched_getaffinity(0) == set(cores)
+    assert kernels.threads == 2

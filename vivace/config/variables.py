@@ -41,6 +41,9 @@ def honoured(meaning: str, kind: str, default: str = "") -> Variable:
 
 
 WORKING = {
+    "SGLANG_SET_CPU_AFFINITY": honoured(
+        "keep each computing thread of the kernels on one core", "switch", "0"
+    ),
     "SGLANG_INIT_NEW_TOKEN_RATIO": honoured(
         "share of the possible output that admission expects at first", "number", "0.7"
     ),
@@ -79,10 +82,6 @@ WORKING = {
     "VIVACE_SLOW_TESTS": honoured("test aid: run the slow tests too", "switch", "0"),
 }
 OF_SGLANG = {
-    "SGLANG_SET_CPU_AFFINITY": Variable(
-        no_effect("processes are not pinned; start the server with taskset"),
-        "pin processes to cores",
-    ),
     "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": Variable(
         no_effect("/health looks at the engine's heartbeat, /health_generate generates"),
         "generate for /health",

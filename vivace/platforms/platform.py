@@ -52,6 +52,8 @@ class PlatformSettings:
     """CPU threads for the ops; None = all cores it may use"""
     deterministic: bool = False
     """ops and attention whose rows do not depend on what they are batched with"""
+    pinned: bool = False
+    """each computing thread beside the engine's own stays on one core"""
     kernels: bool = False
     """native kernels where there are some; otherwise torch's own operations"""
 

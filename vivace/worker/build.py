@@ -42,6 +42,7 @@ DTYPES = {
     "half": torch.float16,
 }
 KV_DTYPES = {**DTYPES, "int8": torch.int8}
+PINNED = "SGLANG_SET_CPU_AFFINITY"
 ORIGINAL_LOGPROBS = "SGLANG_RETURN_ORIGINAL_LOGPROB"
 DEFAULT_CAPTURE = 256
 """rows: a replay runs only the rows that are there, so one capture serves every batch"""
@@ -95,6 +96,7 @@ def settings_of(config: Config) -> PlatformSettings:
     return PlatformSettings(
         threads=config.runtime.cpu_threads or None,
         deterministic=bool(config.runtime.enable_deterministic_inference),
+        pinned=switched_on(config.environment, PINNED),
         kernels=not config.runtime.disable_cpu_kernels,
     )
 

@@ -26,11 +26,14 @@ EXACT, NARROWED = 1e-4, 2e-2
 """largest error as a part of the largest number, in float32 and with activations in bfloat16"""
 
 
-def best_kernels(threads: int, *, library: Path = LIBRARY) -> Kernels:
+def best_kernels(threads: int, *, pinned: bool = False, library: Path = LIBRARY) -> Kernels:
     """The kernels with the best instruction set whose products are right; says so when one is
     left out. Raises NoKernels, also when none is right."""
-    kernels = Kernels(threads, library=library)
-    return first_right(kernels, lambda isa: Kernels(threads, isa=isa, library=library))
+
+    def opened(isa: str | None) -> Kernels:
+        return Kernels(threads, isa=isa, pinned=pinned, library=library)
+
+    return first_right(opened(None), opened)
 
 
 def first_right(

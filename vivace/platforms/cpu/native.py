@@ -39,13 +39,21 @@ class Kernels:
     """An opened library with its own threads.
 
     `threads` counts the calling thread. `isa` forces an instruction set ("avx512vnni",
-    "avx512", "avx2", "portable", "neondot", "neon"); None is the best one. Raises NoKernels.
+    "avx512", "avx2", "portable", "neondot", "neon"); None is the best one. `pinned` keeps worker i
+    on the i-th core that this process may use; the calling thread stays free. Raises NoKernels.
     """
 
-    def __init__(self, threads: int, *, isa: str | None = None, library: Path = LIBRARY) -> None:
+    def __init__(
+        self,
+        threads: int,
+        *,
+        isa: str | None = None,
+        pinned: bool = False,
+        library: Path = LIBRARY,
+    ) -> None:
         self._library = _load(library)
         wanted = isa.encode() if isa else None
-        self._context = self._library.vv_open(wanted, threads, SPIN_MICROSECONDS, 0)
+        self._context = self._library.vv_open(wanted, threads, SPIN_MICROSECONDS, int(pinned))
         if not self._context:
             raise NoKernels(f"this CPU does not have the instruction set {isa!r}")
         weakref.finalize(self, self._library.vv_close, self._context)

@@ -27,7 +27,7 @@ def cpu_platform(facts: PlatformFacts, settings: PlatformSettings) -> Platform:
     if settings.kernels:
         # The kernels have threads of their own: two sets would be more than there are cores.
         torch.set_num_threads(1)
-        return NativePlatform(facts, best_kernels(threads))
+        return NativePlatform(facts, best_kernels(threads, pinned=settings.pinned))
     torch.set_num_threads(threads)
     return TorchPlatform(facts, settings.deterministic)
 
