@@ -16,10 +16,13 @@ BUILT = frozenset({"avx2", "kernels"})
 
 
 def resolved_for(
-    argv: str, features: frozenset[str] = BUILT, model: dict[str, Any] | None = None
+    argv: str,
+    features: frozenset[str] = BUILT,
+    model: dict[str, Any] | None = None,
+    stored: str = "gguf",
 ) -> Config:
     platform = dataclasses.replace(PLATFORM, features=features)
-    source = dataclasses.replace(SOURCE, config={**CONFIG, **(model or {})})
+    source = dataclasses.replace(SOURCE, format=stored, config={**CONFIG, **(model or {})})
     return resolve(parse(argv.split(), {}), source, facts_of(source), platform)
 
 
@@ -108,3 +111,32 @@ def test_int8_says_what_it_does_to_the_weights(scheme: str) -> None:
 def test_int8_needs_operations_of_ours() -> None:
     with pytest.raises(ConfigError, match="w8a16: --model-impl transformers"):
         resolved_for("--quantization w8a16 --model-impl transformers")
+
+
+@pytest.mark.parametrize(
+    ("argv", "features", "stored", "chosen", "words"),
+    [
+        ("", BUILT, "gguf", "int8", "float is more exact"),
+        ("--quantization gguf", BUILT, "gguf", "int8", "float is more exact"),
+        ("", BUILT, "safetensors", "float", "this is a safetensors model"),
+        ("", frozenset({"avx2"}), "gguf", "float", "only the native CPU kernels"),
+        ("--disable-cpu-kernels", BUILT, "gguf", "float", "only the native CPU kernels"),
+        ("--quantization w8a16", BUILT, "gguf", "float", "--quantization w8a16 says"),
+    ],
+)
+def test_activations_of_blocks_are_int8_where_kernels_take_them(
+    argv: str, features: frozenset[str], stored: str, chosen: str, words: str
+) -> None:
+    config = resolved_for(argv, features, stored=stored)
+    assert config.quantization.activation_dtype == chosen
+    assert words in reasons(config)["activation_dtype"]
+
+
+def test_activations_as_asked() -> None:
+    assert resolved_for("--activation-dtype float").quantization.activation_dtype == "float"
+    assert resolved_for("--activation-dtype int8").quantization.activation_dtype == "int8"
+    for argv in ("--disable-cpu-kernels", "--quantization w8a8_int8"):
+        with pytest.raises(ConfigError, match="--activation-dtype int8: "):
+            resolved_for(f"--activation-dtype int8 {argv}")
+    with pytest.raises(ConfigError, match="auto, float, int8"):
+        resolved_for("--activation-dtype int4")

@@ -52,6 +52,7 @@ class Setting:
     """torch, or the native kernels: captured or eager"""
     captures: tuple[int, ...] | None = None
     exact: bool = False
+    weights: str = "float32"
 
 
 @dataclass

@@ -1,7 +1,8 @@
 """The kernels predict a text as well as the arithmetic they replace.
 
 Perplexity of a fixed text under the embedded model, from the engine's own prompt log-probabilities,
-as it is served by default: stored blocks or bfloat16 weights, keys and values in bfloat16. The
+as it is served by default: stored blocks with activations in int8, or bfloat16 weights; keys and
+values in bfloat16. The
 reference is float32 throughout, by torch's operations, over the same weights.
 """
 
@@ -77,8 +78,17 @@ def test_stored_blocks(reference: tuple[float, list[int]]) -> None:
     exact, ids = reference
     found, same = perplexity(chunked_prefill_size=128)
     assert same == ids
+    assert found == pytest.approx(exact, rel=1e-2), "activations in int8"
+    assert found != pytest.approx(exact, rel=1e-4)
+
+
+def test_stored_blocks_with_float_activations(reference: tuple[float, list[int]]) -> None:
+    skip_unbuilt("eager")
+    exact, ids = reference
+    same: dict[str, Any] = {"activation_dtype": "float", "skip_tokenizer_init": True}
+    found, _ = perplexity(ids, chunked_prefill_size=128, **same)
     assert found == pytest.approx(exact, rel=1e-3)
-    in_float32, _ = perplexity(ids, dtype="float32", skip_tokenizer_init=True)
+    in_float32, _ = perplexity(ids, dtype="float32", **same)
     assert in_float32 == pytest.approx(exact, rel=1e-5), "keys and values in float32 too"
 
 

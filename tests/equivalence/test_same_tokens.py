@@ -1,9 +1,10 @@
 """The same tokens, whatever is switched on: a pairwise array over the engine's features.
 
 Every row runs the same requests (half greedy, half seeded, some with penalties and shared prefixes)
-through the real scheduler, loop and worker on a toy Llama in float32, and must give exactly the
-tokens of the plainest engine: one request at a time, nothing cached, nothing chunked, every step
-eager. With the native kernels log-probabilities are the same too, bit by bit.
+through the real scheduler, loop and worker on a toy Llama, in float32 or in GGUF's 4-bit blocks
+(which the kernels multiply with activations in int8), and must give exactly the tokens of the
+plainest engine: one request at a time, nothing cached, nothing chunked, every step eager. With the
+native kernels log-probabilities are the same too, bit by bit.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ from engine_under_test import (
     toy_requests,
     write_toy_llama,
 )
+from gguf import GGMLQuantizationType as Kind
+from gguf_toys import write
 from pairwise import pairwise
+from served_toy import toy_llama
 
 from vivace.protocol.request import Request
 
@@ -38,14 +42,18 @@ SETTINGS = {
     "operations": ["captured", "eager", "torch"],
     "captures": [None, (1, 2, 6)],
     "exact": [False, True],
+    "weights": ["float32", "q4_1"],
 }
 ROWS = pairwise(SETTINGS, seed=3)
 COUNT = 32
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_toy_llama(tmp_path_factory.mktemp("equivalence"))
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("equivalence")
+    blocks = folder / "toy-Q4_1.gguf"
+    write(toy_llama(), blocks, "llama", Kind.Q4_1)
+    return {"float32": write_toy_llama(folder / "float32"), "q4_1": blocks}
 
 
 @cache
@@ -56,8 +64,8 @@ def plain_answers(model: Path, arithmetic: str) -> dict[str, Answer]:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(map(str, row.values())))
-def test_same_tokens(model: Path, row: dict[str, object]) -> None:
-    setting = Setting(**row)  # type: ignore[arg-type]
+def test_same_tokens(models: dict[str, Path], row: dict[str, object]) -> None:
+    setting, model = Setting(**row), models[str(row["weights"])]  # type: ignore[arg-type]
     skip_unbuilt(setting.operations)
     engine = build_engine(model, setting)
     requests = toy_requests(COUNT, stream=setting.stream)
@@ -74,15 +82,23 @@ def test_same_tokens(model: Path, row: dict[str, object]) -> None:
     assert engine.held_tokens() == 0
 
 
-def test_log_probabilities_are_compared(model: Path) -> None:
+def test_log_probabilities_are_compared(models: dict[str, Path]) -> None:
     """Half of the requests ask for them, and the two arithmetics do not give the same bits."""
     skip_unbuilt("eager")
+    model = models["float32"]
     kernels, torch = plain_answers(model, "eager"), plain_answers(model, "torch")
     asked = [request.rid for request in toy_requests(COUNT, stream=False) if request.logprobs]
     assert len(asked) == COUNT // 2
     assert all(len(kernels[rid].logprobs) == len(kernels[rid].tokens) for rid in asked)
     assert any(kernels[rid].prompt_logprobs for rid in asked)
     assert tokens_of(kernels) == tokens_of(torch) and kernels != torch
+
+
+def test_int8_activations_are_compared(models: dict[str, Path]) -> None:
+    """They change tokens of a random model, so the rows with blocks did multiply with int8."""
+    skip_unbuilt("eager")
+    blocks = models["q4_1"]
+    assert tokens_of(plain_answers(blocks, "eager")) != tokens_of(plain_answers(blocks, "torch"))
 
 
 def tokens_of(answers: dict[str, Answer]) -> dict[str, list[int]]:

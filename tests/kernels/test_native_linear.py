@@ -6,12 +6,10 @@ its error has a bound that needs no tuning; and a row's bits depend on nothing b
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import gguf
 import numpy as np
 import pytest
 import torch
+from blocks import layer_of
 from every_isa import USABLE, each_isa, kernels_of, needs_kernels
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,36 +20,9 @@ from vivace.platforms.cpu.native_linear import BLOCKS, NativeLinears, PackedWeig
 from vivace.platforms.ops.stored import StoredBlocks
 
 pytestmark = needs_kernels
-FLOATS = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
-HALVES = {"q6_k": [208], "q8_0": [0], "q4_0": [0], "q5_0": [0]}
-"""byte offsets of the float16 numbers in a block; 0 and 2 in all others"""
 each_kind = pytest.mark.parametrize("kind", BLOCKS)
 ROWS = [*range(1, 15), 24, 25, 47, 96, 191, 192, 193, 300]
 """around every limit of linear.inc, on both of its paths"""
-
-
-@dataclass
-class Layer:
-    """Something to pack, and the numbers it stands for."""
-
-    piece: Tensor | StoredBlocks
-    numbers: Tensor
-    """float32[outputs, inputs]"""
-
-
-def layer_of(kind: str, outputs: int, inputs: int, seed: int = 0) -> Layer:
-    random = np.random.default_rng([seed, outputs, inputs])
-    if kind in FLOATS:
-        numbers = torch.from_numpy(random.standard_normal((outputs, inputs), np.float32))
-        numbers = numbers.to(FLOATS[kind])
-        return Layer(numbers, numbers.float())
-    size, nbytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind.upper()]]
-    data = random.integers(0, 256, (outputs, inputs // size, nbytes), np.uint8)
-    for at in HALVES.get(kind, [0, 2]):
-        halves = (random.standard_normal(data.shape[:2]) * 0.1).astype(np.float16)
-        data[:, :, at : at + 2] = halves.view(np.uint8).reshape(*data.shape[:2], 2)
-    blocks = StoredBlocks(kind, data.reshape(outputs, -1), inputs)
-    return Layer(blocks, blocks.decoded())
 
 
 def linears(isa: str | None, threads: int = 2) -> NativeLinears:

@@ -41,6 +41,13 @@ class ToyServer:
 
 def write_toy_llama(folder: Path, layers: int = 2, hidden: int = 64) -> Path:
     """A random Llama with a byte tokenizer and a chat template, as a checkpoint directory."""
+    toy_llama(layers, hidden).save_pretrained(folder)
+    write_byte_tokenizer(folder)
+    return folder
+
+
+def toy_llama(layers: int = 2, hidden: int = 64) -> Any:
+    """The random Llama, as transformers has it."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -56,9 +63,7 @@ def write_toy_llama(folder: Path, layers: int = 2, hidden: int = 64) -> Path:
         bos_token_id=256,
         eos_token_id=257,
     )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    write_byte_tokenizer(folder)
-    return folder
+    return LlamaForCausalLM(config)
 
 
 def write_byte_tokenizer(folder: Path) -> None:

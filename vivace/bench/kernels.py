@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from vivace.platforms.cpu.measure import Limits, LinearTime
 
 PROGRAM = "vivace bench kernels"
-KINDS = ("bf16", "q8_0", "q4_1")
+KINDS = ("bf16", "q8_0", "q4_1", "q4_1_a8")
 ROWS = (1, 4, 8, 32, 128, 512)
 HEADER = (
     "inputs x outputs     weights   rows         us      GB/s   GFLOP/s   of memory   of float32"
@@ -31,12 +31,12 @@ HEADER = (
 def main(argv: list[str]) -> int:
     args = parse(argv)
     from vivace.errors import CannotStart
+    from vivace.platforms.cpu.measure import KINDS as known
     from vivace.platforms.cpu.measure import limits, linear_times, opened
     from vivace.platforms.cpu.native import NoKernels
-    from vivace.platforms.cpu.native_linear import BLOCKS
 
-    if unknown := sorted(set(args.formats) - set(BLOCKS)):
-        print(f"{PROGRAM}: --formats {unknown[0]}: one of {', '.join(BLOCKS)}", file=sys.stderr)
+    if unknown := sorted(set(args.formats) - set(known)):
+        print(f"{PROGRAM}: --formats {unknown[0]}: one of {', '.join(known)}", file=sys.stderr)
         return 2
     try:
         kernels, shapes = opened(args.threads), shapes_of(facts_of_model(args.model_path))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from vivace.config.config import ConfigError, Options, all_options, value_of
 from vivace.config.environment import switched_on
 from vivace.config.option import Kind
+from vivace.config.rules import why_float_activations
 
 if TYPE_CHECKING:
     from vivace.config.resolve import Surroundings
@@ -194,6 +195,15 @@ def formats(options: Options, around: Surroundings) -> list[str]:
     ]
 
 
+def activations(options: Options, around: Surroundings) -> list[str]:
+    """After the rules."""
+    if options.quantization.activation_dtype == "int8":
+        reason = why_float_activations(options, around)
+        if reason is not None:
+            raise ConfigError(f"--activation-dtype int8: {reason}; leave it out")
+    return []
+
+
 def computable(options: Options, around: Surroundings) -> list[str]:
     """After the rules: types that this device computes and stores in."""
     dtype, usable = options.model.dtype, around.platform.dtypes
@@ -230,4 +240,4 @@ CHECKS: list[Callable[[Options, Surroundings], list[str]]] = [
     retractions,
 ]
 """before the rules"""
-FINAL_CHECKS: list[Callable[[Options, Surroundings], list[str]]] = [computable]
+FINAL_CHECKS: list[Callable[[Options, Surroundings], list[str]]] = [computable, activations]

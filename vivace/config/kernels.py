@@ -47,6 +47,13 @@ class QuantizationOptions:
         choices=["gguf", "unquant", "w8a8_int8", "w8a16", *QUANTIZATIONS],
         values=dict.fromkeys(QUANTIZATIONS, NO_QUANTIZATION),
     )
+    activation_dtype: str = option(
+        "auto",
+        "What GGUF blocks of at most six bits are multiplied with: floats, or int8 with one scale "
+        "for 32 neighbours, as llama.cpp does it (faster). auto: int8 where the kernels take it. "
+        "The head's are floats.",
+        choices=["auto", "float", "int8"],
+    )
     quantization_param_path: str | None = option(
         help="JSON with the scales of FP8 KV.", cpu=NO_QUANTIZATION
     )

@@ -78,6 +78,20 @@ def why_no_kernels(options: Options, around: Surroundings) -> str | None:
     return None
 
 
+def why_float_activations(options: Options, around: Surroundings) -> str | None:
+    """Why activations cannot be int8; None where they can."""
+    asked = options.quantization.quantization
+    if around.source.format != "gguf":
+        return (
+            f"only GGUF blocks are multiplied with int8, and this is a {around.source.format} model"
+        )
+    if asked not in (None, "gguf"):
+        return f"--quantization {asked} says what activations are"
+    if options.runtime.disable_cpu_kernels or around.platform.name != "cpu":
+        return "only the native CPU kernels multiply blocks with int8"
+    return None
+
+
 def kv_type(options: Options, around: Surroundings) -> Iterator[Change]:
     asked = options.memory.kv_cache_dtype
     if (
@@ -90,6 +104,14 @@ def kv_type(options: Options, around: Surroundings) -> Iterator[Change]:
         yield "kv_cache_dtype", options.model.dtype, "follows --dtype"
     if asked == "bf16":
         yield "kv_cache_dtype", "bfloat16", "bf16 is another name for it"
+
+
+def activations(options: Options, around: Surroundings) -> Iterator[Change]:
+    """After `kernels`."""
+    if options.quantization.activation_dtype == "auto":
+        reason = why_float_activations(options, around)
+        narrow = "the kernels' fastest product with GGUF blocks; float is more exact"
+        yield "activation_dtype", "float" if reason else "int8", reason or narrow
 
 
 def context(options: Options, around: Surroundings) -> Iterator[Change]:
@@ -165,6 +187,7 @@ RULES = [
     kernels,
     captures,
     dtype,
+    activations,
     kv_type,
     context,
     page_size,

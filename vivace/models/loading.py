@@ -29,6 +29,7 @@ def load_model(
     dtype: torch.dtype,
     matrix_dtype: torch.dtype | None = None,
     blocks: bool = False,
+    narrow: bool = False,
     quantization: str | None = None,
     positions: int,
     progress: Progress,
@@ -39,7 +40,8 @@ def load_model(
     """Declare, bind and load. `positions` = longest served context in tokens.
 
     `dtype` is that of activations, `matrix_dtype` that of plain matrices (None: the same);
-    `blocks` leaves quantised matrices as they are stored, for ops that read them.
+    `blocks` leaves quantised matrices as they are stored, for ops that read them;
+    `narrow` multiplies those of at most six bits with activations in int8.
     `quantization` as --quantization: "w8a8_int8" or "w8a16" make int8 of what is not yet.
 
     Raises SourceError for an architecture nobody has written, CheckpointError for bad weights.
@@ -62,6 +64,7 @@ def load_model(
                 lambda name: Packed(ops, matrices, dtype, place),
                 int8_checkpoint=weights.int8,
                 blocks=blocks,
+                narrow=narrow,
             ),
         ),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from vivace.quantization.method import LinearMethod
+from vivace.quantization.narrow_blocks import NarrowBlocks
 from vivace.quantization.w8 import Int8
 
 SCHEMES = {"w8a8_int8": True, "w8a16": False}
@@ -27,11 +28,13 @@ def linear_methods(
     *,
     int8_checkpoint: bool,
     blocks: bool,
+    narrow: bool = False,
 ) -> Callable[[str], LinearMethod]:
     """Full layer name -> a fresh method. `plain` makes the unquantised one; `blocks`: the device
-    reads int8 rows as they are. The head is never quantised here: its error decides tokens."""
+    reads int8 rows as they are; `narrow`: GGUF's blocks are multiplied with activations in int8.
+    The head is never quantised here, nor what it reads: its error decides tokens."""
     if scheme is None:
-        return plain
+        return lambda name: NarrowBlocks(plain(name)) if narrow and name != HEAD else plain(name)
 
     def method(name: str) -> LinearMethod:
         online = not int8_checkpoint and name != HEAD

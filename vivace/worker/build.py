@@ -62,6 +62,7 @@ def build(config: Config, report: Report) -> Worker:
         dtype=platform.activations(dtype),
         matrix_dtype=dtype,
         blocks=platform.reads_blocks,
+        narrow=config.quantization.activation_dtype == "int8",
         quantization=config.quantization.quantization,
         positions=context,
         progress=report,

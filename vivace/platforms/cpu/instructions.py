@@ -11,12 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from gguf.constants import GGMLQuantizationType
+from gguf.quants import quantize
 from torch import Tensor
 
 from vivace.platforms.cpu.native import LIBRARY, Kernels
 from vivace.platforms.cpu.native_linear import NativeLinears, Rows
 from vivace.platforms.ops.linear import linear, pack_linear
-from vivace.platforms.ops.stored import int8_rows
+from vivace.platforms.ops.stored import StoredBlocks, int8_rows
 
 log = logging.getLogger(__name__)
 OUTPUTS, INPUTS = 40, 96
@@ -78,7 +80,14 @@ def pieces_of(weight: Tensor) -> list[tuple[str, Rows, float]]:
         ("bfloat16", weight.bfloat16(), NARROWED),
         ("int8", int8, EXACT),
         ("W8A8", int8.narrowed(), EXACT),
+        ("4-bit", four_bits(weight), EXACT),
     ]
+
+
+def four_bits(weight: Tensor) -> StoredBlocks:
+    """Blocks that are multiplied with activations in int8"""
+    blocks = quantize(weight.numpy(), GGMLQuantizationType.Q4_1)
+    return StoredBlocks("q4_1", blocks, weight.shape[1]).narrowed()
 
 
 def floats(rows: Rows) -> Rows:

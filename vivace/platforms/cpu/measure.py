@@ -10,7 +10,14 @@ from dataclasses import dataclass
 import torch
 
 from vivace.platforms.cpu.native import Kernels
-from vivace.platforms.cpu.native_linear import BLOCKS, PANEL, NativeLinears, PackedWeight, Panels
+from vivace.platforms.cpu.native_linear import (
+    BLOCKS,
+    NARROW,
+    PANEL,
+    NativeLinears,
+    PackedWeight,
+    Panels,
+)
 
 BEYOND_CACHES = 128 << 20
 """bytes of weights that are gone through before one is read again"""
@@ -21,6 +28,8 @@ FLOPS_OF_A_CHAIN = 2 * 16 * 24
 """of `multiply_add`: product and sum, 16 numbers, 24 chains"""
 LONGEST = 4e10
 """float operations of one repetition"""
+KINDS = {**BLOCKS, **NARROW}
+"""kind -> (numbers, bytes) of a packed block of one column"""
 ANY_BYTE = 0x3C
 """every format reads numbers of ordinary size out of it"""
 
@@ -86,7 +95,7 @@ def linear_times(
     linears = NativeLinears(kernels)
     for inputs, outputs in shapes:
         for kind in kinds:
-            if inputs % BLOCKS[kind][0]:
+            if inputs % KINDS[kind][0]:
                 continue
             weights = many(inputs, outputs, kind)
             for count in rows:
@@ -96,7 +105,7 @@ def linear_times(
 
 def many(inputs: int, outputs: int, kind: str) -> list[PackedWeight]:
     """Copies of a weight, more than the caches hold."""
-    numbers, nbytes = BLOCKS[kind]
+    numbers, nbytes = KINDS[kind]
     size = -(-outputs // PANEL) * PANEL * (inputs // numbers) * nbytes
 
     def one() -> PackedWeight:

@@ -16,7 +16,13 @@ import torch
 from torch import Tensor
 
 from vivace.platforms.cpu.native import Kernels, Words
-from vivace.platforms.ops.stored import Int8Rows, StoredBlocks, joined_int8
+from vivace.platforms.ops.stored import (
+    NARROW_BLOCK,
+    NARROWED,
+    Int8Rows,
+    StoredBlocks,
+    joined_int8,
+)
 
 PANEL = 16
 """output columns"""
@@ -34,13 +40,19 @@ BLOCKS = {
     "q6_k": (256, 210),
 }
 """kind -> (numbers, bytes) of a packed block of one column"""
+NARROW = {f"{kind}_a8": BLOCKS[kind] for kind in NARROWED}
+"""the same for blocks that are multiplied with activations in int8"""
+NARROW_BYTES = 48
+"""of NARROW_BLOCK activations in int8 and their scales"""
+FEW_ROWS = 1
+"""so many are made int8 by every part of the product; more, once before it"""
 INT8 = {"i8": (4, 2), "w8a8": (8, 4)}
 """kind -> (bytes before a column's numbers, its inputs are filled up to a multiple of this)"""
 MOST_INT8_INPUTS = 1 << 16
 """more could overflow a sum of 32 bits"""
 FLOATS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 Rows = Tensor | StoredBlocks | Int8Rows
-PACK, LINEAR, EMBED = "qqqqqq", "qqqqqqqqq", "qqqqqq"
+PACK, LINEAR, EMBED, NARROW_ROWS = "qqqqqq", "qqqqqqqqq", "qqqqqq", "qqqqq"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +84,13 @@ class NativeLinears:
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
-        kinds = (*BLOCKS, *INT8)
+        kinds = (*BLOCKS, *INT8, *NARROW)
         self._pack = {kind: kernels.operation(f"pack_{kind}", PACK) for kind in kinds}
         self._linear: dict[str, Words] = {
-            kind: kernels.operation(f"linear_{kind}", LINEAR) for kind in kinds
+            kind: kernels.operation(f"linear_{kind}", LINEAR + "q" * (kind in NARROW))
+            for kind in kinds
         }
+        self._narrow_rows = kernels.operation("narrow_rows", NARROW_ROWS)
         self._embed = {kind: kernels.operation(f"embed_{kind}", EMBED) for kind in BLOCKS}
 
     def pack(self, pieces: Sequence[Any]) -> PackedWeight:
@@ -134,6 +148,7 @@ class NativeLinears:
             result.data_ptr(),
             0 if bias is None else bias.data_ptr(),
         )
+        narrow = self._narrowed(x, weight)
         for part in weight.parts:
             self._linear[part.kind](
                 rows,
@@ -145,8 +160,19 @@ class NativeLinears:
                 result.stride(0),
                 part.columns,
                 weight.inputs,
+                *((0 if narrow is None else narrow.data_ptr(),) if part.kind in NARROW else ()),
             )
         return result
+
+    def _narrowed(self, x: Tensor, weight: PackedWeight) -> Tensor | None:
+        """The int8 form of x that more than a few rows are multiplied in; None: not needed."""
+        rows, inputs = x.shape
+        if rows <= FEW_ROWS or not any(part.kind in NARROW for part in weight.parts):
+            return None
+        size = rows * inputs // NARROW_BLOCK * NARROW_BYTES
+        found = self._kernels.empty(size, dtype=torch.uint8)
+        self._narrow_rows(rows, x.data_ptr(), x.stride(0), found.data_ptr(), inputs)
+        return found
 
 
 def column_bytes(kind: str, inputs: int) -> int:
@@ -158,7 +184,7 @@ def column_bytes(kind: str, inputs: int) -> int:
         if kind == "i8" and inputs % step:
             raise ValueError(f"int8 weights of {inputs} inputs: no multiple of {step}")
         return header + -(-inputs // step) * step
-    numbers, nbytes = BLOCKS[kind]
+    numbers, nbytes = NARROW[kind] if kind in NARROW else BLOCKS[kind]
     if inputs % numbers:
         raise ValueError(f"{kind} weights of {inputs} inputs: no multiple of {numbers}")
     return inputs // numbers * nbytes
@@ -170,7 +196,7 @@ def kind_of(piece: Rows) -> str:
     if isinstance(piece, StoredBlocks):
         if piece.kind not in BLOCKS:
             raise ValueError(f"no kernel reads {piece.kind} blocks")
-        return piece.kind
+        return f"{piece.kind}_a8" if piece.narrow else piece.kind
     if piece.dtype not in FLOATS:
         raise ValueError(f"no kernel takes weights of {piece.dtype}")
     return FLOATS[piece.dtype]

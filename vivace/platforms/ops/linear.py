@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from vivace.platforms.ops.narrow import NarrowWeight, linear_narrow, pack_narrow
 from vivace.platforms.ops.stored import Int8Rows, StoredBlocks, joined_int8
 from vivace.platforms.ops.w8a8 import W8A8Weight, linear_w8a8, pack_w8a8
 
@@ -16,8 +17,14 @@ from vivace.platforms.ops.w8a8 import W8A8Weight, linear_w8a8, pack_w8a8
 def pack_linear(pieces: Sequence[Tensor | StoredBlocks | Int8Rows]) -> Any:
     """Weights [some of out, in] in the form `linear` likes best: here, one tensor [out, in].
 
-    Blocks are decoded to float32, int8 rows too unless activations become int8 as well.
+    Blocks are decoded to float32, int8 rows too unless activations become int8 as well. Raises
+    ValueError where they do for some pieces only.
     """
+    blocks = [piece for piece in pieces if isinstance(piece, StoredBlocks) and piece.narrow]
+    if len(blocks) == len(pieces):
+        return pack_narrow(blocks)
+    if blocks:
+        raise ValueError("activations are int8 for some parts of a layer and floats for others")
     narrow = [piece for piece in pieces if isinstance(piece, Int8Rows) and piece.narrow]
     if len(narrow) == len(pieces):
         return pack_w8a8(joined_int8(narrow))
@@ -29,6 +36,8 @@ def linear(x: Tensor, weight: Any, bias: Tensor | None = None, out: Tensor | Non
     """x[T, in] times weight[out, in] transposed, plus bias[out] -> [T, out]."""
     if isinstance(weight, W8A8Weight):
         return linear_w8a8(x, weight, bias, out)
+    if isinstance(weight, NarrowWeight):
+        return linear_narrow(x, weight, bias, out)
     if out is None:
         return functional.linear(x, weight, bias)
     if bias is None:

@@ -11,6 +11,11 @@ from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
 from torch import Tensor
 
+NARROWED = ("q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k")
+"""kinds of blocks that may be multiplied with activations in int8: those of at most six bits"""
+NARROW_BLOCK = 32
+"""neighbouring activations of a row that share a scale"""
+
 
 @dataclass(frozen=True, slots=True)
 class StoredBlocks:
@@ -20,6 +25,8 @@ class StoredBlocks:
     data: np.ndarray
     """uint8[rows, bytes of a row], C-contiguous; may be a read-only view of the mapped file"""
     columns: int
+    narrow: bool = False
+    """activations become int8 for the product, BLOCK neighbours of a row with one scale"""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -28,6 +35,12 @@ class StoredBlocks:
     def rows(self, order: np.ndarray) -> StoredBlocks:
         """These rows, in this order; a copy."""
         return replace(self, data=self.data[order])
+
+    def narrowed(self) -> StoredBlocks:
+        """Raises ValueError for a kind that is not one of NARROWED."""
+        if self.kind not in NARROWED:
+            raise ValueError(f"{self.kind} blocks are multiplied with floats only")
+        return replace(self, narrow=True)
 
     def decoded(self) -> Tensor:
         """float32[rows, columns], by the gguf package: the slow twin of every kernel."""

@@ -10,10 +10,10 @@
 
 namespace vivace {
 // The families of operations; each is a source of its own (kernels.cpp, CMakeLists.txt).
-#define VV_FAMILIES(declare) declare(elementwise) declare(linear) declare(linear_dot) declare(attention) \
+#define VV_FAMILIES(declare) declare(elementwise) declare(linear) declare(linear_dot) declare(linear_narrow) declare(attention) \
     declare(sampling) declare(moe)
 // What an instruction set that only adds to the one below it compiles anew.
-#define VV_DOT_FAMILIES(declare) declare(linear_dot)
+#define VV_DOT_FAMILIES(declare) declare(linear_dot) declare(linear_narrow)
 #define VV_DECLARE(family) OpTable family();
 #ifdef VV_HAVE_AVX512VNNI
 namespace avx512vnni { VV_DOT_FAMILIES(VV_DECLARE) }

@@ -1,4 +1,5 @@
-// Instructions that multiply and add whole groups of narrow numbers, for linear_dot.inc.
+// Instructions that multiply and add whole groups of narrow numbers, for linear_dot.inc and
+// linear_narrow.inc.
 //
 // With AVX-512 VNNI and BF16 these are two instructions. VV_EMULATED_DOT replaces both by functions
 // of the same results, so that the very same kernels are tested on a CPU that lacks them.
@@ -174,6 +175,87 @@ struct ByteSum {
     }
     I16 total(const uint8_t*) const { return v; }
     VV_INLINE void keep(uint8_t* to, I16 q) { store_low8(to, q); }
+};
+
+#endif
+
+// Sixteen sums of products of unsigned weights below 64 with int8, four neighbouring numbers of each
+// column at a time. A run of `most(bits)` groups of weights of so many bits is exact; `total` ends it.
+#if defined(VV_DOT)
+
+struct Run {
+    static constexpr int REGISTERS = 1;
+    static constexpr int most(int) { return 1 << 16; }
+    I16 v;
+    VV_INLINE I16 four(const uint8_t* x) { return iset1(four_bytes(x)); }
+    __attribute__((always_inline)) void begin(I16 w, I16 x) { v = dot_bytes(iset1(0), w, x); }
+    __attribute__((always_inline)) void add(I16 w, I16 x) {
+        v = dot_bytes(v, w, x);
+        VV_IN_ORDER("+v", v.v);
+    }
+    __attribute__((always_inline)) I16 total() const { return v; }
+};
+
+#elif defined(__AVX512F__) || defined(__AVX2__)
+
+// vpmaddubsw adds two products into 16 bits, where 32767 / (2 * 127 * (2^bits - 1)) of them fit.
+struct Run {
+    static constexpr int most(int bits) { return bits <= 4 ? 8 : bits == 5 ? 4 : 2; }
+    VV_INLINE I16 four(const uint8_t* x) { return iset1(four_bytes(x)); }
+#if defined(__AVX512F__)
+    static constexpr int REGISTERS = 1;
+    __m512i v;
+    __attribute__((always_inline)) void begin(I16 w, I16 x) { v = _mm512_maddubs_epi16(w.v, x.v); }
+    __attribute__((always_inline)) void add(I16 w, I16 x) {
+        v = _mm512_add_epi16(v, _mm512_maddubs_epi16(w.v, x.v));
+        VV_IN_ORDER("+v", v);
+    }
+    __attribute__((always_inline)) I16 total() const { return {_mm512_madd_epi16(v, _mm512_set1_epi16(1))}; }
+#else
+    static constexpr int REGISTERS = 2;
+    __m256i a, b;
+    __attribute__((always_inline)) void begin(I16 w, I16 x) {
+        a = _mm256_maddubs_epi16(w.a, x.a), b = _mm256_maddubs_epi16(w.b, x.b);
+    }
+    __attribute__((always_inline)) void add(I16 w, I16 x) {
+        a = _mm256_add_epi16(a, _mm256_maddubs_epi16(w.a, x.a));
+        b = _mm256_add_epi16(b, _mm256_maddubs_epi16(w.b, x.b));
+        VV_IN_ORDER("+x", a);
+        VV_IN_ORDER("+x", b);
+    }
+    __attribute__((always_inline)) I16 total() const {
+        const __m256i ones = _mm256_set1_epi16(1);
+        return {_mm256_madd_epi16(a, ones), _mm256_madd_epi16(b, ones)};
+    }
+#endif
+};
+
+#elif defined(__ARM_NEON) && defined(__aarch64__)
+
+struct Run {  // below 64, signed and unsigned bytes are the same
+    static constexpr int REGISTERS = ByteSum::REGISTERS;
+    static constexpr int most(int) { return 1 << 16; }
+    ByteSum v;
+    VV_INLINE const uint8_t* four(const uint8_t* x) { return x; }
+    __attribute__((always_inline)) void begin(I16 w, const uint8_t* x) { v.clear(), add(w, x); }
+    __attribute__((always_inline)) void add(I16 w, const uint8_t* x) {
+        ByteSum::Weights bytes;
+        VV_EACH(i) bytes.v[i] = vreinterpretq_s8_s32(w.v[i]);
+        v.add(bytes, x);
+    }
+    __attribute__((always_inline)) I16 total() const { return v.total(nullptr); }
+};
+
+#else
+
+struct Run {
+    static constexpr int REGISTERS = ByteSum::REGISTERS;
+    static constexpr int most(int) { return 1 << 16; }
+    ByteSum v;
+    VV_INLINE const uint8_t* four(const uint8_t* x) { return x; }
+    void begin(I16 w, const uint8_t* x) { v.clear(), v.add(w, x); }
+    void add(I16 w, const uint8_t* x) { v.add(w, x); }
+    I16 total() const { return v.total(nullptr); }
 };
 
 #endif

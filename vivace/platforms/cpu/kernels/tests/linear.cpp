@@ -112,14 +112,52 @@ struct Layer {
         panels.resize((size_t)((n + 15) / 16 * (16 * row_bytes * 2 + 4096)));
     }
 
-    bool pack(Suite& suite) {
-        const std::string op = std::string("pack_") + format.name;
+    bool pack(Suite& suite, const std::string& op) {
         Words words;
         words.add(n).add(bytes).add(row_bytes).add(panels).add(k).add(scales);
         return suite.run(op.c_str(), words, [&] { std::fill(panels.begin(), panels.end(), 0xa5); },
                          [&] { return bytes_of(panels); });
     }
 };
+
+// What the int8 numbers of x stand for: 32 neighbours share a scale.
+std::vector<float> narrowed(std::vector<float> x, int64_t stride, int64_t k) {
+    for (size_t at = 0; at < x.size(); at += stride)
+        for (int64_t b = 0; b < k; b += 32) {
+            float most = 1e-10f;
+            for (int64_t i = b; i < b + 32; ++i) most = std::max(most, std::fabs(x[at + i]));
+            for (int64_t i = b; i < b + 32; ++i) x[at + i] = std::nearbyintf(x[at + i] * (127.0f / most)) * (most / 127.0f);
+        }
+    return x;
+}
+
+// Activations become int8 first, by an operation of their own or (`few`) within the product.
+bool multiply_narrow(Suite& suite, const char* op, const Layer& layer, Random& random, int64_t rows, bool few) {
+    const int64_t n = layer.n, k = layer.k, stride = k + 16;
+    const auto x = floats(random, rows * stride, 3), exact = narrowed(x, stride, k), bias = floats(random, n);
+    std::vector<uint8_t> narrow((size_t)(rows * k / 32 * 48));
+    Words first, second;
+    first.add(rows).add(x).add(stride).add(narrow).add(k);
+    if (!few && !suite.run("narrow_rows", first, [&] { std::fill(narrow.begin(), narrow.end(), 0); },
+                           [&] { return bytes_of(narrow); })) return false;
+    std::vector<float> out;
+    const auto reset = [&] { out.assign((size_t)(rows * n), 0); };
+    reset();
+    second.add(rows).add(x).add(stride).add(layer.panels).add(bias).add(out).add(n).add(n).add(k);
+    second.add(few ? nullptr : (const void*)narrow.data());
+    if (!suite.run(op, second, reset, [&] { return bytes_of(out); })) return false;
+    std::vector<double> wanted(out.size()), scale(out.size());
+    for (int64_t r = 0; r < rows; ++r)
+        for (int64_t c = 0; c < n; ++c) {
+            double sum = bias[c], size = std::fabs(sum);
+            for (int64_t i = 0; i < k; ++i) {
+                const double product = exact[r * stride + i] * layer.weights[c * k + i];
+                sum += product, size += std::fabs(product);
+            }
+            wanted[r * n + c] = sum, scale[r * n + c] = size;
+        }
+    return suite.close(op, out, wanted, scale, 3e-6);
+}
 
 bool multiply(Suite& suite, const char* op, const Layer& layer, Random& random, int64_t rows, bool biased) {
     const int64_t n = layer.n, k = layer.k, stride = k + 16, out_stride = n + 3;
@@ -160,15 +198,28 @@ void linear(Suite& suite) {
         const std::string pack = std::string("pack_") + format.name, multiplied = std::string("linear_") + format.name;
         if (!suite.words(pack.c_str())) continue;
         suite.op(pack.c_str(), [&](Random& random) {
-            return Layer(format, random, 37, 512).pack(suite);
+            return Layer(format, random, 37, 512).pack(suite, pack);
         });
         suite.op(multiplied.c_str(), [&](Random& random) {
             for (int64_t k : {256, 1280})
                 for (int64_t n : {16, 75}) {
                     Layer layer(format, random, n, k);
-                    if (!layer.pack(suite)) return false;
+                    if (!layer.pack(suite, pack)) return false;
                     for (int64_t rows : {1, 3, 4, 7, 29})
                         if (!multiply(suite, multiplied.c_str(), layer, random, rows, rows % 2)) return false;
+                }
+            return true;
+        });
+        const std::string pack_narrow = pack + "_a8", narrow = multiplied + "_a8";
+        if (suite.words(narrow.c_str()) <= 0) continue;
+        suite.op(narrow.c_str(), [&](Random& random) {
+            for (int64_t k : {256, 1280})
+                for (int64_t n : {16, 75}) {
+                    Layer layer(format, random, n, k);
+                    if (!layer.pack(suite, pack_narrow)) return false;
+                    for (int64_t rows : {1, 2, 4, 5, 13, 29})
+                        for (bool few : {false, true})
+                            if (!multiply_narrow(suite, narrow.c_str(), layer, random, rows, few)) return false;
                 }
             return true;
         });
