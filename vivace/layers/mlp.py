@@ -6,13 +6,11 @@ from torch import Tensor
 
 from vivace.layers.linear import Linear, Part
 from vivace.layers.module import Bindings, Module, Shard
-from vivace.platforms.ops.table import Ops
+from vivace.platforms.ops.mlp import gated_mlp
 
 
 class GatedMLP(Module):
     """down(act(gate(x)) * up(x)); `activation` is a configuration's name for it."""
-
-    _ops: Ops
 
     def __init__(self, hidden: int, inner: int, activation: str, *, bias: bool = False) -> None:
         if activation not in ACTIVATIONS:
@@ -26,17 +24,19 @@ class GatedMLP(Module):
 
     def bind(self, name: str, env: Bindings) -> None:
         super().bind(name, env)
-        self._act = ACTIVATIONS[self.activation](env.ops)
+        self._run = env.ops.gated_mlp or gated_mlp(env.ops)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x[T, hidden] -> [T, hidden]"""
-        return self.down_proj(self._act(self.gate_up_proj(x)))
+        up, down = self.gate_up_proj.method.operands, self.down_proj.method.operands
+        return self._run(x, up, down, ACTIVATIONS[self.activation])
 
 
 ACTIVATIONS = {
-    "silu": lambda ops: ops.silu_mul,
-    "swish": lambda ops: ops.silu_mul,
-    "gelu": lambda ops: lambda x: ops.gelu_mul(x, tanh=False),
-    "gelu_new": lambda ops: lambda x: ops.gelu_mul(x, tanh=True),
-    "gelu_pytorch_tanh": lambda ops: lambda x: ops.gelu_mul(x, tanh=True),
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
 }
+"""a configuration's name -> the operation's"""

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from vivace.platforms.ops.mlp import Operands
 from vivace.platforms.ops.stored import Int8Rows, StoredBlocks
 from vivace.platforms.ops.table import Ops
 
@@ -24,6 +25,11 @@ class LinearMethod(Protocol):
 
     def apply(self, x: Tensor) -> Tensor:
         """x[T, in] -> [T, out]."""
+        ...
+
+    @property
+    def operands(self) -> Operands:
+        """What ops take that do more than `apply`."""
         ...
 
 
@@ -55,3 +61,7 @@ class Packed:
 
     def apply(self, x: Tensor) -> Tensor:
         return self._ops.linear(x, self._weight, self._bias)
+
+    @property
+    def operands(self) -> Operands:
+        return Operands(self._weight, self._bias)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from vivace.platforms.ops.mlp import Operands
 from vivace.platforms.ops.stored import NARROWED, StoredBlocks
 from vivace.quantization.method import LinearMethod, Matrix
 
@@ -22,6 +23,10 @@ class NarrowBlocks:
 
     def apply(self, x: Tensor) -> Tensor:
         return self._inner.apply(x)
+
+    @property
+    def operands(self) -> Operands:
+        return self._inner.operands
 
 
 def marked(piece: Matrix) -> Matrix:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from vivace.platforms.ops.mlp import Operands
 from vivace.platforms.ops.stored import Int8Rows, StoredBlocks, int8_rows
 from vivace.quantization.method import LinearMethod, Matrix
 
@@ -40,3 +41,7 @@ class Int8:
 
     def apply(self, x: Tensor) -> Tensor:
         return self._inner.apply(x)
+
+    @property
+    def operands(self) -> Operands:
+        return self._inner.operands

@@ -148,7 +148,7 @@ class NativeLinears:
             result.data_ptr(),
             0 if bias is None else bias.data_ptr(),
         )
-        narrow = self._narrowed(x, weight)
+        narrow = self.narrowed(x) if wants_narrow(weight, rows) else None
         for part in weight.parts:
             self._linear[part.kind](
                 rows,
@@ -164,15 +164,23 @@ class NativeLinears:
             )
         return result
 
-    def _narrowed(self, x: Tensor, weight: PackedWeight) -> Tensor | None:
-        """The int8 form of x that more than a few rows are multiplied in; None: not needed."""
+    def narrowed(self, x: Tensor) -> Tensor:
+        """x[T, in] float32 -> uint8: its int8 form and scales, as kernels/linear_narrow.inc has
+        them."""
         rows, inputs = x.shape
-        if rows <= FEW_ROWS or not any(part.kind in NARROW for part in weight.parts):
-            return None
-        size = rows * inputs // NARROW_BLOCK * NARROW_BYTES
-        found = self._kernels.empty(size, dtype=torch.uint8)
+        found = self._kernels.empty(rows * narrow_bytes(inputs), dtype=torch.uint8)
         self._narrow_rows(rows, x.data_ptr(), x.stride(0), found.data_ptr(), inputs)
         return found
+
+
+def narrow_bytes(inputs: int) -> int:
+    """of one row in int8"""
+    return inputs // NARROW_BLOCK * NARROW_BYTES
+
+
+def wants_narrow(weight: PackedWeight, rows: int) -> bool:
+    """Whether activations are made int8 before the product, once for all its parts."""
+    return rows > FEW_ROWS and any(part.kind in NARROW for part in weight.parts)
 
 
 def column_bytes(kind: str, inputs: int) -> int:

@@ -7,6 +7,7 @@ import dataclasses
 from vivace.platforms.cpu.native import Kernels
 from vivace.platforms.cpu.native_attention import rotary_attend
 from vivace.platforms.cpu.native_linear import NativeLinears
+from vivace.platforms.cpu.native_mlp import NativeMLP
 from vivace.platforms.cpu.native_moe import NativeMoe
 from vivace.platforms.cpu.native_ops import NativeOps
 from vivace.platforms.ops.table import Ops, reference_ops
@@ -16,7 +17,7 @@ def native_ops(kernels: Kernels) -> Ops:
     """Every op of a decode step is a kernel, so that the step can be captured."""
     linears, rows = NativeLinears(kernels), NativeOps(kernels)
     experts = NativeMoe(kernels, linears)
-    return dataclasses.replace(
+    ops = dataclasses.replace(
         reference_ops(),
         embedding=linears.embedding,
         pack_embedding=linears.pack_embedding,
@@ -37,3 +38,4 @@ def native_ops(kernels: Kernels) -> Ops:
         scale=rows.scale,
         soft_cap=rows.soft_cap,
     )
+    return dataclasses.replace(ops, gated_mlp=NativeMLP(kernels, linears, ops))

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from vivace.platforms.attention import AttendingStep, AttentionLayer
 from vivace.platforms.ops import activation, attention, cache, embedding, linear, moe, norm, rotary
+from vivace.platforms.ops.mlp import Operands
 from vivace.platforms.ops.moe import Gate, Routes
 from vivace.platforms.ops.stored import Int8Rows, StoredBlocks
 
@@ -77,6 +78,10 @@ class Linear(Protocol):
     ) -> Tensor: ...
 
 
+class GatedMlp(Protocol):
+    def __call__(self, x: Tensor, gate_up: Operands, down: Operands, activation: str) -> Tensor: ...
+
+
 class MoeGate(Protocol):
     def __call__(
         self, gate: Gate, logits: Tensor, bias: Tensor | None = None
@@ -114,6 +119,9 @@ class Ops:
     them."""
     linear: Linear
     """(x[T, in], weight, bias=None, out=None) -> [T, out]"""
+    gated_mlp: GatedMlp | None
+    """(x[T, hidden], gate_up, down, activation) -> [T, hidden]: down(act(gate(x)) * up(x)), with
+    gate above up in one weight. None: the device has nothing better than `mlp.gated_mlp`"""
     moe_gate: MoeGate
     """(gate, logits[T, E], bias=None) -> (weights[T, top], experts[T, top] int64)"""
     moe_routes: Callable[[Tensor, int], Routes]
@@ -147,6 +155,7 @@ def reference_ops() -> Ops:
         gelu_mul=activation.gelu_mul,
         pack_linear=linear.pack_linear,
         linear=linear.linear,
+        gated_mlp=None,
         moe_gate=moe.moe_gate,
         moe_routes=moe.moe_routes,
         moe_spread=moe.moe_spread,
