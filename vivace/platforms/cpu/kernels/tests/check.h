@@ -15,6 +15,7 @@ void vv_close(void* context);
 const char* vv_isa(void* context);
 int64_t vv_find(void* context, const char* name);
 int64_t vv_words(void* context, int64_t op);
+const void* vv_address(void* context, int64_t op);
 void vv_run(void* context, int64_t op, const void* args);
 void* vv_graph_new();
 void vv_graph_free(void* graph);
@@ -162,7 +163,10 @@ std::vector<uint8_t> bytes_of(const std::vector<T>& v) {
 void elementwise(Suite& suite);
 void linear(Suite& suite);
 void linear_dot(Suite& suite);
+void kvcache(Suite& suite);
 void attention(Suite& suite);
+void sampling(Suite& suite);
+void moe(Suite& suite);
 int pool_stress(int64_t jobs);
 
 }  // namespace check

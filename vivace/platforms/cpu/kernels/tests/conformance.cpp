@@ -16,7 +16,10 @@ int conform(const char* isa) {
     check::elementwise(suite);
     check::linear(suite);
     check::linear_dot(suite);
+    check::kvcache(suite);
     check::attention(suite);
+    check::sampling(suite);
+    check::moe(suite);
     std::printf("%s: %d operations, %d failures\n", vv_isa(suite.contexts[0]), suite.ops, suite.failures);
     return suite.failures || !suite.ops ? 1 : 0;
 }

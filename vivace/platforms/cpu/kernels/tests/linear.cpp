@@ -191,6 +191,30 @@ bool multiply(Suite& suite, const char* op, const Layer& layer, Random& random, 
     return suite.close(op, together, wanted, scale, rounded ? 3e-3 : 3e-6);
 }
 
+// Rows of a packed layer; an id that it has not gives NaN.
+bool embed(Suite& suite, const char* op, const Layer& layer, Random& random) {
+    std::vector<int64_t> ids = {0, layer.n - 1, -1, layer.n, 16, 15};
+    for (int i = 0; i < 5; ++i) ids.push_back(random.below(layer.n));
+    const int64_t rows = (int64_t)ids.size(), k = layer.k;
+    std::vector<float> out;
+    const auto reset = [&] { out.assign((size_t)(rows * k), 0); };
+    reset();
+    Words words;
+    words.add(rows).add(ids).add(layer.panels).add(out).add(layer.n).add(k);
+    if (!suite.run(op, words, reset, [&] { return bytes_of(out); })) return false;
+    double most = 0;
+    for (double w : layer.weights) most = std::max(most, std::fabs(w));
+    std::vector<double> wanted(out.size(), 0), scale(out.size(), most);
+    for (int64_t i = 0; i < rows * k; ++i) {
+        const int64_t id = ids[i / k];
+        const bool there = id >= 0 && id < layer.n;
+        if (there) wanted[i] = layer.weights[id * k + i % k];
+        else if (out[i] == out[i]) return suite.fail(op, "has a row for every id");
+        else out[i] = 0;
+    }
+    return suite.close(op, out, wanted, scale, 1e-6);
+}
+
 }  // namespace
 
 void linear(Suite& suite) {
@@ -209,6 +233,11 @@ void linear(Suite& suite) {
                         if (!multiply(suite, multiplied.c_str(), layer, random, rows, rows % 2)) return false;
                 }
             return true;
+        });
+        const std::string embedding = std::string("embed_") + format.name;
+        suite.op(embedding.c_str(), [&](Random& random) {
+            Layer layer(format, random, 37, 512);
+            return layer.pack(suite, pack) && embed(suite, embedding.c_str(), layer, random);
         });
         const std::string pack_narrow = pack + "_a8", narrow = multiplied + "_a8";
         if (suite.words(narrow.c_str()) <= 0) continue;
