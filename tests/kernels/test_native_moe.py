@@ -166,6 +166,11 @@ def test_experts_of_different_formats_are_refused():
         native().pack([[torch.randn(16, 32)], [torch.randn(32, 32)]])
 
 
+def test_blocks_that_want_int8_are_refused():
+    with pytest.raises(ValueError, match="as stored"):
+        native().pack([[blocks_of("q4_1", 16, 32)]] * 2)
+
+
 def test_the_references_agree_with_plain_loops():
     logits = torch.tensor(np.random.default_rng(0).normal(size=(4, 12)), dtype=torch.float32)
     gate = Gate(top=3, scoring="sigmoid", groups=4, top_groups=2, renormalise=True, scale=2.0)

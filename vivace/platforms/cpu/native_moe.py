@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vivace.platforms.cpu.native import Kernels
-from vivace.platforms.cpu.native_linear import PANEL, NativeLinears, PackedWeight
+from vivace.platforms.cpu.native_linear import NARROW, PANEL, NativeLinears, PackedWeight
 from vivace.platforms.ops.moe import Gate, Routes
 
 
@@ -105,8 +105,11 @@ class NativeMoe:
         return out
 
     def pack(self, experts: Sequence[Sequence[Any]]) -> GroupedWeight:
-        """Raises ValueError when experts differ in shape or format."""
+        """Raises ValueError when experts differ in shape or format, or are blocks that want
+        activations in int8: the grouped product has floats only."""
         packed = tuple(self._linears.pack(pieces) for pieces in experts)
+        if any(part.kind in NARROW for part in packed[0].parts):
+            raise ValueError("experts are multiplied with floats: leave their blocks as stored")
         shapes = {tuple((p.kind, p.first, p.columns) for p in weight.parts) for weight in packed}
         if len(shapes) != 1 or len({weight.inputs for weight in packed}) != 1:
             raise ValueError("the experts of a layer must have one shape and one format")
