@@ -8,7 +8,7 @@ from running_server import RunningServer
 
 FLAGS = ("--tokenizer-worker-num", "2", "--cpu-threads", "1", "--max-total-tokens", "4096")
 """One thread, so that a busy machine does not make the two wait for each other."""
-QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+QUESTION = [{"role": "user", "content": "What is gravity?"}]
 
 
 def test_the_embedded_model_answers(tmp_path: Path) -> None:
@@ -18,10 +18,10 @@ def test_the_embedded_model_answers(tmp_path: Path) -> None:
         ask = {"model": model["id"], "messages": QUESTION, "max_tokens": 16, "temperature": 0}
         answer = server.json("/v1/chat/completions", ask)
         text = answer["choices"][0]["message"]["content"]
-        assert "Paris" in text
+        assert text.startswith("Gravity is")
         chunks = list(server.stream("/v1/chat/completions", ask))
         parts = [chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks[:-1]]
-        assert text.startswith("".join(parts)) and "Paris" in "".join(parts)
+        assert text.startswith("".join(parts)) and "Gravity" in "".join(parts)
         native = {"text": "The capital of France is", "sampling_params": {"max_new_tokens": 4}}
         assert server.json("/generate", native)["meta_info"]["completion_tokens"] == 4
         summary = server.text()

@@ -71,7 +71,7 @@ def decision(rewrite: Rewrite) -> str:
 def curl_line(config: Config, url: str, name: str) -> str:
     """A request to copy. It names the key's place, never the key."""
     path = f"{config.http.fastapi_root_path or ''}/v1/chat/completions"
-    message = {"role": "user", "content": "What is the capital of France?"}
+    message = {"role": "user", "content": "What is gravity?"}
     body = json.dumps({"model": name, "messages": [message], "max_tokens": 32})
     key = " -H 'Authorization: Bearer <api key>'" if config.http.api_key else ""
     quoted = body.replace("'", "'\\''")
