@@ -159,6 +159,27 @@ bool multiply_narrow(Suite& suite, const char* op, const Layer& layer, Random& r
     return suite.close(op, out, wanted, scale, 3e-6);
 }
 
+// act(gate) * up in int8 has the bytes of the operations it stands for.
+bool multiply_gated(Suite& suite, const std::string& format, const Layer& layer, Random& random, int64_t rows) {
+    static const char* const activations[] = {"silu_mul", "gelu_mul", "gelu_tanh_mul"};
+    const int64_t inner = layer.n / 2, k = layer.k, activation = rows % 3;
+    const auto x = floats(random, rows * k, 0.3f), bias = floats(random, layer.n);
+    std::vector<float> both((size_t)(rows * layer.n)), gated((size_t)(rows * inner));
+    std::vector<uint8_t> wanted((size_t)(rows * inner / 32 * 48)), found(wanted.size());
+    void* context = suite.contexts[0];
+    const auto run = [&](const std::string& op, Words words) { vv_run(context, vv_find(context, op.c_str()), words.list.data()); };
+    run("linear_" + format + "_a8", Words().add(rows).add(x).add(k).add(layer.panels).add(bias).add(both).add(layer.n)
+                                        .add(layer.n).add(k).add(nullptr));
+    run(activations[activation], Words().add(rows).add(both).add(layer.n).add(gated).add(inner));
+    run("narrow_rows", Words().add(rows).add(gated).add(inner).add(wanted).add(inner));
+    Words words;
+    words.add(rows).add(x).add(k).add(layer.panels).add(bias).add(found).add(inner).add(k).add(nullptr).add(activation);
+    const std::string op = "gated_" + format + "_a8";
+    if (!suite.run(op.c_str(), words, [&] { std::fill(found.begin(), found.end(), 0); }, [&] { return bytes_of(found); }))
+        return false;
+    return found == wanted || suite.fail(op.c_str(), "differs from the operations it stands for");
+}
+
 bool multiply(Suite& suite, const char* op, const Layer& layer, Random& random, int64_t rows, bool biased) {
     const int64_t n = layer.n, k = layer.k, stride = k + 16, out_stride = n + 3;
     const auto x = floats(random, rows * stride), bias = floats(random, n);
@@ -250,6 +271,15 @@ void linear(Suite& suite) {
                         for (bool few : {false, true})
                             if (!multiply_narrow(suite, narrow.c_str(), layer, random, rows, few)) return false;
                 }
+            return true;
+        });
+        suite.op(("gated_" + std::string(format.name) + "_a8").c_str(), [&](Random& random) {
+            for (int64_t inner : {32, 96}) {
+                Layer layer(format, random, 2 * inner, 256);
+                if (!layer.pack(suite, pack_narrow)) return false;
+                for (int64_t rows : {1, 2, 3, 5, 13, 29})
+                    if (!multiply_gated(suite, format.name, layer, random, rows)) return false;
+            }
             return true;
         });
     }

@@ -1,0 +1,80 @@
+"""A script -> the commands it would start, with their environment and where they run."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import tree_sitter_bash
+from tree_sitter import Language, Node, Parser
+
+from vivace.deploy.shell.statements import TooLarge, Walk
+from vivace.deploy.shell.words import line_of, to_parser
+from vivace.deploy.shell.world import Assumption, Launch, Note, World
+
+MOST_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """`launches` in the order of their lines; one for each place where a command runs."""
+
+    launches: tuple[Launch, ...]
+    notes: tuple[Note, ...]
+
+
+class ScriptError(ValueError):
+    """The script cannot be followed at all; the text says why."""
+
+
+def read_script(content: str) -> Reading:
+    """Nothing is executed, opened or looked up. Raises ScriptError for a script that is too large
+    or branches too often; lines that are not understood become notes."""
+    raw = to_parser(content.replace("\r\n", "\n"))
+    if len(raw) > MOST_BYTES:
+        raise ScriptError(f"{len(raw)} bytes: at most {MOST_BYTES} are read")
+    tree = Parser(Language(tree_sitter_bash.language())).parse(raw)
+    walk = Walk()
+    try:
+        worlds = walk.block(tree.root_node.named_children, [World()])
+    except TooLarge as error:
+        raise ScriptError(str(error)) from None
+    except RecursionError:
+        raise ScriptError("nested too deeply") from None
+    notes = sorted([*walk.notes, *missing(tree.root_node)], key=lambda note: note.line)
+    return Reading(unique(worlds), tuple(notes))
+
+
+def missing(root: Node) -> list[Note]:
+    """What the parser had to add to make sense of the script, as a `fi` at its end."""
+    found: list[Note] = []
+    waiting = [root] if root.has_error else []
+    while waiting:
+        node = waiting.pop()
+        if node.is_missing:
+            found.append(Note(line_of(node), f"syntax error: {node.type!r} is missing"))
+        waiting += [child for child in node.children if child.has_error or child.is_missing]
+    return found
+
+
+def unique(worlds: list[World]) -> tuple[Launch, ...]:
+    """One launch for a command that several courses of events have in common."""
+    found: dict[tuple[object, ...], Launch] = {}
+    for world in worlds:
+        for launch in world.launches:
+            key = (launch.line, launch.words, tuple(launch.environment.items()))
+            before = found.get(key)
+            kept = launch.assumptions if before is None else common(before, launch)
+            found[key] = dataclasses.replace(launch, assumptions=kept)
+    return tuple(sorted(found.values(), key=lambda launch: launch.line))
+
+
+def common(first: Launch, second: Launch) -> tuple[Assumption, ...]:
+    """None where one of them needs none, or where they need the opposite. Of two ways to ask
+    the same (either address of a machine) the first is kept."""
+    if not second.assumptions:
+        return ()
+    other = {each.origin: each.value for each in second.assumptions}
+    return tuple(
+        each for each in first.assumptions if other.get(each.origin, each.value) == each.value
+    )

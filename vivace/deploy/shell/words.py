@@ -1,0 +1,322 @@
+"""Words, expansions and arithmetic of bash, without running anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import add, eq, ge, gt, le, lt, mul, ne, sub
+
+from tree_sitter import Node
+
+from vivace.deploy.shell.text import (
+    EMPTY,
+    Text,
+    joined,
+    known,
+    split,
+    text,
+    unknown,
+)
+from vivace.deploy.shell.world import World
+
+DEEPEST = 200
+"""nested expressions"""
+LARGEST = 1 << 63
+ALL = ("@", "*")
+
+
+class NotUnderstood(Exception):
+    """The text says what."""
+
+
+def to_parser(content: str) -> bytes:
+    """The bytes of UTF-8 as characters of their own: the grammar's scanner looks characters up in
+    a table of 256 and reads beyond it for larger ones (tree-sitter-bash 0.25: it crashes)."""
+    return content.encode("utf-8", "replace").decode("latin-1").encode()
+
+
+def from_parser(raw: bytes) -> str:
+    return raw.decode("utf-8", "replace").encode("latin-1", "replace").decode("utf-8", "replace")
+
+
+def source(node: Node) -> str:
+    return from_parser(node.text or b"")
+
+
+def line_of(node: Node) -> int:
+    return node.start_point[0] + 1
+
+
+def words_of(node: Node, world: World) -> list[Text]:
+    """The words that an argument becomes: none or several where an expansion is not quoted."""
+    many = array_words(node, world)
+    if many is not None:
+        return many
+    if node.type in ("simple_expansion", "expansion", "command_substitution"):
+        return split(text_of(node, world))
+    if node.type == "brace_expression":
+        raise NotUnderstood(f"brace expansion {source(node)}")
+    return [text_of(node, world)]
+
+
+def array_words(node: Node, world: World) -> list[Text] | None:
+    """Of "${A[@]}" and ${A[@]} alone."""
+    inner = node
+    if node.type == "string" and node.named_child_count == 1:
+        child = node.named_child(0)
+        if child is None or child.type != "expansion" or source(node) != f'"{source(child)}"':
+            return None
+        inner = child
+    if inner.type != "expansion":
+        return None
+    subscript = next((child for child in inner.children if child.type == "subscript"), None)
+    if subscript is None or index_of(subscript) not in ALL:
+        return None
+    operators = [child.type for child in inner.children if not child.is_named]
+    elements = world.elements(name_of(subscript))
+    if elements is None:
+        return [unknown(source(inner))] if "#" not in operators else None
+    if "#" in operators:
+        return None
+    if "!" in operators:
+        return [text(str(index)) for index in range(len(elements))]
+    return list(elements)
+
+
+def text_of(node: Node, world: World, depth: int = 0) -> Text:
+    """One word's text. Raises NotUnderstood."""
+    if depth > DEEPEST:
+        raise NotUnderstood("expressions nested too deeply")
+    plain = PLAIN.get(node.type)
+    if plain is not None:
+        return text(plain(source(node)))
+    if node.type in ("string", "concatenation", "heredoc_body", "translated_string"):
+        return pieces_of(node, world, depth)
+    if node.type == "simple_expansion":
+        return variable(source(node)[1:], world)
+    if node.type == "expansion":
+        return expansion(node, world, depth)
+    if node.type == "arithmetic_expansion":
+        return arithmetic(node, world)
+    if node.type == "command_substitution":
+        return substitution(node, world, depth)
+    if node.type == "process_substitution":
+        return unknown(source(node))
+    raise NotUnderstood(f"{node.type.replace('_', ' ')}: {source(node)}")
+
+
+def pieces_of(node: Node, world: World, depth: int) -> Text:
+    """Children and the bytes between them, which the grammar leaves out where they are blanks."""
+    parts: list[Text] = []
+    raw, at = node.text or b"", 0
+    quoted = node.type == "string"
+    for child in node.children:
+        begin, end = child.start_byte - node.start_byte, child.end_byte - node.start_byte
+        parts.append(text(from_parser(raw[at:begin])))
+        at = end
+        if not child.is_named and child.type in ('"', '$"'):
+            continue
+        if quoted and not child.is_named:
+            parts.append(text(source(child)))
+        else:
+            parts.append(text_of(child, world, depth + 1))
+    parts.append(text(from_parser(raw[at:])))
+    return joined(*parts)
+
+
+def unescaped(word: str) -> str:
+    """\\x is x, and a backslash before a line's end is nothing."""
+    result, escaped = [], False
+    for character in word:
+        if escaped:
+            if character != "\n":
+                result.append(character)
+            escaped = False
+        elif character == "\\":
+            escaped = True
+        else:
+            result.append(character)
+    return "".join(result)
+
+
+def in_quotes(content: str) -> str:
+    """Within double quotes a backslash is one unless it stands before \\ $ ` " or a line's end."""
+    for escaped, plain in (("\\\n", ""), ('\\"', '"'), ("\\$", "$"), ("\\`", "`"), ("\\\\", "\\")):
+        content = content.replace(escaped, plain)
+    return content
+
+
+PLAIN: dict[str, Callable[[str], str]] = {
+    "word": unescaped,
+    "number": str,
+    "extglob_pattern": unescaped,
+    "test_operator": str,
+    "variable_name": str,
+    "special_variable_name": str,
+    "raw_string": lambda quoted: quoted[1:-1],
+    "string_content": in_quotes,
+    "ansi_c_string": lambda quoted: unescaped(quoted[2:-1]),
+    "heredoc_content": str,
+    "regex": str,
+}
+
+
+def variable(name: str, world: World) -> Text:
+    """$name. What the script never set comes from the machine."""
+    value = world.scalar(name)
+    if value is not None:
+        return value
+    return EMPTY if name in world.unset else unknown(f"${name}")
+
+
+def name_of(subscript: Node) -> str:
+    name = subscript.child_by_field_name("name")
+    return source(name) if name is not None else ""
+
+
+def index_of(subscript: Node) -> str:
+    index = subscript.child_by_field_name("index")
+    return source(index) if index is not None else ""
+
+
+def expansion(node: Node, world: World, depth: int) -> Text:
+    """${...}: a variable or an element, its length, or a default."""
+    inner = [child for child in node.children if child.type not in ("${", "}")]
+    operators = [child.type for child in inner if not child.is_named]
+    named = [child for child in inner if child.is_named]
+    if not named:
+        return unknown(source(node))
+    target = named[0]
+    plain = target.type != "subscript"
+    value = world.scalar(source(target)) if plain else element(target, world, depth)
+    if not operators and value is None:
+        return variable(source(target), world) if plain else unknown(source(node))
+    if not operators and value is not None:
+        return value
+    if operators == ["#"]:
+        return length(target, value, world, source(node))
+    if operators[0] in (":-", "-", ":=", "=", ":+", "+") and len(operators) == 1:
+        default = text_of(named[1], world, depth + 1) if len(named) > 1 else EMPTY
+        return with_default(operators[0], value, default)
+    return unknown(source(node))
+
+
+def with_default(operator: str, value: Text | None, default: Text) -> Text:
+    """What the script never set is taken to be set nowhere: the default is what it is for."""
+    if operator in (":+", "+"):
+        return EMPTY if value is None or (value == EMPTY and operator == ":+") else default
+    if value is None or (value == EMPTY and operator.startswith(":")):
+        return default
+    return value
+
+
+def element(subscript: Node, world: World, depth: int) -> Text | None:
+    elements, index = world.elements(name_of(subscript)), subscript.child_by_field_name("index")
+    if elements is None or index is None:
+        return None
+    if source(index) in ALL:
+        return joined(*interleaved(elements))
+    where = number(index, world, depth)
+    if where is None:
+        return None
+    if -len(elements) <= where < len(elements):
+        return elements[where]
+    return EMPTY
+
+
+def interleaved(elements: list[Text]) -> list[Text]:
+    return [part for element in elements for part in (text(" "), element)][1:]
+
+
+def length(target: Node, value: Text | None, world: World, origin: str) -> Text:
+    if target.type == "subscript" and index_of(target) in ALL:
+        elements = world.elements(name_of(target))
+        return unknown(origin) if elements is None else text(str(len(elements)))
+    plain = None if value is None else known(value)
+    return unknown(origin) if plain is None else text(str(len(plain)))
+
+
+def arithmetic(node: Node, world: World) -> Text:
+    inner = next((child for child in node.named_children), None)
+    value = None if inner is None else number(inner, world, 0)
+    return unknown(source(node)) if value is None else text(str(value))
+
+
+def divided(a: int, b: int) -> int:
+    quotient = abs(a) // abs(b)
+    return quotient if (a < 0) == (b < 0) else -quotient
+
+
+BINARY: dict[str, Callable[[int, int], int | bool]] = {
+    "+": add, "-": sub, "*": mul, "/": divided, "%": lambda a, b: a - b * divided(a, b),
+    "==": eq, "!=": ne, "<": lt, "<=": le, ">": gt, ">=": ge,
+    "&&": lambda a, b: bool(a and b), "||": lambda a, b: bool(a or b),
+}  # fmt: skip
+
+
+def number(node: Node, world: World, depth: int) -> int | None:
+    """An integer expression; None where something in it is unknown."""
+    if depth > DEEPEST:
+        raise NotUnderstood("expressions nested too deeply")
+    if node.type == "binary_expression":
+        left, right = node.child_by_field_name("left"), node.child_by_field_name("right")
+        operator = node.child_by_field_name("operator")
+        if left is None or right is None or operator is None:
+            return None
+        return combined(
+            source(operator), number(left, world, depth + 1), number(right, world, depth + 1)
+        )
+    if node.type == "parenthesized_expression" and node.named_child_count == 1:
+        inner = node.named_child(0)
+        return None if inner is None else number(inner, world, depth + 1)
+    if node.type == "unary_expression" and node.named_child_count == 1:
+        inner = node.named_child(0)
+        value = None if inner is None else number(inner, world, depth + 1)
+        return None if value is None else -value if source(node).startswith("-") else value
+    if node.type in ("word", "variable_name") and not source(node).lstrip("-").isdigit():
+        value = world.scalar(source(node))
+        return None if value is None else integer(known(value))
+    return integer(known(text_of(node, world, depth + 1)))
+
+
+def combined(operator: str, left: int | None, right: int | None) -> int | None:
+    work = BINARY.get(operator)
+    if work is None or left is None or right is None or (operator in "/%" and right == 0):
+        return None
+    result = int(work(left, right))
+    return result if abs(result) < LARGEST else None
+
+
+def integer(value: str | None) -> int | None:
+    if value is None or len(value) > 20:
+        return None
+    try:
+        return int(value.strip() or "0")
+    except ValueError:
+        return None
+
+
+def substitution(node: Node, world: World, depth: int) -> Text:
+    """$(...): `expr` and `echo` are worked out, everything else only a machine can say."""
+    origin = unknown(" ".join(source(node).strip("`").removeprefix("$(").removesuffix(")").split()))
+    inner = node.named_children
+    if len(inner) != 1 or inner[0].type != "command":
+        return origin
+    words: list[Text] = []
+    for child in inner[0].named_children:
+        if child.type == "command_name":
+            words += words_of(child.named_children[0], world) if child.named_children else []
+        elif child.type == "variable_assignment":
+            return origin
+        else:
+            words += words_of(child, world)
+    plain = [known(word) for word in words]
+    if any(word is None for word in plain):
+        return origin
+    program, *arguments = [word or "" for word in plain] or [""]
+    if program == "echo":
+        return text(" ".join(arguments))
+    if program == "expr" and len(arguments) == 3:
+        left, operator, right = arguments
+        value = combined(operator, integer(left), integer(right))
+        return origin if value is None else text(str(value))
+    return origin

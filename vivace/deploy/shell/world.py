@@ -1,0 +1,107 @@
+"""What is known at one point of a script, on one of the machines that run it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from vivace.deploy.shell.text import Text, Unknown, shown
+
+Value = Text | list[Text]
+"""of a variable; a list is an array"""
+
+
+@dataclass(frozen=True, slots=True)
+class Assumption:
+    """A comparison that decides where something runs: `hostname -I` gives `10.0.0.1`."""
+
+    origin: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A command the script runs. What is unknown stands in angle brackets."""
+
+    words: tuple[str, ...]
+    environment: dict[str, str] = field(hash=False)
+    """exported by the script or given in front of the command"""
+    line: int
+    background: bool = False
+    assumptions: tuple[Assumption, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A line that was not understood, and what was made of it."""
+
+    line: int
+    text: str
+
+
+@dataclass(slots=True)
+class World:
+    """One course of events. Worlds split where the script asks what only a machine knows."""
+
+    variables: dict[str, Value] = field(default_factory=dict)
+    exported: set[str] = field(default_factory=set)
+    unset: set[str] = field(default_factory=set)
+    assumptions: tuple[Assumption, ...] = ()
+    differs: frozenset[tuple[str, str]] = frozenset()
+    """(origin, value) that were found not to be equal"""
+    launches: list[Launch] = field(default_factory=list)
+    ended: bool = False
+    """a server in the foreground, or `exit`: nothing behind it runs"""
+    leaves: str = ""
+    """`break`, `continue` or `return` on its way out"""
+
+    def copy(self) -> World:
+        return replace(
+            self,
+            variables={
+                name: list(value) if isinstance(value, list) else value
+                for name, value in self.variables.items()
+            },
+            exported=set(self.exported),
+            unset=set(self.unset),
+            launches=list(self.launches),
+        )
+
+    @property
+    def runs(self) -> bool:
+        return not self.ended and not self.leaves
+
+    def assign(self, name: str, value: Value) -> None:
+        self.variables[name] = value
+        self.unset.discard(name)
+
+    def forget(self, name: str) -> None:
+        self.variables.pop(name, None)
+        self.exported.discard(name)
+        self.unset.add(name)
+
+    def scalar(self, name: str) -> Text | None:
+        """$name; of an array its first element. None: never set here."""
+        value = self.variables.get(name)
+        if isinstance(value, list):
+            return value[0] if value else ()
+        return value
+
+    def elements(self, name: str) -> list[Text] | None:
+        value = self.variables.get(name)
+        if value is None or isinstance(value, list):
+            return value
+        return [value]
+
+    def environment(self) -> dict[str, str]:
+        return {
+            name: shown(value)
+            for name in sorted(self.exported)
+            if (value := self.scalar(name)) is not None
+        }
+
+    def assumed(self, unknown: Unknown, value: str) -> bool | None:
+        """Whether it was found to be `value`; None: not asked yet."""
+        for assumption in self.assumptions:
+            if assumption.origin == unknown.origin:
+                return assumption.value == value
+        return False if (unknown.origin, value) in self.differs else None
