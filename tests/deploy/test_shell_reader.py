@@ -231,7 +231,7 @@ FRAGMENTS = st.sampled_from(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(FRAGMENTS | st.text(max_size=20), max_size=30), st.integers(0, 2000))
 def test_no_text_breaks_it(pieces: list[str], cut: int) -> None:
     for script in ("\n".join(pieces), SEPARATED[:cut] + "".join(pieces)):
