@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import gguf
@@ -38,3 +39,13 @@ def layer_of(kind: str, outputs: int, inputs: int, seed: int = 0) -> Layer:
         data[:, :, at : at + 2] = halves.view(np.uint8).reshape(*data.shape[:2], 2)
     blocks = StoredBlocks(kind, data.reshape(outputs, -1), inputs)
     return Layer(blocks, blocks.decoded())
+
+
+def assert_rows_stand_alone(
+    product: Callable[[Tensor], Tensor], x: Tensor, whole: Tensor, counts: Sequence[int]
+) -> None:
+    """`whole` is the product of all of x: some of its rows alone have the same bits."""
+    for rows in counts:
+        for first in {0, (len(x) - rows) // 2, len(x) - rows}:
+            found = product(x[first : first + rows])
+            assert torch.equal(found, whole[first : first + rows]), (rows, first)
