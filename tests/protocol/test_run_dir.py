@@ -6,7 +6,9 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -38,22 +40,29 @@ def test_it_is_private_short_and_removed(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert not path.exists()
 
 
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """Short enough for a socket's path, which pytest's own folders are not in a worker."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
 def test_a_killed_server_leaves_nothing_for_long(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, short_folder: Path
 ) -> None:
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    environment = {**os.environ, "TMPDIR": str(short_folder)}
     done = subprocess.run(
         [sys.executable, "-c", KILLED], env=environment, capture_output=True, text=True, timeout=60
     )
     left = Path(done.stdout.strip())
-    assert left.parent == tmp_path and left.exists()
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert left.parent == short_folder and left.exists()
+    monkeypatch.setattr("tempfile.tempdir", str(short_folder))
     with new_run_dir() as living:
         assert left.exists(), "a young directory may still get its lock"
         make_old(left)
         make_old(living)
-        stranger = tmp_path / (PREFIX + "stranger")
+        stranger = short_folder / (PREFIX + "stranger")
         stranger.mkdir()
         make_old(stranger)
-        remove_abandoned(tmp_path)
+        remove_abandoned(short_folder)
         assert not left.exists() and living.exists() and stranger.exists()
