@@ -54,7 +54,8 @@ python -m sglang_router.launch_router --pd-disaggregation --prefill http://${P_I
 
 
 def servers(reading: Reading, word: str = "sglang.launch_server") -> list[Launch]:
-    return [launch for launch in reading.launches if word in launch.words]
+    """Those that do not wait for another one to end."""
+    return [each for each in reading.launches if word in each.words and not each.behind]
 
 
 def option(launch: Launch, flag: str) -> str:
@@ -178,9 +179,11 @@ def test_prefix_environment_and_background() -> None:
     assert second.words == ("rest",) and second.environment == {"A": "1"}
 
 
-def test_nothing_runs_behind_a_server_in_the_foreground() -> None:
-    reading = read_script("python -m sglang.launch_server --port 1\npython -m sglang.bench_serving")
-    assert [launch.words[2] for launch in reading.launches] == ["sglang.launch_server"]
+def test_what_waits_for_a_server_in_the_foreground_is_marked() -> None:
+    server = "python -m sglang.launch_server --port 1"
+    first, second = read_script(f"{server}\npython -m sglang.bench_serving").launches
+    assert (first.behind, second.behind) == (0, 1)
+    assert all(not each.behind for each in read_script(f"{server} &\nmeasure").launches)
 
 
 @pytest.mark.parametrize(

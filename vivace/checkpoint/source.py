@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vivace.checkpoint.gguf_config import config_of
-from vivace.checkpoint.gguf_file import GGUFError, GGUFFile
 from vivace.checkpoint.hub_cache import (
     DEFAULT_REVISION,
     Snapshot,
@@ -171,6 +169,10 @@ def is_gguf(path: Path, load_format: str) -> bool:
 
 
 def located_gguf(path: Path) -> ModelSource:
+    # Here: this module is part of every command, and numpy takes longer than most of them.
+    from vivace.checkpoint.gguf_config import config_of
+    from vivace.checkpoint.gguf_file import GGUFError, GGUFFile
+
     file = path if path.is_file() else single_gguf(path)
     try:
         opened = GGUFFile(file)

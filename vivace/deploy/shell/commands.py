@@ -25,14 +25,12 @@ SILENT = {
     "sleep",
     "wait",
     "mkdir",
-    "source",
-    ".",
 }
 """commands that change nothing a launch depends on"""
 WRAPPERS = {"nohup": 0, "exec": 0, "time": 0, "sudo": 0, "env": 0, "setsid": 0, "stdbuf": 1}
 """commands that run the rest of their words -> how many of those are their own"""
 SERVERS = ("launch_server", "launch_router", "vivace serve", "api_server")
-"""what does not come back: nothing behind it runs until it ends"""
+"""what does not come back by itself"""
 
 Worlds = list[World]
 
@@ -85,8 +83,19 @@ def run(
         return run(walk, node, world, *unwrapped(words, prefix), background)
     environment = world.environment() | {name: shown(value) for name, value in prefix.items()}
     plain = tuple(shown(word) for word in words)
-    world.launches.append(Launch(plain, environment, line_of(node), background, world.assumptions))
-    world.ended = not background and serves(plain)
+    line = line_of(node)
+    launch = Launch(
+        plain,
+        environment,
+        line,
+        background,
+        world.assumptions,
+        world.serving,
+        tuple(sorted(world.unset)),
+    )
+    world.launches.append(launch)
+    if not background and serves(plain):
+        world.serving = line
     return [world]
 
 

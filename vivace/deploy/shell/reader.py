@@ -62,7 +62,7 @@ def unique(worlds: list[World]) -> tuple[Launch, ...]:
     found: dict[tuple[object, ...], Launch] = {}
     for world in worlds:
         for launch in world.launches:
-            key = (launch.line, launch.words, tuple(launch.environment.items()))
+            key = (launch.line, launch.words, tuple(launch.environment.items()), launch.behind)
             before = found.get(key)
             kept = launch.assumptions if before is None else common(before, launch)
             found[key] = dataclasses.replace(launch, assumptions=kept)

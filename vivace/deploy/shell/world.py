@@ -28,6 +28,10 @@ class Launch:
     line: int
     background: bool = False
     assumptions: tuple[Assumption, ...] = ()
+    behind: int = 0
+    """line of a server in the foreground that must end before this starts"""
+    unset: tuple[str, ...] = ()
+    """variables that were taken away"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +54,9 @@ class World:
     """(origin, value) that were found not to be equal"""
     launches: list[Launch] = field(default_factory=list)
     ended: bool = False
-    """a server in the foreground, or `exit`: nothing behind it runs"""
+    """`exit`: nothing behind it runs"""
+    serving: int = 0
+    """line of the last server in the foreground"""
     leaves: str = ""
     """`break`, `continue` or `return` on its way out"""
 

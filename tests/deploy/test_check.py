@@ -1,0 +1,185 @@
+"""`vivace check` as people use it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from deployments import case, mixed, separated
+
+from vivace.deploy.check import main
+from vivace.deploy.report.page import page
+from vivace.deploy.rules.judge import judge
+from vivace.deploy.spec.files import deployment_of, load, written
+
+SCRIPTS = Path(__file__).parent / "scripts"
+FAST = ("torch", "numpy", "gguf", "aiohttp", "jinja2")
+
+
+def spec(folder: Path, content: dict[str, object]) -> Path:
+    path = folder / "deployment.yaml"
+    path.write_text(written(deployment_of(content, "made")))
+    return path
+
+
+def test_a_sound_deployment_ends_with_zero(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(spec(tmp_path, mixed()))]) == 0
+    assert "error" not in capsys.readouterr().out
+
+
+def test_an_error_is_told_with_place_reason_and_remedy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = spec(tmp_path, mixed(flags={"max-running-requests": 250}))
+    assert main([str(path)]) == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    for part in ("running-divides", "mixed --max-running-requests", "250", "-> use 240", "1 error"):
+        assert part in shown
+
+
+def test_json_has_every_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = spec(tmp_path, separated(decode={"page-size": 64}))
+    assert main([str(path), "--json", "--memory"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    (error,) = [each for each in found["findings"] if each["severity"] == "error"]
+    assert (error["rule"], error["role"], error["flag"]) == ("handshake", "decode", "--page-size")
+    assert found["errors"] == 1 and found["target"] == "sglang"
+    assert {plan["role"] for plan in found["memory"]} == {"prefill", "decode"}
+    assert all(plan["kv_tokens"] > 0 for plan in found["memory"])
+
+
+def test_scripts_are_checked_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [str(SCRIPTS / "separated.sh"), str(SCRIPTS / "measure.sh")]
+    assert main([*words, "--hardware", "a3", "--cards", "32"]) == 0
+    assert "DeepSeek-R1" in capsys.readouterr().out
+    assert main([*words, "--hardware", "a3", "--cards", "24"]) == 1
+    assert "are missing" in capsys.readouterr().out
+
+
+def test_one_command_is_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["python", "-m", "sglang.launch_server", "--model-path", "m", "--dtype", "bfloat1"]
+    assert main(["--", *command]) == 1
+    assert "did you mean bfloat16" in " ".join(capsys.readouterr().out.split())
+    assert main(["--target", "sglang==0.5.23", "--", *command[:-2], "--cuda-graph-bs", "4"]) == 1
+    assert "ambiguous" in capsys.readouterr().out
+
+
+def test_vivace_itself_is_a_target(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["vivace", "serve", "--device", "cpu", "--port", "30000"]
+    assert main(["--target", "vivace", "--", *command]) == 0
+    assert main(["--target", "vivace", "--", *command, "--tp-size", "2"]) == 1
+    assert "not available" in capsys.readouterr().out
+
+
+def test_memory_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(spec(tmp_path, mixed())), "--memory"]) == 0
+    shown = capsys.readouterr().out
+    for part in ("experts", "KV cache", "communicators", "tokens of KV", "used up first"):
+        assert part in shown
+
+
+def test_suggestions_are_written_into_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = spec(tmp_path, mixed(flags={"cuda-graph-bs": [4]}))
+    path.write_text("# mine\n" + path.read_text())
+    assert main([str(path), "--suggest", "--write"]) == 0
+    assert "--cuda-graph-bs" in capsys.readouterr().out
+    assert path.read_text().startswith("# mine")
+    assert load(path).roles["mixed"].flags["cuda-graph-bs"] == [1, 2, 4, 8, 12, 16]
+    assert main([str(SCRIPTS / "one_node.sh"), "--suggest", "--write"]) == 2
+
+
+def test_rules_are_listed_and_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--rules"]) == 0
+    assert "dispatch-tokens" in capsys.readouterr().out
+    assert main(["--explain", "dispatch-tokens"]) == 0
+    assert "attention-tp" in capsys.readouterr().out
+    assert main(["--explain", "dispatch-token"]) == 2
+    assert "did you mean dispatch-tokens" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "is wanted"),
+        (["none.yaml"], "none.yaml"),
+        (["none.sh"], "none.sh"),
+        (["a.yaml", "b.yaml"], "one deployment file"),
+        (["x.sh", "--", "vivace", "serve"], "not both"),
+        (["--", "ls"], "starts no server"),
+        (["--target", "sglang==9", "--", "vivace", "serve"], "no target"),
+        (["--hardware", "abacus", "--", "vivace", "serve"], "catalogue"),
+        (["--cards", "8", "--", "vivace", "serve"], "--hardware"),
+        (["--cards", "0", "--", "vivace", "serve"], "at least 1"),
+        (["--model", "gpt-9", "--", "vivace", "serve"], "not known"),
+        (["--model", "./none.json", "--", "vivace", "serve"], "none.json"),
+    ],
+)
+def test_bad_use_ends_with_two(
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_it_starts_without_the_engine() -> None:
+    """The bar is a fifth of a second with the interpreter's start: nothing large may be loaded."""
+    code = (
+        "import sys; from vivace.cli import main; main(sys.argv[1:]); "
+        f"print([name for name in {FAST!r} if name in sys.modules])"
+    )
+    words = [
+        "check",
+        str(SCRIPTS / "separated.sh"),
+        "--memory",
+        "--hardware",
+        "a3",
+        "--cards",
+        "32",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.splitlines()[-1] == "[]", done
+
+
+class Tags(HTMLParser):
+    """Every tag that is opened is closed; what is loaded from elsewhere is remembered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.loads: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.loads += [value or "" for name, value in attrs if name in ("src", "href")]
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        return
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_stands_alone(tmp_path: Path) -> None:
+    content = separated(decode={"page-size": 64})
+    content["name"] = "<script>alert(1)</script>"
+    it = case(content)
+    text = page(it, judge(it))
+    tags = Tags()
+    tags.feed(text)
+    assert tags.open == [] and tags.loads == [] and "<script" not in text
+    for part in ("handshake", "KV cache", "10.0.1.2", "HCCS 196 GB/s", "router :6688"):
+        assert part in text
+    path = tmp_path / "page.html"
+    assert main([str(spec(tmp_path, content)), "--html", str(path)]) == 1
+    assert path.read_text() == text.replace("made.yaml", str(tmp_path / "deployment.yaml"))

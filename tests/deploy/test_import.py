@@ -1,0 +1,174 @@
+"""Scripts as people have them become deployments; nothing of them is run."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vivace.deploy.importing.flags import flags_of, words_of_flags
+from vivace.deploy.importing.isolated import read_isolated
+from vivace.deploy.importing.script import import_command, import_files, import_scripts
+from vivace.deploy.render.process import processes_of
+from vivace.deploy.render.shell import render_shell
+from vivace.deploy.shell.reader import ScriptError
+from vivace.deploy.spec.deployment import Deployment
+from vivace.deploy.spec.files import deployment_of, parsed, written
+
+SCRIPTS = Path(__file__).parent / "scripts"
+FAMILIES = (("separated.sh", "measure.sh"), ("one_node.sh",), ("rank_from_scheduler.sh",))
+
+
+def imported(*names: str) -> Deployment:
+    return import_files([SCRIPTS / name for name in names]).deployment
+
+
+def started(deployment: Deployment) -> set[tuple[Any, ...]]:
+    """What runs: commands with their environment and place."""
+    return {
+        (process.host, process.words, tuple(sorted(process.environment.items())))
+        for process in processes_of(deployment)
+    }
+
+
+def test_a_script_for_every_node_becomes_roles() -> None:
+    found = imported("separated.sh", "measure.sh")
+    assert {
+        name: (role.kind, role.instances, role.nodes, role.hosts)
+        for name, role in found.roles.items()
+    } == {
+        "prefill": ("prefill", 2, 1, ["10.1.0.1", "10.1.0.2"]),
+        "decode": ("decode", 1, 2, ["10.1.1.1", "10.1.1.2"]),
+        "router": ("router", 1, 1, []),
+    }
+    prefill, decode = found.roles["prefill"], found.roles["decode"]
+    assert [each.flags for each in prefill.each] == [
+        {"disaggregation-bootstrap-port": 8998},
+        {"disaggregation-bootstrap-port": 8999},
+    ]
+    assert prefill.flags["host"] == "{host}" and decode.flags["node-rank"] == "{node}"
+    assert decode.flags["tp-size"] == 32 and decode.flags["mem-fraction-static"] == 0.815
+    assert decode.flags["cuda-graph-bs"] == [1, 2, 4, 8, 16, 24, 26]
+    assert "disable-overlap-schedule" not in decode.flags
+    assert found.environment["ASCEND_MF_STORE_URL"] == "tcp://10.1.0.1:24669"
+    assert prefill.environment == {"HCCL_BUFFSIZE": "1536", "TASK_QUEUE_ENABLE": "2"}
+    assert found.unset == ["http_proxy", "https_proxy"]
+    assert found.prepare == [
+        "sysctl -w vm.swappiness=0",
+        "source /usr/local/Ascend/ascend-toolkit/set_env.sh",
+    ]
+    assert found.roles["router"].flags["prefill"] == [
+        ["http://10.1.0.1:8000", 8998],
+        ["http://10.1.0.2:8000", 8999],
+    ]
+    assert found.benchmarks[0].flags["num-prompts"] == 3328
+    assert found.model.path == "/models/DeepSeek-R1-W8A8"
+
+
+def test_arrays_branches_and_background() -> None:
+    found = imported("one_node.sh")
+    (role,) = found.roles.values()
+    assert role.kind == "mixed" and role.flags["speculative-num-steps"] == 4
+    assert role.flags["cuda-graph-bs"] == [1, 8, 16, 24, 32]
+    assert found.environment["HCCL_OP_EXPANSION_MODE"] == "AIV"
+    assert len(found.benchmarks) == 1
+
+
+def test_a_rank_found_in_a_loop() -> None:
+    (role,) = imported("rank_from_scheduler.sh").roles.values()
+    assert (role.nodes, role.hosts) == (2, ["10.2.0.1", "10.2.0.2"])
+    assert role.flags["tp"] == 32 and role.flags["dist-init-addr"] == "10.2.0.1:10000"
+    assert [each.environment["HCCL_SOCKET_IFNAME"] for each in role.each] == ["eth2", "eth3"]
+
+
+@pytest.mark.parametrize("names", FAMILIES)
+def test_import_render_import_is_a_fixed_point(names: tuple[str, ...]) -> None:
+    first = imported(*names)
+    assert deployment_of(parsed(written(first)), "written") == first
+    rendered = sorted(render_shell(first).items())
+    second = import_scripts(rendered).deployment
+    assert started(second) == started(first)
+    assert sorted(render_shell(second).items()) == rendered
+    assert second == first
+
+
+def test_words_that_are_lost_are_told() -> None:
+    read = flags_of(["--tp-size", "8", "9", "--port=7", "--tp", "4", "-x-y", "1"], "server")
+    assert read.flags == {"port": 7, "tp": 4, "-x-y": 1}
+    assert [remark.rule for remark in read.remarks] == ["stray-word", "flag-given-twice"]
+
+
+VALUES = st.one_of(
+    st.just(True),
+    st.integers(-5, 1 << 40),
+    st.floats(allow_nan=False, allow_infinity=False, width=32).map(float),
+    st.text("abcXYZ0123456789._:/{}[]\"'$ ,=é", min_size=1).filter(lambda text: text[0] != "-"),
+)
+
+
+@given(st.dictionaries(st.sampled_from(["alpha", "beta-gamma", "x", "http-root"]), VALUES))
+def test_flags_survive_being_written_as_words(flags: dict[str, Any]) -> None:
+    words = words_of_flags(flags, "benchmark")
+    again = words_of_flags(flags_of(words, "benchmark").flags, "benchmark")
+    assert again == words
+
+
+def test_one_command() -> None:
+    found = import_command(
+        ["HCCL_BUFFSIZE=400", "python3", "-m", "sglang.launch_server", "--tp", "8", "--host", "h"]
+    ).deployment
+    assert found.roles["mixed"].flags == {"tp": 8, "host": "h"}
+    assert found.environment == {"HCCL_BUFFSIZE": "400"}
+    assert import_command(["vivace", "serve", "--port", "1"]).deployment.roles["mixed"].program == (
+        "vivace serve"
+    )
+    with pytest.raises(ScriptError, match="starts no server"):
+        import_command(["rm", "-rf", "/"])
+
+
+def test_nothing_is_run(tmp_path: Path) -> None:
+    witness = tmp_path / "ran"
+    script = f"touch {witness}\nx=$(touch {witness})\n: ${{y:=`touch {witness}`}}\n"
+    script += f"python -m sglang.launch_server --port $(touch {witness}; echo 1)\n"
+    import_scripts([("evil.sh", script)])
+    assert not witness.exists()
+
+
+def test_a_script_without_servers_is_refused() -> None:
+    with pytest.raises(ScriptError, match="no server"):
+        import_scripts([("x.sh", "echo hello")])
+    with pytest.raises(ScriptError, match=r"missing\.sh"):
+        import_files([Path("missing.sh")])
+
+
+TEXT = "\n".join((SCRIPTS / name).read_text() for names in FAMILIES for name in names)
+SHREDS = st.lists(
+    st.one_of(
+        st.sampled_from(TEXT.split("\n")),
+        st.sampled_from(["<<EOF", "EOF", "\r", "'", '"', "`", "$((", "}", "\\", "é中🙂", "\x00"]),
+        st.text(max_size=12),
+    ),
+    max_size=30,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(SHREDS, st.sampled_from(["\n", "\r\n", " "]))
+def test_shredded_scripts_never_crash(pieces: list[str], joint: str) -> None:
+    """Truncated, oddly quoted, with here-documents, CRLF and letters of all kinds."""
+    with contextlib.suppress(ScriptError):
+        read_isolated(joint.join(pieces))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, len(TEXT)), st.integers(0, 400))
+def test_truncated_scripts_import_or_say_why(start: int, length: int) -> None:
+    try:
+        found = import_scripts([("cut.sh", TEXT[: start - length] + TEXT[start:])])
+    except ScriptError:
+        return
+    assert found.deployment.roles or found.deployment.benchmarks

@@ -1,0 +1,228 @@
+"""Memory and communication windows against published and recomputed figures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from deployments import case, changed, mixed, separated
+
+from vivace.deploy.catalogue.architecture import architecture_of
+from vivace.deploy.catalogue.hardware import devices, find_device
+from vivace.deploy.catalogue.models import find_model, guess_model, known_architecture, models
+from vivace.deploy.memory import buffers
+from vivace.deploy.memory.plan import default_fraction, plan_role
+from vivace.deploy.suggest import captured_sizes, changes, suggest
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("name", "total", "active", "kv_bytes"),
+    [
+        ("deepseek-r1", 671.0, 37.6, 1152),
+        ("deepseek-v3.2", 671.9, 38.4, 1408),
+        ("qwen3-32b", 32.8, 32.8, 4096),
+        ("qwen3-30b-a3b", 30.5, 3.4, 2048),
+        ("qwen3-235b-a22b", 235.1, 22.2, 2048),
+        ("qwen3-coder-480b-a35b", 480.2, 35.5, 4096),
+        ("qwen3-next-80b-a3b", 79.7, 3.9, 2048),
+        ("llama-3-8b", 8.0, 8.0, 4096),
+    ],
+)
+def test_models_have_their_published_sizes(
+    name: str, total: float, active: float, kv_bytes: int
+) -> None:
+    model = find_model(name)
+    assert model is not None
+    shape = known_architecture(model)
+    assert round(shape.parameters() / 1e9, 1) == total
+    assert round(shape.parameters(active=True) / 1e9, 1) == active
+    assert shape.attention.kv_elements(1) * 2 == kv_bytes
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/data/Deepseek-R1-bf16-hfd-w8a8", "deepseek-r1"),
+        ("/mnt/Qwen3-Next-80B-A3B-Instruct-W8A8-3", "qwen3-next-80b-a3b"),
+        ("Qwen/Qwen3-30B-A3B", "qwen3-30b-a3b"),
+        ("deepseek-ai/DeepSeek-V3.2-Exp", "deepseek-v3.2"),
+        ("deepseek-ai/DeepSeek-V3", "deepseek-r1"),
+        ("xxx", None),
+    ],
+)
+def test_paths_name_models(path: str, name: str | None) -> None:
+    found = guess_model(path)
+    assert (None if found is None else found.name) == name
+
+
+def test_the_catalogue_has_sources_and_one_entry_for_a_name() -> None:
+    names = [name for each in (*devices(), *models()) for name in (each.name, *each.aliases)]
+    assert len(names) == len(set(names))
+    assert all(device.sources for device in devices())
+    assert find_device("Atlas 800I A3") is find_device("atlas-800i-a3") is not None
+    assert find_device("abacus") is None
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({}, "num_hidden_layers"),
+        ({"num_hidden_layers": "many"}, "num_hidden_layers"),
+        ({"num_hidden_layers": 2, "hidden_size": -1, "vocab_size": 9}, "hidden_size"),
+        ({"num_hidden_layers": 2, "n_routed_experts": 8, "num_experts_per_tok": 0}, "moe"),
+    ],
+)
+def test_bad_configurations_name_the_key(config: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError) as error:
+        architecture_of(config, "test")
+    assert "config.json has" in str(error.value) or says in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "megabytes"),
+    [("deepseek-r1", 96, 717), ("deepseek-r1", 78, 583)],
+)
+def test_low_latency_windows(name: str, tokens: int, megabytes: int) -> None:
+    """Set by the authors of published configurations: 720 and 650."""
+    model = find_model(name)
+    assert model is not None
+    assert round(buffers.low_latency(known_architecture(model), tokens) / (1 << 20)) == megabytes
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "rounds", "megabytes"),
+    [
+        ("qwen3-coder-480b-a35b", 3584, 1, 1788),
+        ("qwen3-235b-a22b", 4096, 1, 1472),
+        ("qwen3-next-80b-a3b", 7168, 1, 1606),
+        ("qwen3-235b-a22b", 1024, 16, 808),
+        ("qwen3-coder-480b-a35b", 1024, 10, 1000),
+    ],
+)
+def test_normal_windows(name: str, tokens: int, rounds: int, megabytes: int) -> None:
+    model = find_model(name)
+    assert model is not None
+    size = buffers.normal(known_architecture(model), tokens, rounds)
+    assert round(size / (1 << 20)) == megabytes
+
+
+def test_a_long_context_decode_server_is_at_its_limit() -> None:
+    """DeepSeek-V3.2, 32 dies: 27.6 GiB of weights, 259,769 tokens at 0.79 where 64 thousand in
+    and 3,072 out take 268,288."""
+    made = mixed(
+        flags={
+            "tp-size": 32,
+            "dp-size": 8,
+            "nnodes": 2,
+            "moe-dense-tp-size": 1,
+            "enable-dp-lm-head": True,
+            "quantization": "modelslim",
+            "mem-fraction-static": 0.79,
+            "max-running-requests": 32,
+            "speculative-algorithm": "NEXTN",
+            "speculative-num-steps": 3,
+            "speculative-eagle-topk": 1,
+        },
+        role={"nodes": 2},
+        model={"name": "deepseek-v3.2", "quantization": "W8A8"},
+        workload={"input": 64000, "output": 3072, "concurrency": 32},
+    )
+    it = case(made)
+    plan = plan_role(it, it.servers[0])
+    assert plan is not None
+    held = plan.total("static") - plan.pool
+    embedding = next(part.size for part in plan.parts if part.name == "embedding")
+    assert abs((held - embedding) / GIB - 27.6) < 0.3, "the published estimate leaves it out"
+    assert abs(plan.capacity - 259_769) < 0.01 * 259_769
+    assert plan.needed == 268_288 and plan.capacity < plan.needed
+    assert plan.binding == "KV cache"
+
+
+def test_more_ranks_hold_less_of_the_weights_and_more_tokens() -> None:
+    def plan(tp: int) -> Any:
+        flags = {"tp-size": tp, "dp-size": 1, "enable-dp-attention": False}
+        it = case(mixed(flags=flags, model={"name": "qwen3-32b"}))
+        return plan_role(it, it.servers[0])
+
+    small, large = plan(4), plan(8)
+    ratio = small.total("static") - small.pool, large.total("static") - large.pool
+    assert 1.9 < ratio[0] / ratio[1] < 2.1
+    assert large.capacity > 2 * small.capacity
+    assert small.token_bytes == 2 * large.token_bytes
+
+
+def test_quantised_weights_are_smaller() -> None:
+    def held(form: str) -> int:
+        it = case(mixed(model={"name": "deepseek-r1", "quantization": form}))
+        plan = plan_role(it, it.servers[0])
+        assert plan is not None
+        return plan.total("static") - max(plan.pool, 0)
+
+    assert held("bf16") > 1.8 * held("w8a8") > 1.8 * held("w4a8")
+
+
+def test_the_default_share_follows_the_device() -> None:
+    it = case(mixed(flags={"mem-fraction-static": None}))
+    device = it.device
+    assert device is not None
+    fraction = default_fraction(it.servers[0], device)
+    assert 0.7 < fraction < 0.9
+    plan = plan_role(it, it.servers[0])
+    assert plan is not None and plan.fraction == fraction and not plan.chosen
+
+
+@pytest.mark.parametrize(
+    ("flags", "tokens"),
+    [
+        ({"tp-size": 32, "dp-size": 32, "max-running-requests": 832, "steps": 2}, "78"),
+        ({"tp-size": 16, "dp-size": 16, "max-running-requests": 256, "steps": 3}, "64"),
+        ({"tp-size": 16, "dp-size": 16, "max-running-requests": 384, "steps": 3}, "96"),
+        ({"tp-size": 16, "dp-size": 4, "max-running-requests": 144, "steps": 3}, "36"),
+        ({"tp-size": 4, "dp-size": 1, "max-running-requests": 80, "steps": None}, "20"),
+        ({"tp-size": 32, "dp-size": 32, "max-running-requests": 1088, "steps": 2}, "102"),
+    ],
+)
+def test_suggested_dispatch_tokens_are_the_published_ones(
+    flags: dict[str, Any], tokens: str
+) -> None:
+    steps = flags.pop("steps")
+    drafts = {}
+    if steps is not None:
+        drafts = {
+            "speculative-algorithm": "NEXTN",
+            "speculative-num-steps": steps,
+            "speculative-eagle-topk": 1,
+        }
+    it = case(mixed(flags={**flags, **drafts}))
+    found = {each.name: each.value for each in suggest(it)}
+    assert found["SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"] == tokens
+
+
+def test_suggestions_go_to_their_place() -> None:
+    made = separated(decode={"cuda-graph-bs": [4], "max-running-requests": 512})
+    found = changes(suggest(case(made)))
+    assert found["roles", "decode", "flags", "cuda-graph-bs"] == [1, 2, 4, 8, 12, 16]
+    assert ("roles", "decode", "environment", "HCCL_BUFFSIZE") in found
+
+
+def test_nothing_is_suggested_twice() -> None:
+    made = separated()
+    roles: Any = made["roles"]
+    for (_, role, place, name), value in changes(suggest(case(made))).items():
+        roles[role][place] = changed(roles[role].get(place, {}), {name: value})
+    assert suggest(case(made)) == []
+
+
+@pytest.mark.parametrize(
+    ("most", "drafts", "sizes"),
+    [
+        (1, False, [1]),
+        (16, False, [1, 2, 4, 8, 12, 16]),
+        (10, True, [1, 2, 3, 4, 5, 6, 7, 8, 10]),
+        (30, False, [1, 2, 4, 8, 12, 16, 24, 30]),
+    ],
+)
+def test_captured_sizes(most: int, drafts: bool, sizes: list[int]) -> None:
+    assert captured_sizes(most, drafts=drafts) == sizes

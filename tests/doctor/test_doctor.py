@@ -1,0 +1,222 @@
+"""`vivace doctor` on made-up machines, and on this one."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from vivace.doctor import devices, kernel, network
+from vivace.doctor.command import diagnose, main, mended
+from vivace.doctor.diagnosis import Asked, Diagnosis
+from vivace.doctor.system import System
+
+SOUND = {
+    "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "performance",
+    "sys/devices/system/cpu/cpu1/cpufreq/scaling_governor": "performance",
+    "proc/sys/vm/swappiness": "0",
+    "proc/sys/kernel/numa_balancing": "0",
+    "proc/sys/kernel/sched_migration_cost_ns": "50000",
+    "sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never",
+    "sys/fs/cgroup/cpu.max": "max 100000",
+    "sys/class/net/lo/operstate": "unknown",
+    "sys/class/net/eth0/operstate": "up",
+    "sys/class/net/eth0/speed": "25000",
+    "run/systemd/timesync/synchronized": "",
+}
+
+
+@dataclass(frozen=True)
+class Made(System):
+    """A machine of files, with programs and packages that answer as they are told."""
+
+    programs: dict[str, str] = field(default_factory=dict)
+    packages: dict[str, str] = field(default_factory=dict)
+    names: tuple[str, ...] = ("10.0.0.7",)
+    taken: tuple[int, ...] = ()
+
+    def run(self, words: Sequence[str]) -> str | None:
+        return self.programs.get(words[0])
+
+    def version(self, package: str) -> str | None:
+        return self.packages.get(package)
+
+    def addresses(self, name: str) -> list[str]:
+        return list(self.names)
+
+    def hostname(self) -> str:
+        return "node7"
+
+    def listens(self, port: int) -> bool:
+        return port in self.taken
+
+
+def machine(folder: Path, changes: dict[str, str | None] | None = None, **more: object) -> Made:
+    for name, content in {**SOUND, **(changes or {})}.items():
+        if content is not None:
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content)
+    return Made(root=folder, **more)  # type: ignore[arg-type]
+
+
+Probe = Callable[[System, Asked], object]
+PROBES = (*kernel.PROBES[:5], *network.PROBES, *devices.PROBES)
+
+
+def states(system: System, asked: Asked | None = None) -> dict[str, str]:
+    found = diagnose(system, asked or Asked(), PROBES)
+    return {each.name: each.state for each in found}
+
+
+def one(system: System, name: str, asked: Asked | None = None) -> Diagnosis:
+    found = diagnose(system, asked or Asked(), (*PROBES, kernel.cores))
+    return next(each for each in found if each.name == name)
+
+
+def test_a_sound_node_has_nothing_to_mend(tmp_path: Path) -> None:
+    found = states(machine(tmp_path, packages={"torch": "2.13.0"}))
+    assert set(found.values()) == {"ok"}, found
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "name", "state", "mend"),
+    [
+        ("proc/sys/vm/swappiness", "60", "swappiness", "warning", "vm.swappiness=0"),
+        ("proc/sys/kernel/numa_balancing", "1", "numa-balancing", "warning", "numa_balancing=0"),
+        (
+            "proc/sys/kernel/sched_migration_cost_ns",
+            "500000",
+            "migration-cost",
+            "note",
+            "sched_migration_cost_ns=50000",
+        ),
+        (
+            "sys/kernel/mm/transparent_hugepage/enabled",
+            "always madvise [never]",
+            "huge-pages",
+            "note",
+            "madvise",
+        ),
+        (
+            "sys/devices/system/cpu/cpu1/cpufreq/scaling_governor",
+            "powersave",
+            "cpu-governor",
+            "warning",
+            "performance",
+        ),
+    ],
+)
+def test_settings_are_found_and_mended(
+    tmp_path: Path, file: str, content: str, name: str, state: str, mend: str
+) -> None:
+    system = machine(tmp_path, {file: content})
+    found = one(system, name)
+    assert found.state == state and mend in found.mend and found.why
+    told = mended(system, [found])
+    assert len(told) == 1 and f"/{file}" in told[0]
+    assert one(system, name).state == "ok"
+
+
+def test_what_may_not_be_written_is_told(tmp_path: Path) -> None:
+    system = machine(tmp_path)
+    wrong = Diagnosis(name="x", state="note", found="", writes=(("/no/such/folder", "1"),))
+    assert "/no/such/folder" in mended(system, [wrong])[0]
+
+
+def test_a_container_has_fewer_cores(tmp_path: Path) -> None:
+    changes = {f"sys/devices/system/cpu/cpu{index}/online": "1" for index in range(8)}
+    found = one(machine(tmp_path, {**changes, "sys/fs/cgroup/cpu.max": "200000 100000"}), "cores")
+    assert found.state == "note" and "--cpu-threads 2" in found.mend
+
+
+def test_network(tmp_path: Path) -> None:
+    system = machine(
+        tmp_path,
+        environment={"http_proxy": "http://p:3128", "HCCL_SOCKET_IFNAME": "bond9"},
+        names=("127.0.1.1",),
+        taken=(8001,),
+    )
+    asked = Asked(ports=(8000, 8001))
+    assert "8001" in one(system, "ports", asked).found
+    assert one(system, "proxies").mend == "unset http_proxy"
+    assert "bond9" in one(system, "interfaces").found and "eth0" in one(system, "interfaces").found
+    assert "/etc/hosts" in one(system, "address").mend
+
+
+def test_proxies_that_leave_the_node_alone_are_a_note(tmp_path: Path) -> None:
+    environment = {"https_proxy": "http://p", "no_proxy": "127.0.0.1,localhost"}
+    assert one(machine(tmp_path, environment=environment), "proxies").state == "note"
+
+
+def test_a_clock_that_is_not_set(tmp_path: Path) -> None:
+    made = machine(
+        tmp_path, {"run/systemd/timesync/synchronized": None}, programs={"timedatectl": "no"}
+    )
+    assert one(made, "clock").mend == "timedatectl set-ntp true"
+
+
+ASCEND = {
+    "dev/davinci0": "",
+    "dev/davinci1": "",
+    "usr/local/Ascend/driver/version.info": "Version=25.0.rc1",
+    "usr/local/Ascend/ascend-toolkit/latest/version.cfg": "[runtime_running_version=[8.5.0:x]]",
+}
+
+
+@pytest.mark.parametrize(
+    ("torch", "npu", "torch_state", "cann_state"),
+    [
+        ("2.9.0+cpu", "2.9.0", "ok", "ok"),
+        ("2.7.1", "2.7.1.post2", "ok", "ok"),
+        ("2.13.0", "2.9.0", "error", "ok"),
+        ("2.12.0", "2.12.0", "ok", "warning"),
+    ],
+)
+def test_versions_that_go_together(
+    tmp_path: Path, torch: str, npu: str, torch_state: str, cann_state: str
+) -> None:
+    made = machine(tmp_path, dict(ASCEND), packages={"torch": torch, "torch_npu": npu})
+    found = states(made)
+    assert (found["torch-pairing"], found["cann-pairing"]) == (torch_state, cann_state)
+    assert found["ascend-devices"] == "ok"
+
+
+def test_a_toolkit_without_devices(tmp_path: Path) -> None:
+    found = states(machine(tmp_path, {key: ASCEND[key] for key in list(ASCEND)[2:]}))
+    assert found["ascend-devices"] == "error" and found["torch-npu"] == "error"
+
+
+def test_nvidia(tmp_path: Path) -> None:
+    changes = {"proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 570.86.10"}
+    assert one(machine(tmp_path, changes), "cuda").state == "error"
+    made = machine(tmp_path, changes, programs={"nvidia-smi": "NVIDIA H200, 143771 MiB"})
+    assert "570.86.10: NVIDIA H200" in one(made, "cuda").found
+
+
+def test_the_command_on_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert main(["--json", "--port", str(port)]) == 1
+    found = {each["name"]: each for each in json.loads(capsys.readouterr().out)}
+    assert str(port) in found["ports"]["found"] and found["torch"]["state"] == "ok"
+    assert main(["--all", "--port", "70000"]) == 2
+
+
+def test_a_deployment_says_what_to_look_at(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "deployment.yaml"
+    path.write_text(
+        "roles: "
+        "{mixed: {kind: mixed, flags: {port: 31987}, environment: {HCCL_SOCKET_IFNAME: none9}}}"
+    )
+    assert main([str(path), "--json"]) == 1
+    found = {each["name"]: each for each in json.loads(capsys.readouterr().out)}
+    assert "31987" in found["ports"]["found"] and "none9" in found["interfaces"]["found"]

@@ -1,0 +1,1 @@
+"""What is known about hardware and models, as data with sources."""

@@ -1,0 +1,71 @@
+"""Devices a deployment can name, with sources; data in hardware.json."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+GIB = 1 << 30
+MEASURED = "vivace/hardware.json"
+"""below the user's cache folder: what `vivace doctor --measure` found on this machine"""
+
+
+class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One kind of accelerator; rates and memory are those of one device (of A3: of one die).
+
+    `memory_gib` and, of it, `context_gib` taken by driver and runtime; bandwidths in GB/s, one
+    way; rates dense, in tera-operations per second.
+    """
+
+    name: str
+    title: str
+    platform: str
+    memory_gib: float
+    bandwidth_gbs: float
+    bf16_tflops: float
+    fp16_tflops: float
+    int8_tops: float
+    sources: tuple[str, ...]
+    aliases: tuple[str, ...] = ()
+    devices_per_card: int = 1
+    cards_per_node: int = 8
+    context_gib: float = 0.0
+    scale_up: str = ""
+    scale_up_gbs: float = 0.0
+    scale_up_reach: str = "node"
+    pair_gbs: float = 0.0
+    """between the two dies of a card"""
+    scale_out: str = ""
+    scale_out_gbs: float = 0.0
+
+    @property
+    def usable_bytes(self) -> int:
+        """What one device leaves to an engine."""
+        return int((self.memory_gib - self.context_gib) * GIB)
+
+
+@cache
+def devices() -> tuple[Device, ...]:
+    """The catalogue that comes with the package."""
+    raw = Path(__file__).with_name("hardware.json").read_bytes()
+    return msgspec.json.decode(raw, type=tuple[Device, ...])
+
+
+def measured(cache_folder: Path) -> tuple[Device, ...]:
+    """What was measured on this machine; nothing where nothing was, or the file is not ours."""
+    try:
+        raw = (cache_folder / MEASURED).read_bytes()
+        return (msgspec.json.decode(raw, type=Device),)
+    except (OSError, msgspec.MsgspecError):
+        return ()
+
+
+def find_device(name: str, also: tuple[Device, ...] = ()) -> Device | None:
+    """By name, title or alias, in any case."""
+    wanted = " ".join(name.lower().split())
+    for device in (*also, *devices()):
+        if wanted in (device.name, device.title.lower(), *device.aliases):
+            return device
+    return None

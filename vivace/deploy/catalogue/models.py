@@ -1,0 +1,65 @@
+"""Models a deployment can name, and any config.json -> Architecture."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from vivace.deploy.catalogue.architecture import Architecture, architecture_of
+
+LARGEST = 1 << 20
+"""bytes of a config.json"""
+
+
+class KnownModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`config`: the keys of its config.json that shapes follow from."""
+
+    name: str
+    title: str
+    aliases: tuple[str, ...]
+    config: dict[str, Any]
+    source: str
+
+
+@cache
+def models() -> tuple[KnownModel, ...]:
+    raw = Path(__file__).with_name("models.json").read_bytes()
+    return msgspec.json.decode(raw, type=tuple[KnownModel, ...])
+
+
+def find_model(name: str) -> KnownModel | None:
+    """By name or alias, in any case."""
+    wanted = name.lower()
+    return next((each for each in models() if wanted in (each.name, *each.aliases)), None)
+
+
+def guess_model(path: str) -> KnownModel | None:
+    """The model that a path or a repository id seems to name: the longest alias within it."""
+    text = re.sub(r"[\s_]+", "-", path.lower())
+    found = [
+        (len(name), each)
+        for each in models()
+        for name in (each.name, *each.aliases)
+        if re.search(rf"(?<![a-z0-9]){re.escape(name)}(?![a-z0-9.])", text)
+    ]
+    return max(found, key=lambda pair: pair[0])[1] if found else None
+
+
+def known_architecture(model: KnownModel) -> Architecture:
+    return architecture_of(model.config, model.title)
+
+
+def read_architecture(path: Path) -> Architecture:
+    """From a config.json, or the folder that holds one. Raises ValueError naming what is wrong."""
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        if file.stat().st_size > LARGEST:
+            raise ValueError(f"{file}: larger than {LARGEST >> 20} MiB")
+        config = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ValueError(f"{file}: {error}") from None
+    return architecture_of(config, str(path))

@@ -1,0 +1,146 @@
+"""`vivace check`: is this deployment valid, and does it fit? Without weights or devices."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from vivace.deploy.opening import Opened, Said, case_of, open_command, open_files
+from vivace.deploy.rules.all import RULES, rule_named
+from vivace.deploy.rules.case import Case
+from vivace.deploy.rules.finding import Verdict
+from vivace.deploy.rules.judge import judge
+from vivace.deploy.shell.reader import ScriptError
+from vivace.errors import CannotStart
+
+FOUND_ERRORS = 1
+BAD_USE = 2
+EPILOG = """examples:
+  vivace check deployment.yaml --memory
+  vivace check prefill.sh decode.sh --hardware atlas-800i-a3 --cards 32 --model deepseek-r1
+  vivace check --target sglang==0.5.10 -- python -m sglang.launch_server --model-path /m --tp 16
+"""
+
+
+def main(words: Sequence[str]) -> int:
+    """0: no errors; 1: errors; 2: what was given cannot be read."""
+    own, command = parted(words)
+    chosen = parser().parse_args(own)
+    try:
+        if chosen.rules or chosen.explain:
+            return told_rules(chosen.explain)
+        case = case_of(opened(chosen.files, command), said(chosen))
+        verdict = judge(case)
+        if chosen.suggest or chosen.write:
+            return suggested(case, chosen)
+        report(case, verdict, chosen)
+    except (CannotStart, ScriptError) as error:
+        print(f"vivace check: {error}", file=sys.stderr)
+        return BAD_USE
+    return FOUND_ERRORS if verdict.errors else 0
+
+
+def parted(words: Sequence[str]) -> tuple[list[str], list[str] | None]:
+    """(our own words, the command behind `--`)"""
+    if "--" not in words:
+        return list(words), None
+    at = list(words).index("--")
+    return list(words[:at]), list(words[at + 1 :])
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="vivace check",
+        description="Checks a deployment file, launch scripts, or one command (behind --).",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument("files", nargs="*", type=Path, metavar="FILE")
+    made.add_argument("--target", help="engine to judge for: vivace, sglang, sglang==0.5.10 ..")
+    made.add_argument("--memory", action="store_true", help="the memory of a device of each role")
+    made.add_argument("--notes", action="store_true", help="show notes and remarks on documents")
+    made.add_argument("--json", action="store_true", help="the verdict as JSON")
+    made.add_argument("--html", type=Path, metavar="FILE", help="write a page with everything")
+    made.add_argument("--suggest", action="store_true", help="values that follow from the others")
+    made.add_argument("--write", action="store_true", help="--suggest, and put them into the file")
+    made.add_argument("--explain", metavar="RULE", help="what a rule is about")
+    made.add_argument("--rules", action="store_true", help="list all rules")
+    about = made.add_argument_group("what the files do not say")
+    about.add_argument("--hardware", metavar="NAME", help="`vivace deploy hardware` lists names")
+    about.add_argument("--cards", type=int, metavar="N", help="of all nodes together")
+    about.add_argument("--model", metavar="NAME", help="a known name, or a config.json")
+    about.add_argument("--quantization", metavar="FORM", help="of the weights: bf16, w8a8, w4a8")
+    about.add_argument("--input", type=int, metavar="TOKENS")
+    about.add_argument("--output", type=int, metavar="TOKENS")
+    about.add_argument("--concurrency", type=int, metavar="N")
+    return made
+
+
+def said(chosen: argparse.Namespace) -> Said:
+    names = ("target", "hardware", "cards", "model", "quantization", "input", "output")
+    values = {name: getattr(chosen, name) for name in (*names, "concurrency")}
+    wrong = [name for name, value in values.items() if isinstance(value, int) and value < 1]
+    if wrong:
+        raise CannotStart(f"--{wrong[0]} {values[wrong[0]]}: at least 1 is wanted")
+    return Said(**values)
+
+
+def opened(files: Sequence[Path], command: list[str] | None) -> Opened:
+    if command is not None:
+        if files:
+            raise CannotStart("files, or a command behind --: not both")
+        return open_command(command)
+    if not files:
+        raise CannotStart("a deployment file, scripts, or a command behind -- is wanted")
+    return open_files(files)
+
+
+def told_rules(name: str | None) -> int:
+    from vivace.deploy.report.rules import explained, listed
+
+    if name is None:
+        print(listed(RULES))
+        return 0
+    rule = rule_named(name)
+    if rule is None:
+        from vivace.config.values import nearest
+
+        near = nearest(name, [each.name for each in RULES]) or "; --rules lists them"
+        raise CannotStart(f"there is no rule {name!r}{near}")
+    print(explained(rule))
+    return 0
+
+
+def report(case: Case, verdict: Verdict, chosen: argparse.Namespace) -> None:
+    if chosen.html is not None:
+        from vivace.deploy.report.page import page
+
+        chosen.html.write_text(page(case, verdict), encoding="utf-8")
+    if chosen.json:
+        from vivace.deploy.report.machine import as_json
+
+        print(as_json(case, verdict, memory=chosen.memory))
+        return
+    from vivace.deploy.report.terminal import show
+
+    show(case, verdict, notes=chosen.notes, memory=chosen.memory)
+    if chosen.html is not None:
+        print(f"written: {chosen.html}")
+
+
+def suggested(case: Case, chosen: argparse.Namespace) -> int:
+    from vivace.deploy.report.terminal import show_suggestions
+    from vivace.deploy.suggest import changes, suggest
+
+    found = suggest(case)
+    show_suggestions(found)
+    if chosen.write and found:
+        from vivace.deploy.spec.rewrite import rewrite
+
+        if len(chosen.files) != 1 or chosen.files[0].suffix not in (".yaml", ".yml"):
+            raise CannotStart("--write changes a deployment file; import the script first")
+        chosen.files[0].write_text(rewrite(chosen.files[0], changes(found)), encoding="utf-8")
+        print(f"written: {chosen.files[0]}")
+    return 0

@@ -1,0 +1,178 @@
+"""`vivace deploy`: import, render, schema, and what the catalogue knows."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from vivace.deploy.opening import Opened, Said, case_of, device_of, open_files, with_said
+from vivace.deploy.shell.reader import ScriptError
+from vivace.deploy.spec.deployment import Deployment
+from vivace.errors import CannotStart
+
+BAD_USE = 2
+TARGETS = ("shell", "systemd", "compose", "kubernetes", "ray")
+VIVACE_PROGRAMS = {
+    "sglang.launch_server": "vivace.launch_server",
+    "sglang.bench_serving": "vivace.bench_serving",
+}
+
+
+def main(words: Sequence[str]) -> int:
+    """0, or 2 with what is wrong on stderr."""
+    chosen = parser().parse_args(list(words))
+    try:
+        return COMMANDS[chosen.command](chosen)
+    except (CannotStart, ScriptError) as error:
+        print(f"vivace deploy: {error}", file=sys.stderr)
+        return BAD_USE
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog="vivace deploy", description="Deployments as one file.")
+    commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    reading = commands.add_parser("import", help="launch scripts -> a deployment file")
+    reading.add_argument("scripts", nargs="+", type=Path, metavar="SCRIPT")
+    reading.add_argument("-o", "--output", type=Path, metavar="FILE", help="default: stdout")
+    reading.add_argument("--name", default="", help="of the deployment")
+    reading.add_argument("--hardware", metavar="NAME", help="`vivace deploy hardware` lists names")
+    reading.add_argument("--cards", type=int, metavar="N")
+    reading.add_argument("--model", metavar="NAME", help="`vivace deploy models` lists names")
+    reading.add_argument("--force", action="store_true", help="write over an existing file")
+    rendering = commands.add_parser("render", help="a deployment -> what starts it")
+    rendering.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    rendering.add_argument("--to", choices=TARGETS, required=True)
+    rendering.add_argument("-o", "--output", type=Path, metavar="FOLDER", help="default: stdout")
+    rendering.add_argument("--engine", choices=("vivace", "sglang"), help="programs to start")
+    commands.add_parser("schema", help="the JSON schema of a deployment file")
+    commands.add_parser("hardware", help="known devices")
+    commands.add_parser("models", help="known models")
+    return made
+
+
+def import_scripts(chosen: argparse.Namespace) -> int:
+    from vivace.deploy.spec.files import written
+
+    opened = open_files(chosen.scripts)
+    said = Said(hardware=chosen.hardware, cards=chosen.cards, model=chosen.model)
+    deployment = with_said(opened.deployment, said)
+    device_of(deployment.hardware)
+    deployment.name = chosen.name
+    text = written(deployment)
+    tell(opened, deployment)
+    if chosen.output is None:
+        print(text, end="")
+        return 0
+    if chosen.output.exists() and not chosen.force:
+        raise CannotStart(f"{chosen.output} exists; --force writes over it")
+    chosen.output.write_text(text, encoding="utf-8")
+    print(f"written: {chosen.output}", file=sys.stderr)
+    return 0
+
+
+def tell(opened: Opened, deployment: Deployment) -> None:
+    """On stderr: what was found, and every line that was not understood."""
+    for each in opened.remarks:
+        print(f"{opened.file}: line {each.line}: {each.remark.text}", file=sys.stderr)
+    roles = [
+        f"{name}: {role.instances} x {role.nodes} node(s)"
+        for name, role in deployment.roles.items()
+    ]
+    found = "; ".join([*roles, f"{len(deployment.benchmarks)} benchmark(s)"])
+    print(found, file=sys.stderr)
+
+
+def render(chosen: argparse.Namespace) -> int:
+    opened = open_files(chosen.files)
+    deployment = opened.deployment
+    if chosen.engine == "vivace":
+        deployment = for_vivace(deployment)
+    files = rendered(deployment, chosen.to, opened)
+    if chosen.output is None:
+        for name, content in files.items():
+            print(f"# ==> {name} <==\n{content}")
+        return 0
+    chosen.output.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        path = chosen.output / name
+        path.write_text(content, encoding="utf-8")
+        if name.endswith(".sh"):
+            path.chmod(0o755)
+        print(f"written: {path}", file=sys.stderr)
+    return 0
+
+
+def rendered(deployment: Deployment, to: str, opened: Opened) -> dict[str, str]:
+    """File name -> content."""
+    from vivace.deploy.render.compose import render_compose
+    from vivace.deploy.render.kubernetes import render_kubernetes
+    from vivace.deploy.render.ray import render_ray
+    from vivace.deploy.render.shell import render_shell
+    from vivace.deploy.render.systemd import render_systemd
+
+    device = case_of(Opened(deployment, (), opened.file), Said()).device
+    return {
+        "shell": lambda: render_shell(deployment),
+        "systemd": lambda: render_systemd(deployment),
+        "compose": lambda: render_compose(deployment, device),
+        "kubernetes": lambda: render_kubernetes(deployment, device),
+        "ray": lambda: render_ray(deployment, device),
+    }[to]()
+
+
+def for_vivace(deployment: Deployment) -> Deployment:
+    """The same with Vivace's programs; a router stays what it is."""
+    from msgspec.structs import replace
+
+    roles = {
+        name: replace(role, program=VIVACE_PROGRAMS.get(role.program, role.program))
+        for name, role in deployment.roles.items()
+    }
+    benchmarks = [
+        replace(each, program=VIVACE_PROGRAMS.get(each.program, each.program))
+        for each in deployment.benchmarks
+    ]
+    return replace(deployment, engine="vivace", roles=roles, benchmarks=benchmarks)
+
+
+def show_schema(chosen: argparse.Namespace) -> int:
+    from vivace.deploy.spec.schema import schema
+
+    print(json.dumps(schema(), indent=2))
+    return 0
+
+
+def show_hardware(chosen: argparse.Namespace) -> int:
+    from vivace.deploy.catalogue.hardware import devices, measured
+    from vivace.deploy.opening import cache_folder
+
+    for device in (*measured(cache_folder()), *devices()):
+        rates = f"{device.bandwidth_gbs:g} GB/s, {device.bf16_tflops:g} TFLOP/s BF16"
+        cards = f", {device.devices_per_card} a card" if device.devices_per_card > 1 else ""
+        print(f"{device.name:20} {device.title}: {device.memory_gib:g} GiB, {rates}{cards}")
+        print(f"{'':20} {'; '.join(device.sources)}")
+    return 0
+
+
+def show_models(chosen: argparse.Namespace) -> int:
+    from vivace.deploy.catalogue.models import known_architecture, models
+
+    for model in models():
+        shape = known_architecture(model)
+        total, active = shape.parameters() / 1e9, shape.parameters(active=True) / 1e9
+        also = f" (also {', '.join(model.aliases)})" if model.aliases else ""
+        size = f"{total:.1f}B" + (f", {active:.1f}B a token" if shape.experts else "")
+        print(f"{model.name:24} {model.title}: {size}{also}")
+    return 0
+
+
+COMMANDS = {
+    "import": import_scripts,
+    "render": render,
+    "schema": show_schema,
+    "hardware": show_hardware,
+    "models": show_models,
+}

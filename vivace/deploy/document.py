@@ -1,0 +1,25 @@
+"""Writes docs/rules.md and docs/deployment.schema.json: `python -m vivace.deploy.document`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from vivace.deploy.report.rules import render_markdown
+from vivace.deploy.rules.all import RULES
+from vivace.deploy.spec.schema import schema
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+def pages() -> dict[str, str]:
+    """File name -> content."""
+    return {
+        "rules.md": render_markdown(RULES),
+        "deployment.schema.json": json.dumps(schema(), indent=2) + "\n",
+    }
+
+
+if __name__ == "__main__":
+    for name, content in pages().items():
+        (DOCS / name).write_text(content, encoding="utf-8")

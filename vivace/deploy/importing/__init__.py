@@ -1,0 +1,1 @@
+"""Scripts and command lines -> a deployment."""

@@ -1,0 +1,62 @@
+"""Which program a command line starts, whatever door it goes through."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Part = Literal["server", "router", "benchmark"]
+SERVERS = ("sglang.launch_server", "vivace.launch_server", "vivace serve", "sglang serve")
+ROUTERS = (
+    "sglang_router.launch_router",
+    "sglang_router.launch_server",
+    "vivace.launch_router",
+    "sglang.srt.disaggregation.launch_lb",
+    "sglang.srt.disaggregation.mini_lb",
+    "vivace route",
+)
+BENCHMARKS = ("sglang.bench_serving", "vivace.bench_serving", "vivace bench serving")
+PARTS: dict[str, Part] = {
+    **dict.fromkeys(SERVERS, "server"),
+    **dict.fromkeys(ROUTERS, "router"),
+    **dict.fromkeys(BENCHMARKS, "benchmark"),
+}
+INTERPRETERS = ("python", "python3")
+
+
+@dataclass(frozen=True, slots=True)
+class Invocation:
+    """`program` as the spec names it; `words` are what follows it."""
+
+    part: Part
+    program: str
+    words: tuple[str, ...]
+
+
+def invocation(words: Sequence[str]) -> Invocation | None:
+    """None for a command that is no part of a deployment."""
+    name = words[0].rsplit("/", 1)[-1] if words else ""
+    if is_python(name) and len(words) > 2 and "-m" in words[1:]:
+        at = words.index("-m")
+        module = words[at + 1] if at + 1 < len(words) else ""
+        return known(module, words[at + 2 :])
+    for count in (3, 2):
+        found = known(" ".join((name, *words[1:count])), words[count:])
+        if found is not None:
+            return found
+    return None
+
+
+def is_python(name: str) -> bool:
+    return name.rstrip("0123456789.") in ("python",) or name in INTERPRETERS
+
+
+def known(program: str, words: Sequence[str]) -> Invocation | None:
+    part = PARTS.get(program)
+    return None if part is None else Invocation(part, program, tuple(words))
+
+
+def command_of(program: str) -> list[str]:
+    """The words that start a program of the spec."""
+    return program.split(" ") if " " in program else ["python", "-m", program]

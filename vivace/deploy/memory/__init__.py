@@ -1,0 +1,1 @@
+"""What a deployment needs of each device's memory."""

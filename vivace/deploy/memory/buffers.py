@@ -1,0 +1,69 @@
+"""Communication windows of expert parallelism on Ascend, in bytes.
+
+Source: sgl-kernel-npu, moe_distribute_dispatch_v2_tiling.cpp (CheckWinSize),
+cam_moe_dispatch_normal_tiling.cc, FUSED_DEEP_MOE.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vivace.deploy.catalogue.architecture import Architecture
+
+MIB = 1 << 20
+TOKEN_HEADER = 44
+"""bytes that travel with a token"""
+NORMAL_RESERVE = 208 * MIB
+MOST_DISPATCH = 1024
+"""of SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK (parameter guide)"""
+MOST_LOW_LATENCY = 512
+"""tokens of a rank: BS_UPPER_BOUND of the low-latency kernel"""
+MOST_FUSED = 256
+"""tokens of a rank in the fused kernel"""
+HCCL_DEFAULT = 200
+"""MB, where HCCL_BUFFSIZE is not set"""
+STEP = 20
+"""MB that a suggested size is rounded up to"""
+
+
+def aligned(size: int) -> int:
+    return -(-size // 512) * 512
+
+
+def low_latency(model: Architecture, tokens: int) -> int:
+    """`tokens`: the most a rank sends at once."""
+    experts = model.experts
+    if experts is None:
+        return 0
+    sent, back = aligned(2 * model.hidden + TOKEN_HEADER), aligned(2 * model.hidden)
+    return 2 * tokens * (sent * experts.count + back * experts.chosen)
+
+
+def normal(model: Architecture, tokens: int, rounds: int = 1) -> int:
+    """`tokens`: of a rank in one round."""
+    experts = model.experts
+    if experts is None:
+        return 0
+    sent, back = aligned(2 * model.hidden + TOKEN_HEADER), aligned(2 * model.hidden)
+    return 2 * (tokens * experts.chosen * (back * (2 if rounds > 1 else 1) + sent) + NORMAL_RESERVE)
+
+
+def fused(model: Architecture, tokens: int) -> int:
+    return 0 if model.experts is None else tokens * model.experts.count * model.hidden * 4
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """How a long prompt's dispatch is cut; `tokens` of a rank in each of `count` rounds."""
+
+    count: int
+    tokens: int
+
+
+def megabytes(size: int) -> int:
+    return -(-size // MIB)
+
+
+def suggested(size: int) -> int:
+    """HCCL_BUFFSIZE for a window of `size` bytes, in MB."""
+    return -(-megabytes(size) // STEP) * STEP

@@ -1,0 +1,256 @@
+"""The memory of one device of a role: what takes it, what is left for KV, what that holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from vivace.deploy.catalogue.architecture import Architecture
+from vivace.deploy.catalogue.hardware import GIB, Device
+from vivace.deploy.memory import buffers
+from vivace.deploy.memory.weights import PRECISIONS, precision_name, weights
+from vivace.deploy.memory.windows import CHUNK, prefill_tokens
+from vivace.deploy.rules.case import Case, Load
+from vivace.deploy.rules.server import Server
+
+MIB = 1 << 20
+PAGE = 128
+"""tokens, on Ascend"""
+ELEMENT_BYTES = {"fp8_e5m2": 1, "fp8_e4m3": 1, "int8": 1, "float32": 4}
+GRAPH_ROW = 2 * MIB
+"""of one captured row (SGLang's reserve)"""
+RUNTIME = 512 * MIB
+"""kernels' own workspace (SGLang's reserve)"""
+DRAFT_GRAPHS = 1 << 30
+COMMUNICATOR_DEFAULT = 200
+RESERVE_SHARE = 0.02
+"""of a device that a suggestion leaves free"""
+Kind = Literal["context", "static", "outside"]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """`kind`: taken by the runtime, inside --mem-fraction-static, or outside of it."""
+
+    name: str
+    size: int
+    kind: Kind
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """Bytes on one device; tokens and requests of one attention group.
+
+    `pool` may be negative: the weights alone are more than the static part. `needed` is None
+    where no load is stated.
+    """
+
+    role: str
+    device: Device
+    fraction: float
+    chosen: bool
+    """whether --mem-fraction-static was given; else it is SGLang's own"""
+    precision: str
+    parts: tuple[Part, ...]
+    pool: int
+    token_bytes: int
+    state_bytes: int
+    """of a request with recurrent layers"""
+    groups: int
+    """attention groups of an instance"""
+    running: int | None
+    tokens_each: int | None
+    external_draft: bool
+
+    @property
+    def usable(self) -> int:
+        return self.device.usable_bytes
+
+    def total(self, kind: Kind) -> int:
+        return sum(part.size for part in self.parts if part.kind == kind)
+
+    @property
+    def outside_limit(self) -> int:
+        return self.usable - int(self.usable * self.fraction)
+
+    @property
+    def capacity(self) -> int:
+        """Tokens the pool holds."""
+        free = self.pool - (self.running or 0) * self.state_bytes
+        return max(0, free // self.token_bytes // PAGE * PAGE) if self.token_bytes else 0
+
+    @property
+    def needed(self) -> int | None:
+        """Tokens of all admitted requests at their longest."""
+        if self.running is None or self.tokens_each is None:
+            return None
+        return self.running * self.tokens_each
+
+    @property
+    def held(self) -> int | None:
+        """Requests of the stated lengths at once, in one instance."""
+        return None if not self.tokens_each else self.capacity // self.tokens_each * self.groups
+
+    @property
+    def binding(self) -> str:
+        """What is exhausted first."""
+        if self.pool <= 0:
+            return "weights"
+        if self.total("outside") > self.outside_limit:
+            return "outside of the static part"
+        if self.needed is not None and self.needed > self.capacity:
+            return "KV cache"
+        if self.running is not None and self.needed is not None:
+            return "max-running-requests"
+        return "KV cache"
+
+
+def plan_role(case: Case, server: Server) -> MemoryPlan | None:
+    """None where model or device are not known."""
+    model, device = case.model, case.device
+    if model is None or device is None:
+        return None
+    name = precision_name(server, case.deployment.model.quantization)
+    context = int(device.context_gib * GIB)
+    parts = [Part("runtime", context, "context", "driver, contexts")] if context else []
+    held = weights(model, server, PRECISIONS[name])
+    parts += [Part(each, size, "static", name) for each, size in held.items()]
+    outside = outside_parts(model, server, case)
+    given = server.value("mem_fraction_static")
+    fraction = float(given) if isinstance(given, int | float) else default_fraction(server, device)
+    pool = int(device.usable_bytes * fraction) - sum(held.values())
+    return MemoryPlan(
+        role=server.name,
+        device=device,
+        fraction=fraction,
+        chosen=given is not None,
+        precision=name,
+        parts=(*parts, Part("KV cache", max(0, pool), "static"), *outside),
+        pool=pool,
+        token_bytes=token_bytes(model, server),
+        state_bytes=state_bytes(model, server),
+        groups=server.layout.dp if server.layout.dp_attention else 1,
+        running=running_of(server, case.load),
+        tokens_each=tokens_each(server, case.load),
+        external_draft=server.value("speculative_algorithm") in ("EAGLE3", "STANDALONE"),
+    )
+
+
+def running_of(server: Server, load: Load) -> int | None:
+    """Requests of one attention group at once: as many as are admitted and asked for."""
+    asked = None
+    if load.concurrency is not None:
+        asked = -(-load.concurrency // (server.role.instances * server.layout.dp))
+    limits = [count for count in (server.running_per_rank, asked) if count is not None]
+    return min(limits) if limits else None
+
+
+def tokens_each(server: Server, load: Load) -> int | None:
+    """A prefill server gives its KV away before the answer grows."""
+    if load.input is None or load.output is None:
+        return None
+    return load.input + (0 if server.kind == "prefill" else load.output)
+
+
+def token_bytes(model: Architecture, server: Server) -> int:
+    """KV of one token on one device, draft layers included."""
+    size = ELEMENT_BYTES.get(str(server.value("kv_cache_dtype")), 2)
+    layers = model.kv_layers / server.layout.pp + drafted_layers(model, server)
+    return int(model.attention.kv_elements(server.layout.attention_tp) * layers * size)
+
+
+def drafted_layers(model: Architecture, server: Server) -> int:
+    if server.value("speculative_algorithm") in ("NEXTN", "EAGLE"):
+        return model.draft_layers
+    return 1 if server.value("speculative_algorithm") == "EAGLE3" else 0
+
+
+def state_bytes(model: Architecture, server: Server) -> int:
+    if model.linear is None:
+        return 0
+    rows = max(1, server.draft_tokens)
+    return model.linear.state_bytes(server.layout.attention_tp) * model.linear_layers * rows
+
+
+def outside_parts(model: Architecture, server: Server, case: Case) -> tuple[Part, ...]:
+    """What --mem-fraction-static does not count: estimates, each with what it is made of."""
+    tokens = prefill_tokens(server, case.load) or 0
+    tokens = tokens * server.layout.attention_tp if server.prefills else 0
+    rows = (server.running_per_rank or 1) * server.draft_tokens
+    graphs = captured_rows(server)
+    parts = [
+        Part("activations", activation_bytes(model, server, max(tokens, rows)), "outside",
+             f"{max(tokens, rows)} tokens at once"),
+        Part("graphs", graphs * GRAPH_ROW * server.draft_tokens, "outside", f"{graphs} rows"),
+        Part("sampler", rows * model.vocabulary * 8, "outside", f"{rows} rows of logits"),
+        Part("communicators", communicator_bytes(server, case), "outside", "2 x HCCL_BUFFSIZE "
+        "each"),
+        Part("workspace", RUNTIME, "outside"),
+    ]  # fmt: skip
+    return tuple(part for part in parts if part.size)
+
+
+def captured_rows(server: Server) -> int:
+    if server.has("disable_cuda_graph") or not server.decodes or server.expert_mode == "normal":
+        return 0
+    return max(server.graphs, default=server.running_per_rank or 0)
+
+
+def activation_bytes(model: Architecture, server: Server, tokens: int) -> int:
+    """Eight hidden states, what attention widens and what an expert or MLP widens, in 16 bits."""
+    by_head, everywhere = model.attention.parameters(model.hidden)
+    width = 2 * by_head / model.hidden / server.layout.attention_tp + everywhere / model.hidden
+    inner = 3 * model.dense_width / dense_divisor(server)
+    if model.experts is not None:
+        groups = server.layout.dp if server.layout.dp_attention else 1
+        share = groups * model.experts.chosen / server.layout.ep
+        inner = max(inner, share * (model.hidden + 3 * model.experts.width))
+    return int(tokens * 2 * (8 * model.hidden + width + inner))
+
+
+def dense_divisor(server: Server) -> int:
+    return server.number("moe_dense_tp_size") or server.layout.tp
+
+
+def communicator_bytes(server: Server, case: Case) -> int:
+    """Two buffers for each group of ranks that a device belongs to."""
+    layout = server.layout
+    if layout.tp * layout.pp == 1:
+        return 0
+    groups = 1 + (layout.attention_tp not in (1, layout.tp)) + bool(server.expert_mode)
+    groups += layout.pp > 1
+    if case.platform != "npu":
+        return groups * 256 * MIB
+    each = server.whole_variable("HCCL_BUFFSIZE") or buffers.HCCL_DEFAULT
+    return groups * 2 * each * MIB
+
+
+def default_fraction(server: Server, device: Device) -> float:
+    """SGLang's own choice where --mem-fraction-static is not given (server_args.py, 0.5.10)."""
+    memory = device.memory_gib * 1024
+    chunk = server.number("chunked_prefill_size") if server.has("chunked_prefill_size") else CHUNK
+    chunk = chunk if chunk and chunk > 0 else server.number("max_prefill_tokens") or CHUNK
+    rows = max(server.graphs, default=graph_default(server, device))
+    layout = server.layout
+    reserved = 512 + 1.5 * max(chunk, 2048) + 2 * rows + 1024 * layout.tp * layout.pp / 8
+    if layout.dp_attention:
+        reserved += rows * layout.dp * (4.5 if rows > 300 else 3)
+    if memory > 60 * 1024:
+        reserved = max(reserved, 10 * 1024)
+    algorithm = server.value("speculative_algorithm")
+    if algorithm is not None:
+        reserved += {"STANDALONE": 6 * 1024, "NGRAM": 0}.get(str(algorithm), 4 * 1024)
+    return max(0.0, round((memory - reserved) / memory, 3))
+
+
+def graph_default(server: Server, device: Device) -> int:
+    small = server.layout.tp < 4
+    if device.platform == "npu":
+        if device.memory_gib <= 32:
+            return 16 if small else 64
+        return 64 if small else 256
+    for below, few, many in ((20, 8, 8), (35, 24, 80), (60, 32, 160), (160, 256, 512)):
+        if device.memory_gib < below:
+            return few if small else many
+    return 512

@@ -1,0 +1,69 @@
+"""The window each role's HCCL buffer must hold, from its flags and the load."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vivace.deploy.catalogue.architecture import Architecture
+from vivace.deploy.memory import buffers
+from vivace.deploy.rules.case import Load
+from vivace.deploy.rules.server import Server
+
+ROUND = "DEEPEP_NORMAL_LONG_SEQ_ROUND"
+PER_ROUND = "DEEPEP_NORMAL_LONG_SEQ_PER_ROUND_TOKENS"
+CHUNK = 8192
+"""tokens, where --chunked-prefill-size is not given: SGLang's choice for devices of 60 to 160 GB
+and for Ascend above 32"""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """`size` in bytes; `why` names what it is made of."""
+
+    name: str
+    size: int
+    why: str
+
+
+def prefill_tokens(server: Server, load: Load) -> int | None:
+    """Most tokens that a rank of an attention group passes to experts in one prefill step."""
+    chunk = server.number("chunked_prefill_size") if server.has("chunked_prefill_size") else CHUNK
+    longest = load.input
+    if chunk is not None and chunk > 0:
+        most = chunk // server.layout.dp if server.layout.dp_attention else chunk
+    else:
+        most = server.number("max_prefill_tokens") or 16384
+        most = max(most, longest or 0)
+    if longest is not None and server.running_per_rank is not None:
+        most = min(most, server.running_per_rank * longest)
+    return None if most is None else -(-most // server.layout.attention_tp)
+
+
+def rounds_of(server: Server) -> buffers.Rounds | None:
+    count, tokens = server.whole_variable(ROUND), server.whole_variable(PER_ROUND)
+    return None if not count or not tokens else buffers.Rounds(count, tokens)
+
+
+def windows(server: Server, model: Architecture, load: Load) -> list[Window]:
+    """What the buffer is used for; the largest counts. Nothing for a model without experts."""
+    mode, found = server.expert_mode, list[Window]()
+    if model.experts is None or not mode:
+        return found
+    if mode == "fused" and server.decodes:
+        tokens = server.dispatch_limit
+        found.append(Window("fused", buffers.fused(model, tokens), f"{tokens} tokens of a rank"))
+    if mode in ("low_latency", "auto") and server.decodes and server.dispatch_limit:
+        tokens = server.dispatch_limit
+        size = buffers.low_latency(model, tokens)
+        found.append(
+            Window("low latency", size, f"{tokens} tokens to {model.experts.count} experts")
+        )
+    tokens = prefill_tokens(server, load)
+    if mode in ("normal", "auto") and server.prefills and tokens:
+        rounds = rounds_of(server)
+        each = min(tokens, rounds.tokens) if rounds else tokens
+        size = buffers.normal(model, each, rounds.count if rounds else 1)
+        found.append(
+            Window("normal", size, f"{each} tokens to {model.experts.chosen} experts each")
+        )
+    return found

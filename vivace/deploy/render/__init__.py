@@ -1,0 +1,1 @@
+"""A deployment -> what starts it."""

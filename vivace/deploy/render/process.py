@@ -1,0 +1,67 @@
+"""The processes of a deployment with their commands, whatever starts them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from vivace.deploy.importing.flags import words_of_flags
+from vivace.deploy.importing.programs import PARTS, Part, command_of
+from vivace.deploy.spec.deployment import Deployment, Role
+from vivace.deploy.spec.nodes import nodes_of
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """`name` is unique in the deployment; `devices` of its node; `host` None: anywhere."""
+
+    name: str
+    role: str
+    kind: str
+    instance: int
+    rank: int
+    nodes: int
+    host: str | None
+    words: tuple[str, ...]
+    environment: dict[str, str]
+
+    @property
+    def title(self) -> str:
+        of = f", node {self.rank} of {self.nodes}" if self.nodes > 1 else ""
+        return f"{self.role}, instance {self.instance}{of}"
+
+
+def processes_of(deployment: Deployment) -> Iterator[Process]:
+    """Servers and routers in the order of the roles, then benchmarks."""
+    for name, role in deployment.roles.items():
+        yield from processes_of_role(deployment, name, role)
+    for index, benchmark in enumerate(deployment.benchmarks):
+        yield Process(
+            name=f"benchmark-{index}",
+            role="benchmark",
+            kind="benchmark",
+            instance=index,
+            rank=0,
+            nodes=1,
+            host=None,
+            words=(*command_of(benchmark.program), *words_of_flags(benchmark.flags, "benchmark")),
+            environment=dict(benchmark.environment),
+        )
+
+
+def processes_of_role(deployment: Deployment, name: str, role: Role) -> Iterator[Process]:
+    part: Part = PARTS.get(role.program, "router" if role.kind == "router" else "server")
+    instances, ranks = len(str(role.instances - 1)), len(str(role.nodes - 1))
+    for node in nodes_of(deployment, role):
+        suffix = f"-{node.rank:0{ranks}}" if role.nodes > 1 else ""
+        yield Process(
+            name=f"{name}-{node.instance:0{instances}}{suffix}",
+            role=name,
+            kind=role.kind,
+            instance=node.instance,
+            rank=node.rank,
+            nodes=role.nodes,
+            host=node.host,
+            words=(*command_of(role.program), *words_of_flags(node.flags, part)),
+            environment=node.environment,
+        )

@@ -1,0 +1,65 @@
+"""One bash script for each process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vivace.deploy.render.process import Process, processes_of
+from vivace.deploy.render.quoting import command_lines, quoted
+from vivace.deploy.spec.deployment import Deployment
+
+WARNING = "Written by `vivace deploy render`: change the deployment file instead."
+
+
+def render_shell(deployment: Deployment) -> dict[str, str]:
+    """File name -> content."""
+    return {
+        f"{process.name}.sh": script(deployment, process) for process in processes_of(deployment)
+    }
+
+
+def script(deployment: Deployment, process: Process) -> str:
+    """A script that starts the process, on its own host only where that is known."""
+    lines = ["#!/usr/bin/env bash", f"# {process.title}", f"# {WARNING}", ""]
+    lines += settings(deployment, process)
+    lines += started(process)
+    return "\n".join(lines) + "\n"
+
+
+def settings(deployment: Deployment, process: Process) -> list[str]:
+    """Preparation and environment."""
+    lines = list(deployment.prepare) if process.kind != "benchmark" else []
+    lines += [f"unset {quoted(name)}" for name in deployment.unset]
+    lines += [f"export {name}={quoted(value)}" for name, value in process.environment.items()]
+    return [*lines, ""] if lines else []
+
+
+def started(process: Process) -> list[str]:
+    if process.host is None:
+        return [command_lines(["exec", *process.words], "")]
+    return [
+        "for address in $(hostname -I) $(hostname); do",
+        f'    if [[ "$address" == {quoted(process.host)} ]]; then',
+        command_lines(["exec", *process.words], "        "),
+        "    fi",
+        "done",
+        f"echo {quoted(f'this node is not {process.host}: nothing was started')} >&2",
+        "exit 1",
+    ]
+
+
+def inline(deployment: Deployment, process: Process, kept: Sequence[str]) -> str:
+    """The same for a container: without host check, of the preparation only `kept`."""
+    lines = [line for line in deployment.prepare if line.startswith(tuple(kept))]
+    lines += [f"unset {quoted(name)}" for name in deployment.unset]
+    lines += [
+        f"export {name}={quoted(value)}"
+        for name, value in process.environment.items()
+        if "<$" in value
+    ]
+    return "\n".join([*lines, command_lines(["exec", *process.words], "")])
+
+
+def plain_environment(process: Process) -> dict[str, str]:
+    """Variables whose values do not depend on the machine."""
+    return {name: value for name, value in process.environment.items() if "<$" not in value}

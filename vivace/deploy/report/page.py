@@ -1,0 +1,108 @@
+"""A page of one file: topology, memory of each role's devices, findings. No scripts, no network."""
+
+from __future__ import annotations
+
+from html import escape
+
+from vivace.deploy.catalogue.hardware import GIB
+from vivace.deploy.memory.plan import MemoryPlan
+from vivace.deploy.report.terminal import NEEDS, headline, held_text
+from vivace.deploy.report.topology import topology
+from vivace.deploy.rules.case import Case
+from vivace.deploy.rules.finding import Finding, Verdict
+from vivace.deploy.rules.memory import plans
+
+COLOURS = ("#4e79a7", "#59a14f", "#9c755f", "#f28e2b", "#edc948", "#b07aa1", "#76b7b2", "#e15759",
+           "#ff9da7", "#bab0ac", "#86bcb6", "#d37295", "#a0cbe8")  # fmt: skip
+BAR = 900
+"""width of a memory bar, in pixels"""
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 1000px; margin: 2em auto; padding: 0 1em;
+  color: #222; background: #fff }
+h1 { font-size: 1.4em } h2 { font-size: 1.15em; margin-top: 2em }
+.finding { border-left: 4px solid #bbb; padding: .2em .8em; margin: .7em 0 }
+.error { border-color: #c0392b } .warning { border-color: #e69f00 } .note { border-color: #3498db }
+.doc { border-color: #8e44ad } .place, .why { color: #666 } .remedy { color: #1e7b34 }
+table { border-collapse: collapse } td { padding: .1em .8em .1em 0 } td.n { text-align: right }
+.key { display: inline-block; width: .8em; height: .8em; margin-right: .4em }
+svg { max-width: 100% } svg text { font: 12px system-ui, sans-serif }
+@media (prefers-color-scheme: dark) { body { color: #ddd; background: #181818 }
+  svg text { fill: #ddd } .place, .why { color: #999 } .remedy { color: #6fcf97 } }
+"""
+
+
+def page(case: Case, verdict: Verdict) -> str:
+    """HTML with everything in it."""
+    title = escape(case.deployment.name or case.file)
+    parts = [
+        "<!doctype html>",
+        '<html lang="en"><head><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{title}</title><style>{STYLE}</style></head><body>",
+        f"<h1>{title}</h1><p>{escape(headline(case))}</p>",
+        "<h2>What runs where</h2>",
+        topology(case),
+    ]
+    parts += [memory(plan) for _, plan in plans(case)]
+    parts.append(f"<h2>Findings ({len(verdict.findings)})</h2>")
+    parts += [finding(each) for each in verdict.findings] or ["<p>Nothing was found.</p>"]
+    parts += [
+        f'<p class="why">{len(names)} rules not asked: {escape(NEEDS[need])}</p>'
+        for need, names in verdict.skipped.items()
+    ]
+    parts.append("</body></html>")
+    return "\n".join(parts) + "\n"
+
+
+def finding(each: Finding) -> str:
+    place = " ".join(part for part in (each.role, each.flag) if part)
+    remedy = f'<br><span class="remedy">{escape(each.remedy)}</span>' if each.remedy else ""
+    return (
+        f'<div class="finding {each.severity}"><b>{each.severity}: {escape(each.rule)}</b> '
+        f'<span class="place">{escape(place)}</span><br>{escape(each.text)}{remedy}'
+        f'<br><span class="why">{escape(each.source)}</span></div>'
+    )
+
+
+def memory(plan: MemoryPlan) -> str:
+    """A bar of one device, the parts as a table, and what the pool holds."""
+    heading = f"Memory of one device of {plan.role}: {plan.device.title}"
+    return "\n".join(
+        [f"<h2>{escape(heading)}</h2>", bar(plan), table(plan), f"<p>{escape(held_text(plan))}. "
+         f"Used up first: {escape(plan.binding)}.</p>"]
+    )  # fmt: skip
+
+
+def bar(plan: MemoryPlan) -> str:
+    total = plan.device.memory_gib * GIB
+    used = sum(part.size for part in plan.parts)
+    scale = BAR / max(total, used)
+    shapes, x = list[str](), 0.0
+    for part, colour in zip(plan.parts, coloured(plan), strict=True):
+        width = part.size * scale
+        label = f"{part.name}: {part.size / GIB:.2f} GiB"
+        shapes.append(
+            f'<rect x="{x:.1f}" y="0" width="{width:.1f}" height="34" fill="{colour}">'
+            f"<title>{escape(label)}</title></rect>"
+        )
+        x += width
+    end = total * scale
+    static = (plan.device.context_gib * GIB + plan.usable * plan.fraction) * scale
+    shapes.append(f'<line x1="{end:.1f}" x2="{end:.1f}" y1="0" y2="44" stroke="#c0392b"/>')
+    shapes.append(f'<line x1="{static:.1f}" x2="{static:.1f}" y1="0" y2="44" stroke="#888"/>')
+    shapes.append(f'<text x="{max(0.0, static - 90):.1f}" y="56">static part</text>')
+    return f'<svg viewBox="0 0 {BAR + 2} 60" role="img">{"".join(shapes)}</svg>'
+
+
+def coloured(plan: MemoryPlan) -> list[str]:
+    return [COLOURS[index % len(COLOURS)] for index in range(len(plan.parts))]
+
+
+def table(plan: MemoryPlan) -> str:
+    rows = [
+        f'<tr><td><span class="key" style="background:{colour}"></span>{escape(part.name)}</td>'
+        f'<td class="n">{part.size / GIB:.2f} GiB</td><td>{part.kind}</td>'
+        f'<td class="why">{escape(part.why)}</td></tr>'
+        for part, colour in zip(plan.parts, coloured(plan), strict=True)
+    ]
+    return f"<table>{''.join(rows)}</table>"

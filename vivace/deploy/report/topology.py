@@ -1,0 +1,109 @@
+"""What runs where, as a picture: router, instances, nodes, cards and their dies, links."""
+
+from __future__ import annotations
+
+from html import escape
+
+from vivace.deploy.rules.case import Case
+from vivace.deploy.rules.server import Server
+
+WIDTH = 960
+DIE, GAP, NODE_GAP, TITLE, ROW = 15, 3, 14, 22, 46
+MOST_DIES = 16
+"""of a node that are drawn; more are counted"""
+MOST_INSTANCES = 12
+COLOURS = {"prefill": "#f28e2b", "decode": "#4e79a7", "mixed": "#59a14f", "encoder": "#b07aa1"}
+
+
+def topology(case: Case) -> str:
+    """SVG: a column of roles, one row for each instance."""
+    shapes: list[str] = []
+    y = 10
+    for router in case.of("router"):
+        port = router.number("port") or 30000
+        shapes.append(box(10, y, 220, 30, "#888", f"router :{port}"))
+        y += 50
+    entry = y - 35
+    for server in case.servers:
+        shown = min(server.role.instances, MOST_INSTANCES)
+        for instance in range(shown):
+            if case.of("router"):
+                shapes.append(line(20, entry, 20, y + 20) + line(20, y + 20, 40, y + 20))
+            shapes.append(drawn(case, server, instance, y))
+            y += ROW + TITLE
+        hidden = server.role.instances - shown
+        if hidden:
+            shapes.append(text(44, y, f"and {hidden} more instances of {server.name}"))
+            y += TITLE
+    legend = links(case)
+    if legend:
+        shapes.append(text(10, y + 8, legend))
+        y += TITLE
+    return f'<svg viewBox="0 0 {WIDTH} {y + 10}" role="img">{"".join(shapes)}</svg>'
+
+
+def drawn(case: Case, server: Server, instance: int, y: int) -> str:
+    """One instance: its nodes side by side, each with its devices, cards apart."""
+    layout, nodes = server.layout, server.role.nodes
+    each = -(-layout.devices // nodes)
+    title = f"{server.name} {instance}: tp {layout.tp}, dp {layout.dp}, ep {layout.ep}"
+    if layout.pp > 1:
+        title += f", pp {layout.pp}"
+    shapes, x = [text(44, y + 12, title)], 44
+    per_card = case.device.devices_per_card if case.device else 1
+    colour = COLOURS.get(server.kind, "#999")
+    for rank in range(nodes):
+        start = x
+        for index in range(min(each, MOST_DIES)):
+            x += GAP * 2 if index and index % per_card == 0 else 0
+            shapes.append(rect(x, y + 20, DIE, DIE, colour))
+            x += DIE + 1
+        if each > MOST_DIES:
+            shapes.append(text(x + 2, y + 32, f"+{each - MOST_DIES}"))
+            x += 34
+        shapes.append(text(start, y + 20 + DIE + 13, host_of(server, instance, rank)))
+        if rank + 1 < nodes:
+            shapes.append(line(x, y + 27, x + NODE_GAP, y + 27))
+        x += NODE_GAP
+    return "".join(shapes)
+
+
+def host_of(server: Server, instance: int, rank: int) -> str:
+    index = instance * server.role.nodes + rank
+    return server.nodes[index].host or f"node {rank}"
+
+
+def links(case: Case) -> str:
+    device = case.device
+    if device is None:
+        return ""
+    kind = "die" if device.devices_per_card > 1 else "device"
+    parts = [f"a square is one {kind}"]
+    if device.pair_gbs:
+        parts.append(f"the two of a card {device.pair_gbs:g} GB/s")
+    if device.scale_up:
+        parts.append(
+            f"{device.scale_up} {device.scale_up_gbs:g} GB/s within a {device.scale_up_reach}"
+        )
+    if device.scale_out:
+        parts.append(f"{device.scale_out} {device.scale_out_gbs:g} GB/s beyond")
+    return "; ".join(parts)
+
+
+def box(x: int, y: int, width: int, height: int, colour: str, label: str) -> str:
+    return rect(x, y, width, height, colour) + text(x + 10, y + height // 2 + 4, label)
+
+
+def rect(x: int, y: int, width: int, height: int, colour: str) -> str:
+    return (
+        f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="2" fill="{colour}" '
+        'fill-opacity="0.75"/>'
+    )
+
+
+def line(x1: int, y1: int, x2: int, y2: int) -> str:
+    return f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" stroke="#888"/>'
+
+
+def text(x: int, y: int, content: str) -> str:
+    return f'<text x="{x}" y="{y}">{escape(content)}</text>'

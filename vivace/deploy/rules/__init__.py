@@ -1,0 +1,1 @@
+"""What makes a deployment valid: ordered, named, pure rules."""

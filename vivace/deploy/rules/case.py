@@ -1,0 +1,129 @@
+"""What rules look at: a deployment, what it runs on, what it runs and the load it is for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from vivace.deploy.catalogue.architecture import Architecture
+from vivace.deploy.catalogue.hardware import Device
+from vivace.deploy.importing.flags import Remark
+from vivace.deploy.rules.server import Server
+from vivace.deploy.rules.target import Target
+from vivace.deploy.spec.deployment import Benchmark, Deployment, longest
+from vivace.deploy.spec.nodes import nodes_of
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A benchmark command."""
+
+    benchmark: Benchmark
+
+    def value(self, name: str) -> Any:
+        return self.benchmark.flags.get(name)
+
+    def whole(self, *names: str) -> int | None:
+        """The first of these flags that holds a positive number."""
+        for name in names:
+            value = self.value(name)
+            if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
+                return int(value)
+        return None
+
+
+@dataclass(frozen=True)
+class Load:
+    """Longest input and output in tokens, and requests at once."""
+
+    input: int | None = None
+    output: int | None = None
+    concurrency: int | None = None
+    requests: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Remarked:
+    """A remark of the import and where it was made."""
+
+    remark: Remark
+    line: int = 0
+
+
+@dataclass(frozen=True)
+class Case:
+    """One deployment, read for rules."""
+
+    deployment: Deployment
+    file: str
+    target: Target
+    device: Device | None = None
+    model: Architecture | None = None
+    remarks: Sequence[Remarked] = field(default_factory=tuple)
+
+    @cached_property
+    def all(self) -> tuple[Server, ...]:
+        return tuple(
+            Server(
+                name,
+                role,
+                {**self.deployment.environment, **role.environment},
+                tuple(nodes_of(self.deployment, role)),
+            )
+            for name, role in self.deployment.roles.items()
+        )
+
+    def of(self, *kinds: str) -> tuple[Server, ...]:
+        return tuple(server for server in self.all if server.kind in kinds)
+
+    @property
+    def servers(self) -> tuple[Server, ...]:
+        return tuple(server for server in self.all if server.kind != "router")
+
+    @cached_property
+    def benchmarks(self) -> tuple[Measured, ...]:
+        return tuple(Measured(each) for each in self.deployment.benchmarks)
+
+    @property
+    def platform(self) -> str:
+        """npu, cuda, cpu: from the hardware, else from --device; nothing where neither says."""
+        if self.device is not None:
+            return self.device.platform
+        named = {server.value("device") for server in self.servers}
+        return next((name for name in ("npu", "cuda", "cpu") if name in named), "")
+
+    @property
+    def cards(self) -> int | None:
+        hardware = self.deployment.hardware
+        return None if hardware is None else hardware.cards
+
+    @cached_property
+    def load(self) -> Load:
+        """From the workload, else from the first benchmark command that says."""
+        stated = self.deployment.workload
+        if stated is not None and (stated.input is not None or stated.output is not None):
+            return Load(
+                longest(stated.input), longest(stated.output), stated.concurrency, stated.requests
+            )
+        return next((load_of(each) for each in self.benchmarks), Load())
+
+    def lacks(self, need: str) -> bool:
+        """Whether something a rule needs is not known."""
+        known = {
+            "model": self.model is not None,
+            "device": self.device is not None,
+            "cards": self.cards is not None and self.device is not None,
+            "load": self.load.input is not None and self.load.output is not None,
+        }
+        return not known[need]
+
+
+def load_of(measured: Measured) -> Load:
+    return Load(
+        input=measured.whole("random-input-len", "random-input"),
+        output=measured.whole("random-output-len", "random-output"),
+        concurrency=measured.whole("max-concurrency", "-max-concurrency"),
+        requests=measured.whole("num-prompts", "num-prompt"),
+    )

@@ -1,0 +1,202 @@
+"""One role as rules see it: flags understood, defaults filled in, layout worked out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from vivace.config.config import ConfigError
+from vivace.config.option import Option
+from vivace.config.sglang import RETIRED, VALUES
+from vivace.config.values import checked
+from vivace.deploy.importing.flags import option_named
+from vivace.deploy.spec.deployment import FlagValue, Role
+from vivace.deploy.spec.nodes import Node
+
+ALL_TO_ALL = ("deepep", "mooncake", "nixl", "mori", "ascend_fuseep", "flashinfer")
+"""backends with which SGLang sets as many expert as tensor ranks"""
+DISPATCH = "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"
+DISPATCH_DEFAULT = 128
+DRAFTED_RUNNING = 48
+"""requests at once that SGLang sets with speculation where nothing is said"""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How the devices of one instance share the model."""
+
+    tp: int
+    pp: int
+    dp: int
+    cp: int
+    ep: int
+    dp_attention: bool
+
+    @property
+    def attention_tp(self) -> int:
+        """Ranks that share the heads of one request."""
+        return max(1, self.tp // ((self.dp if self.dp_attention else 1) * self.cp))
+
+    @property
+    def replicas(self) -> int:
+        """Copies of the whole model in one instance (data parallelism without dp attention)."""
+        return 1 if self.dp_attention else self.dp
+
+    @property
+    def devices(self) -> int:
+        return self.tp * self.pp * self.replicas
+
+
+@dataclass(frozen=True)
+class Server:
+    """One role. Values are looked up by the option's name, as `max_running_requests`."""
+
+    name: str
+    role: Role
+    environment: Mapping[str, str]
+    nodes: tuple[Node, ...]
+
+    @property
+    def kind(self) -> str:
+        return self.role.kind
+
+    @property
+    def decodes(self) -> bool:
+        return self.kind in ("mixed", "decode")
+
+    @property
+    def prefills(self) -> bool:
+        return self.kind in ("mixed", "prefill")
+
+    @cached_property
+    def given(self) -> dict[str, tuple[str, Any]]:
+        """Option name -> (the flag as it was typed, its value); unknown flags are left out."""
+        found: dict[str, tuple[str, Any]] = {}
+        for flag, value in self.role.flags.items():
+            option = option_named(flag)
+            if option is not None and value is not None:
+                found[option.name] = (flag, typed(option, value))
+        for flag, value in self.role.flags.items():
+            for name, meant in today(flag, value).items():
+                found.setdefault(name, (flag, meant))
+        return found
+
+    def value(self, name: str) -> Any:
+        """What was given, or the option's default."""
+        if name in self.given:
+            return self.given[name][1]
+        option = option_named(name.replace("_", "-"))
+        return None if option is None else option.default
+
+    def number(self, name: str) -> int | None:
+        value = self.value(name)
+        return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+    def has(self, name: str) -> bool:
+        return name in self.given and self.given[name][1] is not False
+
+    def flag(self, name: str) -> str:
+        """How a finding calls the option: as it was typed, else by its own name."""
+        return "--" + (self.given[name][0] if name in self.given else name.replace("_", "-"))
+
+    def variable(self, name: str) -> str:
+        return self.environment.get(name, "").strip()
+
+    def switched_on(self, name: str) -> bool:
+        return self.variable(name).lower() in ("1", "true", "yes", "on")
+
+    def whole_variable(self, name: str) -> int | None:
+        text = self.variable(name)
+        return int(text) if text.isdecimal() and len(text) < 12 else None
+
+    @cached_property
+    def layout(self) -> Layout:
+        tp, dp = self.positive("tp_size"), self.positive("dp_size")
+        spread = self.value("moe_a2a_backend") in ALL_TO_ALL
+        return Layout(
+            tp=tp,
+            pp=self.positive("pp_size"),
+            dp=dp,
+            cp=self.positive("attn_cp_size"),
+            ep=tp if spread else self.positive("ep_size"),
+            dp_attention=self.has("enable_dp_attention") and dp > 1,
+        )
+
+    def positive(self, name: str) -> int:
+        return max(1, self.number(name) or 1)
+
+    @property
+    def running(self) -> int | None:
+        """Requests that one instance admits at once."""
+        most = self.number("max_running_requests")
+        if most is None and self.has("speculative_algorithm"):
+            return DRAFTED_RUNNING
+        return most if most and most > 0 else None
+
+    @property
+    def running_per_rank(self) -> int | None:
+        """Requests that one attention group admits at once."""
+        return None if self.running is None else -(-self.running // self.layout.dp)
+
+    @property
+    def draft_tokens(self) -> int:
+        """Tokens of one request in one decode step."""
+        if not self.has("speculative_algorithm"):
+            return 1
+        steps = self.number("speculative_num_steps")
+        if self.number("speculative_eagle_topk") == 1 and steps is not None:
+            return steps + 1
+        return self.number("speculative_num_draft_tokens") or 1
+
+    @property
+    def dispatch_tokens(self) -> int | None:
+        """Tokens a rank sends to experts in a decode step: those of its attention group's
+        requests, scattered over the group."""
+        if self.running_per_rank is None:
+            return None
+        return -(-self.running_per_rank * self.draft_tokens // self.layout.attention_tp)
+
+    @property
+    def dispatch_limit(self) -> int:
+        """What it may send at once in low-latency mode; 0: unbounded."""
+        found = self.whole_variable(DISPATCH)
+        return DISPATCH_DEFAULT if found is None else found
+
+    @property
+    def expert_mode(self) -> str:
+        """normal, low_latency, auto, fused; nothing where experts are not spread."""
+        backend = self.value("moe_a2a_backend")
+        if backend == "ascend_fuseep":
+            return "fused"
+        return str(self.value("deepep_mode") or "auto") if backend == "deepep" else ""
+
+    @property
+    def graphs(self) -> tuple[int, ...]:
+        """Batch sizes that are captured, where they are named."""
+        sizes = self.value("cuda_graph_bs")
+        if isinstance(sizes, tuple | list) and sizes:
+            return tuple(size for size in sizes if isinstance(size, int))
+        most = self.number("cuda_graph_max_bs")
+        return () if most is None else (most,)
+
+
+def today(flag: str, value: FlagValue) -> dict[str, Any]:
+    """What a retired flag means, as (option name -> value)."""
+    retired = RETIRED.get("--" + flag)
+    if retired is None or not retired.today:
+        return {}
+    option = option_named(retired.today[0][2:])
+    if option is None or any("{" in word for word in retired.today):
+        return {}
+    return {option.name: retired.today[1] if len(retired.today) > 1 else value}
+
+
+def typed(option: Option, value: FlagValue) -> Any:
+    """In the option's type where it can be, else what it is; of a retired value, today's."""
+    replaced = VALUES.get((option.name, str(value)))
+    try:
+        return replaced[0] if replaced else checked(option, value)
+    except ConfigError:
+        return value

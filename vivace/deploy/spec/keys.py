@@ -1,0 +1,82 @@
+"""Checks of plain data before it becomes structs: better words than a decoder has."""
+
+from __future__ import annotations
+
+import difflib
+import typing
+from collections.abc import Mapping
+from types import UnionType
+from typing import Any
+
+import msgspec
+
+ENVIRONMENT = "environment"
+
+
+def refuse_unknown(content: Any, wanted: Any, where: str = "") -> None:
+    """ValueError for the first key that no struct has, with the nearest that it has."""
+    struct = struct_of(wanted)
+    if struct is not None and isinstance(content, Mapping):
+        fields = {field.encode_name: field.type for field in msgspec.structs.fields(struct)}
+        for key, value in content.items():
+            if key not in fields:
+                raise ValueError(f"{where or 'the file'} has no key {key!r}{near(key, fields)}")
+            refuse_unknown(value, fields[key], f"{where}.{key}".lstrip("."))
+        return
+    inner = inner_of(wanted)
+    if inner is None:
+        return
+    if isinstance(content, Mapping):
+        for key, value in content.items():
+            refuse_unknown(value, inner, f"{where}.{key}".lstrip("."))
+    elif isinstance(content, list):
+        for index, value in enumerate(content):
+            refuse_unknown(value, inner, f"{where}[{index}]")
+
+
+def struct_of(wanted: Any) -> type[msgspec.Struct] | None:
+    """The struct among the members of a type."""
+    if typing.get_origin(wanted) in (typing.Union, UnionType):
+        found = [struct_of(part) for part in typing.get_args(wanted)]
+        return next((each for each in found if each is not None), None)
+    is_struct = isinstance(wanted, type) and issubclass(wanted, msgspec.Struct)
+    return wanted if is_struct else None
+
+
+def inner_of(wanted: Any) -> Any:
+    """The struct that a list or a mapping holds."""
+    arguments = typing.get_args(wanted)
+    if typing.get_origin(wanted) in (list, dict) and arguments:
+        return arguments[-1] if struct_of(arguments[-1]) else None
+    return None
+
+
+def near(key: Any, known: Mapping[str, Any]) -> str:
+    """ "; did you mean ..", or what there is."""
+    close = difflib.get_close_matches(str(key), known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else f" (it has {', '.join(known)})"
+
+
+def environment_as_text(content: Any) -> Any:
+    """The data with variables written as numbers or switches turned into text, which is all an
+    environment can hold."""
+    if isinstance(content, list):
+        return [environment_as_text(each) for each in content]
+    if not isinstance(content, Mapping):
+        return content
+    return {
+        key: texts(value) if key == ENVIRONMENT else environment_as_text(value)
+        for key, value in content.items()
+    }
+
+
+def texts(variables: Any) -> Any:
+    if not isinstance(variables, Mapping):
+        return variables
+    return {key: as_text(value) for key, value in variables.items()}
+
+
+def as_text(value: Any) -> Any:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, int | float) else value

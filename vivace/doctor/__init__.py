@@ -1,0 +1,1 @@
+"""`vivace doctor`: is this node set up to serve?"""

@@ -1,0 +1,129 @@
+"""The command: asks every probe, prints worst first, mends what is safe when told to."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from vivace.config.process_environment import process_environment
+from vivace.doctor import devices, kernel, network, storage
+from vivace.doctor.diagnosis import STATES, Asked, Diagnosis, Probe
+from vivace.doctor.system import System
+from vivace.errors import CannotStart
+
+PROBES: tuple[Probe, ...] = (*kernel.PROBES, *network.PROBES, *storage.PROBES, *devices.PROBES)
+COLOURS = {
+    "error": "bold red",
+    "warning": "yellow",
+    "note": "cyan",
+    "unknown": "dim",
+    "ok": "green",
+}
+FOUND_ERRORS = 1
+BAD_USE = 2
+
+
+def main(words: Sequence[str]) -> int:
+    """0: nothing worse than a warning; 1: errors; 2: bad use."""
+    chosen = parser().parse_args(list(words))
+    try:
+        if chosen.measure:
+            from vivace.doctor.measure import measure
+
+            return measure()
+        system = System(environment=process_environment())
+        asked = asked_of(chosen)
+    except CannotStart as error:
+        print(f"vivace doctor: {error}", file=sys.stderr)
+        return BAD_USE
+    found = diagnose(system, asked)
+    if chosen.fix:
+        told = mended(system, found)
+        print("\n".join(told) or "nothing to mend that is safe to", file=sys.stderr)
+        found = diagnose(system, asked)
+    if chosen.json:
+        print(json.dumps(msgspec.to_builtins(found), indent=2))
+    else:
+        show(found, everything=chosen.all)
+    return FOUND_ERRORS if any(each.state == "error" for each in found) else 0
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="vivace doctor", description="Is this node set up to serve? What mends it?"
+    )
+    made.add_argument(
+        "deployment", nargs="?", type=Path, help="look at its ports and interfaces too"
+    )
+    made.add_argument("--port", type=int, action="append", default=[], help="must be free (30000)")
+    made.add_argument("--models", default="", metavar="FOLDER", help="where the weights lie")
+    made.add_argument("--fix", action="store_true", help="apply what is safe while things run")
+    made.add_argument("--all", action="store_true", help="show what is in order too")
+    made.add_argument("--json", action="store_true")
+    made.add_argument(
+        "--measure", action="store_true", help="measure this CPU and put it into the catalogue"
+    )
+    return made
+
+
+def asked_of(chosen: argparse.Namespace) -> Asked:
+    ports, interfaces = list(chosen.port), list[str]()
+    wrong = [port for port in ports if not 0 < port < 65536]
+    if wrong:
+        raise CannotStart(f"--port {wrong[0]}: ports are 1 to 65535")
+    if chosen.deployment is not None:
+        from vivace.deploy.opening import Said, case_of, open_files
+
+        for server in case_of(open_files([chosen.deployment]), Said()).all:
+            ports.append(server.number("port") or 30000)
+            interfaces.append(server.variable("HCCL_SOCKET_IFNAME"))
+    return Asked(
+        ports=tuple(dict.fromkeys(ports)) or (30000,),
+        interfaces=tuple(dict.fromkeys(name for name in interfaces if name and "<" not in name)),
+        models=chosen.models,
+    )
+
+
+def diagnose(system: System, asked: Asked, probes: Iterable[Probe] = PROBES) -> list[Diagnosis]:
+    """Worst first, else in the order of the probes."""
+    found = [diagnosis for probe in probes for diagnosis in probe(system, asked)]
+    return sorted(found, key=lambda diagnosis: STATES.index(diagnosis.state))
+
+
+def mended(system: System, found: Iterable[Diagnosis]) -> list[str]:
+    """One line for each file that was written, or could not be."""
+    told: list[str] = []
+    for diagnosis in found:
+        for file, content in diagnosis.writes:
+            try:
+                system.write(file, content)
+                told.append(f"{diagnosis.name}: {content} written to {file}")
+            except OSError as error:
+                told.append(f"{diagnosis.name}: {file}: {error.strerror} (root is needed)")
+    return told
+
+
+def show(found: Sequence[Diagnosis], *, everything: bool) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    out = Console(highlight=False)
+    for each in found:
+        if each.state == "ok" and not everything:
+            continue
+        text = Text(f"{each.state:8}", style=COLOURS[each.state])
+        text.append(f"{each.name}: ", style="bold")
+        text.append(each.found, style="default")
+        if each.why:
+            text.append(f"\n        {each.why}", style="default")
+        if each.mend:
+            text.append(f"\n        -> {each.mend}", style="green")
+        out.print(text, soft_wrap=True)
+    fine = sum(each.state == "ok" for each in found)
+    tail = "" if everything else " (--all shows them)"
+    out.print(f"{len(found) - fine} to look at, {fine} in order{tail}")

@@ -1,0 +1,111 @@
+"""Probes of names, interfaces, ports and proxies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vivace.doctor.diagnosis import Asked, Diagnosis
+from vivace.doctor.system import System
+
+PROXIES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
+LOCAL = ("127.0.0.1", "localhost")
+
+
+def ports(system: System, asked: Asked) -> Iterator[Diagnosis]:
+    taken = [port for port in asked.ports if system.listens(port)]
+    if taken:
+        listed = ", ".join(map(str, taken))
+        yield Diagnosis(
+            name="ports",
+            state="error",
+            found=f"taken: {listed}",
+            why="a server stops with `address already in use`",
+            mend=f"ss -ltnp 'sport = :{taken[0]}' shows who has it",
+        )
+    else:
+        yield Diagnosis(name="ports", state="ok", found=f"free: {', '.join(map(str, asked.ports))}")
+
+
+def proxies(system: System, asked: Asked) -> Iterator[Diagnosis]:
+    found = [name for name in PROXIES if system.environment.get(name)]
+    past = system.environment.get("no_proxy") or system.environment.get("NO_PROXY") or ""
+    if not found:
+        yield Diagnosis(name="proxies", state="ok", found="none set")
+    elif all(name in past for name in LOCAL) or past.strip() == "*":
+        yield Diagnosis(name="proxies", state="note", found=f"{', '.join(found)}; no_proxy={past}")
+    else:
+        yield Diagnosis(
+            name="proxies",
+            state="warning",
+            found=", ".join(f"{name}={system.environment[name]}" for name in found),
+            why="calls between servers go to the proxy: registration hangs, health checks fail",
+            mend=f"unset {' '.join(found)}",
+        )
+
+
+def own_address(system: System, asked: Asked) -> Iterator[Diagnosis]:
+    name = system.hostname()
+    found = system.addresses(name)
+    real = [each for each in found if not each.startswith(("127.", "::1"))]
+    if real:
+        yield Diagnosis(name="address", state="ok", found=f"{name} is {', '.join(real)}")
+    else:
+        shown = ", ".join(found) or "no address"
+        yield Diagnosis(
+            name="address",
+            state="warning",
+            found=f"{name} is {shown}",
+            why="other nodes cannot reach a server that binds to its own name",
+            mend=f"add the node's address and {name} to /etc/hosts, or give --host the address",
+        )
+
+
+def interfaces(system: System, asked: Asked) -> Iterator[Diagnosis]:
+    present = {path.name: path for path in system.find("/sys/class/net/*")}
+    named = {
+        name: system.environment.get(name, "")
+        for name in ("HCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+    }
+    wanted = dict.fromkeys([*asked.interfaces, *(value for value in named.values() if value)])
+    missing = [name for name in wanted if name not in present]
+    if missing:
+        yield Diagnosis(
+            name="interfaces",
+            state="error",
+            found=f"no {', '.join(missing)}; there are {', '.join(present) or 'none'}",
+            why="ranks do not find one another",
+            mend="export HCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME to one of them",
+        )
+        return
+    up = [name for name in present if state_of(system, name) == "up"]
+    shown = ", ".join(f"{name}{speed_of(system, name)}" for name in up)
+    yield Diagnosis(name="interfaces", state="ok", found=shown or "only the loopback is up")
+
+
+def state_of(system: System, name: str) -> str:
+    return system.read(f"/sys/class/net/{name}/operstate") or ""
+
+
+def speed_of(system: System, name: str) -> str:
+    """Megabits a second, where the driver says."""
+    value = system.read(f"/sys/class/net/{name}/speed") or ""
+    return f" ({int(value) / 1000:g} Gbit/s)" if value.isdecimal() and int(value) > 0 else ""
+
+
+def clock(system: System, asked: Asked) -> Iterator[Diagnosis]:
+    said = system.run(["timedatectl", "show", "--property", "NTPSynchronized", "--value"])
+    if said == "yes" or system.read("/run/systemd/timesync/synchronized") is not None:
+        yield Diagnosis(name="clock", state="ok", found="synchronised")
+    elif said == "no":
+        yield Diagnosis(
+            name="clock",
+            state="warning",
+            found="not synchronised",
+            why="latencies across nodes and log lines do not fit together",
+            mend="timedatectl set-ntp true",
+        )
+    else:
+        yield Diagnosis(name="clock", state="unknown", found="nothing here tells (a container?)")
+
+
+PROBES = (ports, proxies, own_address, interfaces, clock)

@@ -1,0 +1,76 @@
+"""What a probe may look at, so that tests can give it a made-up machine."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+
+SECONDS = 10
+"""that a program may take to answer"""
+
+
+@dataclass(frozen=True)
+class System:
+    """`root` is the file system's; `environment` the process's variables."""
+
+    root: Path = Path("/")
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def read(self, path: str) -> str | None:
+        """The content of a small file without blanks around it; None where there is none."""
+        try:
+            return (self.root / path.lstrip("/")).read_text(errors="replace").strip()
+        except OSError:
+            return None
+
+    def find(self, pattern: str) -> list[Path]:
+        return sorted(self.root.glob(pattern.lstrip("/")))
+
+    def write(self, path: str, content: str) -> None:
+        """Raises OSError."""
+        (self.root / path.lstrip("/")).write_text(content)
+
+    def run(self, words: Sequence[str]) -> str | None:
+        """What a program prints; None where it is missing, fails or does not answer."""
+        if shutil.which(words[0]) is None:
+            return None
+        try:
+            done = subprocess.run(
+                list(words), capture_output=True, text=True, timeout=SECONDS, check=True
+            )
+        except (OSError, subprocess.SubprocessError):
+            return None
+        return done.stdout.strip()
+
+    def version(self, package: str) -> str | None:
+        """Of an installed Python package, without importing it."""
+        try:
+            return metadata.version(package)
+        except metadata.PackageNotFoundError:
+            return None
+
+    def addresses(self, name: str) -> list[str]:
+        """What a host name resolves to; nothing where it does not."""
+        try:
+            found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        except OSError:
+            return []
+        return sorted({str(each[4][0]) for each in found})
+
+    def hostname(self) -> str:
+        return socket.gethostname()
+
+    def listens(self, port: int) -> bool:
+        """Whether something has the port already."""
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("0.0.0.0", port))
+            except OSError:
+                return True
+        return False
