@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import gc
 import os
 import sys
 from collections.abc import Callable, Sequence
-from importlib import import_module, metadata
+from importlib import import_module
 
 import vivace
 
@@ -62,7 +63,7 @@ def handlers() -> dict[str, Callable[[list[str]], int]]:
         "serve": lambda words: import_module("vivace.launch").main(words),
         "chat": lambda words: import_module("vivace.chat").main(words),
         "bench": bench,
-        "check": lambda words: import_module("vivace.deploy.check").main(words),
+        "check": check,
         "deploy": lambda words: import_module("vivace.deploy.command").main(words),
         "doctor": lambda words: import_module("vivace.doctor.command").main(words),
         "flags": flags,
@@ -79,6 +80,12 @@ def bench(words: list[str]) -> int:
         return unknown("vivace bench", "benchmark", words[0], BENCHES)
     module = import_module(f"vivace.bench.{words[0].replace('-', '_')}")
     return module.main(words[1:])
+
+
+def check(words: list[str]) -> int:
+    # It is over before collecting garbage could pay.
+    gc.disable()
+    return import_module("vivace.deploy.check").main(words)
 
 
 def flags(words: list[str]) -> int:
@@ -105,6 +112,8 @@ def version(words: list[str]) -> int:
 
 
 def installed(package: str) -> str:
+    from importlib import metadata
+
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

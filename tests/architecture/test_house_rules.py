@@ -114,7 +114,7 @@ def test_names_say_what_things_are() -> None:
         "vivace.protocol.channel",
         "vivace.frontend.frontend",
         "vivace.server.app",
-        "vivace.config.resolve",
+        "vivace.config.resolution",
         "vivace.bench.serving",
         "vivace.bench.scheduler",
         "vivace.launch",

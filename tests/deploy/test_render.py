@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,8 @@ def test_scripts_start_the_same_processes(name: str) -> None:
 
 @pytest.mark.parametrize("name", MADE)
 def test_bash_takes_the_scripts(name: str, tmp_path: Path) -> None:
-    shellcheck = shutil.which("shellcheck")
+    beside = Path(sys.executable).with_name("shellcheck")
+    shellcheck = str(beside) if beside.exists() else shutil.which("shellcheck")
     for file, content in render_ray(made(name), A3).items():
         (tmp_path / file).write_text(content)
         subprocess.run(["bash", "-n", file], cwd=tmp_path, check=True, timeout=30)

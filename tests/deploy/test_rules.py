@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from deployments import LEAVE_OUT, case, found, mixed, separated
 
+from vivace.deploy.catalogue.flags import FILE, made
 from vivace.deploy.document import DOCS, pages
 from vivace.deploy.importing.flags import Remark
 from vivace.deploy.rules.all import RULES
@@ -454,3 +455,7 @@ def test_values_are_judged_by_the_version(target: str, severity: str) -> None:
 @pytest.mark.parametrize("name", pages())
 def test_the_pages_are_current(name: str) -> None:
     assert (DOCS / name).read_text() == pages()[name], "run `make docs`"
+
+
+def test_the_table_of_flags_is_current() -> None:
+    assert FILE.read_bytes() == made(), "run `make docs`"

@@ -253,6 +253,7 @@ def test_the_reader_can_execute_nothing() -> None:
         "ast",
         "collections",
         "dataclasses",
+        "msgspec",
         "operator",
         "tree_sitter",
         "typing",

@@ -1,9 +1,30 @@
-"""What was asked -> what will run."""
+"""What was asked -> what will run. Names are loaded when they are first used: the tables of flags
+are large, and not every command needs them."""
 
-from vivace.config.config import Config, ConfigError, Options, Rewrite
-from vivace.config.parse import from_arguments, parse
-from vivace.config.resolve import resolve
-from vivace.config.wire import decode, encode, public
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vivace.config.config import Config, ConfigError, Options, Rewrite
+    from vivace.config.parsing import from_arguments, parse
+    from vivace.config.resolution import resolve
+    from vivace.config.wire import decode, encode, public
+
+HOMES = {
+    "Config": "config",
+    "ConfigError": "errors",
+    "Options": "config",
+    "Rewrite": "config",
+    "decode": "wire",
+    "encode": "wire",
+    "from_arguments": "parsing",
+    "parse": "parsing",
+    "public": "wire",
+    "resolve": "resolution",
+}
+"""name -> the module that has it"""
 
 __all__ = [
     "Config",
@@ -17,3 +38,9 @@ __all__ = [
     "public",
     "resolve",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name not in HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{HOMES[name]}"), name)

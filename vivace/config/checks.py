@@ -12,7 +12,7 @@ from vivace.config.option import Kind
 from vivace.config.rules import why_float_activations
 
 if TYPE_CHECKING:
-    from vivace.config.resolve import Surroundings
+    from vivace.config.resolution import Surroundings
 
 INT8 = ("w8a8_int8", "w8a16")
 """of --quantization"""

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 from vivace.checkpoint.source import ModelSource
+from vivace.config.errors import ConfigError
 from vivace.config.extensions import (
     HicacheOptions,
     LoraOptions,
@@ -21,13 +22,8 @@ from vivace.config.observing import DebugOptions, LoggingOptions
 from vivace.config.option import Option, options_of
 from vivace.config.parallel import DisaggregationOptions, ExpertOptions, ParallelOptions
 from vivace.config.serving import HttpOptions, MemoryOptions, RuntimeOptions, ScheduleOptions
-from vivace.errors import CannotStart
 from vivace.models.facts import ModelFacts
 from vivace.platforms.platform import PlatformFacts
-
-
-class ConfigError(CannotStart):
-    """A setting is wrong; the text is for the user to read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,3 +109,15 @@ def with_values(options: Options, values: dict[str, Any]) -> Options:
         for name, fields in changed.items()
     }
     return dataclasses.replace(options, **parts)
+
+
+__all__ = [
+    "Config",
+    "ConfigError",
+    "Options",
+    "Rewrite",
+    "Slices",
+    "all_options",
+    "value_of",
+    "with_values",
+]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from vivace.config.config import ConfigError
-from vivace.config.option import Kind, finite_number, whole_number
+from vivace.config.option import Kind
+from vivace.config.reading import finite_number, whole_number
 from vivace.config.values import nearest, switch
 from vivace.config.variables import ASKS_NOTHING, QUIET, VARIABLES, Variable
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -153,28 +153,3 @@ def shape_of(hint: Any) -> str:
     if typing.get_origin(hint) is tuple:
         return f"list of {shape_of(typing.get_args(hint)[0])}"
     return {bool: "bool", int: "int", float: "float"}.get(hint, "str")
-
-
-Reader = Callable[[str], Any]
-
-
-def number_reader(shape: str) -> Reader:
-    """Text -> int, float or str; ValueError says what was wanted."""
-    return {"int": whole_number, "float": finite_number}.get(shape, str)
-
-
-def whole_number(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is not a whole number") from None
-
-
-def finite_number(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is not a number") from None
-    if value != value or value in (float("inf"), float("-inf")):
-        raise ValueError(f"{text!r} is not a finite number")
-    return value

@@ -8,7 +8,7 @@ KEY_VARIABLES = ("API_KEY", "OPENAI_API_KEY")
 
 
 def process_environment() -> dict[str, str]:
-    """A copy of the environment, for `vivace.config.parse`."""
+    """A copy of the environment, for `vivace.config.parsing`."""
     return dict(os.environ)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from vivace.config.config import Options
 
 if TYPE_CHECKING:
-    from vivace.config.resolve import Surroundings
+    from vivace.config.resolution import Surroundings
 
 Change = tuple[str, Any, str]
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vivace.config.config import Rewrite
+if TYPE_CHECKING:
+    from vivace.config.config import Rewrite
 
 TP_FLAGS = ("--tp", "--tp-size", "--tensor-parallel-size")
 
 
-@dataclass(frozen=True)
-class Retired:
+class Retired(NamedTuple):
     """`today`: the words that replace the flag, "{tp}" being the tensor-parallel size typed.
 
     A value that follows the flag stays. No words: there is nothing left to ask for.
@@ -116,6 +115,8 @@ def modernised(words: Sequence[str]) -> tuple[list[str], list[Rewrite]]:
 
 
 def replacement(flag: str, today: list[str], why: str) -> Rewrite:
+    from vivace.config.config import Rewrite
+
     field = flag.removeprefix("--").replace("-", "_")
     after = " ".join(today) or "left out"
     return Rewrite(field=field, before="given", after=after, rule="retired spelling", reason=why)
@@ -144,6 +145,8 @@ def renamed(words: Sequence[str]) -> list[str]:
 
 def today_values(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[Rewrite]]:
     """Option values with retired ones replaced, and a record of each replacement."""
+    from vivace.config.config import Rewrite
+
     result = dict(values)
     rewrites: list[Rewrite] = []
     for (name, old), (new, why) in VALUES.items():

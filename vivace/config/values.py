@@ -5,14 +5,27 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Protocol
 
-from vivace.config.config import ConfigError
-from vivace.config.option import Option, finite_number, number_reader, whole_number
+from vivace.config.errors import ConfigError
+from vivace.config.reading import finite_number, number_reader, whole_number
 from vivace.config.secret import Secret
 
 SWITCH = {"true": True, "yes": True, "on": True, "1": True}
 SWITCH |= {"false": False, "no": False, "off": False, "0": False}
+
+
+class Valued(Protocol):
+    """What an option says about its values."""
+
+    @property
+    def flag(self) -> str: ...
+    @property
+    def shape(self) -> str: ...
+    @property
+    def choices(self) -> tuple[str, ...]: ...
+    @property
+    def secret(self) -> bool: ...
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -21,7 +34,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {' or '.join(close)}?" if close else ""
 
 
-def checked(option: Option, value: Any) -> Any:
+def checked(option: Valued, value: Any) -> Any:
     """A value in the option's type and among its choices; ConfigError names the flag."""
     try:
         result = converted(option, value)
@@ -35,7 +48,7 @@ def checked(option: Option, value: Any) -> Any:
     return result
 
 
-def converted(option: Option, value: Any) -> Any:
+def converted(option: Valued, value: Any) -> Any:
     """ValueError when `value` cannot be what the option holds."""
     if option.secret:
         return value if isinstance(value, Secret) else Secret(plain_text(value))

@@ -12,7 +12,7 @@ from vivace.deploy.rules.all import RULES, rule_named
 from vivace.deploy.rules.case import Case
 from vivace.deploy.rules.finding import Verdict
 from vivace.deploy.rules.judge import judge
-from vivace.deploy.shell.reader import ScriptError
+from vivace.deploy.shell.errors import ScriptError
 from vivace.errors import CannotStart
 
 FOUND_ERRORS = 1

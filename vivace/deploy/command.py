@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vivace.deploy.opening import Opened, Said, case_of, device_of, open_files, with_said
-from vivace.deploy.shell.reader import ScriptError
+from vivace.deploy.shell.errors import ScriptError
 from vivace.deploy.spec.deployment import Deployment
 from vivace.errors import CannotStart
 

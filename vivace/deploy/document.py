@@ -1,10 +1,12 @@
-"""Writes docs/rules.md and docs/deployment.schema.json: `python -m vivace.deploy.document`."""
+"""Writes docs/rules.md, docs/deployment.schema.json and catalogue/flags.json:
+`python -m vivace.deploy.document`."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+from vivace.deploy.catalogue.flags import FILE, made
 from vivace.deploy.report.rules import render_markdown
 from vivace.deploy.rules.all import RULES
 from vivace.deploy.spec.schema import schema
@@ -21,5 +23,6 @@ def pages() -> dict[str, str]:
 
 
 if __name__ == "__main__":
+    FILE.write_bytes(made())
     for name, content in pages().items():
         (DOCS / name).write_text(content, encoding="utf-8")

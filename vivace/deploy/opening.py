@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from vivace.config.process_environment import process_environment
 from vivace.config.values import nearest
@@ -20,13 +21,12 @@ from vivace.deploy.catalogue.models import (
 from vivace.deploy.rules.case import Case, Remarked
 from vivace.deploy.rules.target import target_of
 from vivace.deploy.spec.deployment import Deployment, Hardware, Model, Workload
-from vivace.deploy.spec.files import DeploymentError, load
+from vivace.deploy.spec.errors import DeploymentError
 
 SPECS = (".yaml", ".yml")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Said:
+class Said(msgspec.Struct, frozen=True, kw_only=True):
     """What the command line says over what the files say; None: nothing."""
 
     target: str | None = None
@@ -39,8 +39,7 @@ class Said:
     concurrency: int | None = None
 
 
-@dataclass(frozen=True)
-class Opened:
+class Opened(msgspec.Struct, frozen=True):
     deployment: Deployment
     remarks: tuple[Remarked, ...]
     file: str
@@ -52,6 +51,8 @@ def open_files(paths: Sequence[Path]) -> Opened:
     if specs and len(paths) > 1:
         raise DeploymentError("one deployment file, or scripts: not both, and not several files")
     if specs:
+        from vivace.deploy.spec.files import load
+
         return Opened(load(specs[0]), (), str(specs[0]))
     from vivace.deploy.importing.script import import_files
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from vivace.deploy.memory import buffers
@@ -23,8 +23,7 @@ PAGE = 128
 CHUNK_MOST = 16384
 
 
-@dataclass(frozen=True, slots=True)
-class Suggestion:
+class Suggestion(msgspec.Struct, frozen=True):
     """`place`: "flags" or "environment" of the role; `before` is None where nothing is set."""
 
     role: str

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 MOST = 1 << 31
 
 
-@dataclass(frozen=True, kw_only=True)
-class Attention:
+class Attention(msgspec.Struct, frozen=True, kw_only=True):
     """Grouped-query attention of one layer; `gated`: a gate as wide as the queries beside them."""
 
     heads: int
@@ -29,8 +29,7 @@ class Attention:
         return 2 * max(1, -(-self.kv_heads // ranks)) * self.head_dim
 
 
-@dataclass(frozen=True, kw_only=True)
-class LatentAttention:
+class LatentAttention(msgspec.Struct, frozen=True, kw_only=True):
     """Multi-head latent attention (DeepSeek-V2), with the index of sparse attention (V3.2)."""
 
     heads: int
@@ -59,8 +58,7 @@ class LatentAttention:
         return self.kv_rank + self.rope + self.index_dim
 
 
-@dataclass(frozen=True, kw_only=True)
-class LinearAttention:
+class LinearAttention(msgspec.Struct, frozen=True, kw_only=True):
     """Gated delta layers (Qwen3-Next): a state for each request, nothing for each token."""
 
     key_heads: int
@@ -82,8 +80,7 @@ class LinearAttention:
         return heads * self.key_dim * self.value_dim * 4 + window
 
 
-@dataclass(frozen=True, kw_only=True)
-class Experts:
+class Experts(msgspec.Struct, frozen=True, kw_only=True):
     """Of one layer; `shared_width`: of the expert every token passes."""
 
     count: int
@@ -92,8 +89,7 @@ class Experts:
     shared_width: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Architecture:
+class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     """Widths in elements, `context` in tokens. `dense_layers` have one wide MLP, the rest
     experts; `linear_layers` keep a state where the rest keep KV; `draft_layers`: layers that
     the checkpoint brings for speculation."""
@@ -162,8 +158,7 @@ def architecture_of(config: Mapping[str, Any], title: str) -> Architecture:
     )
 
 
-@dataclass(frozen=True)
-class Shapes:
+class Shapes(msgspec.Struct, frozen=True):
     values: dict[str, Any]
     title: str
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from vivace.config.config import all_options
-from vivace.config.option import Option
+import msgspec
+
+from vivace.deploy.catalogue.flags import Flag, tables
 from vivace.deploy.importing.programs import Part
 from vivace.deploy.spec.deployment import Flags, FlagValue, Scalar
 
@@ -33,8 +33,7 @@ BARE: dict[Part, frozenset[str]] = {
 """switches of programs whose flags are not options of ours"""
 
 
-@dataclass(frozen=True, slots=True)
-class Remark:
+class Remark(msgspec.Struct, frozen=True):
     """What reading one command found: `rule` is the rule that speaks of it."""
 
     rule: str
@@ -42,19 +41,18 @@ class Remark:
     text: str
 
 
-@dataclass(slots=True)
-class Read:
-    flags: Flags = field(default_factory=dict)
-    remarks: list[Remark] = field(default_factory=list)
+class Read(msgspec.Struct):
+    flags: Flags = {}
+    remarks: list[Remark] = []
 
 
 @cache
-def server_options() -> dict[str, Option]:
+def server_options() -> dict[str, Flag]:
     """Every spelling of a server's flag, with its dashes."""
-    return {flag: option for option in all_options() for flag in option.flags}
+    return {flag: option for option in tables().flags for flag in option.flags}
 
 
-def option_named(name: str) -> Option | None:
+def option_named(name: str) -> Flag | None:
     """By a spelling without dashes, or by the start of only one option's spellings."""
     known = server_options()
     exact = known.get("--" + name)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 Part = Literal["server", "router", "benchmark"]
 SERVERS = ("sglang.launch_server", "vivace.launch_server", "vivace serve", "sglang serve")
@@ -25,8 +26,7 @@ PARTS: dict[str, Part] = {
 INTERPRETERS = ("python", "python3")
 
 
-@dataclass(frozen=True, slots=True)
-class Invocation:
+class Invocation(msgspec.Struct, frozen=True):
     """`program` as the spec names it; `words` are what follows it."""
 
     part: Part

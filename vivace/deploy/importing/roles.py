@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from vivace.deploy.importing.flags import option_named
 from vivace.deploy.spec.deployment import Difference, Environment, Flags, FlagValue, Kind, Role
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
+class Started(msgspec.Struct, frozen=True):
     """One server or router: `place` is the same for those of one line of one script; `host`: the
     machine it runs on, where the script says so."""
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from vivace.deploy.importing.flags import Remark, flags_of
 from vivace.deploy.importing.isolated import read_isolated
@@ -28,8 +28,7 @@ REPORTING = ("echo", "printf", "[", "[[", "test", "true", "false", ":")
 HOST_SOURCES = ("hostname", "ip ", "ifconfig", "HOSTNAME", "POD_IP", "HOST_IP")
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
+class Told(msgspec.Struct, frozen=True):
     """Something found on the way, and where: `role` or `line` of `file`."""
 
     remark: Remark
@@ -37,10 +36,9 @@ class Told:
     line: int
 
 
-@dataclass(slots=True)
-class Imported:
+class Imported(msgspec.Struct):
     deployment: Deployment
-    told: list[Told] = field(default_factory=list)
+    told: list[Told] = []
 
 
 def import_files(paths: Sequence[Path]) -> Imported:
@@ -112,7 +110,7 @@ def rejoined(launch: Launch) -> Launch:
         for at in range(len(words) - len(parts), -1, -1):
             if words[at : at + len(parts)] == parts:
                 words[at : at + len(parts)] = [assumption.value]
-    return dataclasses.replace(launch, words=tuple(words))
+    return msgspec.structs.replace(launch, words=tuple(words))
 
 
 def started(called: Invocation, launch: Launch, name: str, found: Imported) -> Started:

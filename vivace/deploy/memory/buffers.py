@@ -6,7 +6,7 @@ cam_moe_dispatch_normal_tiling.cc, FUSED_DEEP_MOE.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from vivace.deploy.catalogue.architecture import Architecture
 
@@ -52,8 +52,7 @@ def fused(model: Architecture, tokens: int) -> int:
     return 0 if model.experts is None else tokens * model.experts.count * model.hidden * 4
 
 
-@dataclass(frozen=True, slots=True)
-class Rounds:
+class Rounds(msgspec.Struct, frozen=True):
     """How a long prompt's dispatch is cut; `tokens` of a rank in each of `count` rounds."""
 
     count: int

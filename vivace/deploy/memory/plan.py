@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from vivace.deploy.catalogue.architecture import Architecture
 from vivace.deploy.catalogue.hardware import GIB, Device
@@ -22,14 +23,14 @@ GRAPH_ROW = 2 * MIB
 RUNTIME = 512 * MIB
 """kernels' own workspace (SGLang's reserve)"""
 DRAFT_GRAPHS = 1 << 30
-COMMUNICATOR_DEFAULT = 200
+OTHER_COMMUNICATOR = 256 * MIB
+"""of a group, where it is not HCCL's"""
 RESERVE_SHARE = 0.02
 """of a device that a suggestion leaves free"""
 Kind = Literal["context", "static", "outside"]
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(msgspec.Struct, frozen=True):
     """`kind`: taken by the runtime, inside --mem-fraction-static, or outside of it."""
 
     name: str
@@ -38,8 +39,7 @@ class Part:
     why: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryPlan:
+class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes on one device; tokens and requests of one attention group.
 
     `pool` may be negative: the weights alone are more than the static part. `needed` is None
@@ -175,17 +175,18 @@ def state_bytes(model: Architecture, server: Server) -> int:
 
 def outside_parts(model: Architecture, server: Server, case: Case) -> tuple[Part, ...]:
     """What --mem-fraction-static does not count: estimates, each with what it is made of."""
-    tokens = prefill_tokens(server, case.load) or 0
-    tokens = tokens * server.layout.attention_tp if server.prefills else 0
+    tokens = (prefill_tokens(server, case.load) or 0) if server.prefills else 0
+    if not server.has("enable_nsa_prefill_context_parallel"):
+        # Without context parallelism every rank of a group has all of its group's tokens.
+        tokens *= server.layout.attention_tp
     rows = (server.running_per_rank or 1) * server.draft_tokens
-    graphs = captured_rows(server)
+    graphs, shared = captured_rows(server), communicator_bytes(model, server, case)
     parts = [
         Part("activations", activation_bytes(model, server, max(tokens, rows)), "outside",
              f"{max(tokens, rows)} tokens at once"),
         Part("graphs", graphs * GRAPH_ROW * server.draft_tokens, "outside", f"{graphs} rows"),
         Part("sampler", rows * model.vocabulary * 8, "outside", f"{rows} rows of logits"),
-        Part("communicators", communicator_bytes(server, case), "outside", "2 x HCCL_BUFFSIZE "
-        "each"),
+        Part("communicators", shared, "outside", "2 x HCCL_BUFFSIZE for each group of ranks"),
         Part("workspace", RUNTIME, "outside"),
     ]  # fmt: skip
     return tuple(part for part in parts if part.size)
@@ -213,17 +214,20 @@ def dense_divisor(server: Server) -> int:
     return server.number("moe_dense_tp_size") or server.layout.tp
 
 
-def communicator_bytes(server: Server, case: Case) -> int:
-    """Two buffers for each group of ranks that a device belongs to."""
+def communicator_bytes(model: Architecture, server: Server, case: Case) -> int:
+    """Two buffers for each group of ranks that a device talks in."""
     layout = server.layout
-    if layout.tp * layout.pp == 1:
-        return 0
-    groups = 1 + (layout.attention_tp not in (1, layout.tp)) + bool(server.expert_mode)
-    groups += layout.pp > 1
+    shared_dense = model.dense_layers > 0 and server.number("moe_dense_tp_size") != 1
+    groups = [
+        layout.attention_tp > 1,
+        bool(server.expert_mode),
+        layout.dp_attention and shared_dense,
+        layout.pp > 1,
+    ]
     if case.platform != "npu":
-        return groups * 256 * MIB
+        return sum(groups) * OTHER_COMMUNICATOR
     each = server.whole_variable("HCCL_BUFFSIZE") or buffers.HCCL_DEFAULT
-    return groups * 2 * each * MIB
+    return sum(groups) * 2 * each * MIB
 
 
 def default_fraction(server: Server, device: Device) -> float:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+import msgspec
 
 from vivace.deploy.catalogue.architecture import Architecture
 from vivace.deploy.rules.server import ALL_TO_ALL, Layout, Server
 
 
-@dataclass(frozen=True, slots=True)
-class Precision:
+class Precision(msgspec.Struct, frozen=True):
     """Bytes of a weight: of routed experts, of other matrices, of embedding and head."""
 
     experts: float

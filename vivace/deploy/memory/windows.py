@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from vivace.deploy.catalogue.architecture import Architecture
 from vivace.deploy.memory import buffers
@@ -16,8 +16,7 @@ CHUNK = 8192
 and for Ascend above 32"""
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
+class Window(msgspec.Struct, frozen=True):
     """`size` in bytes; `why` names what it is made of."""
 
     name: str

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import yaml
 
 from vivace.deploy.catalogue.hardware import Device
@@ -95,7 +95,7 @@ def generic(process: Process, moved: dict[str, str]) -> Process:
             words.append(with_services(word, moved))
         option = option_named(word[2:]) if word.startswith("--") else None
         waiting = "" if option is None else option.name
-    return dataclasses.replace(process, words=tuple(words), host=None)
+    return msgspec.structs.replace(process, words=tuple(words), host=None)
 
 
 def with_services(word: str, moved: dict[str, str]) -> str:

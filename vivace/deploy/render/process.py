@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from vivace.deploy.importing.flags import words_of_flags
 from vivace.deploy.importing.programs import PARTS, Part, command_of
@@ -11,8 +12,7 @@ from vivace.deploy.spec.deployment import Deployment, Role
 from vivace.deploy.spec.nodes import nodes_of
 
 
-@dataclass(frozen=True, slots=True)
-class Process:
+class Process(msgspec.Struct, frozen=True):
     """`name` is unique in the deployment; `devices` of its node; `host` None: anywhere."""
 
     name: str

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from rich.console import Console
-from rich.text import Text
+import sys
+from collections.abc import Callable, Iterator, Sequence
 
 from vivace.deploy.catalogue.hardware import GIB
 from vivace.deploy.memory.plan import MemoryPlan
@@ -27,29 +25,49 @@ NEEDS = {
     "cards": "the number of cards is not known (--hardware NAME --cards N)",
     "load": "the lengths are not known (workload, or --input and --output)",
 }
-WIDTH = 110
-"""columns where the output is no terminal"""
+INDENT = " " * 8
+Line = list[tuple[str, str]]
+"""(text, style) one behind the other; "" is no style"""
 
 
-def console() -> Console:
-    found = Console(highlight=False, soft_wrap=False)
-    return found if found.is_terminal else Console(highlight=False, width=WIDTH)
+def writer() -> Callable[[Line], None]:
+    """Colours and folded lines for a person; for a pipe each line as it is, without loading what
+    draws."""
+    if not sys.stdout.isatty():
+        return lambda line: print("".join(text for text, _ in line))
+    from rich.console import Console
+    from rich.padding import Padding
+    from rich.text import Text
+
+    console = Console(highlight=False)
+
+    def write(line: Line) -> None:
+        text = Text.assemble(*line)
+        depth = len(text.plain) - len(text.plain.lstrip(" "))
+        console.print(Padding(text[depth:], (0, 0, 0, depth)) if depth else text)
+
+    return write
 
 
 def show(case: Case, verdict: Verdict, *, notes: bool, memory: bool) -> None:
-    out = console()
-    out.print(Text(headline(case), style="bold"))
+    write = writer()
+    for line in report(case, verdict, notes=notes, memory=memory):
+        write(line)
+
+
+def report(case: Case, verdict: Verdict, *, notes: bool, memory: bool) -> Iterator[Line]:
+    yield [(headline(case), "bold")]
     shown = [f for f in verdict.findings if notes or f.severity in ("error", "warning")]
     for finding in shown:
-        out.print(line_of(finding))
+        yield from lines_of(finding)
     if memory:
         for _, plan in plans(case):
-            show_plan(out, plan)
+            yield from lines_of_plan(plan)
         if case.lacks("model") or case.lacks("device"):
-            out.print("no memory table: it needs --model and --hardware")
+            yield [("no memory table: it needs --model and --hardware", "")]
     for need, names in verdict.skipped.items():
-        out.print(Text(f"{len(names)} rules not asked: {NEEDS[need]}", style="dim"))
-    out.print(Text(summary(verdict, hidden=len(verdict.findings) - len(shown))))
+        yield [(f"{len(names)} rules not asked: {NEEDS[need]}", "dim")]
+    yield [(summary(verdict, hidden=len(verdict.findings) - len(shown)), "")]
 
 
 def headline(case: Case) -> str:
@@ -67,21 +85,18 @@ def headline(case: Case) -> str:
     return "  ".join([*parts, ", ".join(roles) or "no roles", f"for {case.target.text}"])
 
 
-def line_of(finding: Finding) -> Text:
+def lines_of(finding: Finding) -> Iterator[Line]:
     """Severity, rule, place; then why, and what to do."""
-    text = Text()
-    text.append(f"{finding.severity:8}", style=STYLES[finding.severity])
-    text.append(f"{finding.rule}", style="bold")
-    place = " ".join(
-        part
-        for part in (finding.role, finding.flag, f"line {finding.line}" if finding.line else "")
-        if part
-    )
-    text.append(f"  {place}\n" if place else "\n", style="dim")
-    text.append(f"        {finding.text}")
+    line = f"line {finding.line}" if finding.line else ""
+    place = " ".join(part for part in (finding.role, finding.flag, line) if part)
+    yield [
+        (f"{finding.severity:8}", STYLES[finding.severity]),
+        (finding.rule, "bold"),
+        (f"  {place}" if place else "", "dim"),
+    ]
+    yield [(f"{INDENT}{finding.text}", "")]
     if finding.remedy:
-        text.append(f"\n        -> {finding.remedy}", style="green")
-    return text
+        yield [(f"{INDENT}-> {finding.remedy}", "green")]
 
 
 def summary(verdict: Verdict, hidden: int) -> str:
@@ -94,20 +109,20 @@ def summary(verdict: Verdict, hidden: int) -> str:
     return (", ".join(counts) or "nothing found") + tail
 
 
-def show_plan(out: Console, plan: MemoryPlan) -> None:
-    out.print(Text(f"\nmemory of one device of {plan.role}: {plan.device.title}", style="bold"))
+def lines_of_plan(plan: MemoryPlan) -> Iterator[Line]:
+    yield [("", "")]
+    yield [(f"memory of one device of {plan.role}: {plan.device.title}", "bold")]
     for kind, title in KINDS.items():
         for part in plan.parts:
             if part.kind == kind and part.size:
                 why = f"  {part.why}" if part.why else ""
-                out.print(f"  {part.name:20}{part.size / GIB:7.2f} GiB  {title}{why}")
-    out.print(
-        f"  --mem-fraction-static {plan.fraction}{'' if plan.chosen else ' (SGLang computes it)'}: "
-        f"static {plan.usable * plan.fraction / GIB:.2f}, outside {plan.outside_limit / GIB:.2f} "
-        "GiB"
-    )
-    out.print(f"  {held_text(plan)}")
-    out.print(f"  what is used up first: {plan.binding}{advice(plan)}")
+                yield [(f"  {part.name:20}{part.size / GIB:7.2f} GiB  {title}{why}", "")]
+    chosen = "" if plan.chosen else " (SGLang computes it)"
+    static, outside = plan.usable * plan.fraction / GIB, plan.outside_limit / GIB
+    shares = f"static {static:.2f}, outside {outside:.2f} GiB"
+    yield [(f"  --mem-fraction-static {plan.fraction}{chosen}: {shares}", "")]
+    yield [(f"  {held_text(plan)}", "")]
+    yield [("  what is used up first: ", ""), (f"{plan.binding}{advice(plan)}", "bold")]
 
 
 def held_text(plan: MemoryPlan) -> str:
@@ -130,16 +145,19 @@ def advice(plan: MemoryPlan) -> str:
 
 
 def show_suggestions(found: Sequence[Suggestion]) -> None:
-    out = console()
+    write = writer()
     if not found:
-        out.print("nothing to suggest: what follows from the rest is as it should be")
+        write([("nothing to suggest: what follows from the rest is as it should be", "")])
     for each in found:
-        text = Text(f"{each.role} ", style="dim")
         name = ("--" if each.place == "flags" else "") + each.name
-        text.append(f"{name} {shown_value(each.value)}", style="bold green")
         before = "was not set" if each.before is None else f"was {shown_value(each.before)}"
-        text.append(f"  ({before}): {each.why}", style="default")
-        out.print(text)
+        write(
+            [
+                (f"{each.role} ", "dim"),
+                (f"{name} {shown_value(each.value)}", "bold green"),
+                (f"  ({before}): {each.why}", ""),
+            ]
+        )
 
 
 def shown_value(value: object) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
+
+import msgspec
 
 from vivace.deploy.catalogue.architecture import Architecture
 from vivace.deploy.catalogue.hardware import Device
@@ -16,8 +17,7 @@ from vivace.deploy.spec.deployment import Benchmark, Deployment, longest
 from vivace.deploy.spec.nodes import nodes_of
 
 
-@dataclass(frozen=True)
-class Measured:
+class Measured(msgspec.Struct, frozen=True):
     """A benchmark command."""
 
     benchmark: Benchmark
@@ -34,8 +34,7 @@ class Measured:
         return None
 
 
-@dataclass(frozen=True)
-class Load:
+class Load(msgspec.Struct, frozen=True):
     """Longest input and output in tokens, and requests at once."""
 
     input: int | None = None
@@ -44,16 +43,14 @@ class Load:
     requests: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Remarked:
+class Remarked(msgspec.Struct, frozen=True):
     """A remark of the import and where it was made."""
 
     remark: Remark
     line: int = 0
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(msgspec.Struct, frozen=True, dict=True):
     """One deployment, read for rules."""
 
     deployment: Deployment
@@ -61,7 +58,7 @@ class Case:
     target: Target
     device: Device | None = None
     model: Architecture | None = None
-    remarks: Sequence[Remarked] = field(default_factory=tuple)
+    remarks: Sequence[Remarked] = ()
 
     @cached_property
     def all(self) -> tuple[Server, ...]:

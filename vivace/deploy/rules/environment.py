@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from vivace.config.values import nearest
-from vivace.config.variables import DEAD, VARIABLES
+from vivace.deploy.catalogue.flags import tables
 from vivace.deploy.rules.case import Case
 from vivace.deploy.rules.finding import Found, Rule
 from vivace.deploy.rules.server import Server
@@ -45,8 +45,8 @@ def unknown_variable(case: Case) -> Iterator[Found]:
     def found() -> Iterator[Found]:
         for server, name, _ in variables(case):
             family = name.startswith(OF_ENGINES) or name in nearly()
-            if family and name not in VARIABLES and name not in NO_READER:
-                near = nearest(name, VARIABLES)
+            if family and name not in tables().variables and name not in NO_READER:
+                near = nearest(name, tables().variables)
                 yield Found(
                     role=server.name,
                     flag=name,
@@ -65,8 +65,8 @@ def nearly() -> frozenset[str]:
 def dead_variable(case: Case) -> Iterator[Found]:
     def found() -> Iterator[Found]:
         for server, name, _ in variables(case):
-            known = VARIABLES.get(name)
-            if name in NO_READER or (known is not None and known.state is DEAD):
+            known = tables().variables.get(name)
+            if name in NO_READER or (known is not None and known.dead):
                 yield Found(
                     role=server.name,
                     flag=name,
@@ -91,7 +91,7 @@ def number_variable(case: Case) -> Iterator[Found]:
     whole = ("HCCL_BUFFSIZE", "STREAMS_PER_DEVICE", "TASK_QUEUE_ENABLE",
              "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK")  # fmt: skip
     for server, name, value in variables(case):
-        known = VARIABLES.get(name)
+        known = tables().variables.get(name)
         wanted = name in whole or (known is not None and known.kind == "whole number")
         if wanted and not re.fullmatch(r"-?\d+", value.strip()) and "<" not in value:
             yield Found(

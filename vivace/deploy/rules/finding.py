@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
+
+import msgspec
 
 if TYPE_CHECKING:
     from vivace.deploy.rules.case import Case
@@ -14,8 +15,7 @@ SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note", "doc")
 """worst first; `doc`: the deployment is right and what is written about it is wrong"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class Found(msgspec.Struct, frozen=True, kw_only=True):
     """What a rule saw: where (role, flag or variable, line), why with its numbers, what to do."""
 
     text: str
@@ -27,8 +27,7 @@ class Found:
     """where it is not the rule's own"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class Rule(msgspec.Struct, frozen=True, kw_only=True):
     """`title` says what must hold, `explanation` why, `source` who says so; `needs`: what the case
     must know for it, of model, device, cards, load, memory."""
 
@@ -41,8 +40,7 @@ class Rule:
     needs: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """One line of the report."""
 
     rule: str
@@ -56,8 +54,7 @@ class Finding:
     source: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """All findings, worst first, and the rules that could not be asked, by what they lack."""
 
     findings: tuple[Finding, ...]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vivace.config.config import ConfigError
+from vivace.config.errors import ConfigError
 from vivace.config.sglang import RETIRED, VALUES
 from vivace.config.values import checked, nearest
 from vivace.deploy.importing.flags import option_named, server_options

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vivace.config.option import Kind
 from vivace.deploy.importing.flags import option_named
 from vivace.deploy.rules import ascend
 from vivace.deploy.rules.case import Case
@@ -57,12 +56,17 @@ def platform_value(case: Case) -> Iterator[Found]:
 def vivace_state(case: Case) -> Iterator[Found]:
     if case.target.engine != "vivace":
         return
+    from vivace.config.config import all_options
+    from vivace.config.option import Kind
+
+    options = {option.name: option for option in all_options()}
     platform = case.platform or "cpu"
     for server in case.servers:
         for flag, value in server.role.flags.items():
-            option = option_named(flag)
-            if option is None or value is None or value is False:
+            known = option_named(flag)
+            if known is None or value is None or value is False:
                 continue
+            option = options[known.name]
             if value == option.default or value in option.trivial:
                 continue
             state = option.state(platform, value)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
-from urllib.parse import urlsplit
 
 from vivace.deploy.rules.case import Case
 from vivace.deploy.rules.finding import Found, Rule
@@ -13,6 +13,7 @@ from vivace.deploy.rules.server import Server
 
 PAGE = "the published configurations"
 PD = "SGLang's disaggregation: handshake and router"
+PORT = re.compile(r":(\d{1,5})(?:/|$)")
 BOOTSTRAP = 8998
 DEFAULT_PORT = 30000
 HANDSHAKE = ("page_size", "kv_cache_dtype", "dtype", "disaggregation_transfer_backend")
@@ -159,10 +160,8 @@ def urls(value: Any) -> list[str]:
 
 
 def port_of(url: str) -> int | None:
-    try:
-        return urlsplit(url if "//" in url else "//" + url).port
-    except ValueError:
-        return None
+    found = PORT.search(url)
+    return int(found.group(1)) if found else None
 
 
 def router_mode(case: Case) -> Iterator[Found]:

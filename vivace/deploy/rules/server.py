@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from vivace.config.config import ConfigError
-from vivace.config.option import Option
+import msgspec
+
+from vivace.config.errors import ConfigError
 from vivace.config.sglang import RETIRED, VALUES
 from vivace.config.values import checked
+from vivace.deploy.catalogue.flags import Flag
 from vivace.deploy.importing.flags import option_named
 from vivace.deploy.spec.deployment import FlagValue, Role
 from vivace.deploy.spec.nodes import Node
@@ -23,8 +24,7 @@ DRAFTED_RUNNING = 48
 """requests at once that SGLang sets with speculation where nothing is said"""
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(msgspec.Struct, frozen=True):
     """How the devices of one instance share the model."""
 
     tp: int
@@ -49,8 +49,7 @@ class Layout:
         return self.tp * self.pp * self.replicas
 
 
-@dataclass(frozen=True)
-class Server:
+class Server(msgspec.Struct, frozen=True, dict=True):
     """One role. Values are looked up by the option's name, as `max_running_requests`."""
 
     name: str
@@ -193,7 +192,7 @@ def today(flag: str, value: FlagValue) -> dict[str, Any]:
     return {option.name: retired.today[1] if len(retired.today) > 1 else value}
 
 
-def typed(option: Option, value: FlagValue) -> Any:
+def typed(option: Flag, value: FlagValue) -> Any:
     """In the option's type where it can be, else what it is; of a retired value, today's."""
     replaced = VALUES.get((option.name, str(value)))
     try:

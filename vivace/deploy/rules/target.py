@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from typing import Literal
+
+import msgspec
 
 from vivace.config.newer import NEWER
 from vivace.config.sglang import GONE, RENAMED, RETIRED
@@ -64,8 +65,7 @@ VALUE_VERSIONS = {
 Status = Literal["known", "short", "ambiguous", "unknown", "undocumented"]
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(msgspec.Struct, frozen=True):
     """`version` is empty for SGLang of any version."""
 
     engine: Literal["sglang", "vivace"] = "sglang"
@@ -102,6 +102,7 @@ def flags_of_version(version: str) -> frozenset[str]:
     return frozenset(found)
 
 
+@cache
 def status(flag: str, version: str) -> tuple[Status, list[str]]:
     """What argparse of that version makes of a word, and the flags it may mean."""
     known = flags_of_version(version)

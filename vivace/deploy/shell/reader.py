@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
-
+import msgspec
 import tree_sitter_bash
 from tree_sitter import Language, Node, Parser
 
+from vivace.deploy.shell.errors import ScriptError
 from vivace.deploy.shell.statements import TooLarge, Walk
 from vivace.deploy.shell.words import line_of, to_parser
 from vivace.deploy.shell.world import Assumption, Launch, Note, World
@@ -15,16 +14,11 @@ from vivace.deploy.shell.world import Assumption, Launch, Note, World
 MOST_BYTES = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(msgspec.Struct, frozen=True):
     """`launches` in the order of their lines; one for each place where a command runs."""
 
     launches: tuple[Launch, ...]
     notes: tuple[Note, ...]
-
-
-class ScriptError(ValueError):
-    """The script cannot be followed at all; the text says why."""
 
 
 def read_script(content: str) -> Reading:
@@ -65,7 +59,7 @@ def unique(worlds: list[World]) -> tuple[Launch, ...]:
             key = (launch.line, launch.words, tuple(launch.environment.items()), launch.behind)
             before = found.get(key)
             kept = launch.assumptions if before is None else common(before, launch)
-            found[key] = dataclasses.replace(launch, assumptions=kept)
+            found[key] = msgspec.structs.replace(launch, assumptions=kept)
     return tuple(sorted(found.values(), key=lambda launch: launch.line))
 
 
@@ -78,3 +72,6 @@ def common(first: Launch, second: Launch) -> tuple[Assumption, ...]:
     return tuple(
         each for each in first.assumptions if other.get(each.origin, each.value) == each.value
     )
+
+
+__all__ = ["MOST_BYTES", "Reading", "ScriptError", "read_script"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+import msgspec
 
 from vivace.deploy.shell.text import Text, Unknown, shown
 
@@ -10,20 +10,18 @@ Value = Text | list[Text]
 """of a variable; a list is an array"""
 
 
-@dataclass(frozen=True, slots=True)
-class Assumption:
+class Assumption(msgspec.Struct, frozen=True):
     """A comparison that decides where something runs: `hostname -I` gives `10.0.0.1`."""
 
     origin: str
     value: str
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(msgspec.Struct, frozen=True):
     """A command the script runs. What is unknown stands in angle brackets."""
 
     words: tuple[str, ...]
-    environment: dict[str, str] = field(hash=False)
+    environment: dict[str, str]
     """exported by the script or given in front of the command"""
     line: int
     background: bool = False
@@ -34,25 +32,23 @@ class Launch:
     """variables that were taken away"""
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
+class Note(msgspec.Struct, frozen=True):
     """A line that was not understood, and what was made of it."""
 
     line: int
     text: str
 
 
-@dataclass(slots=True)
-class World:
+class World(msgspec.Struct):
     """One course of events. Worlds split where the script asks what only a machine knows."""
 
-    variables: dict[str, Value] = field(default_factory=dict)
-    exported: set[str] = field(default_factory=set)
-    unset: set[str] = field(default_factory=set)
+    variables: dict[str, Value] = {}
+    exported: set[str] = set()
+    unset: set[str] = set()
     assumptions: tuple[Assumption, ...] = ()
     differs: frozenset[tuple[str, str]] = frozenset()
     """(origin, value) that were found not to be equal"""
-    launches: list[Launch] = field(default_factory=list)
+    launches: list[Launch] = []
     ended: bool = False
     """`exit`: nothing behind it runs"""
     serving: int = 0
@@ -61,7 +57,7 @@ class World:
     """`break`, `continue` or `return` on its way out"""
 
     def copy(self) -> World:
-        return replace(
+        return msgspec.structs.replace(
             self,
             variables={
                 name: list(value) if isinstance(value, list) else value

@@ -11,9 +11,9 @@ import msgspec
 import yaml
 
 from vivace.deploy.spec.deployment import Deployment
+from vivace.deploy.spec.errors import DeploymentError
 from vivace.deploy.spec.keys import environment_as_text, refuse_unknown
 from vivace.deploy.spec.merge import merged
-from vivace.errors import CannotStart
 
 if TYPE_CHECKING:
     from yaml import SafeLoader
@@ -27,10 +27,6 @@ DEEPEST = 8
 """files that include one another"""
 MOST_VALUES = 100_000
 """of a file, with what its YAML aliases repeat"""
-
-
-class DeploymentError(CannotStart):
-    """The file is not a deployment; the text names the file, the key and the remedy."""
 
 
 def load(path: Path) -> Deployment:
@@ -133,3 +129,6 @@ class Plain(yaml.SafeDumper):
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
+
+
+__all__ = ["DeploymentError", "deployment_of", "load", "parsed", "written"]

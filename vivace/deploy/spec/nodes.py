@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from vivace.deploy.spec.deployment import Deployment, Environment, Flags, Role
 
 NAMES = ("host", "first", "node", "instance")
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(msgspec.Struct, frozen=True):
     """One process; `host` is None where the deployment does not say."""
 
     instance: int

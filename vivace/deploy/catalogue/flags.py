@@ -1,0 +1,71 @@
+"""Names, values and spellings of flags and variables, as data: flags.json.
+
+It is made from `vivace.config`, whose classes take longer to load than a check may take
+(`python -m vivace.deploy.document`; a test keeps it current).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+FILE = Path(__file__).with_name("flags.json")
+
+
+class Flag(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An option of a server: what `vivace.config.option.Option` says of it without states."""
+
+    name: str
+    flags: tuple[str, ...]
+    shape: str
+    default: Any = None
+    choices: tuple[str, ...] = ()
+    secret: bool = False
+
+    @property
+    def flag(self) -> str:
+        return self.flags[0]
+
+
+class Variable(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`dead`: no program reads it."""
+
+    name: str
+    kind: str
+    dead: bool = False
+
+
+class Tables(msgspec.Struct, frozen=True):
+    flags: tuple[Flag, ...]
+    variables: dict[str, Variable]
+
+
+@cache
+def tables() -> Tables:
+    return msgspec.json.decode(FILE.read_bytes(), type=Tables)
+
+
+def made() -> bytes:
+    """What the file must hold."""
+    from vivace.config.config import all_options
+    from vivace.config.variables import DEAD, VARIABLES
+
+    flags = tuple(
+        Flag(
+            name=option.name,
+            flags=option.flags,
+            shape=option.shape,
+            default=option.default,
+            choices=tuple(option.choices),
+            secret=option.secret,
+        )
+        for option in all_options()
+    )
+    variables = {
+        name: Variable(name, known.kind, known.state is DEAD) for name, known in VARIABLES.items()
+    }
+    raw = msgspec.json.encode(Tables(flags, variables))
+    return msgspec.json.format(raw, indent=1) + b"\n"
