@@ -23,7 +23,7 @@ def topology(case: Case) -> str:
         port = router.number("port") or 30000
         shapes.append(box(10, y, 220, 30, "#888", f"router :{port}"))
         y += 50
-    entry = y - 35
+    entry = y - 20
     for server in case.servers:
         shown = min(server.role.instances, MOST_INSTANCES)
         for instance in range(shown):
