@@ -126,8 +126,8 @@ def expert_suggestions(case: Case, server: Server) -> Iterator[Suggestion]:
     if found:
         largest = max(found, key=lambda window: window.size)
         size = max(buffers.HCCL_DEFAULT, buffers.suggested(largest.size))
-        why = f"the {largest.name} window for {largest.why} takes "
-        f"{buffers.megabytes(largest.size)} MB"
+        takes = buffers.megabytes(largest.size)
+        why = f"the {largest.name} window for {largest.why} takes {takes} MB"
         before = server.environment.get("HCCL_BUFFSIZE")
         yield Suggestion(server.name, "environment", "HCCL_BUFFSIZE", before, str(size), why)
 

@@ -70,7 +70,9 @@ def unknown_flag(case: Case) -> Iterator[Found]:
 
 def ever(flag: str, target: Target) -> bool:
     """Whether another rule has more to say: it exists in other versions."""
-    return flag in RETIRED or bool(target.version and versions_with(flag))
+    elsewhere = (status(flag, version)[0] for version in VERSIONS if version != target.version)
+    taken = any(kind in ("known", "short", "ambiguous") for kind in elsewhere)
+    return flag in RETIRED or (bool(target.version) and taken)
 
 
 def flag_of_other_version(case: Case) -> Iterator[Found]:

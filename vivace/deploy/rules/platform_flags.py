@@ -57,11 +57,16 @@ def vivace_state(case: Case) -> Iterator[Found]:
     if case.target.engine != "vivace":
         return
     from vivace.config.config import all_options
-    from vivace.config.option import Kind
+    from vivace.config.option import NO_CUDA, NO_NPU, Kind
 
     options = {option.name: option for option in all_options()}
     platform = case.platform or "cpu"
     for server in case.servers:
+        if platform != "cpu":
+            absent = {"cuda": NO_CUDA, "npu": NO_NPU}[platform]
+            text = f"none of the role's flags is available on {platform}: {absent.text()}"
+            yield Found(role=server.name, flag="--device", text=text)
+            continue
         for flag, value in server.role.flags.items():
             known = option_named(flag)
             if known is None or value is None or value is False:

@@ -118,17 +118,24 @@ def written(deployment: Deployment) -> str:
         msgspec.to_builtins(deployment),
         Dumper=Plain,
         sort_keys=False,
-        default_flow_style=None,
+        default_flow_style=False,
         width=100,
         allow_unicode=True,
     )
 
 
 class Plain(yaml.SafeDumper):
-    """Without anchors: every value is written where it is used."""
+    """Without anchors: every value is written where it is used. Lists of single values stay on
+    one line."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
+
+    def represent_sequence(
+        self, tag: str, sequence: Any, flow_style: bool | None = None
+    ) -> yaml.SequenceNode:
+        short = not any(isinstance(value, dict | list) for value in sequence)
+        return super().represent_sequence(tag, sequence, flow_style=short or flow_style)
 
 
 __all__ = ["DeploymentError", "deployment_of", "load", "parsed", "written"]
