@@ -229,6 +229,7 @@ DRAFT_PAIRS = {
     "draft-tokens": flags({**EAGLE3, "speculative-num-draft-tokens": 8}, EAGLE3, "becomes 4"),
     "draft-complete": flags({**EAGLE3, "speculative-num-steps": LEAVE_OUT}, EAGLE3, "assertion"),
     "ngram": flags({"speculative-algorithm": "NGRAM"}, EAGLE3, "CUDA"),
+    "adapter-drafts": flags({**EAGLE3, "enable-lora": True}, {"enable-lora": True}, "restrictions"),
     "graph-covers": flags({"cuda-graph-bs": [1, 2, 4, 8]}, {}, "largest captured batch is 8"),
     "graph-unused": flags({"cuda-graph-bs": [1, 2, 4, 8, 16, 32]}, {}, "never used"),
     "graph-padding": flags({"cuda-graph-bs": [8, 16]}, {}, "filled up to 8"),
@@ -287,6 +288,7 @@ LOAD_PAIRS = {
     "load-fits": Pair(
         mixed(workload={"input": 30000, "output": 8000, "concurrency": 256}), mixed(), "fit at once"
     ),
+    "total-tokens": flags({"max-total-tokens": 90000000}, {"max-total-tokens": 1000}, "is used"),
     "outside-fits": flags({"mem-fraction-static": 0.99}, {}, "estimated"),
 }
 ENVIRONMENT_PAIRS = {
@@ -327,8 +329,10 @@ BECOMES_PAIRS = {
         mixed(flags=EAGLE3, model={"name": "deepseek-r1"}),
     ),
     "becomes-eagle": flags(NEXTN, EAGLE3, "EAGLE"),
-    "becomes-draft-limits": flags(
-        {**EAGLE3, "max-running-requests": LEAVE_OUT}, EAGLE3, "becomes 48"
+    "becomes-draft-limits": Pair(
+        mixed(flags={**EAGLE3, "max-running-requests": LEAVE_OUT}),
+        mixed(flags=EAGLE3, environment={V2: "1"}),
+        "becomes 48",
     ),
     "becomes-no-overlap": flags({"pp-size": 2}, {}, "overlap"),
     "becomes-no-prefix-cache": decodes({}, {"disable-radix-cache": True}, "prefix cache"),
@@ -346,6 +350,18 @@ BECOMES_PAIRS = {
     "becomes-pytorch-sampling": flags(
         {"enable-deterministic-inference": True, "sampling-backend": "ascend"},
         {"enable-deterministic-inference": True, "sampling-backend": "pytorch"},
+    ),
+    "becomes-sparse-pages": Pair(
+        {
+            "model": {"name": "deepseek-v3.2"},
+            "hardware": {"device": "h200"},
+            "roles": {"mixed": {"kind": "mixed", "flags": {"page-size": 1}}},
+        },
+        mixed(flags={"page-size": 1}, model={"name": "deepseek-v3.2"}),
+        "becomes 64",
+    ),
+    "becomes-sizes": flags(
+        {"cuda-graph-bs": LEAVE_OUT}, {"chunked-prefill-size": 8192}, "becomes 256"
     ),
     "becomes-hicache-layout": flags(
         {

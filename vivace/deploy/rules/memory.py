@@ -58,6 +58,19 @@ def load_fits(case: Case) -> Iterator[Found]:
         )
 
 
+def total_tokens(case: Case) -> Iterator[Found]:
+    for server, plan in plans(case):
+        asked = server.number("max_total_tokens")
+        if asked is not None and plan.pool > 0 and asked > plan.capacity:
+            yield Found(
+                role=server.name,
+                flag=server.flag("max_total_tokens"),
+                text=f"--max-total-tokens {asked} is more than the pool holds: {plan.capacity} is "
+                "used",
+                remedy="leave it out",
+            )
+
+
 def outside_fits(case: Case) -> Iterator[Found]:
     for server, plan in plans(case):
         outside = plan.total("outside")
@@ -101,6 +114,15 @@ RULES = (
         source=SOURCE,
         needs=("model", "device", "load"),
         check=load_fits,
+    ),
+    Rule(
+        name="total-tokens",
+        severity="note",
+        title="The pool is as large as it is called",
+        explanation="--max-total-tokens can only make the pool smaller.",
+        source=SOURCE,
+        needs=("model", "device"),
+        check=total_tokens,
     ),
     Rule(
         name="outside-fits",

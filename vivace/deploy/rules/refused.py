@@ -10,6 +10,7 @@ from vivace.deploy.rules.server import Server
 
 ARGS = "SGLang's server_args.py, 0.5.10"
 PAGE_ON_ASCEND = 128
+OLD = ("0.4.6", "0.5.7", "0.5.8", "0.5.10")
 Refusal = Callable[[Case, Server], Iterator[tuple[str, str, str]]]
 """yields (option, why it is refused, what to do)"""
 
@@ -98,8 +99,12 @@ def topk_pages(case: Case, server: Server) -> Iterator[tuple[str, str, str]]:
 
 
 def hybrid_cache(case: Case, server: Server) -> Iterator[tuple[str, str, str]]:
-    hybrid = case.model is not None and case.model.linear_layers > 0
-    if not hybrid or server.has("disable_radix_cache"):
+    if case.model is None or not case.model.linear_layers:
+        return
+    if server.has("enable_hierarchical_cache") and case.target.version in OLD:
+        text = f"SGLang {case.target.version} has no host cache for models with recurrent layers"
+        yield "enable_hierarchical_cache", text, "leave it out"
+    if server.has("disable_radix_cache"):
         return
     strategy = server.value("mamba_scheduler_strategy")
     if server.has("speculative_algorithm") and strategy in ("auto", "no_buffer", None):

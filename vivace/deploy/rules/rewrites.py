@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from vivace.deploy.catalogue.architecture import LatentAttention
+from vivace.deploy.memory.plan import graph_default
 from vivace.deploy.rules.case import Case
 from vivace.deploy.rules.finding import Found, Rule
 from vivace.deploy.rules.server import Server
@@ -83,6 +85,10 @@ def draft_limits(case: Case, server: Server) -> Iterator[tuple[str, str, str]]:
         yield "max_running_requests", "--max-running-requests becomes 48", "speculation is on"
     if server.has("enable_mixed_chunk"):
         yield "enable_mixed_chunk", "--enable-mixed-chunk is switched off", "speculation is on"
+    overlapped = server.switched_on("SGLANG_ENABLE_SPEC_V2") or case.target.version == "0.5.23"
+    if not overlapped and not server.has("disable_overlap_schedule"):
+        why = "speculation overlaps with SGLANG_ENABLE_SPEC_V2=1 only"
+        yield "speculative_algorithm", "overlap of steps is switched off", why
 
 
 def pipeline_overlap(case: Case, server: Server) -> Iterator[tuple[str, str, str]]:
@@ -167,6 +173,29 @@ def hicache_layout(case: Case, server: Server) -> Iterator[tuple[str, str, str]]
         yield "hicache_mem_layout", "--hicache-mem-layout layer_first is changed", "for mooncake"
 
 
+def sparse_attention(case: Case, server: Server) -> Iterator[tuple[str, str, str]]:
+    attention = None if case.model is None else case.model.attention
+    if not isinstance(attention, LatentAttention) or not attention.index_heads:
+        return
+    if case.platform == "cuda" and server.number("page_size") not in (None, 64):
+        becomes = f"--page-size {server.number('page_size')} becomes 64"
+        yield "page_size", becomes, "sparse attention (DeepSeek-V3.2) has pages of 64"
+
+
+def ascend_sizes(case: Case, server: Server) -> Iterator[tuple[str, str, str]]:
+    device = case.device
+    if device is None or device.platform != "npu":
+        return
+    if server.prefills and not server.has("chunked_prefill_size"):
+        chunk = 4096 if device.memory_gib <= 32 else 8192
+        why = f"a device of {device.memory_gib:g} GiB"
+        yield "chunked_prefill_size", f"--chunked-prefill-size becomes {chunk}", why
+    if server.decodes and not server.graphs and not server.has("disable_cuda_graph"):
+        most = graph_default(server, device)
+        why = f"a device of {device.memory_gib:g} GiB, tp {server.layout.tp}"
+        yield "cuda_graph_max_bs", f"--cuda-graph-max-bs becomes {most}", why
+
+
 CHANGES: tuple[tuple[str, str, Change], ...] = (
     ("becomes-ep", "Expert ranks follow the all-to-all backend", expert_ranks),
     ("becomes-dp-attention", "dp attention needs dp above 1", single_dp),
@@ -186,6 +215,8 @@ CHANGES: tuple[tuple[str, str, Change], ...] = (
     ("becomes-one-tokenizer", "Without tokenizer there is one worker", one_tokenizer),
     ("becomes-no-symmetric", "Symmetric memory is for CUDA", symmetric),
     ("becomes-pytorch-sampling", "Deterministic inference has one sampler", deterministic),
+    ("becomes-sparse-pages", "Sparse attention has a page size of its own", sparse_attention),
+    ("becomes-sizes", "Chunks and graphs follow the device's memory", ascend_sizes),
     ("becomes-hicache-layout", "Layouts of the host cache follow its copies", hicache_layout),
 )
 RULES = tuple(

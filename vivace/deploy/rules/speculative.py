@@ -138,6 +138,20 @@ def ngram(case: Case) -> Iterator[Found]:
             )
 
 
+def adapters(case: Case) -> Iterator[Found]:
+    for server in case.servers:
+        lora = next((name for name in ("enable_lora", "lora_paths") if server.has(name)), None)
+        if lora is not None and server.has("speculative_algorithm"):
+            yield Found(
+                role=server.name,
+                flag=server.flag(lora),
+                text="LoRA adapters and speculation work together with restrictions only: the "
+                "draft "
+                "knows no adapter, and accepts less",
+                remedy="measure the accept length with adapters before you rely on it",
+            )
+
+
 def graph_covers(case: Case) -> Iterator[Found]:
     for server in case.servers:
         rank, graphs = server.running_per_rank, server.graphs
@@ -257,6 +271,14 @@ RULES = (
         explanation="It is for CUDA, without dp attention; on Ascend it is experimental.",
         source=ARGS,
         check=ngram,
+    ),
+    Rule(
+        name="adapter-drafts",
+        severity="warning",
+        title="Adapters go without drafts",
+        explanation="SGLang restricts LoRA with speculation.",
+        source=ARGS,
+        check=adapters,
     ),
     Rule(
         name="graph-covers",
