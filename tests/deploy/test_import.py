@@ -15,8 +15,8 @@ from vivace.deploy.importing.isolated import read_isolated
 from vivace.deploy.importing.script import import_command, import_files, import_scripts
 from vivace.deploy.render.process import processes_of
 from vivace.deploy.render.shell import render_shell
-from vivace.deploy.shell.reader import ScriptError
-from vivace.deploy.spec.deployment import Deployment
+from vivace.deploy.shell.reader import MOST_BYTES, ScriptError
+from vivace.deploy.spec.deployment import Deployment, Difference, Role
 from vivace.deploy.spec.files import deployment_of, parsed, written
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -138,11 +138,15 @@ def test_nothing_is_run(tmp_path: Path) -> None:
     assert not witness.exists()
 
 
-def test_a_script_without_servers_is_refused() -> None:
+def test_a_script_without_servers_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ScriptError, match="no server"):
         import_scripts([("x.sh", "echo hello")])
     with pytest.raises(ScriptError, match=r"missing\.sh"):
         import_files([Path("missing.sh")])
+    large = tmp_path / "large.sh"
+    large.write_bytes(b"#" * (MOST_BYTES + 1))
+    with pytest.raises(ScriptError, match="larger than 1 MiB"):
+        import_files([large])
 
 
 TEXT = "\n".join((SCRIPTS / name).read_text() for names in FAMILIES for name in names)
@@ -172,3 +176,62 @@ def test_truncated_scripts_import_or_say_why(start: int, length: int) -> None:
     except ScriptError:
         return
     assert found.deployment.roles or found.deployment.benchmarks
+
+
+WORDS = st.text("abcXYZ019._:/-' \"$é", min_size=1, max_size=8).filter(lambda text: text[0] != "-")
+FLAGS = st.fixed_dictionaries(
+    {"model-path": WORDS},
+    optional={
+        "tp-size": st.integers(1, 64),
+        "mem-fraction-static": st.sampled_from([0.5, 0.81, 0.875]),
+        "trust-remote-code": st.just(True),
+        "cuda-graph-bs": st.lists(st.integers(1, 99), min_size=1, max_size=4),
+        "served-model-name": WORDS,
+        "watchdog-timeout": st.integers(1, 9000),
+    },
+)
+VARIABLES = st.dictionaries(
+    st.sampled_from(["HCCL_BUFFSIZE", "TASK_QUEUE_ENABLE", "A_B", "PATH"]),
+    st.one_of(WORDS, st.just("/opt/bin:<$PATH>")),
+    max_size=3,
+)
+
+
+@st.composite
+def deployments(draw: st.DrawFn) -> Deployment:
+    """Roles on hosts of their own; what differs from node to node is drawn too."""
+    roles: dict[str, Role] = {}
+    for number, kind in enumerate(draw(st.permutations(["mixed", "prefill", "decode"]))[:2]):
+        instances, nodes = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+        count = instances * nodes
+        flags = {**draw(FLAGS), "host": "{host}"}
+        if kind != "mixed":
+            flags["disaggregation-mode"] = kind
+        if nodes > 1:
+            flags |= {"nnodes": nodes, "node-rank": "{node}", "dist-init-addr": "{first}:5000"}
+        each = [Difference(flags={"port": 8000 + index}) for index in range(count)]
+        roles[kind] = Role(
+            kind=kind,
+            instances=instances,
+            nodes=nodes,
+            hosts=[f"10.{number}.0.{index + 1}" for index in range(count)],
+            flags=flags,
+            environment=draw(VARIABLES),
+            each=each if draw(st.booleans()) else [],
+        )
+    return Deployment(environment=draw(VARIABLES), roles=roles, unset=["http_proxy"])
+
+
+@settings(max_examples=40, deadline=None)
+@given(deployments())
+def test_rendered_scripts_import_as_what_they_start(deployment: Deployment) -> None:
+    again = import_scripts(sorted(render_shell(deployment).items())).deployment
+    assert started(again) == started(deployment)
+    assert {
+        (role.kind, role.instances, role.nodes, tuple(role.hosts)) for role in again.roles.values()
+    } == {
+        (role.kind, role.instances, role.nodes, tuple(role.hosts))
+        for role in deployment.roles.values()
+    }
+    third = import_scripts(sorted(render_shell(again).items())).deployment
+    assert third == again

@@ -10,6 +10,13 @@ import msgspec
 from vivace.deploy.importing.flags import option_named
 from vivace.deploy.spec.deployment import Difference, Environment, Flags, FlagValue, Kind, Role
 
+OF_A_NODE = frozenset(
+    """
+    node_rank host port nccl_port dist_init_addr disaggregation_bootstrap_port
+    """.split()
+)
+"""options in which the nodes of one role may differ from script to script"""
+
 
 class Started(msgspec.Struct, frozen=True):
     """One server or router: `place` is the same for those of one line of one script; `host`: the
@@ -78,7 +85,7 @@ def signature(started: Started) -> tuple[Any, ...]:
     kept = {
         name: str(value)
         for name, value in started.flags.items()
-        if canonical(name) not in ("node_rank", "host", "disaggregation_bootstrap_port")
+        if canonical(name) not in OF_A_NODE
     }
     return started.kind, started.program, tuple(sorted(kept.items()))
 

@@ -20,7 +20,7 @@ from vivace.deploy.importing.roles import (
     without,
 )
 from vivace.deploy.render.quoting import quoted
-from vivace.deploy.shell.reader import ScriptError
+from vivace.deploy.shell.reader import MOST_BYTES, ScriptError
 from vivace.deploy.shell.world import Launch
 from vivace.deploy.spec.deployment import Benchmark, Deployment, Model, Role
 
@@ -46,6 +46,8 @@ def import_files(paths: Sequence[Path]) -> Imported:
     contents: list[tuple[str, str]] = []
     for path in paths:
         try:
+            if path.stat().st_size > MOST_BYTES:
+                raise ScriptError(f"{path}: larger than {MOST_BYTES >> 20} MiB")
             contents.append((path.name, path.read_bytes().decode("utf-8", "replace")))
         except OSError as error:
             raise ScriptError(f"{path}: {error.strerror or error}") from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from vivace.deploy.render.process import Process, processes_of
 from vivace.deploy.render.quoting import command_lines, quoted
@@ -30,8 +30,20 @@ def settings(deployment: Deployment, process: Process) -> list[str]:
     """Preparation and environment."""
     lines = list(deployment.prepare) if process.kind != "benchmark" else []
     lines += [f"unset {quoted(name)}" for name in deployment.unset]
-    lines += [f"export {name}={quoted(value)}" for name, value in process.environment.items()]
+    lines += [f"export {name}={quoted(value)}" for name, value in ordered(process.environment)]
     return [*lines, ""] if lines else []
+
+
+def ordered(environment: Mapping[str, str]) -> list[tuple[str, str]]:
+    """What is said in terms of a variable comes before the variable itself is changed."""
+
+    def late(name: str) -> bool:
+        return any(f"<${name}>" in value or f"<${{{name}}}>" in value for value in others(name))
+
+    def others(name: str) -> list[str]:
+        return [value for other, value in environment.items() if other != name]
+
+    return sorted(environment.items(), key=lambda item: late(item[0]))
 
 
 def started(process: Process) -> list[str]:
