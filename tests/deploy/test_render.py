@@ -151,14 +151,16 @@ def test_kubernetes_objects() -> None:
     kinds = [(each["kind"], each["metadata"]["name"]) for each in found]
     assert kinds == [
         ("Deployment", "tests-co-prefill-0"),
+        ("Service", "tests-co-prefill-0"),
         ("Deployment", "tests-co-prefill-1"),
+        ("Service", "tests-co-prefill-1"),
         ("Service", "tests-co-prefill"),
         ("LeaderWorkerSet", "tests-co-decode"),
         ("Service", "tests-co-decode"),
         ("Deployment", "tests-co-router"),
         ("Service", "tests-co-router"),
     ]
-    group = found[3]["spec"]["leaderWorkerTemplate"]
+    group = found[5]["spec"]["leaderWorkerTemplate"]
     container = group["leaderTemplate"]["spec"]["containers"][0]
     command = container["command"][2]
     assert group["size"] == 2 and '--node-rank "$LWS_WORKER_INDEX"' in command
@@ -168,8 +170,11 @@ def test_kubernetes_objects() -> None:
     assert container["resources"]["limits"] == {"huawei.com/Ascend910": 16}
     assert "readinessProbe" in container
     assert "readinessProbe" not in group["workerTemplate"]["spec"]["containers"][0]
-    router = found[5]["spec"]["template"]["spec"]["containers"][0]["command"][2]
+    router = found[7]["spec"]["template"]["spec"]["containers"][0]["command"][2]
     assert "http://tests-co-decode:8001" in router and "--host 0.0.0.0" in router
+    assert "http://tests-co-prefill-1:8000 8999" in router
+    store = {"name": "ASCEND_MF_STORE_URL", "value": "tcp://tests-co-prefill-0:24669"}
+    assert store in container["env"]
 
 
 @pytest.mark.parametrize("name", MADE)

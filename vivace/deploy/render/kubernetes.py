@@ -36,32 +36,28 @@ def render_kubernetes(deployment: Deployment, device: Device | None) -> dict[str
 
 
 def objects(deployment: Deployment, device: Device | None) -> Iterator[dict[str, Any]]:
-    moved = addresses(deployment)
-    every = [generic(process, moved) for process in processes_of(deployment)]
+    processes = list(processes_of(deployment))
+    moved = addresses(deployment, processes)
+    every = [generic(process, moved) for process in processes]
     for name, role in deployment.roles.items():
         mine = [process for process in every if process.role == name]
         leaders = [process for process in mine if process.rank == 0]
-        if alike(leaders):
-            groups = [(label(deployment, name), leaders[:1], role.instances)]
-        else:
-            groups = [(label(deployment, leader.name), [leader], 1) for leader in leaders]
-        for title, (leader,), replicas in groups:
-            workers = [p for p in mine if p.instance == leader.instance and p.rank == 1]
-            template = pod(
-                deployment, leader, title, device, per_node(role.flags, device, role.nodes)
-            )
+        devices = per_node(role.flags, device, role.nodes)
+        same = alike(leaders)
+        for leader in leaders[:1] if same else leaders:
+            title = label(deployment, name if same else leader.name)
+            replicas = role.instances if same else 1
+            template = pod(deployment, leader, title, device, devices)
             if role.nodes > 1:
-                worker = pod(
-                    deployment,
-                    workers[0] if workers else leader,
-                    title,
-                    device,
-                    per_node(role.flags, device, role.nodes),
-                )
+                second = next(p for p in mine if p.instance == leader.instance and p.rank == 1)
+                worker = pod(deployment, second, title, device, devices)
                 yield leader_worker_set(title, replicas, role.nodes, template, worker)
             else:
                 yield simple_deployment(title, replicas, template)
-        yield service(label(deployment, name), label(deployment, name), port_of(leaders[0]))
+            if not same:
+                yield headless(title)
+        service_name = label(deployment, name)
+        yield service(service_name, service_name, port_of(leaders[0]))
 
 
 def alike(leaders: list[Process]) -> bool:
@@ -71,13 +67,19 @@ def alike(leaders: list[Process]) -> bool:
     )
 
 
-def addresses(deployment: Deployment) -> dict[str, str]:
-    """Host of the spec -> name of the service in front of its role."""
-    return {
-        host: label(deployment, name)
-        for name, role in deployment.roles.items()
-        for host in role.hosts
-    }
+def addresses(deployment: Deployment, processes: list[Process]) -> dict[str, str]:
+    """Host of the spec -> name of the service in front of its role, or of its instance where the
+    instances differ."""
+    found: dict[str, str] = {}
+    for name in deployment.roles:
+        mine = [process for process in processes if process.role == name]
+        leaders = [process for process in mine if process.rank == 0]
+        same = alike([generic(leader, {}) for leader in leaders])
+        for process in mine:
+            leader = leaders[process.instance]
+            if process.host is not None:
+                found[process.host] = label(deployment, name if same else leader.name)
+    return found
 
 
 def generic(process: Process, moved: dict[str, str]) -> Process:
@@ -95,7 +97,8 @@ def generic(process: Process, moved: dict[str, str]) -> Process:
             words.append(with_services(word, moved))
         option = option_named(word[2:]) if word.startswith("--") else None
         waiting = "" if option is None else option.name
-    return msgspec.structs.replace(process, words=tuple(words), host=None)
+    environment = {name: with_services(value, moved) for name, value in process.environment.items()}
+    return msgspec.structs.replace(process, words=tuple(words), environment=environment, host=None)
 
 
 def with_services(word: str, moved: dict[str, str]) -> str:
@@ -205,6 +208,16 @@ def leader_worker_set(
                 "workerTemplate": worker,
             },
         },
+    }
+
+
+def headless(name: str) -> dict[str, Any]:
+    """The name of one instance's pods: every port of theirs, bootstrap and KV store included."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name},
+        "spec": {"clusterIP": "None", "selector": {"app": name}},
     }
 
 
