@@ -129,6 +129,24 @@ def test_bad_use_ends_with_two(
     assert says in capsys.readouterr().err
 
 
+def test_a_page_that_cannot_be_written_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = spec(tmp_path, mixed())
+    assert main([str(path), "--html", str(tmp_path / "none" / "page.html")]) == 2
+    assert "No such file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", [[1, 2], [[1, "a"]], "x", -1, 10**20, 1.5, True, "7" * 5000])
+@pytest.mark.parametrize(
+    "flag", ["port", "schedule-conservativeness", "tp-size", "cuda-graph-bs", "page-size"]
+)
+def test_values_of_the_wrong_kind_are_findings(flag: str, value: object) -> None:
+    for target in ("sglang", "vivace"):
+        judge(case(mixed(flags={flag: value}), target))
+        judge(case(separated(decode={flag: value}), target))
+
+
 def test_it_starts_without_the_engine() -> None:
     """The bar is a fifth of a second with the interpreter's start: nothing large may be loaded."""
     code = (

@@ -36,7 +36,9 @@ def main(words: Sequence[str]) -> int:
         if chosen.suggest or chosen.write:
             return suggested(case, chosen)
         report(case, verdict, chosen)
-    except (CannotStart, ScriptError) as error:
+    except BrokenPipeError:
+        raise
+    except (CannotStart, ScriptError, OSError) as error:
         print(f"vivace check: {error}", file=sys.stderr)
         return BAD_USE
     return FOUND_ERRORS if verdict.errors else 0

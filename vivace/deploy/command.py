@@ -26,7 +26,9 @@ def main(words: Sequence[str]) -> int:
     chosen = parser().parse_args(list(words))
     try:
         return COMMANDS[chosen.command](chosen)
-    except (CannotStart, ScriptError) as error:
+    except BrokenPipeError:
+        raise
+    except (CannotStart, ScriptError, OSError) as error:
         print(f"vivace deploy: {error}", file=sys.stderr)
         return BAD_USE
 

@@ -23,7 +23,6 @@ PARTS: dict[str, Part] = {
     **dict.fromkeys(ROUTERS, "router"),
     **dict.fromkeys(BENCHMARKS, "benchmark"),
 }
-INTERPRETERS = ("python", "python3")
 
 
 class Invocation(msgspec.Struct, frozen=True):
@@ -49,7 +48,7 @@ def invocation(words: Sequence[str]) -> Invocation | None:
 
 
 def is_python(name: str) -> bool:
-    return name.rstrip("0123456789.") in ("python",) or name in INTERPRETERS
+    return name.rstrip("0123456789.") == "python"
 
 
 def known(program: str, words: Sequence[str]) -> Invocation | None:

@@ -173,7 +173,7 @@ def probes(port: int) -> dict[str, Any]:
 def port_of(process: Process) -> int:
     words = process.words
     for word, following in pairwise(words):
-        if word == "--port" and following.isdecimal():
+        if word == "--port" and following.isdecimal() and len(following) < 6:
             return int(following)
     return PORT
 

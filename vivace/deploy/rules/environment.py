@@ -12,8 +12,6 @@ from vivace.deploy.rules.finding import Found, Rule
 from vivace.deploy.rules.server import Server
 
 OF_ENGINES = ("SGLANG_", "SGL_", "VIVACE_")
-OF_ASCEND = ("HCCL_", "DEEPEP_", "DEEP_", "ASCEND_", "TASK_QUEUE", "PYTORCH_NPU")
-KNOWN_FAMILIES = ("ASCEND_",)
 NO_READER = {"SGLANG_DP_ROUND_ROBIN"}
 DEPRECATED = {
     "SGLANG_SCHEDULER_DECREASE_PREFILL_IDLE": "--enable-prefill-delayer took its place in 0.5.8",

@@ -48,7 +48,8 @@ def chunk_by_dp(case: Case, server: Server) -> Iterator[tuple[str, str, str]]:
 
 def conservative(case: Case, server: Server) -> Iterator[tuple[str, str, str]]:
     if server.layout.dp_attention:
-        asked = server.value("schedule_conservativeness") or 1.0
+        given = server.value("schedule_conservativeness")
+        asked = given if isinstance(given, int | float) and given else 1.0
         becomes = f"--schedule-conservativeness {asked} becomes {round(asked * 0.3, 3)}"
         yield "schedule_conservativeness", becomes, "dp attention multiplies it by 0.3"
 

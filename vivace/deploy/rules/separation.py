@@ -243,6 +243,8 @@ def ports_apart(case: Case) -> Iterator[Found]:
                     "disaggregation-bootstrap-port", BOOTSTRAP
                 )
             for flag, port in ports.items():
+                if not isinstance(port, int):
+                    continue
                 other = taken.setdefault((host, port), f"{server.name} {flag}")
                 if other != f"{server.name} {flag}":
                     yield Found(
