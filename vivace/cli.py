@@ -1,9 +1,7 @@
-"""The command `vivace`. Each subcommand's module is imported when it is called, not before."""
+"""The command `vivace`. What a subcommand needs is imported when it is called, not before."""
 
 from __future__ import annotations
 
-import argparse
-import difflib
 import gc
 import os
 import sys
@@ -85,10 +83,27 @@ def bench(words: list[str]) -> int:
 def check(words: list[str]) -> int:
     # It is over before collecting garbage could pay.
     gc.disable()
+    import_msgspec_alone()
     return import_module("vivace.deploy.check").main(words)
 
 
+def import_msgspec_alone() -> None:
+    """msgspec takes the helpers of typing_extensions where that is installed, else those of typing,
+    which since Python 3.11 do the same. Loading it takes as long as all rules of the check."""
+    module = "typing_extensions"
+    if module in sys.modules or "msgspec" in sys.modules:
+        return
+    # An entry of None makes the import fail, which msgspec expects.
+    sys.modules[module] = None  # type: ignore[assignment]
+    try:
+        import_module("msgspec")
+    finally:
+        del sys.modules[module]
+
+
 def flags(words: list[str]) -> int:
+    import argparse
+
     parser = argparse.ArgumentParser(
         prog="vivace flags", description="Every flag, its default, and what it does on a platform."
     )
@@ -102,6 +117,8 @@ def flags(words: list[str]) -> int:
 
 
 def version(words: list[str]) -> int:
+    import argparse
+
     argparse.ArgumentParser(
         prog="vivace version", description="Versions of vivace, python and torch."
     ).parse_args(words)
@@ -128,6 +145,8 @@ def help_text(program: str, what: str, table: dict[str, str]) -> str:
 
 
 def unknown(program: str, kind: str, word: str, table: dict[str, str]) -> int:
+    import difflib
+
     near = difflib.get_close_matches(word, table, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(table)}"
     print(f"{program}: there is no {kind} {word!r}; {hint}", file=sys.stderr)

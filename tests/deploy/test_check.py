@@ -17,7 +17,10 @@ from vivace.deploy.rules.judge import judge
 from vivace.deploy.spec.files import deployment_of, load, written
 
 SCRIPTS = Path(__file__).parent / "scripts"
-FAST = ("torch", "numpy", "gguf", "aiohttp", "jinja2")
+PUBLISHED = SCRIPTS.with_name("published")
+LARGE = ("torch", "numpy", "gguf", "aiohttp", "jinja2")
+OF_LIBRARIES = ("typing_extensions", "inspect", "dataclasses", "difflib", "rich")
+NOT_FOR_A_FILE = ("pathlib", "shutil", "tree_sitter", "urllib.parse")
 
 
 def spec(folder: Path, content: dict[str, object]) -> Path:
@@ -147,25 +150,36 @@ def test_values_of_the_wrong_kind_are_findings(flag: str, value: object) -> None
         judge(case(separated(decode={flag: value}), target))
 
 
-def test_it_starts_without_the_engine() -> None:
-    """The bar is a fifth of a second with the interpreter's start: nothing large may be loaded."""
+@pytest.mark.parametrize(
+    ("words", "absent"),
+    [
+        ([str(SCRIPTS / "separated.sh"), "--hardware", "a3", "--cards", "32"], ()),
+        ([str(PUBLISHED / "r1-a3-16c-pd-2k-2k-50ms.yaml")], NOT_FOR_A_FILE),
+    ],
+)
+def test_it_loads_little(words: list[str], absent: tuple[str, ...]) -> None:
+    """The bar is a fifth of a second with the interpreter's start."""
+    absent = (*LARGE, *OF_LIBRARIES, *absent)
     code = (
         "import sys; from vivace.cli import main; main(sys.argv[1:]); "
-        f"print([name for name in {FAST!r} if name in sys.modules])"
+        f"print([name for name in {absent!r} if name in sys.modules])"
     )
-    words = [
-        "check",
-        str(SCRIPTS / "separated.sh"),
-        "--memory",
-        "--hardware",
-        "a3",
-        "--cards",
-        "32",
-    ]
     done = subprocess.run(
-        [sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code, "check", *words, "--memory"],
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert done.stdout.splitlines()[-1] == "[]", done
+
+
+def test_typing_extensions_can_still_be_loaded_afterwards() -> None:
+    code = (
+        "import vivace.cli; vivace.cli.import_msgspec_alone(); import typing_extensions, msgspec; "
+        "print(typing_extensions.NotRequired, msgspec.convert({'a': 1}, dict[str, int]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.endswith("{'a': 1}\n"), done
 
 
 class Tags(HTMLParser):

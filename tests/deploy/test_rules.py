@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 from deployments import LEAVE_OUT, case, found, mixed, separated
 
 from vivace.deploy.catalogue.flags import FILE, made
+from vivace.deploy.disk import packaged
 from vivace.deploy.document import DOCS, pages
 from vivace.deploy.importing.flags import Remark
 from vivace.deploy.rules.all import RULES
@@ -474,4 +476,4 @@ def test_the_pages_are_current(name: str) -> None:
 
 
 def test_the_table_of_flags_is_current() -> None:
-    assert FILE.read_bytes() == made(), "run `make docs`"
+    assert Path(packaged(FILE)).read_bytes() == made(), "run `make docs`"

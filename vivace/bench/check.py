@@ -48,7 +48,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def command(file: Path, flags: str) -> list[str]:
-    return ["-m", "vivace", "check", str(file), *flags.split()]
+    """As users start it: the command of the environment, `-m vivace` where it is not installed."""
+    installed = Path(sys.executable).with_name("vivace")
+    vivace = [str(installed)] if installed.is_file() else ["-m", "vivace"]
+    return [*vivace, "check", str(file), *flags.split()]
 
 
 def timed(words: Sequence[str]) -> float:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import json
 from collections.abc import Iterable
 from typing import Any, Protocol
 
@@ -30,8 +28,17 @@ class Valued(Protocol):
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """ "; did you mean ..." with up to three names, or nothing."""
+    # Loading it takes longer than all rules take, and a valid deployment never asks.
+    import difflib
+
     close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)
     return f"; did you mean {' or '.join(close)}?" if close else ""
+
+
+def json_value(text: str) -> Any:
+    import json
+
+    return json.loads(text)
 
 
 def checked(option: Valued, value: Any) -> Any:
@@ -53,7 +60,7 @@ def converted(option: Valued, value: Any) -> Any:
     if option.secret:
         return value if isinstance(value, Secret) else Secret(plain_text(value))
     if option.shape == "json":
-        return json.loads(value) if isinstance(value, str) else value
+        return json_value(value) if isinstance(value, str) else value
     if option.shape == "bool":
         return switch(value)
     if option.shape.startswith("list of "):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from vivace.deploy.opening import Opened, Said, case_of, open_command, open_files
+from vivace.deploy.disk import write
+from vivace.deploy.opening import SPECS, Opened, Said, case_of, open_command, open_files
 from vivace.deploy.rules.all import RULES, rule_named
 from vivace.deploy.rules.case import Case
 from vivace.deploy.rules.finding import Verdict
@@ -57,14 +58,14 @@ def parser() -> argparse.ArgumentParser:
         prog="vivace check",
         description="Checks a deployment file, launch scripts, or one command (behind --).",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=as_wide_as_the_terminal,
     )
-    made.add_argument("files", nargs="*", type=Path, metavar="FILE")
+    made.add_argument("files", nargs="*", metavar="FILE")
     made.add_argument("--target", help="engine to judge for: vivace, sglang, sglang==0.5.10 ..")
     made.add_argument("--memory", action="store_true", help="the memory of a device of each role")
     made.add_argument("--notes", action="store_true", help="show notes and remarks on documents")
     made.add_argument("--json", action="store_true", help="the verdict as JSON")
-    made.add_argument("--html", type=Path, metavar="FILE", help="write a page with everything")
+    made.add_argument("--html", metavar="FILE", help="write a page with everything")
     made.add_argument("--suggest", action="store_true", help="values that follow from the others")
     made.add_argument("--write", action="store_true", help="--suggest, and put them into the file")
     made.add_argument("--explain", metavar="RULE", help="what a rule is about")
@@ -80,6 +81,15 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+def as_wide_as_the_terminal(prog: str) -> argparse.HelpFormatter:
+    """Asks the terminal itself: left to argparse, each start loads shutil and what that loads."""
+    try:
+        columns = os.get_terminal_size().columns
+    except OSError:
+        columns = 80
+    return argparse.RawDescriptionHelpFormatter(prog, width=columns - 2)
+
+
 def said(chosen: argparse.Namespace) -> Said:
     names = ("target", "hardware", "cards", "model", "quantization", "input", "output")
     values = {name: getattr(chosen, name) for name in (*names, "concurrency")}
@@ -89,7 +99,7 @@ def said(chosen: argparse.Namespace) -> Said:
     return Said(**values)
 
 
-def opened(files: Sequence[Path], command: list[str] | None) -> Opened:
+def opened(files: Sequence[str], command: list[str] | None) -> Opened:
     if command is not None:
         if files:
             raise CannotStart("files, or a command behind --: not both")
@@ -119,7 +129,7 @@ def report(case: Case, verdict: Verdict, chosen: argparse.Namespace) -> None:
     if chosen.html is not None:
         from vivace.deploy.report.page import page
 
-        chosen.html.write_text(page(case, verdict), encoding="utf-8")
+        write(chosen.html, page(case, verdict))
     if chosen.json:
         from vivace.deploy.report.machine import as_json
 
@@ -141,8 +151,8 @@ def suggested(case: Case, chosen: argparse.Namespace) -> int:
     if chosen.write and found:
         from vivace.deploy.spec.rewrite import rewrite
 
-        if len(chosen.files) != 1 or chosen.files[0].suffix not in (".yaml", ".yml"):
+        if len(chosen.files) != 1 or not chosen.files[0].endswith(SPECS):
             raise CannotStart("--write changes a deployment file; import the script first")
-        chosen.files[0].write_text(rewrite(chosen.files[0], changes(found)), encoding="utf-8")
+        write(chosen.files[0], rewrite(chosen.files[0], changes(found)))
         print(f"written: {chosen.files[0]}")
     return 0

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from vivace.deploy.catalogue.flags import FILE, made
+from vivace.deploy.disk import packaged
 from vivace.deploy.report.rules import render_markdown
 from vivace.deploy.rules.all import RULES
 from vivace.deploy.spec.schema import schema
@@ -23,6 +24,6 @@ def pages() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    FILE.write_bytes(made())
+    Path(packaged(FILE)).write_bytes(made())
     for name, content in pages().items():
         (DOCS / name).write_text(content, encoding="utf-8")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 
@@ -18,6 +17,7 @@ from vivace.deploy.catalogue.models import (
     models,
     read_architecture,
 )
+from vivace.deploy.disk import PathName, below, beside, home, is_file
 from vivace.deploy.rules.case import Case, Remarked
 from vivace.deploy.rules.target import target_of
 from vivace.deploy.spec.deployment import Deployment, Hardware, Model, Workload
@@ -45,20 +45,21 @@ class Opened(msgspec.Struct, frozen=True):
     file: str
 
 
-def open_files(paths: Sequence[Path]) -> Opened:
+def open_files(files: Sequence[PathName]) -> Opened:
     """One spec, or scripts. Raises DeploymentError or ScriptError."""
-    specs = [path for path in paths if path.suffix in SPECS]
+    paths = [str(file) for file in files]
+    specs = [path for path in paths if path.endswith(SPECS)]
     if specs and len(paths) > 1:
         raise DeploymentError("one deployment file, or scripts: not both, and not several files")
     if specs:
         from vivace.deploy.spec.files import load
 
-        return Opened(load(specs[0]), (), str(specs[0]))
+        return Opened(load(specs[0]), (), specs[0])
     from vivace.deploy.importing.script import import_files
 
     found = import_files(paths)
     remarks = tuple(Remarked(each.remark, each.line) for each in found.told)
-    return Opened(found.deployment, remarks, ", ".join(str(path) for path in paths))
+    return Opened(found.deployment, remarks, ", ".join(paths))
 
 
 def open_command(words: Sequence[str]) -> Opened:
@@ -82,7 +83,7 @@ def case_of(opened: Opened, said: Said) -> Case:
         file=opened.file,
         target=target,
         device=device_of(deployment.hardware),
-        model=model_of(deployment.model, Path(opened.file).parent),
+        model=model_of(deployment.model, opened.file),
         remarks=opened.remarks,
     )
 
@@ -115,9 +116,9 @@ def with_said(deployment: Deployment, said: Said) -> Deployment:
     return replace(deployment, hardware=hardware, model=model, workload=workload)
 
 
-def cache_folder() -> Path:
-    environment = process_environment()
-    return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+def cache_folder() -> str:
+    said = process_environment().get("XDG_CACHE_HOME")
+    return said or below(home(), ".cache")
 
 
 def device_of(hardware: Hardware | None) -> Device | None:
@@ -134,11 +135,11 @@ def device_of(hardware: Hardware | None) -> Device | None:
     return found
 
 
-def model_of(model: Model, folder: Path) -> Architecture | None:
+def model_of(model: Model, file: str) -> Architecture | None:
     """By configuration file, name, or what the path seems to name; None where nothing tells."""
     if model.config is not None:
         try:
-            return read_architecture(folder / model.config)
+            return read_architecture(beside(file, model.config))
         except ValueError as error:
             raise DeploymentError(f"model.config: {error}") from None
     if model.name is not None:
@@ -152,10 +153,10 @@ def model_of(model: Model, folder: Path) -> Architecture | None:
         return known_architecture(known)
     if model.path is None:
         return None
-    beside = Path(model.path) / "config.json"
-    if beside.is_file():
+    config = below(model.path, "config.json")
+    if is_file(config):
         try:
-            return read_architecture(beside)
+            return read_architecture(config)
         except ValueError:
             return None
     known = guess_model(model.path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import msgspec
 
@@ -19,7 +20,7 @@ def measure() -> int:
     """Writes the entry and prints it. Raises CannotStart where there are no kernels to measure
     with."""
     device = measured_device()
-    path = cache_folder() / MEASURED
+    path = Path(cache_folder(), MEASURED)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(msgspec.json.format(msgspec.json.encode(device), indent=2))
     print(

@@ -7,12 +7,15 @@ It is made from `vivace.config`, whose classes take longer to load than a check 
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-FILE = Path(__file__).with_name("flags.json")
+from vivace.deploy.disk import packaged, read
+
+FILE = "catalogue/flags.json"
+LARGEST = 1 << 22
+"""bytes"""
 
 
 class Flag(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -45,7 +48,7 @@ class Tables(msgspec.Struct, frozen=True):
 
 @cache
 def tables() -> Tables:
-    return msgspec.json.decode(FILE.read_bytes(), type=Tables)
+    return msgspec.json.decode(read(packaged(FILE), LARGEST), type=Tables)
 
 
 def made() -> bytes:

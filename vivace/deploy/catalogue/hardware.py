@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 
 import msgspec
 
+from vivace.deploy.disk import below, packaged, read
+
 GIB = 1 << 30
+LARGEST = 1 << 20
+"""bytes of a file"""
 MEASURED = "vivace/hardware.json"
 """below the user's cache folder: what `vivace doctor --measure` found on this machine"""
 
@@ -49,16 +52,16 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 @cache
 def devices() -> tuple[Device, ...]:
     """The catalogue that comes with the package."""
-    raw = Path(__file__).with_name("hardware.json").read_bytes()
-    return msgspec.json.decode(raw, type=tuple[Device, ...])
+    return msgspec.json.decode(
+        read(packaged("catalogue/hardware.json"), LARGEST), type=tuple[Device, ...]
+    )
 
 
-def measured(cache_folder: Path) -> tuple[Device, ...]:
+def measured(cache_folder: str) -> tuple[Device, ...]:
     """What was measured on this machine; nothing where nothing was, or the file is not ours."""
     try:
-        raw = (cache_folder / MEASURED).read_bytes()
-        return (msgspec.json.decode(raw, type=Device),)
-    except (OSError, msgspec.MsgspecError):
+        return (msgspec.json.decode(read(below(cache_folder, MEASURED), LARGEST), type=Device),)
+    except (OSError, ValueError):
         return ()
 
 

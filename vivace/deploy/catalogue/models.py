@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from vivace.deploy.catalogue.architecture import Architecture, architecture_of
+from vivace.deploy.disk import below, is_folder, packaged, read
 
 LARGEST = 1 << 20
-"""bytes of a config.json"""
+"""bytes of a file"""
 
 
 class KnownModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -27,8 +27,9 @@ class KnownModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @cache
 def models() -> tuple[KnownModel, ...]:
-    raw = Path(__file__).with_name("models.json").read_bytes()
-    return msgspec.json.decode(raw, type=tuple[KnownModel, ...])
+    return msgspec.json.decode(
+        read(packaged("catalogue/models.json"), LARGEST), type=tuple[KnownModel, ...]
+    )
 
 
 def find_model(name: str) -> KnownModel | None:
@@ -53,13 +54,11 @@ def known_architecture(model: KnownModel) -> Architecture:
     return architecture_of(model.config, model.title)
 
 
-def read_architecture(path: Path) -> Architecture:
+def read_architecture(path: str) -> Architecture:
     """From a config.json, or the folder that holds one. Raises ValueError naming what is wrong."""
-    file = path / "config.json" if path.is_dir() else path
+    file = below(path, "config.json") if is_folder(path) else path
     try:
-        if file.stat().st_size > LARGEST:
-            raise ValueError(f"{file}: larger than {LARGEST >> 20} MiB")
-        config = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.MsgspecError) as error:
+        config = msgspec.json.decode(read(file, LARGEST), type=dict[str, Any])
+    except (OSError, ValueError) as error:
         raise ValueError(f"{file}: {error}") from None
-    return architecture_of(config, str(path))
+    return architecture_of(config, path)

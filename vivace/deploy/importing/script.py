@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 
+from vivace.deploy.disk import PathName, TooLarge, name_of, read
 from vivace.deploy.importing.flags import Remark, flags_of
 from vivace.deploy.importing.isolated import read_isolated
 from vivace.deploy.importing.programs import Invocation, invocation
@@ -41,16 +41,16 @@ class Imported(msgspec.Struct):
     told: list[Told] = []
 
 
-def import_files(paths: Sequence[Path]) -> Imported:
+def import_files(paths: Sequence[PathName]) -> Imported:
     """Read scripts. Nothing is executed. Raises ScriptError naming the file."""
     contents: list[tuple[str, str]] = []
     for path in paths:
         try:
-            if path.stat().st_size > MOST_BYTES:
-                raise ScriptError(f"{path}: larger than {MOST_BYTES >> 20} MiB")
-            contents.append((path.name, path.read_bytes().decode("utf-8", "replace")))
+            contents.append((name_of(path), read(path, MOST_BYTES).decode("utf-8", "replace")))
         except OSError as error:
             raise ScriptError(f"{path}: {error.strerror or error}") from None
+        except TooLarge as error:
+            raise ScriptError(f"{path}: {error}") from None
     return import_scripts(contents)
 
 

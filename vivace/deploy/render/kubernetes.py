@@ -171,10 +171,10 @@ def probes(port: int) -> dict[str, Any]:
 
 
 def port_of(process: Process) -> int:
-    words = process.words
-    for word, following in pairwise(words):
+    """What follows --port; PORT where nothing does, or what no port can be (the check says so)."""
+    for word, following in pairwise(process.words):
         if word == "--port" and following.isdecimal() and len(following) < 6:
-            return int(following)
+            return int(following) if 0 < int(following) < 1 << 16 else PORT
     return PORT
 
 

@@ -156,7 +156,7 @@ def urls(value: Any) -> list[str]:
         return [value]
     if not isinstance(value, list):
         return []
-    return [each if isinstance(each, str) else str(each[0]) for each in value if each]
+    return [str(each[0]) if isinstance(each, list) else str(each) for each in value if each]
 
 
 def port_of(url: str) -> int | None:

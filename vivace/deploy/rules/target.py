@@ -94,7 +94,8 @@ def flags_of_version(version: str) -> frozenset[str]:
         return DOCUMENTED_0_4_6
     order = VERSIONS.index(version)
     common = set(server_options()) - OURS - SPELT_SHORT - set(RENAMED.values())
-    found = {flag for flag in common if VERSIONS.index(SINCE.get(flag, "0.5.7")) <= order}
+    found = {flag for flag in common - set(SINCE) if order >= VERSIONS.index("0.5.7")}
+    found |= {flag for flag in common & set(SINCE) if order >= VERSIONS.index(SINCE[flag])}
     if order >= VERSIONS.index("0.5.10"):
         found -= GONE_IN_0_5_10
     if version == LATEST:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
+import msgspec
 from tree_sitter import Node
 
 from vivace.deploy.shell.commands import caught, command, value_of
@@ -33,12 +33,11 @@ class TooLarge(Exception):
     """The script asks for more than is followed here; the text says for what."""
 
 
-@dataclass
-class Walk:
+class Walk(msgspec.Struct):
     """Follows statements in every world. `notes` says what was not understood."""
 
-    notes: list[Note] = field(default_factory=list)
-    functions: dict[str, Node] = field(default_factory=dict)
+    notes: list[Note] = []
+    functions: dict[str, Node] = {}
     _statements: int = 0
     _depth: int = 0
 

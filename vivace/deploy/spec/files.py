@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import yaml
 
+from vivace.deploy.disk import PathName, beside, name_of, read
 from vivace.deploy.spec.deployment import Deployment
 from vivace.deploy.spec.errors import DeploymentError
 from vivace.deploy.spec.keys import environment_as_text, refuse_unknown
@@ -29,9 +28,9 @@ MOST_VALUES = 100_000
 """of a file, with what its YAML aliases repeat"""
 
 
-def load(path: Path) -> Deployment:
+def load(path: PathName) -> Deployment:
     """Read a file and what it includes. Raises DeploymentError."""
-    return deployment_of(with_includes(path, ()), str(path))
+    return deployment_of(with_includes(str(path), ()), str(path))
 
 
 def deployment_of(content: Mapping[str, Any], where: str) -> Deployment:
@@ -43,30 +42,25 @@ def deployment_of(content: Mapping[str, Any], where: str) -> Deployment:
         raise DeploymentError(f"{where}: {error}") from None
 
 
-def with_includes(path: Path, before: tuple[Path, ...]) -> dict[str, Any]:
+def with_includes(path: str, before: tuple[str, ...]) -> dict[str, Any]:
     """The file's values over those of the file it includes, which lies beside it or below."""
-    content = read(path)
+    content = mapping_in(path)
     include = content.pop("include", None)
     if include is None:
         return content
     if not isinstance(include, str):
         raise DeploymentError(f"{path}: include: the path of a file is wanted, not {include!r}")
-    base = Path(os.path.normpath(path.parent / include))
-    chain = (*before, Path(os.path.normpath(path)))
+    base, chain = beside(path, include), (*before, beside(path, name_of(path)))
     if base in chain or len(chain) >= DEEPEST:
-        shown = " -> ".join(str(each) for each in (*chain, base))
+        shown = " -> ".join((*chain, base))
         raise DeploymentError(f"{path}: include: {shown}: files include one another in a circle")
     return merged(with_includes(base, chain), content)
 
 
-def read(path: Path) -> dict[str, Any]:
+def mapping_in(path: str) -> dict[str, Any]:
     """The mapping a YAML file holds. Raises DeploymentError."""
     try:
-        if path.stat().st_size > LARGEST:
-            raise DeploymentError(f"{path}: larger than {LARGEST >> 20} MiB")
-        content = parsed(path.read_text(encoding="utf-8"))
-    except DeploymentError:
-        raise
+        content = parsed(read(path, LARGEST).decode())
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         raise DeploymentError(f"{path}: {error}") from None
     if not isinstance(content, dict):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import typing
 from collections.abc import Mapping
 from types import UnionType
@@ -53,6 +52,8 @@ def inner_of(wanted: Any) -> Any:
 
 def near(key: Any, known: Mapping[str, Any]) -> str:
     """ "; did you mean ..", or what there is."""
+    import difflib
+
     close = difflib.get_close_matches(str(key), known, n=1)
     return f"; did you mean {close[0]!r}?" if close else f" (it has {', '.join(known)})"
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from vivace.deploy.spec.files import DeploymentError, load
+from vivace.deploy.disk import PathName, read
+from vivace.deploy.spec.files import LARGEST, DeploymentError, load
 
 
-def rewrite(path: Path, changes: Mapping[tuple[str, ...], Any]) -> str:
+def rewrite(path: PathName, changes: Mapping[tuple[str, ...], Any]) -> str:
     """The file's new text, with a value set for each path of keys. The result is checked to be a
     deployment still. Raises DeploymentError."""
     from ruamel.yaml import YAML
@@ -21,7 +21,7 @@ def rewrite(path: Path, changes: Mapping[tuple[str, ...], Any]) -> str:
     editor.preserve_quotes = True
     editor.width = 4096
     try:
-        content = editor.load(path.read_text(encoding="utf-8"))
+        content = editor.load(read(path, LARGEST).decode())
     except YAMLError as error:
         raise DeploymentError(f"{path}: {error}") from None
     for keys, value in changes.items():
