@@ -132,6 +132,7 @@ python3 -m sglang.launch_server --nnodes ${#IPs[@]} --node-rank $RANK
         ("x=ab; x+=c; a ${#x} $x", ("a", "3", "abc")),
         ("a $(echo b c) `expr 3 + 4` $(date)", ("a", "b", "c", "7", "<date>")),
         ("a \\\n  --b \\\r\n  c", ("a", "--b", "c")),
+        ('a "b\\\\\nc" "d\\\ne" "\\f\\\\\\"" \\\\g\\"', ("a", "b\\\nc", "de", '\\f\\"', '\\g"')),
         ("f() { a $1 $2; }; f x 'y z'", ("a", "x", "y", "z")),
         ("nohup env A=1 a b > log 2>&1 &", ("a", "b")),
         (
@@ -252,9 +253,9 @@ def test_the_reader_can_execute_nothing() -> None:
         "__future__",
         "ast",
         "collections",
-        "dataclasses",
         "msgspec",
         "operator",
+        "re",
         "tree_sitter",
         "typing",
     }

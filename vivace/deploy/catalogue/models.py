@@ -45,7 +45,7 @@ def guess_model(path: str) -> KnownModel | None:
         (len(name), each)
         for each in models()
         for name in (each.name, *each.aliases)
-        if re.search(rf"(?<![a-z0-9]){re.escape(name)}(?![a-z0-9.])", text)
+        if name in text and re.search(rf"(?<![a-z0-9]){re.escape(name)}(?![a-z0-9.])", text)
     ]
     return max(found, key=lambda pair: pair[0])[1] if found else None
 

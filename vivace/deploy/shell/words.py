@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from operator import add, eq, ge, gt, le, lt, mul, ne, sub
 
@@ -22,6 +23,8 @@ DEEPEST = 200
 """nested expressions"""
 LARGEST = 1 << 63
 ALL = ("@", "*")
+ESCAPED = re.compile(r"\\(.?)", re.DOTALL)
+ESCAPED_IN_QUOTES = re.compile(r'\\([\n"$`\\])')
 
 
 class NotUnderstood(Exception):
@@ -35,6 +38,8 @@ def to_parser(content: str) -> bytes:
 
 
 def from_parser(raw: bytes) -> str:
+    if raw.isascii():
+        return raw.decode("ascii")
     return raw.decode("utf-8", "replace").encode("latin-1", "replace").decode("utf-8", "replace")
 
 
@@ -125,24 +130,16 @@ def pieces_of(node: Node, world: World, depth: int) -> Text:
 
 def unescaped(word: str) -> str:
     """\\x is x, and a backslash before a line's end is nothing."""
-    result, escaped = [], False
-    for character in word:
-        if escaped:
-            if character != "\n":
-                result.append(character)
-            escaped = False
-        elif character == "\\":
-            escaped = True
-        else:
-            result.append(character)
-    return "".join(result)
+    return ESCAPED.sub(meant, word)
+
+
+def meant(escaped: re.Match[str]) -> str:
+    return escaped[1].removeprefix("\n")
 
 
 def in_quotes(content: str) -> str:
     """Within double quotes a backslash is one unless it stands before \\ $ ` " or a line's end."""
-    for escaped, plain in (("\\\n", ""), ('\\"', '"'), ("\\$", "$"), ("\\`", "`"), ("\\\\", "\\")):
-        content = content.replace(escaped, plain)
-    return content
+    return ESCAPED_IN_QUOTES.sub(meant, content)
 
 
 PLAIN: dict[str, Callable[[str], str]] = {
