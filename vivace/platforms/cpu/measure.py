@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from vivace.platforms.cpu.huge_pages import HugePages
 from vivace.platforms.cpu.native import Kernels
 from vivace.platforms.cpu.native_linear import (
     BLOCKS,
@@ -106,10 +107,11 @@ def linear_times(
 def many(inputs: int, outputs: int, kind: str) -> list[PackedWeight]:
     """Copies of a weight, more than the caches hold."""
     numbers, nbytes = KINDS[kind]
+    memory = HugePages()
     size = -(-outputs // PANEL) * PANEL * (inputs // numbers) * nbytes
 
     def one() -> PackedWeight:
-        data = torch.full((size,), ANY_BYTE, dtype=torch.uint8)
+        data = memory.empty(size).fill_(ANY_BYTE)
         return PackedWeight((Panels(kind, data, 0, outputs),), inputs, outputs)
 
     return [one() for _ in range(-(-BEYOND_CACHES // size))]

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vivace.platforms.cpu.huge_pages import HugePages
 from vivace.platforms.cpu.native import Kernels, Words
 from vivace.platforms.ops.stored import (
     NARROW_BLOCK,
@@ -91,6 +92,7 @@ class NativeLinears:
             for kind in kinds
         }
         self._narrow_rows = kernels.operation("narrow_rows", NARROW_ROWS)
+        self._memory = HugePages()
         self._embed = {kind: kernels.operation(f"embed_{kind}", EMBED) for kind in BLOCKS}
 
     def pack(self, pieces: Sequence[Any]) -> PackedWeight:
@@ -111,7 +113,7 @@ class NativeLinears:
 
     def _packed(self, kind: str, rows: Rows, first: int, inputs: int) -> Panels:
         count, column = rows.shape[0], column_bytes(kind, inputs)
-        data = torch.empty(-(-count // PANEL) * PANEL * column, dtype=torch.uint8)
+        data = self._memory.empty(-(-count // PANEL) * PANEL * column)
         pointer, row_bytes = memory_of(rows)
         scales = rows.scales.data_ptr() if isinstance(rows, Int8Rows) else 0
         self._pack[kind](count, pointer, row_bytes, data.data_ptr(), inputs, scales)

@@ -244,8 +244,10 @@ VV_INLINE void store_low8(uint8_t* p, I16 x) { int32_t t[16]; std::memcpy(t, &x,
 // Round to nearest even, as torch does; a NaN stays one.
 VV_INLINE void store_bf16(uint16_t* p, F16 a) {
     const I16 bits = float_to_bits(a);
-    const I16 odd = iand(srl<16>(bits), iset1(1));
-    store_low16(p, srl<16>(iadd(bits, iadd(odd, iset1(0x7fff)))));
+    const I16 number = sra<31>(iadd(iand(bits, iset1(0x7fffffff)), iset1(-0x7f800001)));  // all ones; NaN: zero
+    const I16 up = iand(number, iadd(iand(srl<16>(bits), iset1(1)), iset1(0x7fff)));
+    const I16 quiet = sll<22>(iadd(number, iset1(1)));
+    store_low16(p, srl<16>(ior(iadd(bits, up), quiet)));
 }
 // The two bfloat16 numbers of each 32-bit lane: [16][2] in memory.
 VV_INLINE F16 low_bf16(I16 pair) { return bits_to_float(sll<16>(pair)); }

@@ -55,7 +55,13 @@ inline float from_bf16(uint16_t x) {
 inline uint16_t to_bf16(float f) {
     uint32_t bits;
     std::memcpy(&bits, &f, 4);
+    if (f != f) return (uint16_t)((bits | 0x400000) >> 16);
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+inline float float_of(uint32_t bits) {
+    float f;
+    std::memcpy(&f, &bits, 4);
+    return f;
 }
 inline double from_half(uint16_t h) {
     const int exponent = h >> 10 & 31, fraction = h & 1023;

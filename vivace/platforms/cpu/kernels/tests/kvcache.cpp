@@ -29,11 +29,12 @@ struct Rows {
     // Some heads get numbers that are large, small, lie between two bfloat16, or are none.
     void strange(Random& random) {
         const float odd[] = {INFINITY,    -INFINITY,       NAN,   3.4e38f, 1e-40f, -0.0f,
-                             1 + 0x1p-8f, 1 + 3 * 0x1p-8f, 1e-37f};
+                             1 + 0x1p-8f, 1 + 3 * 0x1p-8f, 1e-37f,
+                             float_of(0x7fffffff), float_of(0xffffffff), float_of(0x7f800001)};
         for (int64_t i = 0; i < rows * heads; i += 2) {
             float* x = &numbers[i / heads * stride + i % heads * dim];
             if (i % 6 == 0)
-                x[random.below(dim)] = odd[random.below(9)];
+                x[random.below(dim)] = odd[random.below(12)];
             else
                 std::fill_n(x, dim, i % 6 == 2 ? 0.0f : odd[4 + random.below(5)]);
         }
