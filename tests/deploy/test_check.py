@@ -19,8 +19,8 @@ from vivace.deploy.spec.files import deployment_of, load, written
 SCRIPTS = Path(__file__).parent / "scripts"
 PUBLISHED = SCRIPTS.with_name("published")
 LARGE = ("torch", "numpy", "gguf", "aiohttp", "jinja2")
-OF_LIBRARIES = ("typing_extensions", "inspect", "dataclasses", "difflib", "rich")
-NOT_FOR_A_FILE = ("pathlib", "shutil", "tree_sitter", "urllib.parse")
+OF_LIBRARIES = ("typing_extensions", "dataclasses", "difflib", "rich")
+NOT_FOR_A_FILE = ("inspect", "pathlib", "shutil", "tree_sitter", "urllib.parse")
 
 
 def spec(folder: Path, content: dict[str, object]) -> Path:
