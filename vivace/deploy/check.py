@@ -84,7 +84,7 @@ def parser() -> argparse.ArgumentParser:
 def as_wide_as_the_terminal(prog: str) -> argparse.HelpFormatter:
     """Asks the terminal itself: left to argparse, each start loads shutil and what that loads."""
     try:
-        columns = os.get_terminal_size().columns
+        columns = os.get_terminal_size().columns or 80  # some say 0
     except OSError:
         columns = 80
     return argparse.RawDescriptionHelpFormatter(prog, width=columns - 2)
