@@ -10,6 +10,7 @@ import openai
 import pytest
 from server_kit import MODEL, PROSE, Running, ask, events, running_server
 
+from vivace.server.routes import ROUTES
 from vivace.server.settings import ServerSettings
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
@@ -365,13 +366,62 @@ def test_completion_names_the_field_in_openais_words(
     assert answer.json["error"]["param"] == field
 
 
-def test_unknown_model_is_404_with_openais_code(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError) as caught:
-        client.chat.completions.create(model="gpt-9", messages=HI)
-    assert caught.value.code == "model_not_found"
-    assert caught.value.param == "model"
-    with pytest.raises(openai.NotFoundError):
-        client.completions.create(model="gpt-9", prompt="x")
+WITH_A_MODEL: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": HI, "max_tokens": 2},
+    "/v1/completions": {"prompt": "x", "max_tokens": 2},
+    "/tokenize": {"prompt": "x"},
+    "/v1/tokenize": {"prompt": "x"},
+    "/detokenize": {"tokens": [65]},
+    "/v1/detokenize": {"tokens": [65]},
+}
+
+
+def test_the_routes_that_take_a_model_are_all_here() -> None:
+    taking = {
+        route.path for route in ROUTES if "model" in getattr(route.accepts, "__struct_fields__", ())
+    }
+    assert taking == set(WITH_A_MODEL)
+
+
+@pytest.mark.parametrize("path", WITH_A_MODEL)
+def test_any_model_name_is_answered_by_the_served_model_and_counted(path: str) -> None:
+    with running_server(ServerSettings(metrics=True)) as server:
+        for count, model in enumerate(("gpt-9", "Qwen/Qwen3-8B"), 1):
+            answer = ask(server, path, {**WITH_A_MODEL[path], "model": model})
+            assert answer.status == 200
+            assert answer.json.get("model", MODEL) == MODEL
+            assert unserved(server) == count
+        for model in (MODEL, "/models/toy", "default", ""):
+            answer = ask(server, path, {**WITH_A_MODEL[path], "model": model})
+            assert answer.status == 200
+            assert answer.json.get("model", MODEL) == MODEL
+        assert unserved(server) == 2
+
+
+def unserved(server: Running) -> float:
+    for line in ask(server, "/metrics", method="GET").text.splitlines():
+        if line.startswith("vivace:unserved_model_requests_total{"):
+            return float(line.rsplit(" ", 1)[1])
+    return 0.0
+
+
+@pytest.mark.parametrize("path", WITH_A_MODEL)
+@pytest.mark.parametrize("model", [f"{MODEL}:poet", "default:poet", "gpt-9:poet"])
+def test_an_adapter_is_refused(server: Running, path: str, model: str) -> None:
+    answer = ask(server, path, {**WITH_A_MODEL[path], "model": model})
+    assert (answer.status, answer.json["param"]) == (400, "model")
+    assert "poet" in answer.json["message"] and "LoRA" in answer.json["message"]
+
+
+@pytest.mark.parametrize("path", WITH_A_MODEL)
+def test_strict_model_name_answers_404_with_openais_code(path: str) -> None:
+    with running_server(ServerSettings(strict_model_name=True)) as server:
+        assert ask(server, path, {**WITH_A_MODEL[path], "model": MODEL}).status == 200
+        assert ask(server, path, WITH_A_MODEL[path]).status == 200
+        answer = ask(server, path, {**WITH_A_MODEL[path], "model": "gpt-9"})
+        assert answer.status == 404
+        assert answer.json["error"]["code"] == "model_not_found"
+        assert answer.json["error"]["param"] == "model"
 
 
 def test_bad_request_has_openais_form(client: openai.OpenAI) -> None:

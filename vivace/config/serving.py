@@ -46,6 +46,9 @@ class HttpOptions:
     enable_cache_report: bool = option(
         False, "Report cached tokens in the usage of OpenAI answers."
     )
+    strict_model_name: bool = option(
+        False, "Answer 404 to a model name that is not served; else the served model answers."
+    )
     file_storage_path: str | None = option(
         help="Directory of uploaded files.", cpu=no_effect("there are no uploads")
     )

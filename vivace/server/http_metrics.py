@@ -14,6 +14,7 @@ METHODS = frozenset({"GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"}
 OTHER = "other"
 FILES = "http-*.counters"
 REQUESTS, RESPONSES, ACTIVE = "requests", "responses", "active"
+UNSERVED_MODEL, UNKNOWN_FIELD = "unserved_model", "unknown_field"
 
 
 class HttpMetrics:
@@ -40,6 +41,10 @@ class HttpMetrics:
         self._counters.add((ACTIVE, *label), -1)
         self._counters.add((RESPONSES, *label, str(status)))
 
+    def note(self, kind: str) -> None:
+        """Count a request that asked for UNSERVED_MODEL, or brought an UNKNOWN_FIELD."""
+        self._counters.add((kind,))
+
     def totals(self) -> Counter[Key]:
         """The sum over all processes; nothing is active in those that died."""
         total = self._counters.counts()
@@ -65,6 +70,16 @@ class HttpMetrics:
                 "sglang:http_responses",
                 "HTTP responses sent, by endpoint, method and status.",
                 labels=[*names, *place, "status_code"],
+            ),
+            UNSERVED_MODEL: CounterMetricFamily(
+                "vivace:unserved_model_requests",
+                "Requests for a model name that is not served, answered by the served model.",
+                labels=names,
+            ),
+            UNKNOWN_FIELD: CounterMetricFamily(
+                "vivace:unknown_field_requests",
+                "Requests with a field that this server does not know and ignored.",
+                labels=names,
             ),
             ACTIVE: GaugeMetricFamily(
                 "sglang:http_requests_active",

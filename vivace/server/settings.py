@@ -23,6 +23,7 @@ class ServerSettings:
     admin_api_key: str | None = None
     root_path: str = ""
     cache_report: bool = False
+    strict_model_name: bool = False
     stream_output: bool = False
     metrics: bool = False
     log_requests: bool = False
@@ -55,6 +56,7 @@ def settings_of(config: Config) -> ServerSettings:
         admin_api_key=revealed(http.admin_api_key),
         root_path=(http.fastapi_root_path or "").rstrip("/"),
         cache_report=http.enable_cache_report,
+        strict_model_name=http.strict_model_name,
         stream_output=config.runtime.stream_output,
         metrics=logging.enable_metrics,
         log_requests=logging.log_requests,

@@ -14,7 +14,6 @@ from vivace.protocol.request import Request
 from vivace.server.context import Context
 from vivace.server.errors import json_response
 from vivace.server.jobs import complete
-from vivace.server.openai.asking import shown_model
 from vivace.server.openai.chunks import Shape
 from vivace.server.openai.schema import ChatAnswer, Choice, CompletionAnswer, SamplingFields
 from vivace.server.openai.usage import Tally
@@ -51,7 +50,7 @@ async def answer(
     """Run the requests and answer; `samples` of them share a prompt."""
     tally = Tally(samples, context.settings.cache_report)
     created = int(time.time())
-    model = shown_model(context, asked.model)
+    model = context.served.name
     if asked.stream:
         options = asked.stream_options
         shape = Shape(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,8 +11,12 @@ from vivace.frontend.errors import BadRequest
 from vivace.server.body import refuse_unsupported
 from vivace.server.context import Context
 from vivace.server.errors import Refusal
+from vivace.server.http_metrics import UNSERVED_MODEL
 from vivace.server.jobs import cache_key
 from vivace.server.openai.schema import DEFAULT_MODEL, REFUSED, SamplingFields
+from vivace.server.schema import NO_LORA
+
+log = logging.getLogger("vivace.server")
 
 MOST_LOGPROBS = 20
 
@@ -51,21 +56,35 @@ def check_request(context: Context, request: SamplingFields) -> None:
 
 
 def check_model(context: Context, model: str) -> None:
-    """404 unless `model` is the served one (by name or path) or "default"."""
-    served = context.served
-    if model in ("", DEFAULT_MODEL, served.name, served.path):
+    """Let any name through, as SGLang does, and count those that are not served.
+
+    404 with --strict-model-name; 400 for `base:adapter`, which asks for an adapter.
+    """
+    if is_served(context, model):
         return
-    raise Refusal(
+    if context.settings.strict_model_name:
+        raise not_found(context, model)
+    base, _, adapter = model.partition(":")
+    if adapter:
+        raise BadRequest(
+            "model", f"{base[:100]!r} with the adapter {adapter[:100]!r} is asked for: {NO_LORA}"
+        )
+    context.http_metrics.note(UNSERVED_MODEL)
+    log.debug("the model %r is not served; %r answers", model[:200], context.served.name)
+
+
+def is_served(context: Context, model: str) -> bool:
+    """By name or path; "default" is whatever is served."""
+    return model in ("", DEFAULT_MODEL, context.served.name, context.served.path)
+
+
+def not_found(context: Context, model: str) -> Refusal:
+    return Refusal(
         404,
-        f"The model {model[:200]!r} does not exist; this server serves {served.name!r}",
+        f"The model {model[:200]!r} does not exist; this server serves {context.served.name!r}",
         param="model",
         code="model_not_found",
     )
-
-
-def shown_model(context: Context, model: str) -> str:
-    """The model's name in the answer: as asked for, or the served name behind "default"."""
-    return context.served.name if model in ("", DEFAULT_MODEL) else model
 
 
 def raw_sampling(request: SamplingFields, max_new_tokens: int | None) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from aiohttp import web
 
 from vivace.server.context import Context
 from vivace.server.errors import json_response
-from vivace.server.openai.asking import check_model
+from vivace.server.openai.asking import is_served, not_found
 from vivace.server.openai.schema import ModelCard, ModelList
 
 
@@ -17,7 +17,9 @@ async def list_models(context: Context, _request: web.Request, _body: bytes) -> 
 
 async def show_model(context: Context, request: web.Request, _body: bytes) -> web.Response:
     """The served model by its name, or 404."""
-    check_model(context, request.match_info["model"])
+    model = request.match_info["model"]
+    if not is_served(context, model):
+        raise not_found(context, model)
     return json_response(card(context))
 
 
