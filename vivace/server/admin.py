@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 from aiohttp import web
 
 from vivace.frontend.errors import BadRequest
 from vivace.protocol.control import FlushCache
-from vivace.server.body import decode
+from vivace.server.body import Reader
 from vivace.server.context import Context
 from vivace.server.errors import Refusal, json_response, text_response
 from vivace.server.request_log import FORMATS, LEVELS
 from vivace.server.schema import AbortRequest, ConfigureLogging
 from vivace.server.state import command
 
-ABORT = msgspec.json.Decoder(AbortRequest)
-LOGGING = msgspec.json.Decoder(ConfigureLogging)
+ABORT = Reader(AbortRequest)
+LOGGING = Reader(ConfigureLogging)
 
 
 async def flush_cache(context: Context, _request: web.Request, _body: bytes) -> web.Response:
@@ -33,7 +32,7 @@ async def flush_cache(context: Context, _request: web.Request, _body: bytes) -> 
 
 async def abort_request(context: Context, _request: web.Request, body: bytes) -> web.Response:
     """Abort requests by id prefix, or all; 200 whether or not any was found."""
-    asked = decode(body, ABORT)
+    asked = ABORT.read(context, body)
     if not asked.rid and not asked.abort_all:
         raise BadRequest("rid", "give a request id (prefix), or abort_all: true")
     context.frontend.abort(None if asked.abort_all else asked.rid, asked.abort_all)
@@ -42,7 +41,7 @@ async def abort_request(context: Context, _request: web.Request, body: bytes) ->
 
 async def configure_logging(context: Context, _request: web.Request, body: bytes) -> web.Response:
     """Change what --log-requests logs."""
-    asked = decode(body or b"{}", LOGGING)
+    asked = LOGGING.read(context, body or b"{}")
     refuse_paths(asked)
     if asked.log_requests_level is not None and asked.log_requests_level not in LEVELS:
         raise BadRequest("log_requests_level", "must be 0, 1, 2 or 3")

@@ -3,18 +3,46 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TypeVar
+import logging
+from typing import Any, Generic, TypeVar
 
 import msgspec
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from vivace.frontend.errors import BadRequest
+from vivace.server.context import Context
 from vivace.server.errors import Refusal
 from vivace.server.fields import refuse_unsupported as refuse_unsupported
 from vivace.server.fields import validation_error
+from vivace.server.http_metrics import UNKNOWN_FIELD
 
 T = TypeVar("T")
+
+log = logging.getLogger("vivace.server")
+
+
+class Reader(Generic[T]):
+    """Decodes bodies into a struct. A field the struct does not know is ignored, as SGLang and
+    OpenAI's servers do, but the request is counted and the field is named in the debug log."""
+
+    def __init__(self, kind: type[T]) -> None:
+        strict: Any = msgspec.defstruct(
+            kind.__name__, [], bases=(kind,), kw_only=True, forbid_unknown_fields=True
+        )
+        self._strict = msgspec.json.Decoder(strict)
+        self._lenient = msgspec.json.Decoder(kind)
+
+    def read(self, context: Context, data: bytes) -> T:
+        """BadRequest names the field and the reason."""
+        try:
+            return self._strict.decode(data)
+        except (ValueError, RecursionError) as error:
+            reason = error
+        asked = decode(data, self._lenient)  # raises when more is wrong than an unknown field
+        context.http_metrics.note(UNKNOWN_FIELD)
+        log.debug("a request brings more than is known: %s", reason)
+        return asked
 
 
 async def read_body(request: web.Request, limit: int, timeout: float) -> bytes:

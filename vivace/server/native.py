@@ -5,12 +5,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import msgspec
 from aiohttp import web
 
 from vivace.frontend.native import NativeAnswer
 from vivace.protocol.request import Request
-from vivace.server.body import decode
+from vivace.server.body import Reader
 from vivace.server.context import Context
 from vivace.server.errors import json_response
 from vivace.server.jobs import complete, expand
@@ -19,13 +18,13 @@ from vivace.server.native_events import NativeEvents
 from vivace.server.schema import GenerateRequest
 from vivace.server.streaming import stream
 
-DECODER = msgspec.json.Decoder(GenerateRequest)
+READER = Reader(GenerateRequest)
 
 
 async def generate(context: Context, http: web.Request, body: bytes) -> web.StreamResponse:
     """One answer, or a list of them when the prompts came as a list or n > 1."""
     arrival = time.monotonic()
-    asked = decode(body, DECODER)
+    asked = READER.read(context, body)
     asks, batch = await read_asks(context, asked)
     context.require_ready()
     requests = expand(context, asks, stream=asked.stream, arrival=arrival)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-import msgspec
 from aiohttp import web
 
 from vivace.frontend.errors import BadRequest
-from vivace.server.body import decode
+from vivace.server.body import Reader
 from vivace.server.chat_prompt import chat_text
 from vivace.server.context import Context
 from vivace.server.errors import json_response
@@ -22,13 +21,13 @@ from vivace.server.schema import (
     TokenizeResponse,
 )
 
-TOKENIZE = msgspec.json.Decoder(TokenizeRequest)
-DETOKENIZE = msgspec.json.Decoder(DetokenizeRequest)
+TOKENIZE = Reader(TokenizeRequest)
+DETOKENIZE = Reader(DetokenizeRequest)
 
 
 async def tokenize(context: Context, _request: web.Request, body: bytes) -> web.Response:
     """Ids of a prompt, of many prompts, or of a conversation."""
-    asked = decode(body, TOKENIZE)
+    asked = TOKENIZE.read(context, body)
     check_model(context, asked.model)
     if asked.tools:
         raise BadRequest("tools", NO_TOOLS)
@@ -70,7 +69,7 @@ def answer(
 
 async def detokenize(context: Context, _request: web.Request, body: bytes) -> web.Response:
     """Text of ids, or texts of lists of ids; decoded in a thread, so streams do not wait."""
-    asked = decode(body, DETOKENIZE)
+    asked = DETOKENIZE.read(context, body)
     check_model(context, asked.model)
     tokenizer = context.tokenizer("tokens")
     tokens = asked.tokens

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 
-import msgspec
 from aiohttp import web
 
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.piece import Piece
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.protocol.request import Request
-from vivace.server.body import decode, refuse_unsupported
+from vivace.server.body import Reader, refuse_unsupported
 from vivace.server.chat_prompt import chat_text
 from vivace.server.context import Context
 from vivace.server.ids import new_id
@@ -36,13 +35,13 @@ from vivace.server.openai.schema import (
     ChatRequest,
 )
 
-DECODER = msgspec.json.Decoder(ChatRequest)
+READER = Reader(ChatRequest)
 
 
 async def chat_completions(context: Context, http: web.Request, body: bytes) -> web.StreamResponse:
     """Answer a conversation, n times."""
     arrival = time.monotonic()
-    asked = decode(body, DECODER)
+    asked = READER.read(context, body)
     check(context, asked)
     tokenizer = context.tokenizer("messages")
     context.require_ready()

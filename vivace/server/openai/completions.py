@@ -6,7 +6,6 @@ import asyncio
 import time
 from dataclasses import dataclass
 
-import msgspec
 from aiohttp import web
 
 from vivace.frontend.errors import BadRequest
@@ -14,7 +13,7 @@ from vivace.frontend.piece import Piece
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.protocol.output import TokenLogprob
 from vivace.protocol.request import Request
-from vivace.server.body import decode
+from vivace.server.body import Reader
 from vivace.server.context import Context
 from vivace.server.ids import new_id
 from vivace.server.jobs import Ask, expand
@@ -35,7 +34,7 @@ from vivace.server.openai.schema import (
     CompletionRequest,
 )
 
-DECODER = msgspec.json.Decoder(CompletionRequest)
+READER = Reader(CompletionRequest)
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Prompt:
 async def completions(context: Context, http: web.Request, body: bytes) -> web.StreamResponse:
     """Complete one or many prompts, n times each."""
     arrival = time.monotonic()
-    asked = decode(body, DECODER)
+    asked = READER.read(context, body)
     check(context, asked)
     tokenizer = context.tokenizer("prompt")
     context.require_ready()
