@@ -18,7 +18,9 @@ COMMANDS = {
     "deploy": "deployments as one file: import scripts, render them for what starts them",
     "doctor": "is this node set up to serve? what mends it?",
     "flags": "every flag of `vivace serve` and what it does here",
-    "pull": "install the embedded model",
+    "pull": "fetch a model from the hub by name, or install the embedded one",
+    "list": "the models on this machine",
+    "rm": "delete a model from the local cache",
     "version": "versions of vivace, python and torch",
 }
 BENCHES = {
@@ -65,7 +67,9 @@ def handlers() -> dict[str, Callable[[list[str]], int]]:
         "deploy": lambda words: import_module("vivace.deploy.command").main(words),
         "doctor": lambda words: import_module("vivace.doctor.command").main(words),
         "flags": flags,
-        "pull": lambda words: import_module("vivace.pull").main(words),
+        "pull": lambda words: import_module("vivace.hub.command").pull(words),
+        "list": lambda words: import_module("vivace.hub.command").show_list(words),
+        "rm": lambda words: import_module("vivace.hub.command").show_remove(words),
         "version": version,
     }
 

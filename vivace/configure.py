@@ -18,13 +18,18 @@ def configure(options: Options) -> Config:
     from vivace.platforms.platform import detect
 
     model = options.model
+    cache = hub_cache(model.download_dir, options.environment)
+    if model.download and model.model_path is not None:
+        from vivace.hub.fetch import fetch_unless_here
+
+        fetch_unless_here(model.model_path, model.revision, cache, options.environment)
     source = locate(
         model.model_path,
         load_format=model.load_format,
         tokenizer_path=model.tokenizer_path,
         overrides=model.json_model_override_args,
         revision=model.revision,
-        cache=hub_cache(model.download_dir, options.environment),
+        cache=cache,
     )
     facts = facts_of(source)
     check_architecture(source, facts, model.model_impl)

@@ -1,8 +1,8 @@
-"""Models in the local cache of the Hugging Face hub, found offline.
+"""Models in the local cache of a hub, found offline.
 
 Layout (huggingface_hub, "Understand caching"): `models--ORG--NAME/snapshots/<commit>/` holds a
-revision's files, `models--ORG--NAME/refs/<branch or tag>` the commit a name stands for. Torch-free;
-nothing is downloaded and nothing is written.
+revision's files, `models--ORG--NAME/refs/<branch or tag>` the commit a name stands for.
+ModelScope's layouts are in `modelscope_folders`. Torch-free; nothing is downloaded or written.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ from vivace.errors import CannotStart
 
 DEFAULT_REVISION = "main"
 REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
+QUANTIZATION = re.compile(r"[.-]((?:IQ|Q|TQ|BF|F|MXFP)\d[A-Za-z0-9_]*)$", re.IGNORECASE)
+"""the last word of a GGUF file's name"""
 COMMIT = re.compile(r"[0-9a-f]{7,64}")
 LONGEST_REF = 256
 """bytes of a ref file, which holds a commit"""
 SHOWN = 8
 """revisions that an error names"""
+MODELSCOPE_REVISION = "master"
 
 
 class SnapshotError(CannotStart):
@@ -46,16 +49,58 @@ def find_snapshot(cache: Path, repo_id: str, revision: str | None) -> Snapshot |
     """
     folder = cache / ("models--" + repo_id.replace("/", "--"))
     if not folder.is_dir():
-        return None
+        return find_modelscope(cache, repo_id, revision or MODELSCOPE_REVISION)
     name = revision or DEFAULT_REVISION
     commit = commit_of(folder, name)
     if commit is None or not (folder / "snapshots" / commit).is_dir():
         raise SnapshotError(
             f"{repo_id}: revision {name!r} is not in the cache {folder}; there: "
             f"{revisions(folder)}. Give one of them as --revision, or fetch the other with "
-            f"`hf download {repo_id} --revision {name}`; nothing is downloaded here."
+            f"`vivace pull {repo_id} --revision {name}`, or start with --download."
         )
     return Snapshot(folder / "snapshots" / commit, commit)
+
+
+def find_modelscope(cache: Path, repo_id: str, revision: str) -> Snapshot | None:
+    """The same in ModelScope's layouts, which know no commits."""
+    for folder in modelscope_folders(cache, repo_id, revision):
+        if folder.is_dir() and any(folder.iterdir()):
+            return Snapshot(folder, revision)
+    return None
+
+
+def modelscope_folders(cache: Path, repo_id: str, revision: str) -> list[Path]:
+    """Where ModelScope's library has kept a repository, newest layout first (modelscope_hub 0.5,
+    `_download.py`: dots of a name became `___` in the older ones)."""
+    owner, slash, name = repo_id.partition("/")
+    if not slash or not is_revision(revision):
+        return []
+    safe = name.replace(".", "___")
+    return [
+        cache / "models" / f"{owner}--{name}" / "snapshots" / revision,
+        cache / "models" / owner / safe,
+        cache / "hub" / "models" / owner / safe,
+        cache / "hub" / owner / safe,
+    ]
+
+
+def split_quantization(name: str) -> tuple[str, str]:
+    """`org/name:Q4_0` -> (repository, quantization); the second is empty when none is named."""
+    repo_id, _, quantization = name.partition(":")
+    return repo_id, quantization
+
+
+def quantization_of(name: str) -> str:
+    """`SmolLM2-135M.Q4_K_M.gguf` -> Q4_K_M; the whole stem when it says none."""
+    stem = name.removesuffix(".gguf")
+    found = QUANTIZATION.search(stem)
+    return found.group(1) if found else stem
+
+
+def gguf_of(folder: Path, quantization: str) -> list[Path]:
+    """The GGUF files of a folder that are of this quantization."""
+    files = sorted(folder.glob("*.gguf"))
+    return [f for f in files if quantization_of(f.name).lower() == quantization.lower()]
 
 
 def commit_of(folder: Path, name: str) -> str | None:

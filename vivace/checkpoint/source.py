@@ -13,7 +13,9 @@ from vivace.checkpoint.hub_cache import (
     Snapshot,
     SnapshotError,
     find_snapshot,
+    gguf_of,
     is_repo_id,
+    split_quantization,
 )
 from vivace.errors import CannotStart
 
@@ -106,7 +108,10 @@ class Shelf:
         path = Path(name).expanduser()
         if path.exists():
             return Place(path)
-        snapshot = self._snapshot(name, flag)
+        repo_id, quantization = split_quantization(name)
+        snapshot = self._snapshot(repo_id, flag)
+        if snapshot is not None and quantization:
+            return Place(self._one_gguf(snapshot, repo_id, quantization, flag), snapshot.commit)
         if snapshot is not None:
             return Place(snapshot.path, snapshot.commit)
         raise SourceError(f"{flag} {name}: {self._missing(name)}")
@@ -131,16 +136,27 @@ class Shelf:
         except OSError as error:
             raise SourceError(f"{flag} {name}: {self.cache}: {error.strerror}") from None
 
+    def _one_gguf(self, snapshot: Snapshot, repo_id: str, quantization: str, flag: str) -> Path:
+        files = gguf_of(snapshot.path, quantization)
+        if len(files) == 1:
+            return files[0]
+        names = ", ".join(sorted(file.name for file in snapshot.path.glob("*.gguf"))) or "none"
+        raise SourceError(
+            f"{flag} {repo_id}:{quantization}: {len(files)} GGUF files of that quantization in "
+            f"{snapshot.path} (there: {names}). Fetch it with `vivace pull "
+            f"{repo_id}:{quantization}`, or start with --download"
+        )
+
     def _missing(self, name: str) -> str:
         read = (
             "Models are read from local directories (config.json and *.safetensors), GGUF files "
-            "and the local cache of the Hugging Face hub; nothing is downloaded."
+            "and the local cache of the Hugging Face hub."
         )
-        if self.cache is None or not is_repo_id(name):
+        if self.cache is None or not is_repo_id(split_quantization(name)[0]):
             return f"no such file or directory. {read}"
         return (
             f"no such file or directory, and no such repository in {self.cache}. {read} "
-            f"Fetch it with `hf download {name}`."
+            f"Fetch it with `vivace pull {name}`, or start with --download."
         )
 
 

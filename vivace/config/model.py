@@ -23,8 +23,9 @@ OTHER_LOAD_FORMATS = (
 @dataclass(frozen=True)
 class ModelOptions:
     model_path: str | None = option(
-        help="Model directory, GGUF file, or id of a repository in the hub's local cache; without "
-        "it the embedded model is served.",
+        help="Model directory, GGUF file, or name of a model on the hub (`org/name`, or "
+        "`org/name:Q4_0` for one GGUF file of several) that is in the local cache or fetched with "
+        "--download; without it the embedded model is served.",
         aliases=["model"],
     )
     tokenizer_path: str | None = option(
@@ -113,8 +114,10 @@ class ModelOptions:
         choices=["openai", "model"],
     )
     weight_version: str = option("default", "Label returned with every answer.")
-    download_dir: str | None = option(
-        help="The hub's local cache, instead of HF_HUB_CACHE; nothing is downloaded to it."
+    download_dir: str | None = option(help="The hub's local cache, instead of HF_HUB_CACHE.")
+    download: bool = option(
+        False,
+        "Fetch --model-path from the hub when it is not in the local cache (as `vivace pull`).",
     )
     model_checksum: str | None = option(
         help="Verify the model's files against checksums.",

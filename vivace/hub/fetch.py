@@ -1,0 +1,138 @@
+"""Fetch a model from a hub: list, choose, check the room, download, check the hashes."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from vivace.checkpoint.hub_cache import is_repo_id, split_quantization
+from vivace.checkpoint.source import SourceError, locate
+from vivace.config.environment import switched_on
+from vivace.config.hub import USE_MODELSCOPE
+from vivace.hub.listing import HubError, Listing, RepoFile, chosen_files
+
+log = logging.getLogger(__name__)
+
+BLOCK = 1 << 20
+SPARE = 256 << 20
+"""bytes that stay free on the disk"""
+
+
+class Hub(Protocol):
+    """A model hub. Every call ends within a bounded time when the network does not answer."""
+
+    name: str
+
+    def list(self, repo_id: str, revision: str | None) -> Listing:
+        """Raises HubError."""
+        ...
+
+    def present(self, listing: Listing, file: RepoFile) -> bool:
+        """Whether the file is in the cache already."""
+        ...
+
+    def download(self, listing: Listing, revision: str | None, files: tuple[RepoFile, ...]) -> Path:
+        """The folder with the files; continues what was begun. Raises HubError."""
+        ...
+
+    def discard(self, path: Path) -> None:
+        """Remove a file that turned out to be damaged, so that the next download fetches it."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fetched:
+    """Where a model lies now. `path`: a folder, or the GGUF file that was named."""
+
+    path: Path
+    commit: str
+    bytes_fetched: int
+
+
+def fetch(
+    name: str, revision: str | None, hub: Hub, cache: Path, say: Callable[[str], None]
+) -> Fetched:
+    """`org/name` or `org/name:QUANTIZATION` -> its files in the cache. Raises HubError."""
+    repo_id, quantization = split_quantization(name)
+    listing = hub.list(repo_id, revision)
+    files = chosen_files(listing, quantization)
+    missing = tuple(file for file in files if not hub.present(listing, file))
+    size = sum(file.size for file in missing)
+    check_room(cache, size)
+    if missing:
+        say(f"Fetching {repo_id} from {hub.name}: {len(missing)} files, {gigabytes(size)}")
+    folder = hub.download(listing, revision, files)
+    for file in missing:
+        check_hash(hub, folder / file.name, file)
+    weights = folder / files[-1].name
+    return Fetched(
+        path=weights if quantization else folder, commit=listing.commit, bytes_fetched=size
+    )
+
+
+def fetch_unless_here(
+    name: str, revision: str | None, cache: Path, environment: Mapping[str, str]
+) -> None:
+    """What --download does: a path, and a model that is whole in the cache, need no hub."""
+    try:
+        locate(name, revision=revision, cache=cache)
+    except SourceError:
+        if Path(name).expanduser().exists() or not is_repo_id(split_quantization(name)[0]):
+            raise
+        fetch(name, revision, hub_of(environment, cache), cache, log.info)
+
+
+def check_room(cache: Path, size: int) -> None:
+    """HubError when the disk cannot hold `size` more bytes."""
+    folder = next(path for path in (cache, *cache.parents) if path.exists())
+    free = shutil.disk_usage(folder).free
+    if size + SPARE > free:
+        raise HubError(
+            f"{folder} has {gigabytes(free)} free, the files need {gigabytes(size)}: free some, or "
+            "name a folder on another disk with --download-dir"
+        )
+
+
+def check_hash(hub: Hub, path: Path, file: RepoFile) -> None:
+    """HubError, and the file is removed, when its content is not what the hub lists."""
+    if path.stat().st_size == file.size and digest(path, file) == (file.sha256 or file.git_blob):
+        return
+    hub.discard(path)
+    raise HubError(
+        f"{file.name}: what arrived is not what {hub.name} lists (another hash or size); it was "
+        "removed. Fetch it again; when that does not help, a proxy in between changes it"
+    )
+
+
+def digest(path: Path, file: RepoFile) -> str:
+    """SHA-256 of a large file; git's SHA-1 of a small one; what is listed when neither is."""
+    if file.sha256:
+        found = hashlib.sha256()
+    elif file.git_blob:
+        found = hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
+    else:
+        return ""
+    with path.open("rb") as content:
+        while block := content.read(BLOCK):
+            found.update(block)
+    return found.hexdigest()
+
+
+def hub_of(environment: Mapping[str, str], cache: Path) -> Hub:
+    """ModelScope when SGLANG_USE_MODELSCOPE says so, else the Hugging Face hub."""
+    if switched_on(environment, USE_MODELSCOPE):
+        from vivace.hub.modelscope import ModelScope
+
+        return ModelScope(cache)
+    from vivace.hub.huggingface import HuggingFace
+
+    return HuggingFace(cache, environment)
+
+
+def gigabytes(count: int) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e7 else f"{count / 1e6:.1f} MB"

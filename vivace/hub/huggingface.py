@@ -1,0 +1,135 @@
+"""The Hugging Face hub, through its own library, which is imported when it is needed.
+
+The address is HF_ENDPOINT's. The library reads the key: HF_TOKEN's, or that of `hf auth login`.
+"""
+
+from __future__ import annotations
+
+import glob
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from vivace.config.environment import switched_on
+from vivace.hub.listing import HubError, Listing, RepoFile
+
+TIMEOUT_SECONDS = 10.0
+"""for the hub's first answer to a question about names and versions"""
+
+
+class HuggingFace:
+    """Lists and downloads into `cache`, in the layout that every tool of the hub shares."""
+
+    name = "the Hugging Face hub"
+
+    def __init__(self, cache: Path, environment: Mapping[str, str]) -> None:
+        self._cache = cache
+        self._endpoint = environment.get("HF_ENDPOINT") or None
+        if switched_on(environment, "HF_HUB_OFFLINE"):
+            raise HubError(
+                "HF_HUB_OFFLINE is set, so nothing is fetched: unset it, or give --model-path a "
+                "directory or a model that `vivace list` shows"
+            )
+
+    def list(self, repo_id: str, revision: str | None) -> Listing:
+        from huggingface_hub import HfApi
+
+        api = HfApi(endpoint=self._endpoint)
+        with explained(repo_id, revision):
+            found = api.model_info(
+                repo_id, revision=revision, timeout=TIMEOUT_SECONDS, files_metadata=True
+            )
+        files = tuple(repo_file(sibling) for sibling in found.siblings or ())
+        return Listing(repo_id=repo_id, commit=found.sha or "", files=files)
+
+    def present(self, listing: Listing, file: RepoFile) -> bool:
+        from huggingface_hub import try_to_load_from_cache
+
+        found = try_to_load_from_cache(
+            listing.repo_id, file.name, cache_dir=self._cache, revision=listing.commit
+        )
+        return isinstance(found, str) and Path(found).stat().st_size == file.size
+
+    def download(self, listing: Listing, revision: str | None, files: tuple[RepoFile, ...]) -> Path:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.utils import disable_progress_bars
+
+        if not sys.stderr.isatty():
+            disable_progress_bars()
+        logging.getLogger("httpx").setLevel(logging.WARNING)
+        with explained(listing.repo_id, revision):
+            folder = snapshot_download(
+                listing.repo_id,
+                revision=revision,
+                cache_dir=self._cache,
+                allow_patterns=[glob.escape(file.name) for file in files],
+                etag_timeout=TIMEOUT_SECONDS,
+                endpoint=self._endpoint,
+            )
+        if Path(folder).name != listing.commit:
+            raise HubError(f"{listing.repo_id} changed while it was fetched; fetch it again")
+        return Path(folder)
+
+    def discard(self, path: Path) -> None:
+        """The link of a snapshot and the blob behind it."""
+        if path.is_symlink():
+            Path(os.path.realpath(path)).unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+
+
+def repo_file(sibling: Any) -> RepoFile:
+    lfs = sibling.lfs
+    return RepoFile(
+        name=sibling.rfilename,
+        size=sibling.size or 0,
+        sha256=lfs.sha256 if lfs is not None else "",
+        git_blob="" if lfs is not None else sibling.blob_id or "",
+    )
+
+
+@contextmanager
+def explained(repo_id: str, revision: str | None) -> Iterator[None]:
+    """The library's errors as one line each. Its connection errors come from the HTTP library of
+    the day (requests, then httpx), so whatever is not known by name counts as the network."""
+    from huggingface_hub import errors
+
+    try:
+        yield
+    except HubError:
+        raise
+    except errors.GatedRepoError:
+        raise HubError(
+            f"{repo_id} is open only to accounts that accepted its conditions: accept them on its "
+            "page and set HF_TOKEN"
+        ) from None
+    except errors.RepositoryNotFoundError:
+        raise HubError(
+            f"the hub has no model {repo_id}, or it is private: check the name, or set HF_TOKEN"
+        ) from None
+    except errors.RevisionNotFoundError:
+        raise HubError(f"{repo_id} has no revision {revision!r}") from None
+    except errors.HFValidationError as error:
+        raise HubError(f"{repo_id!r} is not a name of a model: {first_line(error)}") from None
+    except errors.HfHubHTTPError as error:
+        raise HubError(f"{repo_id}: the hub answers: {first_line(error)}") from None
+    except KeyboardInterrupt:
+        raise
+    except Exception as error:
+        raise HubError(no_network(repo_id, error)) from None
+
+
+def no_network(repo_id: str, error: Exception) -> str:
+    return (
+        f"{repo_id} could not be fetched ({type(error).__name__}: {first_line(error)}). Without a "
+        f"network: fetch it elsewhere (`vivace pull {repo_id} --download-dir FOLDER`), copy the "
+        "folder here, and start with --download-dir FOLDER"
+    )
+
+
+def first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:300] if lines else type(error).__name__
