@@ -96,11 +96,11 @@ def test_a_folder_wins_over_a_repository_of_the_same_name(
 
 
 def test_an_unknown_repository_says_where_was_looked(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=f"no such repository in {tmp_path}.*hf download org/no"):
+    with pytest.raises(SourceError, match=f"no such repository in {tmp_path}.*vivace pull org/no"):
         locate("org/no", cache=tmp_path)
     with pytest.raises(SourceError) as caught:
         locate("./no/such/folder", cache=tmp_path)
-    assert "hf download" not in str(caught.value)
+    assert "vivace pull" not in str(caught.value)
 
 
 def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from vivace.config.environment import read_environment
 from vivace.config.hub import hub_cache
+from vivace.config.process_environment import process_environment
 from vivace.errors import CANNOT_START, CannotStart
 from vivace.hub.fetch import fetch, gigabytes, hub_of
 from vivace.hub.held import HeldModel, held_models, remove
@@ -48,7 +48,7 @@ def pull(argv: Sequence[str], run: Callable[[Sequence[str]], int] = run_command)
 
 
 def pull_model(name: str, revision: str | None, download_dir: str | None) -> None:
-    environment, _ = read_environment(os.environ)
+    environment, _ = read_environment(process_environment())
     cache = hub_cache(download_dir, environment)
     begin = time.monotonic()
     fetched = fetch(name, revision, hub_of(environment, cache), cache, tell)
@@ -85,7 +85,7 @@ def show_list(argv: Sequence[str]) -> int:
     parser = command_parser("list", "The models on this machine that can be served by name.")
     parser.add_argument("--json", action="store_true", help="a JSON object per line")
     chosen = parser.parse_args(argv)
-    environment, _ = read_environment(os.environ)
+    environment, _ = read_environment(process_environment())
     cache = hub_cache(chosen.download_dir, environment)
     models = [*embedded(), *held_models(cache)]
     if chosen.json:
@@ -146,7 +146,7 @@ def show_remove(argv: Sequence[str]) -> int:
     parser.add_argument("models", nargs="+", metavar="NAME", help="as `vivace list` shows them")
     parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
     chosen = parser.parse_args(argv)
-    environment, _ = read_environment(os.environ)
+    environment, _ = read_environment(process_environment())
     cache = hub_cache(chosen.download_dir, environment)
     return guarded("rm", lambda: remove_all(cache, chosen.models, ask=not chosen.yes))
 
