@@ -49,7 +49,7 @@ def main(argv: Sequence[str], *, program: str = "vivace serve") -> int:
 def engine_ahead(argv: Sequence[str]) -> Child | None:
     """Loading PyTorch takes seconds, so the engine's process starts with that before anything
     else is known; it is ended when the command line turns out to be wrong."""
-    if {"-h", "--help"}.intersection(argv) or os.environ.get("VIVACE_EXECUTOR"):
+    if {"-h", "--help", "--help-all"}.intersection(argv) or os.environ.get("VIVACE_EXECUTOR"):
         return None
     return spawn("engine", preloading(process_command))
 

@@ -9,11 +9,16 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from vivace.config.config import ConfigError, all_options
+from vivace.config.help import help_text
 from vivace.config.newer import NEWER
 from vivace.config.option import Option
 from vivace.config.values import checked, nearest
 
-OWN = ("-h", "--help", "--config")
+HELP = frozenset({"-h", "--help"})
+HELP_ALL = "--help-all"
+OWN = (*HELP, HELP_ALL, "--config")
+DEVICE = "cpu"
+"""the only platform of this version"""
 NUMBER = re.compile(r"-(\d|\.\d)")
 
 
@@ -25,7 +30,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def values_of(words: Sequence[str], program: str) -> dict[str, Any]:
-    """Option name -> value for what was typed. --help prints and exits."""
+    """Option name -> value for what was typed. --help and --help-all print and exit."""
+    if HELP_ALL in words or HELP.intersection(words):
+        print(help_text(program, DEVICE, everything=HELP_ALL in words), end="")
+        raise SystemExit(0)
     refuse_unknown(words)
     found, stray = build_parser(program).parse_known_args(words)
     if stray:
@@ -35,34 +43,27 @@ def values_of(words: Sequence[str], program: str) -> dict[str, Any]:
 
 
 def build_parser(program: str) -> Parser:
-    """Options grouped by subsystem; only what is typed appears in the result."""
+    """Only what is typed appears in the result."""
     parser = Parser(
         prog=program,
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
-        description="Serve a model over HTTP.",
-        epilog="What works on which device: vivace flags",
+        add_help=False,
     )
-    parser.add_argument(
-        "--config", metavar="FILE", help="YAML file with flag names as keys; typed flags win"
-    )
-    groups: dict[str, Any] = {}
+    parser.add_argument("--config")
     for option in all_options():
-        if option.slice_name not in groups:
-            groups[option.slice_name] = parser.add_argument_group(option.slice_name)
-        add(groups[option.slice_name], option)
+        add(parser, option)
     return parser
 
 
-def add(group: Any, option: Option) -> None:
+def add(parser: Parser, option: Option) -> None:
     """Values arrive as text and are converted by `checked`, as those of files are."""
-    shapes: dict[str, Any] = {"metavar": "VALUE"}
+    shapes: dict[str, Any] = {}
     if option.shape == "bool":
-        shapes = {"nargs": "?", "const": True, "metavar": "true|false"}
+        shapes = {"nargs": "?", "const": True}
     elif option.shape.startswith("list of "):
-        shapes = {"nargs": "+", "metavar": "VALUE"}
-    text = option.help + (f" One of: {', '.join(option.choices)}." if option.choices else "")
-    group.add_argument(*option.flags, dest=option.name, help=text.replace("%", "%%"), **shapes)
+        shapes = {"nargs": "+"}
+    parser.add_argument(*option.flags, dest=option.name, **shapes)
 
 
 def refuse_unknown(words: Sequence[str]) -> None:
