@@ -10,6 +10,7 @@ from config_kit import CONFIG, PLATFORM, SOURCE
 
 from vivace.config import Config, ConfigError, parse, resolve
 from vivace.models.facts import facts_of
+from vivace.platforms.cpu.facts import dtypes
 from vivace.worker.build import DEFAULT_CAPTURE, Captures, captures_of
 
 BUILT = frozenset({"avx2", "kernels"})
@@ -21,7 +22,7 @@ def resolved_for(
     model: dict[str, Any] | None = None,
     stored: str = "gguf",
 ) -> Config:
-    platform = dataclasses.replace(PLATFORM, features=features)
+    platform = dataclasses.replace(PLATFORM, features=features, dtypes=dtypes(features))
     source = dataclasses.replace(SOURCE, format=stored, config={**CONFIG, **(model or {})})
     return resolve(parse(argv.split(), {}), source, facts_of(source), platform)
 
@@ -54,6 +55,18 @@ def test_torch_is_used_instead_with_a_reason_that_is_shown(
     shown = reasons(config)
     assert all(word in shown["disable_cpu_kernels"] for word in words), shown
     assert "cannot be captured" in shown["disable_cuda_graph"]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("hardware", [True, False])
+def test_types_that_the_cpu_does_not_multiply_are_remarked_on(dtype: str, hardware: bool) -> None:
+    argv = f"--dtype {dtype} --disable-cpu-kernels"
+    features = BUILT | {"avx512_bf16"} if hardware else BUILT
+    slow = not hardware and dtype != "float32"
+    config = resolved_for(argv, features)
+    assert any("no instructions for it" in notice for notice in config.notices) == slow
+    by_kernels = resolved_for(f"--dtype {dtype}", features)
+    assert not any("no instructions" in notice for notice in by_kernels.notices)
 
 
 def test_switched_off_by_hand_needs_no_reason() -> None:

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
 from vivace.platforms.cpu.deterministic import batch_invariant
+from vivace.platforms.cpu.linear import MANY_ROWS, PackedLinears
 from vivace.platforms.cpu.ops import cpu_ops, neighbours
-from vivace.platforms.ops.table import reference_ops
+from vivace.platforms.ops.table import Ops, reference_ops
 
-TABLES = {"cpu": cpu_ops(), "batch invariant": batch_invariant(cpu_ops())}
+
+def packing(*types: torch.dtype) -> Ops:
+    """The table of a CPU on which oneDNN multiplies these types only."""
+    linears = PackedLinears(types)
+    return dataclasses.replace(cpu_ops(), pack_linear=linears.pack, linear=linears.linear)
+
+
+TABLES = {
+    "cpu": cpu_ops(),
+    "batch invariant": batch_invariant(cpu_ops()),
+    "float32 packed": packing(torch.float32),
+    "nothing packed": packing(),
+}
 REFERENCE = reference_ops()
 
 
@@ -18,7 +33,7 @@ def ops(request):
     return TABLES[request.param]
 
 
-@pytest.fixture(params=[torch.float32, torch.bfloat16])
+@pytest.fixture(params=[torch.float32, torch.bfloat16, torch.float16])
 def dtype(request):
     torch.manual_seed(0)
     return request.param
@@ -86,7 +101,7 @@ def test_activations(ops, dtype):
     close(capped, 3 * torch.tanh(torch.tensor([100.0, 0.1]) / 3))
 
 
-@pytest.mark.parametrize("tokens", [1, 16, 37])
+@pytest.mark.parametrize("tokens", [1, 16, 37, MANY_ROWS])
 @pytest.mark.parametrize("biased", [True, False])
 def test_linear(ops, dtype, tokens, biased):
     x, weight = torch.randn(tokens, 24).to(dtype), torch.randn(10, 24).to(dtype)
@@ -99,6 +114,16 @@ def test_linear(ops, dtype, tokens, biased):
     close(out, expected)
     out = torch.empty(tokens, 10, dtype=dtype)
     close(REFERENCE.linear(x, weight, bias, out=out), expected)
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_halves_are_widened_part_by_part(half: torch.dtype, monkeypatch: pytest.MonkeyPatch):
+    x, weight, bias = torch.randn(MANY_ROWS, 24), torch.randn(10, 24), torch.randn(10)
+    expected = REFERENCE.linear(x.to(half).float(), weight.to(half).float(), bias.to(half).float())
+    for numbers in (1, 24 * 3, 24 * 10):
+        monkeypatch.setattr("vivace.platforms.cpu.linear.WIDENED", numbers)
+        found = packing().linear(x.to(half), weight.to(half), bias.to(half))
+        torch.testing.assert_close(found.float(), expected.to(half).float(), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(64, 64), (576, 960), (1536, 576)])

@@ -219,6 +219,11 @@ def computable(options: Options, around: Surroundings) -> list[str]:
             f"--dtype, which is {dtype}; leave it out"
             + (f" or add --dtype {kept}" if kept in usable else "")
         )
+    if options.runtime.disable_cpu_kernels and usable[0] == "float32" != dtype:
+        return [
+            f"--dtype {dtype} without the native kernels: this CPU has no instructions for it, so "
+            "products take longer than those of --dtype float32, which takes twice the memory"
+        ]
     return []
 
 

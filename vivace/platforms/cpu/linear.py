@@ -4,16 +4,22 @@
 costs more than the product itself while decoding (measured: 2.0 to 2.9 times the packed product's
 time at 4 to 32 rows). For one to three rows it is a plain matrix-vector product and the quicker
 one, so small models keep both forms.
+
+oneDNN multiplies 16-bit floats on some CPUs only (bfloat16: AVX-512 or AVX-NE-CONVERT; float16:
+AVX512-FP16). On others torch has slow loops for them, and many rows are multiplied in float32, a
+part of the weight at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from vivace.platforms.ops import linear as reference
 from vivace.platforms.ops.stored import Int8Rows, StoredBlocks
@@ -22,7 +28,11 @@ FEW_ROWS = 3
 """up to so many rows the unpacked weight is quicker"""
 BOTH_FORMS_BYTES = 1 << 30
 """of unpacked weights that are kept beside the packed ones; larger models keep one form"""
-PACKABLE = (torch.float32, torch.bfloat16)
+HALVES = (torch.bfloat16, torch.float16)
+MANY_ROWS = 64
+"""of 16-bit floats that oneDNN does not multiply: from here on widening the weight pays"""
+WIDENED = 1 << 20
+"""numbers of such a weight in float32 at once"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +45,17 @@ class PackedLinear:
 
 
 class PackedLinears:
-    """The pair `pack_linear` and `linear` of one op table."""
+    """The pair `pack_linear` and `linear` of one op table. `packable`: the types that oneDNN
+    multiplies; None = ask it."""
 
-    def __init__(self) -> None:
+    def __init__(self, packable: Collection[torch.dtype] | None = None) -> None:
         self._left = BOTH_FORMS_BYTES
+        self._packable = packable_types() if packable is None else packable
 
     def pack(self, pieces: Sequence[Tensor | StoredBlocks | Int8Rows]) -> Any:
         """weights [some of out, in]; types that oneDNN does not take stay as they are."""
         weight = reference.pack_linear(pieces)
-        floats = isinstance(weight, Tensor) and weight.dtype in PACKABLE
-        if not floats or not packing_available():
+        if not isinstance(weight, Tensor) or weight.dtype not in self._packable:
             return weight
         self._left -= weight.nbytes
         packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
@@ -55,6 +66,8 @@ class PackedLinears:
     ) -> Tensor:
         """x[T, in] -> [T, out]"""
         if not isinstance(weight, PackedLinear):
+            if isinstance(weight, Tensor) and weight.dtype in HALVES and x.shape[0] >= MANY_ROWS:
+                return widened_linear(x, weight, bias, out)
             return reference.linear(x, weight, bias, out)
         if weight.plain is not None and x.shape[0] <= FEW_ROWS:
             return reference.linear(x, weight.plain, bias, out)
@@ -62,9 +75,31 @@ class PackedLinears:
         return result if out is None else out.copy_(result)
 
 
-def packing_available() -> bool:
-    """Whether this torch was built with oneDNN and has its packed linear."""
-    namespace = torch.ops.mkldnn
-    return torch.backends.mkldnn.is_available() and all(
-        hasattr(namespace, name) for name in ("_reorder_linear_weight", "_linear_pointwise")
-    )
+def widened_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
+    """x[T, in] -> [T, out] of 16-bit floats, multiplied and added in float32."""
+    outputs, inputs = weight.shape
+    result = x.new_empty(x.shape[0], outputs) if out is None else out
+    wide, columns = x.float(), max(1, WIDENED // inputs)
+    for first in range(0, outputs, columns):
+        part = slice(first, first + columns)
+        added = None if bias is None else bias[part].float()
+        result[:, part] = functional.linear(wide, weight[part].float(), added)
+    return result
+
+
+@cache
+def packable_types() -> frozenset[torch.dtype]:
+    """What this torch, built with oneDNN, packs and multiplies on this CPU: a product of each type
+    is tried, because torch's questions differ from version to version and so do their names."""
+    return frozenset(dtype for dtype in (torch.float32, *HALVES) if _packs(dtype))
+
+
+def _packs(dtype: torch.dtype) -> bool:
+    operations = torch.ops.mkldnn
+    weight, x = torch.ones(32, 64, dtype=dtype), torch.ones(4, 64, dtype=dtype)
+    try:
+        packed = operations._reorder_linear_weight(weight, None)
+        found = operations._linear_pointwise(x, packed, None, "none", [], "")
+    except (AttributeError, RuntimeError):  # no such operation; or oneDNN refuses the type
+        return False
+    return bool((found == 64).all())
