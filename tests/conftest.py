@@ -1,6 +1,8 @@
-"""Settings of the whole suite: no deadlines (machines are shared), few torch threads."""
+"""Settings of the whole suite: no deadlines (machines are shared), signals as in a terminal."""
 
 from __future__ import annotations
+
+import signal
 
 from hypothesis import HealthCheck, settings
 
@@ -8,3 +10,11 @@ settings.register_profile(
     "vivace", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
 settings.load_profile("vivace")
+
+# A parent that ignores signals (nohup, a shell's background job) hands that down to all children.
+for number, usual in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, usual)

@@ -256,6 +256,20 @@ def test_interrupt_ends_the_call_not_the_engine(monkeypatch: pytest.MonkeyPatch)
     assert answer["output_ids"] == expected("abc", 5, 2)
 
 
+def test_an_interrupt_that_is_ignored_stays_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Parts(step_seconds=0.02).engine(monkeypatch)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    timer = threading.Timer(0.1, lambda: signal.raise_signal(signal.SIGINT))
+    timer.start()
+    try:
+        answer: Any = engine.generate("abc", params(count=20))
+        timer.join()
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert answer["output_ids"] == expected("abc", 5, 20)
+
+
 def test_dead_engines_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = Parts()
     engine = parts.engine(monkeypatch)

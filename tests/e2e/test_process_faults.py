@@ -138,6 +138,25 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
         thread.join(30)
 
 
+def test_started_where_signals_are_ignored(tmp_path: Path, vocabulary: int) -> None:
+    """`nohup vivace serve &` lives on when its terminal ends or gets Ctrl-C; SIGTERM stops it."""
+    before = {n: signal.signal(n, signal.SIG_IGN) for n in (signal.SIGINT, signal.SIGHUP)}
+    try:
+        server = RunningServer(*FLAGS, environment=ORACLE, log=tmp_path / "log")
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    with server:
+        server.wait_ready()
+        for number in before:
+            server.signal(number)
+        assert tokens_of(server, 3, 60) == expected(3, 60, vocabulary)
+        assert "SIGINT and SIGHUP: ignored" in server.text()
+        assert "finishing the running requests" not in server.text()
+        server.signal(signal.SIGTERM)
+        assert server.wait(20) == 0
+
+
 def test_a_hanging_engine_is_replaced(tmp_path: Path, vocabulary: int) -> None:
     flags = (*FLAGS, "--watchdog-timeout", "2", "--soft-watchdog-timeout", "1")
     faults = {**ORACLE, "VIVACE_TEST_FAULT": "engine-hang@30"}

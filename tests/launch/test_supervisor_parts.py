@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import selectors
 import signal
 import socket
 import subprocess
@@ -25,11 +26,41 @@ from vivace.supervisor.listen import ListenError, bind, url_of
 from vivace.supervisor.messages import Failure, Progress, Serving, Setup, Stop
 from vivace.supervisor.progress import StartProgress
 from vivace.supervisor.pulse import Pulse, PulsedMailbox, Watchdog
+from vivace.supervisor.signals import STOPPING, caught
 from vivace.supervisor.summary import show, summary_of
 
 CAPACITY = Capacity(
     pages=1000, page_size=16, rows=64, context=8192, vocabulary=100, weight_bytes=269_000_000
 )
+
+
+@pytest.mark.parametrize(
+    "ignored", [(), (signal.SIGINT,), (signal.SIGINT, signal.SIGHUP), STOPPING]
+)
+def test_signals_that_the_parent_ignores_stay_ignored(
+    ignored: tuple[signal.Signals, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    before = {number: signal.getsignal(number) for number in STOPPING}
+    arrived: list[int] = []
+    heeded = [number for number in STOPPING if number not in ignored or number == signal.SIGTERM]
+    try:
+        for number in ignored:
+            signal.signal(number, signal.SIG_IGN)
+        with (
+            caplog.at_level("INFO"),
+            selectors.DefaultSelector() as selector,
+            caught(selector, arrived.append),
+        ):
+            for number in STOPPING:
+                signal.raise_signal(number)
+            for key, _ in selector.select(5):
+                key.data()
+        assert sorted(arrived) == sorted(heeded)
+        assert all(signal.getsignal(number) is signal.SIG_IGN for number in ignored)
+        assert ("SIGINT" in caplog.text) == (signal.SIGINT in ignored)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @given(st.lists(st.floats(0, 500), max_size=40), st.integers(0, 4), st.floats(1, 300))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import selectors
 import signal
 import socket
 from collections.abc import Callable, Iterator
 
+log = logging.getLogger(__name__)
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -15,7 +17,9 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def caught(selector: selectors.BaseSelector, handler: Callable[[int], None]) -> Iterator[None]:
     """While inside, the stopping signals call `handler(number)` from the selector's turn.
 
-    The data of the registered key is a function without arguments, as for all keys here."""
+    The data of the registered key is a function without arguments, as for all keys here. What the
+    parent had this process ignore (nohup SIGHUP, a shell SIGINT of its background jobs) stays
+    ignored; SIGTERM always stops."""
     reader, writer = socket.socketpair()
     for end in (reader, writer):
         end.setblocking(False)
@@ -24,7 +28,7 @@ def caught(selector: selectors.BaseSelector, handler: Callable[[int], None]) -> 
         for number in reader.recv(64):
             handler(number)
 
-    before = {number: signal.signal(number, lambda *_: None) for number in STOPPING}
+    before = {number: signal.signal(number, lambda *_: None) for number in heeded()}
     wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
     selector.register(reader, selectors.EVENT_READ, arrived)
     try:
@@ -36,3 +40,15 @@ def caught(selector: selectors.BaseSelector, handler: Callable[[int], None]) -> 
         selector.unregister(reader)
         reader.close()
         writer.close()
+
+
+def heeded() -> list[signal.Signals]:
+    """Those of STOPPING that may stop this process; says which may not."""
+    ignored = [number for number in STOPPING if signal.getsignal(number) is signal.SIG_IGN]
+    ignored = [number for number in ignored if number is not signal.SIGTERM]
+    if ignored:
+        log.info(
+            "%s: ignored, because the parent of this process ignores it; SIGTERM stops the server",
+            " and ".join(number.name for number in ignored),
+        )
+    return [number for number in STOPPING if number not in ignored]
