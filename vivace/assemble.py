@@ -25,13 +25,20 @@ ORACLE_ROWS = 256
 
 
 def engine_parts(
-    config: Config, mailbox: Mailbox, report: Report, *, epoch: int = 0
+    config: Config,
+    mailbox: Mailbox,
+    report: Report,
+    *,
+    epoch: int = 0,
+    watched: Callable[[Runner], Runner] | None = None,
 ) -> tuple[Loop, Capacity]:
-    """An engine ready to run. Loads weights and sizes the KV pool, so it takes a while."""
+    """An engine ready to run. Loads weights and sizes the KV pool, so it takes a while.
+
+    `watched` wraps what runs the steps, for somebody who looks on."""
     runner = with_fault(
         build_runner(config, report), config.environment.get("VIVACE_TEST_FAULT", ""), epoch
     )
-    executor = InProcessExecutor(runner)
+    executor = InProcessExecutor(watched(runner) if watched is not None else runner)
     settings = settings_of(config, executor.capacity)
     scheduler = Scheduler(settings, executor.capacity, time.monotonic)
     loop = Loop(

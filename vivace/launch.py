@@ -18,6 +18,7 @@ from vivace.configure import configure
 from vivace.errors import CANNOT_START, CannotStart
 from vivace.observability import log as log_lines
 from vivace.protocol.control import Capacity
+from vivace.protocol.shared_memory import new_descriptor, reserve
 from vivace.supervisor.child import Child, preloading, process_command, spawn
 from vivace.supervisor.listen import ListenError, bind, url_of
 from vivace.supervisor.progress import StartProgress
@@ -37,38 +38,40 @@ FAILED = 1
 
 def main(argv: Sequence[str], *, program: str = "vivace serve") -> int:
     """Serve until stopped; returns the exit code. 2 = the command line cannot be obeyed."""
-    engine = engine_ahead(argv)
+    memory = new_descriptor()
+    engine = engine_ahead(argv, memory)
     try:
-        return serve(argv, engine, program)
+        return serve(argv, engine, memory, program)
     finally:
         if engine is not None:
             engine.kill()
             engine.process.wait()
 
 
-def engine_ahead(argv: Sequence[str]) -> Child | None:
+def engine_ahead(argv: Sequence[str], memory: int) -> Child | None:
     """Loading PyTorch takes seconds, so the engine's process starts with that before anything
     else is known; it is ended when the command line turns out to be wrong."""
     if {"-h", "--help", "--help-all"}.intersection(argv) or os.environ.get("VIVACE_EXECUTOR"):
         return None
-    return spawn("engine", preloading(process_command))
+    return spawn("engine", preloading(process_command), memory)
 
 
-def serve(argv: Sequence[str], engine: Child | None, program: str) -> int:
+def serve(argv: Sequence[str], engine: Child | None, memory: int, program: str) -> int:
     from vivace.config import parse
     from vivace.edge_checks import check_edge
 
     try:
         config = configure(parse(argv, os.environ, program=program))
         check_edge(config)
-        return launch(config, engine)
+        return launch(config, engine, memory)
     except CannotStart as error:
         print(f"{program}: {error}", file=sys.stderr)
         return BAD_COMMAND
 
 
-def launch(config: Config, engine: Child | None = None) -> int:
-    """Run a server until it is stopped; returns its exit code. `engine`: spawned ahead."""
+def launch(config: Config, engine: Child | None, memory: int) -> int:
+    """Run a server until it is stopped; returns its exit code. `engine`: spawned ahead, with the
+    descriptor `memory` (protocol/shared_memory.py)."""
     log_lines.setup(config.logging.log_level)
     try:
         listener = bind(config.http.host, config.http.port)
@@ -76,10 +79,10 @@ def launch(config: Config, engine: Child | None = None) -> int:
         log.error("%s", error)
         return FAILED
     with listener:
-        return supervise(config, listener, engine)
+        return supervise(config, listener, engine, memory)
 
 
-def supervise(config: Config, listener: socket.socket, engine: Child | None) -> int:
+def supervise(config: Config, listener: socket.socket, engine: Child | None, memory: int) -> int:
     from vivace.config import encode
     from vivace.protocol.run_dir import new_run_dir
     from vivace.supervisor.supervisor import Hooks, Plan, Supervisor
@@ -93,12 +96,14 @@ def supervise(config: Config, listener: socket.socket, engine: Child | None) -> 
         log.info("Ready %.1f s after the start of this process", process_age())
         log.info(READY_LINE)
 
+    frontends = max(1, config.model.tokenizer_worker_num)
     with new_run_dir() as run_dir, contextlib.closing(progress):
         plan = Plan(
             config=encode(config),
-            frontends=max(1, config.model.tokenizer_worker_num),
+            frontends=frontends,
             listener=listener,
             run_dir=run_dir,
+            memory=reserve(memory, frontends),
             warm_up=not config.http.skip_server_warmup,
             watchdog=config.runtime.watchdog_timeout,
             soft_watchdog=config.runtime.soft_watchdog_timeout,

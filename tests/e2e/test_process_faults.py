@@ -77,6 +77,46 @@ def test_a_killed_engine_is_replaced_and_streams_go_on(
     assert len(head["unfinished"]) == 6 and "SIGKILL" in head["reason"]
 
 
+def test_a_stopped_engine_shows_in_health_and_goes_on(
+    server: RunningServer, vocabulary: int
+) -> None:
+    """Stopped in the middle of work, and stopped at rest with work arriving."""
+    engine = server.children()["engine"]
+
+    def health() -> tuple[int, int]:
+        return server.call("GET", "/health")[0], server.call("GET", "/ready")[0]
+
+    def wait_for_health(wanted: int) -> float:
+        begun = time.monotonic()
+        while health() != (wanted, wanted):
+            assert time.monotonic() < begun + 20, server.text()
+            time.sleep(0.05)
+        return time.monotonic() - begun
+
+    for resting in (False, True):
+        with ThreadPoolExecutor(4) as pool:
+            if resting:
+                os.kill(engine, signal.SIGSTOP)
+                time.sleep(0.5)
+                assert health() == (200, 200), "nothing is to be done"
+            answers = [pool.submit(tokens_of, server, seed, 100) for seed in range(4)]
+            if not resting:
+                time.sleep(0.5)
+                os.kill(engine, signal.SIGSTOP)
+            wait_for_health(503)
+            begun = time.monotonic()
+            status, page = server.call("GET", "/server_info")
+            assert status == 503 and b"no progress for" in page
+            assert time.monotonic() - begun < 5.0, "it does not wait for the engine"
+            server.wait_for("Stalled: the engine has made no progress")
+            os.kill(engine, signal.SIGCONT)
+            wait_for_health(200)
+            got = [answer.result(60) for answer in answers]
+        assert got == [expected(seed, 100, vocabulary) for seed in range(4)]
+    assert server.children()["engine"] == engine
+    server.wait_for("The engine goes on")
+
+
 def test_a_killed_frontend_is_replaced_and_its_requests_end(
     server: RunningServer, vocabulary: int
 ) -> None:

@@ -19,9 +19,10 @@ from pathlib import Path
 
 from vivace.errors import CANNOT_START
 from vivace.protocol.control import Capacity, Command, Ready, Reply
+from vivace.protocol.pulse import EnginePulse, FrontendPulse
+from vivace.protocol.shared_memory import attach
 from vivace.supervisor.line import LineClosed, child_end
 from vivace.supervisor.messages import Failure, Progress, Serving, Stop, Warm, WarmUp
-from vivace.supervisor.pulse import Pulse
 
 CAPACITY = Capacity(pages=8, page_size=16, rows=4, context=64, vocabulary=100)
 
@@ -54,12 +55,16 @@ def main() -> None:
     if act == "wrong-input":
         line.send(Failure("toy.gguf: truncated"))
         sys.exit(CANNOT_START)
+    memory = attach(setup.memory)
     if engine:
+        pulse = EnginePulse(memory.engine)
+        pulse.begin()
         line.send(Progress("Loading", 0.5))
+        if act == "hang":
+            pulse.decide()
         line.send(Ready(epoch=number, capacity=CAPACITY))
-        pulse = Pulse(Path(setup.run_dir) / "pulse")
-        pulse.beat(resting=act != "hang")
     else:
+        FrontendPulse(memory.pulse(setup.place)).begin()
         if act == "hear-first":
             note(type(line.wait()).__name__)
         line.send(Serving())

@@ -38,8 +38,10 @@ def model(folder: Path, **changes: object) -> str:
 def test_an_unknown_architecture_stops_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(launch, "engine_ahead", lambda argv: None)
-    monkeypatch.setattr(launch, "launch", lambda config, engine: pytest.fail("it was started"))
+    monkeypatch.setattr(launch, "engine_ahead", lambda argv, memory: None)
+    monkeypatch.setattr(
+        launch, "launch", lambda config, engine, memory: pytest.fail("it was started")
+    )
     path = model(tmp_path, architectures=["XyzzyForCausalLM"])
     assert launch.main(["--model-path", path, "--load-format", "dummy"]) == launch.BAD_COMMAND
     assert "XyzzyForCausalLM is not supported" in capsys.readouterr().err
@@ -75,7 +77,7 @@ def test_skip_server_warmup_reaches_the_supervisor(
             return 0
 
     monkeypatch.setattr(supervisor, "Supervisor", Supervisor)
-    monkeypatch.setattr(launch, "engine_ahead", lambda argv: None)
+    monkeypatch.setattr(launch, "engine_ahead", lambda argv, memory: None)
     argv = ["--model-path", model(tmp_path), "--load-format", "dummy", "--port", "0"]
     argv += ["--skip-tokenizer-init", *(["--skip-server-warmup"] if skipped else [])]
     assert launch.main(argv) == 0
@@ -85,7 +87,7 @@ def test_skip_server_warmup_reaches_the_supervisor(
 def test_sglangs_warmups_are_refused_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(launch, "engine_ahead", lambda argv: None)
+    monkeypatch.setattr(launch, "engine_ahead", lambda argv, memory: None)
     argv = ["--model-path", model(tmp_path), "--load-format", "dummy", "--warmups", "voice_chat"]
     assert launch.main(argv) == launch.BAD_COMMAND
     told = capsys.readouterr().err
@@ -111,8 +113,10 @@ def test_what_frontends_would_trip_over_stops_the_command(
     flags: list[str],
     said: str,
 ) -> None:
-    monkeypatch.setattr(launch, "engine_ahead", lambda argv: None)
-    monkeypatch.setattr(launch, "launch", lambda config, engine: pytest.fail("it was started"))
+    monkeypatch.setattr(launch, "engine_ahead", lambda argv, memory: None)
+    monkeypatch.setattr(
+        launch, "launch", lambda config, engine, memory: pytest.fail("it was started")
+    )
     path = model(tmp_path)
     if flags:
         (tmp_path / "tokenizer.json").write_text("{}")

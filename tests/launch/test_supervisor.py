@@ -20,6 +20,7 @@ import pytest
 from vivace.errors import CANNOT_START
 from vivace.protocol.control import Capacity
 from vivace.protocol.run_dir import new_run_dir
+from vivace.protocol.shared_memory import new_descriptor, reserve
 from vivace.supervisor.child import Role
 from vivace.supervisor.supervisor import SAME_SIGNAL_SECONDS, Hooks, Plan, Supervisor
 
@@ -53,6 +54,7 @@ class Server:
             frontends=frontends,
             listener=self.listener,
             run_dir=self.run_dir,
+            memory=reserve(new_descriptor(), frontends),
             command=fake_command,
             tick=0.05,
             **settings,

@@ -72,7 +72,9 @@ class Frontend:
         index: int = 0,
         clock: Callable[[], float] = time.monotonic,
         threads: int = 2,
+        stall: Callable[[], str] = lambda: "",
     ) -> None:
+        """`stall` says what keeps the engine from getting on with its work, "" while it does."""
         check_defaults(served)
         self.served = served
         self.tokenizer = tokenizer
@@ -80,6 +82,7 @@ class Frontend:
         self._configured = served
         self._send = send
         self._clock = clock
+        self._stall = stall
         self._keys = itertools.count((index << KEY_SHIFT) + 1)
         self._tickets = itertools.count((index << KEY_SHIFT) + 1)
         self._live: dict[int, Live] = {}
@@ -96,6 +99,13 @@ class Frontend:
     def status(self) -> str:
         """ "starting" (or restarting), "ready", "draining" or "down"."""
         return "draining" if self._draining and self._engine == "ready" else self._engine
+
+    @property
+    def stall(self) -> str:
+        """Why the engine makes no progress though it has work; "" while all is well.
+
+        It may get over that by itself, so requests are still taken."""
+        return self._stall() if self._engine == "ready" else ""
 
     @property
     def live(self) -> int:
@@ -209,7 +219,8 @@ class Frontend:
             async with asyncio.timeout(timeout):
                 return await answer
         except TimeoutError:
-            raise EngineUnavailable(f"the engine did not answer within {timeout:g} s") from None
+            reason = self.stall or f"the engine did not answer within {timeout:g} s"
+            raise EngineUnavailable(reason) from None
         finally:
             self._waiting.pop(ticket, None)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import socket
-from pathlib import Path
 
 from aiohttp import web
 
 from vivace.config import Config
 from vivace.frontend.frontend import Frontend
+from vivace.protocol.shared_memory import SharedMemory
 from vivace.server.auth import Keys
 from vivace.server.context import CONTEXT, Context
 from vivace.server.dispatch import bind, guard
@@ -21,14 +21,14 @@ from vivace.server.site import SERVER, start_site
 
 
 def build_app(
-    frontend: Frontend, config: Config, run_dir: Path | None = None, index: int = 0
+    frontend: Frontend, config: Config, memory: SharedMemory | None = None, place: int = 0
 ) -> web.Application:
-    """The HTTP application of one frontend process; `run_dir` is shared with the other ones, and
-    `index` is this one's there."""
+    """The HTTP application of one frontend process; `memory` is shared with the other ones, and
+    `place` is this one's there."""
     settings = settings_of(config)
     if settings.log_requests_targets:
         add_targets(settings.log_requests_targets)
-    return make_app(frontend, settings, http_metrics=HttpMetrics(run_dir, index))
+    return make_app(frontend, settings, http_metrics=HttpMetrics(memory, place))
 
 
 def make_app(

@@ -55,5 +55,12 @@ class Context:
         reason, retry = reasons[status]
         raise Refusal(503, reason, retry_after=retry)
 
+    def require_progress(self) -> None:
+        """Refuse with 503 also while the engine does not get on with its work."""
+        self.require_ready()
+        stall = self.frontend.stall
+        if stall:
+            raise Refusal(503, stall, retry_after=2.0)
+
 
 CONTEXT = web.AppKey("context", Context)

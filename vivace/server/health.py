@@ -17,14 +17,14 @@ BANNER = "Vivace is running. It speaks the OpenAI and SGLang APIs: see /openapi.
 
 
 async def health(context: Context, _request: web.Request, _body: bytes) -> web.Response:
-    """200 while new requests are taken, else 503."""
-    context.require_ready()
+    """200 while new requests are taken and the engine gets on with its work, else 503."""
+    context.require_progress()
     return web.Response()
 
 
 async def health_generate(context: Context, _request: web.Request, _body: bytes) -> web.Response:
     """200 once the engine has produced one token, 503 after the health timeout."""
-    context.require_ready()
+    context.require_progress()
     timeout = context.settings.health_timeout
     request = context.frontend.request(
         [probe_token(context)],
@@ -36,7 +36,8 @@ async def health_generate(context: Context, _request: web.Request, _body: bytes)
         async with asyncio.timeout(timeout):
             await complete(context, [request], quiet=True)
     except TimeoutError:
-        raise Refusal(503, f"the engine produced no token within {timeout:g} s") from None
+        reason = context.frontend.stall or f"the engine produced no token within {timeout:g} s"
+        raise Refusal(503, reason) from None
     except Refusal as refusal:
         if refusal.status != 503:
             raise
@@ -52,13 +53,13 @@ def probe_token(context: Context) -> int:
 
 async def ready(context: Context, _request: web.Request, _body: bytes) -> web.Response:
     """Start-up finished? Never runs a forward pass."""
-    context.require_ready()
+    context.require_progress()
     return web.Response()
 
 
 async def ping(context: Context, _request: web.Request, _body: bytes) -> web.Response:
     """SageMaker's health check."""
-    context.require_ready()
+    context.require_progress()
     return web.Response()
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from vivace.server.counter_file import CounterFile, Key, read_counts
+from vivace.protocol.pulse import FrontendPulse
+from vivace.protocol.shared_memory import COUNTER_BYTES, SharedMemory
+from vivace.server.counters import Counters, Key, read_counts
 
 METHODS = frozenset({"GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"})
 OTHER = "other"
-FILES = "http-*.counters"
 REQUESTS, RESPONSES, ACTIVE = "requests", "responses", "active"
 UNSERVED_MODEL, UNKNOWN_FIELD = "unserved_model", "unknown_field"
 
@@ -20,15 +20,17 @@ UNSERVED_MODEL, UNKNOWN_FIELD = "unserved_model", "unknown_field"
 class HttpMetrics:
     """Requests and answers by endpoint, counted in the request turn.
 
-    Frontend processes that share a port keep their counters in one folder, and each of them shows
+    Frontend processes that share a port keep their counters in one memory, and each of them shows
     the sum; the counts of a process that died stay in it.
     """
 
-    def __init__(self, folder: Path | None = None, index: int = 0) -> None:
-        """`index` of this process, never used before in `folder`; alone when that is None."""
-        self._folder = folder
-        self._own = None if folder is None else folder / FILES.replace("*", str(index))
-        self._counters = CounterFile(self._own)
+    def __init__(self, memory: SharedMemory | None = None, place: int = 0) -> None:
+        """`place` of this process in the memory; alone when that is None."""
+        self._memory = memory
+        self._place = place
+        own = bytearray(COUNTER_BYTES) if memory is None else memory.counters(place)
+        self._counters = Counters(own)
+        self._counters.reset(ACTIVE)
 
     def begin(self, endpoint: str | None, method: str) -> tuple[str, str]:
         """Count a request; `endpoint` is a path of the route table or None for anything else."""
@@ -48,11 +50,12 @@ class HttpMetrics:
     def totals(self) -> Counter[Key]:
         """The sum over all processes; nothing is active in those that died."""
         total = self._counters.counts()
-        for path in self._folder.glob(FILES) if self._folder is not None else ():
-            if path == self._own:
-                continue
-            counts, alive = read_counts(path)
-            for key, count in counts.items():
+        memory = self._memory
+        if memory is None:
+            return total
+        for place in set(range(memory.places)) - {self._place}:
+            alive = FrontendPulse(memory.pulse(place)).alive
+            for key, count in read_counts(memory.counters(place)).items():
                 if alive or key[0] != ACTIVE:
                     total[key] += count
         return total

@@ -18,7 +18,7 @@ async def engine_state(context: Context) -> EngineState:
 
 async def command(context: Context, body: FlushCache | GetState) -> Reply:
     """One control command; Refusal 503 when the engine is down or does not answer in time."""
-    context.require_ready()
+    context.require_progress()
     try:
         return await context.frontend.control(body, timeout=context.settings.control_timeout)
     except (EngineUnavailable, TimeoutError) as error:

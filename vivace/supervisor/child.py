@@ -53,6 +53,10 @@ class Child:
     def index(self) -> int:
         return self.setup.index if self.setup is not None else 0
 
+    @property
+    def place(self) -> int:
+        return self.setup.place if self.setup is not None else 0
+
     def begin(self, setup: Setup) -> None:
         """Hand it its setup: now it builds and runs."""
         self.setup = setup
@@ -93,15 +97,14 @@ class Child:
         self.line.close()
 
 
-def spawn(role: Role, command: Command, *, listener: int = -1) -> Child:
-    """Start a child. It waits for its setup; `listener` is a descriptor it inherits."""
+def spawn(role: Role, command: Command, *inherited: int) -> Child:
+    """Start a child. It waits for its setup; `inherited` are descriptors it gets."""
     ours, theirs = socket.socketpair()
-    inherited = [theirs.fileno(), *([listener] if listener >= 0 else [])]
     before = out_of_memory_kills()
     with theirs:
         process = subprocess.Popen(
             command(role, theirs.fileno()),
-            pass_fds=inherited,
+            pass_fds=[theirs.fileno(), *inherited],
             stdin=subprocess.DEVNULL,
             env=child_environment(),
         )

@@ -15,9 +15,11 @@ from vivace.observability import log as log_lines
 from vivace.observability.gc_pauses import watch_gc
 from vivace.protocol.channel import EngineMailbox, ToFrontend
 from vivace.protocol.control import Command, Ready, Reply
+from vivace.protocol.pulse import EnginePulse
+from vivace.protocol.shared_memory import attach
 from vivace.supervisor.line import Line, LineClosed
 from vivace.supervisor.messages import FrontendGone, Progress, Setup, Stop, ToChild
-from vivace.supervisor.pulse import Pulse, PulsedMailbox
+from vivace.supervisor.pulse import PulsedMailbox, PulsedRunner
 
 log = logging.getLogger(__name__)
 
@@ -73,16 +75,23 @@ def run_engine(line: Line[ToChild], setup: Setup) -> None:
     )
     thread = SupervisorThread(line, mailbox)
     thread.start()
-    pulse = Pulse(Path(setup.run_dir) / "pulse")
+    pulse = EnginePulse(attach(setup.memory).engine)
+    pulse.begin()
 
     def report(stage: str, fraction: float) -> None:
         line.send(Progress(stage, fraction))
 
-    loop, capacity = engine_parts(config, PulsedMailbox(mailbox, pulse), report, epoch=setup.epoch)
+    loop, capacity = engine_parts(
+        config,
+        PulsedMailbox(mailbox, pulse),
+        report,
+        epoch=setup.epoch,
+        watched=lambda runner: PulsedRunner(runner, pulse),
+    )
     gc.collect()
     gc.freeze()  # what is loaded stays; the collector need not look at it again
     gc.enable()
-    pulse.beat(resting=True)
+    pulse.rest()
     thread.drive(loop)
     line.send(Ready(epoch=setup.epoch, capacity=capacity))
     loop.run()

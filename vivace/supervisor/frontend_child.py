@@ -24,7 +24,9 @@ from vivace.observability.gc_pauses import watch_gc
 from vivace.protocol.channel import FrontendMailbox, ToEngine, ToFrontend
 from vivace.protocol.control import Down, Ready
 from vivace.protocol.output import Deltas
+from vivace.protocol.pulse import EngineProgress, FrontendPulse
 from vivace.protocol.request import Cancel, Request, SamplingParams
+from vivace.protocol.shared_memory import attach
 from vivace.server.app import build_app, serve
 from vivace.supervisor.faults import frontend_countdown
 from vivace.supervisor.line import Line, LineClosed
@@ -34,6 +36,7 @@ log = logging.getLogger(__name__)
 
 WARM_UP_TOKENS = 8
 WARM_UP_SECONDS = 600.0
+BEAT_SECONDS = 0.5
 
 
 async def run_frontend(line: Line[ToChild], setup: Setup) -> None:
@@ -42,27 +45,34 @@ async def run_frontend(line: Line[ToChild], setup: Setup) -> None:
     several = config.model.tokenizer_worker_num > 1
     log_lines.setup(config.logging.log_level, f"frontend {setup.index}" if several else "frontend")
     watch_gc(config.logging.gc_warning_threshold_secs)
+    memory = attach(setup.memory)
+    pulse = FrontendPulse(memory.pulse(setup.place))
+    pulse.begin()
     mailbox = FrontendMailbox(Path(setup.run_dir), setup.index)
     dump = crash_dump(config, setup.index)
     tokenizer = configured_tokenizer(config)
+    send = beating(mailbox.send, pulse)
     frontend = Frontend(
         served_model(config, tokenizer),
         tokenizer,
-        mailbox.send if dump is None else recording(mailbox.send, dump),
+        send if dump is None else recording(send, dump),
         index=setup.index,
+        stall=EngineProgress(memory).stall,
     )
     child = FrontendChild(line, mailbox, frontend, dump)
     child.count = frontend_countdown(config.environment.get("VIVACE_TEST_FAULT", ""), setup.index)
     asyncio.get_running_loop().add_reader(line.fileno(), child.listen)
     child.listen()  # what came together with the setup
     feeding = asyncio.create_task(child.feed_until_stopped())
-    app = build_app(frontend, config, Path(setup.run_dir), setup.index)
+    app = build_app(frontend, config, memory, setup.place)
     runner = await serve(app, socket.socket(fileno=setup.listener), config)
     gc.collect()
     gc.freeze()
     gc.enable()
+    beating_always = asyncio.create_task(beat(pulse))
     line.send(Serving())
     await feeding
+    beating_always.cancel()
     with contextlib.suppress(asyncio.TimeoutError):
         await asyncio.wait_for(runner.cleanup(), child.grace + 1)
     mailbox.close()
@@ -164,6 +174,23 @@ def crash_dump(config: Config, index: int) -> CrashDump | None:
     if not folder:
         return None
     return CrashDump(Path(folder), version=vivace.__version__, index=index)
+
+
+async def beat(pulse: FrontendPulse) -> None:
+    """Show that the event loop turns."""
+    while True:
+        pulse.beat()
+        await asyncio.sleep(BEAT_SECONDS)
+
+
+def beating(send: Callable[[ToEngine], None], pulse: FrontendPulse) -> Callable[[ToEngine], None]:
+    """`send` that also tells when the engine was last sent something."""
+
+    def send_and_tell(message: ToEngine) -> None:
+        send(message)
+        pulse.sent()
+
+    return send_and_tell
 
 
 def recording(send: Callable[[ToEngine], None], dump: CrashDump) -> Callable[[ToEngine], None]:

@@ -21,6 +21,10 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     """of this engine"""
     listener: int = -1
     """file descriptor of the listening socket"""
+    memory: int
+    """file descriptor of the shared memory (protocol/shared_memory.py)"""
+    place: int = 0
+    """of this frontend in the shared memory; its successor gets it too"""
 
 
 class WarmUp(msgspec.Struct, frozen=True, tag="warm_up"):

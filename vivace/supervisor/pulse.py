@@ -1,48 +1,17 @@
-"""The engine's pulse: two numbers in shared memory, and the watchdog that looks at them.
-
-The engine counts a beat at each turn of its loop and says whether it rests (waits for messages).
-That costs nanoseconds, needs no thread, and shows a stall even while the engine holds the
-interpreter lock or is stopped from outside.
-"""
+"""The engine's parts that beat its pulse: at each look for messages, and around each step."""
 
 from __future__ import annotations
 
-import mmap
-import os
-import struct
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal, Protocol
+import time
+from collections.abc import Iterator
+from typing import Protocol
 
+from vivace.engine.executor import Runner
+from vivace.engine.step_times import StepTimes, work_of
 from vivace.protocol.channel import ToEngine, ToFrontend
-
-FORMAT = struct.Struct("<qq")
-Alarm = Literal["quiet", "soft", "hard"]
-
-
-class Pulse:
-    """Both ends of the shared numbers. The writer beats, the reader looks."""
-
-    def __init__(self, path: Path) -> None:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            os.ftruncate(descriptor, mmap.PAGESIZE)
-            self._memory = mmap.mmap(descriptor, mmap.PAGESIZE)
-        finally:
-            os.close(descriptor)
-        self._beats = 0
-
-    def beat(self, *, resting: bool) -> None:
-        self._beats += 1
-        FORMAT.pack_into(self._memory, 0, self._beats, resting)
-
-    def look(self) -> tuple[int, bool]:
-        """(beats, resting)"""
-        beats, resting = FORMAT.unpack_from(self._memory, 0)
-        return beats, bool(resting)
-
-    def close(self) -> None:
-        self._memory.close()
+from vivace.protocol.control import Capacity
+from vivace.protocol.pulse import PATIENCE, EnginePulse, Span
+from vivace.protocol.step import StepPlan, StepResult
 
 
 class Receiver(Protocol):
@@ -54,54 +23,73 @@ class Receiver(Protocol):
 class PulsedMailbox:
     """A mailbox that beats whenever the loop comes by for messages."""
 
-    def __init__(self, mailbox: Receiver, pulse: Pulse) -> None:
+    def __init__(self, mailbox: Receiver, pulse: EnginePulse) -> None:
         self._mailbox = mailbox
         self._pulse = pulse
+        self.send = mailbox.send
+        self.wake = mailbox.wake
 
     def receive(self, wait: float | None) -> list[ToEngine]:
-        if wait == 0:
-            self._pulse.beat(resting=False)
-            return self._mailbox.receive(0)
-        self._pulse.beat(resting=True)
+        if wait != 0:
+            self._pulse.rest()
         messages = self._mailbox.receive(wait)
-        self._pulse.beat(resting=False)
+        self._pulse.decide()
         return messages
 
-    def send(self, frontend: int, message: ToFrontend) -> None:
-        self._mailbox.send(frontend, message)
 
-    def wake(self) -> None:
-        self._mailbox.wake()
+class PulsedRunner:
+    """A runner that says, before each step, which requests are in it and how long it may take."""
 
+    def __init__(self, runner: Runner, pulse: EnginePulse) -> None:
+        self.capacity: Capacity = runner.capacity
+        self.close = runner.close
+        self._runner = runner
+        self._pulse = pulse
+        self._times = StepTimes(PATIENCE)
+        self._members: dict[int, tuple[Span, int]] = {}
+        """row -> who is in it, and how many tokens are known of it"""
+        self._listed: list[int] | None = None
+        """rows whose spans the pulse shows"""
+        self._steps = 0
 
-@dataclass(kw_only=True)
-class Watchdog:
-    """Raises the alarm when an engine that has work makes no progress. Times are seconds.
+    def run(self, plan: StepPlan) -> StepResult:
+        if not plan.rows:
+            self._seat(plan)
+            return self._runner.run(plan)
+        self._steps += 1
+        self._seat(plan)
+        work = self._work(plan)
+        self._announce(plan, work)
+        started = time.monotonic()
+        result = self._runner.run(plan)
+        self._times.learn(work, time.monotonic() - started)
+        self._pulse.decide()
+        return result
 
-    `soft` alarms are raised once per stall, at `soft` seconds; the hard one at `hard`.
-    None or 0 switches one off."""
+    def _seat(self, plan: StepPlan) -> None:
+        for row in plan.leaves:
+            self._members.pop(row, None)
+        for join in plan.joins:
+            self._members[join.row] = Span(join.key, self._steps), len(join.tokens)
+        if plan.leaves or plan.joins:
+            self._listed = None
 
-    hard: float | None
-    soft: float | None
-    _beats: int = -1
-    _since: float = 0.0
-    _warned: bool = False
+    def _work(self, plan: StepPlan) -> int:
+        counts = plan.counts
+        decodes = counts.count(1)
+        if decodes == len(counts):
+            return decodes
+        spans = zip(plan.rows, counts, strict=True)
+        chunks = [(count, self._members[row][1]) for row, count in spans if count > 1]
+        return work_of(chunks, decodes)
 
-    def reset(self, now: float) -> None:
-        """A new engine runs, or the engine became ready."""
-        self._beats, self._since, self._warned = -1, now, False
+    def _announce(self, plan: StepPlan, work: int) -> None:
+        tokens, allowance = sum(plan.counts), self._times.allowance(work)
+        if plan.rows == self._listed:
+            self._pulse.step_again(self._steps, tokens, allowance)
+        else:
+            self._pulse.step(self._steps, tokens, allowance, self._spans(plan))
+            self._listed = plan.rows
 
-    def check(self, beats: int, resting: bool, now: float) -> Alarm:
-        if resting or beats != self._beats:
-            self._beats, self._since, self._warned = beats, now, False
-            return "quiet"
-        stalled = now - self._since
-        if self.hard and stalled >= self.hard:
-            return "hard"
-        if self.soft and stalled >= self.soft and not self._warned:
-            self._warned = True
-            return "soft"
-        return "quiet"
-
-    def stalled(self, now: float) -> float:
-        return now - self._since
+    def _spans(self, plan: StepPlan) -> Iterator[Span]:
+        return (self._members[row][0] for row in plan.rows)

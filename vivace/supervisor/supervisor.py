@@ -19,12 +19,13 @@ from typing import Literal
 from vivace.errors import CANNOT_START
 from vivace.protocol.channel import SUPERVISOR
 from vivace.protocol.control import Capacity, Command, Down, Drain, Ready, Reply
+from vivace.protocol.pulse import EngineProgress, FrontendPulse
 from vivace.protocol.request import KEY_SHIFT
+from vivace.protocol.shared_memory import SharedMemory
 from vivace.supervisor import signals
 from vivace.supervisor.budget import CrashBudget
 from vivace.supervisor.child import Child, process_command, spawn
 from vivace.supervisor.child import Command as SpawnCommand
-from vivace.supervisor.engine_watch import EngineWatch
 from vivace.supervisor.line import LineClosed
 from vivace.supervisor.messages import (
     Draining,
@@ -37,7 +38,7 @@ from vivace.supervisor.messages import (
     Warm,
     WarmUp,
 )
-from vivace.supervisor.pulse import Pulse, Watchdog
+from vivace.supervisor.watch import EngineWatch, FrontendWatch, Watchdog
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +59,8 @@ class Plan:
     frontends: int
     listener: socket.socket
     run_dir: Path
+    memory: SharedMemory
+    """with a place for each frontend"""
     warm_up: bool
     watchdog: float | None
     soft_watchdog: float | None
@@ -95,7 +98,10 @@ class Supervisor:
         self._announced = False
         self._budget = CrashBudget(plan.crashes, plan.crash_window)
         watchdog = Watchdog(hard=plan.watchdog, soft=plan.soft_watchdog)
-        self._watch = EngineWatch(Pulse(plan.run_dir / "pulse"), watchdog)
+        self._watch = EngineWatch(EngineProgress(plan.memory), watchdog)
+        self._frontend_watch = FrontendWatch(
+            [FrontendPulse(plan.memory.pulse(place)) for place in range(plan.memory.places)]
+        )
         self._selector = selectors.DefaultSelector()
         self._down_since: float | None = None
         self._deadline: float | None = None
@@ -109,7 +115,7 @@ class Supervisor:
             try:
                 self._start_engine(self._first_engine)
                 for index in range(self._plan.frontends):
-                    self._start_frontend(index)
+                    self._start_frontend(index, place=index)
                 while not self._is_over():
                     for key, _ in self._selector.select(self._plan.tick):
                         key.data()
@@ -127,19 +133,23 @@ class Supervisor:
             run_dir=str(self._plan.run_dir),
             frontends=frontends or list(range(self._plan.frontends)),
             epoch=self._epoch,
+            memory=self._plan.memory.descriptor,
         )
         self._watch.restart(time.monotonic())
-        self._engine = self._begin(engine or spawn("engine", self._plan.command), setup)
+        engine = engine or spawn("engine", self._plan.command, self._plan.memory.descriptor)
+        self._engine = self._begin(engine, setup)
 
-    def _start_frontend(self, index: int) -> None:
-        listener = self._plan.listener.fileno()
+    def _start_frontend(self, index: int, place: int) -> None:
+        listener, memory = self._plan.listener.fileno(), self._plan.memory.descriptor
         setup = Setup(
             config=self._plan.config,
             run_dir=str(self._plan.run_dir),
             index=index,
             listener=listener,
+            memory=memory,
+            place=place,
         )
-        child = self._begin(spawn("frontend", self._plan.command, listener=listener), setup)
+        child = self._begin(spawn("frontend", self._plan.command, listener, memory), setup)
         if self._ready is not None:  # before it serves: its first client finds an engine
             child.line.send(self._ready)
         self._frontends.append(child)
@@ -221,6 +231,7 @@ class Supervisor:
             self._engine_died(child, cause)
         else:
             self._frontends.remove(child)
+            self._frontend_watch.died(child)
             self._frontend_died(child, cause)
 
     def _engine_died(self, engine: Child, cause: str) -> None:
@@ -256,7 +267,7 @@ class Supervisor:
         elif self._budget.spend(time.monotonic()):
             log.error("The %s died: %s. %s", child.name, cause, self._restart_note())
             # A new index: the keys of its predecessor's requests must not come back.
-            self._start_frontend(self._next_index)
+            self._start_frontend(self._next_index, child.place)
             self._next_index += 1
             self._warming = False  # whoever was warming up may be the dead one
         else:
@@ -287,6 +298,7 @@ class Supervisor:
     def _tick(self, now: float) -> None:
         if self._engine is not None and self._engine.serving:
             self._watch.look(self._engine, now)
+        self._frontend_watch.look(self._frontends, now)
         if self._deadline is not None and now >= self._deadline:
             self._deadline = None
             if self._phase == "draining":

@@ -1,0 +1,277 @@
+"""What processes tell each other through shared memory: at work, resting, stalled, dead."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vivace.engine.step_times import FACTOR, UNKNOWN, StepTimes, work_of
+from vivace.protocol.channel import ToEngine
+from vivace.protocol.control import Capacity
+from vivace.protocol.pulse import (
+    MOST_SPANS,
+    PATIENCE,
+    RESTING,
+    SECOND,
+    STEPPING,
+    EngineProgress,
+    EnginePulse,
+    FrontendPulse,
+    Span,
+)
+from vivace.protocol.request import SamplingParams
+from vivace.protocol.shared_memory import SharedMemory, attach, new_descriptor, reserve, size_for
+from vivace.protocol.step import Join, StepPlan, StepResult
+from vivace.supervisor.pulse import PulsedMailbox, PulsedRunner
+
+CAPACITY = Capacity(pages=8, page_size=16, rows=4, context=64, vocabulary=100)
+HOUR = 3600 * SECOND
+
+
+@pytest.fixture
+def memory() -> SharedMemory:
+    return reserve(new_descriptor(), 2)
+
+
+# -- the memory ------------------------------------------------------------------------------------
+
+
+def test_the_memory_is_reserved_and_cannot_shrink(memory: SharedMemory) -> None:
+    """A page that is not there, or not there any more, is a SIGBUS."""
+    status = os.fstat(memory.descriptor)
+    assert status.st_size == size_for(2) and status.st_blocks * 512 >= status.st_size
+    for size in (0, status.st_size - mmap.PAGESIZE, 2 * status.st_size):
+        with pytest.raises(PermissionError):
+            os.ftruncate(memory.descriptor, size)
+    seals = fcntl.fcntl(memory.descriptor, fcntl.F_GET_SEALS)
+    assert seals & fcntl.F_SEAL_SHRINK and seals & fcntl.F_SEAL_SEAL
+
+
+def test_places_do_not_overlap(memory: SharedMemory) -> None:
+    other = attach(memory.descriptor)
+    assert other.places == 2
+    parts = [memory.engine, *(part(p) for p in (0, 1) for part in (memory.pulse, memory.counters))]
+    for number, part in enumerate(parts):
+        part[:] = bytes([number + 1]) * len(part)
+    again = [other.engine, *(part(p) for p in (0, 1) for part in (other.pulse, other.counters))]
+    for number, part in enumerate(again):
+        assert bytes(part) == bytes([number + 1]) * len(part)
+    with pytest.raises(ValueError, match="no place 2"):
+        memory.pulse(2)
+
+
+def test_a_foreign_descriptor_is_refused() -> None:
+    with pytest.raises(ValueError, match="not the memory"):
+        attach(new_descriptor())
+
+
+OTHER = """
+import os, signal, sys
+from vivace.protocol.pulse import EnginePulse, Span
+from vivace.protocol.shared_memory import attach
+pulse = EnginePulse(attach(int(sys.argv[1])).engine)
+pulse.begin()
+pulse.step(7, 3, 0.5, [Span(11, 5), Span(12, 7)])
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_engine_was_at_can_be_read(memory: SharedMemory) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", OTHER, str(memory.descriptor)],
+        pass_fds=[memory.descriptor],
+        timeout=60,
+    )
+    assert done.returncode == -signal.SIGKILL
+    pulse = EnginePulse(memory.engine)
+    assert pulse.fatal_spans() == (7, [Span(11, 5), Span(12, 7)])
+    assert pulse.look().kind == STEPPING and pulse.look().tokens == 3
+    EnginePulse(memory.engine).begin()
+    assert pulse.fatal_spans()[1] == []
+
+
+def test_only_a_step_has_spans(memory: SharedMemory) -> None:
+    pulse = EnginePulse(memory.engine)
+    pulse.begin()
+    pulse.step(1, 9, 1.0, (Span(key, 1) for key in range(MOST_SPANS + 50)))
+    assert len(pulse.fatal_spans()[1]) == MOST_SPANS
+    for beat in (pulse.decide, pulse.rest):
+        beat()
+        assert pulse.fatal_spans()[1] == []
+
+
+# -- stalls ----------------------------------------------------------------------------------------
+
+
+def since(memory: SharedMemory) -> int:
+    return EnginePulse(memory.engine).look().since
+
+
+def test_a_step_may_take_what_it_was_allowed(memory: SharedMemory) -> None:
+    pulse, progress = EnginePulse(memory.engine), EngineProgress(memory)
+    pulse.begin()
+    assert progress.stall(since(memory) + HOUR) == "", "it rests"
+    pulse.step(1, 1024, 90.0, [])
+    assert progress.stall(since(memory) + 89 * SECOND) == ""
+    text = progress.stall(since(memory) + 91 * SECOND)
+    assert "no progress for 91.0 s in a step of 1024 tokens (allowed: 90.0 s)" in text
+    pulse.decide()
+    assert progress.stall(since(memory) + SECOND) == ""
+    assert "between two steps" in progress.stall(since(memory) + 3 * SECOND)
+
+
+def test_an_engine_that_does_not_read_its_messages_is_stalled(memory: SharedMemory) -> None:
+    pulse, progress = EnginePulse(memory.engine), EngineProgress(memory)
+    FrontendPulse(memory.pulse(1)).begin()
+    pulse.begin()
+    FrontendPulse(memory.pulse(1)).sent()
+    sent = FrontendPulse(memory.pulse(1)).last_sent
+    assert progress.stall(sent + int((PATIENCE - 0.1) * SECOND)) == ""
+    assert progress.stall(sent + 3 * SECOND)
+    assert progress.activity().kind != RESTING, "so the watchdog counts this time"
+    pulse.decide()
+    pulse.rest()
+    assert progress.stall(since(memory) + HOUR) == ""
+
+
+class Mailbox:
+    def __init__(self, see: Callable[[], object]) -> None:
+        self._see = see
+
+    def receive(self, wait: float | None) -> list[ToEngine]:
+        self._see()
+        return []
+
+    def send(self, frontend: int, message: object) -> None: ...
+
+    def wake(self) -> None: ...
+
+
+def test_the_mailbox_tells_rest_from_work(memory: SharedMemory) -> None:
+    writer, reader = EnginePulse(memory.engine), EnginePulse(memory.engine)
+    writer.begin()
+    seen: list[tuple[int, int]] = []
+    mailbox = PulsedMailbox(
+        Mailbox(lambda: seen.append((reader.look().kind, reader.look().beats))), writer
+    )
+    mailbox.receive(0)
+    first = reader.look()
+    mailbox.receive(None)
+    assert seen[1][0] == RESTING and first.kind != RESTING and reader.look().kind != RESTING
+    assert seen[0][1] < first.beats < seen[1][1] < reader.look().beats
+
+
+# -- steps -----------------------------------------------------------------------------------------
+
+
+def join(row: int, key: int, tokens: int = 3) -> Join:
+    known = list(range(tokens))
+    sampling = SamplingParams()
+    return Join(
+        row=row, key=key, tokens=known, prompt=tokens, cached=0, pages=[row], sampling=sampling
+    )
+
+
+class Steps:
+    """A runner that notes what the pulse shows while it runs."""
+
+    capacity = CAPACITY
+
+    def __init__(self, memory: SharedMemory) -> None:
+        self.pulse = EnginePulse(memory.engine)
+        self.seen: list[tuple[int, list[int], int]] = []
+
+    def run(self, plan: StepPlan) -> StepResult:
+        step, spans = self.pulse.fatal_spans()
+        self.seen.append((step, [span.key for span in spans], self.pulse.look().tokens))
+        return StepResult(number=plan.number, advanced=plan.counts, tokens=[[] for _ in plan.rows])
+
+    def close(self) -> None: ...
+
+
+def test_every_step_shows_who_is_in_it(memory: SharedMemory) -> None:
+    steps = Steps(memory)
+    runner = PulsedRunner(steps, EnginePulse(memory.engine))
+    runner.run(StepPlan(number=0, rows=[0, 2], counts=[3, 3], joins=[join(0, 70), join(2, 72)]))
+    runner.run(StepPlan(number=1, rows=[0, 2], counts=[1, 1]))
+    runner.run(StepPlan(number=2, rows=[0, 2], counts=[1, 1]))
+    runner.run(StepPlan(number=3, rows=[2, 0], counts=[1, 3], leaves=[0], joins=[join(0, 71)]))
+    runner.run(StepPlan(number=-1, leaves=[0, 2]))
+    runner.run(StepPlan(number=4, rows=[1], counts=[3], joins=[join(1, 73)]))
+    assert steps.seen == [
+        (1, [70, 72], 6),
+        (2, [70, 72], 2),
+        (3, [70, 72], 2),
+        (4, [72, 71], 4),
+        (4, [], 0),
+        (5, [73], 3),
+    ]
+    assert steps.pulse.fatal_spans()[1] == [], "the step is over"
+
+
+def test_a_step_that_raises_stays_the_one_to_blame(memory: SharedMemory) -> None:
+    steps = Steps(memory)
+    runner = PulsedRunner(steps, EnginePulse(memory.engine))
+
+    def fail(plan: StepPlan) -> StepResult:
+        raise RuntimeError("no such device any more")
+
+    steps.run = fail  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError):
+        runner.run(StepPlan(number=0, rows=[1], counts=[3], joins=[join(1, 9)]))
+    assert steps.pulse.fatal_spans() == (1, [Span(9, 1)])
+
+
+# -- how long a step may take ----------------------------------------------------------------------
+
+
+def test_nothing_is_known_at_first_then_more_work_may_take_longer() -> None:
+    times = StepTimes(2.0)
+    assert times.allowance(1) == UNKNOWN
+    times.learn(8, 0.1)
+    assert times.allowance(8) == times.allowance(1) == 2.0
+    assert times.allowance(2048) >= FACTOR * 0.1 * 2048 / 16
+    assert work_of([(1024, 8192)], 3) > work_of([(1024, 1024)], 3) > 1024
+
+
+def test_a_long_prompt_is_allowed_its_time() -> None:
+    """Time in proportion to work, learnt from small steps only."""
+    times = StepTimes(2.0)
+    for work in (1, 8, 8):
+        times.learn(work, 0.01 * work)
+    assert times.allowance(work_of([(8192, 8192)], 0)) > 8192 * 0.01
+
+
+def test_a_stopped_process_is_no_slow_device() -> None:
+    times = StepTimes(2.0)
+    times.learn(1, 0.02)
+    times.learn(1, 20.0)
+    assert times.allowance(1) == 2.0
+    times.learn(600, 2000.0)
+    assert times.allowance(600) < 200.0
+
+
+def test_a_device_that_became_slow_is_believed_after_a_while() -> None:
+    times = StepTimes(2.0)
+    times.learn(1, 0.02)
+    for _ in range(20):
+        times.learn(1, 5.0)
+    assert times.allowance(1) >= 5.0
+
+
+@given(st.lists(st.tuples(st.integers(1, 10**6), st.floats(0, 100)), max_size=50))
+def test_allowances_are_sane(steps: list[tuple[int, float]]) -> None:
+    times = StepTimes(2.0)
+    for work, seconds in steps:
+        times.learn(work, seconds)
+    for work in (1, 100, 10**6):
+        assert times.allowance(work) >= 2.0

@@ -1,0 +1,73 @@
+"""Memory that all processes of one server share: the engine's pulse, and a place per frontend.
+
+It is anonymous (memfd), so no disk can be full or read-only behind it; it is reserved in whole
+before any process needs it and sealed against shrinking, so touching it never faults; it belongs to
+the supervisor, so what a process stored outlives that process however it dies.
+
+Layout: the engine's part, then one place per frontend: its pulse, then its counters.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+
+ENGINE_BYTES = 64 << 10
+PULSE_BYTES = 4 << 10
+COUNTER_BYTES = 256 << 10
+PLACE_BYTES = PULSE_BYTES + COUNTER_BYTES
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+class SharedMemory:
+    """The supervisor creates and reserves it; a child attaches to the descriptor it inherits.
+
+    Frontends have places 0 to `places` - 1; a frontend that died leaves its place to its successor.
+    """
+
+    def __init__(self, descriptor: int, places: int) -> None:
+        self.descriptor = descriptor
+        self.places = places
+        self._map = mmap.mmap(descriptor, size_for(places))
+
+    @property
+    def engine(self) -> memoryview:
+        return memoryview(self._map)[:ENGINE_BYTES]
+
+    def pulse(self, place: int) -> memoryview:
+        start = self._start(place)
+        return memoryview(self._map)[start : start + PULSE_BYTES]
+
+    def counters(self, place: int) -> memoryview:
+        start = self._start(place) + PULSE_BYTES
+        return memoryview(self._map)[start : start + COUNTER_BYTES]
+
+    def _start(self, place: int) -> int:
+        if not 0 <= place < self.places:
+            raise ValueError(f"there is no place {place}; there are {self.places}")
+        return ENGINE_BYTES + place * PLACE_BYTES
+
+
+def new_descriptor() -> int:
+    """Empty anonymous memory, for children to inherit before its size is known."""
+    return os.memfd_create("vivace", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+
+
+def reserve(descriptor: int, places: int) -> SharedMemory:
+    """Give it its size for good. OSError when there is no memory."""
+    os.posix_fallocate(descriptor, 0, size_for(places))
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
+    return SharedMemory(descriptor, places)
+
+
+def attach(descriptor: int) -> SharedMemory:
+    """A child's end. ValueError when the descriptor is no such memory."""
+    places, rest = divmod(os.fstat(descriptor).st_size - ENGINE_BYTES, PLACE_BYTES)
+    if rest or places < 0:
+        raise ValueError(f"descriptor {descriptor} is not the memory of a server")
+    return SharedMemory(descriptor, places)
+
+
+def size_for(places: int) -> int:
+    return ENGINE_BYTES + places * PLACE_BYTES

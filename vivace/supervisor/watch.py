@@ -1,0 +1,142 @@
+"""Looks after the children's progress: first the stacks of who is stuck, then its end."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from vivace.protocol.pulse import RESTING, EngineProgress, FrontendPulse
+from vivace.supervisor.child import Child
+
+log = logging.getLogger(__name__)
+
+Alarm = Literal["quiet", "soft", "hard"]
+STACK_DUMP_SECONDS = 1.0
+"""Between asking who is stuck for its stacks and killing it."""
+PAUSE_SECONDS = 5.0
+"""Who did not look for so long was stopped itself (a paused container, a suspended machine), and
+those it looks after most likely too: that time does not count."""
+FRONTEND_SOFT_SECONDS = 5.0
+FRONTEND_HARD_SECONDS = 30.0
+"""A frontend's loop turns every half second; one that does not for so long serves nobody."""
+
+
+@dataclass(kw_only=True)
+class Watchdog:
+    """Raises the alarm when somebody who has work makes no progress. Times are seconds.
+
+    `soft` alarms are raised once per stall, at `soft` seconds; the hard one at `hard`.
+    None or 0 switches one off."""
+
+    hard: float | None
+    soft: float | None
+    _beats: int = -1
+    _since: float = 0.0
+    _looked: float = 0.0
+    _warned: bool = False
+
+    def reset(self, now: float) -> None:
+        """A new process runs, or it became ready."""
+        self._beats, self._since, self._looked, self._warned = -1, now, now, False
+
+    def check(self, beats: int, resting: bool, now: float) -> Alarm:
+        away, self._looked = now - self._looked, now
+        if away > PAUSE_SECONDS:
+            self._since += away
+        if resting or beats != self._beats:
+            self._beats, self._since, self._warned = beats, now, False
+            return "quiet"
+        stalled = now - self._since
+        if self.hard and stalled >= self.hard:
+            return "hard"
+        if self.soft and stalled >= self.soft and not self._warned:
+            self._warned = True
+            return "soft"
+        return "quiet"
+
+    def stalled(self, now: float) -> float:
+        return now - self._since
+
+
+class ChildWatch:
+    """One child and its watchdog. Times are seconds of one monotonic clock."""
+
+    def __init__(self, watchdog: Watchdog) -> None:
+        self._watchdog = watchdog
+        self._kill_at: float | None = None
+
+    def restart(self, now: float) -> None:
+        self._kill_at = None
+        self._watchdog.reset(now)
+
+    def look(self, child: Child, beats: int, resting: bool, now: float) -> None:
+        """To be called often, while the child serves."""
+        if self._kill_at is not None:
+            if now >= self._kill_at:
+                child.kill(f"it made no progress for {self._watchdog.stalled(now):.0f} s")
+            return
+        alarm = self._watchdog.check(beats, resting, now)
+        if alarm == "quiet":
+            return
+        log.error(
+            "The %s has made no progress for %.1f s; its stacks follow",
+            child.name,
+            self._watchdog.stalled(now),
+        )
+        child.signal(signal.SIGUSR1)  # faulthandler prints the stacks
+        if alarm == "hard":
+            self._kill_at = now + STACK_DUMP_SECONDS
+
+
+class EngineWatch:
+    """The engine: says when it is stalled and when it goes on, and ends what stays stuck."""
+
+    def __init__(self, progress: EngineProgress, watchdog: Watchdog) -> None:
+        self._progress = progress
+        self._child = ChildWatch(watchdog)
+        self._stalled_at: float | None = None
+
+    def restart(self, now: float) -> None:
+        """A new engine starts, or has become ready."""
+        self._stalled_at = None
+        self._child.restart(now)
+
+    def look(self, engine: Child, now: float) -> None:
+        seen = self._progress.activity()
+        self._child.look(engine, seen.beats, seen.kind == RESTING, now)
+        self._tell(self._progress.stall(), now)
+
+    def _tell(self, stall: str, now: float) -> None:
+        if stall and self._stalled_at is None:
+            self._stalled_at = now
+            log.warning("Stalled: %s. /health answers 503 until it goes on", stall)
+        elif not stall and self._stalled_at is not None:
+            log.warning("The engine goes on, %.1f s after that", now - self._stalled_at)
+            self._stalled_at = None
+
+
+class FrontendWatch:
+    """The frontends: a pulse each, by place."""
+
+    def __init__(self, pulses: list[FrontendPulse]) -> None:
+        self._pulses = pulses
+        self._watches: dict[Child, ChildWatch] = {}
+
+    def look(self, frontends: Iterable[Child], now: float) -> None:
+        serving = [child for child in frontends if child.serving]
+        for child in self._watches.keys() - serving:
+            del self._watches[child]
+        for child in serving:
+            if child not in self._watches:
+                watchdog = Watchdog(hard=FRONTEND_HARD_SECONDS, soft=FRONTEND_SOFT_SECONDS)
+                self._watches[child] = ChildWatch(watchdog)
+                self._watches[child].restart(now)
+            beats = self._pulses[child.place].last_beat
+            self._watches[child].look(child, beats, False, now)
+
+    def died(self, child: Child) -> None:
+        """Its place is empty; nothing is in progress there."""
+        self._pulses[child.place].end()
