@@ -31,6 +31,6 @@ def configure(options: Options) -> Config:
         revision=model.revision,
         cache=cache,
     )
-    facts = facts_of(source)
-    check_architecture(source, facts, model.model_impl)
+    check_architecture(source, model.model_impl)
+    facts = facts_of(source, model.model_impl)
     return resolve(options, source, facts, detect(options.runtime.device))

@@ -104,9 +104,9 @@ def test_unknown_architecture_names_the_known_ones(tmp_path: Path) -> None:
         load(tmp_path, overrides={"architectures": ["FooForCausalLM"]})
 
 
-def test_quantised_safetensors_are_refused(tmp_path: Path) -> None:
+def test_quantized_safetensors_are_refused(tmp_path: Path) -> None:
     make("Llama", tmp_path)
-    with pytest.raises(SourceError, match=r"quantised \(gptq\)"):
+    with pytest.raises(SourceError, match=r"quantized \('gptq'\)"):
         load(tmp_path, overrides={"quantization_config": {"quant_method": "gptq"}})
 
 

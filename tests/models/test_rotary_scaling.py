@@ -13,8 +13,12 @@ from paged_model import PagedModel, load
 from toy_models import make, reference, tokens
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from vivace.checkpoint.errors import SourceError
+from vivace.checkpoint.fields import Fields
 from vivace.layers.module import Bindings, decoded
-from vivace.layers.rotary import RotaryTable, rotary_table
+from vivace.layers.rotary import RotaryTable
+from vivace.models.causal_lm import rotary_table
+from vivace.models.rope import rope_of
 from vivace.platforms.ops.table import reference_ops
 from vivace.quantization.method import Packed
 
@@ -53,6 +57,12 @@ SCALINGS: dict[str, dict[str, Any]] = {
     },
     "longrope": {"rope_type": "longrope", "original_max_position_embeddings": 64, **FACTORS},
 }
+
+
+def table_of(config: dict[str, Any], positions: int) -> RotaryTable:
+    fields = Fields(config, lambda key: f"config.json: {key}")
+    rope = rope_of(fields, HEAD, config.get("max_position_embeddings", 2048))
+    return rotary_table(rope, positions)
 
 
 def loaded(table: RotaryTable) -> torch.Tensor:
@@ -103,7 +113,7 @@ def test_table_equals_transformers(name: str, positions: int) -> None:
         "rope_scaling": SCALINGS[name],
     }
     for spelling in (as_saved, as_before):
-        found = loaded(rotary_table(spelling, HEAD, positions))
+        found = loaded(table_of(spelling, positions))
         assert found.dtype == torch.float32
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=5e-5)
 
@@ -133,26 +143,26 @@ def test_factors_of_a_gguf_file_divide_the_frequencies() -> None:
         "max_position_embeddings": 32,
         "rope_scaling": {"rope_type": "factors", "factors": factors},
     }
-    found = loaded(rotary_table(config, HEAD, 32))
+    found = loaded(table_of(config, 32))
     for i in (0, 5, 31):
         angle = 7 / 10000.0 ** (2 * i / HEAD) / (i + 1)
         assert float(found[7, i]) == pytest.approx(math.cos(angle), abs=1e-6)
         assert float(found[7, HEAD // 2 + i]) == pytest.approx(math.sin(angle), abs=1e-6)
     config["rope_scaling"] = {"rope_type": "factors", "factors": factors[:-1]}
-    with pytest.raises(ValueError, match="31 rotary factors for 32"):
-        rotary_table(config, HEAD, 32)
+    with pytest.raises(SourceError, match=r"factors is .* a list of 32 values"):
+        table_of(config, 32)
 
 
 def test_part_of_a_head_can_be_rotated() -> None:
-    found = loaded(rotary_table({"rope_theta": 100.0, "partial_rotary_factor": 0.25}, HEAD, 8))
+    found = loaded(table_of({"rope_theta": 100.0, "partial_rotary_factor": 0.25}, 8))
     assert found.shape == (8, 16)
 
 
 def test_unknown_scaling_is_named() -> None:
-    with pytest.raises(ValueError, match=r"'mrope' is not supported; known: default, linear"):
-        rotary_table({"rope_scaling": {"type": "mrope"}}, HEAD, 8)
+    with pytest.raises(ValueError, match=r"type is 'mrope'.* supported: default, linear"):
+        table_of({"rope_scaling": {"type": "mrope"}}, 8)
 
 
 def test_a_table_too_large_to_build_is_refused() -> None:
     with pytest.raises(ValueError, match="serve a smaller --context-length"):
-        rotary_table({"rope_theta": 100.0}, HEAD, (1 << 31) - 1)
+        loaded(table_of({"rope_theta": 100.0}, (1 << 31) - 1))

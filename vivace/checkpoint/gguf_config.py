@@ -1,12 +1,16 @@
-"""What a GGUF file's metadata says, in the keys of a Hugging Face config.json."""
+"""What a GGUF file's metadata says, in the keys of a Hugging Face config.json.
+
+A translation only: values are checked where those of a config.json are (`models.facts`), which
+names the file's own keys by what `config_of` tells it.
+"""
 
 from __future__ import annotations
 
-from math import log
 from typing import Any
 
 import numpy as np
 
+from vivace.checkpoint.fields import shown
 from vivace.checkpoint.gguf_file import GGUFError, GGUFFile
 
 ARCHITECTURES = {
@@ -16,187 +20,189 @@ ARCHITECTURES = {
     "gemma2": ("Gemma2ForCausalLM", "gemma2"),
     "gemma3": ("Gemma3ForCausalLM", "gemma3_text"),
 }
-MOST_LAYERS = 4096
-GEMMA_SLIDING = {"gemma2": 2, "gemma3": 6}
-"""every n-th layer attends fully"""
+KEYS = {
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "rope_dimension_count": "rope.dimension_count",
+    "max_position_embeddings": "context_length",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "rope_theta": "rope.freq_base",
+    "sliding_window": "attention.sliding_window",
+}
+GEMMA2_KEYS = {
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+}
+GEMMA3_KEYS = {"rope_local_base_freq": "rope.freq_base_swa"}
+SCALING_KEYS = {
+    "factor": "rope.scaling.factor",
+    "original_max_position_embeddings": "rope.scaling.original_context_length",
+    "beta_fast": "rope.scaling.yarn_beta_fast",
+    "beta_slow": "rope.scaling.yarn_beta_slow",
+    "attn_factor": "rope.scaling.attn_factor",
+}
+TOKENS = ("bos_token_id", "eos_token_id")
+NO_TOKEN = 0xFFFFFFFF
+MOST_FACTORS = 4096
 GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
 """the sizes that scale queries by hidden / heads instead of the head; no key of the file says so"""
 
+Config = dict[str, Any]
 
-def config_of(file: GGUFFile) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(config, generation_config) of a GGUF file. Raises GGUFError on what is not supported."""
+
+def config_of(file: GGUFFile) -> tuple[Config, Config, dict[str, str]]:
+    """(config, generation_config, a key of config -> the file's own) of a GGUF file.
+
+    Raises GGUFError on what is not supported.
+    """
     name = file.metadata.get("general.architecture")
-    if name not in ARCHITECTURES:
+    if not isinstance(name, str) or name not in ARCHITECTURES:
         raise GGUFError(
-            f"{file.path}: GGUF architecture {str(name)[:80]!r} is not supported; "
+            f"{file.path}: GGUF architecture {shown(name)} is not supported; "
             f"supported: {', '.join(ARCHITECTURES)}"
         )
-    facts = _Metadata(file, name)
     if file.metadata.get("split.count", 1) not in (0, 1):
         raise GGUFError(
-            f"{file.path}: this model is split over {file.metadata['split.count']} GGUF files; "
-            "merge them into one first (llama-gguf-split --merge)"
+            f"{file.path}: this model is split over {shown(file.metadata['split.count'])} "
+            "GGUF files; merge them into one first (llama-gguf-split --merge)"
         )
-    config = {
-        **shape_of(facts),
-        **rope_of(facts),
-        **family_of(facts),
-    }
-    return config, generation_of(facts)
+    facts = Metadata(file, name)
+    config = {**shape_of(facts), **family_of(facts)}
+    if scaling := scaling_of(facts):
+        config["rope_scaling"] = scaling
+    return config, generation_of(facts), facts.spelling
 
 
-class _Metadata:
-    """Typed access to `<architecture>.<key>`."""
+class Metadata:
+    """Access to `<architecture>.<key>` that remembers what was asked for."""
 
     def __init__(self, file: GGUFFile, architecture: str) -> None:
         self.file = file
         self.architecture = architecture
+        self.spelling: dict[str, str] = {"vocab_size": "rows of token_embd.weight"}
 
-    def get(self, key: str, default: Any = None) -> Any:
-        return self.file.metadata.get(f"{self.architecture}.{key}", default)
+    def get(self, key: str) -> Any:
+        return self.file.metadata.get(f"{self.architecture}.{key}")
 
-    def whole(self, key: str, default: int | None = None) -> int:
-        value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 31:
-            shown = "missing" if value is None else f"{str(value)[:80]}, not a positive number"
-            raise GGUFError(f"{self.file.path}: {self.architecture}.{key} is {shown}")
-        return value
+    def translated(self, keys: dict[str, str], within: str = "") -> Config:
+        """Those of `keys` (ours -> the file's) that the file has."""
+        names = {ours: f"{self.architecture}.{theirs}" for ours, theirs in keys.items()}
+        self.spelling.update({within + ours: name for ours, name in names.items()})
+        metadata = self.file.metadata
+        return {ours: metadata[name] for ours, name in names.items() if name in metadata}
 
-    def layers(self) -> int:
-        count = self.whole("block_count")
-        if count > MOST_LAYERS:
-            raise GGUFError(f"{self.file.path}: {count} layers; at most {MOST_LAYERS} can be")
-        return count
+    def token(self, key: str) -> Any:
+        """A token id; None where the file says that there is none."""
+        self.spelling[key] = f"tokenizer.ggml.{key}"
+        found = self.file.metadata.get(f"tokenizer.ggml.{key}")
+        return None if found == NO_TOKEN else found
 
-    def number(self, key: str, default: float | None = None) -> float | None:
-        """A positive, finite number, or the default when the key is absent."""
-        value = self.get(key, default)
-        if value is None:
+    def quotient(self, dividend: str, divisor: str) -> int | None:
+        """Of two whole numbers; None where the file has none or they do not divide."""
+        above, below = self.get(dividend), self.get(divisor)
+        if not isinstance(above, int) or not isinstance(below, int) or below < 1:
             return None
-        if not isinstance(value, int | float) or not 0 < value < float("inf"):
-            raise GGUFError(
-                f"{self.file.path}: {self.architecture}.{key} is {str(value)[:80]}, "
-                "not a positive number"
-            )
-        return float(value)
-
-    def token(self, key: str) -> int | None:
-        value = self.file.metadata.get(f"tokenizer.ggml.{key}")
-        return value if isinstance(value, int) else None
+        return None if above % below else above // below
 
     def has_tensor(self, name: str) -> bool:
         return name in self.file.tensors
 
 
-def shape_of(facts: _Metadata) -> dict[str, Any]:
-    hidden, heads = facts.whole("embedding_length"), facts.whole("attention.head_count")
+def shape_of(facts: Metadata) -> Config:
     embedding = facts.file.tensors.get("token_embd.weight")
     if embedding is None:
         raise GGUFError(f"{facts.file.path}: the tensor token_embd.weight is missing")
+    words = facts.file.metadata.get("tokenizer.ggml.tokens")
+    if isinstance(words, list) and len(words) > embedding.shape[0]:
+        raise GGUFError(
+            f"{facts.file.path}: tokenizer.ggml.tokens has {len(words)} entries, token_embd.weight "
+            f"only {embedding.shape[0]} rows; the file is damaged: fetch it again"
+        )
     architecture, model_type = ARCHITECTURES[facts.architecture]
-    head_dim = facts.whole("attention.key_length", max(hidden // heads, 1))
     return {
         "architectures": [architecture],
         "model_type": model_type,
-        "hidden_size": hidden,
-        "intermediate_size": facts.whole("feed_forward_length"),
-        "num_hidden_layers": facts.layers(),
-        "num_attention_heads": heads,
-        "num_key_value_heads": facts.whole("attention.head_count_kv", heads),
-        "head_dim": head_dim,
-        "partial_rotary_factor": facts.whole("rope.dimension_count", head_dim) / head_dim,
         "vocab_size": embedding.shape[0],
-        "max_position_embeddings": facts.whole("context_length"),
-        "rms_norm_eps": facts.number("attention.layer_norm_rms_epsilon", 1e-6),
         "tie_word_embeddings": not facts.has_tensor("output.weight"),
         "torch_dtype": stored_dtype(facts.file),
         "attention_bias": facts.has_tensor("blk.0.attn_output.bias"),
         "mlp_bias": facts.has_tensor("blk.0.ffn_down.bias"),
-        "bos_token_id": facts.token("bos_token_id"),
-        "eos_token_id": facts.token("eos_token_id"),
+        "head_dim": facts.quotient("embedding_length", "attention.head_count"),
+        **facts.translated(KEYS),
+        **{key: facts.token(key) for key in TOKENS},
     }
 
 
 def stored_dtype(file: GGUFFile) -> str:
-    """What to compute in: the matrices' own dtype, bfloat16 when they are quantised."""
+    """What to compute in: the matrices' own dtype, bfloat16 when they are quantized."""
     kinds = {entry.type.name for entry in file.tensors.values() if len(entry.shape) > 1}
     if kinds == {"F32"}:
         return "float32"
     return "float16" if kinds == {"F16"} else "bfloat16"
 
 
-def rope_of(facts: _Metadata) -> dict[str, Any]:
-    config: dict[str, Any] = {"rope_theta": facts.number("rope.freq_base", 10000.0)}
-    old_factor = facts.number("rope.scale_linear")
-    kind = facts.get("rope.scaling.type", "linear" if old_factor else "none")
-    factor = facts.number("rope.scaling.factor", old_factor)
+def scaling_of(facts: Metadata) -> Config | None:
     if facts.has_tensor("rope_freqs.weight"):
-        config["rope_scaling"] = {"rope_type": "factors", "factors": frequency_factors(facts.file)}
-    elif kind == "linear" and factor:
-        config["rope_scaling"] = {"rope_type": "linear", "factor": factor}
-    elif kind == "yarn" and factor:
-        config["rope_scaling"] = yarn_of(facts, factor)
-    elif kind not in ("none", "linear", "yarn"):
-        raise GGUFError(f"{facts.file.path}: rope scaling {str(kind)[:80]!r} is not supported")
-    return config
-
-
-def yarn_of(facts: _Metadata, factor: float) -> dict[str, Any]:
-    context = facts.whole("context_length")
-    temperature = facts.number("rope.scaling.attn_factor", 1.0) or 1.0
-    return {
-        "rope_type": "yarn",
-        "factor": factor,
-        "original_max_position_embeddings": facts.whole(
-            "rope.scaling.original_context_length", context
-        ),
-        "beta_fast": facts.number("rope.scaling.yarn_beta_fast", 32.0),
-        "beta_slow": facts.number("rope.scaling.yarn_beta_slow", 1.0),
-        "attention_factor": temperature * (0.1 * log(factor) + 1.0 if factor > 1 else 1.0),
-    }
+        facts.spelling["rope_scaling.factors"] = "rope_freqs.weight"
+        return {"rope_type": "factors", "factors": frequency_factors(facts.file)}
+    kind, given = facts.get("rope.scaling.type"), facts.translated(SCALING_KEYS, "rope_scaling.")
+    if "factor" not in given:  # as older files have it
+        given |= facts.translated({"factor": "rope.scale_linear"}, "rope_scaling.")
+    if kind is None:
+        kind = "linear" if "factor" in given else "none"
+    if kind not in ("none", "linear", "yarn"):
+        raise GGUFError(
+            f"{facts.file.path}: {facts.architecture}.rope.scaling.type is {shown(kind)}; "
+            "supported: none, linear, yarn"
+        )
+    if kind == "none" or "factor" not in given:
+        return None
+    return {"rope_type": kind, **given}
 
 
 def frequency_factors(file: GGUFFile) -> list[float]:
     """Divisors of the rotary frequencies (llama.cpp writes Llama 3's scaling like this)."""
     entry = file.tensors["rope_freqs.weight"]
-    if entry.type.name != "F32" or len(entry.shape) != 1:
-        raise GGUFError(f"{file.path}: rope_freqs.weight is no F32 vector")
+    if entry.type.name != "F32" or len(entry.shape) != 1 or entry.shape[0] > MOST_FACTORS:
+        raise GGUFError(f"{file.path}: rope_freqs.weight is no F32 vector of a head's length")
     return [float(value) for value in file.data("rope_freqs.weight").view(np.float32)]
 
 
-def family_of(facts: _Metadata) -> dict[str, Any]:
-    window = facts.get("attention.sliding_window") and facts.whole("attention.sliding_window")
+def family_of(facts: Metadata) -> Config:
+    window = facts.get("attention.sliding_window") or None
     if facts.architecture in ("gemma2", "gemma3"):
         return gemma_of(facts, window)
     if window and facts.architecture == "llama":
         # A Llama never slides; Mistral does, and GGUF files call both "llama".
         mistral = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
-        return {"hidden_act": "silu", "sliding_window": window, **mistral}
-    return {"hidden_act": "silu"}
+        return {"sliding_window": window, **mistral}
+    return {"sliding_window": window}
 
 
-def gemma_of(facts: _Metadata, window: int | None) -> dict[str, Any]:
-    layers, every = facts.layers(), GEMMA_SLIDING[facts.architecture]
-    kinds = ["sliding_attention" if (i + 1) % every else "full_attention" for i in range(layers)]
-    head = facts.whole("attention.key_length", 256)
-    if layers == GEMMA_27B_LAYERS[facts.architecture]:
-        head = facts.whole("embedding_length") // facts.whole("attention.head_count")
+def gemma_of(facts: Metadata, window: Any) -> Config:
+    gemma2 = facts.architecture == "gemma2"
     common = {
-        "hidden_activation": "gelu_pytorch_tanh",
-        "sliding_window": window or (4096 if facts.architecture == "gemma2" else 512),
-        "layer_types": kinds,
-        "query_pre_attn_scalar": head,
+        "sliding_window": window or (4096 if gemma2 else 512),
+        "query_pre_attn_scalar": query_scalar(facts),
     }
-    if facts.architecture == "gemma3":
-        return {**common, "rope_local_base_freq": facts.number("rope.freq_base_swa", 10000.0)}
-    return {
-        **common,
-        "attn_logit_softcapping": facts.number("attn_logit_softcapping", 50.0),
-        "final_logit_softcapping": facts.number("final_logit_softcapping", 30.0),
-    }
+    if not gemma2:
+        return {**common, **facts.translated(GEMMA3_KEYS)}
+    caps = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+    return {**common, **caps, **facts.translated(GEMMA2_KEYS)}
 
 
-def generation_of(facts: _Metadata) -> dict[str, Any]:
+def query_scalar(facts: Metadata) -> Any:
+    """None, for the head's length, in most sizes."""
+    if facts.get("block_count") != GEMMA_27B_LAYERS[facts.architecture]:
+        return None
+    return facts.quotient("embedding_length", "attention.head_count")
+
+
+def generation_of(facts: Metadata) -> Config:
     """eos ids: the declared one, and end-of-turn when the file names it."""
     ends = [facts.token(key) for key in ("eos_token_id", "eot_token_id")]
-    return {"eos_token_id": sorted({end for end in ends if end is not None})}
+    return {"eos_token_id": [end for end in ends if end is not None]}

@@ -16,12 +16,18 @@ from typing import Any
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
+from vivace.checkpoint.fields import shown
 from vivace.errors import CannotStart
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 MAX_ENTRIES = 1 << 20
-MAX_STRING = 64 << 20
+MAX_STRING = 16 << 20
+MAX_HEADER = 256 << 20
+"""bytes of metadata and list of tensors"""
+MAX_ELEMENTS = 1 << 23
+"""of all arrays together; the largest vocabularies have 2 ** 18 tokens and 2 ** 19 merges"""
+MAX_NAME = 200
 MAX_DIMENSIONS = 4
 MAX_NESTING = 2
 DEFAULT_ALIGNMENT = 32
@@ -74,7 +80,7 @@ class GGUFFile:
     def _alignment(self) -> int:
         value = self.metadata.get("general.alignment", DEFAULT_ALIGNMENT)
         if not isinstance(value, int) or value < 1 or value > 1 << 20 or value & (value - 1):
-            raise GGUFError(f"{self.path}: general.alignment is {value!r}, not a power of two")
+            raise GGUFError(f"{self.path}: general.alignment is {shown(value)}, not a power of two")
         return value
 
     def data(self, name: str) -> np.ndarray:
@@ -90,7 +96,8 @@ class _Reader:
         self.data = data
         self.path = path
         self.at = 0
-        self.end = len(data)
+        self.end = min(len(data), MAX_HEADER)
+        self.elements = 0
 
     def fail(self, reason: str) -> GGUFError:
         return GGUFError(f"{self.path}: damaged GGUF header at byte {self.at}: {reason}")
@@ -131,7 +138,7 @@ class _Reader:
         for _ in range(count):
             key = self.text()
             if key in found:
-                raise self.fail(f"the key {key!r} occurs twice")
+                raise self.fail(f"the key {key[:80]!r} occurs twice")
             found[key] = self.value(self.number("I"), MAX_NESTING)
         return found
 
@@ -146,7 +153,8 @@ class _Reader:
 
     def array(self, nesting: int) -> list[Any]:
         kind, count = self.number("I"), self.number("Q")
-        if count > self.end - self.at:
+        self.elements += count
+        if count > self.end - self.at or self.elements > MAX_ELEMENTS:
             raise self.fail(f"an array of {count} elements")
         if kind in SCALARS:
             code = f"{count}{SCALARS[kind]}"
@@ -176,6 +184,8 @@ class _Reader:
 
     def tensor_entry(self) -> TensorEntry:
         name = self.text()
+        if len(name) > MAX_NAME:
+            raise self.fail(f"a tensor's name has {len(name)} characters")
         dimensions = self.number("I")
         if not 1 <= dimensions <= MAX_DIMENSIONS:
             raise self.fail(f"tensor {name!r} has {dimensions} dimensions")
@@ -197,20 +207,28 @@ class _Reader:
         return elements // block * block_bytes
 
     def placed(self, entries: list[TensorEntry], alignment: int) -> dict[str, TensorEntry]:
-        """Entries with offsets from byte 0, each checked to lie inside the file."""
+        """Entries with offsets from byte 0, each checked to lie inside the file, where the one
+        before it ends. A wrong alignment shows at the end: bytes are left over."""
         start = -(-self.at // alignment) * alignment
         placed: dict[str, TensorEntry] = {}
+        expected = 0
         for entry in entries:
             begin = start + entry.offset
             if entry.name in placed:
                 raise GGUFError(f"{self.path}: tensor {entry.name!r} occurs twice")
-            if entry.offset % alignment or begin + entry.nbytes > self.end:
+            if entry.offset != expected or begin + entry.nbytes > len(self.data):
                 raise GGUFError(
                     f"{self.path}: tensor {entry.name!r} ({entry.nbytes} bytes at {begin}) does "
-                    f"not fit the file of {self.end} bytes; it is truncated or damaged: "
+                    f"not fit the file of {len(self.data)} bytes; it is truncated or damaged: "
                     "fetch it again"
                 )
             placed[entry.name] = TensorEntry(
                 entry.name, entry.shape, entry.type, begin, entry.nbytes
+            )
+            expected += -(-entry.nbytes // alignment) * alignment
+        if alignment != DEFAULT_ALIGNMENT and len(self.data) - start - expected >= alignment:
+            raise GGUFError(
+                f"{self.path}: general.alignment is {alignment}, but then the tensors end before "
+                "the file does; it is damaged: fetch it again"
             )
         return placed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from math import prod
 
 import torch
 from gguf.constants import GGMLQuantizationType
@@ -58,6 +59,12 @@ class GGUFWeights:
         self._gemma = facts.model_type.startswith("gemma")
         self._permuted = facts.model_type in ("llama", "mistral")
         self._stored = {self._name(name): name for name in file.tensors if name not in NOT_WEIGHTS}
+        if len(self._stored) + sum(name in file.tensors for name in NOT_WEIGHTS) < len(
+            file.tensors
+        ):
+            raise CheckpointError(
+                f"{self.place}: two tensors have the same meaning; fetch it again"
+            )
 
     def _name(self, stored: str) -> str:
         """The Hugging Face name of a stored tensor; unknown ones keep theirs and are left over."""
@@ -77,6 +84,9 @@ class GGUFWeights:
 
     def nbytes(self, name: str) -> int:
         return self._file.tensors[self._stored[name]].nbytes
+
+    def label(self, name: str) -> str:
+        return f"{self.place}: tensor {self._stored[name]!r}"
 
     def read(self, name: str) -> Tensor:
         tensor = self._decoded(self._stored[name])
@@ -115,7 +125,7 @@ class GGUFWeights:
         if plain is not None:
             return torch.from_numpy(data.copy()).view(plain).reshape(entry.shape)
         try:
-            rows = data.reshape(entry.shape[0], -1)
+            rows = data.reshape(prod(entry.shape[:-1]), -1)
             return decoded(rows, entry.type, self._dtype).view(entry.shape)
         except NotImplementedError:
             raise CheckpointError(

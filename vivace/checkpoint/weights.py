@@ -7,6 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from vivace.checkpoint.fields import printable
 from vivace.errors import CannotStart
 from vivace.platforms.ops.stored import Int8Rows, StoredBlocks
 
@@ -33,6 +34,10 @@ class TensorReader(Protocol):
     def shape(self, name: str) -> tuple[int, ...]: ...
 
     def nbytes(self, name: str) -> int: ...
+
+    def label(self, name: str) -> str:
+        """The file and the name it has there, for messages."""
+        ...
 
     def read(self, name: str) -> Tensor: ...
 
@@ -74,8 +79,8 @@ class TrackedWeights:
         found = self._reader.shape(name)
         if found != shape:
             raise CheckpointError(
-                f"{self._reader.place}: tensor {name!r} has the shape {list(found)}, the model's "
-                f"configuration needs {list(shape)}"
+                f"{self._reader.label(name)} has the shape {list(found)}, the model's "
+                f"configuration needs {list(shape)}; one of the two is damaged: fetch it again"
             )
 
     def _taken(self, name: str) -> None:
@@ -89,7 +94,7 @@ class TrackedWeights:
             names = sorted(self._unused)
             more = f" and {len(names) - 4} more" if len(names) > 4 else ""
             raise CheckpointError(
-                f"{self._reader.place}: the model has no place for {', '.join(names[:4])}{more}; "
+                f"{self._reader.place}: the model has no place for {', '.join(map(printable, names[:4]))}{more}; "
                 "the checkpoint is of another architecture than its configuration says"
             )
 

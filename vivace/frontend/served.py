@@ -8,11 +8,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from vivace.checkpoint.fields import Fields, Kind, Number, Whole
+
 if TYPE_CHECKING:
     from vivace.config.config import Config
     from vivace.frontend.tokenizer import Tokenizer
 
-_GENERATION_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_GENERATION_FIELDS: dict[str, Kind[float]] = {
+    "temperature": Number(0, 1e4),
+    "top_p": Number(1e-6, 1),
+    "top_k": Whole(-1, 1 << 31),
+    "min_p": Number(0, 1),
+    "repetition_penalty": Number(1e-6, 2),
+}
+_ADVICE = "Correct the file, or leave its defaults out with --sampling-defaults openai"
 _MASK = (1 << 63) - 1
 
 
@@ -89,8 +98,9 @@ def sampling_defaults(config: Config) -> dict[str, Any]:
     """--preferred-sampling-params over the model's generation_config (--sampling-defaults)."""
     found: dict[str, Any] = {}
     if config.model.sampling_defaults != "openai":
-        generation = config.source.generation_config
-        found = {n: generation[n] for n in _GENERATION_FIELDS if generation.get(n) is not None}
+        source = config.source
+        given = Fields(source.generation_config, source.generation_place, _ADVICE)
+        found = {n: given.need(n, kind) for n, kind in _GENERATION_FIELDS.items() if given.has(n)}
         if found.get("top_k") == 0:
             found["top_k"] = -1
     preferred = config.model.preferred_sampling_params

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from tokenizers import Tokenizer as Core
 
@@ -15,6 +15,9 @@ from vivace.frontend.pieces import OTHER, Pieces, decoding_of
 if TYPE_CHECKING:
     from vivace.checkpoint.source import ModelSource
     from vivace.config.config import Config
+
+
+T = TypeVar("T")
 
 
 class TokenizerError(CannotStart):
@@ -110,6 +113,20 @@ class Tokenizer:
         return self._core.token_to_id(piece)
 
 
+def built(make: Callable[[], T], what: str) -> T:
+    """What `make` returns. Raises TokenizerError for what the tokenizers library refuses: it raises
+    plain Exception, and for some damage a BaseException of its own."""
+    try:
+        return make()
+    except CannotStart:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        reason = " ".join(str(error).split())[:300]
+        raise TokenizerError(f"{what} ({reason}); fetch it again") from None
+
+
 def load_tokenizer(
     source: ModelSource,
     *,
@@ -132,8 +149,8 @@ def load_tokenizer(
     else:
         core, templates, ends, bos = load_from_folder(path)
     chat = own_template(chat_template, templates, template_name)
-    return Tokenizer(
-        core, eos_ids=[*ends, *_eos_of(source.generation_config)], bos_id=bos, chat=chat
+    return built(
+        lambda: Tokenizer(core, eos_ids=ends, bos_id=bos, chat=chat), f"{path}: its tokenizer"
     )
 
 
@@ -148,9 +165,3 @@ def configured_tokenizer(config: Config) -> Tokenizer | None:
         chat_template=model.chat_template,
         template_name=model.hf_chat_template_name,
     )
-
-
-def _eos_of(generation_config: dict) -> list[int]:
-    found = generation_config.get("eos_token_id")
-    ids = found if isinstance(found, list) else [found]
-    return [i for i in ids if isinstance(i, int) and not isinstance(i, bool)]

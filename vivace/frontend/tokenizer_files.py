@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from tokenizers import AddedToken, processors
 from tokenizers import Tokenizer as Core
 
+from vivace.checkpoint.fields import REFETCH, Fields, Flag, Several, Text
+from vivace.checkpoint.json_files import read_bytes, read_json
 from vivace.frontend.chat_template import TemplateSet
-from vivace.frontend.tokenizer import TokenizerError
+from vivace.frontend.tokenizer import TokenizerError, built
 
 _NAMED = (
     "bos_token",
@@ -21,33 +22,58 @@ _NAMED = (
     "cls_token",
     "mask_token",
 )
-_SMALL_FILE = 16 << 20
+_TOKENIZER, _CONFIG, _NAMES = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
+_LARGEST_TOKENIZER = 256 << 20
+_LARGEST_CONFIG = 16 << 20
+_MOST_TOKENS = 1 << 24
 _BOS_BY_CONFIG = ("Llama", "CodeLlama", "Gemma", "Cohere")
 
 Loaded = tuple[Core, TemplateSet, list[int], int | None]
 
 
 def load_from_folder(folder: Path) -> Loaded:
-    """(core, chat templates, eos ids, bos id) of a folder that holds tokenizer.json."""
-    file = folder / "tokenizer.json"
-    if not file.is_file():
+    """(core, chat templates, eos ids, bos id) of a folder that holds tokenizer.json.
+
+    Raises TokenizerError or SourceError, naming the file and the key.
+    """
+    file = folder / _TOKENIZER
+    data = read_bytes(file, _LARGEST_TOKENIZER)
+    if data is None:
         raise TokenizerError(_missing(folder))
-    config = {
-        **_json(folder / "special_tokens_map.json"),
-        **_json(folder / "tokenizer_config.json"),
-    }
-    try:
-        core = Core.from_file(str(file))
-    except Exception as error:  # the library raises plain Exception
-        raise TokenizerError(f"{file}: not a usable tokenizer.json ({error})") from error
-    _add_declared_tokens(core, config, file)
-    _mark_special(core, config)
-    named = {name: text for name in _NAMED if (text := _text(config.get(name)))}
-    _follow_bos_flags(core, config, named)
+    config = _settings(folder)
+    core = built(lambda: Core.from_buffer(data), f"{file}: not a usable tokenizer.json")
+    _check_ids(core, file)
+    built(lambda: _add_declared_tokens(core, config), f"{folder / _CONFIG}: added tokens")
+    built(lambda: _mark_special(core, config), f"{folder / _CONFIG}: special tokens")
+    named = {name: text for name in _NAMED if (text := _token_text(config, name))}
+    _follow_bos_flags(core, config, named, file)
     end = core.token_to_id(named["eos_token"]) if "eos_token" in named else None
     begin = core.token_to_id(named["bos_token"]) if "bos_token" in named else None
     templates = TemplateSet(sources=_templates(folder, config), special_tokens=named)
     return core, templates, [] if end is None else [end], begin
+
+
+def _settings(folder: Path) -> Fields:
+    """tokenizer_config.json over special_tokens_map.json."""
+    config = read_json(folder / _CONFIG, limit=_LARGEST_CONFIG)
+    names = read_json(folder / _NAMES, limit=_LARGEST_CONFIG)
+
+    def place(key: str) -> str:
+        file = _NAMES if key not in config and key in names else _CONFIG
+        return f"{folder / file}: {key}"
+
+    return Fields({**names, **config}, place, REFETCH)
+
+
+def _check_ids(core: Core, file: Path) -> None:
+    """Ids that two tokens share, or that no vocabulary has, are damage."""
+    ids = core.get_vocab(with_added_tokens=True).values()
+    if not ids:
+        raise TokenizerError(f"{file}: the vocabulary is empty; fetch it again")
+    if max(ids) >= _MOST_TOKENS:
+        raise TokenizerError(f"{file}: a token has the id {max(ids)}; fetch it again")
+    if len(set(ids)) < len(ids):
+        raise TokenizerError(f"{file}: two tokens have the same id; fetch it again")
 
 
 def _missing(folder: Path) -> str:
@@ -64,65 +90,75 @@ def _missing(folder: Path) -> str:
     )
 
 
-def _json(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    if file.stat().st_size > _SMALL_FILE:
-        raise TokenizerError(f"{file}: larger than {_SMALL_FILE >> 20} MiB; this is not a config")
-    try:
-        found = msgspec.json.decode(file.read_bytes())
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise TokenizerError(f"{file}: not valid JSON ({error})") from error
-    if not isinstance(found, dict):
-        raise TokenizerError(f"{file}: must hold a JSON object")
-    return found
+def _token_text(config: Fields, key: str) -> str | None:
+    """A token, as text or as an object that has it as `content`."""
+    value = config.values.get(key)
+    if value is None or value == "":
+        return None
+    if isinstance(value, dict):
+        return config.need_inner(key).find("content", _TOKEN)
+    return config.need(key, _TOKEN)
 
 
-def _text(token: Any) -> str | None:
-    if isinstance(token, dict):
-        token = token.get("content")
-    return token if isinstance(token, str) else None
+_TOKEN = Text(1024, name=False)
+_ADDED_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
-def _add_declared_tokens(core: Core, config: dict[str, Any], file: Path) -> None:
+def _add_declared_tokens(core: Core, config: Fields) -> None:
     """Tokens that only tokenizer_config.json knows; their ids must follow on the vocabulary."""
-    declared = config.get("added_tokens_decoder") or {}
+    declared = config.inner("added_tokens_decoder")
+    if declared is None:
+        return
     known = core.get_added_tokens_decoder()
-    for key, entry in sorted(declared.items(), key=lambda item: int(item[0])):
-        content = _text(entry)
-        if content is None or int(key) in known:
+    for key in declared.values:
+        if not key.isascii() or not key.isdigit() or len(key) > 8 or int(key) >= _MOST_TOKENS:
+            raise declared.refusal(key, f"its key must be a token id below {_MOST_TOKENS}")
+    for key in sorted(declared.values, key=int):
+        entry = declared.need_inner(key)
+        content = entry.need("content", _TOKEN)
+        flags = {name: entry.get(name, Flag(), False) for name in _ADDED_FLAGS}
+        if int(key) in known:
             continue
-        flags = {
-            name: bool(entry.get(name))
-            for name in ("single_word", "lstrip", "rstrip", "normalized", "special")
-        }
         core.add_tokens([AddedToken(content, **flags)])
         if core.token_to_id(content) != int(key):
-            raise TokenizerError(
-                f"{file.with_name('tokenizer_config.json')}: token {content!r} is declared with id "
-                f"{key} but its place in the vocabulary is {core.token_to_id(content)}"
+            raise declared.refusal(
+                key, f"the place of {content!r} in the vocabulary is {core.token_to_id(content)}"
             )
 
 
-def _mark_special(core: Core, config: dict[str, Any]) -> None:
-    extra = config.get("additional_special_tokens") or config.get("extra_special_tokens") or []
-    extra = list(extra.values()) if isinstance(extra, dict) else extra
+def _mark_special(core: Core, config: Fields) -> None:
     special = {t.content for t in core.get_added_tokens_decoder().values() if t.special}
-    for token in [*(config.get(name) for name in _NAMED), *extra]:
-        text = _text(token)
+    for text in [*(_token_text(config, name) for name in _NAMED), *_extra_tokens(config)]:
         if text and text not in special and core.token_to_id(text) is not None:
             core.add_special_tokens([AddedToken(text, special=True, normalized=False)])
 
 
-def _follow_bos_flags(core: Core, config: dict[str, Any], named: dict[str, str]) -> None:
+def _extra_tokens(config: Fields) -> list[str | None]:
+    """A list of tokens, or an object of them by name."""
+    keys = ("additional_special_tokens", "extra_special_tokens")
+    key = next((key for key in keys if config.values.get(key)), keys[0])
+    value = config.values.get(key)
+    if not value and config.has(key) and not isinstance(value, dict):
+        value = config.need(key, Several(_TOKEN, 0))
+    if isinstance(value, list):
+        value = {str(place): one for place, one in enumerate(value)}
+    if value is not None and not isinstance(value, dict):
+        raise config.refusal(key, "it must be a list of tokens or an object of them by name")
+    entries = Fields(value or {}, lambda name: f"{config.place(key)}.{name}", REFETCH)
+    return [_token_text(entries, name) for name in entries.values]
+
+
+def _follow_bos_flags(core: Core, config: Fields, named: dict[str, str], file: Path) -> None:
     """add_bos_token / add_eos_token of the families whose code obeys them."""
-    family = str(config.get("tokenizer_class", ""))
-    flags = {"bos": config.get("add_bos_token"), "eos": config.get("add_eos_token")}
+    family = config.get("tokenizer_class", Text(), "")
+    flags = {name: config.find(f"add_{name}_token", Flag()) for name in ("bos", "eos")}
     if not family.startswith(_BOS_BY_CONFIG) or all(flag is None for flag in flags.values()):
         return
-    begin, end = named.get("bos_token"), named.get("eos_token")
-    first = begin if (flags["bos"] if flags["bos"] is not None else True) else None
-    last = end if flags["eos"] else None
+    first = named.get("bos_token") if flags["bos"] is not False else None
+    last = named.get("eos_token") if flags["eos"] else None
+    for token in (first, last):
+        if token is not None and core.token_to_id(token) is None:
+            raise TokenizerError(f"{file}: {token!r}, which frames prompts, is no token of it")
     set_frame(core, first, last)
 
 
@@ -136,19 +172,44 @@ def set_frame(core: Core, first: str | None, last: str | None) -> None:
     )
 
 
-def _templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
+def _templates(folder: Path, config: Fields) -> dict[str, str]:
     """Chat templates by name; a file wins over tokenizer_config.json."""
-    found: dict[str, str] = {}
-    own = config.get("chat_template")
-    if isinstance(own, str):
+    found = _configured_templates(config)
+    listed = read_json(folder / "chat_template.json", limit=_LARGEST_CONFIG)
+    place = f"{folder / 'chat_template.json'}"
+    own = Fields(listed, lambda key: f"{place}: {key}", REFETCH).find("chat_template", _TEMPLATE)
+    if own is not None:
         found["default"] = own
-    elif isinstance(own, list):
-        found.update({t["name"]: t["template"] for t in own if isinstance(t, dict)})
-    listed = _json(folder / "chat_template.json").get("chat_template")
-    if isinstance(listed, str):
-        found["default"] = listed
     for file in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        found[file.stem] = file.read_text("utf-8")
-    if (folder / "chat_template.jinja").is_file():
-        found["default"] = (folder / "chat_template.jinja").read_text("utf-8")
+        found[file.stem] = _template_file(file) or ""
+    own = _template_file(folder / "chat_template.jinja")
+    return found if own is None else {**found, "default": own}
+
+
+_TEMPLATE = Text(1 << 20, name=False)
+
+
+def _configured_templates(config: Fields) -> dict[str, str]:
+    """One template, an object of them by name, or a list of objects with `name` and `template`."""
+    own: Any = config.values.get("chat_template")
+    if own is None:
+        return {}
+    if isinstance(own, dict):
+        named = config.need_inner("chat_template")
+        return {name: named.need(name, _TEMPLATE) for name in named.values}
+    if not isinstance(own, list):
+        return {"default": config.need("chat_template", _TEMPLATE)}
+    found: dict[str, str] = {}
+    for number, entry in enumerate(own):
+        key = f"chat_template.{number}"
+        one = Fields({key: entry}, config.place, REFETCH).need_inner(key)
+        found[one.need("name", Text())] = one.need("template", _TEMPLATE)
     return found
+
+
+def _template_file(file: Path) -> str | None:
+    data = read_bytes(file, 4 << 20)
+    try:
+        return None if data is None else data.decode()
+    except UnicodeDecodeError:
+        raise TokenizerError(f"{file}: not UTF-8; fetch it again") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,16 @@ from typing import Any
 from tokenizers import AddedToken, decoders, models, normalizers
 from tokenizers import Tokenizer as Core
 
+from vivace.checkpoint.fields import REFETCH, Column, Fields, Flag, Several, Text, Whole, shown
+from vivace.checkpoint.gguf_config import NO_TOKEN
 from vivace.frontend.chat_template import TemplateSet
 from vivace.frontend.split_rules import SPLIT_RULES, SplitRule
-from vivace.frontend.tokenizer import TokenizerError
+from vivace.frontend.tokenizer import TokenizerError, built
 from vivace.frontend.tokenizer_files import Loaded, set_frame
 
 _UNKNOWN, _CONTROL, _USER = 2, 3, 4
 _KEY = "tokenizer.ggml."
+_LONGEST_TOKEN = 4096
 _ENDS_BY_NAME = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>", "<|end|>", "<|eom_id|>")
 
 
@@ -28,66 +32,57 @@ def load_from_gguf(file: Path) -> Loaded:
 
 def tokenizer_of(metadata: Mapping[str, Any], where: str) -> Loaded:
     """The same from a metadata table; `where` is for error messages."""
+    kind = metadata.get(_KEY + "model")
+    if kind not in ("gpt2", "llama"):
+        raise TokenizerError(
+            f"{where}: {_KEY}model is {shown(kind)}; vocabularies that can be read: gpt2, llama. "
+            "Pass --tokenizer-path to a folder with the model's tokenizer.json"
+        )
     words = _Words(metadata, where)
-    match metadata.get(_KEY + "model"):
-        case "gpt2":
-            core, adds_bos = _byte_level(words)
-        case "llama":
-            core, adds_bos = _sentencepiece(words), True
-        case other:
-            raise TokenizerError(
-                f"{where}: vocabulary type {other!r} cannot be read (known: gpt2, llama). Pass "
-                "--tokenizer-path to a folder with the model's tokenizer.json."
-            )
-    _add_tokens(core, words)
+    core, adds_bos = _byte_level(words) if kind == "gpt2" else (_sentencepiece(words), True)
+    built(lambda: _add_tokens(core, words), f"{where}: special tokens")
     begin, end = words.named("bos"), words.named("eos")
     set_frame(
         core,
         begin if words.flag("add_bos_token", adds_bos) else None,
         end if words.flag("add_eos_token", False) else None,
     )
-    return core, _templates(metadata, words), words.ends(), words.id("bos")
+    return core, _templates(words), words.ends(), words.id("bos")
 
 
 class _Words:
     """The vocabulary's columns, checked against each other."""
 
     def __init__(self, metadata: Mapping[str, Any], where: str) -> None:
-        self.metadata = metadata
         self.where = where
-        self.tokens: list[str] = list(metadata.get(_KEY + "tokens") or ())
-        if not self.tokens:
+        self.fields = Fields(metadata, lambda key: f"{where}: {key}", REFETCH)
+        self.tokens = self.fields.need(_KEY + "tokens", Column(str, "a list of texts"))
+        count = len(self.tokens)
+        if not count:
             raise TokenizerError(f"{where}: no {_KEY}tokens in its metadata: no tokenizer inside")
-        self.types: list[int] = self._column("token_type", 1)
-        self.scores: list[float] = self._column("scores", 0.0)
-
-    def _column(self, name: str, default: Any) -> list[Any]:
-        found = self.metadata.get(_KEY + name)
-        if found is None:
-            return [default] * len(self.tokens)
-        if len(found) != len(self.tokens):
-            raise TokenizerError(
-                f"{self.where}: {_KEY}{name} has {len(found)} entries for {len(self.tokens)} tokens"
-            )
-        return list(found)
+        if (longest := max(map(len, self.tokens))) > _LONGEST_TOKEN:
+            raise TokenizerError(f"{where}: {_KEY}tokens has one of {longest} characters")
+        types = Column(int, f"a list of {count} numbers from 0 to 6", count)
+        self.types = self.fields.get(_KEY + "token_type", types, [1] * count)
+        scores = Column(float, f"a list of {count} finite numbers", count)
+        self.scores = self.fields.get(_KEY + "scores", scores, [0.0] * count)
+        if min(self.types) < 0 or max(self.types) > 6:
+            raise self.fields.refusal(_KEY + "token_type", f"it must be {types.wanted}")
+        if not all(map(math.isfinite, self.scores)):
+            raise self.fields.refusal(_KEY + "scores", f"it must be {scores.wanted}")
 
     def id(self, name: str) -> int | None:
-        found = self.metadata.get(f"{_KEY}{name}_token_id")
-        if found is None or int(found) == 0xFFFFFFFF:
+        key = f"{_KEY}{name}_token_id"
+        if self.fields.values.get(key) == NO_TOKEN:
             return None
-        if not 0 <= int(found) < len(self.tokens):
-            raise TokenizerError(
-                f"{self.where}: {_KEY}{name}_token_id is {found}, outside of the vocabulary"
-            )
-        return int(found)
+        return self.fields.find(key, Whole(0, len(self.tokens) - 1))
 
     def named(self, name: str) -> str | None:
         found = self.id(name)
         return None if found is None else self.tokens[found]
 
     def flag(self, name: str, default: bool) -> bool:
-        found = self.metadata.get(_KEY + name)
-        return default if found is None else bool(found)
+        return self.fields.get(_KEY + name, Flag(), default)
 
     def ends(self) -> list[int]:
         """eos, end of turn, end of message; also control tokens known to end a turn."""
@@ -101,11 +96,12 @@ class _Words:
 
     def merges(self) -> list[tuple[str, str]]:
         pairs: list[tuple[str, str]] = []
-        for number, line in enumerate(self.metadata.get(_KEY + "merges") or ()):
+        lines = self.fields.get(_KEY + "merges", Column(str, "a list of texts"), [])
+        for number, line in enumerate(lines):
             cut = line.find(" ", 1)
             if cut < 0:
                 raise TokenizerError(
-                    f"{self.where}: {_KEY}merges[{number}] is not a pair: {line!r}"
+                    f"{self.where}: {_KEY}merges[{number}] is not a pair: {line[:80]!r}"
                 )
             pairs.append((line[:cut], line[cut + 1 :]))
         return pairs
@@ -116,7 +112,7 @@ class _Words:
 
 
 def _byte_level(words: _Words) -> tuple[Core, bool]:
-    name = str(words.metadata.get(_KEY + "pre") or "default")
+    name = words.fields.get(_KEY + "pre", Text(), "default")
     rule = SPLIT_RULES.get(name)
     if rule is None:
         raise TokenizerError(
@@ -152,10 +148,10 @@ def _sentencepiece(words: _Words) -> Core:
 
 
 def _bpe(words: _Words, merges: list[tuple[str, str]], **settings: Any) -> models.BPE:
-    try:
-        return models.BPE(vocab=words.vocabulary(), merges=merges, **settings)
-    except Exception as error:  # the library raises plain Exception
-        raise TokenizerError(f"{words.where}: inconsistent vocabulary: {error}") from error
+    return built(
+        lambda: models.BPE(vocab=words.vocabulary(), merges=merges, **settings),
+        f"{words.where}: inconsistent vocabulary",
+    )
 
 
 def merges_by_score(
@@ -191,14 +187,15 @@ def _add_tokens(core: Core, words: _Words) -> None:
     core.add_tokens(added)
 
 
-def _templates(metadata: Mapping[str, Any], words: _Words) -> TemplateSet:
+def _templates(words: _Words) -> TemplateSet:
     key = "tokenizer.chat_template"
+    fields, template = words.fields, Text(1 << 20, name=False)
     sources: dict[str, str] = {}
-    if isinstance(metadata.get(key), str):
-        sources["default"] = metadata[key]
-    for name in metadata.get(key + "s") or ():
-        if isinstance(text := metadata.get(f"{key}.{name}"), str):
-            sources[str(name)] = text
+    if fields.has(key):
+        sources["default"] = fields.need(key, template)
+    for name in fields.get(key + "s", Several(Text(), 64), ()):
+        if fields.has(f"{key}.{name}"):
+            sources[name] = fields.need(f"{key}.{name}", template)
     named = {
         f"{short}_token": text
         for short, key_name in (

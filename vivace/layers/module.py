@@ -55,6 +55,8 @@ class Bindings:
     """how a matrix is taken from the checkpoint: decoded, or as it is stored"""
     linear_method: Callable[[str], LinearMethod]
     """full layer name -> a fresh method that will hold its weight"""
+    longest: int | None = None
+    """tokens of the longest sequence the device can hold, where somebody knows"""
 
 
 class Module:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
@@ -13,6 +13,8 @@ from vivace.layers.module import Bindings, Module, Weights
 from vivace.layers.norm import RMSNorm
 from vivace.layers.rotary import RotaryTable
 from vivace.layers.step import ModelStep
+from vivace.models.facts import DecoderFacts, ModelFacts
+from vivace.models.rope import Rope
 from vivace.platforms.attention import AttentionLayer
 
 
@@ -67,5 +69,18 @@ class CausalLM(Module):
         return self.lm_head(hidden)
 
 
-def norm_eps(config: dict[str, Any]) -> float:
-    return float(config.get("rms_norm_eps", 1e-6))
+def rotary_table(rope: Rope, positions: int) -> RotaryTable:
+    """The table a configuration asks for; `positions` is how many are served."""
+    return RotaryTable(rope.rotated, rope.theta, positions, rope.kind, rope.scaling)
+
+
+def attention_shape(facts: ModelFacts, decoder: DecoderFacts, index: int) -> AttentionLayer:
+    return AttentionLayer(
+        index=index,
+        heads=facts.heads,
+        kv_heads=facts.kv_heads,
+        head_dim=facts.head_dim,
+        scale=decoder.query_scale,
+        window=facts.layer_windows[index],
+        soft_cap=decoder.score_cap,
+    )

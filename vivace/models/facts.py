@@ -1,23 +1,90 @@
-"""What the rest of the house may know about a model: plain values from its configuration."""
+"""What the rest of the house may know about a model: plain values from its configuration, each
+checked here and nowhere else, so that models and layers can rely on them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from vivace.checkpoint.source import ModelSource, SourceError
-
-WINDOWLESS = ("llama",)
-"""families whose definition ignores `sliding_window`"""
-MOST_LAYERS = 4096
-DTYPES = ("bfloat16", "float16", "float32")
-WHOLE = (
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-    "vocab_size",
+from vivace.checkpoint.fields import (
+    REFETCH,
+    Choice,
+    Fields,
+    Flag,
+    Kind,
+    Number,
+    Several,
+    Text,
+    Whole,
 )
+from vivace.checkpoint.source import ModelSource
+from vivace.models.families import FAMILIES, GENERIC, Family
+from vivace.models.quantized import refuse_quantized
+from vivace.models.rope import LARGEST_HEAD, LONGEST_CONTEXT, Rope, rope_of
+
+DTYPES = ("bfloat16", "float16", "float32")
+ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+"""a configuration's name -> the operation's"""
+SLIDING = {"sliding_attention": True, "full_attention": False}
+MOST_LAYERS = 4096
+MOST_TOKENS = 1 << 24
+MOST_PROJECTED = 1 << 22
+"""numbers of all query heads of a layer"""
+
+TABLE: dict[str, Kind[Any]] = {
+    "hidden_size": Whole(1, 1 << 20),
+    "num_hidden_layers": Whole(1, MOST_LAYERS),
+    "num_attention_heads": Whole(1, 1 << 16),
+    "num_key_value_heads": Whole(1, 1 << 16),
+    "head_dim": Whole(1, LARGEST_HEAD),
+    "intermediate_size": Whole(1, 1 << 22),
+    "vocab_size": Whole(1, MOST_TOKENS),
+    "max_position_embeddings": Whole(1, LONGEST_CONTEXT),
+    "model_type": Text(),
+    "tie_word_embeddings": Flag(),
+    "attention_bias": Flag(),
+    "mlp_bias": Flag(),
+    "rms_norm_eps": Number(1e-12, 0.1),
+    "hidden_act": Choice(ACTIVATIONS),
+    "hidden_activation": Choice(ACTIVATIONS),
+    "query_pre_attn_scalar": Number(1e-3, 1e6),
+    "attn_logit_softcapping": Number(1e-3, 1e6),
+    "final_logit_softcapping": Number(1e-3, 1e6),
+    "sliding_window": Whole(1, (1 << 31) - 1),
+    "use_sliding_window": Flag(),
+    "max_window_layers": Whole(0, 1 << 16),
+    "sliding_window_pattern": Whole(1, MOST_LAYERS),
+    "layer_types": Several(Choice(SLIDING), MOST_LAYERS),
+    "torch_dtype": Choice({prefix + name: name for name in DTYPES for prefix in ("", "torch.")}),
+    "rope_local_base_freq": Number(2, 1e15),
+}
+"""what each key of a configuration may be; `rope` has those of rotary embedding"""
+TABLE["dtype"] = TABLE["torch_dtype"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderFacts:
+    """What the architectures that Vivace has written are built from, beside the shapes.
+
+    `query_scale` multiplies queries; `local_rope` turns the layers with a window, where those
+    have a frequency of their own; caps are of attention scores and of logits.
+    """
+
+    norm_eps: float
+    activation: str
+    attention_bias: bool
+    mlp_bias: bool
+    rope: Rope
+    local_rope: Rope
+    query_scale: float
+    score_cap: float | None
+    logit_cap: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +108,8 @@ class ModelFacts:
     sliding_window: int | None
     layer_windows: tuple[int | None, ...]
     parameters: int
+    decoder: DecoderFacts | None = None
+    """None for architectures that only transformers' code runs"""
     config: dict[str, Any] = field(default_factory=dict)
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:
@@ -48,148 +117,170 @@ class ModelFacts:
         return 2 * self.layers * self.kv_heads * self.head_dim * element_bytes
 
 
-def facts_of(source: ModelSource) -> ModelFacts:
-    """Read the facts from a model's configuration. Raises SourceError naming the bad key."""
-    config = text_config(source.config)
-    refuse_quantised(source, config)
-    for key in WHOLE:
-        whole(source, config, key)
-    heads = whole(source, config, "num_attention_heads")
-    hidden = whole(source, config, "hidden_size")
-    tied = bool(config.get("tie_word_embeddings", default_tied(config)))
-    windows = layer_windows(config)
-    return ModelFacts(
-        architecture=architecture_of(source),
-        model_type=str(config.get("model_type", "")),
-        hidden_size=hidden,
-        layers=whole(source, config, "num_hidden_layers"),
-        heads=heads,
-        kv_heads=whole(source, config, "num_key_value_heads", heads),
-        head_dim=whole(source, config, "head_dim", default_head_dim(config, hidden, heads)),
-        intermediate_size=whole(source, config, "intermediate_size"),
-        vocabulary=whole(source, config, "vocab_size"),
-        context=whole(source, config, "max_position_embeddings", 2048),
-        dtype=dtype_of(config),
-        tied=tied,
-        eos_ids=eos_ids(source.generation_config) or eos_ids(config),
-        bos_id=config.get("bos_token_id") if isinstance(config.get("bos_token_id"), int) else None,
-        sliding_window=next((w for w in windows if w), None),
-        layer_windows=windows,
-        parameters=parameter_count(config, heads, tied),
-        config=config,
-    )
+class ModelFields(Fields):
+    """A model's configuration; the language model's part of it where that is nested."""
 
-
-def refuse_quantised(source: ModelSource, config: dict[str, Any]) -> None:
-    found = config.get("quantization_config") or config.get("compression_config")
-    if found and not int8_by_channel(found):
-        method = found.get("quant_method") if isinstance(found, dict) else None
-        raise SourceError(
-            f"{source.path}: the weights are quantised ({method or 'unknown method'}); this "
-            "version reads F32, F16 and BF16 safetensors, int8 ones with a scale for each output "
-            "channel (w8a8_int8), and quantised GGUF files: use one of those"
+    def __init__(self, source: ModelSource) -> None:
+        self.overridden = source.overridden
+        outer = Fields(source.config, source.place)
+        inner = outer.inner("text_config")
+        within = inner.values if inner else {}
+        super().__init__(
+            {**source.config, **within},
+            lambda key: source.place(f"text_config.{key}" if key in within else key),
         )
 
+    def get_known(self, key: str, default: Any = None) -> Any:
+        """The value as TABLE reads it."""
+        return self.get(key, TABLE[key], default)
 
-def int8_by_channel(found: Any) -> bool:
-    """Whether a `quantization_config` describes int8 weights with one scale for each output
-    channel, and activations that need no numbers from the checkpoint."""
-    if not isinstance(found, dict):
-        return False
-    if found.get("quant_method") == "w8a8_int8":
-        return True
-    groups = found.get("config_groups")
-    if found.get("format") != "int-quantized" or not isinstance(groups, dict):
-        return False
-    wanted = {"num_bits": 8, "type": "int", "symmetric": True}
-    parts = [
-        (group.get("weights"), group.get("input_activations"))
-        for group in groups.values()
-        if isinstance(group, dict)
-    ]
-    return bool(parts) and all(
-        has(weights, {**wanted, "strategy": "channel"})
-        and (inputs is None or has(inputs, {**wanted, "strategy": "token", "dynamic": True}))
-        for weights, inputs in parts
+    def need_known(self, key: str) -> Any:
+        return self.need(key, TABLE[key])
+
+
+def facts_of(source: ModelSource, implementation: str = "auto") -> ModelFacts:
+    """Read the facts from a model's configuration. `implementation`: --model-impl.
+
+    Raises SourceError naming the bad key.
+    """
+    config = ModelFields(source)
+    architecture = architecture_of(source)
+    family = FAMILIES.get(architecture, GENERIC)
+    ours = family is not GENERIC and implementation != "transformers"
+    refuse_quantized(config)
+    heads, kv_heads, head_dim = heads_of(config, family)
+    layers, vocabulary = config.need_known("num_hidden_layers"), config.need_known("vocab_size")
+    windows = layer_windows(config, family, layers)
+    context = config.get_known("max_position_embeddings", 2048)
+    tied = config.get_known("tie_word_embeddings", family.tied)
+    facts = ModelFacts(
+        architecture=architecture,
+        model_type=model_type_of(config, architecture, family if ours else GENERIC),
+        hidden_size=config.need_known("hidden_size"),
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        intermediate_size=config.need_known("intermediate_size"),
+        vocabulary=vocabulary,
+        context=context,
+        dtype=config.get_known("torch_dtype") or config.get_known("dtype") or "bfloat16",
+        tied=tied,
+        eos_ids=eos_ids(source, config, vocabulary),
+        bos_id=config.find("bos_token_id", Whole(0, vocabulary - 1)),
+        sliding_window=next((w for w in windows if w), None),
+        layer_windows=windows,
+        parameters=0,
+        decoder=decoder_of(config, family, head_dim, context) if ours else None,
+        config=dict(config.values),
     )
-
-
-def has(found: Any, wanted: dict[str, Any]) -> bool:
-    return isinstance(found, dict) and all(found.get(key) == wanted[key] for key in wanted)
-
-
-def default_head_dim(config: dict[str, Any], hidden: int, heads: int) -> int:
-    """What a configuration without `head_dim` means."""
-    family = {"gemma2": 256, "gemma3": 256, "gemma3_text": 256, "qwen3": 128}
-    return family.get(str(config.get("model_type", "")), max(hidden // heads, 1))
-
-
-def text_config(config: dict[str, Any]) -> dict[str, Any]:
-    """The language model's part of a configuration that nests it."""
-    inner = config.get("text_config")
-    return {**config, **inner} if isinstance(inner, dict) else config
+    return replace(facts, parameters=parameter_count(facts))
 
 
 def architecture_of(source: ModelSource) -> str:
-    names = source.config.get("architectures")
-    if not isinstance(names, list) or not names or not isinstance(names[0], str):
-        raise SourceError(f"{source.path}: config.json names no `architectures`")
-    return names[0]
+    """The first of `architectures`."""
+    return Fields(source.config, source.place).need("architectures", Several(Text(), 64, 1))[0]
 
 
-def whole(source: ModelSource, config: dict[str, Any], key: str, default: int | None = None) -> int:
-    value = config.get(key)
-    value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 31:
-        shown = repr(value)[:80]
-        raise SourceError(f"{source.path}: config.json has {key} = {shown}, not a positive number")
-    if key == "num_hidden_layers" and value > MOST_LAYERS:
-        raise SourceError(f"{source.path}: {value} layers; at most {MOST_LAYERS} can be")
-    return value
+def model_type_of(config: ModelFields, architecture: str, family: Family) -> str:
+    types = family.model_types
+    found = config.get_known("model_type", types[0] if types else "")
+    if types and found not in types:
+        raise config.refusal("model_type", f"that of {architecture} is {' or '.join(types)}")
+    return found
 
 
-def dtype_of(config: dict[str, Any]) -> str:
-    name = str(config.get("torch_dtype") or config.get("dtype") or "bfloat16").removeprefix(
-        "torch."
-    )
-    return name if name in DTYPES else "bfloat16"
+def heads_of(config: ModelFields, family: Family) -> tuple[int, int, int]:
+    """(query heads, key and value heads, numbers of a head)."""
+    heads, hidden = config.need_known("num_attention_heads"), config.need_known("hidden_size")
+    kv_heads = config.get_known("num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise config.refusal("num_key_value_heads", f"it must divide the {heads} attention heads")
+    head_dim = config.get_known("head_dim", family.head_dim)
+    if head_dim is None:
+        if hidden % heads:
+            why = f"without head_dim it must be a multiple of the {heads} attention heads"
+            raise config.refusal("hidden_size", why)
+        head_dim = hidden // heads
+    if head_dim % 2 or head_dim > LARGEST_HEAD or heads * head_dim > MOST_PROJECTED:
+        why = f"{heads} heads of {head_dim} numbers: heads are even and at most {LARGEST_HEAD} "
+        raise config.refusal("num_attention_heads", why + f"and {MOST_PROJECTED} together")
+    return heads, kv_heads, head_dim
 
 
-def default_tied(config: dict[str, Any]) -> bool:
-    """Gemma ties its embeddings unless it says otherwise; the others say so."""
-    return str(config.get("model_type", "")).startswith("gemma")
-
-
-def eos_ids(config: dict[str, Any]) -> tuple[int, ...]:
-    value = config.get("eos_token_id")
-    values = value if isinstance(value, list) else [value]
-    return tuple(v for v in values if isinstance(v, int) and not isinstance(v, bool) and v >= 0)
-
-
-def layer_windows(config: dict[str, Any]) -> tuple[int | None, ...]:
+def layer_windows(config: ModelFields, family: Family, layers: int) -> tuple[int | None, ...]:
     """Sliding window of each layer in tokens, None where attention is full."""
-    layers, window = config["num_hidden_layers"], config.get("sliding_window")
-    model_type = str(config.get("model_type", ""))
-    unused = config.get("use_sliding_window") is False or model_type in WINDOWLESS
-    if not isinstance(window, int) or window < 1 or unused:
+    window = config.get_known("sliding_window")
+    sliding = sliding_layers(config, family, layers)
+    if window is None or not family.slides or config.get_known("use_sliding_window") is False:
         return (None,) * layers
-    kinds = config.get("layer_types")
-    if isinstance(kinds, list) and len(kinds) == layers:
-        return tuple(window if kind == "sliding_attention" else None for kind in kinds)
-    if model_type.startswith("qwen"):
-        first = config.get("max_window_layers", layers)
-        wanted = config.get("use_sliding_window") is True
-        return tuple(window if wanted and i >= first else None for i in range(layers))
-    every = {"gemma2": 2, "gemma3": 6}.get(model_type.removesuffix("_text"), 0)
-    every = config.get("sliding_window_pattern") or every
-    return tuple(None if every and (i + 1) % every == 0 else window for i in range(layers))
+    return tuple(window if slides else None for slides in sliding)
 
 
-def parameter_count(config: dict[str, Any], heads: int, tied: bool) -> int:
+def sliding_layers(config: ModelFields, family: Family, layers: int) -> list[bool]:
+    listed = config.get_known("layer_types")
+    if listed is not None and len(listed) != layers:
+        if len(listed) < layers or "num_hidden_layers" not in config.overridden:
+            raise config.refusal(
+                "layer_types", f"there must be {layers} entries, one for each layer"
+            )
+        listed = listed[:layers]  # fewer layers than there are: to try something out
+    if listed is not None:
+        return list(listed)
+    if family.window_by_flag:
+        first = config.get_known("max_window_layers", layers)
+        wanted = config.get_known("use_sliding_window", False)
+        return [wanted and index >= first for index in range(layers)]
+    every = config.get_known("sliding_window_pattern", family.full_every)
+    return [not every or (index + 1) % every != 0 for index in range(layers)]
+
+
+def decoder_of(config: ModelFields, family: Family, head_dim: int, context: int) -> DecoderFacts:
+    rope, local_rope = ropes_of(config, family, head_dim, context)
+    key, default = family.activation
+    activation = config.get_known(key, ACTIVATIONS[default])
+    scalar = config.get_known("query_pre_attn_scalar") if family.gemma else None
+    return DecoderFacts(
+        norm_eps=config.get_known("rms_norm_eps", 1e-6),
+        activation=activation,
+        attention_bias=config.get_known("attention_bias", False),
+        mlp_bias=config.get_known("mlp_bias", False),
+        rope=rope,
+        local_rope=local_rope,
+        query_scale=(scalar or head_dim) ** -0.5,
+        score_cap=config.get_known("attn_logit_softcapping") if family.gemma else None,
+        logit_cap=config.get_known("final_logit_softcapping") if family.gemma else None,
+    )
+
+
+def ropes_of(config: ModelFields, family: Family, head_dim: int, context: int) -> tuple[Rope, Rope]:
+    """(of layers that attend fully, of those with a window), from either spelling."""
+    if not family.local_rope:
+        rope = rope_of(config, head_dim, context)
+        return rope, rope
+    nested = config.inner("rope_parameters")
+    if nested is not None and (nested.has("full_attention") or nested.has("sliding_attention")):
+        full, local = nested.need_inner("full_attention"), nested.need_inner("sliding_attention")
+        of_full = rope_of(config, head_dim, context, full)
+        return of_full, rope_of(config, head_dim, context, local)
+    base, rope = (
+        config.get_known("rope_local_base_freq", 10000.0),
+        rope_of(config, head_dim, context),
+    )
+    return rope, Rope(theta=base, rotated=rope.rotated)
+
+
+def eos_ids(source: ModelSource, config: ModelFields, vocabulary: int) -> tuple[int, ...]:
+    """generation_config.json's, or else those of the configuration."""
+    ids = Several(Whole(0, vocabulary - 1), 256, alone=True)
+    generation = Fields(source.generation_config, source.generation_place, REFETCH)
+    found = generation.get("eos_token_id", ids, ()) or config.get("eos_token_id", ids, ())
+    return tuple(dict.fromkeys(found))
+
+
+def parameter_count(facts: ModelFacts) -> int:
     """Parameters of a dense decoder with gated MLP; norms and biases left out."""
-    hidden, inner = config["hidden_size"], config["intermediate_size"]
-    head = config.get("head_dim") or hidden // heads
-    kv_heads = config.get("num_key_value_heads") or heads
-    attention = hidden * head * (2 * heads + 2 * kv_heads)
-    embeddings = config["vocab_size"] * hidden * (1 if tied else 2)
-    return config["num_hidden_layers"] * (attention + 3 * hidden * inner) + embeddings
+    attention = facts.hidden_size * facts.head_dim * 2 * (facts.heads + facts.kv_heads)
+    mlp = 3 * facts.hidden_size * facts.intermediate_size
+    embeddings = facts.vocabulary * facts.hidden_size * (1 if facts.tied else 2)
+    return facts.layers * (attention + mlp) + embeddings

@@ -32,12 +32,14 @@ def load_model(
     narrow: bool = False,
     quantization: str | None = None,
     positions: int,
+    longest: int | None = None,
     progress: Progress,
     implementation: str = "auto",
     device: torch.device | None = None,
     seed: int = 0,
 ) -> Model:
-    """Declare, bind and load. `positions` = longest served context in tokens.
+    """Declare, bind and load. `positions` = longest served context in tokens, `longest`
+    = what the device's memory can hold of it, where that may be less.
 
     `dtype` is that of activations, `matrix_dtype` that of plain matrices (None: the same);
     `blocks` leaves quantised matrices as they are stored, for ops that read them;
@@ -66,6 +68,7 @@ def load_model(
                 blocks=blocks,
                 narrow=narrow,
             ),
+            longest=longest,
         ),
     )
     with torch.inference_mode():
@@ -76,9 +79,9 @@ def load_model(
 
 def declare(source: ModelSource, facts: ModelFacts, positions: int, implementation: str) -> Model:
     """Our own architecture file, or the generic transformers one when that was asked for."""
-    check_architecture(source, facts, implementation)
-    if implementation == "transformers":
+    check_architecture(source, implementation)
+    if implementation == "transformers" or facts.decoder is None:
         from vivace.models.transformers_impl import declare as declare_generic
 
         return declare_generic(facts)
-    return cast(Model, ARCHITECTURES.get(facts.architecture)(facts, positions))
+    return cast(Model, ARCHITECTURES.get(facts.architecture)(facts, facts.decoder, positions))

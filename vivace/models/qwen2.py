@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from vivace.models import llama
 from vivace.models.causal_lm import CausalLM
-from vivace.models.facts import ModelFacts
+from vivace.models.facts import DecoderFacts, ModelFacts
 
 
-def declare(facts: ModelFacts, positions: int) -> CausalLM:
-    return llama.declare(facts, positions, qkv_bias=True)
+def declare(facts: ModelFacts, decoder: DecoderFacts, positions: int) -> CausalLM:
+    return llama.declare(facts, decoder, positions, qkv_bias=True)

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from importlib.util import find_spec
 
 from vivace.checkpoint.source import ModelSource, SourceError
-from vivace.models.facts import ModelFacts
+from vivace.models.facts import DecoderFacts, ModelFacts, architecture_of
 from vivace.registry import Registry
 
-ARCHITECTURES: Registry[Callable[[ModelFacts, int], object]] = Registry(
+ARCHITECTURES: Registry[Callable[[ModelFacts, DecoderFacts, int], object]] = Registry(
     "architecture",
     {
         "LlamaForCausalLM": "vivace.models.llama:declare",
@@ -22,9 +22,7 @@ ARCHITECTURES: Registry[Callable[[ModelFacts, int], object]] = Registry(
 )
 
 
-def check_architecture(
-    source: ModelSource, facts: ModelFacts, implementation: str = "auto"
-) -> None:
+def check_architecture(source: ModelSource, implementation: str = "auto") -> None:
     """Raises SourceError when no code here can run the model. `implementation`: --model-impl.
 
     Cheap, so that it can be asked before any process is started.
@@ -36,8 +34,8 @@ def check_architecture(
                 "pip install 'vivace[transformers]'"
             )
         return
-    if facts.architecture not in ARCHITECTURES:
+    if (name := architecture_of(source)) not in ARCHITECTURES:
         raise SourceError(
-            f"{source.path}: the architecture {facts.architecture} is not supported; supported: "
+            f"{source.path}: the architecture {name} is not supported; supported: "
             f"{', '.join(ARCHITECTURES)}. Others may run with --model-impl transformers."
         )

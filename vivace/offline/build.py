@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from vivace.configure import configure
+from vivace.edge_checks import check_edge
 from vivace.frontend.frontend import Frontend
 from vivace.frontend.served import served_model
 from vivace.frontend.tokenizer import configured_tokenizer
@@ -31,6 +32,7 @@ def configured(arguments: dict[str, Any]) -> Config:
     from vivace.config import from_arguments
 
     config = configure(from_arguments(**arguments))
+    check_edge(config)
     if not logging.getLogger().handlers:
         log_lines.setup(config.logging.log_level)
     for rewrite in config.rewrites:

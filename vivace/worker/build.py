@@ -55,6 +55,10 @@ def build(config: Config, report: Report) -> Worker:
     platform = load_platform(config.platform, settings_of(config))
     dtype = DTYPES[config.model.dtype]
     context = config.model.context_length or config.facts.context
+    kv_dtype = KV_DTYPES[config.memory.kv_cache_dtype]
+    # What a checkpoint claims is allocated for only as far as the memory could ever hold it.
+    held = platform.available_bytes() // config.facts.kv_bytes_per_token(kv_dtype.itemsize)
+    longest = max(1, min(context, held))
     model = load_model(
         config.source,
         config.facts,
@@ -65,15 +69,15 @@ def build(config: Config, report: Report) -> Worker:
         narrow=config.quantization.activation_dtype == "int8",
         quantization=config.quantization.quantization,
         positions=context,
+        longest=longest,
         progress=report,
         implementation=config.model.model_impl,
         seed=config.runtime.random_seed or 0,
     )
     report("Sizing the KV pool", 0.0)
     layers = model.attention_layers
-    kv_dtype = KV_DTYPES[config.memory.kv_cache_dtype]
     page_size = config.memory.page_size or platform.facts.page_sizes[0]
-    fit = size(_demand(config, platform, layers, kv_dtype, page_size, context))
+    fit = size(_demand(config, platform, layers, kv_dtype, page_size, longest))
     worker = assemble(
         model,
         layers,

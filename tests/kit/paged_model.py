@@ -41,7 +41,7 @@ def load(
     source: ModelSource | None = None,
 ) -> Model:
     found = source or locate(str(path) if path else None, overrides=overrides)
-    facts = facts_of(found)
+    facts = facts_of(found, implementation)
     native = PLATFORM if implementation == "auto" else None
     return load_model(
         found,

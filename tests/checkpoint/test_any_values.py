@@ -1,0 +1,338 @@
+"""Any value in any file of a model: it is served with facts that make sense, or one line says what
+is wrong. Thousands of mutations run in this process; a dozen go through the commands."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from gguf_toys import write as write_gguf
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from mutations import damage, gguf_bytes, mutated, write_json
+from paged_model import PagedModel
+from served_toy import write_byte_tokenizer
+from toy_models import make
+
+from vivace.checkpoint.gguf_file import GGUFFile
+from vivace.checkpoint.source import locate
+from vivace.errors import CannotStart
+from vivace.frontend.tokenizer import load_tokenizer
+from vivace.frontend.tokenizer_gguf import tokenizer_of
+from vivace.models.facts import ModelFacts, facts_of
+from vivace.models.loading import load_model
+from vivace.models.registry import check_architecture
+from vivace.platforms.cpu.ops import cpu_ops
+
+SLOW = os.environ.get("VIVACE_SLOW_TESTS") == "1"
+MEMORY = 3 << 30
+"""bytes that all of this may allocate"""
+
+
+def examples(count: int) -> settings:
+    return settings(
+        max_examples=count * (20 if SLOW else 1),
+        deadline=None,
+        database=None,
+        phases=[Phase.explicit, Phase.generate, Phase.shrink],
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+SMALL = {
+    "vocab_size": 32,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+}
+FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "llama": ("Llama", "llama", {}),
+    "mistral": ("Mistral", "llama", {"sliding_window": 7}),
+    "qwen2": ("Qwen2", "qwen2", {}),
+    "qwen3": ("Qwen3", "qwen3", {}),
+    "gemma2": ("Gemma2", "gemma2", {"sliding_window": 7, "query_pre_attn_scalar": 8}),
+    "gemma3": ("Gemma3Text", "gemma3", {"sliding_window": 7, "query_pre_attn_scalar": 8}),
+}
+SCALED = {
+    "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "mscale": 1.0,
+    "mscale_all_dim": 1.0, "beta_fast": 32, "beta_slow": 1, "rope_theta": 10000.0,
+}  # fmt: skip
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+LONG = {
+    "type": "longrope", "original_max_position_embeddings": 32, "short_factor": [1.0] * 4,
+    "long_factor": [2.0] * 4,
+}  # fmt: skip
+UNSAID = (
+    "rope_scaling", "rope_theta", "head_dim", "torch_dtype", "quantization_config", "text_config",
+    "partial_rotary_factor", "layer_types", "sliding_window", "use_sliding_window",
+    "sliding_window_pattern", "max_window_layers", "eos_token_id", "tie_word_embeddings",
+    "rope_local_base_freq", "num_key_value_heads", "rms_norm_eps", "hidden_act", "mlp_bias",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def bounded_memory() -> Iterator[None]:
+    """What a header merely claims must not be allocated: here that fails."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+@pytest.fixture(scope="module")
+def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Every family as a folder and, in it, as a GGUF file."""
+    found = {}
+    for name, (kind, architecture, more) in FAMILIES.items():
+        folder = tmp_path_factory.mktemp(name)
+        model = make(kind, folder, **SMALL, **more)
+        (folder / "gguf").mkdir()
+        write_gguf(model, folder / "gguf" / "toy.gguf", architecture)
+        found[name] = folder
+    return found
+
+
+def outcome(path: Path) -> str:
+    """Serve one step of the model at `path`: "served", or the line that refuses it."""
+    try:
+        source = locate(str(path))
+        check_architecture(source)
+        facts = facts_of(source)
+        check_sense(facts)
+        model = load_model(
+            source, facts, cpu_ops(), dtype=torch.float32, positions=facts.context, longest=256,
+            progress=lambda stage, part: None,
+        )  # fmt: skip
+        ids = [facts.vocabulary - 1, 1, 2][: facts.context]
+        logits = PagedModel(model).step({"a": ids})["a"]
+    except CannotStart as error:
+        return one_line(error)
+    assert torch.isfinite(logits).all()
+    return "served"
+
+
+def one_line(error: CannotStart) -> str:
+    line = str(error)
+    assert line.isprintable() and 20 < len(line) < 1200, line
+    return line
+
+
+def check_sense(facts: ModelFacts) -> None:
+    """What everything behind the facts relies on; and they travel unchanged."""
+    assert facts.heads % facts.kv_heads == 0 and facts.head_dim % 2 == 0
+    assert 1 <= facts.context <= 1 << 25 and facts.parameters > 0
+    assert all(0 <= token < facts.vocabulary for token in facts.eos_ids)
+    assert facts.bos_id is None or 0 <= facts.bos_id < facts.vocabulary
+    assert len(facts.layer_windows) == facts.layers
+    assert all(window is None or window > 0 for window in facts.layer_windows)
+    assert facts.dtype in ("float32", "bfloat16", "float16")
+    decoder = facts.decoder
+    assert decoder is not None
+    for rope in (decoder.rope, decoder.local_rope):
+        assert 2 <= rope.rotated <= facts.head_dim and rope.rotated % 2 == 0
+    numbers = [decoder.norm_eps, decoder.query_scale, decoder.rope.theta]
+    assert all(0 < number < math.inf for number in numbers)
+    encoded = msgspec.json.encode(facts)
+    assert msgspec.json.decode(encoded, type=ModelFacts) == facts
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_unchanged_models_are_served(name: str, families: dict[str, Path]) -> None:
+    assert outcome(families[name]) == "served"
+    assert outcome(families[name] / "gguf" / "toy.gguf") == "served"
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_config(name: str, families: dict[str, Path]) -> None:
+    file = families[name] / "config.json"
+    original = json.loads(file.read_text())
+    scalings = [{"rope_parameters": None, "rope_scaling": s} for s in (SCALED, LLAMA3, LONG)]
+    bases = [original, original, *({**original, **scaling} for scaling in scalings)]
+
+    @examples(180)
+    @given(tree=st.sampled_from(bases).flatmap(lambda base: mutated(base, UNSAID)))
+    def check(tree: dict[str, Any]) -> None:
+        write_json(file, tree)
+        outcome(file.parent)
+
+    try:
+        check()
+    finally:
+        write_json(file, original)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_gguf_metadata(name: str, families: dict[str, Path]) -> None:
+    opened = GGUFFile(families[name] / "gguf" / "toy.gguf")
+    architecture = opened.metadata["general.architecture"]
+    keys = (
+        "rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length",
+        "rope.dimension_count", "rope.scale_linear", "attention.sliding_window",
+        "rope.scaling.attn_factor", "rope.freq_base_swa",
+    )  # fmt: skip
+    extra = (*(f"{architecture}.{key}" for key in keys), "split.count", "general.alignment")
+    yarn = {f"{architecture}.{keys[0]}": "yarn", f"{architecture}.{keys[1]}": 4.0}
+    bases = [dict(opened.metadata), {**opened.metadata, **yarn}]
+    file = families[name] / "gguf" / "changed" / "toy.gguf"
+    file.parent.mkdir(exist_ok=True)
+
+    @examples(180)
+    @given(tree=st.sampled_from(bases).flatmap(lambda base: mutated(base, extra)))
+    def check(tree: dict[str, Any]) -> None:
+        file.write_bytes(gguf_bytes(tree, opened))
+        outcome(file)
+
+    check()
+
+
+@pytest.mark.parametrize("file", ["gguf/toy.gguf", "model.safetensors", "config.json"])
+def test_damaged_bytes(file: str, families: dict[str, Path], tmp_path: Path) -> None:
+    """Bytes of headers changed, files cut off. (Nobody can tell that a weight was another.)"""
+    folder = families["llama"]
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    data = (folder / file).read_bytes()
+    changed = tmp_path / Path(file).name
+    if changed.suffix == ".gguf":
+        header = data.index(b"output_norm") + 30
+    else:
+        header = int.from_bytes(data[:8], "little") if file.startswith("model") else len(data)
+
+    @examples(300)
+    @given(data=damage(data, header))
+    def check(data: bytes) -> None:
+        changed.write_bytes(data)
+        outcome(changed if changed.suffix == ".gguf" else tmp_path)
+
+    check()
+
+
+def test_index(families: dict[str, Path], tmp_path: Path) -> None:
+    """One shard, and an index that places every tensor in it."""
+    folder, index = families["llama"], tmp_path / "model.safetensors.index.json"
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    shard = tmp_path / "model-1.safetensors"
+    shard.write_bytes((folder / "model.safetensors").read_bytes())
+    names = {"model.norm.weight": shard.name, "lm_head.weight": shard.name}
+    base = {"metadata": {"total_size": 5}, "weight_map": names}
+
+    @examples(150)
+    @given(tree=mutated(base))
+    def check(tree: dict[str, Any]) -> None:
+        write_json(index, tree)
+        outcome(tmp_path)
+
+    check()
+
+
+TEXTS = ["Hello <s> wörld", "", "\0", "a" * 300, "</s>\n\n"]
+
+
+def tokenizer_outcome(folder: Path) -> str:
+    try:
+        tokenizer = load_tokenizer(locate(str(folder), load_format="dummy"))
+    except CannotStart as error:
+        return one_line(error)
+    for text in TEXTS:
+        ids = tokenizer.encode(text)
+        assert all(0 <= token < 1 << 24 for token in ids)
+        assert isinstance(tokenizer.decode(ids), str)
+    return "served"
+
+
+@pytest.fixture
+def words(families: dict[str, Path], tmp_path: Path) -> Path:
+    """A folder with a configuration, a byte tokenizer and a chat template."""
+    (tmp_path / "config.json").write_bytes((families["llama"] / "config.json").read_bytes())
+    write_byte_tokenizer(tmp_path)
+    return tmp_path
+
+
+NAMED = {
+    "added_tokens_decoder": {
+        "256": {"content": "<s>", "special": True},
+        "258": {"content": "<new>", "special": True, "lstrip": False},
+    },
+    "additional_special_tokens": ["<new>", {"content": "<s>"}],
+    "add_bos_token": True,
+    "tokenizer_class": "LlamaTokenizer",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "count"), [("tokenizer.json", 400), ("tokenizer_config.json", 400)]
+)
+def test_tokenizer_files(name: str, count: int, words: Path) -> None:
+    file = words / name
+    base = json.loads(file.read_text())
+    if name == "tokenizer_config.json":
+        base |= NAMED
+    extra = ("chat_template", "extra_special_tokens", "unk_token", "add_eos_token", "truncation")
+    write_json(file, base)
+    assert tokenizer_outcome(words) == "served"
+
+    @examples(count)
+    @given(tree=mutated(base, extra))
+    def check(tree: dict[str, Any]) -> None:
+        write_json(file, tree)
+        tokenizer_outcome(words)
+
+    check()
+
+
+def spoken(model: str) -> dict[str, Any]:
+    """Metadata of a small vocabulary."""
+    if model == "gpt2":
+        pieces = [chr(n) for n in range(33, 127)] + ["ab", "<s>"]
+        merges = {"tokenizer.ggml.merges": ["a b"]}
+    else:
+        pieces = ["<unk>", *(f"<0x{n:02X}>" for n in range(256)), "\u2581", "a", "b", "ab", "<s>"]
+        merges = {"tokenizer.ggml.scores": [-float(n) for n in range(len(pieces))]}
+    types = [3 if piece.startswith("<s") else 1 for piece in pieces]
+    return {
+        "tokenizer.ggml.model": model,
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": pieces,
+        "tokenizer.ggml.token_type": types,
+        **merges,
+        "tokenizer.ggml.bos_token_id": len(pieces) - 1,
+        "tokenizer.ggml.add_bos_token": True,
+        "tokenizer.chat_template": "{{ messages }}",
+    }
+
+
+@pytest.mark.parametrize("model", ["gpt2", "llama"])
+def test_gguf_vocabulary(model: str) -> None:
+    extra = tuple(
+        f"tokenizer.{key}"
+        for key in ("ggml.eos_token_id", "ggml.unknown_token_id", "ggml.add_eos_token",
+                    "ggml.add_space_prefix", "chat_templates", "ggml.merges", "ggml.scores")
+    )  # fmt: skip
+
+    @examples(250)
+    @given(tree=mutated(spoken(model), extra))
+    def check(tree: dict[str, Any]) -> None:
+        try:
+            core = tokenizer_of(tree, "toy.gguf")[0]
+        except CannotStart as error:
+            one_line(error)
+            return
+        for text in TEXTS:
+            core.decode(core.encode(text).ids)
+
+    check()

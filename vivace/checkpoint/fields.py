@@ -1,0 +1,226 @@
+"""One value of a configuration: which it may be, and the line that says what is wrong with it.
+
+Every value a checkpoint gives passes through here, config.json's and a GGUF file's alike; what
+comes out has the right type and lies in its range.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from vivace.checkpoint.errors import SourceError
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+REFETCH = "Fetch the model again, or correct the file"
+ADVICE = (
+    "Fetch the model again, or, if the file is as its authors made it, give the right value with "
+    "--json-model-override-args"
+)
+
+
+class Kind(Protocol[T_co]):
+    """What a field may be. `read` raises ValueError for everything else."""
+
+    @property
+    def wanted(self) -> str: ...
+
+    def read(self, value: Any) -> T_co: ...
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A whole number. JSON's 8.0 is one too: some exporters write all numbers like that."""
+
+    low: int
+    high: int
+
+    @property
+    def wanted(self) -> str:
+        return f"a whole number from {self.low} to {self.high}"
+
+    def read(self, value: Any) -> int:
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if type(value) is not int or not self.low <= value <= self.high:
+            raise ValueError
+        return value
+
+
+@dataclass(frozen=True)
+class Number:
+    """A finite number, as a float."""
+
+    low: float
+    high: float
+
+    @property
+    def wanted(self) -> str:
+        return f"a number from {self.low:g} to {self.high:g}"
+
+    def read(self, value: Any) -> float:
+        if type(value) not in (int, float) or not self.low <= value <= self.high:
+            raise ValueError
+        return float(value)
+
+
+@dataclass(frozen=True)
+class Column(Generic[T]):
+    """A long list of one type, looked at in bulk."""
+
+    entry: type[T]
+    wanted: str
+    length: int | None = None
+
+    def read(self, value: Any) -> list[T]:
+        if not isinstance(value, list) or not set(map(type, value)) <= {self.entry}:
+            raise ValueError
+        if self.length is not None and len(value) != self.length:
+            raise ValueError
+        return value
+
+
+@dataclass(frozen=True)
+class Flag:
+    wanted: str = "true or false"
+
+    def read(self, value: Any) -> bool:
+        if not isinstance(value, bool):
+            raise ValueError
+        return value
+
+
+@dataclass(frozen=True)
+class Text:
+    """`name`: something that can stand on a line."""
+
+    most: int = 200
+    name: bool = True
+
+    @property
+    def wanted(self) -> str:
+        return f"text of 1 to {self.most} characters"
+
+    def read(self, value: Any) -> str:
+        if not isinstance(value, str) or not 0 < len(value) <= self.most:
+            raise ValueError
+        if self.name and not value.isprintable():
+            raise ValueError
+        return value
+
+
+@dataclass(frozen=True)
+class Choice(Generic[T]):
+    """One of some names; what each means to us."""
+
+    meanings: Mapping[str, T]
+
+    @property
+    def wanted(self) -> str:
+        return f"one of those that are supported: {', '.join(self.meanings)}"
+
+    def read(self, value: Any) -> T:
+        if not isinstance(value, str) or value not in self.meanings:
+            raise ValueError
+        return self.meanings[value]
+
+
+@dataclass(frozen=True)
+class Several(Generic[T]):
+    """A list; `alone`: one entry may stand without its list."""
+
+    entry: Kind[T]
+    most: int
+    least: int = 0
+    alone: bool = False
+
+    @property
+    def wanted(self) -> str:
+        count = self.most if self.most == self.least else f"{self.least} to {self.most}"
+        ending = f"{self.entry.wanted}, or a list of" if self.alone else "a list of"
+        return f"{ending} {count} values, each {self.entry.wanted}"
+
+    def read(self, value: Any) -> tuple[T, ...]:
+        if self.alone and not isinstance(value, list):
+            value = [value]
+        if not isinstance(value, list) or not self.least <= len(value) <= self.most:
+            raise ValueError
+        return tuple(self.entry.read(one) for one in value)
+
+
+@dataclass(frozen=True)
+class Object:
+    wanted: str = "an object"
+
+    def read(self, value: Any) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise ValueError
+        return value
+
+
+class Fields:
+    """An object of a configuration. `place` says where a key stands, `advice` what to do about a
+    bad value, both for the messages."""
+
+    def __init__(
+        self, values: Mapping[str, Any], place: Callable[[str], str], advice: str = ADVICE
+    ) -> None:
+        self.values = values
+        self.place = place
+        self.advice = advice
+
+    def has(self, key: str) -> bool:
+        """Null is as good as absent, as in transformers."""
+        return self.values.get(key) is not None
+
+    def get(self, key: str, kind: Kind[T], default: T) -> T:
+        return self.need(key, kind) if self.has(key) else default
+
+    def need(self, key: str, kind: Kind[T]) -> T:
+        """Raises SourceError: missing, or not what `kind` wants."""
+        if not self.has(key):
+            raise SourceError(
+                f"{self.place(key)} is missing; it must be {kind.wanted}. {self.advice}"
+            )
+        try:
+            return kind.read(self.values[key])
+        except ValueError:
+            raise self.refusal(key, f"it must be {kind.wanted}") from None
+
+    def find(self, key: str, kind: Kind[T]) -> T | None:
+        return self.need(key, kind) if self.has(key) else None
+
+    def inner(self, key: str) -> Fields | None:
+        """An object within this one."""
+        return self.need_inner(key) if self.has(key) else None
+
+    def need_inner(self, key: str) -> Fields:
+        def place(name: str) -> str:
+            return f"{self.place(key)}.{printable(name)}"
+
+        return Fields(self.need(key, Object()), place, self.advice)
+
+    def refusal(self, key: str, why: str) -> SourceError:
+        """The error for a value that is what it may be alone, but not beside the others."""
+        return SourceError(
+            f"{self.place(key)} is {shown(self.values.get(key))}; {why}. {self.advice}"
+        )
+
+
+def printable(key: str) -> str:
+    return key if key.isprintable() and len(key) <= 100 else shown(key)
+
+
+def shown(value: Any) -> str:
+    """At most 100 characters of a value, on one line."""
+    short = reprlib.Repr()
+    short.maxlevel, short.maxdict, short.maxlist, short.maxstring = 2, 3, 6, 60
+    try:
+        text = short.repr(value)
+    except ValueError:  # an integer of thousands of digits
+        text = f"a very long {type(value).__name__}"
+    return "missing" if value is None else text[:100]

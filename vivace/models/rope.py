@@ -1,0 +1,165 @@
+"""What a configuration says about rotary embedding, checked and complete. Torch-free.
+
+Both spellings are read: `rope_parameters`, and `rope_theta` beside `rope_scaling`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from vivace.checkpoint.fields import Choice, Fields, Flag, Number, Several, Whole
+
+LONGEST_CONTEXT = 1 << 25
+"""tokens; three times the longest that anybody has published"""
+LARGEST_HEAD = 4096
+LENGTH = Whole(2, LONGEST_CONTEXT)
+FACTOR = Number(1, 1e6)
+THETA = Number(2, 1e15)
+POSITIVE = Number(1e-3, 1e6)
+KINDS = Choice(
+    {
+        "default": "default",
+        "linear": "linear",
+        "dynamic": "dynamic",
+        "llama3": "llama3",
+        "yarn": "yarn",
+        "longrope": "longrope",
+        "su": "longrope",
+        "factors": "factors",
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rope:
+    """`rotated`: numbers of each head that are turned, an even count. `scaling`: what
+    `layers.rotary` needs for `kind`, without gaps."""
+
+    kind: str = "default"
+    theta: float = 10000.0
+    rotated: int
+    scaling: dict[str, float | bool | list[float]] = field(default_factory=dict)
+
+
+def rope_of(config: Fields, head_dim: int, context: int, given: Fields | None = None) -> Rope:
+    """Raises SourceError naming the bad key. `context`: the model's own, in tokens; `given`: the
+    object to read instead of `rope_parameters` or `rope_scaling`."""
+    given = given or config.inner("rope_parameters") or config.inner("rope_scaling")
+    given = given or Fields({}, config.place)
+    kind = given.get("rope_type", KINDS, given.get("type", KINDS, "default"))
+    theta = given.get("rope_theta", THETA, config.get("rope_theta", THETA, 10000.0))
+    rotated = rotated_of(config, given, head_dim)
+    if kind == "dynamic" and rotated < 4:
+        raise given.refusal("rope_type", "dynamic scaling needs 4 rotated numbers for each head")
+    reader = SCALINGS.get(kind)
+    scaling = reader(Scaled(config, given, rotated // 2, context)) if reader else {}
+    return Rope(kind=kind, theta=theta, rotated=rotated, scaling=scaling)
+
+
+def rotated_of(config: Fields, given: Fields, head_dim: int) -> int:
+    whole = Whole(2, head_dim)
+    if config.has("rope_dimension_count"):  # a GGUF file's
+        where, key = config, "rope_dimension_count"
+        rotated = config.need(key, whole)
+    else:
+        key = "partial_rotary_factor"
+        where = given if given.has(key) else config
+        rotated = int(head_dim * where.get(key, Number(0, 1), 1.0))
+    if rotated % 2 or rotated < 2:
+        why = f"{rotated} of the {head_dim} numbers of a head would be rotated, not an even count"
+        raise where.refusal(key, why)
+    return rotated
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """What a scaling is read from; `pairs` frequencies."""
+
+    config: Fields
+    given: Fields
+    pairs: int
+    context: int
+
+    def original(self) -> float:
+        """The context the model was trained with before it was stretched."""
+        key = "original_max_position_embeddings"
+        return float(self.given.get(key, LENGTH, self.config.get(key, LENGTH, self.context)))
+
+    def factors(self, key: str) -> list[float]:
+        return list(self.given.need(key, Several(POSITIVE, self.pairs, self.pairs)))
+
+
+Scaling = dict[str, float | bool | list[float]]
+
+
+def linear(asked: Scaled) -> Scaling:
+    return {"factor": asked.given.need("factor", FACTOR)}
+
+
+def dynamic(asked: Scaled) -> Scaling:
+    return {"factor": asked.given.need("factor", FACTOR), "original": asked.original()}
+
+
+def given_factors(asked: Scaled) -> Scaling:
+    return {"factors": asked.factors("factors")}
+
+
+def llama3(asked: Scaled) -> Scaling:
+    given = asked.given
+    low, high = given.need("low_freq_factor", POSITIVE), given.need("high_freq_factor", POSITIVE)
+    if low >= high:
+        raise given.refusal("low_freq_factor", f"it must be below high_freq_factor, {high:g}")
+    factor = given.need("factor", FACTOR)
+    return {"factor": factor, "low": low, "high": high, "original": asked.original()}
+
+
+def yarn(asked: Scaled) -> Scaling:
+    given, original = asked.given, asked.original()
+    factor = given.get("factor", FACTOR, max(asked.context / original, 1.0))
+    fast, slow = given.get("beta_fast", POSITIVE, 32.0), given.get("beta_slow", POSITIVE, 1.0)
+    if slow >= fast:
+        raise given.refusal("beta_slow", f"it must be below beta_fast, {fast:g}")
+    return {
+        "factor": factor,
+        "original": original,
+        "beta_fast": fast,
+        "beta_slow": slow,
+        "truncate": given.get("truncate", Flag(), True),
+        "attention_factor": yarn_attention(given, factor),
+    }
+
+
+def yarn_attention(given: Fields, factor: float) -> float:
+    """The factor on cosines and sines (the paper's temperature)."""
+
+    def scale(multiplier: float) -> float:
+        return 0.1 * multiplier * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    part, whole = given.find("mscale", Number(0, 100)), given.find("mscale_all_dim", Number(0, 100))
+    computed = scale(part) / scale(whole) if part and whole else scale(1.0)
+    computed *= given.get("attn_factor", POSITIVE, 1.0)
+    return given.get("attention_factor", POSITIVE, computed)
+
+
+def longrope(asked: Scaled) -> Scaling:
+    given, original = asked.given, asked.original()
+    factor = given.get("factor", FACTOR, max(asked.context / original, 1.0))
+    stretched = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    return {
+        "original": original,
+        "short_factor": asked.factors("short_factor"),
+        "long_factor": asked.factors("long_factor"),
+        "attention_factor": given.get("attention_factor", POSITIVE, stretched),
+    }
+
+
+SCALINGS: dict[str, Any] = {
+    "linear": linear,
+    "dynamic": dynamic,
+    "factors": given_factors,
+    "llama3": llama3,
+    "yarn": yarn,
+    "longrope": longrope,
+}
