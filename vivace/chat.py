@@ -15,6 +15,8 @@ from urllib.parse import urlsplit
 
 from rich.console import Console
 
+from vivace.errors import CANNOT_START, CannotStart
+
 DEFAULT_URL = "http://127.0.0.1:30000"
 HELP = """\
 /reset          forget the conversation
@@ -325,8 +327,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         backend = _backend(arguments, wishes)
     except (ChatError, ValueError) as error:
-        console.print(str(error), style="red", markup=False)
-        return 1
+        console.print(str(error), style="red", markup=False, soft_wrap=True)
+        return CANNOT_START if isinstance(error, CannotStart) else 1
     _enable_line_editing()
     conversation = Conversation(system=arguments.system or "")
     prompting = sys.stdin.isatty()

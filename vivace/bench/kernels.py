@@ -30,19 +30,18 @@ HEADER = (
 
 def main(argv: list[str]) -> int:
     args = parse(argv)
-    from vivace.errors import CannotStart
+    from vivace.errors import CANNOT_START, CannotStart
     from vivace.platforms.cpu.measure import KINDS as known
     from vivace.platforms.cpu.measure import limits, linear_times, opened
-    from vivace.platforms.cpu.native import NoKernels
 
     if unknown := sorted(set(args.formats) - set(known)):
         print(f"{PROGRAM}: --formats {unknown[0]}: one of {', '.join(known)}", file=sys.stderr)
         return 2
     try:
         kernels, shapes = opened(args.threads), shapes_of(facts_of_model(args.model_path))
-    except (NoKernels, CannotStart) as error:
+    except CannotStart as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
-        return 1
+        return CANNOT_START
     allowed = limits(kernels, args.repetitions)
     print(
         f"{kernels.isa}, {kernels.threads} threads: memory {allowed.bytes_per_second / 1e9:.1f} "

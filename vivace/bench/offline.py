@@ -16,6 +16,7 @@ from vivace.bench.record import append_record
 from vivace.bench.server_flags import engine_arguments, split_flags
 from vivace.bench.tokens import LocalCodec, TokenCodec
 from vivace.bench.workload import BenchError, Query
+from vivace.errors import CANNOT_START, CannotStart
 
 PROGRAM = "vivace bench offline"
 WARMUP_OUTPUT = 16
@@ -46,6 +47,9 @@ def main(argv: list[str]) -> int:
     try:
         arguments = engine_arguments(server_words, PROGRAM)
         return measure(args, arguments, open_engine, LocalCodec)
+    except CannotStart as error:
+        print(f"error: {error}", file=sys.stderr)
+        return CANNOT_START
     except (BenchError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -20,6 +20,7 @@ from vivace.bench.host import host_facts
 from vivace.bench.record import append_record
 from vivace.bench.server_flags import resolved_config, split_flags
 from vivace.bench.workload import BenchError
+from vivace.errors import CANNOT_START, CannotStart
 from vivace.protocol.control import Capacity
 from vivace.protocol.request import SamplingParams
 from vivace.protocol.step import Join, StepPlan, StepResult
@@ -72,6 +73,9 @@ def main(argv: list[str]) -> int:
             return measure(args, worker, step_tokens(config))
         finally:
             worker.close()
+    except CannotStart as error:
+        print(f"error: {error}", file=sys.stderr)
+        return CANNOT_START
     except (BenchError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

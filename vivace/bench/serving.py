@@ -22,6 +22,7 @@ from vivace.bench.record import append_record, build_record, default_file, numbe
 from vivace.bench.tokens import TokenCodec, choose_codec
 from vivace.bench.workload import BenchError, Query
 from vivace.config.process_environment import client_key
+from vivace.errors import CANNOT_START, CannotStart
 
 CodecChoice = Callable[[argparse.Namespace, "Server"], tuple[TokenCodec, str]]
 
@@ -44,6 +45,9 @@ def main(argv: list[str]) -> int:
     args = parse(argv)
     try:
         return measure(args, argv, chosen_codec)
+    except CannotStart as error:
+        print(f"error: {error}", file=sys.stderr)
+        return CANNOT_START
     except BenchError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -91,10 +91,10 @@ class TrackedWeights:
     def finish(self) -> None:
         """Raises CheckpointError when tensors are left that this architecture has no place for."""
         if self._unused:
-            names = sorted(self._unused)
+            names = [printable(name) for name in sorted(self._unused)]
             more = f" and {len(names) - 4} more" if len(names) > 4 else ""
             raise CheckpointError(
-                f"{self._reader.place}: the model has no place for {', '.join(map(printable, names[:4]))}{more}; "
+                f"{self._reader.place}: the model has no place for {', '.join(names[:4])}{more}; "
                 "the checkpoint is of another architecture than its configuration says"
             )
 
