@@ -32,7 +32,6 @@ def configured(arguments: dict[str, Any]) -> Config:
     from vivace.config import from_arguments
 
     config = configure(from_arguments(**arguments))
-    check_edge(config)
     if not logging.getLogger().handlers:
         log_lines.setup(config.logging.log_level)
     for rewrite in config.rewrites:
@@ -46,6 +45,7 @@ def start(config: Config) -> tuple[Frontend, Driver]:
     """Load everything; afterwards the frontend is ready and `Driver.turn` makes it go."""
     from vivace.assemble import engine_parts
 
+    check_edge(config)
     tokenizer = configured_tokenizer(config)
     mailbox = LocalMailbox()
     frontend = Frontend(served_model(config, tokenizer), tokenizer, mailbox.post)
