@@ -28,7 +28,8 @@ def test_figures_of_three_requests() -> None:
     assert figures.total_throughput == close(38 / 3)
     assert figures.concurrency == close(1.0)
     assert figures.request_goodput == close(1 / 3)
-    assert figures.cached_tokens == 4
+    assert figures.cache is not None
+    assert (figures.cache.total_cached_tokens, figures.cache.total_prompt_tokens) == (4, 30)
     assert (figures.e2e.mean, figures.e2e.median) == (close(1500.0), close(1500.0))
     assert figures.e2e.p99 == close(1990.0)
     assert figures.e2e.std == close(500.0)

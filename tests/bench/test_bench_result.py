@@ -46,8 +46,13 @@ def test_optional_lines_of_the_block() -> None:
         "Max request concurrency:                 not set   ",
         "Accept length:                           2.50      ",
         "Request goodput (req/s):                 0.33      ",
-        "Cached input tokens:                     4         ",
-        "Cached input tokens (%):                 13.33     ",
+        "--------------------Cache Hits--------------------",
+        "Total prompt tokens:                     30        ",
+        "Total cached tokens:                     4         ",
+        "Cache hit rate (%):                      13.33     ",
+        "Device cached tokens:                    4         ",
+        "Host cached tokens:                      0         ",
+        "Storage cached tokens:                   0         ",
     ):
         assert line in text.splitlines()
 
@@ -97,3 +102,80 @@ def test_default_file_names() -> None:
     assert str(default_file(args, day)) == "sglang_0203_8_1024_4.jsonl"
     args = parse("--dataset-name generated-shared-prefix --backend vllm".split())
     assert str(default_file(args, day)) == "vllm_0203_1000_generated-shared-prefix.jsonl"
+
+
+SPREAD = ("Mean", "Median", "P90", "P95", "P99")
+LATENCIES = {"E2E Latency": "e2e_latency", "TTFT": "ttft", "TPOT": "tpot", "ITL": "itl"}
+LINES = {
+    "Backend": "backend",
+    "Traffic request rate": "request_rate",
+    "Max request concurrency": "max_concurrency",
+    "Successful requests": "completed",
+    "Benchmark duration (s)": "duration",
+    "Total input tokens": "total_input_tokens",
+    "Total input text tokens": "total_input_text_tokens",
+    "Total input vision tokens": "total_input_vision_tokens",
+    "Total generated tokens": "total_output_tokens",
+    "Total generated tokens (retokenized)": "total_output_tokens_retokenized",
+    "Request throughput (req/s)": "request_throughput",
+    "Input token throughput (tok/s)": "input_throughput",
+    "Output token throughput (tok/s)": "output_throughput",
+    "Peak output token throughput (tok/s)": "max_output_tokens_per_s",
+    "Peak concurrent requests": "max_concurrent_requests",
+    "Total token throughput (tok/s)": "total_throughput",
+    "Concurrency": "concurrency",
+    "Accept length": "accept_length",
+    "Request goodput (req/s)": "request_goodput",
+    "Total prompt tokens": "cache_report.total_prompt_tokens",
+    "Total cached tokens": "cache_report.total_cached_tokens",
+    "Cache hit rate (%)": "cache_report.cache_hit_rate_pct",
+    "Device cached tokens": "cache_report.device_cached_tokens",
+    "Host cached tokens": "cache_report.host_cached_tokens",
+    "Storage cached tokens": "cache_report.storage_cached_tokens",
+    **{
+        f"{part} {name} (ms)": f"{part.lower()}_{key}_ms"
+        for name, key in LATENCIES.items()
+        for part in SPREAD
+    },
+    "Max ITL (ms)": "max_itl_ms",
+}
+"""What SGLang 0.5.23 prints, and where the same number is in its record."""
+KEYS = {
+    *("tag", "backend", "dataset_name", "request_rate", "max_concurrency", "sharegpt_output_len"),
+    *("random_input_len", "random_output_len", "random_range_ratio", "server_info", "duration"),
+    *("std_e2e_latency_ms", "std_ttft_ms", "std_tpot_ms", "std_itl_ms", "accept_length"),
+    *("output_throughput_retokenized", "total_throughput_retokenized"),
+    *("input_lens", "output_lens", "ttfts", "itls", "generated_texts", "errors"),
+    *("cached_tokens", "cached_tokens_details"),
+}
+
+
+def test_every_line_of_sglang_is_printed_and_stored() -> None:
+    figures = figures_of(
+        three_requests(), 3.0, retokenized=[5, 3, 0], accept_length=2.0, goodput={"tpot": 500.0}
+    )
+    setting = Setting(backend="vivace", request_rate="inf", max_concurrency=2, cache_report=True)
+    printed = {row.label: row.value for row in rows_of(figures, setting) if isinstance(row, Line)}
+    assert set(printed) == set(LINES)
+    args = parse([*FLAGS.split(), "--output-details"])
+    record = build_record(
+        args, [], figures, three_requests(), {}, client_cpu=0.0, tokenizer="characters"
+    )
+    assert record.keys() >= KEYS
+    for label, key in LINES.items():
+        value = record
+        for part in key.split("."):
+            value = value[part]
+        shown = f"{value:.2f}" if isinstance(value, float) else str(value)
+        assert shown == printed[label], label
+
+
+def test_the_tiers_of_the_cache_are_told_apart() -> None:
+    first, second, _ = records = three_requests()
+    first.cached_tiers = {"device": 1, "host": 2, "storage": 1}
+    report = figures_of(records, 3.0).cache
+    assert report is not None
+    found = (report.device_cached_tokens, report.host_cached_tokens, report.storage_cached_tokens)
+    assert found == (1, 2, 1)
+    first.cached_tokens = second.cached_tokens = None
+    assert figures_of(records, 3.0).cache is None

@@ -9,6 +9,8 @@ from vivace.bench.figures import Distribution, Figures
 
 WIDTH = 50
 LABEL = 40
+PARTS = ("mean", "median", "p90", "p95", "p99")
+"""What is printed of each latency."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,33 +160,44 @@ def _rate_lines(figures: Figures) -> Iterator[Line]:
         )
 
 
-def _cache_lines(figures: Figures) -> Iterator[Line]:
+def _cache_lines(figures: Figures) -> Iterator[Line | Rule]:
+    yield Rule("Cache Hits")
     meaning = "Prompt tokens the server took from its prefix cache, as it reports them."
-    cached = figures.cached_tokens
-    if cached is None:
-        yield Line("Cached input tokens", "not reported", meaning)
+    report = figures.cache
+    if report is None:
+        yield Line("Total cached tokens", "not reported", meaning)
         return
-    share = 100.0 * cached / figures.total_input if figures.total_input else 0.0
-    yield Line("Cached input tokens", str(cached), meaning)
-    yield _rate("Cached input tokens (%)", share, "The same as a share of the input tokens.")
+    yield Line(
+        "Total prompt tokens",
+        str(report.total_prompt_tokens),
+        "Prompt lengths of the requests whose cached tokens were reported.",
+    )
+    yield Line("Total cached tokens", str(report.total_cached_tokens), meaning)
+    yield _rate("Cache hit rate (%)", report.hit_rate_pct, "Cached tokens / prompt tokens.")
+    for tier in ("device", "host", "storage"):
+        yield Line(
+            f"{tier.capitalize()} cached tokens",
+            str(getattr(report, f"{tier}_cached_tokens")),
+            f"Those found in the {tier} tier of the cache.",
+        )
 
 
 def _latency_lines(figures: Figures) -> Iterator[Line | Rule]:
     yield Rule("End-to-End Latency")
     e2e = "from sending a request to the end of its answer"
-    yield from _distribution("E2E Latency", figures.e2e, ("mean", "median", "p90", "p99"), e2e)
+    yield from _distribution("E2E Latency", figures.e2e, PARTS, e2e)
     yield Rule("Time to First Token")
     ttft = "from sending a request to the first piece of its answer that is not empty"
-    yield from _distribution("TTFT", figures.ttft, ("mean", "median", "p99"), ttft)
+    yield from _distribution("TTFT", figures.ttft, PARTS, ttft)
     yield Rule("Time per Output Token (excl. 1st token)")
     tpot = "(E2E - TTFT) / (output tokens - 1) of one request, over requests with more than one"
-    yield from _distribution("TPOT", figures.tpot, ("mean", "median", "p99"), tpot)
+    yield from _distribution("TPOT", figures.tpot, PARTS, tpot)
     yield Rule("Inter-Token Latency")
     itl = (
         "gap between two pieces of an answer, divided equally among the new tokens where the "
         "server counts them (native back ends)"
     )
-    yield from _distribution("ITL", figures.itl, ("mean", "median", "p95", "p99", "max"), itl)
+    yield from _distribution("ITL", figures.itl, (*PARTS, "max"), itl)
 
 
 def _distribution(

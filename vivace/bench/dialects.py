@@ -28,6 +28,8 @@ class RequestSettings:
     token_ids_logprob: tuple[int, ...] = ()
     logprob_start_len: int = -1
     return_routed_experts: bool = False
+    cache_report: bool = False
+    """Ask for the cached tokens of each tier."""
     extra: dict[str, Any] = field(default_factory=dict)
 
 
@@ -38,6 +40,8 @@ class Reader(Protocol):
     """Completion tokens so far by the server's count; None while it has not said."""
     prompt_tokens: int | None
     cached_tokens: int | None
+    cached_tiers: dict[str, int]
+    """`cached_tokens` by tier; empty when the server does not say."""
     finished: bool
     error: str
 
@@ -58,6 +62,7 @@ class _Meta(msgspec.Struct):
     completion_tokens: int | None = None
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
+    cached_tokens_details: dict[str, Any] | None = None
     finish_reason: _Reason | None = None
 
 
@@ -90,9 +95,14 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
 
 
+class _SglExt(msgspec.Struct):
+    cached_tokens_details: dict[str, Any] | None = None
+
+
 class _OpenAIEvent(msgspec.Struct):
     choices: list[_Choice] = []
     usage: _Usage | None = None
+    sglext: _SglExt | None = None
     error: Any = None
 
 
@@ -105,6 +115,7 @@ class NativeReader:
         self.tokens: int | None = None
         self.prompt_tokens: int | None = None
         self.cached_tokens: int | None = None
+        self.cached_tiers: dict[str, int] = {}
         self.finished = False
         self.error = ""
         self._incremental = incremental
@@ -133,6 +144,8 @@ class NativeReader:
         self.prompt_tokens = meta.prompt_tokens
         self.cached_tokens = meta.cached_tokens
         if meta.finish_reason is not None:
+            self.cached_tiers = tiers_of(meta.cached_tokens_details)
+        if meta.finish_reason is not None:
             self.finished = True
             if meta.finish_reason.type == "abort":
                 self.error = f"aborted by the server: {meta.finish_reason.message}"
@@ -153,6 +166,7 @@ class OpenAIReader:
         self.tokens: int | None = None
         self.prompt_tokens: int | None = None
         self.cached_tokens: int | None = None
+        self.cached_tiers: dict[str, int] = {}
         self.finished = False
         self.error = ""
         self._parts: list[str] = []
@@ -164,6 +178,9 @@ class OpenAIReader:
             return False
         if event.usage is not None:
             self._note(event.usage)
+        if event.sglext is not None:
+            self.cached_tiers = tiers_of(event.sglext.cached_tokens_details)
+            self.cached_tokens = sum(self.cached_tiers.values())
         if not event.choices:
             return False
         choice = event.choices[0]
@@ -191,6 +208,11 @@ class OpenAIReader:
 
     def pieces(self) -> list[str]:
         return self._parts
+
+
+def tiers_of(details: dict[str, Any] | None) -> dict[str, int]:
+    """Counts by tier; what else SGLang puts there (the name of the storage) is left out."""
+    return {tier: count for tier, count in (details or {}).items() if isinstance(count, int)}
 
 
 class Dialect(Protocol):
@@ -284,6 +306,8 @@ def shared_fields(query: Query, settings: RequestSettings) -> dict[str, Any]:
         "stream": settings.stream,
         "ignore_eos": settings.ignore_eos,
     }
+    if settings.cache_report:
+        body["return_cached_tokens_details"] = True
     if settings.stream:
         body["stream_options"] = {"include_usage": True}
     return body

@@ -27,6 +27,22 @@ class Distribution:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CacheReport:
+    """Prompt tokens found in the server's prefix cache, by the tier that held them."""
+
+    total_prompt_tokens: int
+    total_cached_tokens: int
+    device_cached_tokens: int
+    host_cached_tokens: int
+    storage_cached_tokens: int
+
+    @property
+    def hit_rate_pct(self) -> float:
+        prompt = self.total_prompt_tokens
+        return 100.0 * self.total_cached_tokens / prompt if prompt else 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Figures:
     """Everything the block prints and the JSONL record holds. Times in ms, duration in seconds."""
 
@@ -53,8 +69,8 @@ class Figures:
     itl: Distribution
     request_goodput: float | None
     """Requests per second that kept every limit of --goodput; None when none was asked."""
-    cached_tokens: int | None
-    """Prompt tokens the server took from its prefix cache; None when it does not say."""
+    cache: CacheReport | None
+    """None when the server says nothing of cached tokens."""
 
 
 def figures_of(
@@ -82,7 +98,6 @@ def figures_of(
         )
     )
     peak_tokens, peak_requests = peaks(good)
-    cached = [r.cached_tokens for r in good if r.cached_tokens is not None]
     return Figures(
         completed=len(good),
         failed=len(records) - len(good),
@@ -105,7 +120,27 @@ def figures_of(
         tpot=distribution([v for r in good if (v := tpot(r)) is not None] if streamed else []),
         itl=distribution([gap for record in good for gap in record.itl]),
         request_goodput=None if not goodput else kept(good, goodput) / seconds,
-        cached_tokens=sum(cached) if cached else None,
+        cache=cache_report(good),
+    )
+
+
+def cache_report(records: Sequence[Record]) -> CacheReport | None:
+    """Over the requests whose cached tokens the server reported.
+
+    A server that names no tiers has one, the device.
+    """
+    told = [record for record in records if record.cached_tokens is not None]
+    if not told:
+        return None
+    total = sum(record.cached_tokens or 0 for record in told)
+    host = sum(record.cached_tiers.get("host", 0) for record in told)
+    storage = sum(record.cached_tiers.get("storage", 0) for record in told)
+    return CacheReport(
+        total_prompt_tokens=sum(record.input_len for record in told),
+        total_cached_tokens=total,
+        device_cached_tokens=total - host - storage,
+        host_cached_tokens=host,
+        storage_cached_tokens=storage,
     )
 
 

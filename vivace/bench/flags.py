@@ -223,7 +223,11 @@ def _report_flags(group: argparse._ArgumentGroup) -> None:
     add("--goodput", nargs="+", metavar="KEY:MS", type=goodput_limit, help="ttft, tpot, e2el in ms")
     add("--print-requests", action="store_true", help="show every request and its answer")
     add("--disable-tqdm", action="store_true", help="no progress line")
-    add("--cache-report", action="store_true", help="prompt tokens taken from the prefix cache")
+    add(
+        "--cache-report",
+        action="store_true",
+        help="ask for prompt tokens taken from the prefix cache, by tier, and print them",
+    )
     add("--plot-throughput", action="store_true", help="tokens and requests per second as bars")
     add("--tag", help="label stored in the record")
     add("--explain", action="store_true", help="print what each line of the result means (ours)")

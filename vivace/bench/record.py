@@ -14,7 +14,7 @@ import msgspec
 
 import vivace
 from vivace.bench.checks import Check, check_requests, check_result
-from vivace.bench.figures import Distribution, Figures
+from vivace.bench.figures import CacheReport, Distribution, Figures
 from vivace.bench.host import host_facts
 from vivace.bench.transport import Record
 
@@ -106,11 +106,22 @@ def numbers_of(figures: Figures) -> dict[str, Any]:
         "concurrency": figures.concurrency,
         "accept_length": figures.accept_length,
         "request_goodput": figures.request_goodput,
-        "cached_tokens": figures.cached_tokens,
+        "cache_report": None if figures.cache is None else cache_report(figures.cache),
         **latencies("e2e_latency", figures.e2e),
         **latencies("ttft", figures.ttft),
         **latencies("tpot", figures.tpot),
         **latencies("itl", figures.itl),
+    }
+
+
+def cache_report(report: CacheReport) -> dict[str, float]:
+    return {
+        "total_prompt_tokens": report.total_prompt_tokens,
+        "total_cached_tokens": report.total_cached_tokens,
+        "cache_hit_rate_pct": report.hit_rate_pct,
+        "device_cached_tokens": report.device_cached_tokens,
+        "host_cached_tokens": report.host_cached_tokens,
+        "storage_cached_tokens": report.storage_cached_tokens,
     }
 
 
@@ -129,6 +140,8 @@ def details_of(records: Sequence[Record]) -> dict[str, Any]:
         "start_times": [record.start for record in records],
         "generated_texts": [record.text for record in records],
         "errors": [record.error for record in records],
+        "cached_tokens": [record.cached_tokens for record in records],
+        "cached_tokens_details": [record.cached_tiers for record in records],
     }
 
 

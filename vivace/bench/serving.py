@@ -180,6 +180,7 @@ def settings_of(args: argparse.Namespace, model: str) -> RequestSettings:
         token_ids_logprob=tuple(args.token_ids_logprob),
         logprob_start_len=args.logprob_start_len,
         return_routed_experts=args.return_routed_experts,
+        cache_report=args.cache_report,
         extra=args.extra_request_body,
     )
 

@@ -47,6 +47,8 @@ class Record:
     prompt_tokens: int | None = None
     """The server's count of the prompt."""
     cached_tokens: int | None = None
+    cached_tiers: dict[str, int] = field(default_factory=dict)
+    """`cached_tokens` by tier (device, host, storage), where the server says it."""
 
 
 class EventSplitter:
@@ -184,5 +186,6 @@ def finish(record: Record, reader: Reader) -> None:
     record.output_len = record.requested if reader.tokens is None else reader.tokens
     record.prompt_tokens = reader.prompt_tokens
     record.cached_tokens = reader.cached_tokens
+    record.cached_tiers = reader.cached_tiers
     if record.success and record.ttft == 0.0:
         record.ttft = record.latency
