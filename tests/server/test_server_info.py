@@ -119,7 +119,7 @@ def test_metrics_have_sglang_names_and_labels(server: Running) -> None:
     page = ask(server, "/metrics", method="GET").text
     found = {family.name: family for family in text_string_to_metric_families(page)}
     (running,) = found["sglang:num_running_reqs"].samples
-    assert running.labels == {"model_name": MODEL, "engine_type": "unified"}
+    assert running.labels["model_name"] == MODEL
     assert running.value == 1.0
     (prompt,) = found["sglang:prompt_tokens"].samples
     assert prompt.name == "sglang:prompt_tokens_total"
@@ -256,6 +256,36 @@ def test_the_document_in_the_repository_is_current(server: Running) -> None:
     """Regenerate with: python -m vivace.server.openapi > docs/openapi.json"""
     assert DOCUMENT.read_bytes() == document(ROUTES)
     assert ask(server, "/openapi.json", method="GET").json["openapi"] == "3.1.0"
+
+
+KEYED = {
+    (None, None): set(),
+    ("u", None): {"user", "admin"},
+    (None, "a"): {"admin"},
+    ("u", "a"): {"user", "admin"},
+}
+
+
+@pytest.mark.parametrize("keys", KEYED)
+def test_the_document_asks_for_a_key_where_the_server_does(
+    keys: tuple[str | None, str | None],
+) -> None:
+    user, admin = keys
+    with running_server(ServerSettings(api_key=user, admin_api_key=admin)) as server:
+        headers = {"Authorization": f"Bearer {user or admin}"}
+        whole = ask(server, "/openapi.json", method="GET", headers=headers).json
+        asks = {
+            (path, method)
+            for path, methods in whole["paths"].items()
+            for method, operation in methods.items()
+            if "security" in operation
+        }
+        assert {whole["paths"][p][m]["x-access"] for p, m in asks} == KEYED[keys]
+        assert ("securitySchemes" in whole["components"]) is bool(KEYED[keys])
+        for path, methods in whole["paths"].items():
+            for method in methods:
+                status = ask(server, path, method=method.upper()).status
+                assert (status == 401) is ((path, method) in asks), (path, method)
 
 
 def test_every_reference_of_the_document_resolves() -> None:

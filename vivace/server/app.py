@@ -9,7 +9,7 @@ from aiohttp import web
 from vivace.config import Config
 from vivace.frontend.frontend import Frontend
 from vivace.protocol.shared_memory import SharedMemory
-from vivace.server.auth import Keys
+from vivace.server.auth import Access, Keys
 from vivace.server.context import CONTEXT, Context
 from vivace.server.dispatch import bind, guard
 from vivace.server.http_metrics import HttpMetrics
@@ -39,17 +39,18 @@ def make_app(
 ) -> web.Application:
     """The application from plain settings; ValueError when the route table is incomplete."""
     check_routes(routes)
+    keys = Keys(settings.api_key, settings.admin_api_key)
     context = Context(
         frontend=frontend,
         settings=settings,
-        keys=Keys(settings.api_key, settings.admin_api_key),
+        keys=keys,
         http_metrics=http_metrics or HttpMetrics(),
         request_log=RequestLog(
             enabled=settings.log_requests,
             level=settings.log_requests_level,
             form=settings.log_requests_format,
         ),
-        document=document(routes),
+        document=document(routes, [access for access in Access if keys.needed_for(access)]),
     )
     prefixes = ("", settings.root_path) if settings.root_path else ("",)
     app = web.Application(middlewares=[guard(context)], client_max_size=0)

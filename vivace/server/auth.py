@@ -26,13 +26,15 @@ class Keys:
         self._user = _digest(api_key) if api_key else None
         self._admin = _digest(admin_api_key) if admin_api_key else None
 
+    def needed_for(self, access: Access) -> bool:
+        """Must a request for such a route carry a key?"""
+        return access is not Access.PUBLIC and bool(self._wanted(access))
+
     def check(self, request: web.Request, access: Access) -> None:
         """Raise Refusal 401 unless the request may use a route of this class."""
-        if access is Access.PUBLIC:
+        if not self.needed_for(access):
             return
         wanted = self._wanted(access)
-        if not wanted:
-            return
         given = _bearer(request.headers.getall("Authorization", []))
         if given is None:
             raise _unauthorized("send the key as 'Authorization: Bearer <key>'")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -17,8 +17,11 @@ REF = "#/components/schemas/{name}"
 PARAMETER = re.compile(r"\{(\w+)(?::[^}]*)?\}")
 
 
-def document(routes: Sequence[Route]) -> bytes:
-    """JSON of the document, indented; the same routes give the same bytes."""
+def document(routes: Sequence[Route], keyed: Container[Access] = ()) -> bytes:
+    """JSON of the document, indented; the same routes give the same bytes.
+
+    `keyed`: the kinds of access that need a key on this server.
+    """
     types = [ErrorBody, *structs(routes)]
     schemas, components = msgspec.json.schema_components(types, ref_template=REF)
     reference = dict(zip(types, schemas, strict=True))
@@ -26,8 +29,8 @@ def document(routes: Sequence[Route]) -> bytes:
     for route in routes:
         entry = paths.setdefault(PARAMETER.sub(r"{\1}", route.path), {})
         for method in route.methods:
-            entry[method.lower()] = operation(route, method, reference)
-    whole = {
+            entry[method.lower()] = operation(route, method, reference, keyed)
+    whole: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {
             "title": "Vivace",
@@ -35,11 +38,10 @@ def document(routes: Sequence[Route]) -> bytes:
             "description": "SGLang's native API and OpenAI's API. Unknown fields are ignored.",
         },
         "paths": dict(sorted(paths.items())),
-        "components": {
-            "schemas": dict(sorted(components.items())),
-            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
-        },
+        "components": {"schemas": dict(sorted(components.items()))},
     }
+    if any(route.auth in keyed for route in routes):
+        whole["components"]["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
     return msgspec.json.format(msgspec.json.encode(whole), indent=2) + b"\n"
 
 
@@ -49,7 +51,9 @@ def structs(routes: Iterable[Route]) -> list[Any]:
     return [kind for kind in dict.fromkeys(named) if kind is not None]
 
 
-def operation(route: Route, method: str, reference: dict[Any, Any]) -> dict[str, Any]:
+def operation(
+    route: Route, method: str, reference: dict[Any, Any], keyed: Container[Access]
+) -> dict[str, Any]:
     """One method of one path."""
     plain_path = PARAMETER.sub(r"\1", route.path)
     found: dict[str, Any] = {
@@ -58,7 +62,7 @@ def operation(route: Route, method: str, reference: dict[Any, Any]) -> dict[str,
         "x-access": str(route.auth),
         "responses": responses(route, reference),
     }
-    if route.auth is not Access.PUBLIC:
+    if route.auth in keyed:
         found["security"] = [{"bearer": []}]
     names = PARAMETER.findall(route.path)
     if names:
