@@ -35,16 +35,46 @@ def engine_parts(
     """An engine ready to run. Loads weights and sizes the KV pool, so it takes a while.
 
     `watched` wraps what runs the steps, for somebody who looks on."""
+    stages = StageTimes(report, time.monotonic)
     runner = with_fault(
-        build_runner(config, report), config.environment.get("VIVACE_TEST_FAULT", ""), epoch
+        build_runner(config, stages), config.environment.get("VIVACE_TEST_FAULT", ""), epoch
     )
     executor = InProcessExecutor(watched(runner) if watched is not None else runner)
     settings = settings_of(config, executor.capacity)
-    scheduler = Scheduler(settings, executor.capacity, time.monotonic)
+    scheduler = Scheduler(settings, executor.capacity, time.monotonic, stages.seconds())
     loop = Loop(
         scheduler, executor, mailbox, depth=settings.depth, epoch=epoch, clock=time.monotonic
     )
     return loop, executor.capacity
+
+
+class StageTimes:
+    """Passes progress on and notes how long each stage took, by names like loading_weights.
+
+    The time before a report belongs to its stage, unless that only begins (fraction 0).
+    """
+
+    def __init__(self, report: Report, clock: Callable[[], float]) -> None:
+        self._report = report
+        self._clock = clock
+        self._moment = clock()
+        self._stage = "beginning"
+        self._seconds: dict[str, float] = {}
+
+    def __call__(self, stage: str, fraction: float) -> None:
+        self._book(stage if fraction > 0 else self._stage)
+        self._stage = stage
+        self._report(stage, fraction)
+
+    def seconds(self) -> dict[str, float]:
+        """Of every stage up to now; their sum is the whole time."""
+        self._book(self._stage)
+        return self._seconds
+
+    def _book(self, stage: str) -> None:
+        name, now = stage.lower().replace(" ", "_"), self._clock()
+        self._seconds[name] = self._seconds.get(name, 0.0) + now - self._moment
+        self._moment = now
 
 
 def build_runner(config: Config, report: Report) -> Runner:

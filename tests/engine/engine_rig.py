@@ -116,6 +116,7 @@ class Rig:
         logprobs: LogprobOptions | None = None,
         resume: int = 0,
         rid: str | None = None,
+        log_metrics: bool = True,
         **sampling: object,
     ) -> Request:
         request = Request(
@@ -127,6 +128,7 @@ class Rig:
             cache_key=cache_key,
             stream=stream,
             logprobs=logprobs,
+            log_metrics=log_metrics,
             arrival=self.clock.now,
         )
         self.answers[key] = Answer(request)

@@ -11,8 +11,10 @@ from engine_rig import EOS, Rig
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vivace.assemble import StageTimes
 from vivace.engine.metrics import Distribution
 from vivace.engine.settings import EngineSettings
+from vivace.protocol.control import Histogram
 
 PREFILL = re.compile(
     r"Prefill batch, #new-seq: (\d+), #new-token: (\d+), #cached-token: (\d+), "
@@ -95,6 +97,7 @@ def test_latency_histograms_are_cumulative_and_complete() -> None:
         "e2e_request_latency_seconds": 3,
         "prompt_tokens_histogram": 3,
         "generation_tokens_histogram": 3,
+        "num_retractions": 3,
         "inter_token_latency_seconds": 15,
     }
     assert histograms.keys() == observed.keys()
@@ -104,6 +107,98 @@ def test_latency_histograms_are_cumulative_and_complete() -> None:
         assert histogram.counts == sorted(histogram.counts)
         assert histogram.bounds[-1] == math.inf
     assert histograms["generation_tokens_histogram"].total == 18
+
+
+def test_a_request_without_log_metrics_is_in_no_metric_of_requests() -> None:
+    """A mixed batch counts like a batch of the others alone; only the load shows all of it."""
+    alone, mixed = rig_with(), rig_with()
+    for key in range(4):
+        counted = key % 2 == 0
+        for rig in [alone, mixed] if counted else [mixed]:
+            rig.send(key, [key, 1, 2], 6, ignore_eos=True, log_metrics=counted)
+    mixed.turn(3)
+    assert mixed.scheduler.state().metrics.gauges["num_running_reqs"] == 4
+    mixed.send(9, [9, 9], 50, ignore_eos=True, log_metrics=False)
+    mixed.cancel(9)
+    alone.run()
+    mixed.run()
+    assert all(len(answer.tokens) == 6 for key, answer in mixed.answers.items() if key < 4)
+    wanted, found = (rig.scheduler.state().metrics for rig in (alone, mixed))
+    for name in REQUEST_COUNTERS:
+        assert found.counters[name] == wanted.counters[name], name
+    for name, histogram in wanted.histograms.items():
+        assert found.histograms[name].counts[-1] == histogram.counts[-1], name
+
+
+REQUEST_COUNTERS = (
+    "prompt_tokens_total",
+    "generation_tokens_total",
+    "cached_tokens_total",
+    "num_requests_total",
+    "num_aborted_requests_total",
+)
+
+
+def series_of(rig: Rig, name: str) -> dict[str, float | Histogram]:
+    """Values by their only label."""
+    found = rig.scheduler.state().metrics.series
+    return {value: one.value for one in found if one.name == name for value in one.labels.values()}
+
+
+def test_tokens_are_counted_when_they_are_computed() -> None:
+    rig = rig_with()
+    for _ in range(2):
+        rig.send(10 + len(rig.answers), [1, 2, 3, 4, 5], 6, ignore_eos=True)
+        rig.run()
+    assert series_of(rig, "realtime_tokens_total") == {
+        "prefill_compute": 6.0,
+        "prefill_cache": 4.0,
+        "decode": 12.0,
+    }
+
+
+def test_the_stages_of_a_request_add_up_to_its_latency() -> None:
+    rig = rig_with(rows=1)
+    for key in range(3):
+        rig.send(key, [key, 1, 2], 6, ignore_eos=True)
+    rig.run()
+    stages = series_of(rig, "per_stage_req_latency_seconds")
+    assert list(stages) == ["prefill_waiting", "prefill_forward", "decode_forward"]
+    found = [stage for stage in stages.values() if isinstance(stage, Histogram)]
+    whole = rig.scheduler.state().metrics.histograms["e2e_request_latency_seconds"]
+    assert [stage.counts[-1] for stage in found] == [3, 3, 3]
+    assert sum(stage.total for stage in found) == pytest.approx(whole.total)
+    assert found[0].total > 0
+
+
+def test_the_length_of_what_decodes() -> None:
+    rig = rig_with()
+    rig.send(1, [1, 2, 3], 50, ignore_eos=True)
+    rig.turn(4)
+    length = 3 + len(rig.answers[1].tokens)
+    assert rig.scheduler.state().metrics.gauges["decode_sum_seq_lens"] == length
+    rig.cancel(1)
+    rig.run()
+    assert rig.scheduler.state().metrics.gauges["decode_sum_seq_lens"] == 0
+
+
+def test_the_stages_of_the_start_add_up() -> None:
+    now = [0.0]
+    told: list[tuple[str, float]] = []
+    stages = StageTimes(lambda stage, fraction: told.append((stage, fraction)), lambda: now[0])
+    for moment, stage, fraction in (
+        (1.0, "Loading PyTorch", 0.0),
+        (3.0, "Loading weights", 0.5),
+        (4.0, "Loading weights", 1.0),
+        (5.0, "Sizing the KV pool", 0.0),
+        (7.0, "Sizing the KV pool", 1.0),
+    ):
+        now[0] = moment
+        stages(stage, fraction)
+    now[0] = 7.5
+    seconds = stages.seconds()
+    assert seconds == {"beginning": 1.0, "loading_weights": 4.0, "sizing_the_kv_pool": 2.5}
+    assert len(told) == 5
 
 
 def test_bucket_bounds_can_be_chosen() -> None:

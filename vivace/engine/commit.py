@@ -32,17 +32,20 @@ class Commit:
             sequence.tainted = True
             if sequence.state is State.RUNNING:
                 self._refuse(sequence, message)
-        fresh = self._book_chunks(flight, result, now, deltas)
-        moments = self._book_decodes(flight, result, now, deltas)
-        self._stats.committed(
-            fresh + len(moments), moments, len(flight.decodes), result.captured, now
-        )
+        counted, first = self._book_chunks(flight, result, now, deltas)
+        moments, following = self._book_decodes(flight, result, now, deltas)
+        self._stats.drew(first + following, counted + len(moments), moments, now)
+        if flight.decodes:
+            self._stats.decoded(result.captured, now)
 
     def _book_chunks(
         self, flight: Flight, result: StepResult, now: float, deltas: list[Delta]
-    ) -> int:
-        """Spans that may be longer than a token. Returns how many tokens were drawn."""
-        drawn_tokens = 0
+    ) -> tuple[int, int]:
+        """Spans that may be longer than a token.
+
+        Returns how many tokens were drawn: those that metrics count, and all.
+        """
+        counted = total = 0
         for index, sequence in enumerate(flight.chunks):
             sequence.computed += result.advanced[index]
             if sequence.state is not State.RUNNING:
@@ -53,12 +56,13 @@ class Commit:
                     sequence.prompt_logprobs += result.prompt_logprobs.get(index, ())
                 self._roster.pages.publish(sequence)
                 if drawn:
-                    drawn_tokens += len(drawn)
+                    total += len(drawn)
+                    counted += len(drawn) if sequence.log_metrics else 0
                     self._arrive(sequence, now)
                     self._accept(sequence, drawn, result, index, deltas)
             except Exception as error:
                 self._refuse(sequence, error)
-        return drawn_tokens
+        return counted, total
 
     def _arrive(self, sequence: Sequence, now: float) -> None:
         """All that was known is computed: from now on one token per step."""
@@ -70,9 +74,11 @@ class Commit:
 
     def _book_decodes(
         self, flight: Flight, result: StepResult, now: float, deltas: list[Delta]
-    ) -> list[float]:
-        """The hot path. Returns when each sequence that drew a token drew the one before."""
+    ) -> tuple[list[float], int]:
+        """The hot path. Returns how many tokens were drawn, and for those that metrics count when
+        their sequences drew the one before."""
         moments: list[float] = []
+        total = 0
         first = len(flight.chunks)
         running = State.RUNNING
         spans = zip(flight.decodes, result.advanced[first:], result.tokens[first:], strict=True)
@@ -80,7 +86,9 @@ class Commit:
             sequence.computed += advanced
             if sequence.state is not running:
                 continue
-            moments.append(sequence.token_time)
+            total += 1
+            if sequence.log_metrics:
+                moments.append(sequence.token_time)
             sequence.token_time = now
             try:
                 tokens = sequence.tokens
@@ -93,7 +101,7 @@ class Commit:
                     deltas.append(sequence.answer_one(drawn, length))
             except Exception as error:
                 self._refuse(sequence, error)
-        return moments
+        return moments, total
 
     def _accept(
         self,

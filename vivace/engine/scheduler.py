@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 
 from vivace.engine.admission import Admission
 from vivace.engine.batching import Batching
@@ -36,8 +37,13 @@ class Scheduler:
     """Turns requests into plans and results into deltas; owns all book-keeping of rows and KV."""
 
     def __init__(
-        self, settings: EngineSettings, capacity: Capacity, clock: Callable[[], float]
+        self,
+        settings: EngineSettings,
+        capacity: Capacity,
+        clock: Callable[[], float],
+        startup: Mapping[str, float] | None = None,
     ) -> None:
+        """`startup`: seconds of the stages of the engine's start, for the metrics."""
         self.settings = settings
         self.capacity = capacity
         self.draining = False
@@ -55,7 +61,7 @@ class Scheduler:
             WaitingQueue(order, settings.max_queued),
         )
         self._admission = Admission(settings, capacity.page_size)
-        self._stats = Stats(settings, self.load, clock())
+        self._stats = Stats(settings, self.load, clock(), startup or {})
         self._batching = Batching(
             settings, self._roster, self._admission, self._refuse, self._stats.retracted
         )
@@ -73,7 +79,7 @@ class Scheduler:
     def add(self, request: Request) -> list[Delta]:
         """A new request: it waits, or is answered at once (refused, or already complete)."""
         now = self._clock()
-        self._stats.received()
+        self._stats.received(request)
         refusal = self._gatekeeper.refusal(request, self._roster, self.draining)
         if refusal is not None:
             return [Delta(key=request.key, index=len(request.resumed), tokens=[], finish=refusal)]
@@ -219,7 +225,12 @@ class Scheduler:
             last_gen_throughput=stats.gen_throughput,
             steps=stats.steps,
             audit=self.audit(),
-            metrics=stats.metrics(self._admission.ratio, evicted),
+            metrics=stats.metrics(
+                ratio=self._admission.ratio,
+                evicted_tokens=evicted,
+                decoding_tokens=sum(len(s.tokens) for s in self._roster.decoding),
+                cpu_seconds=time.process_time(),
+            ),
             memory={
                 "weight": self.capacity.weight_bytes / 2**30,
                 "kvcache": self.capacity.kv_bytes / 2**30,

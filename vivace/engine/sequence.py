@@ -47,6 +47,7 @@ class Sequence:
         "key",
         "lease",
         "limit",
+        "log_metrics",
         "logprobs",
         "mentioned",
         "prefix",
@@ -120,6 +121,7 @@ class Sequence:
         """prompt log-probabilities are complete (or nobody wants them)"""
         self.prompt_logprobs: list[TokenLogprob] | None = None if self.prompt_scored else []
 
+        self.log_metrics = request.log_metrics
         self.arrival = request.arrival or now
         self.started = 0.0
         """when it first got a row"""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from vivace.engine.metrics import (
+    RETRACTIONS_OF_A_REQUEST,
     SECONDS_BETWEEN_TOKENS,
     SECONDS_IN_QUEUE,
     SECONDS_OF_A_REQUEST,
@@ -17,8 +18,9 @@ from vivace.engine.metrics import (
 from vivace.engine.sequence import Sequence
 from vivace.engine.settings import EngineSettings
 from vivace.engine.step_draft import Draft
-from vivace.protocol.control import Metrics
+from vivace.protocol.control import Metrics, Series
 from vivace.protocol.output import FINISH_ABORT, Finish
+from vivace.protocol.request import Request
 
 logger = logging.getLogger("vivace.engine")
 
@@ -33,6 +35,11 @@ _COUNTERS = (
     "num_retracted_output_tokens_total",
     "cuda_graph_passes_total",
 )
+
+MODES = ("prefill_compute", "prefill_cache", "decode")
+"""Tokens computed of prompts, found in the prefix cache, and drawn."""
+STAGES = ("prefill_waiting", "prefill_forward", "decode_forward")
+"""Of a request: until it gets a row, until its first token, until its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +64,9 @@ class Stats:
         settings: EngineSettings,
         load: Callable[[], Load],
         now: float,
+        startup: Mapping[str, float],
     ) -> None:
+        """`startup`: seconds of the stages of the engine's start."""
         self._load = load
         self._log_interval = settings.decode_log_interval
         self.steps = 0
@@ -73,6 +82,9 @@ class Stats:
         self._prefill_mark = now
         self._captured = False
         self._resting = True
+        self._startup = startup
+        self._realtime = dict.fromkeys(MODES, 0)
+        self._stages = {stage: Distribution(SECONDS_OF_A_REQUEST) for stage in STAGES}
         self._distributions = _distributions(settings)
         self._first_token = self._distributions["time_to_first_token_seconds"]
         self._between_tokens = self._distributions["inter_token_latency_seconds"]
@@ -90,8 +102,8 @@ class Stats:
         if not draft.chunks:
             return
         computed = draft.chunk_tokens
-        counters = self.counters
-        counters["cached_tokens_total"] += draft.cached
+        self._realtime["prefill_compute"] += computed
+        self._realtime["prefill_cache"] += draft.cached
         if computed + draft.cached:
             self.cache_hit_rate = draft.cached / (computed + draft.cached)
         seconds = max(now - self._prefill_mark, 1e-9)
@@ -110,27 +122,31 @@ class Stats:
     def started(self, sequence: Sequence, now: float) -> None:
         """A sequence computed its prompt for the first time and got its first token."""
         sequence.first_token = now
+        if not sequence.log_metrics:
+            return
         self._first_token.observe(max(0.0, now - sequence.arrival))
-        self._distributions["queue_time_seconds"].observe(
-            max(0.0, sequence.started - sequence.arrival)
-        )
+        waited = max(0.0, sequence.started - sequence.arrival)
+        self._distributions["queue_time_seconds"].observe(waited)
+        self._stages["prefill_waiting"].observe(waited)
+        self._stages["prefill_forward"].observe(now - sequence.started)
         self._distributions["prompt_tokens_histogram"].observe(sequence.prompt)
         self.counters["prompt_tokens_total"] += sequence.prompt
+        self.counters["cached_tokens_total"] += sequence.cached
 
-    def committed(
-        self, tokens: int, moments: list[float], decodes: int, captured: bool, now: float
-    ) -> None:
-        """A step landed with `tokens` new ones.
+    def drew(self, tokens: int, counted: int, moments: list[float], now: float) -> None:
+        """A step landed with `tokens` new ones; metrics of requests show `counted` of them.
 
-        `moments`: when each decoding sequence got its token before.
+        `moments`: when each decoding sequence got its token before, of those that are counted.
         """
         self.steps += 1
-        self.counters["generation_tokens_total"] += tokens
+        self.counters["generation_tokens_total"] += counted
         self._generated += tokens
+        self._realtime["decode"] += tokens
         if moments:
             self._between_tokens.observe_since(moments, now)
-        if not decodes:
-            return
+
+    def decoded(self, captured: bool, now: float) -> None:
+        """Some of the step's sequences were decoding."""
         self._captured = captured
         self.counters["cuda_graph_passes_total"] += captured
         self._decode_steps += 1
@@ -158,18 +174,26 @@ class Stats:
             *(sequence.request.rid, sequence.generated, sequence.limit - sequence.prompt),
         )
 
-    def received(self) -> None:
-        self.counters["num_requests_total"] += 1
+    def received(self, request: Request) -> None:
+        self.counters["num_requests_total"] += request.log_metrics
 
     def ended(self, sequence: Sequence, finish: Finish | None, now: float) -> None:
         """A request is over; None: the client had its answer already (stop string)."""
+        if not sequence.log_metrics:
+            return
         if finish is not None and finish.type == FINISH_ABORT:
             self.counters["num_aborted_requests_total"] += 1
             return
         self._distributions["e2e_request_latency_seconds"].observe(max(0.0, now - sequence.arrival))
         self._distributions["generation_tokens_histogram"].observe(sequence.generated)
+        self._distributions["num_retractions"].observe(sequence.retractions)
+        if sequence.first_token:
+            self._stages["decode_forward"].observe(max(0.0, now - sequence.first_token))
 
-    def metrics(self, ratio: float, evicted_tokens: int) -> Metrics:
+    def metrics(
+        self, *, ratio: float, evicted_tokens: int, decoding_tokens: int, cpu_seconds: float
+    ) -> Metrics:
+        """`decoding_tokens`: of the sequences that decode; `cpu_seconds`: of the process."""
         load = self._load()
         return Metrics(
             gauges={
@@ -183,6 +207,9 @@ class Stats:
                 "cache_hit_rate": self.cache_hit_rate,
                 "new_token_ratio": ratio,
                 "is_cuda_graph": float(self._captured),
+                "decode_sum_seq_lens": decoding_tokens,
+                "engine_startup_time": sum(self._startup.values()),
+                "engine_load_weights_time": self._startup.get("loading_weights", 0.0),
                 "num_retracted_reqs": self.counters["num_retracted_requests_total"],
             },
             counters={
@@ -192,6 +219,21 @@ class Stats:
             histograms={
                 name: distribution.snapshot() for name, distribution in self._distributions.items()
             },
+            series=[
+                *(
+                    Series("realtime_tokens_total", {"mode": mode}, float(count))
+                    for mode, count in self._realtime.items()
+                ),
+                *(
+                    Series("per_stage_req_latency_seconds", {"stage": stage}, found.snapshot())
+                    for stage, found in self._stages.items()
+                ),
+                *(
+                    Series("startup_latency_breakdown_seconds_max", {"context": stage}, seconds)
+                    for stage, seconds in self._startup.items()
+                ),
+                Series("process_cpu_seconds_total", {"component": "scheduler"}, cpu_seconds),
+            ],
         )
 
 
@@ -204,6 +246,7 @@ def _distributions(settings: EngineSettings) -> dict[str, Distribution]:
         "inter_token_latency_seconds": Distribution(between),
         "e2e_request_latency_seconds": Distribution(whole),
         "queue_time_seconds": Distribution(SECONDS_IN_QUEUE),
+        "num_retractions": Distribution(RETRACTIONS_OF_A_REQUEST),
         "prompt_tokens_histogram": Distribution(TOKENS_OF_A_REQUEST),
         "generation_tokens_histogram": Distribution(TOKENS_OF_A_REQUEST),
     }

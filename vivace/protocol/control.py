@@ -35,12 +35,21 @@ class Histogram(msgspec.Struct, frozen=True, array_like=True):
     total: float
 
 
+class Series(msgspec.Struct, frozen=True, array_like=True):
+    """One series of a metric with labels of its own. Names in `_total` count, others are gauges."""
+
+    name: str
+    labels: dict[str, str]
+    value: float | Histogram
+
+
 class Metrics(msgspec.Struct, kw_only=True):
     """Engine-side metrics by SGLang's names without the `sglang:` prefix (inventory B.7)."""
 
     gauges: dict[str, float] = {}
     counters: dict[str, float] = {}
     histograms: dict[str, Histogram] = {}
+    series: list[Series] = []
 
 
 class EngineState(msgspec.Struct, kw_only=True, tag="state"):

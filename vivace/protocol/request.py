@@ -61,6 +61,8 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, tag
     cache_key: str = ""
     arrival: float = 0.0
     stream: bool = False
+    log_metrics: bool = True
+    """False: counted in no metric of requests, tokens and latencies."""
     resumed: list[int] = []
     """Output tokens the client already has: after an engine restart a frontend sends its live
     requests again with this ledger, and generation goes on behind it (same seed, same tokens)."""

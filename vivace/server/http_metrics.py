@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator
 
@@ -15,6 +16,7 @@ METHODS = frozenset({"GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"}
 OTHER = "other"
 REQUESTS, RESPONSES, ACTIVE = "requests", "responses", "active"
 UNSERVED_MODEL, UNKNOWN_FIELD = "unserved_model", "unknown_field"
+CPU_MILLISECONDS = "cpu_milliseconds"
 
 
 class HttpMetrics:
@@ -31,12 +33,14 @@ class HttpMetrics:
         own = bytearray(COUNTER_BYTES) if memory is None else memory.counters(place)
         self._counters = Counters(own)
         self._counters.reset(ACTIVE)
+        self._cpu = 0
 
     def begin(self, endpoint: str | None, method: str) -> tuple[str, str]:
         """Count a request; `endpoint` is a path of the route table or None for anything else."""
         label = (endpoint or OTHER, method if method in METHODS else OTHER)
         self._counters.add((REQUESTS, *label))
         self._counters.add((ACTIVE, *label))
+        self._note_cpu()
         return label
 
     def end(self, label: tuple[str, str], status: int) -> None:
@@ -46,6 +50,11 @@ class HttpMetrics:
     def note(self, kind: str) -> None:
         """Count a request that asked for UNSERVED_MODEL, or brought an UNKNOWN_FIELD."""
         self._counters.add((kind,))
+
+    def _note_cpu(self) -> None:
+        spent = int(time.process_time() * 1000)
+        self._counters.add((CPU_MILLISECONDS,), spent - self._cpu)
+        self._cpu = spent
 
     def totals(self) -> Counter[Key]:
         """The sum over all processes; nothing is active in those that died."""
@@ -63,6 +72,14 @@ class HttpMetrics:
     def families(self, names: list[str], values: list[str]) -> Iterator[Metric]:
         """Prometheus families; `names` and `values` are the labels every metric carries."""
         place = ["endpoint", "method"]
+        totals = self.totals()
+        cpu = CounterMetricFamily(
+            "sglang:process_cpu_seconds",
+            "Process cpu seconds.",
+            labels=[*names, "component"],
+        )
+        cpu.add_metric([*values, "tokenizer"], totals.pop((CPU_MILLISECONDS,), 0) / 1000)
+        yield cpu
         found = {
             REQUESTS: CounterMetricFamily(
                 "sglang:http_requests",
@@ -90,6 +107,6 @@ class HttpMetrics:
                 labels=[*names, *place],
             ),
         }
-        for (kind, *labels), count in self.totals().items():
+        for (kind, *labels), count in totals.items():
             found[kind].add_metric([*values, *labels], count)
         yield from found.values()

@@ -16,14 +16,15 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from vivace.protocol.control import Histogram, Metrics
+from vivace.protocol.control import Histogram, Metrics, Series
 from vivace.server.context import Context
 from vivace.server.errors import Refusal
 from vivace.server.state import engine_state
 
 PREFIX = "sglang:"
-LABELS = ["model_name", "engine_type"]
 ENGINE_TYPE = "unified"
+RANKS = {"tp_rank": "0", "pp_rank": "0", "dp_rank": "0"}
+"""The one engine; the HTTP layer has no rank."""
 
 
 async def metrics(context: Context, _request: web.Request, _body: bytes) -> web.Response:
@@ -31,13 +32,12 @@ async def metrics(context: Context, _request: web.Request, _body: bytes) -> web.
     if not context.settings.metrics:
         raise Refusal(404, "metrics are off; start the server with --enable-metrics")
     state = await engine_state(context)
-    values = [context.served.name, ENGINE_TYPE]
-    page = exposition(
-        [
-            *families(state.metrics, values),
-            *context.http_metrics.families(LABELS, values),
-        ]
-    )
+    labels = {"model_name": context.served.name, "engine_type": ENGINE_TYPE}
+    found = [
+        *families([*series(state.metrics), *cache_config(context)], {**labels, **RANKS}),
+        *context.http_metrics.families(list(labels), list(labels.values())),
+    ]
+    page = exposition(found)
     return web.Response(body=page, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
@@ -52,27 +52,50 @@ class Scrape(Collector):
 
 
 def exposition(found: list[Metric]) -> bytes:
-    """Prometheus text of metric families; the first of two with one name wins."""
-    unique = {metric.name: metric for metric in reversed(found)}
+    """Prometheus text of metric families; those with one name become one."""
+    unique: dict[str, Metric] = {}
+    for metric in found:
+        first = unique.setdefault(metric.name, metric)
+        if first is not metric:
+            first.samples += metric.samples
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Scrape([unique[name] for name in sorted(unique)]))
     return generate_latest(registry)
 
 
-def families(metrics: Metrics, values: list[str]) -> Iterator[Metric]:
-    """Families of a `Metrics` message; `values` are those of LABELS."""
-    for name, value in metrics.gauges.items():
-        gauge = GaugeMetricFamily(PREFIX + name, describe(name), labels=LABELS)
-        gauge.add_metric(values, value)
-        yield gauge
-    for name, value in metrics.counters.items():
-        counter = CounterMetricFamily(PREFIX + name, describe(name), labels=LABELS)
-        counter.add_metric(values, value)
-        yield counter
-    for name, histogram in metrics.histograms.items():
-        family = HistogramMetricFamily(PREFIX + name, describe(name), labels=LABELS)
-        family.add_metric(values, buckets(histogram), histogram.total)
-        yield family
+def series(metrics: Metrics) -> Iterator[Series]:
+    """Everything the engine measures."""
+    for group in (metrics.gauges, metrics.counters, metrics.histograms):
+        for name, value in group.items():
+            yield Series(name, {}, value)
+    yield from metrics.series
+
+
+def cache_config(context: Context) -> Iterator[Series]:
+    capacity = context.frontend.capacity
+    if capacity is not None:
+        sizes = {"page_size": str(capacity.page_size), "num_pages": str(capacity.pages)}
+        yield Series("cache_config_info", sizes, 1.0)
+
+
+def families(found: Iterable[Series], labels: dict[str, str]) -> Iterator[Metric]:
+    """One family per series; `labels` are put on all of them."""
+    for one in found:
+        name, value = PREFIX + one.name, one.value
+        every = {**labels, **one.labels}
+        names, values = list(every), list(every.values())
+        if isinstance(value, Histogram):
+            histogram = HistogramMetricFamily(name, describe(one.name), labels=names)
+            histogram.add_metric(values, buckets(value), value.total)
+            yield histogram
+        elif name.endswith("_total"):
+            counter = CounterMetricFamily(name, describe(one.name), labels=names)
+            counter.add_metric(values, value)
+            yield counter
+        else:
+            gauge = GaugeMetricFamily(name, describe(one.name), labels=names)
+            gauge.add_metric(values, value)
+            yield gauge
 
 
 def buckets(histogram: Histogram) -> list[tuple[str, float]]:
