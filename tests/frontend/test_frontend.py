@@ -45,7 +45,7 @@ def test_one_answer() -> None:
     edge.feed(delta(request, 2, "!", retractions=1), delta(request, 3, [END], finish=LENGTH))
     assert (sink.text, sink.tokens) == ("é!", [*ids("é!"), END])
     assert sink.pieces[0].timings == {"queue": 0.5}
-    assert sink.last.timings == {"queue": 0.5, "first": 2.0, "e2e": 2.0}
+    assert sink.last.timings == {"sent": 0.0, "queue": 0.5, "first": 2.0, "e2e": 2.0}
     last = sink.last
     assert (last.prompt_tokens, last.completion_tokens, last.cached_tokens) == (2, 4, 1)
     assert last.finish == LENGTH and last.retractions == 1

@@ -12,7 +12,7 @@ from typing import Any
 
 import aiohttp
 from tokenizers import Tokenizer as Core
-from tokenizers import decoders, models, pre_tokenizers
+from tokenizers import decoders, models, pre_tokenizers, processors
 
 from vivace.frontend.chat_template import ChatTemplate, TemplateSet
 from vivace.frontend.frontend import Frontend
@@ -47,14 +47,18 @@ TEMPLATE = (
 )
 
 
-def make_tokenizer() -> Tokenizer:
-    """Every byte is a token; 256 ends, 257 begins."""
+def make_tokenizer(template: str = TEMPLATE, *, begin: bool = False) -> Tokenizer:
+    """Every byte is a token; 256 ends, 257 begins (every text, with `begin`)."""
     alphabet = byte_alphabet()
     core = Core(models.BPE(vocab=alphabet, merges=[]))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     core.decoder = decoders.ByteLevel()
     core.add_special_tokens(["<eos>", "<bos>"])
-    chat = ChatTemplate(TemplateSet(sources={"default": TEMPLATE}))
+    if begin:
+        core.post_processor = processors.TemplateProcessing(
+            single="<bos> $A", special_tokens=[("<bos>", BOS)]
+        )
+    chat = ChatTemplate(TemplateSet(sources={"default": template}))
     return Tokenizer(core, eos_ids=[EOS], bos_id=BOS, chat=chat)
 
 
@@ -260,7 +264,7 @@ def running_server(
     engine: ScriptedEngine | None = None,
     *,
     ready: bool = True,
-    tokenizer: bool = True,
+    tokenizer: Tokenizer | bool = True,
     **served: Any,
 ) -> Iterator[Running]:
     """Start a server on a free port; stop it at the end."""
@@ -279,7 +283,9 @@ def running_server(
             **served,
         }
     )
-    frontend = Frontend(model, make_tokenizer() if tokenizer else None, engine.send)
+    if isinstance(tokenizer, bool):
+        tokenizer = make_tokenizer() if tokenizer else None  # type: ignore[assignment]
+    frontend = Frontend(model, tokenizer, engine.send)  # type: ignore[arg-type]
     engine.frontend = frontend
     sock = socket.create_server(("127.0.0.1", 0))
     port = sock.getsockname()[1]

@@ -24,7 +24,7 @@ def restored():
 def one_line(*targets: str) -> None:
     add_targets(targets)
     request = Request(key=1, rid="r1", tokens=[1, 2], sampling=SamplingParams())
-    RequestLog(enabled=True, level=0, form="text").received("/generate", [request])
+    RequestLog(enabled=True, level=0, form="text").received("/generate", [request], None)
 
 
 def test_a_directory_gets_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -117,21 +117,6 @@ def test_prompt_ids_are_echoed_on_request(server: Running) -> None:
     assert ask(server, "/generate", body).json["meta_info"]["prompt_token_ids"] == [97, 98]
 
 
-def test_harmless_fields_are_accepted(server: Running) -> None:
-    body = {
-        "text": "x",
-        "sampling_params": GREEDY,
-        "log_metrics": False,
-        "no_logs": True,
-        "routing_key": "k",
-        "conversation_id": "c",
-        "custom_labels": {"a": "b"},
-        "modalities": ["image"],
-        "something_new": {"deep": [1]},
-    }
-    assert ask(server, "/generate", body).status == 200
-
-
 def test_cache_salt_and_extra_key_isolate_without_collisions(server: Running) -> None:
     pairs = [("ab", "c"), ("a", "bc"), (None, "abc"), ("abc", None), (None, None)]
     for salt, extra in pairs:

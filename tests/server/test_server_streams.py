@@ -415,7 +415,7 @@ def encoder_of(kind: str, request: Request) -> Any:
     if kind == "completion":
         return CompletionChunks(shape(), 0)
     disjoint = kind == "native news"
-    answer = NativeAnswer(request, disjoint=disjoint)
+    answer = NativeAnswer(request, disjoint=disjoint, wall=lambda: 0.0)
     return NativeEvents(request, answer, disjoint=disjoint, prompt_ids=False)
 
 

@@ -142,6 +142,7 @@ class Frontend:
         priority: int | None = None,
         cache_key: str = "",
         stream: bool = False,
+        log_metrics: bool = True,
         arrival: float | None = None,
     ) -> Request:
         """A request with its own key, within every limit; BadRequest names what is wrong."""
@@ -161,6 +162,7 @@ class Frontend:
             cache_key=cache_key,
             arrival=self._clock() if arrival is None else arrival,
             stream=stream,
+            log_metrics=log_metrics,
         )
 
     def start(self, request: Request, sink: Sink) -> None:

@@ -35,6 +35,7 @@ class Live:
         "_prompt_logprobs_shown",
         "_queue",
         "_retractions",
+        "_sent",
         "_stops",
         "attempts",
         "ledger",
@@ -67,6 +68,7 @@ class Live:
         self._offer = sink.offer if plain and isinstance(sink, TextSink) else None
         self._cached = 0
         self._retractions = 0
+        self._sent = clock() - request.arrival
         self._queue = 0.0
         self._first = 0.0
         self._prompt_logprobs_shown = False
@@ -241,6 +243,7 @@ class Live:
 
     def _final_timings(self) -> dict[str, float]:
         return {
+            "sent": self._sent,
             "queue": self._queue,
             "first": self._first,
             "e2e": self._clock() - self.request.arrival,

@@ -3,6 +3,7 @@ offline API."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,12 +31,14 @@ class NativeAnswer:
         index: int | None = None,
         token_text: TokenText | None = None,
         disjoint: bool = False,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self._request = request
         self._weight_version = weight_version
         self._index = index
         self._token_text = token_text
         self._disjoint = disjoint
+        self._wall = wall
         self._texts: list[str] = []
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
@@ -99,13 +102,14 @@ class NativeAnswer:
             "finish_reason": finish_reason(piece.finish),
             "prompt_tokens": piece.prompt_tokens,
             "weight_version": self._weight_version,
+            "dp_rank": 0,
             "num_retractions": piece.retractions,
             "completion_tokens": piece.completion_tokens,
             "cached_tokens": piece.cached_tokens,
+            "cached_tokens_details": {"device": piece.cached_tokens, "host": 0},
         }
         if piece.finish is not None and piece.timings:
-            meta["e2e_latency"] = piece.timings.get("e2e", 0.0)
-            meta["queue_time"] = piece.timings.get("queue", 0.0)
+            meta |= times(piece.timings, piece.completion_tokens, self._wall())
         return meta
 
     def _logprob_fields(
@@ -136,6 +140,28 @@ class NativeAnswer:
 
     def _text(self, token: int) -> str | None:
         return self._token_text(token) if self._token_text is not None else None
+
+
+def times(timings: dict[str, float], tokens: int, now: float) -> dict[str, float]:
+    """meta_info of a finished answer. Durations in seconds, `..._ts` in Unix time (`now`).
+
+    The engine sends the first token when the prompt is computed.
+    """
+    whole, queue = timings.get("e2e", 0.0), timings.get("queue", 0.0)
+    first = timings.get("first") or whole
+    received = now - whole
+    decoding = whole - first
+    return {
+        "e2e_latency": whole,
+        "queue_time": queue,
+        "inference_time": max(0.0, whole - queue),
+        "decode_throughput": (tokens - 1) / decoding if tokens > 1 and decoding > 0 else 0.0,
+        "request_received_ts": received,
+        "request_sent_to_scheduler_ts": received + timings.get("sent", 0.0),
+        "prefill_finished_ts": received + first,
+        "decode_finished_ts": now,
+        "response_sent_to_client_ts": now,
+    }
 
 
 def finish_reason(finish: Finish | None) -> dict[str, Any] | None:

@@ -14,7 +14,8 @@ class Piece(msgspec.Struct, omit_defaults=True, kw_only=True):
 
     The counts are totals so far. `prompt_logprobs` comes once; `logprobs` has one entry per token
     of `tokens`. `timings`, in seconds: "queue" (arrival to first step), with the last piece also
-    "e2e" (arrival to finish), "first" (arrival to first token).
+    "sent" (arrival to the engine's turn), "first" (arrival to first token), "e2e" (arrival to
+    finish).
     """
 
     text: str

@@ -12,7 +12,7 @@ from vivace.frontend.fields import kind_of
 from vivace.frontend.frontend import Frontend
 from vivace.server.asks import Ask, asks_of
 from vivace.server.fields import refuse_unsupported, validation_error
-from vivace.server.schema import REFUSED, GenerateRequest
+from vivace.server.schema import HARMLESS, REFUSED, GenerateRequest
 
 
 class Asked(TypedDict, total=False):
@@ -32,14 +32,8 @@ class Asked(TypedDict, total=False):
     cache_salt: str | list[str] | None
 
 
-MEDIA = "the served models read text only"
 UNAVAILABLE = {
-    "mm_hashes": MEDIA,
-    "mm_content_hashes": MEDIA,
-    "require_reasoning": "structured output is not available in this version of Vivace",
-    "routed_experts_start_len": "routed experts are not available in this version of Vivace",
     "kv_router_hint": "there is no KV store beside the engine's own",
-    "external_trace_header": "tracing is not available in this version of Vivace",
 }
 """arguments of SGLang's Engine that no field of /generate stands for"""
 
@@ -60,7 +54,7 @@ def read_call(settings: Any, arguments: Mapping[str, Any]) -> GenerateRequest:
         call = msgspec.convert({**fields, "sampling_params": settings}, GenerateRequest)
     except msgspec.ValidationError as error:
         raise validation_error(str(error)) from None
-    refuse_unsupported(call, REFUSED)
+    refuse_unsupported(call, REFUSED, HARMLESS)
     return call
 
 

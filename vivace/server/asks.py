@@ -32,6 +32,7 @@ class Ask:
     logprobs: Mapping[str, Any] = field(default_factory=dict)
     priority: int | None = None
     cache_key: str = ""
+    log_metrics: bool = True
 
 
 def expand(
@@ -63,6 +64,7 @@ def requests_of(frontend: Frontend, ask: Ask, *, stream: bool, arrival: float) -
             logprobs=logprobs,
             priority=ask.priority,
             cache_key=ask.cache_key,
+            log_metrics=ask.log_metrics,
             stream=stream,
             arrival=arrival,
         )
@@ -101,6 +103,7 @@ def ask_of(asked: GenerateRequest, tokens: list[int], index: int, count: int, pl
         },
         priority=asked.priority,
         cache_key=cache_key(own("extra_key"), own("cache_salt")),
+        log_metrics=asked.log_metrics,
     )
 
 

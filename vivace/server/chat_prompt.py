@@ -8,7 +8,8 @@ import msgspec
 
 from vivace.frontend.errors import BadRequest
 from vivace.server.context import Context
-from vivace.server.schema import Message
+from vivace.server.fields import refuse_unsupported
+from vivace.server.schema import MESSAGE_REFUSED, Message
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 SPEAKERS_WITHOUT_TEXT = ("assistant", "tool", "function")
@@ -56,6 +57,7 @@ def turn(message: Message, field: str) -> dict[str, Any]:
     """A message as templates expect it."""
     if message.role not in ROLES:
         raise BadRequest(f"{field}.role", f"must be one of {', '.join(ROLES)}")
+    refuse_unsupported(message, MESSAGE_REFUSED, place=f"{field}.")
     shaped: dict[str, Any] = {"role": message.role, "content": content(message, field)}
     for name in ("name", "tool_call_id", "reasoning_content"):
         value = getattr(message, name)

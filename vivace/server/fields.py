@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from vivace.frontend.errors import BadRequest
@@ -23,8 +24,20 @@ def validation_error(text: str) -> BadRequest:
     return BadRequest(field or "body", reason)
 
 
-def refuse_unsupported(request: Any, reasons: dict[str, str]) -> None:
-    """BadRequest for the first field of `reasons` that is set: nothing is silently ignored."""
+def refuse_unsupported(
+    request: Any,
+    reasons: Mapping[str, str],
+    harmless: Mapping[str, tuple[Any, ...]] | None = None,
+    *,
+    place: str = "",
+) -> None:
+    """BadRequest for the first field of `reasons` that is set: nothing is silently ignored.
+
+    Empty values, lists of them and `harmless` values ask for what happens anyway. `place` stands
+    before the field's name.
+    """
     for field, reason in reasons.items():
-        if getattr(request, field):
-            raise BadRequest(field, reason)
+        value = getattr(request, field)
+        asked = any(value) if isinstance(value, list) else value
+        if asked and value not in (harmless or {}).get(field, ()):
+            raise BadRequest(place + field, reason)

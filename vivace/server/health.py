@@ -30,6 +30,7 @@ async def health_generate(context: Context, _request: web.Request, _body: bytes)
         [probe_token(context)],
         SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True),
         rid=new_id("HEALTH_CHECK"),
+        log_metrics=False,
         arrival=time.monotonic(),
     )
     try:

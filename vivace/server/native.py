@@ -32,7 +32,7 @@ async def generate(context: Context, http: web.Request, body: bytes) -> web.Stre
     quiet = asked.no_logs
     if not quiet:
         text = asked.text if isinstance(asked.text, str) else None
-        context.request_log.received(http.path, requests, text)
+        context.request_log.received(http.path, requests, asked, text)
     answers = [
         answer_of(context, asked, request, index if several else None)
         for index, request in enumerate(requests)

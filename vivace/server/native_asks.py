@@ -9,12 +9,12 @@ from vivace.frontend.errors import BadRequest
 from vivace.server.asks import Ask, asks_of
 from vivace.server.context import Context
 from vivace.server.fields import refuse_unsupported
-from vivace.server.schema import REFUSED, GenerateRequest
+from vivace.server.schema import HARMLESS, REFUSED, GenerateRequest
 
 
 async def read_asks(context: Context, asked: GenerateRequest) -> tuple[list[Ask], bool]:
     """(one ask per prompt, whether the prompts came as a list)."""
-    refuse_unsupported(asked, REFUSED)
+    refuse_unsupported(asked, REFUSED, HARMLESS)
     prompts, batch, field = await read_prompts(context, asked)
     return asks_of(asked, prompts, batch, field), batch
 

@@ -18,6 +18,8 @@ log = logging.getLogger("vivace.requests")
 LEVELS = range(4)
 FORMATS = ("text", "json")
 FILE_NAME = "requests.log"
+NAMES = ("user", "safety_identifier", "prompt_cache_key", "conversation_id", "routing_key")
+"""Fields of requests by which clients find their lines again; nothing else reads them."""
 EXCERPT = 2048
 """Characters (or ids) of input and output shown at level 2."""
 
@@ -49,16 +51,20 @@ class RequestLog:
         self.level = level
         self.form = form
 
-    def received(self, endpoint: str, requests: list[Request], text: str | None = None) -> None:
+    def received(
+        self, endpoint: str, requests: list[Request], asked: object, text: str | None = None
+    ) -> None:
         """Log what was asked; `text` is the prompt when it came as text."""
         if not self.enabled:
             return
+        names = {name: getattr(asked, name, None) for name in NAMES}
         for request in requests:
             facts: dict[str, Any] = {
                 "rid": request.rid,
                 "endpoint": endpoint,
                 "prompt_tokens": len(request.tokens),
                 "stream": request.stream,
+                **{name: self._excerpt(value) for name, value in names.items() if value},
             }
             if self.level >= 1:
                 facts["sampling_params"] = msgspec.to_builtins(request.sampling)

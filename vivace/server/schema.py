@@ -27,20 +27,38 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     extra_key: str | list[str] | None = None
     cache_salt: str | list[str] | None = None
     no_logs: bool = False
-    # Accepted without effect: they steer machinery outside one engine.
     log_metrics: bool = True
-    modalities: list[Any] | None = None
+    """False: counted in no metric of requests, their tokens and their latencies."""
     routing_key: str | None = None
+    """For the request log: one engine is the same for every key."""
     conversation_id: str | None = None
-    custom_labels: dict[str, str] | None = None
-    external_trace_header: dict[str, Any] | None = None
-    received_time: float | None = None
-    kv_hints: Any = None
+    """For the request log."""
     # Refused with a reason when set (REFUSED).
+    modalities: Any = None
+    custom_labels: Any = None
+    external_trace_header: Any = None
+    received_time: Any = None
+    kv_hints: Any = None
+    background: Any = None
+    require_reasoning: Any = None
+    http_worker_ipc: Any = None
     input_embeds: Any = None
     image_data: Any = None
     video_data: Any = None
     audio_data: Any = None
+    mm_hashes: Any = None
+    mm_content_hashes: Any = None
+    use_audio_in_video: Any = None
+    video_config: Any = None
+    images_config: Any = None
+    mm_processor_kwargs: Any = None
+    max_dynamic_patch: Any = None
+    min_dynamic_patch: Any = None
+    image_max_dynamic_patch: Any = None
+    video_max_dynamic_patch: Any = None
+    need_wait_for_mm_inputs: Any = None
+    num_items_assigned: Any = None
+    encoder_urls: Any = None
     session_id: Any = None
     session_params: Any = None
     lora_path: Any = None
@@ -48,18 +66,22 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     custom_logit_processor: Any = None
     return_hidden_states: Any = None
     return_routed_experts: Any = None
+    routed_experts_start_len: Any = None
     return_indexer_topk: Any = None
     return_sampling_mask: Any = None
+    sampling_logprobs_mode: Any = None
     return_entropy: Any = None
     return_bytes: Any = None
     return_flat_raw_top_logprobs: Any = None
     return_flat_raw_output_top_logprobs: Any = None
+    return_flat_raw_top_logprobs_b64: Any = None
     positional_embed_overrides: Any = None
     watermark: Any = None
     bootstrap_host: Any = None
     bootstrap_port: Any = None
     bootstrap_room: Any = None
     bootstrap_pair_key: Any = None
+    decode_tp_size: Any = None
     routed_dp_rank: int | None = None
     data_parallel_rank: int | None = None
     disagg_prefill_dp_rank: int | None = None
@@ -76,11 +98,35 @@ NO_DISAGGREGATION = "this server runs prefill and decode together; remove the fi
 NO_EXPERTS = "the served model has no routed experts to report"
 NO_GRAMMAR = "structured output is not available in this server; remove the field"
 
+NO_MASK = "sampling masks are not available from this server"
+NO_FLAT_LOGPROBS = "use top_logprobs_num instead"
+
 REFUSED: dict[str, str] = {
+    "modalities": TEXT_ONLY,
+    "custom_labels": "metrics take no labels from requests in this server",
+    "external_trace_header": "requests are not traced; the request log takes a conversation_id",
+    "received_time": "times are measured from the arrival at this server",
+    "kv_hints": "the prefix cache takes no hints",
+    "background": "there are no background requests; use priority",
+    "require_reasoning": "structured output is not available in this server; remove the field",
+    "http_worker_ipc": "the field is internal to SGLang's processes",
     "input_embeds": "embeddings as input are not available; send text or input_ids",
     "image_data": TEXT_ONLY,
     "video_data": TEXT_ONLY,
     "audio_data": TEXT_ONLY,
+    "mm_hashes": TEXT_ONLY,
+    "mm_content_hashes": TEXT_ONLY,
+    "use_audio_in_video": TEXT_ONLY,
+    "video_config": TEXT_ONLY,
+    "images_config": TEXT_ONLY,
+    "mm_processor_kwargs": TEXT_ONLY,
+    "max_dynamic_patch": TEXT_ONLY,
+    "min_dynamic_patch": TEXT_ONLY,
+    "image_max_dynamic_patch": TEXT_ONLY,
+    "video_max_dynamic_patch": TEXT_ONLY,
+    "need_wait_for_mm_inputs": TEXT_ONLY,
+    "num_items_assigned": TEXT_ONLY,
+    "encoder_urls": TEXT_ONLY,
     "session_id": NO_SESSIONS,
     "session_params": NO_SESSIONS,
     "lora_path": NO_LORA,
@@ -88,18 +134,22 @@ REFUSED: dict[str, str] = {
     "custom_logit_processor": NO_PROCESSORS,
     "return_hidden_states": "hidden states are not available from this server",
     "return_routed_experts": NO_EXPERTS,
+    "routed_experts_start_len": NO_EXPERTS,
     "return_indexer_topk": "the served model has no sparse-attention indexer",
-    "return_sampling_mask": "sampling masks are not available from this server",
+    "return_sampling_mask": NO_MASK,
+    "sampling_logprobs_mode": NO_MASK,
     "return_entropy": "entropies are not available; use top_logprobs_num",
     "return_bytes": "raw bytes are not available; use output_ids",
-    "return_flat_raw_top_logprobs": "use top_logprobs_num instead",
-    "return_flat_raw_output_top_logprobs": "use top_logprobs_num instead",
+    "return_flat_raw_top_logprobs": NO_FLAT_LOGPROBS,
+    "return_flat_raw_output_top_logprobs": NO_FLAT_LOGPROBS,
+    "return_flat_raw_top_logprobs_b64": NO_FLAT_LOGPROBS,
     "positional_embed_overrides": "embedding overrides are not available",
     "watermark": "watermarking is not available",
     "bootstrap_host": NO_DISAGGREGATION,
     "bootstrap_port": NO_DISAGGREGATION,
     "bootstrap_room": NO_DISAGGREGATION,
     "bootstrap_pair_key": NO_DISAGGREGATION,
+    "decode_tp_size": NO_DISAGGREGATION,
     "routed_dp_rank": "there is one data-parallel rank, 0",
     "data_parallel_rank": "there is one data-parallel rank, 0",
     "disagg_prefill_dp_rank": NO_DISAGGREGATION,
@@ -107,6 +157,9 @@ REFUSED: dict[str, str] = {
     "multi_item_delimiter_indices": "multi-item scoring is not available",
     "token_indices_to_pool": "pooling is not available for a generation model",
 }
+
+HARMLESS: dict[str, tuple[Any, ...]] = {"modalities": (["text"],)}
+"""Values of refused fields that ask for what happens anyway."""
 
 
 class AbortRequest(msgspec.Struct, kw_only=True):
@@ -143,6 +196,17 @@ class Message(msgspec.Struct, kw_only=True, omit_defaults=True):
     tool_call_id: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     reasoning_content: str | None = None
+    # Refused with a reason when set (MESSAGE_REFUSED).
+    function_call: Any = None
+    refusal: Any = None
+    audio: Any = None
+
+
+MESSAGE_REFUSED: dict[str, str] = {
+    "function_call": "send tool_calls instead",
+    "refusal": "send the text as content",
+    "audio": TEXT_ONLY,
+}
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
@@ -152,6 +216,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     prompt: str | list[str] | None = None
     messages: list[Message] | None = None
     tools: Any = None
+    tool_choice: Any = None
     add_special_tokens: bool = True
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
@@ -187,8 +252,23 @@ class GenerateMeta(msgspec.Struct, kw_only=True):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    cached_tokens_details: dict[str, int]
+    """By tier: device, host."""
     weight_version: str
+    dp_rank: int
+    num_retractions: int
+    # With the end of an answer: seconds, and Unix times (`_ts`).
     e2e_latency: float | None = None
+    queue_time: float | None = None
+    inference_time: float | None = None
+    decode_throughput: float | None = None
+    """Tokens per second behind the first one."""
+    request_received_ts: float | None = None
+    request_sent_to_scheduler_ts: float | None = None
+    prefill_finished_ts: float | None = None
+    decode_finished_ts: float | None = None
+    response_sent_to_client_ts: float | None = None
+    prompt_token_ids: list[int] | None = None
     input_token_logprobs: list[Any] | None = None
     output_token_logprobs: list[Any] | None = None
     input_top_logprobs: list[Any] | None = None

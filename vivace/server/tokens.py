@@ -7,18 +7,24 @@ import asyncio
 from aiohttp import web
 
 from vivace.frontend.errors import BadRequest
-from vivace.server.body import Reader
+from vivace.server.body import Reader, refuse_unsupported
 from vivace.server.chat_prompt import chat_text
 from vivace.server.context import Context
 from vivace.server.errors import json_response
 from vivace.server.ids import checked_ids
-from vivace.server.openai.asking import check_model
-from vivace.server.openai.schema import NO_TOOLS
+from vivace.server.openai.asking import check_model, check_tools
 from vivace.server.schema import (
     DetokenizeRequest,
     DetokenizeResponse,
     TokenizeRequest,
     TokenizeResponse,
+)
+
+OF_CONVERSATIONS = (
+    "add_generation_prompt",
+    "continue_final_message",
+    "reasoning_effort",
+    "chat_template_kwargs",
 )
 
 TOKENIZE = Reader(TokenizeRequest)
@@ -29,10 +35,11 @@ async def tokenize(context: Context, _request: web.Request, body: bytes) -> web.
     """Ids of a prompt, of many prompts, or of a conversation."""
     asked = TOKENIZE.read(context, body)
     check_model(context, asked.model)
-    if asked.tools:
-        raise BadRequest("tools", NO_TOOLS)
+    check_tools(asked)
     if (asked.prompt is None) == (asked.messages is None):
         raise BadRequest("prompt", "give exactly one of prompt and messages")
+    if asked.prompt is not None:
+        refuse_unsupported(asked, dict.fromkeys(OF_CONVERSATIONS, "goes with messages only"))
     context.tokenizer("prompt")
     if isinstance(asked.prompt, list):
         found = await asyncio.gather(*(encode(context, asked, text) for text in asked.prompt))

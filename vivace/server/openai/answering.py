@@ -16,7 +16,7 @@ from vivace.server.errors import json_response
 from vivace.server.jobs import complete
 from vivace.server.openai.chunks import Shape
 from vivace.server.openai.schema import ChatAnswer, Choice, CompletionAnswer, SamplingFields
-from vivace.server.openai.usage import Tally
+from vivace.server.openai.usage import Tally, sglext
 from vivace.server.sse import Encode
 from vivace.server.streaming import stream
 
@@ -34,6 +34,7 @@ class Form:
     chunks: Callable[[Shape, int], Encode]
     choice: Callable[[int, Piece], Choice]
     answer: type[ChatAnswer] | type[CompletionAnswer]
+    service_tier: str | None = None
 
 
 async def answer(
@@ -64,6 +65,8 @@ async def answer(
             continuous_usage=bool(options and options.continuous_usage_stats),
             token_ids=asked.return_token_ids,
             logprobs=form.logprobs,
+            cached_details=asked.return_cached_tokens_details,
+            service_tier=form.service_tier,
         )
         encoders = [form.chunks(shape, index) for index in range(len(requests))]
         return await stream(context, http, requests, encoders, epilogue=shape.epilogue)
@@ -78,6 +81,10 @@ async def answer(
         usage=tally.usage(),
         metadata={"weight_version": context.served.weight_version},
     )
+    if asked.return_cached_tokens_details:
+        whole.sglext = sglext(tally)
+    if form.service_tier is not None:
+        whole.service_tier = form.service_tier
     return json_response(whole)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from vivace.frontend.errors import BadRequest
 from vivace.server.body import refuse_unsupported
@@ -13,7 +13,7 @@ from vivace.server.context import Context
 from vivace.server.errors import Refusal
 from vivace.server.http_metrics import UNSERVED_MODEL
 from vivace.server.jobs import cache_key
-from vivace.server.openai.schema import DEFAULT_MODEL, REFUSED, SamplingFields
+from vivace.server.openai.schema import DEFAULT_MODEL, NO_TOOLS, REFUSED, SamplingFields
 from vivace.server.schema import NO_LORA
 
 log = logging.getLogger("vivace.server")
@@ -38,8 +38,18 @@ PLAIN = (
 )
 """Fields with the same name in both worlds."""
 
+FORMATS = ("json_schema", "structures", "format")
+"""What a response_format of another type than text would hold."""
+
 RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "sampling_seed": "seed"}
 """SGLang's name -> OpenAI's name."""
+
+
+class Tooled(Protocol):
+    """What /v1/chat/completions and /tokenize say of tools."""
+
+    tools: Any
+    tool_choice: Any
 
 
 def check_request(context: Context, request: SamplingFields) -> None:
@@ -47,12 +57,26 @@ def check_request(context: Context, request: SamplingFields) -> None:
     check_model(context, request.model)
     refuse_unsupported(request, REFUSED)
     form = request.response_format
-    if form is not None and form.type != "text":
-        raise BadRequest("response_format", f"{form.type!r} is not available; only 'text' is")
-    if request.stream_options is not None and not request.stream:
-        raise BadRequest("stream_options", "is only allowed when stream is true")
+    if form is not None:
+        if form.type != "text":
+            raise BadRequest("response_format", f"{form.type!r} is not available; only 'text' is")
+        refuse_unsupported(form, dict.fromkeys(FORMATS, "does not go with type 'text'"))
+    options = request.stream_options
+    if options is not None:
+        if not request.stream:
+            raise BadRequest("stream_options", "is only allowed when stream is true")
+        if options.include_obfuscation:
+            raise BadRequest("stream_options.include_obfuscation", "streams are not obfuscated")
     if request.n is not None and request.n < 1:
         raise BadRequest("n", "must be at least 1")
+
+
+def check_tools(request: Tooled) -> None:
+    """Tools are refused, unless they are not to be called."""
+    if request.tool_choice not in (None, "none", "auto"):
+        raise BadRequest("tool_choice", NO_TOOLS)
+    if request.tools and request.tool_choice != "none":
+        raise BadRequest("tools", NO_TOOLS)
 
 
 def check_model(context: Context, model: str) -> None:

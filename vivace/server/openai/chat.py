@@ -20,6 +20,7 @@ from vivace.server.openai.asking import (
     MOST_LOGPROBS,
     cache_key_of,
     check_request,
+    check_tools,
     openai_names,
     raw_sampling,
     request_id,
@@ -27,8 +28,10 @@ from vivace.server.openai.asking import (
 from vivace.server.openai.chunks import ChatChunks
 from vivace.server.openai.logprobs import chat_logprobs
 from vivace.server.openai.schema import (
+    CHAT_HARMLESS,
     CHAT_REFUSED,
-    NO_TOOLS,
+    SERVED_TIER,
+    SERVICE_TIERS,
     AnswerMessage,
     ChatAnswer,
     ChatChoice,
@@ -51,13 +54,14 @@ async def chat_completions(context: Context, http: web.Request, body: bytes) -> 
     with openai_names():
         asks = [ask(asked, tokens, rid)]
         requests = expand(context, asks, stream=bool(asked.stream), arrival=arrival)
-    context.request_log.received(http.path, requests, text)
+    context.request_log.received(http.path, requests, asked, text)
     form = Form(
         kind="chat.completion.chunk",
         logprobs=bool(asked.logprobs),
         chunks=ChatChunks,
         choice=lambda index, piece: choice(asked, index, piece, requests[index], tokenizer),
         answer=ChatAnswer,
+        service_tier=SERVED_TIER if asked.service_tier else None,
     )
     return await answer(
         context, http, asked, requests, form, rid=rid, samples=len(requests), tokenizer=tokenizer
@@ -67,11 +71,12 @@ async def chat_completions(context: Context, http: web.Request, body: bytes) -> 
 def check(context: Context, asked: ChatRequest) -> None:
     """Refuse what this endpoint cannot do."""
     check_request(context, asked)
-    refuse_unsupported(asked, CHAT_REFUSED)
-    if asked.tool_choice not in (None, "none", "auto"):
-        raise BadRequest("tool_choice", NO_TOOLS)
-    if asked.tools and asked.tool_choice != "none":
-        raise BadRequest("tools", NO_TOOLS)
+    refuse_unsupported(asked, CHAT_REFUSED, CHAT_HARMLESS)
+    if asked.web_search_options is not None:  # an empty object asks for a search
+        raise BadRequest("web_search_options", CHAT_REFUSED["web_search_options"])
+    if asked.service_tier not in (None, *SERVICE_TIERS):
+        raise BadRequest("service_tier", f"must be one of {', '.join(SERVICE_TIERS)}")
+    check_tools(asked)
     if asked.top_logprobs is not None:
         if not 0 <= asked.top_logprobs <= MOST_LOGPROBS:
             raise BadRequest("top_logprobs", f"must be between 0 and {MOST_LOGPROBS}")

@@ -11,7 +11,7 @@ from vivace.frontend.tokenizer import Tokenizer
 from vivace.protocol.output import Finish
 from vivace.server.jobs import failure
 from vivace.server.openai.logprobs import chat_logprobs, completion_logprobs
-from vivace.server.openai.usage import Tally
+from vivace.server.openai.usage import Tally, sglext
 
 encode = msgspec.json.encode
 
@@ -30,6 +30,8 @@ class Shape:
     continuous_usage: bool = False
     token_ids: bool = False
     logprobs: bool = False
+    cached_details: bool = False
+    service_tier: str | None = None
 
     @property
     def plain(self) -> bool:
@@ -39,6 +41,8 @@ class Shape:
     def head(self) -> bytes:
         """The event up to its choices."""
         fields = {"id": self.rid, "object": self.kind, "created": self.created, "model": self.model}
+        if self.service_tier is not None:
+            fields["service_tier"] = self.service_tier
         return b"data: " + encode(fields)[:-1] + b',"choices":['
 
     def tail(self, index: int) -> bytes:
@@ -48,10 +52,13 @@ class Shape:
         return b'],"usage":null}\n\n' if self.include_usage else b"]}\n\n"
 
     def epilogue(self) -> bytes:
-        """The usage event that ends a stream with include_usage."""
-        if not self.include_usage:
-            return b""
-        return self.head() + b'],"usage":' + encode(self.tally.usage()) + b"}\n\n"
+        """The events of the whole answer that end a stream: cached tokens, usage."""
+        events = b""
+        if self.cached_details:
+            events += self.head() + b'],"sglext":' + encode(sglext(self.tally)) + b"}\n\n"
+        if self.include_usage:
+            events += self.head() + b'],"usage":' + encode(self.tally.usage()) + b"}\n\n"
+        return events
 
 
 def finish_fields(finish: Finish | None) -> bytes:

@@ -13,7 +13,7 @@ from vivace.frontend.piece import Piece
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.protocol.output import TokenLogprob
 from vivace.protocol.request import Request
-from vivace.server.body import Reader
+from vivace.server.body import Reader, refuse_unsupported
 from vivace.server.context import Context
 from vivace.server.ids import new_id
 from vivace.server.jobs import Ask, expand
@@ -29,6 +29,7 @@ from vivace.server.openai.asking import (
 from vivace.server.openai.chunks import CompletionChunks
 from vivace.server.openai.logprobs import completion_logprobs
 from vivace.server.openai.schema import (
+    COMPLETION_REFUSED,
     CompletionAnswer,
     CompletionChoice,
     CompletionRequest,
@@ -57,7 +58,7 @@ async def completions(context: Context, http: web.Request, body: bytes) -> web.S
     with openai_names():
         asks = [ask(asked, prompts, i, answer_id) for i in range(len(prompts))]
         requests = expand(context, asks, stream=bool(asked.stream), arrival=arrival)
-    context.request_log.received(http.path, requests)
+    context.request_log.received(http.path, requests, asked)
     samples = len(requests) // len(prompts)
     rid = asked.rid if isinstance(asked.rid, str) else answer_id
     echoes = [echo_text(asked, prompts[i // samples], tokenizer) for i in range(len(requests))]
@@ -76,8 +77,7 @@ async def completions(context: Context, http: web.Request, body: bytes) -> web.S
 def check(context: Context, asked: CompletionRequest) -> None:
     """Refuse what this endpoint cannot do."""
     check_request(context, asked)
-    if asked.suffix:
-        raise BadRequest("suffix", "fill-in-the-middle is not available; send a plain prompt")
+    refuse_unsupported(asked, COMPLETION_REFUSED)
     if asked.best_of is not None and asked.best_of != (asked.n or 1):
         raise BadRequest("best_of", "must be equal to n, or left out")
     if asked.logprobs is not None and not 0 <= asked.logprobs <= MOST_LOGPROBS:

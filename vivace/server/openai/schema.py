@@ -15,6 +15,8 @@ DEFAULT_MODEL = "default"
 class StreamOptions(msgspec.Struct, kw_only=True):
     include_usage: bool | None = False
     continuous_usage_stats: bool | None = False
+    include_obfuscation: bool | None = False
+    """Refused when true."""
 
 
 class ResponseFormat(msgspec.Struct, kw_only=True):
@@ -40,6 +42,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     user: str | None = None
+    """For the request log."""
     # SGLang's extensions
     top_k: int | None = None
     min_p: float | None = None
@@ -56,9 +59,12 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     cache_salt: str | list[str] | None = None
     return_token_ids: bool = False
     return_prompt_token_ids: bool = False
+    return_cached_tokens_details: bool = False
+    """Adds `sglext` with the cached tokens of each tier."""
     response_format: ResponseFormat | None = None
-    custom_labels: dict[str, str] | None = None
     # Refused with a reason when set (REFUSED).
+    custom_labels: Any = None
+    return_spec_tokens_details: Any = None
     regex: Any = None
     ebnf: Any = None
     json_schema: Any = None
@@ -72,8 +78,11 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     watermark: Any = None
     return_hidden_states: Any = None
     return_routed_experts: Any = None
+    routed_experts_start_len: Any = None
     return_sampling_mask: Any = None
+    sampling_logprobs_mode: Any = None
     return_flat_raw_output_top_logprobs: Any = None
+    return_flat_raw_top_logprobs_b64: bool | None = None
     bootstrap_host: Any = None
     bootstrap_port: Any = None
     bootstrap_room: Any = None
@@ -83,6 +92,9 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     images_config: Any = None
     video_config: Any = None
     mm_processor_kwargs: Any = None
+    max_dynamic_patch: Any = None
+    min_dynamic_patch: Any = None
+    use_audio_in_video: Any = None
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
@@ -108,9 +120,16 @@ class ChatRequest(SamplingFields, kw_only=True):
     reasoning_effort: str | None = None
     tools: list[Any] | None = None
     tool_choice: Any = None
+    # Any value asks for what happens anyway: nothing makes tool calls or splits off reasoning.
     parallel_tool_calls: bool | None = True
     separate_reasoning: bool = True
     stream_reasoning: bool = True
+    service_tier: str | None = None
+    """The answer names the tier it was served in: there is one, "default"."""
+    # For the request log.
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    # Refused with a reason when set (CHAT_REFUSED).
     functions: Any = None
     function_call: Any = None
     audio: Any = None
@@ -118,12 +137,22 @@ class ChatRequest(SamplingFields, kw_only=True):
     thinking: Any = None
     task: Any = None
     return_meta_info: Any = None
+    return_input_ids_in_sglext: Any = None
+    return_output_ids_in_sglext: Any = None
     web_search_options: Any = None
+    modalities: Any = None
+    store: Any = None
+    metadata: Any = None
+    prediction: Any = None
+    verbosity: Any = None
+    prompt_cache_retention: Any = None
 
 
 NO_TOOLS = "tool calls are not available in this server; remove the field or use tool_choice none"
 
 REFUSED: dict[str, str] = {
+    "custom_labels": native.REFUSED["custom_labels"],
+    "return_spec_tokens_details": "nothing is speculated in this server",
     "regex": native.NO_GRAMMAR,
     "ebnf": native.NO_GRAMMAR,
     "json_schema": native.NO_GRAMMAR,
@@ -137,7 +166,9 @@ REFUSED: dict[str, str] = {
     "watermark": native.REFUSED["watermark"],
     "return_hidden_states": native.REFUSED["return_hidden_states"],
     "return_routed_experts": native.NO_EXPERTS,
-    "return_sampling_mask": native.REFUSED["return_sampling_mask"],
+    "routed_experts_start_len": native.NO_EXPERTS,
+    "return_sampling_mask": native.NO_MASK,
+    "sampling_logprobs_mode": native.NO_MASK,
     "return_flat_raw_output_top_logprobs": "use logprobs instead",
     "bootstrap_host": native.NO_DISAGGREGATION,
     "bootstrap_port": native.NO_DISAGGREGATION,
@@ -148,6 +179,9 @@ REFUSED: dict[str, str] = {
     "images_config": native.TEXT_ONLY,
     "video_config": native.TEXT_ONLY,
     "mm_processor_kwargs": native.TEXT_ONLY,
+    "max_dynamic_patch": native.TEXT_ONLY,
+    "min_dynamic_patch": native.TEXT_ONLY,
+    "use_audio_in_video": native.TEXT_ONLY,
 }
 
 CHAT_REFUSED: dict[str, str] = {
@@ -158,8 +192,32 @@ CHAT_REFUSED: dict[str, str] = {
     "task": "the served model knows no tasks",
     "thinking": 'use chat_template_kwargs, e.g. {"enable_thinking": false}',
     "return_meta_info": "use /generate for meta_info",
+    "return_input_ids_in_sglext": "use return_prompt_token_ids",
+    "return_output_ids_in_sglext": "use return_token_ids",
     "web_search_options": "this server searches no web",
+    "modalities": native.TEXT_ONLY,
+    "store": "this server stores no completions; remove the field",
+    "metadata": "metadata belongs to stored completions, and this server stores none; "
+    "user and safety_identifier reach the request log",
+    "prediction": "predicted outputs are not available; the answer is the same without",
+    "verbosity": "the served model knows no verbosity; ask for it in the messages",
+    "prompt_cache_retention": "cached prefixes stay as long as there is room, not for a time",
 }
+
+CHAT_HARMLESS: dict[str, tuple[Any, ...]] = {
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "verbosity": ("medium",),
+    "prompt_cache_retention": ("in_memory", "in-memory"),
+}
+"""Values of refused fields that ask for what happens anyway."""
+
+COMPLETION_REFUSED: dict[str, str] = {
+    "suffix": "fill-in-the-middle is not available; send a plain prompt",
+}
+
+SERVED_TIER = "default"
+SERVICE_TIERS = ("auto", "default", "flex", "scale", "priority")
 
 
 class PromptTokensDetails(msgspec.Struct, kw_only=True):
@@ -195,6 +253,19 @@ class Choice(msgspec.Struct, kw_only=True):
     token_ids: list[int] | msgspec.UnsetType | None = msgspec.UNSET
 
 
+class CachedTokensDetails(msgspec.Struct, kw_only=True):
+    """Cached prompt tokens by the tier they were found in; there is only the device."""
+
+    device: int
+    host: int = 0
+
+
+class SglExt(msgspec.Struct, kw_only=True):
+    """SGLang's extension of OpenAI's answers."""
+
+    cached_tokens_details: CachedTokensDetails
+
+
 class Answer(msgspec.Struct, kw_only=True):
     """What answers and events of all kinds have."""
 
@@ -202,6 +273,8 @@ class Answer(msgspec.Struct, kw_only=True):
     created: int
     model: str
     metadata: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+    service_tier: str | msgspec.UnsetType = msgspec.UNSET
+    sglext: SglExt | msgspec.UnsetType = msgspec.UNSET
 
 
 class CompletionChoice(Choice, kw_only=True):

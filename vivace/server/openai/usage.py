@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vivace.frontend.piece import Piece
-from vivace.server.openai.schema import PromptTokensDetails, Usage
+from vivace.server.openai.schema import CachedTokensDetails, PromptTokensDetails, SglExt, Usage
 
 
 class Tally:
@@ -21,18 +21,24 @@ class Tally:
 
     def usage(self) -> Usage:
         """Of the whole answer."""
-        latest = self._latest
-        firsts = [piece for index, piece in latest.items() if index % self._samples == 0]
         return self._usage(
-            sum(piece.prompt_tokens for piece in firsts),
-            sum(piece.completion_tokens for piece in latest.values()),
-            sum(piece.cached_tokens for piece in firsts),
+            sum(piece.prompt_tokens for piece in self._firsts()),
+            sum(piece.completion_tokens for piece in self._latest.values()),
+            self.cached_tokens(),
         )
 
     def usage_of(self, index: int) -> Usage:
         """Of one choice."""
         piece = self._latest[index]
         return self._usage(piece.prompt_tokens, piece.completion_tokens, piece.cached_tokens)
+
+    def cached_tokens(self) -> int:
+        """Prompt tokens of the whole answer that were found in the prefix cache."""
+        return sum(piece.cached_tokens for piece in self._firsts())
+
+    def _firsts(self) -> list[Piece]:
+        """One piece for each prompt."""
+        return [piece for index, piece in self._latest.items() if index % self._samples == 0]
 
     def _usage(self, prompt: int, completion: int, cached: int) -> Usage:
         return Usage(
@@ -43,3 +49,8 @@ class Tally:
                 PromptTokensDetails(cached_tokens=cached) if self._cache_report else None
             ),
         )
+
+
+def sglext(tally: Tally) -> SglExt:
+    """SGLang's extension of an answer with `return_cached_tokens_details`."""
+    return SglExt(cached_tokens_details=CachedTokensDetails(device=tally.cached_tokens()))

@@ -1,0 +1,336 @@
+"""What each field of each request does: the facts that test_server_every_field proves.
+
+A field is refused (it stands in a table of refused fields), or it has cases here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from server_kit import MODEL
+
+from vivace.server import schema as native
+from vivace.server.openai import schema as openai
+from vivace.server.tokens import OF_CONVERSATIONS
+
+ABSENT = object()
+
+
+@dataclass(frozen=True)
+class Effect:
+    """`one` and `other` differ in what `sees` sees: the answer, the engine's request, the request
+    log, or the metrics of the HTTP layer. `around`: the rest of the body, where it matters."""
+
+    one: Any
+    other: Any
+    sees: str = "answer"
+    around: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Logged:
+    """The value is in the request log, and nothing else differs."""
+
+    value: str
+
+
+@dataclass(frozen=True)
+class Refused:
+    """400 names the field and says `says`."""
+
+    value: Any
+    says: str
+    around: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Harmless:
+    """The same as leaving the field out, because of `why`."""
+
+    values: tuple[Any, ...]
+    why: str
+    around: Mapping[str, Any] = field(default_factory=dict)
+
+
+Case = Effect | Logged | Refused | Harmless
+
+HI: list[Any] = [{"role": "user", "content": "hi"}]
+HALF: list[Any] = [*HI, {"role": "assistant", "content": "Well"}]
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
+THOUGHT = "<think>hm</think>The quick brown fox"
+"""What the model says: reasoning, had a parser been asked for, and then text."""
+
+KEYS: dict[str, list[Case]] = {
+    "rid": [Effect("a", "b", "engine")],
+    "priority": [Effect(1, 2, "engine")],
+    "extra_key": [Effect("a", "b", "engine")],
+    "cache_salt": [Effect("a", "b", "engine")],
+}
+
+SAMPLING: dict[str, list[Case]] = {
+    "temperature": [Effect(0.5, 0.7, "engine")],
+    "top_p": [Effect(0.5, 0.7, "engine")],
+    "top_k": [Effect(5, 7, "engine")],
+    "min_p": [Effect(0.1, 0.2, "engine")],
+    "frequency_penalty": [Effect(0.5, 0.7, "engine")],
+    "presence_penalty": [Effect(0.5, 0.7, "engine")],
+    "repetition_penalty": [Effect(0.5, 0.7, "engine")],
+    "logit_bias": [Effect({"65": 1}, {"65": 2}, "engine")],
+    "n": [Effect(1, 2)],
+    "stop": [Effect("hm", "think")],
+    "stop_token_ids": [Effect([ord("k")], [ord("h")])],
+    "no_stop_trim": [Effect(True, False, around={"stop": "hm"})],
+    "ignore_eos": [Effect(True, False, "engine")],
+    "skip_special_tokens": [Effect(True, False)],
+    "spaces_between_special_tokens": [Effect(True, False, "engine")],
+}
+
+NATIVE_SAMPLING: dict[str, list[Case]] = {
+    **SAMPLING,
+    "max_new_tokens": [Effect(2, 3)],
+    "min_new_tokens": [Effect(1, 2, "engine")],
+    "sampling_seed": [Effect(1, 2, "engine")],
+    "stream_interval": [Effect(1, 2, "engine")],
+}
+
+WITH_LOGPROBS = {"return_logprob": True}
+
+GENERATE: dict[str, list[Case]] = {
+    **KEYS,
+    "text": [Effect("ab", "abc")],
+    "input_ids": [Effect([65], [65, 66], around={"text": None})],
+    "sampling_params": [Effect({"max_new_tokens": 1}, {"max_new_tokens": 2})],
+    "return_logprob": [Effect(True, False)],
+    "logprob_start_len": [Effect(0, -1, around=WITH_LOGPROBS)],
+    "top_logprobs_num": [Effect(1, 2, around=WITH_LOGPROBS)],
+    "token_ids_logprob": [Effect([65], [66], around=WITH_LOGPROBS)],
+    "return_text_in_logprobs": [Effect(True, False, around=WITH_LOGPROBS)],
+    "return_prompt_token_ids": [Effect(True, False)],
+    "stream": [Effect(True, False)],
+    "no_logs": [Effect(True, False, "log")],
+    "log_metrics": [Effect(True, False, "engine")],
+    "routing_key": [Logged("key-1")],
+    "conversation_id": [Logged("talk-1")],
+}
+
+SHARED: dict[str, list[Case]] = {
+    **KEYS,
+    **SAMPLING,
+    "model": [
+        Effect(MODEL, "gpt-9", "metrics"),
+        Refused("toy:poet", "LoRA"),
+        Harmless((MODEL, "default", "", "/models/toy"), "names of the served model"),
+    ],
+    "max_tokens": [Effect(2, 3)],
+    "min_tokens": [Effect(1, 2, "engine")],
+    "seed": [Effect(1, 2, "engine")],
+    "stream": [Effect(True, False)],
+    "stream_options": [Effect({"include_usage": True}, None, around={"stream": True})],
+    "user": [Logged("somebody")],
+    "return_token_ids": [Effect(True, False)],
+    "return_prompt_token_ids": [Effect(True, False)],
+    "return_cached_tokens_details": [
+        Effect(True, False),
+        Effect(True, False, around={"stream": True}),
+    ],
+    "response_format": [
+        Harmless(({"type": "text"},), "answers are text"),
+        Refused({"type": "json_object"}, "only 'text'"),
+    ],
+    "return_flat_raw_top_logprobs_b64": [
+        Harmless((True, False), "the form of something that is refused")
+    ],
+}
+
+COMPLETION: dict[str, list[Case]] = {
+    **SHARED,
+    "prompt": [Effect("ab", "abc"), Effect([65], ["a", "b"])],
+    "best_of": [
+        Harmless((1,), "it is what n says"),
+        Refused(3, "equal to n"),
+    ],
+    "echo": [Effect(True, False), Effect(True, False, around={"stream": True})],
+    "logprobs": [Effect(None, 0), Effect(1, 2)],
+}
+
+REASONING = "no reasoning is split off, as in SGLang without --reasoning-parser"
+
+CHAT: dict[str, list[Case]] = {
+    **SHARED,
+    "messages": [Effect(HI, HALF)],
+    "max_completion_tokens": [Effect(2, 3)],
+    "logprobs": [Effect(True, False)],
+    "top_logprobs": [Effect(1, 2, around={"logprobs": True})],
+    "continue_final_message": [Effect(True, False, "engine", {"messages": HALF})],
+    "chat_template_kwargs": [Effect({"shout": 1}, {"shout": 2}, "engine")],
+    "reasoning_effort": [Effect("low", "high", "engine")],
+    "tools": [
+        Refused([TOOL], "tool calls"),
+        Harmless(([], [TOOL]), "they are not to be called", {"tool_choice": "none"}),
+    ],
+    "tool_choice": [
+        Refused("required", "tool calls"),
+        Refused({"type": "function", "function": {"name": "f"}}, "tool calls"),
+        Harmless(("none", "auto"), "there are no tools"),
+    ],
+    "parallel_tool_calls": [Harmless((True, False), "there are no tool calls")],
+    "separate_reasoning": [Harmless((True, False), REASONING)],
+    "stream_reasoning": [Harmless((True, False), REASONING, {"stream": True})],
+    "service_tier": [
+        Effect("auto", None),
+        Effect("priority", None, around={"stream": True}),
+        Refused("gold", "must be one of"),
+    ],
+    "safety_identifier": [Logged("hash-1")],
+    "prompt_cache_key": [Logged("bucket-1")],
+    "web_search_options": [Refused({}, "searches no web")],
+}
+
+TOKENIZE_CHAT = {"prompt": None, "messages": HALF}
+
+TOKENIZE: dict[str, list[Case]] = {
+    "model": SHARED["model"],
+    "prompt": [Effect("a", ["a", "b"])],
+    "messages": [Effect(HI, HALF, around={"prompt": None})],
+    "tools": [
+        Refused([TOOL], "tool calls", TOKENIZE_CHAT),
+        Harmless(([TOOL],), "not called", {**TOKENIZE_CHAT, "tool_choice": "none"}),
+    ],
+    "tool_choice": [
+        Refused("required", "tool calls", TOKENIZE_CHAT),
+        Harmless(("none", "auto"), "there are no tools", TOKENIZE_CHAT),
+    ],
+    "add_special_tokens": [
+        Effect(True, False),
+        Harmless((True, False), "templates write special tokens themselves", TOKENIZE_CHAT),
+    ],
+    "add_generation_prompt": [Effect(True, False, around=TOKENIZE_CHAT)],
+    "continue_final_message": [
+        Effect(True, False, around={**TOKENIZE_CHAT, "add_generation_prompt": False})
+    ],
+    "chat_template_kwargs": [Effect({"shout": 1}, {"shout": 2}, around=TOKENIZE_CHAT)],
+    "reasoning_effort": [Effect("low", "high", around=TOKENIZE_CHAT)],
+}
+for name, value in zip(OF_CONVERSATIONS, (True, True, "low", {"shout": 1}), strict=True):
+    TOKENIZE[name].append(Refused(value, "goes with messages only"))
+
+DETOKENIZE: dict[str, list[Case]] = {
+    "model": SHARED["model"],
+    "tokens": [Effect([65], [[65], [66]])],
+    "skip_special_tokens": [Effect(True, False, around={"tokens": [65, 257]})],
+}
+
+NO_FOLDERS = "start-up flags only"
+
+
+@dataclass(frozen=True)
+class Body:
+    """Where a struct is sent: `base` is a complete body, `place` the way to the struct in it."""
+
+    path: str
+    base: Mapping[str, Any]
+    cases: Mapping[str, list[Case]]
+    refused: Mapping[str, str] = field(default_factory=dict)
+    harmless: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    place: tuple[str | int, ...] = ()
+
+
+CHAT_BASE = {"messages": HI, "max_tokens": 24, "seed": 0, "rid": "r"}
+
+BODIES: dict[type[msgspec.Struct], Body] = {
+    native.GenerateRequest: Body(
+        "/generate",
+        {"text": "ab", "rid": "r", "sampling_params": {"max_new_tokens": 24, "sampling_seed": 0}},
+        GENERATE,
+        native.REFUSED,
+        native.HARMLESS,
+    ),
+    openai.CompletionRequest: Body(
+        "/v1/completions",
+        {"prompt": "ab", "max_tokens": 24, "seed": 0, "rid": "r"},
+        COMPLETION,
+        {**openai.REFUSED, **openai.COMPLETION_REFUSED},
+    ),
+    openai.ChatRequest: Body(
+        "/v1/chat/completions",
+        CHAT_BASE,
+        CHAT,
+        {**openai.REFUSED, **openai.CHAT_REFUSED},
+        openai.CHAT_HARMLESS,
+    ),
+    openai.StreamOptions: Body(
+        "/v1/chat/completions",
+        {**CHAT_BASE, "stream": True, "stream_options": {}},
+        {
+            "include_usage": [Effect(True, False)],
+            "continuous_usage_stats": [Effect(True, False)],
+            "include_obfuscation": [Harmless((False, None), "it is off"), Refused(True, "not obf")],
+        },
+        place=("stream_options",),
+    ),
+    openai.ResponseFormat: Body(
+        "/v1/completions",
+        {
+            "prompt": "ab",
+            "max_tokens": 24,
+            "seed": 0,
+            "rid": "r",
+            "response_format": {"type": "text"},
+        },
+        {
+            "type": [Refused("json_schema", "only 'text'")],
+            "json_schema": [Refused({"schema": {}}, "does not go with")],
+            "structures": [Refused([{}, {"begin": "<"}], "does not go with")],
+            "format": [Refused({"type": "sequence"}, "does not go with")],
+        },
+        place=("response_format",),
+    ),
+    native.Message: Body(
+        "/v1/chat/completions",
+        CHAT_BASE,
+        {
+            "role": [Effect("user", "system", "engine")],
+            "content": [Effect("a", "b", "engine")],
+            "name": [Effect("Ann", "Bob", "engine")],
+            "tool_call_id": [Effect("1", "2", "engine")],
+            "tool_calls": [Effect([{"id": "1"}], [{"id": "2"}], "engine")],
+            "reasoning_content": [Effect("hm", "ha", "engine")],
+        },
+        native.MESSAGE_REFUSED,
+        place=("messages", 0),
+    ),
+    native.ContentPart: Body(
+        "/v1/chat/completions",
+        {**CHAT_BASE, "messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]},
+        {
+            "type": [Refused("image_url", "takes text only")],
+            "text": [Effect("a", "b", "engine")],
+        },
+        place=("messages", 0, "content", 0),
+    ),
+    native.TokenizeRequest: Body("/tokenize", {"prompt": "ab"}, TOKENIZE),
+    native.DetokenizeRequest: Body("/detokenize", {"tokens": [65]}, DETOKENIZE),
+    native.AbortRequest: Body(
+        "/abort_request",
+        {"rid": "nobody"},
+        {
+            "rid": [Effect("a", "b", "engine")],
+            "abort_all": [Effect(True, False, "engine")],
+        },
+    ),
+    native.ConfigureLogging: Body(
+        "/configure_logging",
+        {},
+        {
+            "log_requests": [Effect(True, False)],
+            "log_requests_level": [Effect(0, 1)],
+            "log_requests_format": [Effect("json", "text")],
+            "dump_requests_folder": [Refused("/tmp/x", NO_FOLDERS)],
+            "dump_requests_threshold": [Refused(5, NO_FOLDERS)],
+            "crash_dump_folder": [Refused("/tmp/x", NO_FOLDERS)],
+        },
+    ),
+}
