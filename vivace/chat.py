@@ -92,7 +92,10 @@ class RemoteBackend:
             ),
         }
         with self._response("POST", "/v1/chat/completions", json.dumps(body)) as response:
-            yield from _bits_of(_events(response))
+            try:
+                yield from _bits_of(_events(response))
+            except ValueError as error:
+                raise ChatError(f"{self._url} sends what is no JSON: {error}") from None
 
     def _first_model(self) -> str:
         with self._response("GET", "/v1/models") as response:
@@ -139,6 +142,8 @@ class LocalBackend:
         return f"{self._engine.config.source.path.name} in this process"
 
     def answer(self, messages: list[Message]) -> Iterator[Bit]:
+        from vivace.frontend.errors import BadRequest, EngineUnavailable
+
         assert self._engine.tokenizer is not None
         prompt = self._template.render(messages)
         sampling = {
@@ -148,12 +153,13 @@ class LocalBackend:
             ),
         }
         tokens = self._engine.tokenizer.encode(prompt, add_special_tokens=False)
-        events = self._engine.generate(input_ids=tokens, sampling_params=sampling, stream=True)
         try:
-            for event in events:
-                yield Bit(text=event["text"], tokens=event["meta_info"]["completion_tokens"])  # type: ignore[index]
-        finally:
-            events.close()  # type: ignore[union-attr]
+            events = self._engine.generate(input_ids=tokens, sampling_params=sampling, stream=True)
+            with contextlib.closing(events):  # type: ignore[arg-type]
+                for event in events:
+                    yield Bit(text=event["text"], tokens=event["meta_info"]["completion_tokens"])  # type: ignore[index]
+        except (BadRequest, EngineUnavailable) as error:
+            raise ChatError(str(error)) from error
 
 
 def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
@@ -165,6 +171,7 @@ def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
         if data == b"[DONE]":
             return
         yield json.loads(data)
+    raise ChatError("the answer broke off: the connection ended before its end")
 
 
 def _bits_of(events: Iterator[dict[str, Any]]) -> Iterator[Bit]:
@@ -224,21 +231,22 @@ class Chat:
         self._read = read
         self._out = out
         self._console = console
+        self._failures = 0
 
-    def run(self) -> None:
-        """Until /exit or the end of the input."""
+    def run(self) -> int:
+        """Until /exit or the end of the input; how many answers could not be had."""
         self._console.print(f"{self._backend.describe()}. /help shows commands.", style="dim")
         while True:
             try:
                 line = self._read_message()
             except EOFError:
-                return
+                return self._failures
             except KeyboardInterrupt:
                 self._console.print("\n(/exit or Ctrl-D to leave)", style="dim")
                 continue
             if line.startswith("/"):
                 if not self._obey(line):
-                    return
+                    return self._failures
             elif line.strip():
                 self._exchange(line)
 
@@ -260,6 +268,8 @@ class Chat:
             self._conversation.system = rest.strip()
             self._conversation.reset()
         else:
+            if command != "/help":
+                self._console.print(f"there is no command {command}", style="red", markup=False)
             self._console.print(HELP, style="dim", markup=False)
         return True
 
@@ -267,6 +277,7 @@ class Chat:
         self._conversation.turns.append({"role": "user", "content": text})
         answer, speed, problem = self._show_answer()
         if problem is not None:
+            self._failures += 1
             self._console.print(problem, style="red", markup=False)
         if not answer and problem is not None:
             self._conversation.turns.pop()
@@ -316,7 +327,8 @@ def printable(text: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry of `vivace chat`; returns the exit code."""
+    """Entry of `vivace chat`. 0; 1 when nothing answers or, of lines that are piped in, any
+    answer could not be had."""
     arguments = _parser().parse_args(argv)
     console = Console(stderr=True, highlight=False)
     wishes = Wishes(
@@ -325,27 +337,42 @@ def main(argv: Sequence[str] | None = None) -> int:
         max_tokens=arguments.max_tokens,
     )
     try:
-        backend = _backend(arguments, wishes)
+        backend = _backend(arguments, wishes, console)
     except (ChatError, ValueError) as error:
         console.print(str(error), style="red", markup=False, soft_wrap=True)
         return CANNOT_START if isinstance(error, CannotStart) else 1
     _enable_line_editing()
     conversation = Conversation(system=arguments.system or "")
     prompting = sys.stdin.isatty()
-    Chat(
+    failures = Chat(
         backend,
         conversation,
         read=lambda prompt: input(prompt if prompting else ""),
         out=sys.stdout,
         console=console,
     ).run()
-    return 0
+    return 1 if failures and not prompting else 0
 
 
-def _backend(arguments: argparse.Namespace, wishes: Wishes) -> Backend:
-    if arguments.local:
-        return LocalBackend(arguments.model_path, wishes)
-    return RemoteBackend(arguments.url, arguments.api_key, arguments.model, wishes)
+def _backend(arguments: argparse.Namespace, wishes: Wishes, console: Console) -> Backend:
+    remote = {
+        "--url": arguments.url, "--api-key": arguments.api_key, "--model": arguments.model
+    }  # fmt: skip
+    given = [flag for flag, value in remote.items() if value is not None]
+    if not (arguments.local or arguments.model_path):
+        return RemoteBackend(
+            arguments.url or DEFAULT_URL, arguments.api_key, arguments.model, wishes
+        )
+    local = "--local" if arguments.local else "--model-path"
+    if given:
+        raise ChatError(
+            f"{local} loads a model in this process, {' and '.join(given)} mean a running server: "
+            "give one or the other"
+        )
+    if not arguments.local:
+        text = f"--model-path: {arguments.model_path} is loaded in this process (--local)."
+        console.print(text, style="dim", markup=False)
+    return LocalBackend(arguments.model_path, wishes)
 
 
 def _enable_line_editing() -> None:
@@ -358,11 +385,13 @@ def _parser() -> argparse.ArgumentParser:
         prog="vivace chat", description="Talk to a model.", epilog=HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("--url", default=DEFAULT_URL, help=f"server (default: {DEFAULT_URL})")
+    parser.add_argument("--url", help=f"server (default: {DEFAULT_URL})")
     parser.add_argument("--api-key", help="sent as a bearer token")
     parser.add_argument("--model", help="model name (default: the server's first)")
     parser.add_argument("--local", action="store_true", help="load a model in this process")
-    parser.add_argument("--model-path", help="with --local: the model (default: the embedded one)")
+    parser.add_argument(
+        "--model-path", help="the model of --local, which it implies (default: the embedded one)"
+    )
     parser.add_argument("--system", help="system message")
     parser.add_argument("--temperature", type=float)
     parser.add_argument("--top-p", type=float)

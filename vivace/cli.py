@@ -35,6 +35,7 @@ BENCHES = {
     "soak": "many streams with random aborts: nothing may leak or fail",
 }
 BAD_COMMAND = 2
+NO_MATCH = 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -116,7 +117,11 @@ def flags(words: list[str]) -> int:
     chosen = parser.parse_args(words)
     from vivace.config.table import render_text
 
-    print(render_text(chosen.platform, chosen.search))
+    text = render_text(chosen.platform, chosen.search)
+    if not text:
+        print(f"vivace flags: no flag mentions {chosen.search!r}", file=sys.stderr)
+        return NO_MATCH
+    print(text)
     return 0
 
 

@@ -93,6 +93,12 @@ class Handler(BaseHTTPRequestHandler):
         if body["messages"][-1]["content"] == "bad":
             self._send(400, b'{"error": {"message": "messages: refused"}}')
             return
+        if body["messages"][-1]["content"] == "cut":
+            self._send(200, b'data: {"choices": [{"delta": {"content": "He"}}]}\n\n')
+            return
+        if body["messages"][-1]["content"] == "odd":
+            self._send(200, b"data: <html>\n\n")
+            return
         events: list[Any] = [{"choices": [{"delta": {"content": text}}]} for text in ("Hé", "llo")]
         events.append({"choices": [], "usage": {"completion_tokens": 7}})
         lines = [f"data: {json.dumps(event)}\n\n" for event in events]
@@ -130,3 +136,36 @@ def test_no_server(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--url", "http://127.0.0.1:9"]) == 1
     assert "vivace serve" in capsys.readouterr().err.replace("\n", " ")
     assert main(["--url", "ftp://x"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("lines", "code", "words"),
+    [
+        ("hi\n", 0, ""),
+        ("hi\nbad\nhi\n", 1, "400: messages: refused"),
+        ("cut\n", 1, "broke off"),
+        ("odd\n", 1, "no JSON"),
+        ("", 0, ""),
+    ],
+)
+def test_piped_lines_that_fail_are_in_the_exit_code(
+    server: str,
+    lines: str,
+    code: int,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(lines))
+    assert main(["--url", server]) == code
+    assert words in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_a_model_path_means_this_process(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--model-path", "/nope"]) == 1
+    told = capsys.readouterr().err.replace("\n", " ")
+    assert "(--local)" in told and "no such file" in told
+    assert main(["--model-path", "/nope", "--url", "http://127.0.0.1:9"]) == 1
+    assert "one or the other" in capsys.readouterr().err.replace("\n", " ")
+    assert main(["--local", "--api-key", "x"]) == 1
+    assert "--local" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -73,3 +74,54 @@ def test_pull_installs_without_dependencies_and_without_a_shell() -> None:
 def test_pull_checks_that_the_model_is_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.pull([], run=lambda _: 0) == 0
     assert ".gguf" in capsys.readouterr().out
+
+
+WRONG = "--no-such-flag"
+FAILING: dict[str, list[list[str]]] = {
+    "serve": [[WRONG], ["--model-path", "/nope", "--port", "0"], ["--max-total-tokens", "0"]],
+    "chat": [[WRONG], ["--url", "http://127.0.0.1:9"], ["--model-path", "/nope"]],
+    "check": [[WRONG], ["/nope.yaml"], [], ["--explain", "nope"]],
+    "deploy": [
+        [],
+        [WRONG],
+        ["nope"],
+        ["import", "/nope.sh"],
+        ["render", "/nope.yaml", "--to", "shell"],
+        ["schema", "more"],
+        ["hardware", "more"],
+        ["models", "more"],
+    ],
+    "doctor": [[WRONG], ["--model-path"]],
+    "flags": [[WRONG], ["--search", "zzz"], ["--platform", "tpu"]],
+    "pull": [[WRONG]],
+    "version": [[WRONG], ["more"]],
+    **{f"bench {name}": [[WRONG]] for name in cli.BENCHES},
+    "bench": [[], ["nope"]],
+}
+"""command -> uses that fail; `vivace bench X` is called as `bench X`"""
+
+
+def exit_code(words: list[str]) -> int:
+    try:
+        return cli.main(words)
+    except SystemExit as ended:
+        assert isinstance(ended.code, int)
+        return ended.code
+
+
+def test_every_command_has_failing_uses() -> None:
+    assert {*cli.COMMANDS, *(f"bench {name}" for name in cli.BENCHES)} == {*FAILING}
+
+
+@pytest.mark.parametrize("command", FAILING)
+def test_what_fails_has_an_exit_code(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("VIVACE_EXECUTOR", "oracle")  # `serve` starts no engine ahead
+    monkeypatch.setattr("sys.stdin", io.StringIO("hello\n"))
+    for words in FAILING[command]:
+        code = exit_code([*command.split(), *words])
+        told = capsys.readouterr()
+        assert code in (1, 2), (command, words)
+        assert told.err.strip() or told.out.strip(), (command, words)
+        assert "Traceback" not in told.err

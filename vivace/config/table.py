@@ -61,7 +61,7 @@ def state_text(option: Option, platform: str) -> str:
 
 
 def render_text(platform: str | None = None, search: str | None = None) -> str:
-    """The table for a terminal, one block per subsystem."""
+    """The table for a terminal, one block per subsystem; empty where no flag matches."""
     lines: list[str] = []
     section = ""
     for row in flag_table(platform, search):
@@ -73,7 +73,7 @@ def render_text(platform: str | None = None, search: str | None = None) -> str:
         lines.append(f"      {row.option.help}")
         lines += [f"      {name}: {text}" for name, text in told_states(row, platform)]
     if not lines:
-        return f"no flag mentions {search!r}"
+        return ""
     if platform is None:
         lines += ["", *(f"{name}: {state.text()}" for name, state in ABSENT.items())]
     return "\n".join(lines).lstrip("\n")
