@@ -25,13 +25,17 @@ class Measured(msgspec.Struct, frozen=True):
     def value(self, name: str) -> Any:
         return self.benchmark.flags.get(name)
 
-    def whole(self, *names: str) -> int | None:
+    def number(self, *names: str) -> float | None:
         """The first of these flags that holds a positive number."""
         for name in names:
             value = self.value(name)
             if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
-                return int(value)
+                return value
         return None
+
+    def whole(self, *names: str) -> int | None:
+        found = self.number(*names)
+        return None if found is None else int(found)
 
 
 class Load(msgspec.Struct, frozen=True):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from vivace.deploy.rules.case import Case, Measured
 from vivace.deploy.rules.finding import Found, Rule
-from vivace.deploy.spec.deployment import longest
+from vivace.deploy.spec.deployment import Lengths, longest
 
 PAGE = "the published configurations"
 BENCH = "bench_serving"
@@ -131,16 +131,36 @@ def stated_load(case: Case) -> Iterator[Found]:
         ("input", longest(stated.input), ("random-input-len", "random-input")),
         ("output", longest(stated.output), ("random-output-len", "random-output")),
         ("concurrency", stated.concurrency, ("max-concurrency", "-max-concurrency")),
+        ("rate", stated.rate, ("request-rate",)),
+        ("requests", stated.requests, ("num-prompts", "num-prompt")),
     )
     for measured in case.benchmarks:
         for name, wanted, flags in pairs:
-            found = measured.whole(*flags)
+            found = measured.number(*flags)
             if wanted is not None and found is not None and wanted != found:
                 yield Found(
                     role="benchmark",
                     flag="--" + flags[0],
-                    text=f"the benchmark's {name} is {found}, the workload's {wanted}",
+                    text=f"the benchmark's {name} is {found:g}, the workload's {wanted:g}",
                     remedy="make both the same",
+                )
+
+
+def stated_range(case: Case) -> Iterator[Found]:
+    stated = case.deployment.workload
+    ranges = [] if stated is None else [("input", stated.input), ("output", stated.output)]
+    for measured in case.benchmarks:
+        ratio = measured.value("random-range-ratio")
+        found = float(ratio) if isinstance(ratio, int | float) else 0.0
+        for name, lengths in ranges:
+            wanted = lengths.low / lengths.high if isinstance(lengths, Lengths) else found
+            if measured.value("dataset-name") == "random" and abs(wanted - found) > 0.01:
+                yield Found(
+                    role="benchmark",
+                    flag="--random-range-ratio",
+                    text=f"the benchmark's lengths begin at {found:g} of the longest, the "
+                    f"workload's {name} at {wanted:.2f}",
+                    remedy=f"--random-range-ratio {wanted:.2f}",
                 )
 
 
@@ -264,6 +284,14 @@ RULES = (
         explanation="Figures of another load say little.",
         source=PAGE,
         check=stated_load,
+    ),
+    Rule(
+        name="workload-range",
+        severity="warning",
+        title="The benchmark's lengths are spread as the workload's",
+        explanation="low / high of workload.input and workload.output is --random-range-ratio.",
+        source=BENCH,
+        check=stated_range,
     ),
     Rule(
         name="range-ratio",

@@ -88,6 +88,10 @@ class Lengths(Struct):
     low: Tokens
     high: Tokens
 
+    def __post_init__(self) -> None:
+        if self.low > self.high:
+            raise ValueError(f"low {self.low} is above high {self.high}")
+
 
 class Workload(Struct):
     """The load the deployment is for. `rate` in requests per second; `prefix_share`: the part of
