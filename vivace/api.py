@@ -94,10 +94,13 @@ class Engine:
         """Flags, versions, and under `internal_states` what the engine says of itself."""
         from vivace.config import public
 
-        state = self._state()
+        state, known = self._state(), public(self.config)
         told = msgspec.to_builtins(state)
+        capacity = self._frontend.capacity
+        sized = msgspec.to_builtins(capacity.rewrites) if capacity else ()
         return {
-            **public(self.config),
+            **known,
+            "rewrites": [*known["rewrites"], *sized],
             "model_path": self._frontend.served.path,
             "version": __version__,
             "max_total_num_tokens": state.total_tokens,

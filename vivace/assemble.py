@@ -13,6 +13,7 @@ from vivace.engine.scheduler import Scheduler
 from vivace.engine.settings import settings_of
 from vivace.protocol.control import Capacity
 from vivace.supervisor.faults import with_fault
+from vivace.worker.sizing import Demand, size
 
 if TYPE_CHECKING:
     from vivace.config.config import Config
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 Report = Callable[[str, float], None]
 """(stage, fraction of it that is done, 0..1)"""
 
+ORACLE_BYTES = 4 << 30
+"""of its made-up device: it bounds the book-keeping"""
 ORACLE_TOKENS = 65536
 ORACLE_ROWS = 256
 
@@ -94,12 +97,25 @@ def build_runner(config: Config, report: Report) -> Runner:
 def oracle(config: Config, step_seconds: float) -> OracleWorker:
     """A worker whose tokens are a pure function of seed and position; sized like a small device."""
     page_size = config.memory.page_size or 1
-    tokens = config.memory.max_total_tokens or ORACLE_TOKENS
+    fit = size(
+        Demand(
+            free_bytes=ORACLE_BYTES,
+            available_bytes=ORACLE_BYTES,
+            weight_bytes=0,
+            kv_bytes_per_token=1,
+            page_size=page_size,
+            context=config.facts.context,
+            rows=config.schedule.max_running_requests or ORACLE_ROWS,
+            max_total_tokens=config.memory.max_total_tokens
+            or ORACLE_TOKENS // page_size * page_size,
+        )
+    )
     capacity = Capacity(
-        pages=tokens // page_size,
+        pages=fit.pages,
         page_size=page_size,
-        rows=min(config.schedule.max_running_requests or ORACLE_ROWS, ORACLE_ROWS),
-        context=min(config.facts.context, tokens),
+        rows=fit.rows,
+        context=fit.context,
         vocabulary=config.facts.vocabulary,
+        rewrites=fit.rewrites,
     )
     return OracleWorker(capacity, config.facts.vocabulary, step_seconds=step_seconds)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import socket
 
     from vivace.config import Config
+    from vivace.supervisor.supervisor import Plan
 
 log = logging.getLogger(__name__)
 
@@ -83,9 +84,8 @@ def launch(config: Config, engine: Child | None, memory: int) -> int:
 
 
 def supervise(config: Config, listener: socket.socket, engine: Child | None, memory: int) -> int:
-    from vivace.config import encode
     from vivace.protocol.run_dir import new_run_dir
-    from vivace.supervisor.supervisor import Hooks, Plan, Supervisor
+    from vivace.supervisor.supervisor import Hooks, Supervisor
 
     progress = StartProgress(sys.stderr)
     url = url_of(listener)
@@ -96,19 +96,27 @@ def supervise(config: Config, listener: socket.socket, engine: Child | None, mem
         log.info("Ready %.1f s after the start of this process", process_age())
         log.info(READY_LINE)
 
-    frontends = max(1, config.model.tokenizer_worker_num)
     with new_run_dir() as run_dir, contextlib.closing(progress):
-        plan = Plan(
-            config=encode(config),
-            frontends=frontends,
-            listener=listener,
-            run_dir=run_dir,
-            memory=reserve(memory, frontends),
-            warm_up=not config.http.skip_server_warmup,
-            watchdog=config.runtime.watchdog_timeout,
-            soft_watchdog=config.runtime.soft_watchdog_timeout,
-        )
+        plan = plan_of(config, listener, run_dir, memory)
         return Supervisor(plan, Hooks(progress=progress.update, ready=ready), engine).run()
+
+
+def plan_of(config: Config, listener: socket.socket, run_dir: Path, memory: int) -> Plan:
+    """What the supervisor needs to know of the configuration."""
+    from vivace.config import encode
+    from vivace.supervisor.supervisor import Plan
+
+    frontends = max(1, config.model.tokenizer_worker_num)
+    return Plan(
+        config=encode(config),
+        frontends=frontends,
+        listener=listener,
+        run_dir=run_dir,
+        memory=reserve(memory, frontends),
+        warm_up=not config.http.skip_server_warmup,
+        watchdog=config.runtime.watchdog_timeout,
+        soft_watchdog=config.runtime.soft_watchdog_timeout,
+    )
 
 
 def process_age() -> float:

@@ -6,6 +6,7 @@ import pytest
 from config_kit import resolved
 
 from vivace.config import ConfigError, decode, encode, public
+from vivace.config.checks import NEEDED
 from vivace.config.config import all_options
 from vivace.config.option import PLATFORMS, Kind
 
@@ -78,6 +79,31 @@ def test_no_effect_is_told() -> None:
     notices = resolved("--trust-remote-code", "--attention-backend", "ascend").notices
     assert any("--trust-remote-code" in n and "never run" in n for n in notices)
     assert any("--attention-backend" in n for n in notices)
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        ("--priority-scheduling-preemption-threshold 3", "without --enable-priority-scheduling"),
+        ("--schedule-low-priority-values-first", "without --enable-priority-scheduling"),
+        ("--log-requests-level 3", "without --log-requests"),
+        ("--bucket-inter-token-latency 1 2", "without --enable-metrics"),
+        ("--watchdog-timeout 5 --soft-watchdog-timeout 9", "after 5 seconds"),
+        ("--enable-priority-scheduling --abort-on-priority-when-disabled", "priorities are on"),
+    ],
+)
+def test_flags_that_the_others_leave_nothing_to_do(argv: str, words: str) -> None:
+    (notice,) = resolved(*argv.split()).notices
+    assert "has no effect" in notice and words in notice
+
+
+def test_flags_that_are_needed_are_switches() -> None:
+    known = {option.name: option for option in all_options()}
+    assert all(known[switch].shape == "bool" for switch in NEEDED.values())
+    assert (
+        resolved("--schedule-policy", "priority", "--schedule-low-priority-values-first").notices
+        == ()
+    )
 
 
 def test_rewrites_are_recorded_with_their_reason() -> None:

@@ -56,6 +56,38 @@ def test_memory_of_the_first_cgroup_version(machine):
     assert facts.memory(machine(files)) == (2048000, 2000000)
 
 
+def test_pages_of_files_are_available(machine):
+    """A container that has read its model is not out of memory."""
+    files = {
+        "proc/self/cgroup": "0::/box\n",
+        "sys/fs/cgroup/box/memory.max": "4096000\n",
+        "sys/fs/cgroup/box/memory.current": "4000000\n",
+        "sys/fs/cgroup/box/memory.stat": "anon 400000\ninactive_file 3000000\nactive_file 600000\n",
+    }
+    assert facts.memory(machine(files)) == (4096000, 3696000)
+    first = {
+        "sys/fs/cgroup/memory/memory.limit_in_bytes": "2048000",
+        "sys/fs/cgroup/memory/memory.usage_in_bytes": "2000000",
+        "sys/fs/cgroup/memory/memory.stat": "inactive_file 1\ntotal_inactive_file 1500000\n",
+    }
+    assert facts.memory(machine({**files, **first})) == (2048000, 1548000)
+
+
+def test_the_tightest_group_counts(machine):
+    files = {
+        "proc/self/cgroup": "3:cpu:/x\n4:memory:/slice/box\n0::/slice/box\n",
+        "sys/fs/cgroup/slice/box/memory.max": "max\n",
+        "sys/fs/cgroup/slice/memory.max": "3000000\n",
+        "sys/fs/cgroup/slice/memory.current": "1000000\n",
+    }
+    assert facts.memory(machine(files)) == (3000000, 2000000)
+    files |= {
+        "sys/fs/cgroup/memory/slice/memory.limit_in_bytes": "2500000\n",
+        "sys/fs/cgroup/memory/slice/memory.usage_in_bytes": "2000000\n",
+    }
+    assert facts.memory(machine(files)) == (2500000, 500000)
+
+
 def test_no_limit_is_no_limit(machine):
     files = {
         "sys/fs/cgroup/memory.max": "max\n",

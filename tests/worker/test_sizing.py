@@ -1,4 +1,8 @@
+"""How much fits, by memory that is made up."""
+
 from __future__ import annotations
+
+import re
 
 import pytest
 from hypothesis import given
@@ -6,66 +10,141 @@ from hypothesis import strategies as st
 
 from vivace.worker.sizing import DEFAULT_LARGEST, GIB, RESERVE, Demand, SizingError, size
 
+WEIGHTS = GIB
+
 
 def demand(**changes):
     values = {
-        "total_bytes": 24 * GIB,
-        "available_bytes": 20 * GIB,
+        "free_bytes": 20 * GIB,
+        "available_bytes": 19 * GIB,
+        "weight_bytes": WEIGHTS,
         "kv_bytes_per_token": 46080,
         "page_size": 16,
         "context": 8192,
+        "rows": 256,
     }
     return Demand(**{**values, **changes})
+
+
+def told(fit):
+    return {rewrite.field: (rewrite.before, rewrite.after) for rewrite in fit.rewrites}
 
 
 def test_without_a_wish_the_pool_stays_modest():
     fit = size(demand())
     assert fit.pages * 16 * 46080 <= DEFAULT_LARGEST
-    assert fit.context == 8192 and fit.rows == 256
+    assert fit.context == 8192 and fit.rows == 256 and not fit.rewrites
 
 
 def test_the_fraction_covers_weights_and_kv():
-    fit = size(demand(static_fraction=0.5))
-    assert (fit.pages + 1) * 16 * 46080 > 8 * GIB >= fit.pages * 16 * 46080
+    asked = demand(static_fraction=0.5)
+    fit = size(asked)
+    assert (fit.pages + 1) * asked.page_bytes > 10 * GIB - WEIGHTS >= fit.pages * asked.page_bytes
+    assert not fit.rewrites
+
+
+def test_what_others_hold_is_not_counted_as_ours():
+    """0.3 of a 23 GiB machine of which others use 6: the fraction is of what was free."""
+    fit = size(demand(free_bytes=17 * GIB, available_bytes=16 * GIB, static_fraction=0.3))
+    assert fit.pages * 16 * 46080 > 4 * GIB
+
+
+def test_weights_that_are_a_mapped_file_are_counted_once():
+    """Their pages are available still, but KV must leave them room."""
+    asked = demand(available_bytes=20 * GIB, static_fraction=0.99)
+    fit = size(asked)
+    assert fit.pages * asked.page_bytes <= 19 * GIB - RESERVE
+    copied = size(demand(static_fraction=0.99))
+    assert copied.pages == fit.pages
 
 
 def test_max_total_tokens_caps_pool_and_context():
     fit = size(demand(max_total_tokens=1000, page_size=1))
     assert (fit.pages, fit.context, fit.rows) == (1000, 1000, 256)
+    assert told(fit) == {"context_length": (8192, 1000)}
 
 
-def test_no_more_than_all_rows_can_use():
-    fit = size(demand(max_running_requests=2, context=100, page_size=1))
+def test_max_total_tokens_may_exceed_what_the_rows_can_fill():
+    """A big prefix cache beside few rows."""
+    fit = size(demand(max_total_tokens=100_000, rows=2, context=100, page_size=1))
+    assert (fit.pages, fit.rows, fit.rewrites) == (100_000, 2, ())
+
+
+def test_more_than_memory_is_lowered_with_the_reason():
+    fit = size(demand(max_total_tokens=100_000_000))
+    tokens = fit.pages * 16
+    assert 300_000 < tokens < 400_000 and told(fit) == {"max_total_tokens": (100_000_000, tokens)}
+    assert "20.00 GiB were free" in fit.rewrites[0].reason
+
+
+def test_no_more_than_all_rows_can_use_when_nobody_asks():
+    fit = size(demand(rows=2, context=100, page_size=1))
     assert (fit.pages, fit.rows) == (202, 2)
 
 
 def test_too_little_memory_says_what_to_do():
-    with pytest.raises(SizingError, match="mem-fraction-static"):
+    with pytest.raises(SizingError, match="Free memory") as short:
         size(demand(available_bytes=RESERVE))
-    with pytest.raises(SizingError, match="max-total-tokens"):
+    assert "--max-total-tokens" not in str(short.value)
+    with pytest.raises(SizingError, match=r"--max-total-tokens 3: .* give 16 or more"):
         size(demand(max_total_tokens=3))
+    with pytest.raises(SizingError, match=r"Free memory .*, lower --page-size,"):
+        size(demand(available_bytes=RESERVE + (1 << 20), page_size=4096))
 
 
 @given(
     st.integers(1, 1 << 36),
+    st.floats(0, 1.2),
+    st.integers(0, 1 << 36),
     st.integers(1, 1 << 24),
     st.integers(1, 256),
     st.integers(1, 1 << 20),
-    st.none() | st.floats(0.01, 1.0),
+    st.integers(1, 1000),
+    st.none() | st.floats(0.01, 0.99),
+    st.none() | st.integers(1, 1 << 40),
 )
-def test_what_is_sized_fits(available, per_token, page_size, context, fraction):
+def test_what_is_sized_fits_and_what_is_changed_is_told(
+    free, left, weights, per_token, page_size, context, rows, fraction, tokens
+):
     asked = demand(
-        total_bytes=available * 2,
-        available_bytes=available,
+        free_bytes=free,
+        available_bytes=int(free * left),
+        weight_bytes=weights,
         kv_bytes_per_token=per_token,
         page_size=page_size,
         context=context,
+        rows=rows,
         static_fraction=fraction,
+        max_total_tokens=tokens,
     )
     try:
         fit = size(asked)
-    except SizingError:
+    except SizingError as error:
+        advice_works(asked, str(error))
         return
-    assert fit.pages >= 1 and 1 <= fit.rows <= 256
-    assert fit.pages * page_size * per_token <= available
-    assert 1 <= fit.context <= min(context, fit.pages * page_size)
+    pool = fit.pages * page_size
+    assert fit.pages >= 1 and 1 <= fit.rows <= rows
+    assert fit.pages * asked.page_bytes <= min(asked.available_bytes, free - weights) - RESERVE
+    assert 1 <= fit.context <= min(context, pool)
+    changed = told(fit)
+    assert (fit.rows == rows) or changed["max_running_requests"] == (rows, fit.rows)
+    assert (fit.context == context) or changed["context_length"] == (context, fit.context)
+    assert tokens in (None, pool) or changed["max_total_tokens"] == (tokens, pool)
+    if fraction is not None and tokens is None and "mem_fraction_static" not in changed:
+        assert (fit.pages + 1) * asked.page_bytes + weights > free * fraction - 1
+
+
+def advice_works(asked, text):
+    """Whoever follows the error's advice gets a pool."""
+    fraction = re.search(r"--mem-fraction-static that works is ([\d.]+)", text)
+    least = re.search(r"give (\d+) or more", text)
+    changes = {name: getattr(asked, name) for name in asked.__dataclass_fields__}
+    if fraction:
+        assert size(Demand(**{**changes, "static_fraction": float(fraction[1])})).pages
+    elif least:
+        try:
+            size(Demand(**{**changes, "max_total_tokens": int(least[1])}))
+        except SizingError as error:
+            assert "--max-total-tokens" not in str(error)
+    else:
+        assert "Free memory" in text

@@ -38,10 +38,10 @@ RANGES: dict[str, tuple[float, float]] = {
     "cuda_graph_max_bs": (1, 1 << 16),
     "random_seed": (0, (1 << 63) - 1),
     "stream_interval": (1, 1 << 20),
-    "watchdog_timeout": (0, 1e9),
-    "soft_watchdog_timeout": (0, 1e9),
+    "watchdog_timeout": (0, 10**9),
+    "soft_watchdog_timeout": (0, 10**9),
     "decode_log_interval": (1, 1 << 31),
-    "gc_warning_threshold_secs": (0, 1e6),
+    "gc_warning_threshold_secs": (0, 10**6),
 }
 """inclusive limits of numbers, by option name"""
 BUCKETS = (
@@ -49,6 +49,15 @@ BUCKETS = (
     "bucket_inter_token_latency",
     "bucket_e2e_request_latency",
 )
+NEEDED: dict[str, str] = {
+    "priority_scheduling_preemption_threshold": "enable_priority_scheduling",
+    "schedule_low_priority_values_first": "enable_priority_scheduling",
+    "log_requests_level": "log_requests",
+    "log_requests_format": "log_requests",
+    "log_requests_target": "log_requests",
+    **dict.fromkeys(BUCKETS, "enable_metrics"),
+}
+"""option -> the switch without which it has no effect"""
 LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 
 
@@ -78,7 +87,7 @@ def ranges(options: Options, around: Surroundings) -> list[str]:
             continue
         low, high = RANGES[option.name]
         if not low <= value <= high:
-            raise ConfigError(f"{option.flag} {value}: a number from {low:g} to {high:g} is wanted")
+            raise ConfigError(f"{option.flag} {value}: a number from {low} to {high} is wanted")
     if options.schedule.chunked_prefill_size == 0:
         raise ConfigError("--chunked-prefill-size 0: give a size, or -1 to never cut prompts")
     if any(size < 1 for size in options.runtime.cuda_graph_bs or ()):
@@ -144,13 +153,6 @@ def priorities(options: Options, around: Surroundings) -> list[str]:
             f"--enable-priority-scheduling does not go with --schedule-policy "
             f"{schedule.schedule_policy}; use fcfs, lof or priority"
         )
-    if schedule.schedule_low_priority_values_first and not (
-        schedule.enable_priority_scheduling or schedule.schedule_policy == "priority"
-    ):
-        return [
-            "--schedule-low-priority-values-first has no effect: priorities are off; "
-            "add --enable-priority-scheduling"
-        ]
     return []
 
 
@@ -227,6 +229,26 @@ def computable(options: Options, around: Surroundings) -> list[str]:
     return []
 
 
+def idle(options: Options, around: Surroundings) -> list[str]:
+    """After the rules: what was asked for and does nothing beside the rest."""
+    known, notices = {option.name: option for option in all_options()}, []
+    for name, switch in NEEDED.items():
+        option, needed = known[name], known[switch]
+        if value_of(options, option) != option.default and not value_of(options, needed):
+            notices.append(f"{option.flag} has no effect without {needed.flag}")
+    hard, soft = options.runtime.watchdog_timeout, options.runtime.soft_watchdog_timeout
+    if hard and soft and soft >= hard:
+        notices.append(
+            f"--soft-watchdog-timeout {soft:g} has no effect: the engine is replaced after "
+            f"{hard:g} seconds (--watchdog-timeout); give less"
+        )
+    if options.schedule.abort_on_priority_when_disabled and (
+        options.schedule.enable_priority_scheduling
+    ):
+        notices.append("--abort-on-priority-when-disabled has no effect: priorities are on")
+    return notices
+
+
 def retractions(options: Options, around: Surroundings) -> list[str]:
     if switched_on(options.environment, "SGLANG_TEST_RETRACT"):
         return ["SGLANG_TEST_RETRACT: sequences are retracted regularly, for tests"]
@@ -245,4 +267,4 @@ CHECKS: list[Callable[[Options, Surroundings], list[str]]] = [
     retractions,
 ]
 """before the rules"""
-FINAL_CHECKS: list[Callable[[Options, Surroundings], list[str]]] = [computable, activations]
+FINAL_CHECKS: list[Callable[[Options, Surroundings], list[str]]] = [computable, activations, idle]

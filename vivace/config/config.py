@@ -24,17 +24,7 @@ from vivace.config.parallel import DisaggregationOptions, ExpertOptions, Paralle
 from vivace.config.serving import HttpOptions, MemoryOptions, RuntimeOptions, ScheduleOptions
 from vivace.models.facts import ModelFacts
 from vivace.platforms.platform import PlatformFacts
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rewrite:
-    """A setting that was decided for the user. `field`: the option's name, or a retired one."""
-
-    field: str
-    before: Any
-    after: Any
-    rule: str
-    reason: str
+from vivace.protocol.control import Rewrite
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,8 @@ CHUNKS = {"cpu": 1024}
 ROWS = {"cpu": 256}
 """sequences at once: beyond it a CPU's cores are busy and every further one waits the longer"""
 EMBEDDED_NAME = "SmolLM2-135M-Instruct"
+INITIAL_RATIO = "SGLANG_INIT_NEW_TOKEN_RATIO"
+DEFAULT_RATIO = 0.7
 DTYPE_NAMES = {"half": "float16", "float": "float32"}
 
 
@@ -63,6 +65,13 @@ def captures(options: Options, around: Surroundings) -> Iterator[Change]:
     """After `kernels`."""
     if options.runtime.disable_cpu_kernels and not options.runtime.disable_cuda_graph:
         yield "disable_cuda_graph", True, "torch's operations on the CPU cannot be captured"
+
+
+def capture_sizes(options: Options, around: Surroundings) -> Iterator[Change]:
+    """After `captures`."""
+    if options.runtime.disable_cuda_graph:
+        for name in ("cuda_graph_bs", "cuda_graph_max_bs"):
+            yield name, None, "no step is captured (--disable-cuda-graph)"
 
 
 def why_no_kernels(options: Options, around: Surroundings) -> str | None:
@@ -141,6 +150,14 @@ def rows(options: Options, around: Surroundings) -> Iterator[Change]:
         yield "max_running_requests", most, f"default on the {around.platform.name}"
 
 
+def conservativeness(options: Options, around: Surroundings) -> Iterator[Change]:
+    """Admission expects ratio times conservativeness of what running requests may still produce."""
+    asked = options.schedule.schedule_conservativeness
+    ratio = float(options.environment.get(INITIAL_RATIO) or DEFAULT_RATIO)
+    if ratio > 0 and asked * ratio > 1:
+        yield "schedule_conservativeness", 1 / ratio, "no request needs more than all of its output"
+
+
 def prefix_order(options: Options, around: Surroundings) -> Iterator[Change]:
     policy = options.schedule.schedule_policy
     if policy in ("lpm", "dfs-weight") and options.memory.disable_radix_cache:
@@ -186,6 +203,7 @@ RULES = [
     name_of_model,
     kernels,
     captures,
+    capture_sizes,
     dtype,
     activations,
     kv_type,
@@ -193,6 +211,7 @@ RULES = [
     page_size,
     chunk,
     rows,
+    conservativeness,
     prefix_order,
     priority_order,
     overlap,

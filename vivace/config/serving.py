@@ -75,10 +75,12 @@ class HttpOptions:
 @dataclass(frozen=True)
 class MemoryOptions:
     mem_fraction_static: float | None = option(
-        help="Share of the device's memory for weights and KV; unset: a quarter of what is free "
-        "after loading, at most 4 GiB, for KV."
+        help="Share for weights and KV of the memory that was free before loading; unset: for KV "
+        "a quarter of what is free after loading, at most 4 GiB."
     )
-    max_total_tokens: int | None = option(help="KV pool in tokens; only lowers what would fit.")
+    max_total_tokens: int | None = option(
+        help="KV pool in tokens, as far as memory goes (--mem-fraction-static, or else 0.8)."
+    )
     page_size: int | None = option(help="Tokens per KV page; prefix hits are whole pages.")
     disable_radix_cache: bool = option(False, "No prefix reuse between requests.")
     radix_eviction_policy: str = option(

@@ -51,6 +51,8 @@ def start(config: Config) -> tuple[Frontend, Driver]:
     frontend = Frontend(served_model(config, tokenizer), tokenizer, mailbox.post)
     begin = time.monotonic()
     loop, capacity = engine_parts(config, mailbox, report)
+    for rewrite in capacity.rewrites:
+        log.info("%s", decision(rewrite))
     frontend.feed(Ready(epoch=0, capacity=capacity))
     log.info("engine ready after %.1f s", time.monotonic() - begin)
     return frontend, Driver(loop, mailbox, frontend)

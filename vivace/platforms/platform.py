@@ -96,6 +96,8 @@ class Platform(Protocol):
     """The device side: an op table, attention, memory, graphs."""
 
     facts: PlatformFacts
+    threads: int
+    """that compute; fewer than asked for where the system allows no more"""
     ops: Ops
     reads_blocks: bool
     """`pack_linear` and `embedding` take quantised blocks as they are stored"""

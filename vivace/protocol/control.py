@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 
@@ -88,6 +90,16 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     capacity: Capacity
 
 
+class Rewrite(msgspec.Struct, frozen=True, kw_only=True):
+    """A setting that was decided for the user. `field`: the option's name, or a retired one."""
+
+    field: str
+    before: Any
+    after: Any
+    rule: str
+    reason: str
+
+
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     """What the device can hold, known after weights are loaded."""
 
@@ -103,6 +115,8 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     graph_bytes: int = 0
     """of captured steps and their buffers"""
     available_bytes: int = 0
+    rewrites: tuple[Rewrite, ...] = ()
+    """settings that the device or the pool did not allow as they were"""
 
     @property
     def tokens(self) -> int:

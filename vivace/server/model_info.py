@@ -70,6 +70,8 @@ def scheduler_facts(context: Context, state: EngineState) -> dict[str, Any]:
         facts["max_running_requests"] = capacity.rows
         facts["page_size"] = capacity.page_size
         facts["available_memory_bytes"] = capacity.available_bytes
+        decided = context.settings.public.get("rewrites", [])
+        facts["rewrites"] = [*decided, *msgspec.to_builtins(capacity.rewrites)]
     return facts
 
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, TextIO
 
 from vivace.frontend.served import served_model
 from vivace.observability.log import escape
-from vivace.protocol.control import Capacity
+from vivace.protocol.control import Capacity, Rewrite
 
 if TYPE_CHECKING:
     from vivace.checkpoint.source import ModelSource
-    from vivace.config.config import Config, Rewrite
+    from vivace.config.config import Config
 
 GIGABYTE = 1e9
 LABEL_WIDTH = 17
@@ -48,7 +48,7 @@ def summary_of(config: Config, capacity: Capacity, url: str) -> Summary:
         ("threads", str(config.runtime.cpu_threads or config.platform.cores)),
         ("URL", url),
     )
-    rewrites = tuple(decision(rewrite) for rewrite in config.rewrites)
+    rewrites = tuple(decision(rewrite) for rewrite in (*config.rewrites, *capacity.rewrites))
     curl = curl_line(config, url, name)
     return Summary(rows=rows, rewrites=rewrites, notices=config.notices, curl=curl)
 

@@ -12,7 +12,7 @@ from vivace.config.environment import switched_on
 from vivace.models.loading import load_model
 from vivace.platforms.attention import AttentionBackend, AttentionLayer
 from vivace.platforms.platform import Platform, PlatformSettings, load_platform
-from vivace.protocol.control import Capacity
+from vivace.protocol.control import Capacity, Rewrite
 from vivace.worker.heads import TokenHead
 from vivace.worker.held import held_bytes
 from vivace.worker.inputs import StepInputs
@@ -46,6 +46,7 @@ PINNED = "SGLANG_SET_CPU_AFFINITY"
 ORIGINAL_LOGPROBS = "SGLANG_RETURN_ORIGINAL_LOGPROB"
 DEFAULT_CAPTURE = 256
 """rows: a replay runs only the rows that are there, so one capture serves every batch"""
+DEFAULT_ROWS = 256
 LARGEST_STEP_BUFFER = 16384
 """tokens; longer steps enlarge the buffers when they come"""
 
@@ -54,10 +55,11 @@ def build(config: Config, report: Report) -> Worker:
     """Load the platform and the weights, size the pool with what is left, and assemble."""
     platform = load_platform(config.platform, settings_of(config))
     dtype = DTYPES[config.model.dtype]
+    free = platform.available_bytes()
     context = config.model.context_length or config.facts.context
     kv_dtype = KV_DTYPES[config.memory.kv_cache_dtype]
     # What a checkpoint claims is allocated for only as far as the memory could ever hold it.
-    held = platform.available_bytes() // config.facts.kv_bytes_per_token(kv_dtype.itemsize)
+    held = free // config.facts.kv_bytes_per_token(kv_dtype.itemsize)
     longest = max(1, min(context, held))
     model = load_model(
         config.source,
@@ -75,26 +77,41 @@ def build(config: Config, report: Report) -> Worker:
         seed=config.runtime.random_seed or 0,
     )
     report("Sizing the KV pool", 0.0)
-    layers = model.attention_layers
-    page_size = config.memory.page_size or platform.facts.page_sizes[0]
-    fit = size(_demand(config, platform, layers, kv_dtype, page_size, longest))
-    worker = assemble(
+    layers, weight_bytes = model.attention_layers, held_bytes(model)
+    demand = demand_of(
+        config,
+        free_bytes=free,
+        available_bytes=platform.available_bytes(),
+        weight_bytes=weight_bytes,
+        kv_bytes_per_token=bytes_per_token(layers, kv_dtype),
+        longest=longest,
+    )
+    fit = size(demand)
+    report("Sizing the KV pool", 1.0)
+    return assemble(
         model,
         layers,
         platform,
         fit,
-        page_size=page_size,
+        page_size=demand.page_size,
         dtype=platform.activations(dtype),
         kv_dtype=kv_dtype,
         vocabulary=config.facts.vocabulary,
-        weight_bytes=held_bytes(model),
+        weight_bytes=weight_bytes,
         step_tokens=_step_tokens(config, fit.rows),
         captures=captures_of(config, fit.rows),
         report=report,
         original_logprobs=switched_on(config.environment, ORIGINAL_LOGPROBS),
+        rewrites=fewer_threads(config, platform),
     )
-    report("Sizing the KV pool", 1.0)
-    return worker
+
+
+def fewer_threads(config: Config, platform: Platform) -> list[Rewrite]:
+    asked = config.runtime.cpu_threads or 0
+    if platform.threads >= asked:
+        return []
+    reason = "the system starts no more threads for this process (pids limit, ulimit -u)"
+    return [_rewrite("cpu_threads", asked, platform.threads, reason)]
 
 
 def settings_of(config: Config) -> PlatformSettings:
@@ -113,6 +130,8 @@ class Captures:
     sizes: tuple[int, ...] = ()
     exact: bool = False
     """a capture serves its own size only"""
+    rewrites: tuple[Rewrite, ...] = ()
+    """sizes that were asked for and are not captured"""
 
 
 def captures_of(config: Config, rows: int) -> Captures:
@@ -123,10 +142,18 @@ def captures_of(config: Config, rows: int) -> Captures:
     runtime, exact = config.runtime, bool(config.optimization.disable_cuda_graph_padding)
     if runtime.disable_cuda_graph:
         return Captures()
-    asked = runtime.cuda_graph_bs or ()
-    most = min(runtime.cuda_graph_max_bs or max(asked, default=DEFAULT_CAPTURE), rows)
-    sizes = asked or (range(1, most + 1) if exact else (most,))
-    return Captures(tuple(size for size in sizes if size <= most) or (most,), exact)
+    asked, most = runtime.cuda_graph_bs or (), runtime.cuda_graph_max_bs
+    limit = min(most or max(asked, default=DEFAULT_CAPTURE), rows)
+    sizes = asked or (range(1, limit + 1) if exact else (limit,))
+    kept = tuple(size for size in sizes if size <= limit) or (limit,)
+    rewrites = []
+    reason = f"at most {rows} requests run at once"
+    if most is not None and most > rows:
+        rewrites.append(_rewrite("cuda_graph_max_bs", most, rows, reason))
+    if asked and set(kept) != set(asked):
+        why = reason if limit == rows else f"--cuda-graph-max-bs is {most}"
+        rewrites.append(_rewrite("cuda_graph_bs", asked, kept, why))
+    return Captures(kept, exact, tuple(rewrites))
 
 
 def assemble(
@@ -144,8 +171,10 @@ def assemble(
     captures: Captures = Captures(),
     report: Report = lambda stage, fraction: None,
     original_logprobs: bool = False,
+    rewrites: Sequence[Rewrite] = (),
 ) -> Worker:
-    """A worker around a loaded model of `dtype`; its KV is kept in `kv_dtype`, if given."""
+    """A worker around a loaded model of `dtype`; its KV is kept in `kv_dtype`, if given.
+    `rewrites`: what the platform did not allow as it was asked for."""
     kv = PagedKV(layers, fit.pages, page_size, kv_dtype or dtype, platform.device())
     slots = Slots(fit.rows, fit.context, page_size, fit.pages)
     attention = platform.attention_backend(layers, kv, dtype, fit.context + 1)
@@ -161,6 +190,7 @@ def assemble(
         kv_bytes=kv.nbytes,
         graph_bytes=runner.nbytes,
         available_bytes=platform.available_bytes(),
+        rewrites=(*rewrites, *fit.rewrites, *captures.rewrites),
     )
     return Worker(
         capacity=capacity,
@@ -199,23 +229,27 @@ def runner_of(
     return CapturedRunner(eager, attention, steps, nbytes=nbytes, exact=captures.exact)
 
 
-def _demand(
+def demand_of(
     config: Config,
-    platform: Platform,
-    layers: Sequence[AttentionLayer],
-    kv_dtype: torch.dtype,
-    page_size: int,
-    context: int,
+    *,
+    free_bytes: int,
+    available_bytes: int,
+    weight_bytes: int,
+    kv_bytes_per_token: int,
+    longest: int,
 ) -> Demand:
+    """What the flags ask of a device with so much memory."""
     return Demand(
-        total_bytes=platform.facts.memory_bytes,
-        available_bytes=platform.available_bytes(),
-        kv_bytes_per_token=bytes_per_token(layers, kv_dtype),
-        page_size=page_size,
-        context=context,
+        free_bytes=free_bytes,
+        available_bytes=available_bytes,
+        weight_bytes=weight_bytes,
+        kv_bytes_per_token=kv_bytes_per_token,
+        page_size=config.memory.page_size or config.platform.page_sizes[0],
+        context=config.model.context_length or config.facts.context,
+        longest=longest,
+        rows=config.schedule.max_running_requests or DEFAULT_ROWS,
         static_fraction=config.memory.mem_fraction_static,
         max_total_tokens=config.memory.max_total_tokens,
-        max_running_requests=config.schedule.max_running_requests,
     )
 
 
@@ -223,3 +257,7 @@ def _step_tokens(config: Config, rows: int) -> int:
     """Tokens of the longest usual step: a chunk of prompts and one token for every row."""
     chunk = config.schedule.chunked_prefill_size or 0
     return min(LARGEST_STEP_BUFFER, max(chunk, 1) + rows)
+
+
+def _rewrite(field: str, before: object, after: object, reason: str) -> Rewrite:
+    return Rewrite(field=field, before=before, after=after, rule="build", reason=reason)

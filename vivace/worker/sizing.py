@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from vivace.errors import CannotStart
+from vivace.protocol.control import Rewrite
 
 GIB = 1 << 30
 DEFAULT_SHARE = 0.25
 """of the memory that is free after loading, when nobody says: a CPU's memory is not ours alone"""
 DEFAULT_LARGEST = 4 * GIB
+ASKED_FRACTION = 0.8
+"""stands in for --mem-fraction-static where only --max-total-tokens was given"""
 RESERVE = 256 << 20
 """bytes for activations and the rest of the process"""
-DEFAULT_ROWS = 256
+PAGE_COST = 256
+"""bytes that book-keeping takes for a page: its owner, its versions, its place in the free list"""
 SMALLEST_POOL_TOKENS = 16
+LARGEST_FRACTION = 0.99
 
 
 class SizingError(CannotStart):
@@ -24,18 +32,32 @@ class SizingError(CannotStart):
 class Demand:
     """What sizing looks at. Bytes; None = not asked for."""
 
-    total_bytes: int
-    """memory of the device"""
+    free_bytes: int
+    """of the device before the weights were loaded: what others hold is not ours to share out"""
     available_bytes: int
     """free now, with the weights loaded"""
+    weight_bytes: int
     kv_bytes_per_token: int
     page_size: int
     context: int
-    """longest prompt + output the model serves, in tokens"""
+    """longest prompt + output that is to be served, in tokens"""
+    longest: int | None = None
+    """most tokens of a request that the loaded model is prepared for"""
+    rows: int
+    """sequences that are to run at once (--max-running-requests)"""
     static_fraction: float | None = None
-    """share of total_bytes for weights and KV together (--mem-fraction-static)"""
+    """share of free_bytes for weights and KV together (--mem-fraction-static)"""
     max_total_tokens: int | None = None
-    max_running_requests: int | None = None
+
+    @property
+    def page_bytes(self) -> int:
+        return self.kv_bytes_per_token * self.page_size + PAGE_COST
+
+    @property
+    def room(self) -> int:
+        """Most that KV can take: what is free now, and what was free less the weights. Weights
+        that are pages of a mapped file count as available now, and others may have come since."""
+        return min(self.available_bytes, self.free_bytes - self.weight_bytes) - RESERVE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,36 +65,123 @@ class Size:
     pages: int
     rows: int
     context: int
+    rewrites: tuple[Rewrite, ...] = ()
+    """settings that did not fit as they were"""
 
 
 def size(demand: Demand) -> Size:
     """Pages, rows and context. Raises SizingError when not even a short request fits."""
-    pages = _budget(demand) // (demand.kv_bytes_per_token * demand.page_size)
-    wanted_rows = demand.max_running_requests or DEFAULT_ROWS
-    most = wanted_rows * -(-(demand.context + 1) // demand.page_size)
-    if demand.max_total_tokens is not None:
-        most = min(most, demand.max_total_tokens // demand.page_size)
-    pages = min(pages, most)
-    tokens = pages * demand.page_size
+    page = demand.page_size
+    allowed = _budget(demand) // demand.page_bytes
+    wanted = _wanted_pages(demand)
+    pages = allowed if wanted is None else min(allowed, wanted)
+    tokens = pages * page
     if pages < 1 or tokens < min(SMALLEST_POOL_TOKENS, demand.context):
-        raise SizingError(_too_small(demand, tokens))
-    return Size(pages=pages, rows=min(wanted_rows, tokens), context=min(demand.context, tokens))
+        raise SizingError(_too_small(demand, allowed))
+    fit = Size(pages=pages, rows=min(demand.rows, tokens), context=_context(demand, tokens))
+    return Size(
+        pages=fit.pages, rows=fit.rows, context=fit.context, rewrites=tuple(_rewrites(demand, fit))
+    )
+
+
+def _context(demand: Demand, tokens: int) -> int:
+    return min(demand.context, tokens, demand.longest or demand.context)
 
 
 def _budget(demand: Demand) -> int:
-    """Bytes for the KV pool."""
-    if demand.static_fraction is None:
+    """Bytes for the KV pool: what was free before loading times the fraction, less the weights
+    (inventory A.8)."""
+    if demand.static_fraction is None and demand.max_total_tokens is None:
         share = min(DEFAULT_LARGEST, int(demand.available_bytes * DEFAULT_SHARE))
     else:
-        used = demand.total_bytes - demand.available_bytes
-        share = int(demand.total_bytes * demand.static_fraction) - used
-    return max(0, min(share, demand.available_bytes - RESERVE))
+        fraction = demand.static_fraction or ASKED_FRACTION
+        share = int(demand.free_bytes * fraction) - demand.weight_bytes
+    return max(0, min(share, demand.room))
 
 
-def _too_small(demand: Demand, tokens: int) -> str:
-    return (
-        f"the KV pool would hold {max(0, tokens)} tokens: {demand.available_bytes / GIB:.2f} GiB "
-        f"are free after loading the weights and a token takes "
-        f"{demand.kv_bytes_per_token / 1024:.0f} KiB. Raise --mem-fraction-static or "
-        "--max-total-tokens, lower --page-size, free memory, or choose a smaller model"
+def _wanted_pages(demand: Demand) -> int | None:
+    """What was asked for, None: all that fits; without a wish no more than all rows can fill."""
+    if demand.max_total_tokens is not None:
+        return demand.max_total_tokens // demand.page_size
+    if demand.static_fraction is not None:
+        return None
+    return demand.rows * -(-(demand.context + 1) // demand.page_size)
+
+
+def _rewrites(demand: Demand, fit: Size) -> Iterator[Rewrite]:
+    tokens, asked = fit.pages * demand.page_size, demand.max_total_tokens
+    whole = asked is not None and asked // demand.page_size == fit.pages
+    fraction = demand.static_fraction or ASKED_FRACTION
+    if asked is not None and asked != tokens:
+        reason = (
+            f"whole pages of {demand.page_size} tokens" if whole else _memory_text(demand, fraction)
+        )
+        yield _changed("max_total_tokens", asked, tokens, reason)
+    cut = demand.static_fraction is not None and (
+        int(demand.free_bytes * demand.static_fraction) - demand.weight_bytes > demand.room
     )
+    if cut and not whole:
+        got = math.floor(1000 * (demand.room + demand.weight_bytes) / demand.free_bytes) / 1000
+        reason = f"{_gib(RESERVE)} of what is free are kept for activations and the process"
+        yield _changed("mem_fraction_static", demand.static_fraction, got, reason)
+    if fit.rows < demand.rows:
+        reason = f"a running request needs a token of KV, and there are {tokens:,}"
+        yield _changed("max_running_requests", demand.rows, fit.rows, reason)
+    if fit.context < demand.context:
+        reason = (
+            f"the KV pool holds {tokens:,} tokens"
+            if fit.context == tokens
+            else f"{_gib(demand.free_bytes)} were free before loading"
+        )
+        yield _changed("context_length", demand.context, fit.context, reason)
+
+
+def _changed(field: str, before: Any, after: Any, reason: str) -> Rewrite:
+    return Rewrite(field=field, before=before, after=after, rule="size", reason=reason)
+
+
+def _memory_text(demand: Demand, fraction: float) -> str:
+    source = "" if demand.static_fraction is None else "--mem-fraction-static "
+    return (
+        f"{_gib(demand.free_bytes)} were free before loading, times {source}{fraction:g}, less "
+        f"{_gib(demand.weight_bytes)} of weights, at {_kib(demand.kv_bytes_per_token)} for a token"
+    )
+
+
+def _too_small(demand: Demand, allowed: int) -> str:
+    """What is wrong, and what would help: the smallest fraction, or other numbers."""
+    wanted = min(SMALLEST_POOL_TOKENS, demand.context)
+    page, asked = demand.page_size, demand.max_total_tokens
+    if asked is not None and asked // page * page < wanted:
+        least = -(-wanted // page) * page
+        return (
+            f"--max-total-tokens {asked}: the smallest KV pool is {least} tokens "
+            f"(pages of {page}); give {least} or more, or leave it out"
+        )
+    fewest = -(-wanted // page)
+    need = fewest * demand.page_bytes
+    facts = (
+        f"the KV pool would hold {allowed * page} tokens: {_gib(demand.free_bytes)} were free "
+        f"before loading, the weights take {_gib(demand.weight_bytes)}, "
+        f"{_gib(max(0, demand.room))} are left for KV, and {fewest * page} tokens take {_gib(need)}"
+    )
+    return f"{facts}. {_remedy(demand, need)}"
+
+
+def _remedy(demand: Demand, need: int) -> str:
+    fraction = math.ceil(1000 * (demand.weight_bytes + need) / max(1, demand.free_bytes)) / 1000
+    if need <= demand.room and fraction <= LARGEST_FRACTION:
+        return (
+            f"The smallest --mem-fraction-static that works is {fraction:g}; "
+            "more of it holds longer and more requests"
+        )
+    smaller = ", lower --page-size" if demand.page_size > SMALLEST_POOL_TOKENS else ""
+    return f"Free memory (or raise the container's limit){smaller}, or choose a smaller model"
+
+
+def _gib(count: int) -> str:
+    return f"{count / GIB:.2f} GiB" if count >= GIB // 10 else f"{count / (1 << 20):.2f} MiB"
+
+
+def _kib(count: int) -> str:
+    return f"{count / 1024:.3g} KiB"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import platform
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path("/")
@@ -28,18 +29,22 @@ RELEVANT = (
     "i8mm",
     "sve",
 )
+CACHED = ("active_file", "inactive_file")
+"""of memory.stat: pages of files"""
+NO_LIMIT = 1 << 60
 BF16_HARDWARE = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 
 
 def memory(root: Path = ROOT) -> tuple[int, int]:
-    """(total, available) bytes: what the machine has, cut to the container's limit."""
+    """(total, available) bytes: what the machine has, cut to the container's limit.
+
+    Pages of files (a mapped model, above all) count as available: they are read again when needed.
+    """
     table = _meminfo(root)
     total = table.get("MemTotal", 0) or _sysconf_memory()
     available = table.get("MemAvailable", table.get("MemFree", total))
-    limit, used = _cgroup_memory(root)
-    if limit is not None:
-        total = min(total, limit)
-        available = min(available, max(0, limit - used))
+    for limit, used in _cgroup_memory(root):
+        total, available = min(total, limit), min(available, max(0, limit - used))
     return total, available
 
 
@@ -102,17 +107,23 @@ def _sysconf_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _cgroup_memory(root: Path) -> tuple[int | None, int]:
-    """(limit or None, used) of the container; cgroup v2, then v1."""
-    for limit_file, used_file in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+def _cgroup_memory(root: Path) -> Iterator[tuple[int, int]]:
+    """(limit, used without pages of files) of each group of this process that has a limit."""
+    for name, in_use, in_files, folders in (
+        ("memory.max", "memory.current", CACHED, _cgroup_folders(root)),
+        (
+            "memory.limit_in_bytes",
+            "memory.usage_in_bytes",
+            tuple(f"total_{field}" for field in CACHED),
+            _cgroup_folders(root, "memory"),
+        ),
     ):
-        for folder in _cgroup_folders(root):
-            limit = _number(folder / limit_file)
-            if limit is not None and limit < 1 << 60:
-                return limit, _number(folder / used_file) or 0
-    return None, 0
+        for folder in folders:
+            limit = _number(folder / name)
+            if limit is not None and limit < NO_LIMIT:
+                table = _table(folder / "memory.stat")
+                cached = sum(table.get(field, 0) for field in in_files)
+                yield limit, max(0, (_number(folder / in_use) or 0) - cached)
 
 
 def _cgroup_cores(root: Path) -> int | None:
@@ -128,15 +139,23 @@ def _cgroup_cores(root: Path) -> int | None:
     return None
 
 
-def _cgroup_folders(root: Path) -> list[Path]:
-    """This process's own cgroup (v2) first, then the root of the hierarchy."""
-    base = root / "sys/fs/cgroup"
+def _cgroup_folders(root: Path, controller: str = "") -> list[Path]:
+    """This process's own group first, then those around it. `controller`: of version 1, which has
+    a hierarchy for each."""
+    base = root / "sys/fs/cgroup" / controller
     folders = []
     for line in _lines(root / "proc/self/cgroup"):
-        hierarchy, _, path = line.split(":", 2) if line.count(":") >= 2 else ("", "", "")
-        if hierarchy == "0" and path.strip("/"):
-            folders.append(base / path.strip("/"))
+        _, controllers, path = line.split(":", 2) if line.count(":") >= 2 else ("", "?", "")
+        own = Path(path.strip("/"))
+        if controller in controllers.split(",") and ".." not in own.parts:
+            folders += [base / group for group in (own, *own.parents) if group != Path()]
     return [*folders, base]
+
+
+def _table(path: Path) -> dict[str, int]:
+    """Lines of a name and a number."""
+    words = [line.split() for line in _lines(path)]
+    return {pair[0]: int(pair[1]) for pair in words if len(pair) == 2 and pair[1].isdigit()}
 
 
 def _number(path: Path) -> int | None:

@@ -53,11 +53,14 @@ class Kernels:
     ) -> None:
         self._library = _load(library)
         wanted = isa.encode() if isa else None
+        before = running_threads()
         self._context = self._library.vv_open(wanted, threads, SPIN_MICROSECONDS, int(pinned))
         if not self._context:
             raise NoKernels(f"this CPU does not have the instruction set {isa!r}")
         weakref.finalize(self, self._library.vv_close, self._context)
         self.threads = threads
+        self.started = min(threads, 1 + running_threads() - before) if before else threads
+        """threads there are: a container's limit may be lower"""
         self.isa: str = self._library.vv_isa(self._context).decode()
         self._graph: Graph | None = None
 
@@ -215,3 +218,9 @@ def _load(path: Path) -> ctypes.CDLL:
             )
         function.restype, function.argtypes = result, arguments
     return library
+
+
+def running_threads() -> int:
+    """Of this process; 0 where nobody tells."""
+    tasks = Path("/proc/self/task")
+    return len(list(tasks.iterdir())) if tasks.is_dir() else 0

@@ -41,6 +41,7 @@ class NativePlatform:
         self.facts = facts
         from vivace.platforms.cpu.native_table import native_ops
 
+        self.threads = kernels.started
         self.ops = native_ops(kernels)
         self._kernels = kernels
 
@@ -76,6 +77,7 @@ class TorchPlatform:
 
     def __init__(self, facts: PlatformFacts, deterministic: bool) -> None:
         self.facts = facts
+        self.threads = torch.get_num_threads()
         self._deterministic = deterministic
         self.ops = batch_invariant(cpu_ops()) if deterministic else cpu_ops()
 

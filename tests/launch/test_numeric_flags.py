@@ -1,0 +1,229 @@
+"""A number that was asked for is what runs, or the summary says why not, or the start is refused.
+
+Every numeric option that works on the CPU starts toy engines at its extremes, alone and beside
+flags that leave it little room; EFFECTIVE knows where the value in effect can be read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from vivace.assemble import build_runner
+from vivace.config import Config, from_arguments
+from vivace.config.config import all_options
+from vivace.config.option import Kind, Option
+from vivace.configure import configure
+from vivace.engine.admission import Admission
+from vivace.engine.settings import EngineSettings
+from vivace.engine.settings import settings_of as engine_settings
+from vivace.errors import CannotStart
+from vivace.launch import plan_of
+from vivace.platforms.cpu import facts as cpu
+from vivace.platforms.cpu.facts import kernels_built
+from vivace.protocol.control import Capacity
+from vivace.server.settings import settings_of as server_settings
+from vivace.supervisor.listen import ListenError, bind
+from vivace.supervisor.summary import plain_lines, summary_of
+from vivace.supervisor.supervisor import Plan
+from vivace.worker.sizing import PAGE_COST
+
+pytestmark = pytest.mark.skipif(not kernels_built(), reason="the native kernels were not built")
+
+FREE = 600 << 20
+"""bytes of the made-up machine"""
+MODEL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 300,
+    "max_position_embeddings": 512,
+    "torch_dtype": "float32",
+    "eos_token_id": 2,
+}
+INTS = (-1, 0, 1, 2, 7, 96, 1000, 65_000, 1_000_003, 1 << 40)
+FLOATS = (-1.0, 0.0, 0.01, 0.5, 0.99, 1.0, 100.0, 1e9, math.inf, math.nan)
+LISTS = ((), (0,), (1,), (1, 3), (3, 1, 1), (2, 1_000_000))
+CROWDS: tuple[dict[str, Any], ...] = (
+    {},
+    {"max_total_tokens": 64},
+    {"max_running_requests": 2, "page_size": 32},
+    {"mem_fraction_static": 0.5, "cuda_graph_max_bs": 3},
+    {"disable_cpu_kernels": True, "watchdog_timeout": 5.0},
+    {"enable_priority_scheduling": True, "enable_metrics": True, "log_requests": True},
+)
+"""what else was asked for"""
+
+
+@dataclass(frozen=True)
+class Started:
+    """A toy engine and what a server would do beside it."""
+
+    config: Config
+    worker: Any
+    engine: EngineSettings
+    plan: Plan
+
+    @property
+    def capacity(self) -> Capacity:
+        return self.worker.capacity
+
+    def static_share(self) -> float:
+        """Of the memory that was free: what weights and KV take."""
+        kept = self.capacity.kv_bytes + PAGE_COST * self.capacity.pages
+        return (self.capacity.weight_bytes + kept) / FREE
+
+    def threads(self) -> int:
+        if self.config.runtime.disable_cpu_kernels:
+            return torch.get_num_threads()
+        return self.worker._attention._kernels.started
+
+    def captured(self) -> list[int]:
+        return [step.rows for step in getattr(self.worker._runner, "_steps", ())]
+
+    def conservativeness(self) -> float:
+        """Of the ratio that admission begins with."""
+        return Admission(self.engine, self.capacity.page_size).ratio / self.engine.initial_ratio
+
+
+def started(asked: dict[str, Any], model: Path) -> Started:
+    """An engine in this process; raises what refuses the start."""
+    settings = {"log_level": "warning", "cpu_threads": 1, "load_format": "dummy", **asked}
+    config = configure(from_arguments(model_path=str(model), **settings))
+    worker = build_runner(config, lambda stage, fraction: None)
+    with bind(config.http.host, config.http.port) as listener:
+        return Started(
+            config=config,
+            worker=worker,
+            engine=engine_settings(config, worker.capacity),
+            plan=plan_of(config, listener, model),
+        )
+
+
+EFFECTIVE: dict[str, Callable[[Started], Any]] = {
+    "port": lambda it: it.config.http.port,  # `started` has bound it
+    "tokenizer_worker_num": lambda it: it.plan.frontends,
+    "context_length": lambda it: it.capacity.context,
+    "mem_fraction_static": Started.static_share,
+    "max_total_tokens": lambda it: it.capacity.tokens,
+    "page_size": lambda it: it.capacity.page_size,
+    "max_running_requests": lambda it: it.engine.rows,
+    "prefill_max_requests": lambda it: it.engine.prefill_max_requests,
+    "max_queued_requests": lambda it: it.engine.max_queued,
+    "chunked_prefill_size": lambda it: -1 if it.engine.chunk is None else it.engine.chunk,
+    "max_prefill_tokens": lambda it: it.engine.max_prefill_tokens,
+    "priority_scheduling_preemption_threshold": lambda it: it.engine.preemption_threshold,
+    "schedule_conservativeness": Started.conservativeness,
+    "num_continuous_decode_steps": lambda it: it.engine.continuous_decode_steps,
+    "scheduler_recv_interval": lambda it: it.engine.receive_interval,
+    "cpu_threads": Started.threads,
+    "random_seed": lambda it: it.engine.seed,
+    "stream_interval": lambda it: it.engine.stream_interval,
+    "watchdog_timeout": lambda it: it.plan.watchdog,
+    "soft_watchdog_timeout": lambda it: it.plan.soft_watchdog,
+    "cuda_graph_bs": Started.captured,
+    "cuda_graph_max_bs": lambda it: max(it.captured(), default=None),
+    "log_requests_level": lambda it: server_settings(it.config).log_requests_level,
+    "decode_log_interval": lambda it: it.engine.decode_log_interval,
+    "bucket_time_to_first_token": lambda it: it.engine.time_to_first_token_buckets,
+    "bucket_inter_token_latency": lambda it: it.engine.inter_token_latency_buckets,
+    "bucket_e2e_request_latency": lambda it: it.engine.e2e_latency_buckets,
+    "gc_warning_threshold_secs": lambda it: it.config.logging.gc_warning_threshold_secs,
+}
+"""option -> the value in effect, read where it takes effect"""
+NUMERIC = [
+    option
+    for option in all_options()
+    if option.states["cpu"].kind is Kind.WORKS
+    and (
+        option.shape.removeprefix("list of ") in ("int", "float")
+        or (option.choices and all(choice.isdigit() for choice in option.choices))
+    )
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    (folder / "config.json").write_text(json.dumps(MODEL))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "memory", lambda: (2 * FREE, FREE))
+
+
+def test_every_numeric_option_has_an_effective_value() -> None:
+    assert sorted(EFFECTIVE) == sorted(option.name for option in NUMERIC)
+
+
+def extremes(option: Option) -> tuple[Any, ...]:
+    if option.choices:
+        return (*map(int, option.choices), 99)
+    if option.name == "cpu_threads":
+        return tuple(value for value in INTS if value != 1000)  # a thousand threads take seconds
+    if option.shape == "int":
+        return INTS
+    return FLOATS if option.shape == "float" else LISTS
+
+
+@pytest.mark.parametrize("option", NUMERIC, ids=lambda option: option.name)
+def test_what_was_asked_runs_or_is_explained(option: Option, model: Path) -> None:
+    starts = 0
+    for crowd in CROWDS:
+        for value in extremes(option):
+            asked = {**crowd, option.name: value}
+            try:
+                it = started(asked, model)
+            except (CannotStart, ListenError) as refusal:
+                refused(str(refusal), asked)
+                continue
+            explain(it, option, value)
+            starts += 1
+    assert starts > len(CROWDS)
+
+
+def refused(text: str, asked: dict[str, Any]) -> None:
+    """One line that names a flag, or the port that is taken."""
+    flags = {option.name: option.flag for option in all_options()}
+    assert "\n" not in text, text
+    assert any(flags[name] in text for name in asked) or str(asked.get("port")) in text, text
+
+
+def same(it: Started, name: str, asked: Any, effective: Any) -> bool:
+    if isinstance(asked, list | tuple) or isinstance(effective, list | tuple):
+        return not asked or set(asked) == set(effective)
+    if name == "mem_fraction_static" and it.config.memory.max_total_tokens is not None:
+        return effective <= asked  # both are upper limits
+    if isinstance(asked, float):
+        tolerance = 0.002 if name == "mem_fraction_static" else 1e-9
+        return math.isclose(asked, effective, abs_tol=tolerance)
+    return asked == effective
+
+
+def explain(it: Started, option: Option, value: Any) -> None:
+    """Raises unless the value is in effect or the summary says what is, and why."""
+    effective = EFFECTIVE[option.name](it)
+    if same(it, option.name, value, effective):
+        return
+    summary = summary_of(it.config, it.capacity, "http://127.0.0.1:1")
+    told = [
+        rewrite
+        for rewrite in (*it.config.rewrites, *it.capacity.rewrites)
+        if rewrite.field == option.name and same(it, option.name, rewrite.after, effective)
+    ]
+    assert told, (option.flag, value, effective)
+    assert told[-1].reason
+    assert any(option.flag in line and told[-1].reason in line for line in plain_lines(summary))
