@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 from config_kit import CONFIG, PLATFORM, SOURCE
+from gguf.constants import GGMLQuantizationType
 
+from vivace.checkpoint.source import StoredKind
 from vivace.config import Config, ConfigError, parse, resolve
 from vivace.models.facts import facts_of
+from vivace.platforms.blocks import KEPT, PLAIN
 from vivace.platforms.cpu.facts import dtypes
 from vivace.worker.build import DEFAULT_CAPTURE, Captures, captures_of
 
@@ -21,9 +24,11 @@ def resolved_for(
     features: frozenset[str] = BUILT,
     model: dict[str, Any] | None = None,
     stored: str = "gguf",
+    file: tuple[StoredKind, ...] = (),
 ) -> Config:
     platform = dataclasses.replace(PLATFORM, features=features, dtypes=dtypes(features))
-    source = dataclasses.replace(SOURCE, format=stored, config={**CONFIG, **(model or {})})
+    config = {**CONFIG, **(model or {})}
+    source = dataclasses.replace(SOURCE, format=stored, config=config, stored=file)
     return resolve(parse(argv.split(), {}), source, facts_of(source), platform)
 
 
@@ -144,6 +149,35 @@ def test_activations_of_blocks_are_int8_where_kernels_take_them(
     config = resolved_for(argv, features, stored=stored)
     assert config.quantization.activation_dtype == chosen
     assert words in reasons(config)["activation_dtype"]
+
+
+def of_kinds(argv: str, *kinds: str) -> Config:
+    stored = tuple(
+        StoredKind(kind=kind, nbytes=17_000_000, numbers=32_000_000, in_layers=True)
+        for kind in kinds
+    )
+    return resolved_for(argv, file=stored)
+
+
+def test_blocks_that_no_kernel_reads_are_told() -> None:
+    """The memory they take, and that nothing is multiplied with int8."""
+    config = of_kinds("--dtype bfloat16", "mxfp4", "f32")
+    (notice,) = config.notices
+    assert notice.startswith("MXFP4 matrices, 17.00 MB in the file, are decoded to bfloat16")
+    assert "take 64.00 MB" in notice and "Q4_0" in notice
+    assert config.quantization.activation_dtype == "float"
+    assert "this file has MXFP4, F32" in reasons(config)["activation_dtype"]
+    with pytest.raises(ConfigError, match=r"--activation-dtype int8: .* MXFP4"):
+        of_kinds("--activation-dtype int8", "mxfp4")
+
+
+@pytest.mark.parametrize("kind", [kind.name.lower() for kind in GGMLQuantizationType])
+def test_every_type_of_gguf_is_read_as_stored_or_told(kind: str) -> None:
+    told = of_kinds("--dtype bfloat16", kind).notices
+    assert bool(told) == (kind not in (*KEPT, *PLAIN))
+    decoded = of_kinds("--dtype bfloat16 --disable-cpu-kernels", kind).notices
+    assert bool(decoded) == (kind not in PLAIN)
+    assert of_kinds("", "q4_k", kind).quantization.activation_dtype == "int8"
 
 
 def test_activations_as_asked() -> None:

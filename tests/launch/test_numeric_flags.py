@@ -227,3 +227,12 @@ def explain(it: Started, option: Option, value: Any) -> None:
     assert told, (option.flag, value, effective)
     assert told[-1].reason
     assert any(option.flag in line and told[-1].reason in line for line in plain_lines(summary))
+
+
+def test_every_stage_of_the_start_is_told_once_and_in_order(model: Path) -> None:
+    told: list[str] = []
+    config = configure(from_arguments(model_path=str(model), load_format="dummy", cpu_threads=1))
+    build_runner(config, lambda stage, fraction: told.append(stage))
+    stages = [stage for at, stage in enumerate(told) if stage not in told[at - 1 : at]]
+    assert stages[-2:] == ["Sizing the KV pool", "Capturing decode steps"]
+    assert len(set(stages)) == len(stages)

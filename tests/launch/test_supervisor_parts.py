@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vivace.config import Config, parse
+from vivace.config.reading import size_text
 from vivace.launch import configure
 from vivace.protocol.control import Capacity, Command, Drain, Ready
 from vivace.supervisor.budget import CrashBudget
@@ -26,7 +27,7 @@ from vivace.supervisor.listen import ListenError, bind, url_of
 from vivace.supervisor.messages import Failure, Progress, Serving, Setup, Stop
 from vivace.supervisor.progress import StartProgress
 from vivace.supervisor.signals import STOPPING, caught
-from vivace.supervisor.summary import show, summary_of
+from vivace.supervisor.summary import count_text, show, summary_of
 from vivace.supervisor.watch import PAUSE_SECONDS, Watchdog
 
 CAPACITY = Capacity(
@@ -220,10 +221,25 @@ def test_summary_tells_what_runs_and_why() -> None:
     stream = io.StringIO()
     show(summary, stream)
     text = stream.getvalue()
-    assert "16,000 tokens" in text and "LlamaForCausalLM" in text and "0.27 GB" in text
+    assert "16,000 tokens" in text and "LlamaForCausalLM" in text and "269 MB" in text
     assert "decided" in text and "--page-size: unset -> " in text
     assert "curl http://127.0.0.1:1/v/v1/chat/completions" in text and "it'\\''s" in text
     assert "\x1b" not in text
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "size", "parameters", "count"),
+    [
+        (0, "0 bytes", 0, "0"),
+        (640, "640 bytes", 640, "640"),
+        (73_280_000, "73.28 MB", 134_515_008, "135 million"),
+        (4_100, "4.10 KB", 34_200, "34.2 thousand"),
+        (2_540_000_000, "2.54 GB", 1_235_000_000, "1.24 billion"),
+        (314_000_000_000, "314 GB", 1_026_000_000_000, "1,026 billion"),
+    ],
+)
+def test_sizes_have_units_that_fit(nbytes: int, size: str, parameters: int, count: str) -> None:
+    assert (size_text(nbytes), count_text(parameters)) == (size, count)
 
 
 def test_summary_never_shows_the_key() -> None:

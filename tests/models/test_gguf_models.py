@@ -46,6 +46,18 @@ def test_family_equals_transformers(name: str, tmp_path: Path) -> None:
     torch.testing.assert_close(found, reference(theirs, ids), rtol=1e-4, atol=3e-4)
 
 
+def test_types_of_matrices_are_known_before_loading(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4}
+    theirs = make("Llama", tmp_path, num_hidden_layers=1, **sizes)
+    file = tmp_path / "toy.gguf"
+    write(theirs, file, "llama", Kind.MXFP4)
+    (stored,) = locate(str(file)).stored
+    matrices = [each for each in theirs.parameters() if each.ndim == 2]
+    assert (stored.kind, stored.in_layers) == ("mxfp4", True)
+    assert stored.numbers == sum(each.numel() for each in matrices)
+    assert stored.nbytes == stored.numbers * 17 // 32
+
+
 ENCODED = [Kind.F16, Kind.BF16, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0]
 
 

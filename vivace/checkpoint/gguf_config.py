@@ -6,12 +6,14 @@ names the file's own keys by what `config_of` tells it.
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from vivace.checkpoint.fields import shown
 from vivace.checkpoint.gguf_file import GGUFError, GGUFFile
+from vivace.checkpoint.source import StoredKind
 
 ARCHITECTURES = {
     "llama": ("LlamaForCausalLM", "llama"),
@@ -75,6 +77,23 @@ def config_of(file: GGUFFile) -> tuple[Config, Config, dict[str, str]]:
     if scaling := scaling_of(facts):
         config["rope_scaling"] = scaling
     return config, generation_of(facts), facts.spelling
+
+
+def stored_kinds(file: GGUFFile) -> tuple[StoredKind, ...]:
+    """What types the matrices of a file have, in the order of the file."""
+    found: dict[str, StoredKind] = {}
+    for name, entry in file.tensors.items():
+        if len(entry.shape) < 2:
+            continue
+        kind = entry.type.name.lower()
+        before = found.get(kind, StoredKind(kind=kind, nbytes=0, numbers=0, in_layers=False))
+        found[kind] = StoredKind(
+            kind=kind,
+            nbytes=before.nbytes + entry.nbytes,
+            numbers=before.numbers + prod(entry.shape),
+            in_layers=before.in_layers or name.startswith("blk."),
+        )
+    return tuple(found.values())
 
 
 class Metadata:

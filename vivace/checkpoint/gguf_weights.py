@@ -14,6 +14,7 @@ from vivace.checkpoint.gguf_blocks import decoded
 from vivace.checkpoint.gguf_file import GGUFFile
 from vivace.checkpoint.weights import CheckpointError
 from vivace.models.facts import ModelFacts
+from vivace.platforms.blocks import KEPT
 from vivace.platforms.ops.stored import StoredBlocks
 
 FIXED = {
@@ -100,7 +101,7 @@ class GGUFWeights:
     def stored(self, name: str) -> Tensor | StoredBlocks:
         """The file's own bytes, a view on it; rows are reordered as in `read`."""
         entry = self._file.tensors[self._stored[name]]
-        if entry.type not in KEPT or len(entry.shape) != 2:
+        if entry.type.name.lower() not in KEPT or len(entry.shape) != 2:
             return self.read(name)
         rows = self._file.data(entry.name).reshape(entry.shape[0], -1)
         blocks = StoredBlocks(entry.type.name.lower(), rows, entry.shape[1])
@@ -133,11 +134,6 @@ class GGUFWeights:
             ) from None
 
 
-KEPT = frozenset(
-    GGMLQuantizationType[name]
-    for name in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
-)
-"""types whose blocks kernels may be given as they are"""
 PLAIN = {
     GGMLQuantizationType.F32: torch.float32,
     GGMLQuantizationType.F16: torch.float16,

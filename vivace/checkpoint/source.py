@@ -28,6 +28,17 @@ LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 
 
 @dataclass(frozen=True, kw_only=True)
+class StoredKind:
+    """The matrices of a GGUF file that have one type. `kind`: GGUF's name in lower case."""
+
+    kind: str
+    nbytes: int
+    numbers: int
+    in_layers: bool
+    """some are in layers, not embedding or head"""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelSource:
     """A located model. `config` has Hugging Face's config.json keys whatever the format."""
 
@@ -43,6 +54,8 @@ class ModelSource:
     """a directory with tokenizer.json, or a GGUF file"""
     commit: str = ""
     """the hub's revision, when the model lies in its cache"""
+    stored: tuple[StoredKind, ...] = ()
+    """of a GGUF file"""
     spelling: dict[str, str] = field(default_factory=dict)
     """a key of `config` -> the GGUF file's own"""
     overridden: tuple[str, ...] = ()
@@ -101,6 +114,7 @@ def locate(
         commit=model.commit,
         spelling=found.spelling,
         overridden=tuple(overrides or ()),
+        stored=() if dummy else found.stored,
     )
 
 
@@ -202,7 +216,7 @@ def is_gguf(path: Path, load_format: str) -> bool:
 
 def located_gguf(path: Path) -> ModelSource:
     # Here: this module is part of every command, and numpy takes longer than most of them.
-    from vivace.checkpoint.gguf_config import config_of
+    from vivace.checkpoint.gguf_config import config_of, stored_kinds
     from vivace.checkpoint.gguf_file import GGUFError, GGUFFile
 
     file = path if path.is_file() else single_gguf(path)
@@ -219,6 +233,7 @@ def located_gguf(path: Path) -> ModelSource:
         generation_config=generation,
         tokenizer_path=file,
         spelling=spelling,
+        stored=stored_kinds(opened),
     )
 
 

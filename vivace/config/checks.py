@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from vivace.config.config import ConfigError, Options, all_options, value_of
 from vivace.config.environment import switched_on
 from vivace.config.option import Kind
+from vivace.config.reading import size_text
 from vivace.config.rules import why_float_activations
+from vivace.platforms.blocks import KEPT, PLAIN
 
 if TYPE_CHECKING:
     from vivace.config.resolution import Surroundings
 
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 INT8 = ("w8a8_int8", "w8a16")
 """of --quantization"""
 LONGER = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
@@ -206,6 +209,24 @@ def activations(options: Options, around: Surroundings) -> list[str]:
     return []
 
 
+def decoded(options: Options, around: Surroundings) -> list[str]:
+    """After the rules: blocks of a GGUF file that take more memory than in the file."""
+    torch, dtype = options.runtime.disable_cpu_kernels, options.model.dtype
+    if options.quantization.quantization in INT8:
+        return []  # told by `formats`
+    reads = "torch's operations read no blocks" if torch else f"kernels read {names_of(KEPT)}"
+    return [
+        f"{stored.kind.upper()} matrices, {size_text(stored.nbytes)} in the file, are decoded to "
+        f"{dtype} and take {size_text(stored.numbers * ELEMENT_BYTES[dtype])}: {reads}"
+        for stored in around.source.stored
+        if stored.kind not in PLAIN and (torch or stored.kind not in KEPT)
+    ]
+
+
+def names_of(kinds: Iterable[str]) -> str:
+    return ", ".join(kinds).upper()
+
+
 def computable(options: Options, around: Surroundings) -> list[str]:
     """After the rules: types that this device computes and stores in."""
     dtype, usable = options.model.dtype, around.platform.dtypes
@@ -267,4 +288,9 @@ CHECKS: list[Callable[[Options, Surroundings], list[str]]] = [
     retractions,
 ]
 """before the rules"""
-FINAL_CHECKS: list[Callable[[Options, Surroundings], list[str]]] = [computable, activations, idle]
+FINAL_CHECKS: list[Callable[[Options, Surroundings], list[str]]] = [
+    computable,
+    activations,
+    decoded,
+    idle,
+]

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from vivace.config.config import Options
+from vivace.platforms.blocks import NARROWED
 
 if TYPE_CHECKING:
     from vivace.config.resolution import Surroundings
@@ -98,6 +99,10 @@ def why_float_activations(options: Options, around: Surroundings) -> str | None:
         return f"--quantization {asked} says what activations are"
     if options.runtime.disable_cpu_kernels or around.platform.name != "cpu":
         return "only the native CPU kernels multiply blocks with int8"
+    kinds = [stored.kind for stored in around.source.stored if stored.in_layers]
+    if kinds and not set(kinds) & set(NARROWED):
+        found = ", ".join(kinds).upper()
+        return f"blocks of at most six bits are multiplied with int8; this file has {found}"
     return None
 
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from vivace.platforms.blocks import NARROWED
 from vivace.platforms.ops.mlp import Operands
-from vivace.platforms.ops.stored import NARROWED, StoredBlocks
+from vivace.platforms.ops.stored import StoredBlocks
 from vivace.quantization.method import LinearMethod, Matrix
 
 

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
+from vivace.config.reading import size_text
 from vivace.frontend.served import served_model
 from vivace.observability.log import escape
 from vivace.protocol.control import Capacity, Rewrite
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from vivace.checkpoint.source import ModelSource
     from vivace.config.config import Config
 
-GIGABYTE = 1e9
 LABEL_WIDTH = 17
 
 
@@ -36,10 +36,10 @@ def summary_of(config: Config, capacity: Capacity, url: str) -> Summary:
         ("model", f"{name} ({origin(source)})"),
         ("architecture", f"{facts.architecture}, {facts.layers} layers"),
         ("dtype", str(config.model.dtype)),
-        ("parameters", f"{facts.parameters / 1e6:,.0f} million"),
-        ("weights", gigabytes(capacity.weight_bytes)),
-        ("KV cache", f"{capacity.tokens:,} tokens, {gigabytes(capacity.kv_bytes)}"),
-        ("captured steps", gigabytes(capacity.graph_bytes) if capacity.graph_bytes else "none"),
+        ("parameters", count_text(facts.parameters)),
+        ("weights", size_text(capacity.weight_bytes)),
+        ("KV cache", f"{capacity.tokens:,} tokens, {size_text(capacity.kv_bytes)}"),
+        ("captured steps", size_text(capacity.graph_bytes) if capacity.graph_bytes else "none"),
         ("page size", f"{capacity.page_size} tokens"),
         ("running requests", f"at most {capacity.rows:,}"),
         ("longest request", f"{min(capacity.context, capacity.tokens):,} tokens"),
@@ -78,8 +78,13 @@ def curl_line(config: Config, url: str, name: str) -> str:
     return f"curl {url}{path}{key} -H 'Content-Type: application/json' -d '{quoted}'"
 
 
-def gigabytes(count: int) -> str:
-    return f"{count / GIGABYTE:.2f} GB"
+def count_text(count: int) -> str:
+    for name, size in (("billion", 10**9), ("million", 10**6), ("thousand", 10**3)):
+        if count >= size:
+            return (
+                f"{count / size:.3g} {name}" if count < 1000 * size else f"{count // size:,} {name}"
+            )
+    return str(count)
 
 
 def chunk_text(size: int | None) -> str:

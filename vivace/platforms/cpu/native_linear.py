@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vivace.platforms.blocks import NARROWED
 from vivace.platforms.cpu.huge_pages import HugePages
 from vivace.platforms.cpu.native import Kernels, Words
 from vivace.platforms.ops.stored import (
     NARROW_BLOCK,
-    NARROWED,
     Int8Rows,
     StoredBlocks,
     joined_int8,

@@ -11,8 +11,8 @@ from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
 from torch import Tensor
 
-NARROWED = ("q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k")
-"""kinds of blocks that may be multiplied with activations in int8: those of at most six bits"""
+from vivace.platforms.blocks import NARROWED
+
 NARROW_BLOCK = 32
 """neighbouring activations of a row that share a scale"""
 

@@ -1,0 +1,10 @@
+"""Kinds of GGUF blocks, by GGUF's names in lower case. Without torch: settings depend on them."""
+
+from __future__ import annotations
+
+NARROWED = ("q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k")
+"""may be multiplied with activations in int8: those of at most six bits"""
+KEPT = (*NARROWED, "q8_0")
+"""kernels may be given them as they are stored"""
+PLAIN = ("f32", "f16", "bf16")
+"""no blocks: numbers"""
