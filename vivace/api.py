@@ -100,7 +100,7 @@ class Engine:
         sized = msgspec.to_builtins(capacity.rewrites) if capacity else ()
         return {
             **known,
-            "rewrites": [*known["rewrites"], *sized],
+            "rewrites": [*known.get("rewrites", ()), *sized],
             "model_path": self._frontend.served.path,
             "version": __version__,
             "max_total_num_tokens": state.total_tokens,

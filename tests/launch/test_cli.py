@@ -94,6 +94,8 @@ FAILING: dict[str, list[list[str]]] = {
     "doctor": [[WRONG], ["--model-path"]],
     "flags": [[WRONG], ["--search", "zzz"], ["--platform", "tpu"]],
     "pull": [[WRONG]],
+    "list": [[WRONG], ["more"]],
+    "rm": [[WRONG], [], ["nobody/nothing"]],
     "version": [[WRONG], ["more"]],
     **{f"bench {name}": [[WRONG]] for name in cli.BENCHES},
     "bench": [[], ["nope"]],
