@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ from vivace.launch import plan_of
 from vivace.platforms.cpu import facts as cpu
 from vivace.platforms.cpu.facts import kernels_built
 from vivace.protocol.control import Capacity
+from vivace.protocol.shared_memory import new_descriptor
 from vivace.server.settings import settings_of as server_settings
 from vivace.supervisor.listen import ListenError, bind
 from vivace.supervisor.summary import plain_lines, summary_of
@@ -102,13 +104,17 @@ def started(asked: dict[str, Any], model: Path) -> Started:
     settings = {"log_level": "warning", "cpu_threads": 1, "load_format": "dummy", **asked}
     config = configure(from_arguments(model_path=str(model), **settings))
     worker = build_runner(config, lambda stage, fraction: None)
-    with bind(config.http.host, config.http.port) as listener:
-        return Started(
-            config=config,
-            worker=worker,
-            engine=engine_settings(config, worker.capacity),
-            plan=plan_of(config, listener, model),
-        )
+    memory = new_descriptor()
+    try:
+        with bind(config.http.host, config.http.port) as listener:
+            return Started(
+                config=config,
+                worker=worker,
+                engine=engine_settings(config, worker.capacity),
+                plan=plan_of(config, listener, model, memory),
+            )
+    finally:
+        os.close(memory)
 
 
 EFFECTIVE: dict[str, Callable[[Started], Any]] = {
