@@ -283,6 +283,11 @@ LOAD_PAIRS = {
         mixed(workload={"input": 2048, "output": 1024}),
         "4096",
     ),
+    "workload-range": Pair(
+        mixed(workload={"input": {"low": 1024, "high": 2048}, "output": 1024}),
+        mixed(workload={"input": {"low": 2048, "high": 2048}, "output": 1024}),
+        "--random-range-ratio 0.50",
+    ),
     "range-ratio": benchmarks({"random-range-ratio": LEAVE_OUT}, {}, "default 0"),
     "single-wave": benchmarks({"num-prompts": 256}, {}, "one wave"),
     "quantisation": flags({"quantization": "modelslim"}, {}, "bf16"),
@@ -378,6 +383,36 @@ BECOMES_PAIRS = {
         },
     ),
 }
+LOAD = {"input": 2048, "output": 1024}
+UNCACHED = {"flags": {**mixed()["roles"]["mixed"]["flags"], "disable-radix-cache": True}}
+GOAL_PAIRS = {
+    "target-first-token": Pair(
+        mixed(targets={"ttft_ms": 0.1}), mixed(targets={"ttft_ms": 2000}), "at the devices' peak"
+    ),
+    "target-token": Pair(
+        mixed(targets={"tpot_ms": 0.1}), mixed(targets={"tpot_ms": 50}), "at the devices' bandwidth"
+    ),
+    "target-rate": Pair(
+        mixed(workload={**LOAD, "rate": 50}, targets={"tpot_ms": 50}),
+        mixed(workload={**LOAD, "rate": 5}, targets={"tpot_ms": 50}),
+        "2560 at once; 256 are admitted",
+    ),
+    "shared-prompts": Pair(
+        mixed(workload={**LOAD, "prefix_share": 0.5}, role=UNCACHED),
+        mixed(workload={**LOAD, "prefix_share": 0.5}),
+        "50% of a prompt",
+    ),
+    "model-path": Pair(
+        mixed(model={"name": "qwen3-30b-a3b", "path": "/other"}),
+        mixed(model={"name": "qwen3-30b-a3b", "path": "/models/Qwen3-30B-A3B"}),
+        "/other",
+    ),
+    "unread": Pair(
+        mixed(workload={**LOAD, "rate": 5}, benchmarks=[]),
+        mixed(workload={**LOAD, "rate": 5}),
+        "workload.rate",
+    ),
+}
 PAIRS: dict[str, Pair] = {
     **FLAG_PAIRS,
     **REFUSED_PAIRS,
@@ -386,6 +421,7 @@ PAIRS: dict[str, Pair] = {
     **DRAFT_PAIRS,
     **SEPARATION_PAIRS,
     **LOAD_PAIRS,
+    **GOAL_PAIRS,
     **ENVIRONMENT_PAIRS,
     **BECOMES_PAIRS,
 }
