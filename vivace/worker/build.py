@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from vivace.config.environment import switched_on
+from vivace.models.causal_lm import Model
 from vivace.models.loading import load_model
 from vivace.platforms.attention import AttentionBackend, AttentionLayer
 from vivace.platforms.platform import Platform, PlatformSettings, load_platform
@@ -54,28 +55,12 @@ LARGEST_STEP_BUFFER = 16384
 def build(config: Config, report: Report) -> Worker:
     """Load the platform and the weights, size the pool with what is left, and assemble."""
     platform = load_platform(config.platform, settings_of(config))
-    dtype = DTYPES[config.model.dtype]
-    free = platform.available_bytes()
-    context = config.model.context_length or config.facts.context
     kv_dtype = KV_DTYPES[config.memory.kv_cache_dtype]
+    free = platform.available_bytes()
     # What a checkpoint claims is allocated for only as far as the memory could ever hold it.
     held = free // config.facts.kv_bytes_per_token(kv_dtype.itemsize)
-    longest = max(1, min(context, held))
-    model = load_model(
-        config.source,
-        config.facts,
-        platform.ops,
-        dtype=platform.activations(dtype),
-        matrix_dtype=dtype,
-        blocks=platform.reads_blocks,
-        narrow=config.quantization.activation_dtype == "int8",
-        quantization=config.quantization.quantization,
-        positions=context,
-        longest=longest,
-        progress=report,
-        implementation=config.model.model_impl,
-        seed=config.runtime.random_seed or 0,
-    )
+    longest = max(1, min(context_of(config), held))
+    model = load(config, platform, longest, report)
     report("Sizing the KV pool", 0.0)
     layers, weight_bytes = model.attention_layers, held_bytes(model)
     demand = demand_of(
@@ -94,7 +79,7 @@ def build(config: Config, report: Report) -> Worker:
         platform,
         fit,
         page_size=demand.page_size,
-        dtype=platform.activations(dtype),
+        dtype=platform.activations(DTYPES[config.model.dtype]),
         kv_dtype=kv_dtype,
         vocabulary=config.facts.vocabulary,
         weight_bytes=weight_bytes,
@@ -104,6 +89,31 @@ def build(config: Config, report: Report) -> Worker:
         original_logprobs=switched_on(config.environment, ORIGINAL_LOGPROBS),
         rewrites=fewer_threads(config, platform),
     )
+
+
+def load(config: Config, platform: Platform, longest: int, report: Report) -> Model:
+    """The model with its weights, for requests of up to `longest` tokens."""
+    dtype = DTYPES[config.model.dtype]
+    return load_model(
+        config.source,
+        config.facts,
+        platform.ops,
+        dtype=platform.activations(dtype),
+        matrix_dtype=dtype,
+        blocks=platform.reads_blocks,
+        narrow=config.quantization.activation_dtype == "int8",
+        quantization=config.quantization.quantization,
+        positions=context_of(config),
+        longest=longest,
+        progress=report,
+        implementation=config.model.model_impl,
+        seed=config.runtime.random_seed or 0,
+    )
+
+
+def context_of(config: Config) -> int:
+    """Longest prompt + output that is asked for, in tokens."""
+    return config.model.context_length or config.facts.context
 
 
 def fewer_threads(config: Config, platform: Platform) -> list[Rewrite]:
@@ -245,7 +255,7 @@ def demand_of(
         weight_bytes=weight_bytes,
         kv_bytes_per_token=kv_bytes_per_token,
         page_size=config.memory.page_size or config.platform.page_sizes[0],
-        context=config.model.context_length or config.facts.context,
+        context=context_of(config),
         longest=longest,
         rows=config.schedule.max_running_requests or DEFAULT_ROWS,
         static_fraction=config.memory.mem_fraction_static,
