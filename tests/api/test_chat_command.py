@@ -162,7 +162,7 @@ def test_piped_lines_that_fail_are_in_the_exit_code(
 
 
 def test_a_model_path_means_this_process(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--model-path", "/nope"]) == 1
+    assert main(["--model-path", "/nope"]) == 2
     told = capsys.readouterr().err.replace("\n", " ")
     assert "(--local)" in told and "no such file" in told
     assert main(["--model-path", "/nope", "--url", "http://127.0.0.1:9"]) == 1
