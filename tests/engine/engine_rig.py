@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import msgspec
 
@@ -40,11 +41,17 @@ class Answer:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] | None = None
     finish: Finish | None = None
+    times: list[float] = field(default_factory=list)
+    """when each delta came"""
 
-    def add(self, delta: Delta) -> None:
+    def gaps(self) -> list[float]:
+        return [later - time for time, later in pairwise(self.times)]
+
+    def add(self, delta: Delta, now: float) -> None:
         assert self.finish is None, f"news after the end: {delta}"
         assert delta.index == len(self.request.resumed) + len(self.tokens), delta
         self.deltas.append(delta)
+        self.times.append(now)
         self.tokens += delta.tokens
         self.logprobs += delta.logprobs or []
         if delta.prompt_logprobs is not None:
@@ -70,6 +77,8 @@ class LateStep:
 
 
 class Rig:
+    """`cost`: seconds of a step; without it each turn of the loop takes 10 ms."""
+
     def __init__(
         self,
         settings: EngineSettings | None = None,
@@ -81,6 +90,7 @@ class Rig:
         eos_rate: float = 0.0,
         faults: Faults | None = None,
         late: bool = False,
+        cost: Callable[[StepPlan], float] | None = None,
     ) -> None:
         self.settings = settings or EngineSettings(eos_ids=(EOS,))
         self.capacity = Capacity(
@@ -92,6 +102,9 @@ class Rig:
         self.executor = (LateExecutor if late else OracleExecutor)(
             self.capacity, VOCABULARY, eos_rate=eos_rate, faults=self.faults
         )
+        self._cost = cost
+        self._submit = self.executor.submit
+        self.executor.submit = self._take_time  # type: ignore[method-assign]
         self.scheduler = Scheduler(self.settings, self.capacity, self.clock)
         self.mailbox = LocalMailbox()
         self.loop = Loop(
@@ -143,16 +156,20 @@ class Rig:
 
     def turn(self, count: int = 1, *, audit: bool = True) -> None:
         for _ in range(count):
-            self.clock.now += 0.01
+            self.clock.now += 0.0 if self._cost else 0.01
             self.loop.turn(0)
             if audit:
                 assert self.scheduler.audit() == []
             for message in self.mailbox.collect():
                 if isinstance(message, Deltas):
                     for delta in message.deltas:
-                        self.answers[delta.key].add(delta)
+                        self.answers[delta.key].add(delta, self.clock.now)
                 elif isinstance(message, Reply):
                     self.replies.append(message)
+
+    def _take_time(self, plan: StepPlan) -> Landed:
+        self.clock.now += self._cost(plan) if self._cost else 0.0
+        return self._submit(plan)
 
     def run(self, limit: int = 5000) -> None:
         """Until nothing lives; fails when the engine stops making progress."""

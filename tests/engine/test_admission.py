@@ -263,7 +263,7 @@ def test_one_newcomer_per_step_when_asked() -> None:
         rig.send(key, [key, 1], 20, ignore_eos=True)
     rig.turn(2)
     assert len(running(rig)) == 1
-    rig.turn(2)
+    rig.turn(4)
     assert len(running(rig)) == 2
 
 

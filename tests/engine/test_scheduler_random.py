@@ -25,6 +25,7 @@ def engine_settings(draw: st.DrawFn) -> EngineSettings:
         max_prefill_tokens=draw(st.sampled_from([8, 1000])),
         prefill_max_requests=draw(st.sampled_from([None, 1])),
         mixed=draw(st.booleans()),
+        stall_target=draw(st.sampled_from([0.0, 0.05, 10.0])),
         continuous_decode_steps=draw(st.sampled_from([1, 3])),
         prefix_cache=draw(st.booleans()),
         eviction=draw(st.sampled_from(list(EVICTIONS))),

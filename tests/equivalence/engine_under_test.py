@@ -46,6 +46,8 @@ class Setting:
     depth: int
     page: int
     mixed: bool = False
+    stall: float = 50.0
+    """milliseconds; 0: prompts first"""
     retraction: bool = False
     stream: bool = False
     operations: str = "captured"
@@ -150,6 +152,7 @@ def build_engine(model: Path, setting: Setting) -> Engine:
         if setting.chunk > 0
         else -1,
         enable_mixed_chunk=setting.mixed,
+        chunked_prefill_stall_target=setting.stall,
         disable_radix_cache=setting.radix == "off",
         random_seed=1,
         cpu_threads=1,

@@ -37,6 +37,7 @@ SETTINGS = {
     "depth": [1, 2],
     "page": [1, 16],
     "mixed": [False, True],
+    "stall": [0.0, 0.001, 50.0],
     "retraction": [False, True],
     "stream": [False, True],
     "operations": ["captured", "eager", "torch"],

@@ -32,6 +32,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "prefill_max_requests": (1, 1 << 16),
     "max_queued_requests": (0, 1 << 31),
     "chunked_prefill_size": (-1, 1 << 31),
+    "chunked_prefill_stall_target": (0, 1e9),
     "max_prefill_tokens": (1, 1 << 31),
     "priority_scheduling_preemption_threshold": (0, 1 << 31),
     "schedule_conservativeness": (0.0, 100.0),

@@ -126,6 +126,11 @@ class ScheduleOptions:
     chunked_prefill_size: int | None = option(
         help="Prompt tokens of one step; longer prompts continue later. -1: never cut."
     )
+    chunked_prefill_stall_target: float = option(
+        50.0,
+        "Milliseconds a prompt's chunk may take while others decode, besides two of their own "
+        "steps; chunks are cut to the measured speed. 0: prompts come first.",
+    )
     max_prefill_tokens: int = option(16384, "Prompt tokens admitted to one step.")
     schedule_policy: str = option(
         "fcfs",

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from vivace.engine.admission import Admission
+from vivace.engine.dynamic_chunk import DynamicChunk
 from vivace.engine.preemption import less_important, retraction_order
 from vivace.engine.roster import Roster
 from vivace.engine.sequence import Sequence
@@ -34,6 +35,11 @@ class Budget:
     def share(self, wanted: int) -> int:
         return wanted if self.chunk is None else min(wanted, self.chunk)
 
+    def limit(self, tokens: int) -> None:
+        self.prefill = min(self.prefill, tokens)
+        if self.chunk is not None:
+            self.chunk = min(self.chunk, tokens)
+
     def spend(self, count: int) -> None:
         self.prefill -= count
         if self.chunk is not None:
@@ -48,6 +54,7 @@ class Batching:
         settings: EngineSettings,
         roster: Roster,
         admission: Admission,
+        dynamic_chunk: DynamicChunk,
         refuse: Callable[[Sequence, Exception], None],
         retracted: Callable[[Sequence], None],
     ) -> None:
@@ -55,9 +62,11 @@ class Batching:
         self._roster = roster
         self._pages = roster.pages
         self._admission = admission
+        self._dynamic_chunk = dynamic_chunk
         self._refuse = refuse
         self._retracted = retracted
-        self._decode_streak = 0
+        self._decodes_due = 0
+        """decode steps before the next look at prompts"""
         self._decodes_until_retraction = settings.retract_every
 
     def compose(self, number: int, now: float, idle: bool) -> Draft | None:
@@ -71,7 +80,7 @@ class Batching:
             if self._settings.mixed:
                 self._compose_mixed(draft, now, newcomers)
             else:
-                self._compose_prefill_first(draft, now, newcomers)
+                self._compose_in_turns(draft, now, newcomers)
             self._roster.planned()
             if draft:
                 return draft
@@ -80,24 +89,36 @@ class Batching:
             # Whoever stays makes a step before anybody is admitted again: that is progress.
             newcomers = False
 
-    def _compose_prefill_first(self, draft: Draft, now: float, newcomers: bool) -> None:
-        """Chunks while there are any, else one token for everybody."""
-        if not self._roster.decoding or self._decode_streak == 0:
-            self._add_chunks(draft, self._budget(), now, newcomers)
+    def _compose_in_turns(self, draft: Draft, now: float, newcomers: bool) -> None:
+        """Chunks while nobody decodes; else a step for those who do between every two chunks."""
+        looked = not self._roster.decoding or not self._decodes_due
+        if looked:
+            self._look_at_prompts(draft, now, newcomers)
         if not draft and self._add_decodes(draft):
-            streak = self._decode_streak + 1
-            self._decode_streak = streak % self._settings.continuous_decode_steps
+            if draft:
+                self._decodes_due -= 1
+            elif not looked:  # who decodes has planned its last token
+                self._look_at_prompts(draft, now, newcomers)
+
+    def _look_at_prompts(self, draft: Draft, now: float, newcomers: bool) -> None:
+        self._add_chunks(draft, self._budget(), now, newcomers)
+        if not draft or self._dynamic_chunk.enabled:
+            self._decodes_due = self._settings.continuous_decode_steps
 
     def _compose_mixed(self, draft: Draft, now: float, newcomers: bool) -> None:
         """One token for everybody, and the rest of the budget for chunks."""
         if self._add_decodes(draft):
-            budget = self._budget()
-            budget.spend(len(draft.decodes))
-            self._add_chunks(draft, budget, now, newcomers)
+            self._add_chunks(draft, self._budget(len(draft.decodes)), now, newcomers)
 
-    def _budget(self) -> Budget:
+    def _budget(self, spent: int = 0) -> Budget:
+        """What chunks may take beside `spent` tokens; a time, in tokens, while others decode."""
         settings = self._settings
-        return Budget(settings.chunk, settings.max_prefill_tokens, settings.prefill_max_requests)
+        budget = Budget(settings.chunk, settings.max_prefill_tokens, settings.prefill_max_requests)
+        budget.spend(spent)
+        most = self._dynamic_chunk.tokens if self._roster.decoding else None
+        if most is not None:
+            budget.limit(most)
+        return budget
 
     # --- decode -----------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from vivace.engine.admission import Admission
 from vivace.engine.batching import Batching
 from vivace.engine.commit import Commit
+from vivace.engine.dynamic_chunk import DynamicChunk
 from vivace.engine.gatekeeper import Gatekeeper
 from vivace.engine.ordering import ORDERS
 from vivace.engine.resources import Pages, Rows
@@ -62,13 +63,21 @@ class Scheduler:
         )
         self._admission = Admission(settings, capacity.page_size)
         self._stats = Stats(settings, self.load, clock(), startup or {})
+        self._dynamic_chunk = DynamicChunk(settings.stall_target)
         self._batching = Batching(
-            settings, self._roster, self._admission, self._refuse, self._stats.retracted
+            settings,
+            self._roster,
+            self._admission,
+            self._dynamic_chunk,
+            self._refuse,
+            self._stats.retracted,
         )
         self._commit = Commit(self._roster, self._stats, self._finish, self._refuse)
         self._gatekeeper = Gatekeeper(settings, capacity)
         self._suspects = Suspects()
         self._flights: dict[int, Flight] = {}
+        self._landed = 0.0
+        """when the last step was booked"""
         self._number = 0
         self._tickets = 0
         self._news: list[Delta] = []
@@ -155,7 +164,7 @@ class Scheduler:
             return None
         self._number += 1
         self._flights[draft.number] = Flight(
-            draft.chunks, draft.counts, draft.decodes, draft.suspects
+            draft.chunks, draft.counts, draft.decodes, draft.suspects, now
         )
         self._stats.planned(draft, now)
         leaves, self._roster.leaves = self._roster.leaves, []
@@ -183,9 +192,18 @@ class Scheduler:
         if flight.suspects:
             self._suspects.acquit()
         deltas = self._take_news()
-        self._commit.book(flight, result, self._clock(), deltas)
+        now = self._clock()
+        self._commit.book(flight, result, now, deltas)
         self._roster.landed(plan.number)
+        self._measure(flight, now)
         return deltas + self._take_news()
+
+    def _measure(self, flight: Flight, now: float) -> None:
+        """A step begins when it is planned, or when the step before it has landed."""
+        if not flight.suspects:
+            seconds = now - max(flight.planned, self._landed)
+            self._dynamic_chunk.landed(sum(flight.counts), len(flight.decodes), seconds)
+        self._landed = now
 
     def fail(self, plan: StepPlan, error: Exception) -> list[Delta]:
         """The oldest plan raised, the plans behind it did not run, the executor has recovered.

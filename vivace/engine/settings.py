@@ -25,6 +25,8 @@ class EngineSettings:
 
     chunk: int | None = 8192
     """most prompt tokens (with mixed chunks: all tokens) of one step; None = prompts stay whole"""
+    stall_target: float = 0.05
+    """time a chunk may take while others decode, besides two of their steps; 0 = prompts first"""
     max_prefill_tokens: int = 16384
     """most prompt tokens one step admits; the first request is always admitted"""
     prefill_max_requests: int | None = None
@@ -86,6 +88,7 @@ def settings_of(config: Config, capacity: Capacity) -> EngineSettings:
         depth=config.depth,
         eos_ids=tuple(config.facts.eos_ids),
         chunk=chunk if chunk is not None and chunk > 0 else None,
+        stall_target=schedule.chunked_prefill_stall_target / 1000,
         max_prefill_tokens=schedule.max_prefill_tokens or 16384,
         prefill_max_requests=schedule.prefill_max_requests,
         mixed=schedule.enable_mixed_chunk,

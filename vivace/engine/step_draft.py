@@ -77,6 +77,8 @@ class Flight:
     counts: list[int]
     decodes: list[Sequence]
     suspects: bool
+    planned: float
+    """when, in seconds"""
 
     def spans(self) -> list[tuple[Sequence, int]]:
         return [

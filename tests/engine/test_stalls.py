@@ -1,0 +1,206 @@
+"""Running streams keep their pace beside prompts, and prompts keep theirs: in the model's time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from engine_rig import EOS, Rig
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vivace.engine.dynamic_chunk import FIRST, SMALLEST, DynamicChunk
+from vivace.engine.settings import EngineSettings
+from vivace.protocol.step import StepPlan
+
+STALL = 0.05
+ROWS = 8
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds of a step, of a token of a prompt, of a decoding row."""
+
+    step: float
+    token: float
+    row: float
+
+    def __call__(self, plan: StepPlan) -> float:
+        decodes = plan.counts.count(1)
+        chunk = sum(plan.counts) - decodes
+        return self.step + chunk * self.token + decodes * self.row
+
+    def decode_step(self, rows: int) -> float:
+        return self.step + rows * self.row
+
+
+COSTS = st.builds(
+    Cost,
+    step=st.floats(0.001, 0.2),
+    token=st.floats(0.0001, 0.01),
+    row=st.floats(0.0001, 0.01),
+)
+
+
+def rig_with(cost: Cost, **options: object) -> Rig:
+    chosen = {"eos_ids": (EOS,), "depth": 1, "chunk": 256, "rows": ROWS, **options}
+    rig = Rig(EngineSettings(**chosen), pages=4000, context=2000, cost=cost)  # type: ignore[arg-type]
+    rig.send(0, [1] * 2 * FIRST, 2, ignore_eos=True, cache_key="warm-up")
+    rig.run()
+    return rig
+
+
+def stream(rig: Rig, length: int) -> int:
+    """A request that decodes from now on."""
+    key = len(rig.answers)
+    rig.send(key, [key], length, ignore_eos=True)
+    while not rig.answers[key].tokens:
+        rig.turn()
+    return key
+
+
+def prompt(rig: Rig, length: int, output: int = 2) -> int:
+    key = len(rig.answers)
+    rig.send(key, [(key * 31 + n) % 97 for n in range(length)], output, ignore_eos=True)
+    return key
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    cost=COSTS,
+    mixed=st.booleans(),
+    chunk=st.sampled_from([None, 64, 256]),
+    arrivals=st.lists(
+        st.tuples(st.integers(0, 12), st.integers(2, 60), st.integers(1, 6)), max_size=30
+    ),
+    long=st.integers(2, 600),
+)
+def test_a_stream_waits_three_steps_and_one_chunk_at_most(
+    cost: Cost, mixed: bool, chunk: int | None, arrivals: list[tuple[int, int, int]], long: int
+) -> None:
+    """Whatever arrives; a prompt that must not be cut is itself the chunk."""
+    rig = rig_with(cost, mixed=mixed, chunk=chunk)
+    key = stream(rig, 60)
+    prompts = [prompt(rig, long)]
+    for pause, length, output in arrivals:
+        rig.turn(pause)
+        prompts.append(prompt(rig, length, output))
+    rig.run()
+    whole = 600 if chunk is None else SMALLEST
+    bound = 3 * cost.decode_step(ROWS) + max(STALL, whole * cost.token) + cost.step
+    assert max(rig.answers[key].gaps()) <= bound * 1.01
+    for other in [key, *prompts]:
+        rig.check(other)
+
+
+@settings(max_examples=40, deadline=None)
+@given(cost=COSTS, mixed=st.booleans(), streams=st.integers(1, ROWS - 1))
+def test_prompts_keep_their_share_beside_many_streams(
+    cost: Cost, mixed: bool, streams: int
+) -> None:
+    """Two prompts, in slices, take at most six times as long as one alone: at least a third."""
+    alone = rig_with(cost, mixed=mixed)
+    start = alone.clock.now
+    prompt(alone, 1000)
+    alone.run()
+    undisturbed = alone.clock.now - start
+
+    rig = rig_with(cost, mixed=mixed)
+    for _ in range(streams):
+        stream(rig, 1500)
+    start = rig.clock.now
+    keys = [prompt(rig, 1000), prompt(rig, 1000)]
+    while not rig.answers[keys[-1]].tokens:
+        rig.turn(audit=False)
+    assert rig.clock.now - start <= 6 * undisturbed + 4 * cost.decode_step(ROWS)
+
+
+def test_nobody_decodes_nothing_is_cut() -> None:
+    rig = rig_with(Cost(0.01, 0.01, 0.01))
+    seen: list[int] = []
+    count = rig.executor.submit
+
+    def spy(plan: StepPlan):  # type: ignore[no-untyped-def]
+        seen.extend(plan.counts)
+        return count(plan)
+
+    rig.executor.submit = spy  # type: ignore[method-assign]
+    prompt(rig, 1024, 1)
+    rig.run()
+    assert seen == [256] * 4
+
+
+def test_a_thousand_short_prompts_do_not_silence_the_first() -> None:
+    cost = Cost(0.005, 0.002, 0.002)
+    rig = Rig(
+        EngineSettings(eos_ids=(EOS,), rows=64, depth=1, chunk=1024),
+        pages=20000,
+        rows=64,
+        cost=cost,
+    )
+    for _ in range(300):
+        prompt(rig, 32, 16)
+    rig.turn(5000, audit=False)
+    gaps = [gap for answer in rig.answers.values() for gap in answer.gaps()]
+    assert max(gaps) <= 3 * cost.decode_step(64) + STALL + cost.step + FIRST * cost.token
+    for key in rig.answers:
+        rig.check(key)
+
+
+def test_without_a_target_prompts_come_first() -> None:
+    rig = rig_with(Cost(0.01, 0.01, 0.01), stall_target=0.0)
+    key = stream(rig, 20)
+    prompt(rig, 1024)
+    rig.run()
+    assert max(rig.answers[key].gaps()) >= 1024 * 0.01
+
+
+def test_decode_steps_between_two_chunks_follow_the_flag() -> None:
+    rig = rig_with(Cost(0.01, 0.01, 0.01), continuous_decode_steps=3)
+    stream(rig, 100)
+    kinds: list[bool] = []
+    submit = rig.executor.submit
+
+    def spy(plan: StepPlan):  # type: ignore[no-untyped-def]
+        kinds.append(max(plan.counts) > 1)
+        return submit(plan)
+
+    rig.executor.submit = spy  # type: ignore[method-assign]
+    prompt(rig, 64, 1)
+    rig.turn(24)
+    first = kinds.index(True)
+    assert kinds[first : first + 8] == [True, False, False, False] * 2
+
+
+# --- the measure ----------------------------------------------------------------------------------
+
+
+def test_slower_tokens_count_at_once_and_accidents_little() -> None:
+    chunk = DynamicChunk(0.1)
+    assert chunk.tokens == FIRST
+    chunk.landed(100, 0, 0.1)
+    assert chunk.tokens == 100
+    chunk.landed(100, 0, 0.2)
+    assert chunk.tokens == 50
+    chunk.landed(100, 0, 60.0)
+    assert chunk.tokens == SMALLEST
+    for _ in range(8):
+        chunk.landed(16, 0, 0.016)
+    assert chunk.tokens == pytest.approx(98, abs=3)
+
+
+def test_a_chunk_grows_with_the_steps_of_those_who_wait_for_it() -> None:
+    chunk = DynamicChunk(0.1)
+    chunk.landed(100, 0, 0.1)
+    for _ in range(3):
+        chunk.landed(0, 5, 0.2)
+    assert chunk.tokens == 500
+    chunk.landed(0, 5, 30.0)
+    assert chunk.tokens == 500, "one slow step is an accident"
+
+
+def test_tiny_chunks_say_nothing_about_the_speed() -> None:
+    chunk = DynamicChunk(0.1)
+    chunk.landed(1, 0, 0.05)
+    assert chunk.tokens == FIRST
+    assert DynamicChunk(0.0).tokens is None
