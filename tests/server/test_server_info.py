@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -12,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from server_kit import CONTEXT, MODEL, Running, ScriptedEngine, ask, running_server
 
 from vivace.protocol.output import Finish
+from vivace.protocol.request import Request
 from vivace.server.openapi import document
 from vivace.server.routes import ROUTES
 from vivace.server.settings import ServerSettings
@@ -30,11 +32,47 @@ def test_a_ready_server_is_healthy(server: Running, path: str) -> None:
     assert ask(server, path, method="GET").status == 200
 
 
-def test_health_generate_runs_one_token_through_the_engine(server: Running) -> None:
-    before = len(server.engine.requests)
-    assert ask(server, "/health_generate", method="GET").status == 200
-    (request,) = server.engine.requests[before:]
-    assert request.sampling.max_new_tokens == 1
+def test_health_generate_runs_one_token_through_an_idle_engine() -> None:
+    with running_server() as server:
+        assert ask(server, "/health_generate", method="GET").status == 200
+        (request,) = server.engine.requests
+        assert request.sampling.max_new_tokens == 1
+
+
+def test_many_who_ask_for_health_cost_the_engine_one_token() -> None:
+    """One question for all; a busy engine is not asked at all."""
+    with running_server(engine=ScriptedEngine(pause=0.3)) as server:
+        with ThreadPoolExecutor(20) as pool:
+            answers = pool.map(
+                lambda _: ask(server, "/health_generate", method="GET").status, range(60)
+            )
+            assert set(answers) == {200}
+        assert len(server.engine.requests) == 1
+
+
+def test_a_busy_engine_is_not_asked_for_its_health() -> None:
+    with running_server() as server:
+        ask(server, "/generate", {"text": "x", "sampling_params": {"max_new_tokens": 2}})
+        assert ask(server, "/health_generate", method="GET").status == 200
+        assert len(server.engine.requests) == 1
+
+
+def test_tokens_of_others_answer_for_the_engine() -> None:
+    """Behind a queue of long requests the question itself may wait for a long time."""
+
+    class Deaf(ScriptedEngine):
+        async def _run(self, request: Request) -> None:
+            if not request.rid.startswith("HEALTH_CHECK"):
+                await super()._run(request)
+
+    with running_server(engine=Deaf(pause=0.3)) as server, ThreadPoolExecutor(1) as pool:
+        generation = {"text": "x", "sampling_params": {"max_new_tokens": 2}}
+        answer = pool.submit(ask, server, "/generate", generation)
+        server.until(lambda: len(server.engine.requests) == 1)
+        assert ask(server, "/health_generate", method="GET").status == 200
+        assert len(server.engine.requests) == 2
+        server.until(lambda: len(server.engine.cancelled) == 1)
+        assert answer.result().status == 200
 
 
 def test_a_starting_server_is_not_healthy_but_answers() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -79,6 +80,8 @@ class Frontend:
         self.served = served
         self.tokenizer = tokenizer
         self.capacity: Capacity | None = None
+        self.heard = -math.inf
+        """when the engine last sent a token, in seconds of the clock"""
         self._configured = served
         self._send = send
         self._clock = clock
@@ -254,6 +257,8 @@ class Frontend:
     def _deliver(self, deltas: list[Delta]) -> None:
         stopped: list[int] = []
         table = self._live
+        if any(delta.tokens for delta in deltas):
+            self.heard = self._clock()
         for delta in deltas:
             live = table.get(delta.key)
             if live is None:

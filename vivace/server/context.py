@@ -14,6 +14,7 @@ from vivace.frontend.tokenizer import Tokenizer
 from vivace.server.auth import Keys
 from vivace.server.errors import Refusal
 from vivace.server.http_metrics import HttpMetrics
+from vivace.server.probe import Probe
 from vivace.server.request_log import RequestLog
 from vivace.server.settings import ServerSettings
 
@@ -29,6 +30,7 @@ class Context:
     request_log: RequestLog
     document: bytes = b""
     """The OpenAPI document."""
+    probe: Probe = field(default_factory=Probe)
     started: float = field(default_factory=time.time)
 
     @property

@@ -14,6 +14,8 @@ from vivace.server.ids import new_id
 from vivace.server.jobs import complete
 
 BANNER = "Vivace is running. It speaks the OpenAI and SGLang APIs: see /openapi.json\n"
+_LOOK = 0.02
+"""seconds between two looks whether anybody's token came"""
 
 
 async def health(context: Context, _request: web.Request, _body: bytes) -> web.Response:
@@ -23,19 +25,29 @@ async def health(context: Context, _request: web.Request, _body: bytes) -> web.R
 
 
 async def health_generate(context: Context, _request: web.Request, _body: bytes) -> web.Response:
-    """200 once the engine has produced one token, 503 after the health timeout."""
+    """200 when the engine produced a token lately or does so now, 503 after the health timeout."""
     context.require_progress()
-    timeout = context.settings.health_timeout
+    await context.probe.check(context.frontend.heard, lambda: ask_engine(context))
+    return web.Response()
+
+
+async def ask_engine(context: Context) -> None:
+    """Returns once any token has come, whose ever it is; Refusal when none does."""
+    asked, timeout = time.monotonic(), context.settings.health_timeout
     request = context.frontend.request(
         [probe_token(context)],
         SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True),
         rid=new_id("HEALTH_CHECK"),
         log_metrics=False,
-        arrival=time.monotonic(),
+        arrival=asked,
     )
+    own = asyncio.create_task(complete(context, [request], quiet=True))
     try:
         async with asyncio.timeout(timeout):
-            await complete(context, [request], quiet=True)
+            while not own.done() and context.frontend.heard < asked:
+                await asyncio.wait([own], timeout=_LOOK)
+            if own.done():
+                await own
     except TimeoutError:
         reason = context.frontend.stall or f"the engine produced no token within {timeout:g} s"
         raise Refusal(503, reason) from None
@@ -43,7 +55,8 @@ async def health_generate(context: Context, _request: web.Request, _body: bytes)
         if refusal.status != 503:
             raise
         context.require_ready()  # a full queue is an answer of a living engine
-    return web.Response()
+    finally:
+        own.cancel()
 
 
 def probe_token(context: Context) -> int:
