@@ -128,6 +128,7 @@ class Rig:
         stream: bool = True,
         logprobs: LogprobOptions | None = None,
         resume: int = 0,
+        client: int = 0,
         rid: str | None = None,
         log_metrics: bool = True,
         **sampling: object,
@@ -142,6 +143,7 @@ class Rig:
             stream=stream,
             logprobs=logprobs,
             log_metrics=log_metrics,
+            client=client,
             arrival=self.clock.now,
         )
         self.answers[key] = Answer(request)

@@ -70,6 +70,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         length=st.integers(0, 12),
         priority=st.sampled_from([None, 0, 5]),
         cache_key=st.sampled_from(["", "other"]),
+        client=st.sampled_from([0, 0, 1, 2]),
         stream=st.booleans(),
         start=st.sampled_from([None, None, -1, 0, 1, 7]),
         minimum=st.sampled_from([0, 0, 3]),
@@ -84,6 +85,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         length: int,
         priority: int | None,
         cache_key: str,
+        client: int,
         stream: bool,
         start: int | None,
         minimum: int,
@@ -96,6 +98,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             length,
             priority=priority,
             cache_key=cache_key,
+            client=client,
             stream=stream,
             logprobs=None if start is None else LogprobOptions(start=start),
             resume=resume,
@@ -156,7 +159,14 @@ def test_a_failing_request_ends_alone(rig: Rig, keys: set[int], step: int) -> No
     rig.faults.bad_keys |= {key for key in keys if not key % 2}
     rig.faults.raise_on_steps.add(step)
     for key in range(8):
-        rig.send(key, [*STEMS[key % 2][: 3 + key], key], 6, ignore_eos=True, min_new_tokens=1)
+        rig.send(
+            key,
+            [*STEMS[key % 2][: 3 + key], key],
+            6,
+            client=key % 3,
+            ignore_eos=True,
+            min_new_tokens=1,
+        )
         rig.turn(key % 3)
     rig.run()
     rig.at_rest()

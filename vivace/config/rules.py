@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 Change = tuple[str, Any, str]
 
 CHUNKS = {"cpu": 1024}
-"""prompt tokens of one step: long enough for full matrix speed, short enough for the others"""
+"""most prompt tokens of one step; while others decode, --chunked-prefill-stall-target says fewer"""
 ROWS = {"cpu": 256}
 """sequences at once: beyond it a CPU's cores are busy and every further one waits the longer"""
 EMBEDDED_NAME = "SmolLM2-135M-Instruct"
@@ -145,7 +145,7 @@ def chunk(options: Options, around: Surroundings) -> Iterator[Change]:
         yield (
             "chunked_prefill_size",
             max(page, size // page * page),
-            "keeps decoding requests waiting only briefly",
+            "full speed, and newcomers wait only briefly; less while others decode",
         )
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain
 
 from vivace.engine.admission import Admission
 from vivace.engine.dynamic_chunk import DynamicChunk
 from vivace.engine.preemption import less_important, retraction_order
 from vivace.engine.roster import Roster
-from vivace.engine.sequence import Sequence
+from vivace.engine.sequence import Sequence, State
 from vivace.engine.settings import EngineSettings
 from vivace.engine.step_draft import Draft
 from vivace.kv.prefix_tree import TOKEN_BYTES, shared_pages
@@ -44,6 +46,20 @@ class Budget:
         self.prefill -= count
         if self.chunk is not None:
             self.chunk -= count
+
+
+@dataclass(slots=True)
+class Entrance:
+    """Newcomers of one step. Who does not fit closes it, but not for clients that hold less."""
+
+    open: bool
+    rows: float = math.inf
+    """clients with so many rows have to wait for one of theirs, or of another's"""
+    expected: int | None = None
+    """tokens that running sequences will still take, when the first one came"""
+    deferred: int = 0
+    gone: list[Sequence] = field(default_factory=list)
+    """who waits no more"""
 
 
 class Batching:
@@ -140,6 +156,8 @@ class Batching:
             draft.add_decodes(decoding.copy())
             self._admission.decoded()
             self._decodes_until_retraction -= 1
+            if self._roster.clients.several:
+                self._roster.clients.charge_each(decoding)
         return True
 
     def _grow(self, draft: Draft, growing: list[Sequence]) -> None:
@@ -164,13 +182,25 @@ class Batching:
     # --- chunks -----------------------------------------------------------------------------
 
     def _add_chunks(self, draft: Draft, budget: Budget, now: float, newcomers: bool) -> None:
-        """Go on with prompts that have begun, then admit newcomers while the budget lasts."""
-        for sequence in self._roster.filling:
+        """Go on with prompts that have begun, and admit newcomers while the budget lasts."""
+        newcomers = newcomers and len(self._roster.waiting) > 0 and self._roster.rows.free > 0
+        entrance = Entrance(newcomers)
+        for sequence in self._prompts(newcomers):
             if not budget.open:
-                return
-            self._add_chunk(draft, sequence, budget)
-        if newcomers:
-            self._admit(draft, budget, now)
+                break
+            if sequence.state is State.RUNNING:
+                self._add_chunk(draft, sequence, budget)
+            elif entrance.open:
+                self._admit(draft, sequence, budget, entrance, now)
+        self._roster.waiting.remove(entrance.gone)
+
+    def _prompts(self, newcomers: bool) -> Iterator[Sequence]:
+        """Whose prompt is next: who runs before who waits; several clients take turns."""
+        roster, clients = self._roster, self._roster.clients
+        if clients.several:
+            return clients.in_turn(roster.filling, roster.waiting.ordered if newcomers else _nobody)
+        waiting = roster.waiting.ordered(clients.only) if newcomers else []
+        return chain(roster.filling.copy(), waiting)
 
     def _add_chunk(self, draft: Draft, sequence: Sequence, budget: Budget) -> bool:
         """As much of what is known as budget and pages allow; False when that is nothing."""
@@ -180,29 +210,35 @@ class Batching:
             return False
         draft.add_chunk(sequence, count, self._pages.cover(sequence, count))
         budget.spend(count)
+        self._roster.clients.charge(sequence.client, count)
         return True
 
-    def _admit(self, draft: Draft, budget: Budget, now: float) -> None:
-        """Let waiting sequences run, in order, until one does not fit."""
-        roster = self._roster
-        if not len(roster.waiting) or not roster.rows.free:
+    def _admit(
+        self, draft: Draft, sequence: Sequence, budget: Budget, entrance: Entrance, now: float
+    ) -> None:
+        """Let a waiting sequence run when its turn has come."""
+        if entrance.deferred > _MOST_DEFERRED or not self._has_room(sequence, draft, budget):
+            entrance.open = False
             return
-        expected = self._admission.expected(roster.filling, roster.decoding)
-        gone: list[Sequence] = []
-        deferred = 0
-        for sequence in roster.waiting.ordered():
-            if deferred > _MOST_DEFERRED or not self._has_room(sequence, draft, budget):
-                break
-            if self._awaits_prefix(sequence):
-                deferred += 1
-                continue
-            try:
-                if not self._enter(draft, sequence, budget, expected, now):
-                    break
-            except Exception as error:
-                self._refuse(sequence, error)
-            gone.append(sequence)
-        roster.waiting.remove(gone)
+        clients, client = self._roster.clients, sequence.client
+        if clients.rows(client) >= entrance.rows:
+            return
+        if self._awaits_prefix(sequence):
+            entrance.deferred += 1
+            return
+        if entrance.expected is None:
+            roster = self._roster
+            entrance.expected = self._admission.expected(roster.filling, roster.decoding)
+        try:
+            entered = self._enter(draft, sequence, budget, entrance.expected, now)
+        except Exception as error:
+            self._refuse(sequence, error)
+            entered = True
+        if entered:
+            entrance.gone.append(sequence)
+        else:
+            entrance.rows = clients.rows(client)
+            entrance.open = clients.several and entrance.rows > 0
 
     def _has_room(self, sequence: Sequence, draft: Draft, budget: Budget) -> bool:
         if not budget.open or not self._roster.rows.fits(sequence):
@@ -274,15 +310,23 @@ class Batching:
         return False
 
     def _displaced(self) -> list[Sequence]:
-        """Who makes place for the first of the queue, when importance demands it."""
-        roster, settings = self._roster, self._settings
-        if not settings.priorities or not len(roster.waiting):
+        """Who makes place for the next newcomer: when importance demands it, or when others hold
+        more than their part and its client does not."""
+        roster, clients, settings = self._roster, self._roster.clients, self._settings
+        if not len(roster.waiting) or not (settings.priorities or clients.several):
             return []
-        head = roster.waiting.ordered()[0]
-        candidates = less_important(head, roster.runners(), settings.preemption_threshold)
-        if not candidates or self._fits_now(head):
-            return []
-        return self._enough(head, candidates)
+        runners = roster.runners()
+        for head in clients.heads(roster.waiting.ordered):
+            candidates: list[Sequence] = []
+            if settings.priorities:
+                candidates = less_important(head, runners, settings.preemption_threshold)
+            if clients.several:
+                candidates += [s for s in clients.displaced(head, runners) if s not in candidates]
+            if candidates and not self._fits_now(head):
+                victims = self._enough(head, candidates)
+                if victims:
+                    return victims
+        return []
 
     def _fits_now(self, head: Sequence) -> bool:
         expected = self._admission.expected(self._roster.filling, self._roster.decoding)
@@ -294,12 +338,10 @@ class Batching:
     def _enough(self, head: Sequence, candidates: list[Sequence]) -> list[Sequence]:
         """The fewest of the candidates whose going lets `head` in; none when all do not do."""
         leases, stay = self._pages.leases, self._roster.runners()
-        free = leases.available * leases.page_size
-        for count, sequence in enumerate(candidates, 1):
-            assert sequence.lease is not None
-            own = len(sequence.lease.pages) - sequence.lease.shared
-            free += own * leases.page_size
+        for count in range(1, len(candidates) + 1):
             gone = candidates[:count]
+            freed = leases.freed([s.lease for s in gone if s.lease is not None])
+            free = (leases.available + freed) * leases.page_size
             expected = self._admission.expected([], [s for s in stay if s not in gone])
             if self._admission.demand(head) <= free - expected or count == len(stay):
                 return gone
@@ -330,3 +372,7 @@ class Batching:
             self._roster.retract(victim)
             self._retracted(victim)
         self._roster.prune()
+
+
+def _nobody(client: int) -> list[Sequence]:
+    return []

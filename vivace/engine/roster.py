@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from vivace.engine.clients import Clients
 from vivace.engine.resources import Pages, Rows
 from vivace.engine.sequence import Sequence, State
 from vivace.engine.waiting import WaitingQueue
@@ -15,10 +16,11 @@ class Roster:
     `filling`). `leaving`: ended, but a plan in flight mentions them, so what they hold must stay.
     """
 
-    def __init__(self, rows: Rows, pages: Pages, waiting: WaitingQueue) -> None:
+    def __init__(self, rows: Rows, pages: Pages, waiting: WaitingQueue, clients: Clients) -> None:
         self.rows = rows
         self.pages = pages
         self.waiting = waiting
+        self.clients = clients
         self.live: dict[int, Sequence] = {}
         self.filling: list[Sequence] = []
         self.decoding: list[Sequence] = []
@@ -43,10 +45,12 @@ class Roster:
         """A new sequence waits."""
         self.waiting.add(sequence)
         self.live[sequence.key] = sequence
+        self.clients.came(sequence.client)
 
     def start(self, sequence: Sequence, now: float) -> None:
         """A waiting sequence that has a lease gets a row. The caller takes it off the queue."""
         self.rows.take(sequence)
+        self.clients.started(sequence.client)
         sequence.state = State.RUNNING
         sequence.joined = False
         sequence.target = len(sequence.tokens)
@@ -79,6 +83,7 @@ class Roster:
         """A sequence is over; what it holds is released as soon as no plan mentions it."""
         if self.live.pop(sequence.key, None) is None:
             return
+        self.clients.went(sequence.client)
         if sequence.state is State.WAITING:
             self.waiting.remove([sequence])
             self.pages.give(sequence)
@@ -130,6 +135,7 @@ class Roster:
             self.leaves.append(sequence.row)
             sequence.joined = False
         self.rows.give(sequence)
+        self.clients.stopped(sequence.client)
         self.pages.give(sequence)
         self.arriving.pop(sequence.key, None)
         self._stale = True

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 
 from vivace.engine.admission import Admission
 from vivace.engine.batching import Batching
+from vivace.engine.clients import Clients
 from vivace.engine.commit import Commit
 from vivace.engine.dynamic_chunk import DynamicChunk
 from vivace.engine.gatekeeper import Gatekeeper
@@ -60,6 +61,7 @@ class Scheduler:
             Rows(min(settings.rows, capacity.rows)),
             Pages(self._leases),
             WaitingQueue(order, settings.max_queued),
+            Clients(min(settings.rows, capacity.rows), capacity.pages, capacity.page_size),
         )
         self._admission = Admission(settings, capacity.page_size)
         self._stats = Stats(settings, self.load, clock(), startup or {})
@@ -114,12 +116,12 @@ class Scheduler:
         self._roster.welcome(sequence)
 
     def _make_place(self, newcomer: Sequence) -> list[Delta]:
-        """When the queue is full, somebody is turned away: the least important."""
+        """When the queue is full, somebody is turned away: the least important, or a client's
+        that crowds it."""
         waiting = self._roster.waiting
         if not waiting.full(self._roster.rows.free):
             return []
-        last = waiting.least_important()
-        dropped = last if last and last.importance < newcomer.importance else newcomer
+        dropped = waiting.least_important(newcomer) or newcomer
         finish = self._gatekeeper.queue_full(len(waiting))
         return [self._finish(dropped, finish)]
 

@@ -36,6 +36,7 @@ class Sequence:
     __slots__ = (
         "arrival",
         "cached",
+        "client",
         "computed",
         "due",
         "edge",
@@ -77,6 +78,7 @@ class Sequence:
         sampling = request.sampling
         self.request = request
         self.key = request.key
+        self.client = request.client
         self.ticket = ticket
         """order of arrival at the engine"""
         self.importance = importance_of(request.priority, settings)

@@ -7,6 +7,7 @@ are published, so a page that is still being written has one reader, its writer.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Protocol
 
 from vivace.kv.eviction import EVICTIONS
@@ -178,6 +179,17 @@ class Leases:
         self._prefixes.unlock(lease.node)
         lease.pages = []
         lease.shared = 0
+
+    def freed(self, leases: list[Lease]) -> int:
+        """How many more pages would be available if these leases were closed."""
+        locks: Counter[Node] = Counter()
+        for lease in leases:
+            node: Node | None = lease.node
+            while node is not None:
+                locks[node] += 1
+                node = node.parent
+        cached = sum(len(node.pages) for node, count in locks.items() if node.locks == count)
+        return cached + sum(len(lease.pages) - lease.shared for lease in leases)
 
     def clear(self) -> None:
         """Forget all cached prefixes; ValueError while leases are open."""
