@@ -177,5 +177,9 @@ def test_the_tiers_of_the_cache_are_told_apart() -> None:
     assert report is not None
     found = (report.device_cached_tokens, report.host_cached_tokens, report.storage_cached_tokens)
     assert found == (1, 2, 1)
+    second.prompt_tokens = 45  # with a chat template that the client does not count
+    report = figures_of(records, 3.0).cache
+    assert report is not None
+    assert report.total_prompt_tokens == 55
     first.cached_tokens = second.cached_tokens = None
     assert figures_of(records, 3.0).cache is None

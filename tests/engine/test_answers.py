@@ -176,6 +176,17 @@ def test_resuming_what_was_complete_only_sends_the_end() -> None:
     assert answer.finish is not None and answer.finish.type == "length" and answer.tokens == []
 
 
+def test_the_first_token_has_its_own_time_without_streaming() -> None:
+    """It waits in the engine until there is a whole delta to send."""
+    rig = Rig(EngineSettings(eos_ids=(EOS,)))
+    rig.send(1, [1, 2, 3], 6, ignore_eos=True, stream=False)
+    begin = rig.clock.now
+    rig.run()
+    (only,) = rig.answers[1].deltas
+    assert only.queue_time <= only.first_token_time < rig.clock.now - begin
+    assert only.first_token_time > 0
+
+
 def test_queue_time_is_on_the_first_and_the_last_delta() -> None:
     rig = rig_with(rows=1)
     rig.send(1, [1], 5, ignore_eos=True)

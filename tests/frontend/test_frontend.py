@@ -52,6 +52,15 @@ def test_one_answer() -> None:
     assert edge.frontend.live == 0 and edge.sent == [request]
 
 
+def test_the_first_token_is_timed_by_the_engine() -> None:
+    """Without streaming it waits there for the others."""
+    edge = Edge()
+    request, sink = start(edge)
+    edge.now += 10
+    edge.feed(delta(request, 0, "abc", finish=LENGTH, queue_time=0.5, first_token_time=1.5))
+    assert sink.last.timings == {"sent": 0.0, "queue": 0.5, "first": 1.5, "e2e": 10.0}
+
+
 def test_ledger_drops_repeats_and_stops_at_gaps() -> None:
     edge = Edge()
     (one, first), (two, second) = start(edge), start(edge)

@@ -170,7 +170,7 @@ def _cache_lines(figures: Figures) -> Iterator[Line | Rule]:
     yield Line(
         "Total prompt tokens",
         str(report.total_prompt_tokens),
-        "Prompt lengths of the requests whose cached tokens were reported.",
+        "Prompt lengths by the server's count, where it reported cached tokens.",
     )
     yield Line("Total cached tokens", str(report.total_cached_tokens), meaning)
     yield _rate("Cache hit rate (%)", report.hit_rate_pct, "Cached tokens / prompt tokens.")

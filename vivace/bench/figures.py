@@ -127,7 +127,8 @@ def figures_of(
 def cache_report(records: Sequence[Record]) -> CacheReport | None:
     """Over the requests whose cached tokens the server reported.
 
-    A server that names no tiers has one, the device.
+    Prompts are as long as the server says: it sees a chat template's tokens too. A server that
+    names no tiers has one, the device.
     """
     told = [record for record in records if record.cached_tokens is not None]
     if not told:
@@ -136,7 +137,10 @@ def cache_report(records: Sequence[Record]) -> CacheReport | None:
     host = sum(record.cached_tiers.get("host", 0) for record in told)
     storage = sum(record.cached_tiers.get("storage", 0) for record in told)
     return CacheReport(
-        total_prompt_tokens=sum(record.input_len for record in told),
+        total_prompt_tokens=sum(
+            record.input_len if record.prompt_tokens is None else record.prompt_tokens
+            for record in told
+        ),
         total_cached_tokens=total,
         device_cached_tokens=total - host - storage,
         host_cached_tokens=host,

@@ -204,6 +204,8 @@ class Sequence:
             delta.prompt_logprobs, self.prompt_logprobs = self.prompt_logprobs, None
         if finish is not None or index == self.resumed:
             delta.queue_time = max(0.0, self.started - self.arrival) if self.started else 0.0
+            if self.first_token:
+                delta.first_token_time = max(0.0, self.first_token - self.arrival)
         return delta
 
 

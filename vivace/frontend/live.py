@@ -238,7 +238,7 @@ class Live:
         self._cached = delta.cached_tokens or self._cached
         self._queue = delta.queue_time or self._queue
         if delta.tokens and not self._first:
-            self._first = self._clock() - self.request.arrival
+            self._first = delta.first_token_time or self._clock() - self.request.arrival
         return {"queue": self._queue}
 
     def _final_timings(self) -> dict[str, float]:

@@ -47,6 +47,9 @@ class Delta(msgspec.Struct, omit_defaults=True, kw_only=True):
     retractions: int = 0
     queue_time: float = 0.0
     """Seconds between arrival and the first scheduled step; set on the first and last delta."""
+    first_token_time: float = 0.0
+    """Seconds between arrival and the first token, however long it waited for its delta; set as
+    `queue_time`."""
 
 
 class Deltas(msgspec.Struct, tag="deltas"):
