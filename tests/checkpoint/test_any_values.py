@@ -22,14 +22,17 @@ from paged_model import PagedModel
 from served_toy import write_byte_tokenizer
 from toy_models import make
 
+from vivace.checkpoint.fields import Fields
 from vivace.checkpoint.gguf_file import GGUFFile
 from vivace.checkpoint.source import locate
 from vivace.errors import CannotStart
 from vivace.frontend.tokenizer import load_tokenizer
 from vivace.frontend.tokenizer_gguf import tokenizer_of
 from vivace.models.facts import ModelFacts, facts_of
+from vivace.models.families import FAMILIES as KNOWN
 from vivace.models.loading import load_model
-from vivace.models.registry import check_architecture
+from vivace.models.quantized import refuse_quantized
+from vivace.models.registry import ARCHITECTURES, check_architecture
 from vivace.platforms.cpu.ops import cpu_ops
 
 SLOW = os.environ.get("VIVACE_SLOW_TESTS") == "1"
@@ -240,6 +243,30 @@ def test_index(families: dict[str, Path], tmp_path: Path) -> None:
     check()
 
 
+@examples(120)
+@given(
+    tree=mutated(
+        {
+            "quant_method": "compressed-tensors",
+            "format": "int-quantized",
+            "config_groups": {
+                "group_0": {
+                    "weights": {"num_bits": 8, "type": "int", "symmetric": True,
+                                "strategy": "channel"},
+                    "input_activations": {"num_bits": 8, "type": "int", "symmetric": True,
+                                          "strategy": "token", "dynamic": True},
+                }
+            },
+        }
+    )
+)  # fmt: skip
+def test_quantization(tree: dict[str, Any]) -> None:
+    try:
+        refuse_quantized(Fields({"quantization_config": tree}, lambda key: f"config.json: {key}"))
+    except CannotStart as error:
+        one_line(error)
+
+
 TEXTS = ["Hello <s> wörld", "", "\0", "a" * 300, "</s>\n\n"]
 
 
@@ -336,3 +363,33 @@ def test_gguf_vocabulary(model: str) -> None:
             core.decode(core.encode(text).ids)
 
     check()
+
+
+def test_the_embedded_file(tmp_path: Path) -> None:
+    """Its real header before weights of zeros, which take no place on the disk."""
+    original = locate(None).path
+    opened = GGUFFile(original)
+    first = min(entry.offset for entry in opened.tensors.values())
+    with original.open("rb") as file:
+        header = file.read(first)
+    size, changed = original.stat().st_size, tmp_path / "changed.gguf"
+
+    @examples(40)
+    @given(data=damage(header, len(header) - 1), whole=st.booleans())
+    def check(data: bytes, whole: bool) -> None:
+        changed.write_bytes(data)
+        if whole:
+            os.truncate(changed, size)
+        try:
+            source = locate(str(changed))
+            check_architecture(source)
+            check_sense(facts_of(source))
+            load_tokenizer(source).encode("Hello")
+        except CannotStart as error:
+            one_line(error)
+
+    check()
+
+
+def test_every_architecture_has_a_family() -> None:
+    assert set(ARCHITECTURES) == set(KNOWN)

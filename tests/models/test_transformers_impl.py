@@ -50,3 +50,11 @@ def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(registry, "find_spec", lambda name: None)
     with pytest.raises(SourceError, match=r"pip install 'vivace\[transformers\]'"):
         load(tmp_path, implementation="transformers")
+
+
+def test_configurations_that_transformers_refuses(tmp_path: Path) -> None:
+    make("Llama", tmp_path)
+    for change in ({"hidden_act": "quantum"}, {"rope_parameters": [1]}, {"rms_norm_eps": "x"}):
+        with pytest.raises(SourceError, match="cannot build LlamaForCausalLM") as caught:
+            load(tmp_path, implementation="transformers", overrides=change)
+        assert str(caught.value).isprintable()

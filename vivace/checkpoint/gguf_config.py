@@ -6,6 +6,7 @@ names the file's own keys by what `config_of` tells it.
 
 from __future__ import annotations
 
+import math
 from math import prod
 from typing import Any
 
@@ -112,7 +113,14 @@ class Metadata:
         names = {ours: f"{self.architecture}.{theirs}" for ours, theirs in keys.items()}
         self.spelling.update({within + ours: name for ours, name in names.items()})
         metadata = self.file.metadata
-        return {ours: metadata[name] for ours, name in names.items() if name in metadata}
+        found = {ours: metadata[name] for ours, name in names.items() if name in metadata}
+        for ours, value in found.items():
+            if not finite(value):
+                raise GGUFError(
+                    f"{self.file.path}: {names[ours]} is {shown(value)}, which is no number; the "
+                    "file is damaged: fetch it again"
+                )
+        return found
 
     def token(self, key: str) -> Any:
         """A token id; None where the file says that there is none."""
@@ -129,6 +137,13 @@ class Metadata:
 
     def has_tensor(self, name: str) -> bool:
         return name in self.file.tensors
+
+
+def finite(value: Any) -> bool:
+    """No NaN and no infinity, in lists neither (a config.json cannot have them)."""
+    if isinstance(value, list):
+        return all(map(finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def shape_of(facts: Metadata) -> Config:

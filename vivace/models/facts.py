@@ -274,8 +274,8 @@ def eos_ids(source: ModelSource, config: ModelFields, vocabulary: int) -> tuple[
     """generation_config.json's, or else those of the configuration."""
     ids = Several(Whole(0, vocabulary - 1), 256, alone=True)
     generation = Fields(source.generation_config, source.generation_place, REFETCH)
-    found = generation.get("eos_token_id", ids, ()) or config.get("eos_token_id", ids, ())
-    return tuple(dict.fromkeys(found))
+    found, own = (fields.get("eos_token_id", ids, ()) for fields in (generation, config))
+    return tuple(dict.fromkeys(found or own))
 
 
 def parameter_count(facts: ModelFacts) -> int:

@@ -94,10 +94,17 @@ class TransformersModel(Module):
 
         ALL_ATTENTION_FUNCTIONS.register(ATTENTION, paged_attention)
         keys = {k: v for k, v in self.facts.config.items() if k not in NOT_CONFIG}
-        config = transformers.AutoConfig.for_model(self.facts.model_type, **keys)
-        return transformers.AutoModelForCausalLM.from_config(
-            config, attn_implementation=ATTENTION, dtype=self._env.dtype
-        )
+        try:
+            config = transformers.AutoConfig.for_model(self.facts.model_type, **keys)
+            return transformers.AutoModelForCausalLM.from_config(
+                config, attn_implementation=ATTENTION, dtype=self._env.dtype
+            )
+        except Exception as error:  # whatever the class of the model makes of a bad value
+            reason = " ".join(str(error).split())[:400]
+            raise SourceError(
+                f"transformers {transformers.__version__} cannot build {self.facts.architecture} "
+                f"from this configuration: {type(error).__name__}: {reason}"
+            ) from error
 
     def forward(self, step: ModelStep) -> Tensor:
         """One row of T tokens; which sequence each belongs to is the attention backend's affair."""

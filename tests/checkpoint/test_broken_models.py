@@ -1,0 +1,94 @@
+"""Models that cannot be served, through every command: one line that says why, exit code 2."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mutations import write_json
+from served_toy import write_toy_llama
+
+from vivace.errors import CannotStart
+
+ZEROS = {"rope_type": "llama3", "factor": 0, "low_freq_factor": 0, "high_freq_factor": 0}
+BROKEN: dict[str, tuple[str, dict[str, Any], str]] = {
+    "no number": ("config.json", {"rope_theta": "x"}, "rope_theta is 'x'"),
+    "not a number": ("config.json", {"rope_theta": float("nan")}, "NaN is no number"),
+    "a list": ("config.json", {"rope_scaling": [1]}, "rope_scaling is [1]"),
+    "zeros": ("config.json", {"rope_scaling": ZEROS}, "low_freq_factor is 0"),
+    "an activation": ("config.json", {"hidden_act": "quantum"}, "hidden_act is 'quantum'"),
+    "a context": ("config.json", {"max_position_embeddings": (1 << 31) - 1}, "2147483647"),
+    "ends": ("config.json", {"eos_token_id": [-1, "x"]}, "eos_token_id is [-1, 'x']"),
+    "a dtype": ("config.json", {"torch_dtype": "complex128"}, "'complex128'"),
+    "defaults": ("generation_config.json", {"temperature": -1}, "temperature is -1"),
+    "extra tokens": ("tokenizer_config.json", {"additional_special_tokens": 5}, "tokens is 5"),
+    "added tokens": ("tokenizer_config.json", {"added_tokens_decoder": {"x": 1}}, "decoder.x is 1"),
+    "shapes": ("config.json", {"intermediate_size": 48}, "has the shape"),
+}
+BEHIND = ("extra tokens", "added tokens", "shapes")
+"""found by a child process, not by the one that starts it"""
+
+
+@pytest.fixture
+def broken(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """A toy model with one of BROKEN."""
+    name, change, _ = BROKEN[request.param]
+    file = write_toy_llama(tmp_path) / name
+    old = json.loads(file.read_text()) if file.exists() else {}
+    if "rope_scaling" in change or "rope_theta" in change:
+        del old["rope_parameters"]
+    write_json(file, old | change)
+    return tmp_path
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "vivace", *words]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL
+    )
+
+
+@pytest.mark.parametrize("broken", BROKEN, indirect=True)
+def test_serve_ends_in_one_line(broken: Path, request: pytest.FixtureRequest) -> None:
+    name = request.node.callspec.params["broken"]
+    done = run("serve", "--port", "0", "--model-path", str(broken))
+    said = [line for line in done.stderr.splitlines() if BROKEN[name][2] in line]
+    assert done.returncode == 2, done.stderr
+    assert len(said) == 1 and str(broken) in said[0], done.stderr
+    assert "Traceback" not in done.stderr
+    if name not in BEHIND:
+        assert done.stderr.splitlines() == said
+
+
+@pytest.mark.parametrize("broken", ["a list", "extra tokens", "defaults"], indirect=True)
+def test_the_offline_api_raises(broken: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    from vivace import Engine
+
+    with pytest.raises(CannotStart) as caught:
+        Engine(model_path=str(broken), cpu_threads=1)
+    assert str(caught.value).isprintable()
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("broken", ["a list"], indirect=True)
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["chat", "--local", "--model-path"],
+        ["bench", "kernels", "--model-path"],
+        ["bench", "one-batch", "--batch-size", "1", "--model-path"],
+        ["bench", "offline", "--num-prompts", "1", "--model-path"],
+    ],
+    ids=lambda words: " ".join(words[:2]),
+)
+def test_other_commands_too(broken: Path, command: list[str]) -> None:
+    words = [sys.executable, "-m", "vivace", *command, str(broken)]
+    done = subprocess.run(
+        words, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL
+    )
+    assert done.returncode == 2, done.stderr
+    assert "rope_scaling is [1]" in done.stderr and "Traceback" not in done.stderr
