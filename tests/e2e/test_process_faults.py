@@ -207,6 +207,42 @@ def test_a_hanging_engine_is_replaced(tmp_path: Path, vocabulary: int) -> None:
         assert "most recent call first" in server.text()
 
 
+def test_requests_that_kill_engines_end_alone(tmp_path: Path, vocabulary: int) -> None:
+    """Four of them, one after another and together, among streams that notice nothing but time."""
+    flags = (*FLAGS, "--crash-dump-folder", str(tmp_path / "dumps"))
+    faults = {**ORACLE, "VIVACE_TEST_FAULT": "engine-kill-token@77"}
+
+    def poison(server: RunningServer, rid: str) -> tuple[int, bytes]:
+        """Again while the server says that it restarts."""
+        asked = {**body(1, 5), "input_ids": [5, 77], "rid": rid}
+        deadline = time.monotonic() + 60
+        while True:
+            status, page = server.call("POST", "/generate", asked)
+            if status != 503 or time.monotonic() > deadline:
+                return status, page
+            time.sleep(0.05)
+
+    with RunningServer(*flags, environment=faults, log=tmp_path / "log") as server:
+        server.wait_ready()
+        with ThreadPoolExecutor(8) as pool:
+            streams = [pool.submit(tokens_of, server, seed, 400) for seed in range(6)]
+            time.sleep(0.3)
+            ended = [poison(server, "poison-0"), poison(server, "poison-1")]
+            together = [pool.submit(poison, server, f"poison-{number}") for number in (2, 3)]
+            ended += [call.result(90) for call in together]
+            got = [stream.result(100) for stream in streams]
+        assert got == [expected(seed, 400, vocabulary) for seed in range(6)]
+        assert [status for status, _ in ended] == [500] * 4
+        assert all(b"the engine died of this request" in page for _, page in ended)
+        assert server.call("GET", "/health")[0] == 200
+        assert "request poison-0 has killed the engine again: refused" in server.text()
+        assert "4 of 3" not in server.text()
+        heads = [
+            json.loads(dump.read_bytes().splitlines()[0]) for dump in tmp_path.glob("dumps/*.jsonl")
+        ]
+        assert sum("it killed the engine" in str(head["failed"]) for head in heads) >= 3
+
+
 def test_a_taken_port_is_named(tmp_path: Path) -> None:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))

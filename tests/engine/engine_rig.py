@@ -131,6 +131,7 @@ class Rig:
         client: int = 0,
         rid: str | None = None,
         log_metrics: bool = True,
+        suspect: int = 0,
         **sampling: object,
     ) -> Request:
         request = Request(
@@ -145,6 +146,7 @@ class Rig:
             log_metrics=log_metrics,
             client=client,
             arrival=self.clock.now,
+            suspect=suspect,
         )
         self.answers[key] = Answer(request)
         if 0 < resume < len(self.expected(key)):

@@ -143,17 +143,29 @@ def test_restart_continues_behind_the_ledger() -> None:
     assert len(edge.requests()) == 2
 
 
-def test_a_request_survives_two_restarts_only() -> None:
+def test_who_was_in_no_fatal_step_survives_any_number_of_restarts() -> None:
     edge = Edge()
-    _, sink = start(edge)
-    for epoch in (8, 9):
+    request, sink = start(edge)
+    for epoch in range(8, 20):
         edge.frontend.feed(Down(reason="killed", restarting=True))
         edge.ready(epoch)
-        assert not sink.pieces
-    edge.frontend.feed(Down(reason="killed", restarting=True))
-    edge.ready(10)
-    assert sink.last.finish is not None and sink.last.finish.status == 500
-    assert len(edge.requests()) == 3 and edge.frontend.live == 0
+    assert not sink.pieces and edge.requests() == [request] * 13
+
+
+def test_who_is_found_to_kill_engines_ends_alone() -> None:
+    edge = Edge()
+    (poison, sink), (other, other_sink) = start(edge), start(edge)
+    suspects = {poison.key: 1, other.key: 1, 999: 1}
+    edge.frontend.feed(Down(reason="SIGSEGV", restarting=True, suspects=suspects))
+    edge.ready(8)
+    assert [request.suspect for request in edge.requests()[2:]] == [1, 1]
+    down = Down(reason="SIGSEGV", restarting=True, refused=[poison.key, 999], suspects={})
+    edge.frontend.feed(down)
+    finish = sink.last.finish
+    assert finish is not None and finish.status == 500 and "SIGSEGV" in str(finish.message)
+    edge.ready(9)
+    assert edge.requests()[-1].key == other.key and not other_sink.pieces
+    assert len(edge.requests()) == 5
 
 
 @pytest.mark.parametrize(

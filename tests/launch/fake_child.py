@@ -14,15 +14,16 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from pathlib import Path
 
 from vivace.errors import CANNOT_START
-from vivace.protocol.control import Capacity, Command, Ready, Reply
-from vivace.protocol.pulse import EnginePulse, FrontendPulse
+from vivace.protocol.control import Capacity, Command, Down, Ready, Reply
+from vivace.protocol.pulse import EnginePulse, FrontendPulse, Span
 from vivace.protocol.shared_memory import attach
 from vivace.supervisor.line import LineClosed, child_end
-from vivace.supervisor.messages import Failure, Progress, Serving, Stop, Warm, WarmUp
+from vivace.supervisor.messages import Failure, Progress, Serving, Stop, ToChild, Warm, WarmUp
 
 CAPACITY = Capacity(pages=8, page_size=16, rows=4, context=64, vocabulary=100)
 
@@ -63,8 +64,17 @@ def main() -> None:
         if act == "hang":
             pulse.decide()
         line.send(Ready(epoch=number, capacity=CAPACITY))
+        if act.startswith("die-with"):
+            while not (Path(setup.run_dir) / "go").exists():
+                time.sleep(0.02)
+            keys = json.loads(act.removeprefix("die-with"))
+            pulse.step(1, len(keys), 1.0, [Span(key, 1) for key in keys])
+            os.kill(os.getpid(), signal.SIGKILL)
     else:
-        FrontendPulse(memory.pulse(setup.place)).begin()
+        pulse = FrontendPulse(memory.pulse(setup.place))
+        pulse.begin()
+        if act != "hang":
+            threading.Thread(target=beat_for_ever, args=(pulse,), daemon=True).start()
         if act == "hear-first":
             note(type(line.wait()).__name__)
         line.send(Serving())
@@ -72,7 +82,7 @@ def main() -> None:
     try:
         while True:
             message = line.wait()
-            note(type(message).__name__ + (f" {message.epoch}" if type(message) is Ready else ""))
+            note(told(message))
             match message:
                 case WarmUp():
                     if act == "die-warming":
@@ -85,6 +95,21 @@ def main() -> None:
                     return
     except LineClosed:
         os._exit(1)
+
+
+def told(message: ToChild) -> str:
+    match message:
+        case Ready():
+            return f"Ready {message.epoch}"
+        case Down() if message.refused or message.suspects:
+            return f"Down {message.refused}"
+    return type(message).__name__
+
+
+def beat_for_ever(pulse: FrontendPulse) -> None:
+    while True:
+        pulse.beat()
+        time.sleep(0.02)
 
 
 def misbehave(act: str) -> None:

@@ -79,6 +79,12 @@ class Server:
             assert time.monotonic() < deadline, (texts, self.events())
             time.sleep(0.02)
 
+    def wait_for_told(self, who: str, text: str) -> None:
+        deadline = time.monotonic() + 30
+        while text not in self.told(who):
+            assert time.monotonic() < deadline, (who, text, self.events())
+            time.sleep(0.02)
+
     def told(self, who: str) -> list[str]:
         found = [line.split(" ", 3) for line in self.events()]
         return [text for role, number, _, text in found if f"{role} {number}" == who]
@@ -195,6 +201,76 @@ def test_too_many_deaths_end_the_server(server: Server, caplog: pytest.LogCaptur
     assert len([line for line in server.events() if line.startswith("engine")]) >= 3
     assert "more than 2 deaths in 10 minutes" in caplog.text
     assert server.told("frontend 0")[-2:] == ["Down", "Stop"]
+
+
+def test_frontends_that_die_again_and_again_do_not_end_the_server(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    """More often than the engine may; the other one goes on."""
+
+    def kill_and_stop() -> None:
+        for index in (1, 2, 3):
+            server.wait_for(f"frontend {index} ")
+            server.wait_for_told(f"frontend {index}", "Ready 0")
+            pids = (line.split()[2] for line in server.events() if f"frontend {index} " in line)
+            os.kill(int(next(pids)), signal.SIGKILL)
+        server.wait_for_told("frontend 4", "Ready 0")
+        stop()
+
+    assert server.run({}, frontends=2, crashes=2, when_ready=kill_and_stop) == 0
+    assert "Another one is started in 1 s" in caplog.text
+    assert "Down" not in server.told("frontend 0") and server.told("engine 1") == []
+
+
+def test_frontends_that_never_come_to_serve_end_the_server(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    def kill() -> None:
+        pids = (line.split()[2] for line in server.events() if line.startswith("frontend 0 "))
+        os.kill(int(next(pids)), signal.SIGKILL)
+
+    script = {"frontend": {str(index): "fail-start" for index in range(1, 9)}}
+    assert server.run(script, crashes=9, when_ready=kill) == 1
+    assert "No frontend can be started any more" in caplog.text
+
+
+def test_a_frontend_whose_loop_does_not_turn_is_replaced(
+    server: Server,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("vivace.supervisor.watch.FRONTEND_SOFT_SECONDS", 0.2)
+    monkeypatch.setattr("vivace.supervisor.watch.FRONTEND_HARD_SECONDS", 0.5)
+
+    def wait_and_stop() -> None:
+        server.wait_for_told("frontend 2", "Ready 0")
+        stop()
+
+    script = {"frontend": {"1": "hang"}}
+    assert server.run(script, frontends=2, when_ready=wait_and_stop) == 0
+    assert "The frontend 1 has made no progress" in caplog.text
+    assert "The frontend 1 died: it made no progress" in caplog.text
+    assert "most recent call first" in capfd.readouterr().err
+    assert server.told("frontend 0")[-1] == "Stop", "the other one went on"
+
+
+def test_a_request_that_kills_engines_is_found(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Three of them, two deaths each, with a budget of two unexplained deaths."""
+
+    def wait_and_stop() -> None:
+        (server.run_dir / "go").touch()
+        server.wait_for_told("frontend 0", "Ready 6")
+        stop()
+
+    keys = {"0": [7, 8], "1": [7], "2": [9, 8], "3": [9], "4": [8, 5], "5": [8]}
+    script = {"engine": {number: f"die-with {found}" for number, found in keys.items()}}
+    assert server.run(script, crashes=2, when_ready=wait_and_stop) == 0
+    refused = [text.split()[1:] for text in server.told("frontend 0") if text.startswith("Down")]
+    assert refused == [["[]"], ["[7]"], ["[]"], ["[9]"], ["[]"], ["[8]"]]
+    assert caplog.text.count("One request is found to kill engines") == 3
 
 
 def test_a_stuck_engine_dumps_its_stacks_and_is_replaced(

@@ -19,7 +19,8 @@ from vivace.config import Config, parse
 from vivace.config.reading import size_text
 from vivace.launch import configure
 from vivace.protocol.control import Capacity, Command, Drain, Ready
-from vivace.supervisor.budget import CrashBudget
+from vivace.protocol.pulse import Span
+from vivace.supervisor.budget import Backoff, Charges, CrashBudget, Verdict
 from vivace.supervisor.child import describe_exit, process_command
 from vivace.supervisor.faults import FaultyRunner, InjectedDeath, frontend_countdown, with_fault
 from vivace.supervisor.line import LineClosed, child_end, supervisor_end
@@ -73,6 +74,62 @@ def test_budget_counts_a_sliding_window(gaps: list[float], crashes: int, window:
         recent = [time for time in times if time > now - window]
         assert budget.spend(now) == (len(recent) <= crashes)
         assert budget.spent == len(recent)
+
+
+def died(charges: Charges, now: float, *keys: int, survived: int = 0) -> Verdict:
+    step = 100
+    return charges.died(step, [Span(key, step - survived) for key in keys], now)
+
+
+def test_who_kills_two_engines_and_the_second_alone_is_found() -> None:
+    budget = CrashBudget(3, 600.0)
+    charges = Charges(budget)
+    assert died(charges, 1.0, 5, 6, 7) == Verdict(True, [], {5: 1, 6: 1, 7: 1})
+    assert died(charges, 2.0, 6) == Verdict(True, [6], {5: 1, 7: 1})
+    assert budget.spent == 1, "as of the last booking"
+    assert died(charges, 3.0, 7) == Verdict(True, [7], {5: 1})
+    assert died(charges, 4.0).suspects == {5: 1} and budget.spent == 1
+
+
+@given(st.integers(1, 12), st.integers(0, 3))
+def test_any_number_of_killers_is_found_within_the_budget(killers: int, others: int) -> None:
+    """All of them in one step: each engine dies of the first one that runs alone."""
+    charges, now, found = Charges(CrashBudget(3, 600.0)), 0.0, []
+    live = [*range(killers), *range(100, 100 + others)]
+    verdict = died(charges, now, *live)
+    while killers - len(found):
+        now += 1.0
+        assert (verdict.forgiven and set(verdict.suspects) == set(live)) or len(live) == 1
+        verdict = died(charges, now, next(key for key in live if key < 100))
+        found += verdict.refused
+        live = [key for key in live if key not in found]
+    assert sorted(found) == list(range(killers)) and verdict.forgiven
+
+
+def test_deaths_between_steps_are_nobodys_and_cost() -> None:
+    charges = Charges(CrashBudget(3, 600.0))
+    assert [died(charges, float(t)).forgiven for t in range(4)] == [True, True, True, False]
+
+
+def test_who_got_on_in_between_is_no_sure_killer() -> None:
+    """An engine that somebody kills again and again from outside, with one long stream in it."""
+    charges = Charges(CrashBudget(9, 600.0))
+    verdicts = [died(charges, float(t), 5, survived=1000) for t in range(4)]
+    assert [verdict.refused for verdict in verdicts] == [[], [], [], [5]]
+    assert [verdict.suspects for verdict in verdicts[:3]] == [{5: 1}, {5: 2}, {5: 2}]
+
+
+def test_old_charges_are_forgotten() -> None:
+    charges = Charges(CrashBudget(3, 600.0))
+    died(charges, 0.0, 5)
+    assert died(charges, 601.0, 5) == Verdict(True, [], {5: 1})
+
+
+def test_frontends_that_keep_dying_are_started_ever_later() -> None:
+    backoff = Backoff(3, 600.0, longest=30.0)
+    waits = [backoff.died(float(t)) for t in range(12)]
+    assert waits == [0, 0, 0, 1, 2, 4, 8, 16, 30, 30, 30, 30]
+    assert backoff.died(2000.0) == 0
 
 
 def test_watchdog_raises_alarms_in_order() -> None:

@@ -101,6 +101,7 @@ def join_of(sequence: Sequence) -> Join:
         sampling=request.sampling,
         logprobs=_open_logprobs(request.logprobs, sequence.prompt_scored),
         stop_ids=sequence.stop_ids,
+        suspect=request.suspect,
     )
 
 

@@ -48,8 +48,6 @@ __all__ = ["BadRequest", "EngineUnavailable", "Frontend", "Piece", "ServedModel"
 
 log = logging.getLogger(__name__)
 
-MAX_RESENDS = 2
-"""Engine restarts one request survives: the one that kills every engine must not do so for ever."""
 INLINE_CHARACTERS = 512
 """Longer texts are tokenised in a thread, so that they delay nobody's stream."""
 LONGEST_TOKEN = 256
@@ -302,14 +300,11 @@ class Frontend:
             self._resume(live)
 
     def _resume(self, live: Live) -> None:
-        """A new engine goes on with what a dead one left, at most `MAX_RESENDS` times."""
+        """A new engine goes on with what a dead one left."""
         finish = live.reached_end(self.served.eos_ids)
         if finish is not None:
             self._end(live, finish)
-        elif live.attempts > MAX_RESENDS:
-            self._finish(live, f"the engine died {live.attempts} times with this request", 500)
         else:
-            live.attempts += 1
             self._send(live.resumption())
 
     def _engine_down(self, message: Down) -> None:
@@ -318,6 +313,13 @@ class Frontend:
         waiting, self._waiting = self._waiting, {}
         for ticket, answered in waiting.items():
             answered(Reply(ticket=ticket, ok=False, message=f"the engine died: {message.reason}"))
+        for key in message.refused:
+            if (live := self._live.get(key)) is not None:
+                log.error("request %s has killed the engine again: refused", live.request.rid)
+                self._finish(live, f"the engine died of this request: {message.reason}", 500)
+        for key, level in message.suspects.items():
+            if (live := self._live.get(key)) is not None:
+                live.suspect = level
         if not message.restarting:
             for live in list(self._live.values()):
                 self._finish(live, f"the engine died: {message.reason}", 503)

@@ -37,10 +37,10 @@ class Live:
         "_retractions",
         "_sent",
         "_stops",
-        "attempts",
         "ledger",
         "request",
         "sink",
+        "suspect",
     )
 
     def __init__(
@@ -50,7 +50,7 @@ class Live:
         self.request = request
         self.sink = sink
         self.ledger: list[int] = []
-        self.attempts = 1
+        self.suspect = request.suspect
         self._clock = clock
         self._prompt = len(request.tokens)
         self._stops = (
@@ -149,7 +149,9 @@ class Live:
 
     def resumption(self) -> Request:
         """The request as a new engine needs it: generation goes on behind the ledger."""
-        return msgspec.structs.replace(self.request, resumed=list(self.ledger))
+        return msgspec.structs.replace(
+            self.request, resumed=list(self.ledger), suspect=self.suspect
+        )
 
     def reached_end(self, eos_ids: tuple[int, ...]) -> Finish | None:
         """The finish that was lost with an engine, when the ledger shows that there was one."""

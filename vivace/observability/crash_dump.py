@@ -121,6 +121,12 @@ class CrashDump:
             return None
         return self.write(f"a request failed: {delta.finish.message}")
 
+    def blamed(self, keys: list[int], reason: str) -> None:
+        """These requests were found to kill engines; the dump that is written next says so."""
+        for key in keys:
+            if key in self._unfinished:
+                self._failed[key] = reason
+
     def forgotten(self, keys: list[int]) -> None:
         """These requests were cancelled."""
         self._unfinished.difference_update(keys)

@@ -128,3 +128,7 @@ class Down(msgspec.Struct, frozen=True, tag="down"):
 
     reason: str
     restarting: bool
+    refused: list[int] = []
+    """keys of requests that were found to kill engines"""
+    suspects: dict[int, int] = {}
+    """key -> `Request.suspect` of those that were in a step in which an engine died"""

@@ -68,6 +68,9 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, tag
     resumed: list[int] = []
     """Output tokens the client already has: after an engine restart a frontend sends its live
     requests again with this ledger, and generation goes on behind it (same seed, same tokens)."""
+    suspect: int = 0
+    """1: an engine died in a step with this request, so it runs alone until it draws a token;
+    2: that happened again, so it always runs alone"""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):

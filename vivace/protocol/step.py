@@ -30,6 +30,8 @@ class Join(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     logprobs: LogprobOptions | None = None
     stop_ids: tuple[int, ...] = ()
     """Ids masked out while fewer than `min_new_tokens` were drawn (eos and stop_token_ids)."""
+    suspect: int = 0
+    """`Request.suspect`"""
 
 
 class Copy(msgspec.Struct, frozen=True, array_like=True):

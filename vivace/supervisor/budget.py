@@ -1,8 +1,17 @@
-"""How often children may be restarted before the server gives up."""
+"""How often children may be restarted, and who is to blame for the death of an engine."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from vivace.protocol.pulse import Span
+
+SOON = 32
+"""Steps. Who kills an engine within so many of joining it did not get on since the last one."""
+MOST_DEATHS = 3
+"""In so many steps that killed an engine a request may have been, whatever it did in between."""
 
 
 class CrashBudget:
@@ -20,7 +29,72 @@ class CrashBudget:
         self._times.append(now)
         return len(self._times) <= self.crashes
 
+    def refund(self, times: Iterable[float]) -> None:
+        """Crashes at these times have been explained."""
+        for time in times:
+            if time in self._times:
+                self._times.remove(time)
+
     @property
     def spent(self) -> int:
         """Crashes within the window at the last booking."""
         return len(self._times)
+
+
+class Backoff:
+    """How long to wait before a child that keeps dying is started again. Times are seconds."""
+
+    def __init__(self, crashes: int = 3, window: float = 600.0, longest: float = 30.0) -> None:
+        self._budget = CrashBudget(crashes, window)
+        self._longest = longest
+
+    def died(self, now: float) -> float:
+        """Book a death; the first few in a window are followed by a start at once."""
+        self._budget.spend(now)
+        beyond = self._budget.spent - self._budget.crashes
+        return 0.0 if beyond <= 0 else min(2.0 ** (beyond - 1), self._longest)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What follows from the death of an engine."""
+
+    forgiven: bool
+    """False when it was one unexplained death too many"""
+    refused: list[int] = field(default_factory=list)
+    """keys of requests that must not come back"""
+    suspects: dict[int, int] = field(default_factory=dict)
+    """key -> how long the request has to run alone (1: to its first token, 2: always)"""
+
+
+class Charges:
+    """Which requests were in the steps in which engines died.
+
+    Who was in one runs alone in the next engine; who kills that one too, alone, is found: it is
+    refused, and the deaths it explains cost nothing. Who got on for a while in between is no sure
+    killer (somebody may have killed the engine from outside) and has a death more.
+    """
+
+    def __init__(self, budget: CrashBudget) -> None:
+        self._budget = budget
+        self._deaths: dict[int, list[float]] = {}
+
+    def died(self, step: int, spans: Sequence[Span], now: float) -> Verdict:
+        """An engine died in this step (no spans: between two) at `now` seconds."""
+        self._forget(now - self._budget.window)
+        for span in spans:
+            self._deaths.setdefault(span.key, []).append(now)
+        if len(spans) == 1 and self._is_found(spans[0], step):
+            self._budget.refund(self._deaths.pop(spans[0].key))
+            return Verdict(True, [spans[0].key], self._suspects())
+        return Verdict(self._budget.spend(now), [], self._suspects())
+
+    def _is_found(self, span: Span, step: int) -> bool:
+        deaths = len(self._deaths[span.key])
+        return deaths > MOST_DEATHS or (deaths > 1 and step - span.joined < SOON)
+
+    def _suspects(self) -> dict[int, int]:
+        return {key: min(len(times), 2) for key, times in self._deaths.items()}
+
+    def _forget(self, moment: float) -> None:
+        self._deaths = {key: times for key, times in self._deaths.items() if times[-1] > moment}

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from vivace.assemble import engine_parts
 from vivace.config import decode
+from vivace.engine.solo_steps import SoloSteps
 from vivace.observability import log as log_lines
 from vivace.observability.gc_pauses import watch_gc
 from vivace.protocol.channel import EngineMailbox, ToFrontend
@@ -86,7 +87,7 @@ def run_engine(line: Line[ToChild], setup: Setup) -> None:
         PulsedMailbox(mailbox, pulse),
         report,
         epoch=setup.epoch,
-        watched=lambda runner: PulsedRunner(runner, pulse),
+        watched=lambda runner: SoloSteps(PulsedRunner(runner, pulse)),
     )
     gc.collect()
     gc.freeze()  # what is loaded stays; the collector need not look at it again

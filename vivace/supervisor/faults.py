@@ -4,9 +4,11 @@
 `engine-exit@N`    the engine raises out of its loop at step N
 `engine-kill@N`    the engine is killed at step N, as by the kernel
 `engine-hang@N`    step N never returns
+`engine-kill-token@ID`  every step with a request whose prompt holds this token kills the engine
 `frontend-kill@N`  frontend 0 is killed after N messages from the engine
 
-Only the first engine (epoch 0) and frontend 0 misbehave: what replaces them is sound.
+Only the first engine (epoch 0) and frontend 0 misbehave: what replaces them is sound, except that
+`engine-kill-token` kills every engine.
 """
 
 from __future__ import annotations
@@ -57,9 +59,32 @@ class FaultyRunner:
             os._exit(7)
 
 
+class PoisonedRunner:
+    """A runner that dies of every step with a request whose prompt holds a certain token."""
+
+    def __init__(self, runner: Runner, token: int) -> None:
+        self.capacity: Capacity = runner.capacity
+        self.close = runner.close
+        self._runner = runner
+        self._token = token
+        self._poisoned: set[int] = set()
+        """rows"""
+
+    def run(self, plan: StepPlan) -> StepResult:
+        self._poisoned.difference_update(plan.leaves)
+        for join in plan.joins:
+            if self._token in join.tokens[: join.prompt]:
+                self._poisoned.add(join.row)
+        if not self._poisoned.isdisjoint(plan.rows):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self._runner.run(plan)
+
+
 def with_fault(runner: Runner, text: str, epoch: int) -> Runner:
     """`runner`, or one that fails as `text` says when this is the first engine."""
     kind, at = parse(text)
+    if kind == "engine-kill-token":
+        return PoisonedRunner(runner, at)
     if not kind.startswith("engine-") or epoch > 0:
         return runner
     if kind == "engine-start":

@@ -211,4 +211,5 @@ def record(dump: CrashDump, message: ToFrontend) -> None:
         for delta in message.deltas:
             dump.answered(delta)
     elif isinstance(message, Down):
+        dump.blamed(message.refused, f"it killed the engine: {message.reason}")
         dump.write(f"the engine went down: {message.reason}")

@@ -9,23 +9,17 @@ from __future__ import annotations
 import logging
 import selectors
 import signal
-import socket
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from vivace.errors import CANNOT_START
 from vivace.protocol.channel import SUPERVISOR
-from vivace.protocol.control import Capacity, Command, Down, Drain, Ready, Reply
-from vivace.protocol.pulse import EngineProgress, FrontendPulse
+from vivace.protocol.control import Command, Down, Drain, Ready, Reply
+from vivace.protocol.pulse import EngineProgress, EnginePulse, FrontendPulse
 from vivace.protocol.request import KEY_SHIFT
-from vivace.protocol.shared_memory import SharedMemory
 from vivace.supervisor import signals
-from vivace.supervisor.budget import CrashBudget
-from vivace.supervisor.child import Child, process_command, spawn
-from vivace.supervisor.child import Command as SpawnCommand
+from vivace.supervisor.budget import Backoff, Charges, CrashBudget
+from vivace.supervisor.child import Child, spawn
 from vivace.supervisor.line import LineClosed
 from vivace.supervisor.messages import (
     Draining,
@@ -38,6 +32,7 @@ from vivace.supervisor.messages import (
     Warm,
     WarmUp,
 )
+from vivace.supervisor.plan import Hooks, Plan
 from vivace.supervisor.watch import EngineWatch, FrontendWatch, Watchdog
 
 log = logging.getLogger(__name__)
@@ -47,36 +42,10 @@ FAILED = 1
 STOP_GRACE_SECONDS = 5.0
 SAME_SIGNAL_SECONDS = 0.3
 """Wrappers such as `timeout` signal a process and then its group: that is one wish, not two."""
+MOST_UNBORN = 5
+"""Frontends in a row that do not come to serve: the next one will not either."""
 FINAL_WORDS_SECONDS = 1.0
 """For the frontends to tell their clients that the server stops."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What to run. Times are seconds."""
-
-    config: bytes
-    frontends: int
-    listener: socket.socket
-    run_dir: Path
-    memory: SharedMemory
-    """with a place for each frontend"""
-    warm_up: bool
-    watchdog: float | None
-    soft_watchdog: float | None
-    drain: float = 60.0
-    crashes: int = 3
-    crash_window: float = 600.0
-    command: SpawnCommand = process_command
-    tick: float = 0.5
-
-
-@dataclass(frozen=True, kw_only=True)
-class Hooks:
-    """What the user sees of a start: its progress, and the moment it is complete."""
-
-    progress: Callable[[str, float], None]
-    ready: Callable[[Capacity], None]
 
 
 class Supervisor:
@@ -97,6 +66,13 @@ class Supervisor:
         self._warming = False
         self._announced = False
         self._budget = CrashBudget(plan.crashes, plan.crash_window)
+        self._charges = Charges(self._budget)
+        self._backoff = Backoff(plan.crashes, plan.crash_window)
+        self._unborn = 0
+        """frontends in a row that died before they served, since the start was complete"""
+        self._due: list[tuple[float, int]] = []
+        """(when, place): frontends to be started"""
+        self._pulse = EnginePulse(plan.memory.engine)
         watchdog = Watchdog(hard=plan.watchdog, soft=plan.soft_watchdog)
         self._watch = EngineWatch(EngineProgress(plan.memory), watchdog)
         self._frontend_watch = FrontendWatch(
@@ -136,6 +112,7 @@ class Supervisor:
             memory=self._plan.memory.descriptor,
         )
         self._watch.restart(time.monotonic())
+        self._pulse.begin()  # what the last engine died of is not this one's doing
         engine = engine or spawn("engine", self._plan.command, self._plan.memory.descriptor)
         self._engine = self._begin(engine, setup)
 
@@ -175,6 +152,7 @@ class Supervisor:
                     self._engine_is_ready(child, message)
                 case Serving():
                     child.serving = True
+                    self._unborn = 0
                     if self._phase == "draining":
                         child.line.send(Draining())
                     self._announce()
@@ -243,16 +221,31 @@ class Supervisor:
         elif self._phase == "draining":
             self._tell_frontends(Down(reason=cause, restarting=False))
             self._give_up(f"the engine died while draining: {cause}")
-        elif self._budget.spend(time.monotonic()):
-            log.error("The engine died: %s. %s", cause, self._restart_note())
-            self._tell_frontends(Down(reason=cause, restarting=True))
-            if self._down_since is None:
-                self._down_since = time.monotonic()
-            self._epoch += 1
-            self._start_engine()
         else:
-            self._tell_frontends(Down(reason=cause, restarting=False))
+            self._replace_engine(cause)
+
+    def _replace_engine(self, cause: str) -> None:
+        """Unless it died too often. What is found to kill engines does not come back."""
+        now = time.monotonic()
+        step, spans = self._pulse.fatal_spans()
+        verdict = self._charges.died(step, spans, now)
+        down = Down(
+            reason=cause,
+            restarting=verdict.forgiven,
+            refused=verdict.refused,
+            suspects=verdict.suspects,
+        )
+        self._tell_frontends(down)
+        if not verdict.forgiven:
             self._give_up(f"the engine died: {cause}. {self._exhausted_note()}")
+            return
+        company = f", in a step of {len(spans)} requests" if spans else ""
+        blame = ". One request is found to kill engines and refused" if verdict.refused else ""
+        log.error("The engine died: %s%s%s. %s", cause, company, blame, self._restart_note())
+        if self._down_since is None:
+            self._down_since = now
+        self._epoch += 1
+        self._start_engine()
 
     def _frontend_died(self, child: Child, cause: str) -> None:
         if self._phase == "stopping":
@@ -264,14 +257,29 @@ class Supervisor:
             self._engine.line.send(FrontendGone(child.index))
         if self._phase == "draining":
             log.error("The %s died while draining: %s", child.name, cause)
-        elif self._budget.spend(time.monotonic()):
-            log.error("The %s died: %s. %s", child.name, cause, self._restart_note())
+        else:
+            self._replace_frontend(child, cause)
+
+    def _replace_frontend(self, child: Child, cause: str) -> None:
+        """For ever, but not ever faster, as long as those that are started come to serve."""
+        self._unborn = 0 if child.serving else self._unborn + 1
+        if self._unborn >= MOST_UNBORN and not any(one.serving for one in self._frontends):
+            self._give_up(f"{child.name} died: {cause}. No frontend can be started any more")
+            return
+        now = time.monotonic()
+        wait = self._backoff.died(now)
+        when = f"in {wait:.0f} s" if wait else "now"
+        log.error("The %s died: %s. Another one is started %s", child.name, cause, when)
+        self._due.append((now + wait, child.place))
+        self._start_due(now)
+
+    def _start_due(self, now: float) -> None:
+        for when, place in [due for due in self._due if due[0] <= now]:
+            self._due.remove((when, place))
             # A new index: the keys of its predecessor's requests must not come back.
-            self._start_frontend(self._next_index, child.place)
+            self._start_frontend(self._next_index, place)
             self._next_index += 1
             self._warming = False  # whoever was warming up may be the dead one
-        else:
-            self._give_up(f"{child.name} died: {cause}. {self._exhausted_note()}")
 
     def _restart_note(self) -> str:
         return f"Restarting it ({self._budget.spent} of {self._budget.crashes} restarts spent)"
@@ -299,6 +307,8 @@ class Supervisor:
         if self._engine is not None and self._engine.serving:
             self._watch.look(self._engine, now)
         self._frontend_watch.look(self._frontends, now)
+        if self._phase in ("starting", "serving"):
+            self._start_due(now)
         if self._deadline is not None and now >= self._deadline:
             self._deadline = None
             if self._phase == "draining":

@@ -1,0 +1,166 @@
+"""Writing lines where writing can fail or wait: a full disk, a pipe nobody reads, no file at all.
+
+A server must not end, or stand still, over its own log. What cannot be written is dropped and
+counted, and the next line that gets through says so; it begins on a line of its own.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import select
+import socket
+import stat
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TextIO
+
+PATIENCE_MILLISECONDS = 100
+"""For a slow reader to catch up; one that did not is not waited for again before it has."""
+
+
+class LineWriter:
+    """Appends lines to a descriptor. Never raises; waits at most the patience, and then not again.
+
+    `troubled` is called with a reason when lines begin to be lost, `recovered` with their number
+    when that is over. Without `recovered` the number is written in front of the next line.
+    """
+
+    def __init__(
+        self,
+        descriptor: int,
+        *,
+        troubled: Callable[[str], None] | None = None,
+        recovered: Callable[[int], None] | None = None,
+    ) -> None:
+        self.descriptor = descriptor
+        self._put = patiently(descriptor)
+        self._troubled = troubled
+        self._recovered = recovered
+        self._lock = threading.RLock()
+        self._busy = False
+        self._torn = False
+        """the last line was cut off"""
+        self._lost = 0
+
+    def write(self, text: str) -> None:
+        with self._lock:
+            if self._busy:
+                return  # a signal handler or a report of ours, in the middle of a line
+            self._busy = True
+            try:
+                self._write(text.encode("utf-8", "backslashreplace"))
+            finally:
+                self._busy = False
+
+    def _write(self, line: bytes) -> None:
+        note = b""
+        if self._lost and self._recovered is None:
+            note = b"[%d log lines before this one could not be written]\n" % self._lost
+        data = (b"\n" if self._torn else b"") + note + line
+        try:
+            written = self._put(data, waiting=not self._lost)
+            reason = "nobody reads it" if written < len(data) else ""
+        except (OSError, ValueError) as error:
+            written, reason = 0, getattr(error, "strerror", None) or str(error)
+        if written:
+            self._torn = data[written - 1 : written] != b"\n" and written < len(data)
+        if written < len(data):
+            self._lose(line, reason)
+        elif self._lost:
+            lost, self._lost = self._lost, 0
+            if self._recovered is not None:
+                self._recovered(lost)
+
+    def _lose(self, line: bytes, reason: str) -> None:
+        first, self._lost = not self._lost, self._lost + max(1, line.count(b"\n"))
+        if first and self._troubled is not None:
+            self._troubled(reason)
+
+
+def patiently(descriptor: int) -> Callable[..., int]:
+    """A function (data, waiting) -> bytes written, which does not block."""
+
+    def put(data: bytes, waiting: bool) -> int:
+        done = 0
+        while done < len(data):
+            try:
+                done += write(data[done:])
+            except BlockingIOError:
+                if not waiting or not poller.poll(PATIENCE_MILLISECONDS):
+                    break
+        return done
+
+    def write(data: bytes) -> int:
+        return os.write(descriptor, data)
+
+    poller = select.poll()
+    poller.register(descriptor, select.POLLOUT)
+    with suppress(OSError):
+        if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+            peer = socket.socket(fileno=os.dup(descriptor))
+            return_now = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+            write = lambda data: peer.send(data, return_now)  # noqa: E731
+    return put
+
+
+class SafeStream(io.TextIOBase):
+    """A standard stream on top of a `LineWriter`."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = not_blocking(descriptor)
+        self._lines = LineWriter(self._descriptor)
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return "utf-8"
+
+    def write(self, text: str) -> int:
+        self._lines.write(text)
+        return len(text)
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def isatty(self) -> bool:
+        return os.isatty(self._descriptor)
+
+
+def not_blocking(descriptor: int) -> int:
+    """Our own descriptor of the same pipe or terminal, which does not block: the mode of the one we
+    inherited belongs to whoever started us too. Files and sockets stay as they are."""
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
+            flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+            return os.open(f"/proc/self/fd/{descriptor}", flags)
+    except OSError:
+        pass
+    return descriptor
+
+
+def protect_standard_streams() -> None:
+    """Give this process a standard output and error that cannot end or hold it up.
+
+    A descriptor that is closed becomes /dev/null: otherwise the next socket would get its number,
+    and whatever a library prints. Streams that somebody has replaced stay.
+    """
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            with suppress(OSError):
+                os.open(os.devnull, os.O_RDWR)
+    if replaceable(sys.stdout, sys.__stdout__):
+        sys.stdout = SafeStream(1)
+    if replaceable(sys.stderr, sys.__stderr__):
+        sys.stderr = SafeStream(2)
+
+
+def replaceable(stream: TextIO | Any, original: TextIO | Any) -> bool:
+    return stream is original and not isinstance(stream, SafeStream)

@@ -1,0 +1,42 @@
+"""What a supervisor is to run, and whom it tells about the start."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from vivace.protocol.control import Capacity
+from vivace.protocol.shared_memory import SharedMemory
+from vivace.supervisor.child import Command, process_command
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What to run. Times are seconds."""
+
+    config: bytes
+    frontends: int
+    listener: socket.socket
+    run_dir: Path
+    memory: SharedMemory
+    """with a place for each frontend"""
+    warm_up: bool
+    watchdog: float | None
+    soft_watchdog: float | None
+    drain: float = 60.0
+    crashes: int = 3
+    """deaths of engines that are forgiven without being explained, and deaths of frontends that are
+    made good at once, within the window"""
+    crash_window: float = 600.0
+    command: Command = process_command
+    tick: float = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hooks:
+    """What the user sees of a start: its progress, and the moment it is complete."""
+
+    progress: Callable[[str, float], None]
+    ready: Callable[[Capacity], None]
