@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING
 from vivace.configure import configure
 from vivace.errors import CANNOT_START, CannotStart
 from vivace.observability import log as log_lines
+from vivace.observability.lines import fill_standard_descriptors, protect_standard_streams
 from vivace.protocol.control import Capacity
-from vivace.protocol.shared_memory import new_descriptor, reserve
+from vivace.protocol.shared_memory import SharedMemory, new_descriptor, reserve
 from vivace.supervisor.child import Child, preloading, process_command, spawn
-from vivace.supervisor.listen import ListenError, bind, url_of
+from vivace.supervisor.listen import ListenError, allow_open_files, bind, url_of
 from vivace.supervisor.progress import StartProgress
 from vivace.supervisor.summary import show, summary_of
 
@@ -39,6 +40,7 @@ FAILED = 1
 
 def main(argv: Sequence[str], *, program: str = "vivace serve") -> int:
     """Serve until stopped; returns the exit code. 2 = the command line cannot be obeyed."""
+    fill_standard_descriptors()
     memory = new_descriptor()
     engine = engine_ahead(argv, memory)
     try:
@@ -73,6 +75,8 @@ def serve(argv: Sequence[str], engine: Child | None, memory: int, program: str) 
 def launch(config: Config, engine: Child | None, memory: int) -> int:
     """Run a server until it is stopped; returns its exit code. `engine`: spawned ahead, with the
     descriptor `memory` (protocol/shared_memory.py)."""
+    protect_standard_streams()
+    allow_open_files()
     log_lines.setup(config.logging.log_level)
     try:
         listener = bind(config.http.host, config.http.port)
@@ -97,6 +101,7 @@ def supervise(config: Config, listener: socket.socket, engine: Child | None, mem
         log.info(READY_LINE)
 
     with new_run_dir() as run_dir, contextlib.closing(progress):
+        tell_place(run_dir)
         plan = plan_of(config, listener, run_dir, memory)
         return Supervisor(plan, Hooks(progress=progress.update, ready=ready), engine).run()
 
@@ -112,11 +117,28 @@ def plan_of(config: Config, listener: socket.socket, run_dir: Path, memory: int)
         frontends=frontends,
         listener=listener,
         run_dir=run_dir,
-        memory=reserve(memory, frontends),
+        memory=shared_memory(memory, frontends),
         warm_up=not config.http.skip_server_warmup,
         watchdog=config.runtime.watchdog_timeout,
         soft_watchdog=config.runtime.soft_watchdog_timeout,
     )
+
+
+def shared_memory(descriptor: int, frontends: int) -> SharedMemory:
+    try:
+        return reserve(descriptor, frontends)
+    except OSError as error:
+        raise CannotStart(
+            f"no memory for the counters of {frontends} frontends: {error.strerror}; "
+            "lower --tokenizer-worker-num or free some memory"
+        ) from None
+
+
+def tell_place(run_dir: Path) -> None:
+    """Say when the sockets are not where TMPDIR asks for."""
+    wanted = os.environ.get("TMPDIR")
+    if wanted and not run_dir.is_relative_to(Path(wanted).absolute()):
+        log.warning("TMPDIR=%s cannot be used for sockets; they are in %s", wanted, run_dir)
 
 
 def process_age() -> float:

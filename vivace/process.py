@@ -21,6 +21,7 @@ from typing import NoReturn
 
 from vivace.errors import CANNOT_START, CannotStart
 from vivace.observability import log as log_lines
+from vivace.observability.lines import protect_standard_streams
 from vivace.supervisor.line import Line, LineClosed, child_end
 from vivace.supervisor.messages import Failure, Progress, Setup, ToChild
 
@@ -37,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--preload", action="store_true", help="import before the setup comes")
     arguments = parser.parse_args(argv)
+    protect_standard_streams()
     die_with(arguments.parent)
     leave_signals_to_the_supervisor()
     gc.disable()  # nothing that is imported and loaded is garbage; the roles enable it when ready

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import errno
 import gc
 import logging
+import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -92,8 +95,50 @@ def test_an_unwritable_folder_is_reported_not_raised(
     (tmp_path / "file").write_text("")
     dump = dump_to(tmp_path / "file" / "folder", Clock())
     with caplog.at_level(logging.ERROR):
-        assert dump.write("x") is None
-    assert "cannot write the crash dump" in caplog.text
+        for _ in range(3):
+            assert not dump.write("x").parent.exists()
+    assert caplog.text.count("cannot write the crash dump") == 1
+
+
+@pytest.mark.parametrize("name", ["ENOSPC", "EROFS", "EDQUOT", "EMFILE"])
+def test_a_disk_that_is_full_for_a_while(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No half file stays behind, and the next dump is whole."""
+    dump = dump_to(tmp_path / "dumps", Clock())
+    dump.sent(request(1))
+
+    def fail(*_: object) -> None:
+        raise OSError(getattr(errno, name), os.strerror(getattr(errno, name)))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.open" if name == "EMFILE" else "pathlib.Path.rename", fail)
+        for _ in range(3):
+            dump.write("the engine went down")
+    assert list((tmp_path / "dumps").iterdir()) == []
+    assert caplog.text.count("cannot write the crash dump") == 1
+    head, lines = read(dump.write("again"))
+    assert head["reason"] == "again" and len(lines) == 1
+
+
+def test_the_disk_is_touched_in_the_background(tmp_path: Path) -> None:
+    jobs: list[Callable[[], None]] = []
+    dump = CrashDump(tmp_path, version="1", background=jobs.append)
+    dump.sent(request(1))
+    path = dump.write("x")
+    dump.sent(request(2))
+    assert not path.exists()
+    jobs[0]()
+    assert [line["key"] for line in read(path)[1]] == [1]
+
+
+def test_who_killed_the_engine_is_in_the_dump(tmp_path: Path) -> None:
+    dump = dump_to(tmp_path, Clock())
+    dump.sent(request(1))
+    dump.sent(request(2))
+    dump.blamed([2, 77], "it killed the engine: SIGSEGV")
+    head, _ = read(dump.write("x"))
+    assert head["failed"] == {"2": "it killed the engine: SIGSEGV"}
 
 
 def test_long_collections_are_reported(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from vivace.errors import CannotStart
 from vivace.protocol.run_dir import PREFIX, new_run_dir, remove_abandoned
 
 KILLED = """
@@ -38,6 +40,33 @@ def test_it_is_private_short_and_removed(monkeypatch: pytest.MonkeyPatch, tmp_pa
         assert len(os.fsencode(path)) < 60
         assert list(long.iterdir()) == []
     assert not path.exists()
+
+
+def test_it_takes_the_next_place_when_one_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that is read-only, full, or missing."""
+    real = tempfile.mkdtemp
+
+    def make(prefix: str, dir: str) -> str:
+        if dir in ("/tmp", "/var/tmp"):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return real(prefix=prefix, dir=dir)
+
+    monkeypatch.setattr("tempfile.mkdtemp", make)
+    monkeypatch.setattr("tempfile.tempdir", "/nowhere")
+    if not os.access("/dev/shm", os.W_OK):
+        pytest.skip("/dev/shm cannot be written here")
+    with new_run_dir() as path:
+        assert path.parent == Path("/dev/shm")
+
+
+def test_without_any_place_the_message_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**_: object) -> str:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("tempfile.mkdtemp", refuse)
+    with pytest.raises(CannotStart, match="set TMPDIR") as caught, new_run_dir():
+        pass
+    assert "/tmp (No space left on device)" in str(caught.value)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ token ids; keys, headers and cache salts are not.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -69,7 +70,9 @@ class CrashDump:
         memory: int = LARGEST_MEMORY,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
+        background: Callable[[Callable[[], None]], object] = lambda save: save(),
     ) -> None:
+        """`background` runs what touches the disk, which may take long."""
         self._folder = folder
         self._version = version
         self._index = index
@@ -77,6 +80,9 @@ class CrashDump:
         self._memory = memory
         self._clock = clock
         self._wall = wall
+        self._background = background
+        self._trouble = ""
+        """why the last dump could not be written"""
         self._encoder = msgspec.json.Encoder()
         self._lines: deque[tuple[float, int, bytes]] = deque()
         self._bytes = 0
@@ -131,8 +137,8 @@ class CrashDump:
         """These requests were cancelled."""
         self._unfinished.difference_update(keys)
 
-    def write(self, reason: str) -> Path | None:
-        """Write what is remembered; None (and a log line) when that is impossible."""
+    def write(self, reason: str) -> Path:
+        """Write what is remembered to this file; when that is impossible the log says so once."""
         self._trim()
         self._quiet_until = self._clock() + QUIET_SECONDS
         self._written += 1
@@ -147,22 +153,21 @@ class CrashDump:
             failed={str(key): message for key, message in self._failed.items()},
         )
         lines = [self._encoder.encode(head), *(line for _, _, line in self._lines)]
-        try:
-            return self._save(name, b"\n".join(lines) + b"\n")
-        except OSError as error:
-            log.error("cannot write the crash dump to %s: %s", self._folder, error.strerror)
-            return None
-
-    def _save(self, name: str, data: bytes) -> Path:
-        self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / name
-        part = path.with_suffix(".part")
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-        part.rename(path)
-        log.warning("wrote %d requests to %s", len(self._lines), path)
+        self._background(lambda: self._try_to_save(path, lines))
         return path
+
+    def _try_to_save(self, path: Path, lines: list[bytes]) -> None:
+        try:
+            save(path, b"\n".join(lines) + b"\n")
+        except OSError as error:
+            reason = error.strerror or str(error)
+            if reason != self._trouble:
+                log.error("cannot write the crash dump to %s: %s", self._folder, reason)
+            self._trouble = reason
+        else:
+            self._trouble = ""
+            log.warning("wrote %d requests to %s", len(lines) - 1, path)
 
     def _trim(self) -> None:
         oldest = self._clock() - self._window
@@ -171,6 +176,21 @@ class CrashDump:
             self._bytes -= len(line)
             self._failed.pop(key, None)
             self._unfinished.discard(key)
+
+
+def save(path: Path, data: bytes) -> None:
+    """A whole file or none: half of one would only take the last space. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    try:
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        part.rename(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise
 
 
 def is_our_failure(finish: Finish) -> bool:

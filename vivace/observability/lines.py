@@ -17,6 +17,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TextIO
 
+Put = Callable[[bytes, bool], tuple[int, str]]
+"""(data, whether to wait a little) -> (bytes written, why not all of them)"""
 PATIENCE_MILLISECONDS = 100
 """For a slow reader to catch up; one that did not is not waited for again before it has."""
 
@@ -55,16 +57,16 @@ class LineWriter:
             finally:
                 self._busy = False
 
+    def close(self) -> None:
+        with self._lock, suppress(OSError):
+            os.close(self.descriptor)
+
     def _write(self, line: bytes) -> None:
         note = b""
         if self._lost and self._recovered is None:
             note = b"[%d log lines before this one could not be written]\n" % self._lost
         data = (b"\n" if self._torn else b"") + note + line
-        try:
-            written = self._put(data, waiting=not self._lost)
-            reason = "nobody reads it" if written < len(data) else ""
-        except (OSError, ValueError) as error:
-            written, reason = 0, getattr(error, "strerror", None) or str(error)
+        written, reason = self._put(data, not self._lost)
         if written:
             self._torn = data[written - 1 : written] != b"\n" and written < len(data)
         if written < len(data):
@@ -80,18 +82,20 @@ class LineWriter:
             self._troubled(reason)
 
 
-def patiently(descriptor: int) -> Callable[..., int]:
-    """A function (data, waiting) -> bytes written, which does not block."""
+def patiently(descriptor: int) -> Put:
+    """Neither raises nor blocks."""
 
-    def put(data: bytes, waiting: bool) -> int:
+    def put(data: bytes, waiting: bool) -> tuple[int, str]:
         done = 0
         while done < len(data):
             try:
                 done += write(data[done:])
             except BlockingIOError:
                 if not waiting or not poller.poll(PATIENCE_MILLISECONDS):
-                    break
-        return done
+                    return done, "nobody reads it"
+            except OSError as error:
+                return done, error.strerror or str(error)
+        return done, ""
 
     def write(data: bytes) -> int:
         return os.write(descriptor, data)
@@ -144,18 +148,21 @@ def not_blocking(descriptor: int) -> int:
     return descriptor
 
 
-def protect_standard_streams() -> None:
-    """Give this process a standard output and error that cannot end or hold it up.
-
-    A descriptor that is closed becomes /dev/null: otherwise the next socket would get its number,
-    and whatever a library prints. Streams that somebody has replaced stay.
-    """
+def fill_standard_descriptors() -> None:
+    """A standard descriptor that is closed becomes /dev/null. Otherwise the next socket would get
+    its number, and with it what a library prints."""
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
         except OSError:
             with suppress(OSError):
                 os.open(os.devnull, os.O_RDWR)
+
+
+def protect_standard_streams() -> None:
+    """Give this process a standard output and error that cannot end or hold it up. Streams that
+    somebody has replaced stay."""
+    fill_standard_descriptors()
     if replaceable(sys.stdout, sys.__stdout__):
         sys.stdout = SafeStream(1)
     if replaceable(sys.stderr, sys.__stderr__):

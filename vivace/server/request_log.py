@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,11 @@ import msgspec
 
 from vivace.errors import CannotStart
 from vivace.frontend.piece import Piece
+from vivace.observability.lines import LineWriter
 from vivace.protocol.request import Request
 
 log = logging.getLogger("vivace.requests")
+server_log = logging.getLogger("vivace.server")
 
 LEVELS = range(4)
 FORMATS = ("text", "json")
@@ -35,12 +38,34 @@ def add_targets(targets: Sequence[str]) -> None:
             continue
         try:
             Path(target).mkdir(parents=True, exist_ok=True)
-            handler = logging.FileHandler(Path(target) / FILE_NAME, encoding="utf-8")
+            handler = LineFile(Path(target) / FILE_NAME)
         except OSError as error:
             raise CannotStart(f"--log-requests-target {target}: {error}") from None
         handler.setFormatter(logging.Formatter("[%(asctime)s] %(message)s"))
         log.addHandler(handler)
     log.setLevel(logging.INFO)
+
+
+class LineFile(logging.Handler):
+    """Appends to a file that other frontends append to as well. When that fails the server's log
+    says so once, and again when it works."""
+
+    def __init__(self, path: Path) -> None:
+        """OSError when it cannot be opened."""
+        super().__init__()
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC
+        self._lines = LineWriter(
+            os.open(path, flags, 0o666),
+            troubled=lambda reason: server_log.error("%s: %s; its lines are lost", path, reason),
+            recovered=lambda lost: server_log.warning("%s works again; %d lines lost", path, lost),
+        )
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._lines.write(self.format(record) + "\n")
+
+    def close(self) -> None:
+        self._lines.close()
+        super().close()
 
 
 class RequestLog:

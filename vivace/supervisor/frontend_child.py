@@ -173,7 +173,13 @@ def crash_dump(config: Config, index: int) -> CrashDump | None:
     folder = config.logging.crash_dump_folder
     if not folder:
         return None
-    return CrashDump(Path(folder), version=vivace.__version__, index=index)
+    loop = asyncio.get_running_loop()
+    return CrashDump(
+        Path(folder),
+        version=vivace.__version__,
+        index=index,
+        background=lambda save: loop.run_in_executor(None, save),
+    )
 
 
 async def beat(pulse: FrontendPulse) -> None:

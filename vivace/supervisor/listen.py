@@ -1,13 +1,16 @@
-"""The listening socket, bound before anything else starts, shared by all frontends."""
+"""The listening socket, bound before anything else starts, shared by all frontends; and how many
+connections a process may have."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import resource
 import socket
 from pathlib import Path
 
 BACKLOG = 4096
+MOST_OPEN_FILES = 1 << 16
 
 
 class ListenError(Exception):
@@ -81,6 +84,16 @@ def holds_socket(process: Path, wanted: set[str]) -> bool:
                 if str(descriptor.readlink()) in wanted:
                     return True
     return False
+
+
+def allow_open_files() -> None:
+    """Raise this process's limit, which its children inherit, as far as it may: a connection is an
+    open file, and the usual limit of 1,024 is from another time."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def url_of(sock: socket.socket) -> str:
