@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +23,7 @@ from vivace.errors import CANNOT_START
 from vivace.protocol.control import Capacity
 from vivace.protocol.run_dir import new_run_dir
 from vivace.protocol.shared_memory import new_descriptor, reserve
-from vivace.supervisor.child import Role
+from vivace.supervisor.child import Child, Role, spawn
 from vivace.supervisor.supervisor import SAME_SIGNAL_SECONDS, Hooks, Plan, Supervisor
 
 FAKE = Path(__file__).with_name("fake_child.py")
@@ -220,6 +222,32 @@ def test_frontends_that_die_again_and_again_do_not_end_the_server(
     assert server.run({}, frontends=2, crashes=2, when_ready=kill_and_stop) == 0
     assert "Another one is started in 1 s" in caplog.text
     assert "Down" not in server.told("frontend 0") and server.told("engine 1") == []
+
+
+@pytest.mark.parametrize("role", ["engine", "frontend"])
+def test_processes_that_cannot_be_started_now_are_started_later(
+    server: Server, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, role: str
+) -> None:
+    """No memory, no process ids, no descriptors."""
+    refusals: list[str] = []
+
+    def refuse_twice(kind: Role, *rest: Any) -> Child:
+        if server.ready and kind == role and len(refusals) < 2:
+            refusals.append(kind)
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return spawn(kind, *rest)
+
+    monkeypatch.setattr("vivace.supervisor.supervisor.spawn", refuse_twice)
+
+    def kill_and_stop() -> None:
+        pids = (line.split()[2] for line in server.events() if line.startswith(f"{role} 0 "))
+        os.kill(int(next(pids)), signal.SIGKILL)
+        who = {"engine": ("frontend 0", "Ready 1"), "frontend": ("frontend 3", "Ready 0")}
+        server.wait_for_told(*who[role])
+        stop()
+
+    assert server.run({}, when_ready=kill_and_stop) == 0
+    assert caplog.text.count("can be started: Resource temporarily unavailable") == 2
 
 
 def test_frontends_that_never_come_to_serve_end_the_server(

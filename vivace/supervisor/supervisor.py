@@ -72,6 +72,8 @@ class Supervisor:
         """frontends in a row that died before they served, since the start was complete"""
         self._due: list[tuple[float, int]] = []
         """(when, place): frontends to be started"""
+        self._engine_due: float | None = None
+        """when to try again to start the engine"""
         self._pulse = EnginePulse(plan.memory.engine)
         watchdog = Watchdog(hard=plan.watchdog, soft=plan.soft_watchdog)
         self._watch = EngineWatch(EngineProgress(plan.memory), watchdog)
@@ -113,7 +115,12 @@ class Supervisor:
         )
         self._watch.restart(time.monotonic())
         self._pulse.begin()  # what the last engine died of is not this one's doing
-        engine = engine or spawn("engine", self._plan.command, self._plan.memory.descriptor)
+        try:
+            engine = engine or spawn("engine", self._plan.command, self._plan.memory.descriptor)
+        except OSError as error:
+            self._engine_due = self._after_failed_spawn("engine", error)
+            return
+        self._engine_due = None
         self._engine = self._begin(engine, setup)
 
     def _start_frontend(self, index: int, place: int) -> None:
@@ -126,10 +133,19 @@ class Supervisor:
             memory=memory,
             place=place,
         )
-        child = self._begin(spawn("frontend", self._plan.command, listener, memory), setup)
+        try:
+            child = self._begin(spawn("frontend", self._plan.command, listener, memory), setup)
+        except OSError as error:
+            self._due.append((self._after_failed_spawn("frontend", error), place))
+            return
         if self._ready is not None:  # before it serves: its first client finds an engine
             child.line.send(self._ready)
         self._frontends.append(child)
+
+    def _after_failed_spawn(self, role: str, error: OSError) -> float:
+        """When to try again: no memory, no process ids or no descriptors may be a passing thing."""
+        log.error("no %s can be started: %s; trying again in 1 s", role, error.strerror)
+        return time.monotonic() + 1.0
 
     def _begin(self, child: Child, setup: Setup) -> Child:
         self._selector.register(child.line, selectors.EVENT_READ, lambda: self._listen(child))
@@ -308,6 +324,8 @@ class Supervisor:
             self._watch.look(self._engine, now)
         self._frontend_watch.look(self._frontends, now)
         if self._phase in ("starting", "serving"):
+            if self._engine_due is not None and now >= self._engine_due:
+                self._start_engine()
             self._start_due(now)
         if self._deadline is not None and now >= self._deadline:
             self._deadline = None
