@@ -212,9 +212,9 @@ def test_requests_that_kill_engines_end_alone(tmp_path: Path, vocabulary: int) -
     flags = (*FLAGS, "--crash-dump-folder", str(tmp_path / "dumps"))
     faults = {**ORACLE, "VIVACE_TEST_FAULT": "engine-kill-token@77"}
 
-    def poison(server: RunningServer, rid: str) -> tuple[int, bytes]:
+    def poison(server: RunningServer, number: int) -> tuple[int, bytes]:
         """Again while the server says that it restarts."""
-        asked = {**body(1, 5), "input_ids": [5, 77], "rid": rid}
+        asked = {**body(1, 5), "input_ids": [number, 77], "rid": f"poison-{number}"}
         deadline = time.monotonic() + 60
         while True:
             status, page = server.call("POST", "/generate", asked)
@@ -227,14 +227,18 @@ def test_requests_that_kill_engines_end_alone(tmp_path: Path, vocabulary: int) -
         with ThreadPoolExecutor(8) as pool:
             streams = [pool.submit(tokens_of, server, seed, 400) for seed in range(6)]
             time.sleep(0.3)
-            ended = [poison(server, "poison-0"), poison(server, "poison-1")]
-            together = [pool.submit(poison, server, f"poison-{number}") for number in (2, 3)]
+            ended = [poison(server, 0), poison(server, 1)]
+            together = [pool.submit(poison, server, number) for number in (2, 3)]
             ended += [call.result(90) for call in together]
             got = [stream.result(100) for stream in streams]
         assert got == [expected(seed, 400, vocabulary) for seed in range(6)]
         assert [status for status, _ in ended] == [500] * 4
         assert all(b"the engine died of this request" in page for _, page in ended)
         assert server.call("GET", "/health")[0] == 200
+        pid = server.children()["engine"]
+        status, page = poison(server, 0)
+        assert status == 500 and b"died of this request before" in page
+        assert server.children()["engine"] == pid
         assert "request poison-0 has killed the engine again: refused" in server.text()
         assert "4 of 3" not in server.text()
         heads = [

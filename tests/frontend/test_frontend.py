@@ -168,6 +168,19 @@ def test_who_is_found_to_kill_engines_ends_alone() -> None:
     assert len(edge.requests()) == 5
 
 
+def test_who_killed_engines_is_not_tried_again_for_a_while() -> None:
+    edge = Edge()
+    poison, _ = start(edge, temperature=0.7)
+    edge.frontend.feed(Down(reason="SIGSEGV", restarting=True, refused=[poison.key]))
+    edge.ready(8)
+    with pytest.raises(BadRequest) as caught:
+        start(edge, temperature=0.7)
+    assert caught.value.status == 500 and edge.frontend.live == 0
+    start(edge, temperature=0.8)
+    edge.now += 601
+    start(edge, temperature=0.7)
+
+
 @pytest.mark.parametrize(
     ("text", "sampling", "finish"),
     [

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from vivace.frontend.deadly import DeadlyRequests
 from vivace.frontend.errors import BadRequest, EngineUnavailable
 from vivace.frontend.fields import kind_of
 from vivace.frontend.live import LedgerGap, Live
@@ -84,6 +85,7 @@ class Frontend:
         self._send = send
         self._clock = clock
         self._stall = stall
+        self._deadly = DeadlyRequests(clock)
         self._keys = itertools.count((index << KEY_SHIFT) + 1)
         self._tickets = itertools.count((index << KEY_SHIFT) + 1)
         self._live: dict[int, Live] = {}
@@ -169,6 +171,8 @@ class Frontend:
     def start(self, request: Request, sink: Sink) -> None:
         """Send a request to the engine; its pieces go to `sink`, the last one with `finish`."""
         self._require_room(request.rid)
+        if request in self._deadly:
+            raise BadRequest("", "the engine died of this request before: it is refused", 500)
         self._live[request.key] = Live(request, sink, self.tokenizer, self._clock)
         self._rids[request.rid] = request.key
         self._send(request)
@@ -316,6 +320,7 @@ class Frontend:
         for key in message.refused:
             if (live := self._live.get(key)) is not None:
                 log.error("request %s has killed the engine again: refused", live.request.rid)
+                self._deadly.add(live.request)
                 self._finish(live, f"the engine died of this request: {message.reason}", 500)
         for key, level in message.suspects.items():
             if (live := self._live.get(key)) is not None:
