@@ -110,10 +110,15 @@ def quickly(lines: LineWriter, count: int) -> None:
     assert time.monotonic() - begun < 5.0, "a blocked write would take for ever"
 
 
-@pytest.mark.parametrize("kind", ["pipe", "socket", "terminal"])
-def test_nobody_reads(kind: str) -> None:
-    """The writer goes on, and the reader finds whole lines when it comes back."""
-    if kind == "pipe":
+@pytest.mark.parametrize("kind", ["pipe", "foreign pipe", "socket", "terminal"])
+def test_nobody_reads(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The writer goes on, and the reader finds whole lines when it comes back. A pipe that another
+    user has made (as in a container) cannot be opened again."""
+    if kind == "foreign pipe":
+        monkeypatch.setattr(
+            "vivace.observability.lines.not_blocking", lambda descriptor: descriptor
+        )
+    if "pipe" in kind:
         reader, writer = os.pipe()
     elif kind == "socket":
         pair = socket.socketpair()

@@ -51,7 +51,7 @@ def test_a_full_disk_is_told_once_and_lines_stay_whole(
 
     def ask(rid: str) -> None:
         request = Request(key=1, rid=rid, tokens=[1, 2], sampling=SamplingParams())
-        requests.received("/generate", [request])
+        requests.received("/generate", [request], None)
 
     def full(descriptor: int, data: bytes) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

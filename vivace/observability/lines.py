@@ -84,6 +84,9 @@ class LineWriter:
 
 def patiently(descriptor: int) -> Put:
     """Neither raises nor blocks."""
+    write = write_to(descriptor)
+    poller = select.poll()
+    poller.register(descriptor, select.POLLOUT)
 
     def put(data: bytes, waiting: bool) -> tuple[int, str]:
         done = 0
@@ -93,21 +96,34 @@ def patiently(descriptor: int) -> Put:
             except BlockingIOError:
                 if not waiting or not poller.poll(PATIENCE_MILLISECONDS):
                     return done, "nobody reads it"
+                waiting = False
             except OSError as error:
                 return done, error.strerror or str(error)
         return done, ""
 
-    def write(data: bytes) -> int:
-        return os.write(descriptor, data)
+    return put
 
+
+def write_to(descriptor: int) -> Callable[[bytes], int]:
+    """A function that writes as much as can be written now, or raises."""
+    try:
+        mode = os.fstat(descriptor).st_mode
+    except OSError:
+        mode = 0
+    if stat.S_ISSOCK(mode):
+        peer = socket.socket(fileno=os.dup(descriptor))
+        return lambda data: peer.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+    if not (stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)) or not os.get_blocking(descriptor):
+        return lambda data: os.write(descriptor, data)
     poller = select.poll()
     poller.register(descriptor, select.POLLOUT)
-    with suppress(OSError):
-        if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-            peer = socket.socket(fileno=os.dup(descriptor))
-            return_now = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
-            write = lambda data: peer.send(data, return_now)  # noqa: E731
-    return put
+
+    def write_if_there_is_room(data: bytes) -> int:
+        if not poller.poll(0):
+            raise BlockingIOError
+        return os.write(descriptor, data[: select.PIPE_BUF])
+
+    return write_if_there_is_room
 
 
 class SafeStream(io.TextIOBase):
