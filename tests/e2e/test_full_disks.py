@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import resource
 import signal
@@ -98,6 +99,29 @@ def wait_for_health(server: RunningServer) -> None:
             pass
         time.sleep(0.1)
     raise AssertionError("it does not come up")
+
+
+@pytest.mark.parametrize("kind", ["full", "unread"])
+def test_a_log_that_goes_nowhere(kind: str, tmp_path: Path) -> None:
+    """`vivace serve > /full/log`, and `| something that has stopped reading`."""
+    log = Path("/dev/full")
+    if kind == "unread":
+        log = tmp_path / "pipe"
+        os.mkfifo(log)
+        reader = os.open(log, os.O_RDWR)
+        fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, 4096)
+    with RunningServer(*FLAGS, environment=ORACLE, log=log) as server:
+        wait_for_health(server)
+        for _ in range(100):
+            assert server.call("GET", "/v1/models")[0] == 200
+        dead = server.children()["engine"]
+        os.kill(dead, signal.SIGKILL)
+        deadline = time.monotonic() + START_SECONDS
+        while server.children().get("engine", dead) == dead and time.monotonic() < deadline:
+            time.sleep(0.05)
+        wait_for_health(server)
+        server.signal()
+        assert server.wait(30) == 0
 
 
 def cpu_seconds(pid: int) -> float:
