@@ -145,6 +145,7 @@ class Frontend:
         priority: int | None = None,
         cache_key: str = "",
         stream: bool = False,
+        client: int = 0,
         log_metrics: bool = True,
         arrival: float | None = None,
     ) -> Request:
@@ -165,6 +166,7 @@ class Frontend:
             cache_key=cache_key,
             arrival=self._clock() if arrival is None else arrival,
             stream=stream,
+            client=client,
             log_metrics=log_metrics,
         )
 

@@ -36,12 +36,18 @@ class Ask:
 
 
 def expand(
-    frontend: Frontend, asks: list[Ask], *, limit: int, stream: bool, arrival: float
+    frontend: Frontend,
+    asks: list[Ask],
+    *,
+    limit: int,
+    stream: bool,
+    arrival: float,
+    client: int = 0,
 ) -> list[Request]:
     """n requests per prompt, prompt by prompt; BadRequest when they are more than `limit`."""
     requests: list[Request] = []
     for ask in asks:
-        requests += requests_of(frontend, ask, stream=stream, arrival=arrival)
+        requests += requests_of(frontend, ask, stream=stream, arrival=arrival, client=client)
         if len(requests) > limit:
             raise BadRequest("n", f"prompts times n must be at most {limit} in one request")
     if len({request.rid for request in requests}) < len(requests):
@@ -49,7 +55,9 @@ def expand(
     return requests
 
 
-def requests_of(frontend: Frontend, ask: Ask, *, stream: bool, arrival: float) -> list[Request]:
+def requests_of(
+    frontend: Frontend, ask: Ask, *, stream: bool, arrival: float, client: int = 0
+) -> list[Request]:
     """The n requests of one prompt."""
     served = frontend.served
     room = 0 if (ask.sampling or {}).get("max_new_tokens", 1) == 0 else 1
@@ -66,6 +74,7 @@ def requests_of(frontend: Frontend, ask: Ask, *, stream: bool, arrival: float) -
             cache_key=ask.cache_key,
             log_metrics=ask.log_metrics,
             stream=stream,
+            client=client,
             arrival=arrival,
         )
         for index, one in enumerate(samples(sampling, n))

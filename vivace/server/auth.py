@@ -10,6 +10,9 @@ from aiohttp import web
 
 from vivace.server.errors import Refusal
 
+CLIENT = web.RequestKey("client", int)
+"""The client of a request: 0 without a key and for the first one"""
+
 
 class Access(StrEnum):
     """PUBLIC needs no key; USER the api key; ADMIN the admin key (or the api key without one)."""

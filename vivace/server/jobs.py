@@ -18,10 +18,14 @@ from vivace.server.errors import Refusal, error_body
 from vivace.server.sse import event
 
 
-def expand(context: Context, asks: list[Ask], *, stream: bool, arrival: float) -> list[Request]:
-    """n requests per prompt, within the server's limit; BadRequest."""
+def expand(
+    context: Context, asks: list[Ask], *, stream: bool, arrival: float, client: int
+) -> list[Request]:
+    """n requests per prompt, within the server's limit; BadRequest. `client`: whose key it is."""
     limit = context.settings.max_batch
-    return asks_module.expand(context.frontend, asks, limit=limit, stream=stream, arrival=arrival)
+    return asks_module.expand(
+        context.frontend, asks, limit=limit, stream=stream, arrival=arrival, client=client
+    )
 
 
 def refusal_of(finish: Finish | None) -> Refusal | None:

@@ -9,6 +9,7 @@ from aiohttp import web
 
 from vivace.frontend.native import NativeAnswer
 from vivace.protocol.request import Request
+from vivace.server.auth import CLIENT
 from vivace.server.body import Reader
 from vivace.server.context import Context
 from vivace.server.errors import json_response
@@ -27,7 +28,9 @@ async def generate(context: Context, http: web.Request, body: bytes) -> web.Stre
     asked = READER.read(context, body)
     asks, batch = await read_asks(context, asked)
     context.require_ready()
-    requests = expand(context, asks, stream=asked.stream, arrival=arrival)
+    requests = expand(
+        context, asks, stream=asked.stream, arrival=arrival, client=http.get(CLIENT, 0)
+    )
     several = batch or len(requests) > 1
     quiet = asked.no_logs
     if not quiet:

@@ -10,6 +10,7 @@ from vivace.frontend.errors import BadRequest
 from vivace.frontend.piece import Piece
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.protocol.request import Request
+from vivace.server.auth import CLIENT
 from vivace.server.body import Reader, refuse_unsupported
 from vivace.server.chat_prompt import chat_text
 from vivace.server.context import Context
@@ -53,7 +54,9 @@ async def chat_completions(context: Context, http: web.Request, body: bytes) -> 
     rid = request_id(asked, 0, 1, new_id("chatcmpl"))
     with openai_names():
         asks = [ask(asked, tokens, rid)]
-        requests = expand(context, asks, stream=bool(asked.stream), arrival=arrival)
+        requests = expand(
+            context, asks, stream=bool(asked.stream), arrival=arrival, client=http.get(CLIENT, 0)
+        )
     context.request_log.received(http.path, requests, asked, text)
     form = Form(
         kind="chat.completion.chunk",

@@ -13,6 +13,7 @@ from vivace.frontend.piece import Piece
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.protocol.output import TokenLogprob
 from vivace.protocol.request import Request
+from vivace.server.auth import CLIENT
 from vivace.server.body import Reader, refuse_unsupported
 from vivace.server.context import Context
 from vivace.server.ids import new_id
@@ -57,7 +58,9 @@ async def completions(context: Context, http: web.Request, body: bytes) -> web.S
     answer_id = new_id("cmpl")
     with openai_names():
         asks = [ask(asked, prompts, i, answer_id) for i in range(len(prompts))]
-        requests = expand(context, asks, stream=bool(asked.stream), arrival=arrival)
+        requests = expand(
+            context, asks, stream=bool(asked.stream), arrival=arrival, client=http.get(CLIENT, 0)
+        )
     context.request_log.received(http.path, requests, asked)
     samples = len(requests) // len(prompts)
     rid = asked.rid if isinstance(asked.rid, str) else answer_id
