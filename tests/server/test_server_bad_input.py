@@ -47,10 +47,10 @@ GENERATE: list[tuple[bytes, int, str]] = [
     (b'{"text": "\\ud800"}', 400, "body"),
     (b'{"text": "\\udc00 x"}', 400, "body"),
     (DEEP, 400, "body"),
-    (b'{"text": ' + DEEP + b"}", 400, "text[0]"),
+    (b'{"text": ' + DEEP + b"}", 400, "body"),
     (b'{"sampling_params": {"x": ' + DEEP + b"}}", 400, "body"),
     (b'{"unknown": ' + DEEP + b"}", 400, "body"),
-    (b'{"text": ' + b'{"a":' * 100_000 + b"1" + b"}" * 100_000 + b"}", 400, "text"),
+    (b'{"text": ' + b'{"a":' * 100_000 + b"1" + b"}" * 100_000 + b"}", 400, "body"),
     (b"{}", 400, "text"),
     (b'{"text": null}', 400, "text"),
     (b'{"text": 5}', 400, "text"),
@@ -210,7 +210,7 @@ def test_a_bug_in_a_handler_is_a_500_without_details(
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("the secret is 42")
 
-    monkeypatch.setattr(server.frontend, "request", broken)
+    monkeypatch.setattr(server.frontend, "start", broken)
     answer = ask(server, "/generate", {"text": "x"})
     assert answer.status == 500
     assert "42" not in answer.text

@@ -10,9 +10,8 @@ import math
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from vivace.frontend.deadly import DeadlyRequests
 from vivace.frontend.errors import BadRequest, EngineUnavailable
@@ -22,7 +21,8 @@ from vivace.frontend.piece import Piece, Sink
 from vivace.frontend.queue_sink import QueueSink
 from vivace.frontend.served import ServedModel
 from vivace.frontend.tokenizer import Tokenizer
-from vivace.frontend.validation import check_defaults, check_prompt, too_long
+from vivace.frontend.tokenizer_pool import TokenizerPool
+from vivace.frontend.validation import check_defaults, check_prompt
 from vivace.protocol.control import (
     Capacity,
     Command,
@@ -49,12 +49,21 @@ __all__ = ["BadRequest", "EngineUnavailable", "Frontend", "Piece", "ServedModel"
 
 log = logging.getLogger(__name__)
 
-INLINE_CHARACTERS = 512
-"""Longer texts are tokenised in a thread, so that they delay nobody's stream."""
-LONGEST_TOKEN = 256
-"""Characters; bounds from below how many tokens a text has."""
 LONGEST_RID = 512
 RETRY_AFTER = 2.0
+
+
+class RequestOptions(TypedDict, total=False):
+    """What a request may have besides its prompt and its sampling."""
+
+    rid: str | None
+    logprobs: LogprobOptions | None
+    priority: int | None
+    cache_key: str
+    stream: bool
+    client: int
+    log_metrics: bool
+    arrival: float | None
 
 
 class Frontend:
@@ -91,7 +100,7 @@ class Frontend:
         self._live: dict[int, Live] = {}
         self._rids: dict[str, int] = {}
         self._waiting: dict[int, Callable[[Reply], object]] = {}
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tokenizer")
+        self._pool = TokenizerPool(threads)
         self._epoch: int | None = None
         self._engine = "starting"
         self._draining = False
@@ -120,24 +129,41 @@ class Frontend:
         self._draining = True
 
     def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool.close()
 
     # -- in --------------------------------------------------------------------------------------
 
     async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text. BadRequest when it cannot fit the context or is no Unicode."""
-        tokenizer = self.tokenizer
-        if tokenizer is None:
+        tokenizer = self._required_tokenizer()
+        return await self._pool.encode(tokenizer, text, add_special_tokens, self.served)
+
+    def encode_all(
+        self, texts: Sequence[str], add_special_tokens: bool = True, *, most: int | None = None
+    ) -> AsyncIterator[list[list[int]]]:
+        """Token ids of many texts in their order, some texts at a time. BadRequest as `encode`, but
+        with `most` for a text of more tokens than that, whatever the context."""
+        tokenizer = self._required_tokenizer()
+        return self._pool.encode_all(tokenizer, texts, add_special_tokens, self.served, most)
+
+    def _required_tokenizer(self) -> Tokenizer:
+        if self.tokenizer is None:
             raise BadRequest("text", "the server runs without a tokenizer; send input_ids")
-        text = self._bounded(text)
-        if len(text) <= INLINE_CHARACTERS:
-            return tokenizer.encode(text, add_special_tokens)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, tokenizer.encode, text, add_special_tokens)
+        return self.tokenizer
 
     def request(
         self,
         tokens: Sequence[int],
+        sampling: SamplingParams,
+        **options: Unpack[RequestOptions],
+    ) -> Request:
+        """A request with its own key, within every limit; BadRequest names what is wrong."""
+        checked = check_prompt(list(tokens), self.served, room=sampling.max_new_tokens)
+        return self.request_of_checked(checked, sampling, **options)
+
+    def request_of_checked(
+        self,
+        tokens: list[int],
         sampling: SamplingParams,
         *,
         rid: str | None = None,
@@ -149,17 +175,16 @@ class Frontend:
         log_metrics: bool = True,
         arrival: float | None = None,
     ) -> Request:
-        """A request with its own key, within every limit; BadRequest names what is wrong."""
+        """`request` for a prompt that has passed `check_prompt`; it is not copied."""
         self._require_room(rid)
         if sampling.stop and self.tokenizer is None:
             raise BadRequest("stop", "stop strings need a tokenizer; use stop_token_ids")
         if priority is not None and not -(1 << 31) <= priority < 1 << 31:
             raise BadRequest("priority", "must fit 32 bits")
-        checked = check_prompt(list(tokens), self.served, room=sampling.max_new_tokens)
         return Request(
             key=next(self._keys),
             rid=rid if rid is not None else uuid.uuid4().hex,
-            tokens=checked,
+            tokens=tokens,
             sampling=sampling,
             logprobs=logprobs,
             priority=priority,
@@ -370,11 +395,3 @@ class Frontend:
             raise BadRequest("rid", f"{shape}, not {kind_of(rid)}" if rid else shape)
         if rid in self._rids:
             raise BadRequest("rid", f"{rid!r} is in use by a live request")
-
-    def _bounded(self, text: str) -> str:
-        most = self.served.context * LONGEST_TOKEN
-        if len(text) <= most:
-            return text
-        if not self.served.allow_auto_truncate:
-            raise too_long("text", len(text) // LONGEST_TOKEN, self.served)
-        return text[:most]

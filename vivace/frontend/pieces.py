@@ -7,9 +7,10 @@ exactly the same text without ever decoding twice.
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ OTHER = "other"
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE = "\u2581"
+_Utf8 = codecs.getincrementaldecoder("utf-8")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +101,19 @@ class Pieces:
         table, hidden = self.bytes, self.hidden if skip else ()
         text = b"".join([table[i] for i in ids if i not in hidden]).decode("utf-8", "replace")
         return text[1:] if self.decoding.strips_start and text.startswith(" ") else text
+
+    def decode_in_runs(self, ids: Sequence[int], run: int, *, skip: bool) -> Iterator[str]:
+        """The same text in parts, `run` ids at a time; a character is in the part it ends in."""
+        table, hidden = self.bytes, self.hidden if skip else ()
+        read = _Utf8("replace").decode
+        begun = not self.decoding.strips_start
+        for start in range(0, len(ids), run):
+            known = [table[i] for i in ids[start : start + run] if i not in hidden]
+            text = read(b"".join(known), start + run >= len(ids))
+            if text and not begun:
+                begun = True
+                text = text.removeprefix(" ")
+            yield text
 
 
 class _Bytes(dict[int, bytes]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from tokenizers import Tokenizer as Core
@@ -85,6 +85,19 @@ class Tokenizer:
         if skip_special_tokens or spaces_between_special_tokens:
             return self._core.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return self._decode_tight(ids)
+
+    @property
+    def decodes_in_runs(self) -> bool:
+        """Whether `decode_in_runs` comes bit by bit."""
+        return self.pieces.decoding.kind != OTHER
+
+    def decode_in_runs(
+        self, ids: Sequence[int], run: int, skip_special_tokens: bool = True
+    ) -> Iterator[str]:
+        """`decode`, as parts of `run` ids each where the vocabulary allows it."""
+        if self.decodes_in_runs:
+            return self.pieces.decode_in_runs(ids, run, skip=skip_special_tokens)
+        return iter((self.decode(ids, skip_special_tokens),))
 
     def _decode_tight(self, ids: Iterable[int]) -> str:
         """Words as the decoder joins them, runs of special tokens without spaces."""

@@ -177,7 +177,7 @@ def check_prompt(
     return tokens
 
 
-def too_long(field: str, tokens: int, served: ServedModel) -> BadRequest:
+def too_long(field: str, tokens: int | str, served: ServedModel) -> BadRequest:
     return BadRequest(
         field,
         f"the prompt of {tokens} tokens does not fit: the context length is {served.context} "

@@ -15,6 +15,7 @@ from vivace.offline.prompts import read_prompts
 from vivace.protocol.output import FINISH_ABORT, Finish
 from vivace.protocol.request import Request
 from vivace.server.asks import expand
+from vivace.server.pace import whole
 from vivace.server.schema import GenerateRequest
 
 
@@ -29,9 +30,8 @@ def job_of(
     """The job of one call, everything checked and nothing sent yet. Raises BadRequest."""
     arrival = time.monotonic()
     asks, batch = read_prompts(frontend, call, prompt, input_ids)
-    requests = expand(
-        frontend, asks, limit=frontend.served.max_live, stream=call.stream, arrival=arrival
-    )
+    limit = frontend.served.max_live
+    requests = whole(expand(frontend, asks, limit=limit, stream=call.stream, arrival=arrival))
     several = batch or len(requests) > 1
     answers = [
         NativeAnswer(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypedDict
+from typing import Any, TypedDict, get_type_hints
 
 import msgspec
 
@@ -38,6 +38,12 @@ UNAVAILABLE = {
 """arguments of SGLang's Engine that no field of /generate stands for"""
 
 
+CALL = msgspec.defstruct(
+    "Call", [(name, kind, None) for name, kind in get_type_hints(GenerateRequest).items()]
+)
+"""The types of /generate, without the limits that hold for one HTTP request."""
+
+
 def read_call(settings: Any, arguments: Mapping[str, Any]) -> GenerateRequest:
     """Everything but the prompts, checked. Arguments that do nothing here are refused, not ignored.
 
@@ -51,7 +57,8 @@ def read_call(settings: Any, arguments: Mapping[str, Any]) -> GenerateRequest:
             raise BadRequest(name, UNAVAILABLE[name])
     fields = {name: value for name, value in arguments.items() if name not in UNAVAILABLE}
     try:
-        call = msgspec.convert({**fields, "sampling_params": settings}, GenerateRequest)
+        msgspec.convert({**fields, "sampling_params": settings}, CALL)
+        call = GenerateRequest(**{**fields, "sampling_params": settings})
     except msgspec.ValidationError as error:
         raise validation_error(str(error)) from None
     refuse_unsupported(call, REFUSED, HARMLESS)
@@ -65,7 +72,7 @@ def read_prompts(
     place, prompts, batch = _listed(prompt, input_ids)
     if place == "prompt":
         prompts = _encoded(frontend, prompts, batch)
-    return asks_of(call, prompts, batch, place), batch
+    return list(asks_of(call, prompts, batch, place)), batch
 
 
 def _listed(prompt: Any, input_ids: Any) -> tuple[str, list[Any], bool]:

@@ -8,9 +8,10 @@ from aiohttp import web
 
 from vivace.frontend.errors import BadRequest
 from vivace.protocol.control import FlushCache
-from vivace.server.body import Reader
+from vivace.server.body import Body
 from vivace.server.context import Context
 from vivace.server.errors import Refusal, json_response, text_response
+from vivace.server.reader import Reader
 from vivace.server.request_log import FORMATS, LEVELS
 from vivace.server.schema import AbortRequest, ConfigureLogging
 from vivace.server.state import command
@@ -19,7 +20,7 @@ ABORT = Reader(AbortRequest)
 LOGGING = Reader(ConfigureLogging)
 
 
-async def flush_cache(context: Context, _request: web.Request, _body: bytes) -> web.Response:
+async def flush_cache(context: Context, _request: web.Request, _body: Body) -> web.Response:
     """Drop the prefix cache; 400 while requests run or wait."""
     reply = await command(context, FlushCache())
     if not reply.ok:
@@ -30,18 +31,18 @@ async def flush_cache(context: Context, _request: web.Request, _body: bytes) -> 
     )
 
 
-async def abort_request(context: Context, _request: web.Request, body: bytes) -> web.Response:
+async def abort_request(context: Context, _request: web.Request, body: Body) -> web.Response:
     """Abort requests by id prefix, or all; 200 whether or not any was found."""
-    asked = ABORT.read(context, body)
+    asked = await ABORT.read(context, body)
     if not asked.rid and not asked.abort_all:
         raise BadRequest("rid", "give a request id (prefix), or abort_all: true")
     context.frontend.abort(None if asked.abort_all else asked.rid, asked.abort_all)
     return web.Response()
 
 
-async def configure_logging(context: Context, _request: web.Request, body: bytes) -> web.Response:
+async def configure_logging(context: Context, _request: web.Request, body: Body) -> web.Response:
     """Change what --log-requests logs."""
-    asked = LOGGING.read(context, body or b"{}")
+    asked = await LOGGING.read(context, body, b"{}")
     refuse_paths(asked)
     if asked.log_requests_level is not None and asked.log_requests_level not in LEVELS:
         raise BadRequest("log_requests_level", "must be 0, 1, 2 or 3")

@@ -10,6 +10,7 @@ from vivace.config import Config
 from vivace.frontend.frontend import Frontend
 from vivace.protocol.shared_memory import SharedMemory
 from vivace.server.auth import Access, Keys
+from vivace.server.body_budget import BodyBudget
 from vivace.server.context import CONTEXT, Context
 from vivace.server.dispatch import bind, guard
 from vivace.server.http_metrics import HttpMetrics
@@ -50,6 +51,7 @@ def make_app(
             level=settings.log_requests_level,
             form=settings.log_requests_format,
         ),
+        bodies=BodyBudget(max(settings.bodies_limit, settings.body_limit)),
         document=document(routes, [access for access in Access if keys.needed_for(access)]),
     )
     prefixes = ("", settings.root_path) if settings.root_path else ("",)

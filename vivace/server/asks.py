@@ -5,7 +5,7 @@ Free of HTTP: /generate, the OpenAI endpoints and the offline API share it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from vivace.frontend.errors import BadRequest
 from vivace.frontend.frontend import Frontend
 from vivace.frontend.validation import build_logprobs, build_sampling, check_prompt, samples
 from vivace.protocol.request import Request
+from vivace.server.pace import Work
 from vivace.server.schema import GenerateRequest
 
 
@@ -37,19 +38,22 @@ class Ask:
 
 def expand(
     frontend: Frontend,
-    asks: list[Ask],
+    asks: Iterable[Ask],
     *,
     limit: int,
     stream: bool,
     arrival: float,
     client: int = 0,
-) -> list[Request]:
+) -> Work[list[Request]]:
     """n requests per prompt, prompt by prompt; BadRequest when they are more than `limit`."""
     requests: list[Request] = []
     for ask in asks:
-        requests += requests_of(frontend, ask, stream=stream, arrival=arrival, client=client)
-        if len(requests) > limit:
-            raise BadRequest("n", f"prompts times n must be at most {limit} in one request")
+        found = requests_of(frontend, ask, stream=stream, arrival=arrival, client=client)
+        for request in found:
+            requests.append(request)
+            if len(requests) > limit:
+                raise BadRequest("n", f"prompts times n must be at most {limit} in one request")
+            yield
     if len({request.rid for request in requests}) < len(requests):
         raise BadRequest("rid", "every prompt of a batch needs an id of its own")
     return requests
@@ -57,15 +61,15 @@ def expand(
 
 def requests_of(
     frontend: Frontend, ask: Ask, *, stream: bool, arrival: float, client: int = 0
-) -> list[Request]:
+) -> Iterator[Request]:
     """The n requests of one prompt."""
     served = frontend.served
     room = 0 if (ask.sampling or {}).get("max_new_tokens", 1) == 0 else 1
     tokens = check_prompt(ask.tokens, served, field=ask.prompt_field, room=room)
     sampling, n = build_sampling(ask.sampling, served, len(tokens), field_prefix=ask.sampling_field)
     logprobs = build_logprobs(served, len(tokens), **ask.logprobs)
-    return [
-        frontend.request(
+    for index, one in enumerate(samples(sampling, n)):
+        yield frontend.request_of_checked(
             tokens,
             one,
             rid=ask.rid if n == 1 or ask.rid is None else f"{ask.rid}-{index}",
@@ -77,17 +81,15 @@ def requests_of(
             client=client,
             arrival=arrival,
         )
-        for index, one in enumerate(samples(sampling, n))
-    ]
 
 
-def asks_of(asked: GenerateRequest, prompts: list[list[int]], batch: bool, place: str) -> list[Ask]:
+def asks_of(
+    asked: GenerateRequest, prompts: list[list[int]], batch: bool, place: str
+) -> Iterator[Ask]:
     """One ask per prompt; `batch`: the prompts came as a list, in the field `place`."""
     count = len(prompts)
-    return [
-        ask_of(asked, tokens, index, count, f"{place}[{index}]" if batch else place)
-        for index, tokens in enumerate(prompts)
-    ]
+    for index, tokens in enumerate(prompts):
+        yield ask_of(asked, tokens, index, count, f"{place}[{index}]" if batch else place)
 
 
 def ask_of(asked: GenerateRequest, tokens: list[int], index: int, count: int, place: str) -> Ask:

@@ -1,75 +1,88 @@
-"""Reading and decoding of request bodies: limits first, then one strict msgspec pass."""
+"""Reading of request bodies: limits first, then one strict msgspec pass."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from typing import Any, Generic, TypeVar
 
-import msgspec
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from vivace.frontend.errors import BadRequest
-from vivace.server.context import Context
+from vivace.server.body_budget import BodyBudget, Share
 from vivace.server.errors import Refusal
-from vivace.server.fields import refuse_unsupported as refuse_unsupported
-from vivace.server.fields import validation_error
-from vivace.server.http_metrics import UNKNOWN_FIELD
-
-T = TypeVar("T")
-
-log = logging.getLogger("vivace.server")
 
 
-class Reader(Generic[T]):
-    """Decodes bodies into a struct. A field the struct does not know is ignored, as SGLang and
-    OpenAI's servers do, but the request is counted and the field is named in the debug log."""
+class Body:
+    """The bytes of one body. They are taken once, to be decoded; their share of the memory for
+    bodies is held until the request is on its way."""
 
-    def __init__(self, kind: type[T]) -> None:
-        strict: Any = msgspec.defstruct(
-            kind.__name__, [], bases=(kind,), kw_only=True, forbid_unknown_fields=True
-        )
-        self._strict = msgspec.json.Decoder(strict)
-        self._lenient = msgspec.json.Decoder(kind)
+    def __init__(self, data: bytes | bytearray = b"", share: Share | None = None) -> None:
+        self._data = data
+        self._share = share
 
-    def read(self, context: Context, data: bytes) -> T:
-        """BadRequest names the field and the reason."""
-        try:
-            return self._strict.decode(data)
-        except (ValueError, RecursionError) as error:
-            reason = error
-        asked = decode(data, self._lenient)  # raises when more is wrong than an unknown field
-        context.http_metrics.note(UNKNOWN_FIELD)
-        log.debug("a request brings more than is known: %s", reason)
-        return asked
+    def take(self) -> bytes | bytearray:
+        """The bytes, which are kept here no longer."""
+        data, self._data = self._data, b""
+        return data
+
+    def release(self) -> None:
+        """What came of the body is checked and on its way."""
+        self._data = b""
+        if self._share is not None:
+            self._share.release()
 
 
-async def read_body(request: web.Request, limit: int, timeout: float) -> bytes:
-    """All bytes of the body: 413 as soon as it passes `limit`, 408 after `timeout` seconds."""
+async def read_body(request: web.Request, limit: int, timeout: float, budget: BodyBudget) -> Body:
+    """The whole body: 413 as soon as it passes `limit`, 408 after `timeout` seconds, 503 when
+    too much of other bodies is there already."""
     encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
         raise Refusal(415, f"Content-Encoding {encoding!r} is not accepted; send the body plain")
     if (request.content_length or 0) > limit:
         raise too_large(limit)
-    chunks: list[bytes] = []
-    size = 0
+    loop = asyncio.get_running_loop()
+    share: Share | None = None
     try:
-        async with asyncio.timeout(timeout):
-            while chunk := await request.content.readany():
-                size += len(chunk)
-                if size > limit:
-                    raise too_large(limit)
-                chunks.append(chunk)
-    except TimeoutError:
-        raise Refusal(
+        async with asyncio.timeout(timeout) as deadline:
+            share = budget.share(lambda: deadline.reschedule(loop.time()))
+            data = await _arrival(request, limit, share)
+    except BaseException as error:
+        if share is not None:
+            share.release()
+        raise _refusal(error, timeout) from None
+    share.complete = True
+    return Body(data, share)
+
+
+async def _arrival(request: web.Request, limit: int, share: Share) -> bytes | bytearray:
+    """The bytes of a body, whose number is checked while they come."""
+    data: bytes | bytearray = b""
+    size = 0
+    while chunk := await request.content.readany():
+        size += len(chunk)
+        if size > limit:
+            raise too_large(limit)
+        share.take(len(chunk))
+        if not data:
+            data = chunk
+            continue
+        if isinstance(data, bytes):
+            data = bytearray(data)
+        data += chunk
+    return data
+
+
+def _refusal(error: BaseException, timeout: float) -> BaseException:
+    """What the client is told about a body that did not come."""
+    if isinstance(error, TimeoutError):
+        return Refusal(
             408,
-            f"the request body did not arrive within {timeout:g} s",
+            f"the request body did not arrive within {timeout:g} s, or too slowly for the "
+            "memory it holds",
             headers={"Connection": "close"},
-        ) from None
-    except (HttpProcessingError, web.RequestPayloadError) as error:
-        raise Refusal(400, f"the request body is malformed: {error}") from None
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        )
+    if isinstance(error, HttpProcessingError | web.RequestPayloadError):
+        return Refusal(400, f"the request body is malformed: {error}")
+    return error
 
 
 def too_large(limit: int) -> Refusal:
@@ -79,19 +92,3 @@ def too_large(limit: int) -> Refusal:
         f"the request body is larger than the limit of {limit} bytes",
         headers={"Connection": "close"},
     )
-
-
-def decode(data: bytes, decoder: msgspec.json.Decoder[T]) -> T:
-    """Decode JSON into the decoder's struct; BadRequest names the field and the reason."""
-    try:
-        return decoder.decode(data)
-    except msgspec.ValidationError as error:
-        raise validation_error(str(error)) from None
-    except UnicodeDecodeError:
-        raise BadRequest("body", "is not valid UTF-8") from None
-    except msgspec.DecodeError as error:
-        raise BadRequest("body", f"is not valid JSON: {error}") from None
-    except RecursionError:
-        raise BadRequest("body", "is nested too deeply") from None
-    except ValueError as error:
-        raise BadRequest("body", f"cannot be decoded: {error}") from None

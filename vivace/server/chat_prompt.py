@@ -9,7 +9,10 @@ import msgspec
 from vivace.frontend.errors import BadRequest
 from vivace.server.context import Context
 from vivace.server.fields import refuse_unsupported
+from vivace.server.limits import DEPTH, VALUES
+from vivace.server.pace import Work
 from vivace.server.schema import MESSAGE_REFUSED, Message
+from vivace.server.structure import Scan
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 SPEAKERS_WITHOUT_TEXT = ("assistant", "tool", "function")
@@ -23,7 +26,7 @@ class Conversation(Protocol):
     reasoning_effort: str | None
 
 
-def chat_text(
+async def chat_text(
     context: Context,
     messages: list[Message],
     asked: Conversation,
@@ -46,15 +49,30 @@ def chat_text(
     if asked.reasoning_effort is not None:
         keywords.setdefault("reasoning_effort", asked.reasoning_effort)
     return template.render(
-        [turn(message, f"messages[{i}]") for i, message in enumerate(messages)],
+        await context.pace.run(turns(messages)),
         add_generation_prompt=add_generation_prompt,
         continue_final_message=asked.continue_final_message,
         **keywords,
     )
 
 
+def turns(messages: list[Message]) -> Work[list[dict[str, Any]]]:
+    """Messages as templates expect them."""
+    shaped: list[dict[str, Any]] = []
+    values = 0
+    for number, message in enumerate(messages):
+        shaped.append(turn(message, f"messages[{number}]"))
+        yield
+        for index, call in enumerate(shaped[-1].get("tool_calls", ())):
+            values += yield from read_arguments(call, f"messages[{number}].tool_calls[{index}]")
+            if values > VALUES:
+                reason = f"the arguments of tool calls hold more than {VALUES} values"
+                raise BadRequest("messages", reason)
+    return shaped
+
+
 def turn(message: Message, field: str) -> dict[str, Any]:
-    """A message as templates expect it."""
+    """One message, with the arguments of its tool calls as they came."""
     if message.role not in ROLES:
         raise BadRequest(f"{field}.role", f"must be one of {', '.join(ROLES)}")
     refuse_unsupported(message, MESSAGE_REFUSED, place=f"{field}.")
@@ -64,9 +82,7 @@ def turn(message: Message, field: str) -> dict[str, Any]:
         if value is not None:
             shaped[name] = value
     if message.tool_calls:
-        shaped["tool_calls"] = [
-            tool_call(call, f"{field}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls)
-        ]
+        shaped["tool_calls"] = [dict(call) for call in message.tool_calls]
     return shaped
 
 
@@ -88,13 +104,23 @@ def content(message: Message, field: str) -> str | list[dict[str, str]] | None:
     return texts
 
 
-def tool_call(call: dict[str, Any], field: str) -> dict[str, Any]:
-    """A past tool call; templates want its arguments as an object, clients send a string."""
+def read_arguments(call: dict[str, Any], field: str) -> Work[int]:
+    """Make an object of a past call's arguments: templates want one, clients send a string.
+    Returns how many values it holds, at most."""
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
-        return call
+        return 0
+    name = f"{field}.function.arguments"
     try:
-        arguments = msgspec.json.decode(function["arguments"].encode())
+        data = function["arguments"].encode()
+        values = sum(data.count(mark) for mark in (b",", b"[", b"{"))
+        if values > DEPTH:  # many of them, or commas in a text
+            scan = Scan(data, {})
+            yield from scan.run()
+            values = scan.values
+        call["function"] = {**function, "arguments": msgspec.json.decode(data)}
+    except BadRequest as error:
+        raise BadRequest(name, error.reason) from None
     except (msgspec.DecodeError, ValueError, RecursionError):
-        raise BadRequest(f"{field}.function.arguments", "is not valid JSON") from None
-    return {**call, "function": {**function, "arguments": arguments}}
+        raise BadRequest(name, "is not valid JSON") from None
+    return values

@@ -12,8 +12,10 @@ from vivace.frontend.frontend import Frontend
 from vivace.frontend.served import ServedModel
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.server.auth import Keys
+from vivace.server.body_budget import BodyBudget
 from vivace.server.errors import Refusal
 from vivace.server.http_metrics import HttpMetrics
+from vivace.server.pace import Pace
 from vivace.server.probe import Probe
 from vivace.server.request_log import RequestLog
 from vivace.server.settings import ServerSettings
@@ -28,10 +30,12 @@ class Context:
     keys: Keys
     http_metrics: HttpMetrics
     request_log: RequestLog
+    bodies: BodyBudget
     document: bytes = b""
     """The OpenAPI document."""
     probe: Probe = field(default_factory=Probe)
     started: float = field(default_factory=time.time)
+    pace: Pace = field(default_factory=Pace)
 
     @property
     def served(self) -> ServedModel:

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from vivace.frontend.errors import BadRequest
 from vivace.server.auth import Access
-from vivace.server.body import read_body
+from vivace.server.body import Body, read_body
 from vivace.server.context import Context
 from vivace.server.errors import Refusal, error_response
 from vivace.server.routes import FULL, NO_BODY, Route
@@ -31,9 +31,12 @@ def bind(context: Context, route: Route) -> Handle:
     async def handle(request: web.Request) -> web.StreamResponse:
         context.keys.check(request, route.auth)
         if limit == NO_BODY and not request.can_read_body:
-            return await route.handler(context, request, b"")
-        body = await read_body(request, limit, settings.body_timeout)
-        return await route.handler(context, request, body)
+            return await route.handler(context, request, Body())
+        body = await read_body(request, limit, settings.body_timeout, context.bodies)
+        try:
+            return await route.handler(context, request, body)
+        finally:
+            body.release()
 
     return handle
 
@@ -43,8 +46,9 @@ def guard(context: Context) -> Callable[..., Awaitable[web.StreamResponse]]:
 
     @web.middleware
     async def answer(request: web.Request, handler: Handle) -> web.StreamResponse:
-        if isinstance(request.protocol, Connection):
-            request.protocol.arrived()
+        connection = request.protocol
+        if isinstance(connection, Connection):
+            connection.arrived()
         resource = request.match_info.route.resource
         endpoint = resource.canonical if resource is not None else None
         label = context.http_metrics.begin(endpoint, request.method)
@@ -55,6 +59,8 @@ def guard(context: Context) -> Callable[..., Awaitable[web.StreamResponse]]:
             return response
         finally:
             context.http_metrics.end(label, status)
+            if isinstance(connection, Connection):
+                connection.answered()
 
     return answer
 

@@ -8,6 +8,7 @@ import time
 from aiohttp import web
 
 from vivace.protocol.request import SamplingParams
+from vivace.server.body import Body
 from vivace.server.context import Context
 from vivace.server.errors import Refusal, text_response
 from vivace.server.ids import new_id
@@ -18,13 +19,13 @@ _LOOK = 0.02
 """seconds between two looks whether anybody's token came"""
 
 
-async def health(context: Context, _request: web.Request, _body: bytes) -> web.Response:
+async def health(context: Context, _request: web.Request, _body: Body) -> web.Response:
     """200 while new requests are taken and the engine gets on with its work, else 503."""
     context.require_progress()
     return web.Response()
 
 
-async def health_generate(context: Context, _request: web.Request, _body: bytes) -> web.Response:
+async def health_generate(context: Context, _request: web.Request, _body: Body) -> web.Response:
     """200 when the engine produced a token lately or does so now, 503 after the health timeout."""
     context.require_progress()
     await context.probe.check(context.frontend.heard, lambda: ask_engine(context))
@@ -65,23 +66,23 @@ def probe_token(context: Context) -> int:
     return next((token for token in range(len(ends) + 1) if token not in ends), 0)
 
 
-async def ready(context: Context, _request: web.Request, _body: bytes) -> web.Response:
+async def ready(context: Context, _request: web.Request, _body: Body) -> web.Response:
     """Start-up finished? Never runs a forward pass."""
     context.require_progress()
     return web.Response()
 
 
-async def ping(context: Context, _request: web.Request, _body: bytes) -> web.Response:
+async def ping(context: Context, _request: web.Request, _body: Body) -> web.Response:
     """SageMaker's health check."""
     context.require_progress()
     return web.Response()
 
 
-async def root(_context: Context, _request: web.Request, _body: bytes) -> web.Response:
+async def root(_context: Context, _request: web.Request, _body: Body) -> web.Response:
     """A line for people (and Ollama clients) who look."""
     return text_response(BANNER)
 
 
-async def openapi(context: Context, _request: web.Request, _body: bytes) -> web.Response:
+async def openapi(context: Context, _request: web.Request, _body: Body) -> web.Response:
     """The OpenAPI document of this server."""
     return web.Response(body=context.document, content_type="application/json")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from vivace.frontend.piece import Piece
+from vivace.frontend.frontend import Frontend
+from vivace.frontend.piece import Piece, Sink
 from vivace.protocol.output import FINISH_ABORT, Finish
 from vivace.protocol.request import Request
 from vivace.server import asks as asks_module
@@ -15,17 +17,26 @@ from vivace.server.asks import Ask as Ask
 from vivace.server.asks import cache_key as cache_key
 from vivace.server.context import Context
 from vivace.server.errors import Refusal, error_body
+from vivace.server.pace import Work
 from vivace.server.sse import event
 
 
-def expand(
-    context: Context, asks: list[Ask], *, stream: bool, arrival: float, client: int
+async def expand(
+    context: Context, asks: Iterable[Ask], *, stream: bool, arrival: float, client: int
 ) -> list[Request]:
     """n requests per prompt, within the server's limit; BadRequest. `client`: whose key it is."""
     limit = context.settings.max_batch
-    return asks_module.expand(
+    work = asks_module.expand(
         context.frontend, asks, limit=limit, stream=stream, arrival=arrival, client=client
     )
+    return await context.pace.run(work)
+
+
+def start(frontend: Frontend, requests: Sequence[Request], sinks: Iterable[Sink]) -> Work[None]:
+    """Send requests to the engine; `sinks` are where their pieces go."""
+    for request, sink in zip(requests, sinks, strict=True):
+        frontend.start(request, sink)
+        yield
 
 
 def refusal_of(finish: Finish | None) -> Refusal | None:
@@ -104,15 +115,24 @@ async def complete(
     """Run requests to their ends; Refusal when one fails, and the others are cancelled then."""
     gathering = Gathering(len(requests))
     try:
-        for index, request in enumerate(requests):
-            context.frontend.start(request, gathering.sink(index))
+        sinks = map(gathering.sink, range(len(requests)))
+        await context.pace.run(start(context.frontend, requests, sinks))
         await gathering.done
     except BaseException:
         context.frontend.cancel([request.key for request in requests])
         raise
-    answers = [join(pieces) for pieces in gathering.pieces]
-    if not quiet:
-        now = time.monotonic()
-        for request, answer in zip(requests, answers, strict=True):
-            context.request_log.finished(request, answer, now - request.arrival)
+    return await context.pace.run(joined(context, requests, gathering.pieces, quiet))
+
+
+def joined(
+    context: Context, requests: list[Request], parts: list[list[Piece]], quiet: bool
+) -> Work[list[Piece]]:
+    """Every request's answer as one piece, logged unless `quiet`."""
+    now = time.monotonic()
+    answers: list[Piece] = []
+    for request, pieces in zip(requests, parts, strict=True):
+        answers.append(join(pieces))
+        if not quiet:
+            context.request_log.finished(request, answers[-1], now - request.arrival)
+        yield
     return answers

@@ -9,6 +9,7 @@ from aiohttp import web
 
 from vivace.frontend.errors import BadRequest
 from vivace.protocol.control import EngineState
+from vivace.server.body import Body
 from vivace.server.context import Context
 from vivace.server.errors import json_response
 from vivace.server.state import engine_state
@@ -16,7 +17,7 @@ from vivace.server.state import engine_state
 SECTIONS = ("core", "memory", "spec", "lora", "disagg", "queues", "all")
 
 
-async def loads(context: Context, request: web.Request, _body: bytes) -> web.Response:
+async def loads(context: Context, request: web.Request, _body: Body) -> web.Response:
     """Query: dp_rank, include (comma-separated sections), format (json)."""
     check_query(request)
     state = await engine_state(context)

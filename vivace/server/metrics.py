@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from vivace.protocol.control import Histogram, Metrics, Series
+from vivace.server.body import Body
 from vivace.server.context import Context
 from vivace.server.errors import Refusal
 from vivace.server.state import engine_state
@@ -27,7 +28,7 @@ RANKS = {"tp_rank": "0", "pp_rank": "0", "dp_rank": "0"}
 """The one engine; the HTTP layer has no rank."""
 
 
-async def metrics(context: Context, _request: web.Request, _body: bytes) -> web.Response:
+async def metrics(context: Context, _request: web.Request, _body: Body) -> web.Response:
     """Engine and HTTP layer in one page; 404 unless --enable-metrics."""
     if not context.settings.metrics:
         raise Refusal(404, "metrics are off; start the server with --enable-metrics")

@@ -8,13 +8,14 @@ import msgspec
 from aiohttp import web
 
 from vivace.protocol.control import EngineState
+from vivace.server.body import Body
 from vivace.server.context import Context
 from vivace.server.errors import json_response
 from vivace.server.state import engine_state
 from vivace.server.version import server_version
 
 
-async def model_info(context: Context, _request: web.Request, _body: bytes) -> web.Response:
+async def model_info(context: Context, _request: web.Request, _body: Body) -> web.Response:
     """What is served."""
     served = context.served
     return json_response(
@@ -33,7 +34,7 @@ async def model_info(context: Context, _request: web.Request, _body: bytes) -> w
     )
 
 
-async def server_info(context: Context, _request: web.Request, _body: bytes) -> web.Response:
+async def server_info(context: Context, _request: web.Request, _body: Body) -> web.Response:
     """Every setting (secrets removed), the scheduler's facts, the engine's state, the version."""
     state = await engine_state(context)
     return json_response(

@@ -3,34 +3,40 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
+import msgspec
 from aiohttp import web
 
 from vivace.frontend.native import NativeAnswer
+from vivace.frontend.piece import Piece
 from vivace.protocol.request import Request
 from vivace.server.auth import CLIENT
-from vivace.server.body import Reader
+from vivace.server.body import Body
 from vivace.server.context import Context
+from vivace.server.encoding import encode_list
 from vivace.server.errors import json_response
 from vivace.server.jobs import complete, expand
 from vivace.server.native_asks import read_asks
 from vivace.server.native_events import NativeEvents
+from vivace.server.reader import Reader
 from vivace.server.schema import GenerateRequest
 from vivace.server.streaming import stream
 
 READER = Reader(GenerateRequest)
 
 
-async def generate(context: Context, http: web.Request, body: bytes) -> web.StreamResponse:
+async def generate(context: Context, http: web.Request, body: Body) -> web.StreamResponse:
     """One answer, or a list of them when the prompts came as a list or n > 1."""
     arrival = time.monotonic()
-    asked = READER.read(context, body)
+    asked = await READER.read(context, body)
     asks, batch = await read_asks(context, asked)
     context.require_ready()
-    requests = expand(
+    requests = await expand(
         context, asks, stream=asked.stream, arrival=arrival, client=http.get(CLIENT, 0)
     )
+    body.release()
     several = batch or len(requests) > 1
     quiet = asked.no_logs
     if not quiet:
@@ -51,13 +57,10 @@ async def generate(context: Context, http: web.Request, body: bytes) -> web.Stre
             for request, answer in zip(requests, answers, strict=True)
         ]
         return await stream(context, http, requests, encoders, quiet=quiet)
-    bodies: list[dict[str, Any]] = []
-    for request, answer, piece in zip(
-        requests, answers, await complete(context, requests, quiet=quiet), strict=True
-    ):
-        answer.add(piece)
-        bodies.append(finished(asked, request, answer.body()))
-    return json_response(bodies if several else bodies[0])
+    pieces = await complete(context, requests, quiet=quiet)
+    bodies = map(partial(finished, asked), requests, answers, pieces)
+    shown = await context.pace.run(encode_list(bodies))
+    return json_response(shown if several else msgspec.Raw(bytes(shown)[1:-1]))
 
 
 def answer_of(
@@ -74,8 +77,12 @@ def answer_of(
     )
 
 
-def finished(asked: GenerateRequest, request: Request, body: dict[str, Any]) -> dict[str, Any]:
-    """The result with what only some requests ask for."""
+def finished(
+    asked: GenerateRequest, request: Request, answer: NativeAnswer, piece: Piece
+) -> dict[str, Any]:
+    """The result, with what only some requests ask for."""
+    answer.add(piece)
+    body = answer.body()
     if asked.return_prompt_token_ids:
         body["meta_info"]["prompt_token_ids"] = request.tokens
     return body

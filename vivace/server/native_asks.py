@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 from vivace.frontend.errors import BadRequest
 from vivace.server.asks import Ask, asks_of
 from vivace.server.context import Context
 from vivace.server.fields import refuse_unsupported
+from vivace.server.ids import kind_of_entries
 from vivace.server.schema import HARMLESS, REFUSED, GenerateRequest
 
 
-async def read_asks(context: Context, asked: GenerateRequest) -> tuple[list[Ask], bool]:
+async def read_asks(context: Context, asked: GenerateRequest) -> tuple[Iterator[Ask], bool]:
     """(one ask per prompt, whether the prompts came as a list)."""
     refuse_unsupported(asked, REFUSED, HARMLESS)
     prompts, batch, field = await read_prompts(context, asked)
@@ -29,12 +30,13 @@ async def read_prompts(
         context.tokenizer("text")
         texts = asked.text if isinstance(asked.text, list) else [asked.text]
         check_count(context, texts, "text")
-        found = await asyncio.gather(*(context.frontend.encode(text) for text in texts))
-        return list(found), isinstance(asked.text, list), "text"
+        found = [ids async for group in context.frontend.encode_all(texts) for ids in group]
+        return found, isinstance(asked.text, list), "text"
     ids: list[Any] = asked.input_ids or []
-    if all(isinstance(token, int) for token in ids):
+    kind = kind_of_entries(ids, context.served.context + 1)
+    if kind is int or not ids:
         return [ids], False, "input_ids"
-    if not all(isinstance(row, list) for row in ids):
+    if kind is not list:
         raise BadRequest("input_ids", "must be token ids, or lists of token ids, not both")
     check_count(context, ids, "input_ids")
     return ids, True, "input_ids"

@@ -10,11 +10,12 @@ from aiohttp import web
 
 from vivace.server import admin, health, loads, metrics, model_info, native, schema, tokens
 from vivace.server.auth import Access
+from vivace.server.body import Body
 from vivace.server.context import Context
 from vivace.server.openai import chat, completions, models
 from vivace.server.openai import schema as openai
 
-Handler = Callable[[Context, web.Request, bytes], Awaitable[web.StreamResponse]]
+Handler = Callable[[Context, web.Request, Body], Awaitable[web.StreamResponse]]
 
 NO_BODY = 0
 SMALL = 64 << 10

@@ -6,26 +6,37 @@ from typing import Any
 
 import msgspec
 
+from vivace.server.limits import (
+    Calls,
+    Chosen,
+    Ids,
+    Members,
+    Messages,
+    Parts,
+    PerPrompt,
+    Prompts,
+)
+
 
 class GenerateRequest(msgspec.Struct, kw_only=True):
     """POST /generate. Exactly one of `text` and `input_ids`; lists make a batch."""
 
-    text: str | list[str] | None = None
-    input_ids: list[int | list[int]] | None = None
-    sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None
+    text: str | PerPrompt[str] | None = None
+    input_ids: Prompts[int | Ids] | None = None
+    sampling_params: Members[Any] | PerPrompt[Members[Any]] | None = None
     """One for all prompts, or one per prompt."""
-    rid: str | list[str] | None = None
-    return_logprob: bool | list[bool] | None = None
-    logprob_start_len: int | list[int] | None = None
+    rid: str | PerPrompt[str] | None = None
+    return_logprob: bool | PerPrompt[bool] | None = None
+    logprob_start_len: int | PerPrompt[int] | None = None
     """First prompt position with log-probabilities; -1 = output only."""
-    top_logprobs_num: int | list[int] | None = None
-    token_ids_logprob: list[int | list[int] | None] | None = None
+    top_logprobs_num: int | PerPrompt[int] | None = None
+    token_ids_logprob: Chosen[int | Chosen[int] | None] | None = None
     return_text_in_logprobs: bool = False
     return_prompt_token_ids: bool = False
     stream: bool = False
     priority: int | None = None
-    extra_key: str | list[str] | None = None
-    cache_salt: str | list[str] | None = None
+    extra_key: str | PerPrompt[str] | None = None
+    cache_salt: str | PerPrompt[str] | None = None
     no_logs: bool = False
     log_metrics: bool = True
     """False: counted in no metric of requests, their tokens and their latencies."""
@@ -191,10 +202,10 @@ class Message(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One turn of a conversation."""
 
     role: str
-    content: str | list[ContentPart] | None = None
+    content: str | Parts[ContentPart] | None = None
     name: str | None = None
     tool_call_id: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: Calls[Members[Any]] | None = None
     reasoning_content: str | None = None
     # Refused with a reason when set (MESSAGE_REFUSED).
     function_call: Any = None
@@ -213,15 +224,15 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     """POST /tokenize: `prompt` (text or texts) or `messages`."""
 
     model: str = "default"
-    prompt: str | list[str] | None = None
-    messages: list[Message] | None = None
+    prompt: str | PerPrompt[str] | None = None
+    messages: Messages[Message] | None = None
     tools: Any = None
     tool_choice: Any = None
     add_special_tokens: bool = True
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     reasoning_effort: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: Members[Any] | None = None
 
 
 class TokenizeResponse(msgspec.Struct, kw_only=True):
@@ -235,7 +246,7 @@ class TokenizeResponse(msgspec.Struct, kw_only=True):
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
     """POST /detokenize: ids, or a list of lists of ids."""
 
-    tokens: list[int | list[int]]
+    tokens: Prompts[int | Ids]
     model: str = "default"
     skip_special_tokens: bool = True
 

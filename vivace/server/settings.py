@@ -32,6 +32,8 @@ class ServerSettings:
     log_requests_targets: tuple[str, ...] = ()
     access_log_level: str = "info"
     body_limit: int = DEFAULT_BODY_LIMIT
+    bodies_limit: int = 8 * DEFAULT_BODY_LIMIT
+    """Of all bodies that arrive or are being decoded; see `BodyBudget`."""
     body_timeout: float = 60.0
     header_timeout: float = 20.0
     keepalive_timeout: float = KEEP_ALIVE

@@ -26,32 +26,47 @@ SERVER = "vivace"
 
 
 class Connection(RequestHandler):
-    """One client connection. Its first request must have arrived by the header deadline.
+    """One client connection. The head of a request must be complete `header_timeout` seconds after
+    its first byte; for the first request, after the connection was made.
 
-    Later requests are bounded by the keep-alive timeout, which aiohttp watches itself.
+    How long a connection may rest between requests is aiohttp's keep-alive timeout.
     """
 
-    __slots__ = ("_deadline", "_header_timeout")
+    __slots__ = ("_answering", "_deadline", "_header_timeout")
 
     def __init__(self, server: web.Server, *, header_timeout: float, **limits: Any) -> None:
         super().__init__(server, **limits)
         self._header_timeout = header_timeout
         self._deadline: asyncio.TimerHandle | None = None
+        self._answering = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        loop = asyncio.get_running_loop()
-        self._deadline = loop.call_later(self._header_timeout, self.force_close)
+        self._expect_head()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self.arrived()
         super().connection_lost(exc)
 
+    def data_received(self, data: bytes) -> None:
+        if not self._answering and self._deadline is None:
+            self._expect_head()
+        super().data_received(data)
+
+    def _expect_head(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._deadline = loop.call_later(self._header_timeout, self.force_close)
+
     def arrived(self) -> None:
         """A request's headers are complete: the deadline is met."""
+        self._answering = True
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+    def answered(self) -> None:
+        """The next bytes belong to another request."""
+        self._answering = False
 
     def handle_error(
         self,

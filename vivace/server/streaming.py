@@ -10,7 +10,7 @@ from aiohttp import web
 from vivace.frontend.piece import Piece
 from vivace.protocol.request import Request
 from vivace.server.context import Context
-from vivace.server.jobs import refusal_of
+from vivace.server.jobs import refusal_of, start
 from vivace.server.request_log import RequestLog
 from vivace.server.sse import Encode, EventStream, StreamLimits
 
@@ -34,9 +34,11 @@ async def stream(
     )
     events = EventStream(limits, epilogue)
     try:
-        for request, encode in zip(requests, encoders, strict=True):
-            outlet = events.outlet(encode if quiet else logged(context, request, encode))
-            context.frontend.start(request, outlet)
+        outlets = [
+            events.outlet(encode if quiet else logged(context, request, encode))
+            for request, encode in zip(requests, encoders, strict=True)
+        ]
+        await context.pace.run(start(context.frontend, requests, outlets))
         refusal = refusal_of((await events.first()).finish)
         if refusal is not None:
             raise refusal

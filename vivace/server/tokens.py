@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any, cast
 
+import msgspec
 from aiohttp import web
 
 from vivace.frontend.errors import BadRequest
-from vivace.server.body import Reader, refuse_unsupported
+from vivace.frontend.tokenizer import Tokenizer
+from vivace.server.body import Body
 from vivace.server.chat_prompt import chat_text
 from vivace.server.context import Context
+from vivace.server.encoding import encode_list
 from vivace.server.errors import json_response
-from vivace.server.ids import checked_ids
+from vivace.server.fields import refuse_unsupported
+from vivace.server.ids import checked_ids, kind_of_entries
+from vivace.server.limits import PROMPTS
 from vivace.server.openai.asking import check_model, check_tools
+from vivace.server.pace import Work, whole
+from vivace.server.reader import Reader
 from vivace.server.schema import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -30,10 +38,17 @@ OF_CONVERSATIONS = (
 TOKENIZE = Reader(TokenizeRequest)
 DETOKENIZE = Reader(DetokenizeRequest)
 
+RUN = 4096
+"""Ids that are worked on without a pause."""
+MOST_IDS = 1 << 19
+"""In the answer of one /tokenize."""
+MOST_CHARACTERS = 16 << 20
+"""In the answer of one /detokenize."""
 
-async def tokenize(context: Context, _request: web.Request, body: bytes) -> web.Response:
+
+async def tokenize(context: Context, _request: web.Request, body: Body) -> web.Response:
     """Ids of a prompt, of many prompts, or of a conversation."""
-    asked = TOKENIZE.read(context, body)
+    asked = await TOKENIZE.read(context, body)
     check_model(context, asked.model)
     check_tools(asked)
     if (asked.prompt is None) == (asked.messages is None):
@@ -41,57 +56,95 @@ async def tokenize(context: Context, _request: web.Request, body: bytes) -> web.
     if asked.prompt is not None:
         refuse_unsupported(asked, dict.fromkeys(OF_CONVERSATIONS, "goes with messages only"))
     context.tokenizer("prompt")
-    if isinstance(asked.prompt, list):
-        found = await asyncio.gather(*(encode(context, asked, text) for text in asked.prompt))
-        return answer(context, list(found), [len(ids) for ids in found])
-    if asked.prompt is not None:
-        ids = await encode(context, asked, asked.prompt)
-    else:
-        opens = asked.add_generation_prompt
-        text = chat_text(
-            context,
-            asked.messages or [],
-            asked,
-            add_generation_prompt=True if opens is None else opens,
-        )
-        ids = await context.frontend.encode(text, add_special_tokens=False)
-    return answer(context, list(ids), len(ids))
+    if asked.prompt is None:
+        ids = await chat_ids(context, asked)
+        return answer(await context.pace.run(encode_list(ids, RUN)), len(ids), context)
+    several = isinstance(asked.prompt, list)
+    texts = asked.prompt if isinstance(asked.prompt, list) else [asked.prompt]
+    rows, counts = await encode_texts(context, texts, asked.add_special_tokens)
+    if several:
+        return answer(msgspec.Raw(b"[%b]" % b",".join(rows)), counts, context)
+    return answer(msgspec.Raw(rows[0]), counts[0], context)
 
 
-async def encode(context: Context, asked: TokenizeRequest, text: str) -> list[int]:
-    return await context.frontend.encode(text, add_special_tokens=asked.add_special_tokens)
+async def chat_ids(context: Context, asked: TokenizeRequest) -> list[int]:
+    """Ids of a conversation."""
+    opens = asked.add_generation_prompt
+    text = await chat_text(
+        context,
+        asked.messages or [],
+        asked,
+        add_generation_prompt=True if opens is None else opens,
+    )
+    return await context.frontend.encode(text, add_special_tokens=False)
 
 
-def answer(
-    context: Context, tokens: list[int] | list[list[int]], count: int | list[int]
-) -> web.Response:
+async def encode_texts(
+    context: Context, texts: list[str], special: bool
+) -> tuple[list[bytes], list[int]]:
+    """The ids of every text as JSON, and their number; as JSON they need the least memory."""
+    rows: list[bytes] = []
+    counts: list[int] = []
+    room = MOST_IDS
+    async for group in context.frontend.encode_all(texts, special, most=MOST_IDS):
+        for ids in group:
+            room -= len(ids)
+            if room < 0:
+                raise BadRequest("prompt", f"has more than {MOST_IDS} tokens; send it in parts")
+            counts.append(len(ids))
+            rows.append(bytes(await context.pace.run(encode_list(ids, RUN))))
+    return rows, counts
+
+
+def answer(tokens: msgspec.Raw, count: int | list[int], context: Context) -> web.Response:
+    """`tokens` as JSON."""
+    longest = context.served.context
     return json_response(
-        TokenizeResponse(
-            tokens=list(tokens),
-            count=count,
-            max_model_len=context.served.context,
-        )
+        TokenizeResponse(tokens=cast(Any, tokens), count=count, max_model_len=longest)
     )
 
 
-async def detokenize(context: Context, _request: web.Request, body: bytes) -> web.Response:
-    """Text of ids, or texts of lists of ids; decoded in a thread, so streams do not wait."""
-    asked = DETOKENIZE.read(context, body)
+async def detokenize(context: Context, _request: web.Request, body: Body) -> web.Response:
+    """Text of ids, or texts of lists of ids."""
+    asked = await DETOKENIZE.read(context, body)
     check_model(context, asked.model)
     tokenizer = context.tokenizer("tokens")
-    tokens = asked.tokens
-    nested = [row for row in tokens if isinstance(row, list)]
-    if nested and len(nested) != len(tokens):
-        raise BadRequest("tokens", "must be token ids, or lists of token ids, not both")
-    if not nested:
-        flat = checked_ids(tokens, context.served.vocabulary, "tokens")
-        text = await asyncio.to_thread(tokenizer.decode, flat, asked.skip_special_tokens)
-        return json_response(DetokenizeResponse(text=text))
-    rows = [
-        checked_ids(row, context.served.vocabulary, f"tokens[{i}]") for i, row in enumerate(nested)
-    ]
+    kind = kind_of_entries(asked.tokens, PROMPTS + 1)
+    if kind is list and len(asked.tokens) > PROMPTS:
+        count = len(asked.tokens)
+        raise BadRequest("tokens", f"has {count} entries; at most {PROMPTS} are allowed")
+    work = decode_rows(tokenizer, asked, context.served.vocabulary, nested=kind is list)
+    if tokenizer.decodes_in_runs:
+        texts = await context.pace.run(work)
+    else:
+        texts = await asyncio.to_thread(whole, work)
+    if kind is not list:
+        return json_response(DetokenizeResponse(text=texts[0]))
+    shown = await context.pace.run(encode_list(texts))
+    return json_response(DetokenizeResponse(text=cast(Any, shown)))
 
-    def decode_rows() -> list[str]:
-        return [tokenizer.decode(row, asked.skip_special_tokens) for row in rows]
 
-    return json_response(DetokenizeResponse(text=await asyncio.to_thread(decode_rows)))
+def decode_rows(
+    tokenizer: Tokenizer, asked: DetokenizeRequest, vocabulary: int, *, nested: bool
+) -> Work[list[str]]:
+    """The text of every row; BadRequest for what is no id, and when the texts grow too large."""
+    rows: list[Any] = asked.tokens if nested else [asked.tokens]
+    texts: list[str] = []
+    room = MOST_CHARACTERS
+    for number, row in enumerate(rows):
+        field = f"tokens[{number}]" if nested else "tokens"
+        if not isinstance(row, list):
+            raise BadRequest("tokens", "must be token ids, or lists of token ids, not both")
+        for start in range(0, len(row), RUN):
+            checked_ids(row[start : start + RUN], vocabulary, field, start)
+            yield
+        parts: list[str] = []
+        for part in tokenizer.decode_in_runs(row, RUN, asked.skip_special_tokens):
+            parts.append(part)
+            room -= len(part)
+            if room < 0:
+                limit = f"the text has more than {MOST_CHARACTERS} characters"
+                raise BadRequest("tokens", f"{limit}; send the ids in parts")
+            yield
+        texts.append("".join(parts))
+    return texts

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
+from typing import Any, cast
 
 from aiohttp import web
 
@@ -12,6 +14,7 @@ from vivace.frontend.piece import Piece
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.protocol.request import Request
 from vivace.server.context import Context
+from vivace.server.encoding import encode_list
 from vivace.server.errors import json_response
 from vivace.server.jobs import complete
 from vivace.server.openai.chunks import Shape
@@ -73,11 +76,12 @@ async def answer(
     pieces = await complete(context, requests)
     for index, piece in enumerate(pieces):
         tally.note(index, piece)
+    choices = await context.pace.run(encode_list(map(form.choice, count(), pieces)))
     whole = form.answer(
         id=rid,
         created=created,
         model=model,
-        choices=[form.choice(index, piece) for index, piece in enumerate(pieces)],  # type: ignore[arg-type]
+        choices=cast(Any, choices),
         usage=tally.usage(),
         metadata={"weight_version": context.served.weight_version},
     )

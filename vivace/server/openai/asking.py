@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from vivace.frontend.errors import BadRequest
-from vivace.server.body import refuse_unsupported
 from vivace.server.context import Context
 from vivace.server.errors import Refusal
+from vivace.server.fields import refuse_unsupported
 from vivace.server.http_metrics import UNSERVED_MODEL
 from vivace.server.jobs import cache_key
 from vivace.server.openai.schema import DEFAULT_MODEL, NO_TOOLS, REFUSED, SamplingFields

@@ -11,9 +11,10 @@ from vivace.frontend.piece import Piece
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.protocol.request import Request
 from vivace.server.auth import CLIENT
-from vivace.server.body import Reader, refuse_unsupported
+from vivace.server.body import Body
 from vivace.server.chat_prompt import chat_text
 from vivace.server.context import Context
+from vivace.server.fields import refuse_unsupported
 from vivace.server.ids import new_id
 from vivace.server.jobs import Ask, expand
 from vivace.server.openai.answering import Form, add_ids, answer
@@ -38,25 +39,27 @@ from vivace.server.openai.schema import (
     ChatChoice,
     ChatRequest,
 )
+from vivace.server.reader import Reader
 
 READER = Reader(ChatRequest)
 
 
-async def chat_completions(context: Context, http: web.Request, body: bytes) -> web.StreamResponse:
+async def chat_completions(context: Context, http: web.Request, body: Body) -> web.StreamResponse:
     """Answer a conversation, n times."""
     arrival = time.monotonic()
-    asked = READER.read(context, body)
+    asked = await READER.read(context, body)
     check(context, asked)
     tokenizer = context.tokenizer("messages")
     context.require_ready()
-    text = chat_text(context, asked.messages, asked)
+    text = await chat_text(context, asked.messages, asked)
     tokens = await context.frontend.encode(text, add_special_tokens=False)
     rid = request_id(asked, 0, 1, new_id("chatcmpl"))
     with openai_names():
         asks = [ask(asked, tokens, rid)]
-        requests = expand(
+        requests = await expand(
             context, asks, stream=bool(asked.stream), arrival=arrival, client=http.get(CLIENT, 0)
         )
+    body.release()
     context.request_log.received(http.path, requests, asked, text)
     form = Form(
         kind="chat.completion.chunk",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from dataclasses import dataclass
 
@@ -14,9 +13,10 @@ from vivace.frontend.tokenizer import Tokenizer
 from vivace.protocol.output import TokenLogprob
 from vivace.protocol.request import Request
 from vivace.server.auth import CLIENT
-from vivace.server.body import Reader, refuse_unsupported
+from vivace.server.body import Body
 from vivace.server.context import Context
-from vivace.server.ids import new_id
+from vivace.server.fields import refuse_unsupported
+from vivace.server.ids import kind_of_entries, new_id
 from vivace.server.jobs import Ask, expand
 from vivace.server.openai.answering import Form, add_ids, answer
 from vivace.server.openai.asking import (
@@ -35,6 +35,8 @@ from vivace.server.openai.schema import (
     CompletionChoice,
     CompletionRequest,
 )
+from vivace.server.pace import Work
+from vivace.server.reader import Reader
 
 READER = Reader(CompletionRequest)
 
@@ -47,24 +49,25 @@ class Prompt:
     text: str | None
 
 
-async def completions(context: Context, http: web.Request, body: bytes) -> web.StreamResponse:
+async def completions(context: Context, http: web.Request, body: Body) -> web.StreamResponse:
     """Complete one or many prompts, n times each."""
     arrival = time.monotonic()
-    asked = READER.read(context, body)
+    asked = await READER.read(context, body)
     check(context, asked)
     tokenizer = context.tokenizer("prompt")
     context.require_ready()
     prompts = await read_prompts(context, asked.prompt)
     answer_id = new_id("cmpl")
     with openai_names():
-        asks = [ask(asked, prompts, i, answer_id) for i in range(len(prompts))]
-        requests = expand(
+        asks = (ask(asked, prompts, i, answer_id) for i in range(len(prompts)))
+        requests = await expand(
             context, asks, stream=bool(asked.stream), arrival=arrival, client=http.get(CLIENT, 0)
         )
+    body.release()
     context.request_log.received(http.path, requests, asked)
     samples = len(requests) // len(prompts)
     rid = asked.rid if isinstance(asked.rid, str) else answer_id
-    echoes = [echo_text(asked, prompts[i // samples], tokenizer) for i in range(len(requests))]
+    echoes = await context.pace.run(echo_texts(asked, prompts, samples, tokenizer))
     form = Form(
         kind="text_completion",
         logprobs=asked.logprobs is not None,
@@ -93,14 +96,17 @@ async def read_prompts(context: Context, prompt: str | list) -> list[Prompt]:
         return [Prompt(await context.frontend.encode(prompt), prompt)]
     if not prompt:
         raise BadRequest("prompt", "must not be empty")
-    if len(prompt) > context.settings.max_batch and not isinstance(prompt[0], int):
-        raise BadRequest("prompt", f"at most {context.settings.max_batch} prompts in one request")
-    if all(isinstance(item, int) for item in prompt):
+    most = context.settings.max_batch
+    kind = kind_of_entries(prompt, max(most, context.served.context) + 1)
+    if kind is int:
         return [Prompt(prompt, None)]
-    if all(isinstance(item, str) for item in prompt):
-        encoded = await asyncio.gather(*(context.frontend.encode(text) for text in prompt))
-        return [Prompt(tokens, text) for tokens, text in zip(encoded, prompt, strict=True)]
-    if all(isinstance(item, list) for item in prompt):
+    if len(prompt) > most:
+        raise BadRequest("prompt", f"has {len(prompt)} entries; at most {most} are allowed")
+    if kind is str:
+        texts = [str(text) for text in prompt]
+        found = [ids async for group in context.frontend.encode_all(texts) for ids in group]
+        return [Prompt(ids, text) for ids, text in zip(found, texts, strict=True)]
+    if kind is list:
         return [Prompt(ids, None) for ids in prompt]
     raise BadRequest("prompt", "must be a string, strings, token ids, or lists of token ids")
 
@@ -121,6 +127,17 @@ def ask(asked: CompletionRequest, prompts: list[Prompt], index: int, answer_id: 
         priority=asked.priority,
         cache_key=cache_key_of(asked, index, len(prompts)),
     )
+
+
+def echo_texts(
+    asked: CompletionRequest, prompts: list[Prompt], samples: int, tokenizer: Tokenizer
+) -> Work[list[str]]:
+    """What every choice repeats of its prompt."""
+    echoes: list[str] = []
+    for prompt in prompts:
+        echoes += [echo_text(asked, prompt, tokenizer)] * samples
+        yield
+    return echoes
 
 
 def echo_text(asked: CompletionRequest, prompt: Prompt, tokenizer: Tokenizer) -> str:

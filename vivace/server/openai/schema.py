@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from vivace.server import schema as native
+from vivace.server.limits import Chosen, Entries, Ids, Members, Messages, PerPrompt, Prompts
 from vivace.server.schema import Message
 
 DEFAULT_MODEL = "default"
@@ -34,11 +35,11 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     top_p: float | None = None
     n: int | None = 1
     max_tokens: int | None = None
-    stop: str | list[str] | None = None
+    stop: str | Entries[str] | None = None
     seed: int | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Members[float] | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     user: str | None = None
@@ -48,15 +49,15 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     min_p: float | None = None
     min_tokens: int | None = None
     repetition_penalty: float | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: Chosen[int] | None = None
     no_stop_trim: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
-    rid: str | list[str] | None = None
+    rid: str | PerPrompt[str] | None = None
     priority: int | None = None
-    extra_key: str | list[str] | None = None
-    cache_salt: str | list[str] | None = None
+    extra_key: str | PerPrompt[str] | None = None
+    cache_salt: str | PerPrompt[str] | None = None
     return_token_ids: bool = False
     return_prompt_token_ids: bool = False
     return_cached_tokens_details: bool = False
@@ -100,7 +101,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
 class CompletionRequest(SamplingFields, kw_only=True):
     """POST /v1/completions. `prompt`: text, texts, ids, or a list of lists of ids."""
 
-    prompt: str | list[str | int | list[int]]
+    prompt: str | Prompts[str | int | Ids]
     max_tokens: int | None = 16
     best_of: int | None = None
     echo: bool | None = False
@@ -111,14 +112,14 @@ class CompletionRequest(SamplingFields, kw_only=True):
 class ChatRequest(SamplingFields, kw_only=True):
     """POST /v1/chat/completions."""
 
-    messages: list[Message]
+    messages: Messages[Message]
     max_completion_tokens: int | None = None
     logprobs: bool | None = False
     top_logprobs: int | None = None
     continue_final_message: bool = False
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: Members[Any] | None = None
     reasoning_effort: str | None = None
-    tools: list[Any] | None = None
+    tools: Entries[Any] | None = None
     tool_choice: Any = None
     # Any value asks for what happens anyway: nothing makes tool calls or splits off reasoning.
     parallel_tool_calls: bool | None = True

@@ -1,0 +1,128 @@
+"""The worst bodies a route can be sent, made from the type hints of the struct it accepts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from vivace.server.openai.schema import ChatRequest, CompletionRequest
+from vivace.server.routes import FULL, ROUTES, Route
+from vivace.server.schema import (
+    AbortRequest,
+    ConfigureLogging,
+    DetokenizeRequest,
+    GenerateRequest,
+    TokenizeRequest,
+)
+
+TURN = {"role": "user", "content": "a"}
+ONE = {"max_new_tokens": 1}
+LEAST: dict[Any, dict[str, Any]] = {
+    GenerateRequest: {"text": "a", "sampling_params": ONE},
+    CompletionRequest: {"prompt": "a", "max_tokens": 1},
+    ChatRequest: {"messages": [TURN], "max_tokens": 1},
+    TokenizeRequest: {"prompt": "a"},
+    DetokenizeRequest: {"tokens": [1]},
+    AbortRequest: {"rid": "nobody"},
+    ConfigureLogging: {},
+}
+"""A small good body of every struct."""
+
+TEXTS = ["some words of a prompt, " * 16] * 1024
+LEGAL: dict[Any, list[dict[str, Any]]] = {
+    GenerateRequest: [
+        {"text": TEXTS, "sampling_params": ONE},
+        {"input_ids": [list(range(100, 1100))] * 512, "sampling_params": ONE},
+        {"text": "a", "sampling_params": {**ONE, "n": 128, "logit_bias": {"5": 1.0}}},
+    ],
+    CompletionRequest: [
+        {"prompt": TEXTS, "max_tokens": 1},
+        {"prompt": [list(range(100, 1100))] * 512, "max_tokens": 1},
+    ],
+    ChatRequest: [
+        {"messages": [TURN] * 1200, "max_tokens": 1},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}] * 2048}]},
+    ],
+    TokenizeRequest: [{"prompt": TEXTS}, {"messages": [TURN] * 1200}, {"prompt": "7 " * 100_000}],
+    DetokenizeRequest: [{"tokens": [300] * 1_000_000}, {"tokens": [[300] * 900] * 1024}],
+    AbortRequest: [{"rid": "x" * 60_000}],
+    ConfigureLogging: [{}],
+}
+"""The largest good bodies of every struct; they are answered with 200."""
+
+
+def routes_with_bodies() -> list[Route]:
+    return [route for route in ROUTES if route.accepts is not None]
+
+
+def size_of(route: Route, full: int) -> int:
+    """The longest body the route takes."""
+    return (full if route.body_limit == FULL else route.body_limit) - 64
+
+
+def illegal_bodies(route: Route, full: int) -> Iterator[tuple[str, bytes]]:
+    """(name, body) of bodies as long as the route takes, one for every type of a field."""
+    least, size = LEAST[route.accepts], size_of(route, full)
+    for name, value in worst_fields(route.accepts, size // 2):
+        rest = {key: other for key, other in least.items() if key != name.partition(".")[0]}
+        yield name, joined(rest, name.partition(".")[0], value)
+    yield "unknown", joined(least, "unknown", filled(b"[]", size // 2))
+    yield "members", joined(least, "unknown", b"{" + filled(b'"":{}', size // 2)[1:-1] + b"}")
+    yield "deep", joined(least, "unknown", b"[" * (size // 3) + b"]" * (size // 3))
+    yield "escapes", joined(least, "unknown", b'"' + b"\\n" * (size // 4) + b'"')
+    yield "keys", b"{" + filled(b'"k":0', size // 2)[1:-1] + b"}"
+    yield "no object", filled(b"[]", size // 2)
+
+
+def worst_fields(struct: Any, size: int) -> Iterator[tuple[str, bytes]]:
+    """(field, JSON) for one field of every type: what is listed there, and what never fits."""
+    seen: set[str] = set()
+    for name, hint in get_type_hints(struct, include_extras=True).items():
+        if str(hint) in seen:
+            continue
+        seen.add(str(hint))
+        yield f"{name}.lists", filled(b"[]", size)
+        for number, entry in enumerate(dict.fromkeys(entries(hint))):
+            yield f"{name}.{number}", filled(entry, size)
+        for inner in dict.fromkeys(structs(hint)):
+            for part, value in worst_fields(inner, size - 100):
+                least = json.dumps({"role": "user", "type": "text"})[1:-1].encode()
+                key = part.partition(".")[0].encode()
+                yield f"{name}.{part}", b'[{%b,"%b":%b}]' % (least, key, value)
+
+
+def entries(hint: Any) -> Iterator[bytes]:
+    """The smallest entries of the lists a hint allows."""
+    for choice in (hint, *get_args(hint)):
+        listed = getattr(choice, "__origin__", choice)
+        if get_origin(listed) is list:
+            for entry in (get_args(listed)[0], *get_args(get_args(listed)[0])):
+                yield smallest(entry)
+
+
+def smallest(hint: Any) -> bytes:
+    kind = get_origin(getattr(hint, "__origin__", hint)) or hint
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return b'{"role":"user","type":"text","content":"a"}'
+    return {str: b'"a"', list: b"[1]", dict: b"{}", bool: b"true"}.get(kind, b"1")
+
+
+def structs(hint: Any) -> Iterator[Any]:
+    """The structs inside of a hint."""
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+        yield hint
+    for inner in (*get_args(hint), *get_args(getattr(hint, "__origin__", None))):
+        yield from structs(inner)
+
+
+def filled(entry: bytes, size: int) -> bytes:
+    """A list of as many entries as fit."""
+    return b"[" + b",".join([entry] * (size // (len(entry) + 1))) + b"]"
+
+
+def joined(rest: dict[str, Any], name: str, value: bytes) -> bytes:
+    before = json.dumps(rest)[1:-1].encode()
+    return b"{" + before + (b"," if before else b"") + b'"%b":%b}' % (name.encode(), value)

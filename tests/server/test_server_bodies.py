@@ -1,0 +1,377 @@
+"""Large bodies: what is refused before it is decoded, and that pieces make what the whole makes."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from typing import Any, get_args, get_origin, get_type_hints
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from server_kit import Running, ask, running_server
+
+from vivace.frontend.errors import BadRequest
+from vivace.server import limits, reader, structure
+from vivace.server.body import Body
+from vivace.server.body_budget import UNCOUNTED, BodyBudget
+from vivace.server.errors import Refusal
+from vivace.server.openai.schema import ChatRequest, CompletionRequest
+from vivace.server.pace import whole
+from vivace.server.reader import Reader
+from vivace.server.routes import ROUTES
+from vivace.server.schema import GenerateRequest, TokenizeRequest
+from vivace.server.settings import ServerSettings
+
+KINDS = (GenerateRequest, TokenizeRequest, ChatRequest, CompletionRequest)
+
+words = st.text(max_size=12) | st.sampled_from(['"', "\\", '\\"]}', "],[", "é✓", "\n"])
+ids = st.lists(st.integers(0, 999), max_size=40)
+rows = st.lists(ids, max_size=12)
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | words,
+    lambda inner: st.lists(inner, max_size=6) | st.dictionaries(words, inner, max_size=4),
+    max_leaves=30,
+)
+messages = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.just("user")},
+        optional={
+            "content": words | st.lists(st.just({"type": "text", "text": "a,b"}), max_size=9),
+            "tool_calls": st.lists(st.dictionaries(words, anything, max_size=3), max_size=5),
+        },
+    ),
+    max_size=20,
+)
+BODIES: dict[Any, st.SearchStrategy[dict[str, Any]]] = {
+    GenerateRequest: st.fixed_dictionaries(
+        {},
+        optional={
+            "text": words | st.lists(words, max_size=30),
+            "input_ids": ids | rows,
+            "token_ids_logprob": ids | st.lists(ids | st.none(), max_size=9),
+            "kv_hints": anything,
+            "unknown": anything,
+            "stream": st.booleans(),
+        },
+    ),
+    CompletionRequest: st.fixed_dictionaries({"prompt": words | ids | rows | st.lists(words)}),
+    ChatRequest: st.fixed_dictionaries(
+        {"messages": messages}, optional={"stop_token_ids": ids, "x": anything}
+    ),
+}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+@pytest.mark.parametrize("kind", BODIES, ids=lambda kind: kind.__name__)
+def test_pieces_make_what_the_whole_makes(kind: Any, data: st.DataObject) -> None:
+    """With windows of a few bytes and pieces of a few values, whatever the body holds."""
+    body = data.draw(BODIES[kind])
+    text = json.dumps(body, ensure_ascii=data.draw(st.booleans()), indent=data.draw(INDENTS))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(structure, "WINDOW", data.draw(st.integers(1, 40)))
+        patch.setattr(structure, "PIECE", data.draw(st.integers(1, 60)))
+        patch.setattr(structure, "PIECE_VALUES", data.draw(st.integers(1, 8)))
+        found = read_in_pieces(kind, text.encode())
+    assert found == plain(msgspec.json.decode(text.encode(), type=kind))
+
+
+INDENTS = st.sampled_from([None, 0, 3])
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.binary(max_size=12), st.integers(0, 10**6), st.integers(1, 9))
+def test_damaged_bodies_are_refused_in_pieces_too(junk: bytes, place: int, window: int) -> None:
+    """A body is refused in pieces if it is refused whole, and otherwise means the same."""
+    good = b'{"input_ids": [1, 2, 30, 4, 5], "text": ["a", "b,", "c\\"]"], "stream": true}'
+    place %= len(good)
+    body = good[:place] + junk + good[place + len(junk) // 2 :]
+    try:
+        expected: Any = plain(msgspec.json.decode(body, type=GenerateRequest))
+        body.decode()
+    except (ValueError, RecursionError):
+        expected = None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(structure, "WINDOW", window)
+        patch.setattr(structure, "PIECE", 1)
+        try:
+            found: Any = read_in_pieces(GenerateRequest, body)
+        except BadRequest:
+            found = None
+    assert found == expected
+
+
+def read_in_pieces(kind: Any, body: bytes) -> Any:
+    reading: Any = Reader(kind)
+    return plain(whole(reading._large(Counting, body)))
+
+
+def plain(asked: Any) -> dict[str, Any]:
+    return msgspec.to_builtins(asked)
+
+
+class Counting:
+    """As much of a Context as decoding needs."""
+
+    class http_metrics:
+        @staticmethod
+        def note(kind: str) -> None: ...
+
+
+def numbers(count: int) -> str:
+    return "[" + ",".join(["7"] * count) + "]"
+
+
+def listed(entry: str, count: int) -> str:
+    return "[" + ",".join([entry] * count) + "]"
+
+
+TOO_MUCH = [
+    ("/tokenize", '{"prompt":' + listed('"a"', 400_000) + "}", "prompt", 1024),
+    ("/tokenize", '{"prompt":' + listed('"a"', 2_000) + "}", "prompt", 1024),
+    ("/tokenize", '{"messages":' + listed('{"role":"user"}', 9_000) + "}", "messages", 8192),
+    ("/detokenize", '{"tokens":' + listed("[1]", 100_000) + "}", "tokens", 1024),
+    ("/detokenize", '{"tokens":' + listed("[1]", 1_100) + "}", "tokens", 1024),
+    ("/detokenize", '{"tokens":' + numbers(1_048_577) + "}", "tokens", 1_048_576),
+    ("/generate", '{"input_ids":' + numbers(1_048_577) + "}", "input_ids", 1_048_576),
+    ("/generate", '{"input_ids":' + listed("[]", 200_000) + "}", "input_ids", 1024),
+    ("/generate", '{"text":"a","rid":' + listed('"r"', 1_025) + "}", "rid", 1024),
+    ("/generate", '{"text":"a","kv_hints":' + listed("[]", 140_000) + "}", "body", 65_536),
+    ("/generate", '{"text":"a","kv_hints":{"x":' + listed("0", 70_000) + "}}", "kv_hints", 16_384),
+    ("/generate", '{"text":"a","what":' + listed("{}", 70_000) + "}", "what", 16_384),
+    ("/generate", '{"text":"a","what":' + "[" * 65 + "]" * 65 + "}", "body", 64),
+    (
+        "/v1/chat/completions",
+        '{"messages":[{"role":"assistant","tool_calls":' + listed("{}", 600) + "}]}",
+        "messages[0].tool_calls",
+        512,
+    ),
+    (
+        "/v1/chat/completions",
+        '{"messages":[{"role":"assistant","tool_calls":' + listed("{}", 99_000) + "}]}",
+        "messages",
+        16_384,
+    ),
+    (
+        "/v1/chat/completions",
+        json.dumps(
+            {
+                "messages": [
+                    {"role": "user", "content": "a"},
+                    {
+                        "role": "assistant",
+                        "tool_calls": [
+                            {"function": {"name": "f", "arguments": '{"a":' + listed("[]", 90_000)}}
+                        ],
+                    },
+                ]
+            }
+        ),
+        "messages[1].tool_calls[0].function.arguments",
+        16_384,
+    ),
+    ("/v1/completions", '{"prompt":' + listed("[1]", 5_000) + "}", "prompt", 1024),
+]
+
+
+@pytest.fixture(scope="module")
+def server() -> Any:
+    with running_server() as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field", "limit"), TOO_MUCH, ids=[f"{p} {f}" for p, _, f, _ in TOO_MUCH]
+)
+def test_too_much_is_refused_with_field_and_limit(
+    server: Running, path: str, body: str, field: str, limit: int
+) -> None:
+    answer = ask(server, path, body.encode())
+    assert (answer.status, answer.json["param"]) == (400, field), answer.text
+    assert str(limit) in answer.json["message"]
+
+
+LONG = 4096
+CHAT = [{"role": "user", "content": f'turn {i}: "quoted", ' + "x" * 480} for i in range(2000)]
+LEGAL: list[tuple[Any, dict[str, Any]]] = [
+    (ChatRequest, {"messages": CHAT}),
+    (
+        ChatRequest,
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "y" * 40}] * 2048}]},
+    ),
+    (CompletionRequest, {"prompt": list(range(131_072))}),
+    (CompletionRequest, {"prompt": [[7] * LONG] * 1024}),
+    (GenerateRequest, {"text": ["x" * 500] * 1024, "sampling_params": [{"n": 1}] * 1024}),
+    (GenerateRequest, {"input_ids": [[7] * LONG] * 1024, "rid": [str(i) for i in range(1024)]}),
+    (GenerateRequest, {"text": "z" * 3_000_000}),
+]
+
+
+@pytest.mark.parametrize(("kind", "body"), LEGAL)
+def test_what_clients_really_send_is_read(kind: Any, body: dict[str, Any]) -> None:
+    data = json.dumps(body).encode()
+    assert len(data) > reader.SMALL
+    found = read_in_pieces(kind, data)
+    for name, value in body.items():
+        assert found[name] == value
+
+
+def test_every_list_of_every_body_has_a_limit() -> None:
+    """By its annotation, so that it is refused while it is decoded."""
+    seen: set[Any] = set()
+
+    def walk(hint: Any, where: str, limited: bool = False) -> None:
+        if get_origin(hint) in (list, dict):
+            assert limited, f"{where}: no limit; use a type of vivace.server.limits"
+        if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+            if hint not in seen:
+                seen.add(hint)
+                for name, inner in get_type_hints(hint, include_extras=True).items():
+                    walk(inner, f"{hint.__name__}.{name}")
+            return
+        meta = getattr(hint, "__metadata__", ())
+        if meta:
+            walk(hint.__origin__, where, any(one.max_length for one in meta))
+        else:
+            for inner in get_args(hint):
+                walk(inner, where)
+
+    for route in ROUTES:
+        if route.accepts is not None:
+            walk(route.accepts, route.path)
+    assert len(seen) > 6
+
+
+def test_bytes_that_are_no_utf8_are_refused_in_unknown_fields_too(server: Running) -> None:
+    for size in (1, 100_000):
+        body = b'{"prompt": "a", "unknown": "%b\xff"}' % (b"x" * size)
+        answer = ask(server, "/tokenize", body)
+        assert (answer.status, answer.json["param"]) == (400, "body"), answer.text
+
+
+# -- the budget of bodies ------------------------------------------------------------------------
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_bodies_share_a_budget_and_give_it_back() -> None:
+    budget = BodyBudget(1000 << 10, Clock())
+    first, second = budget.share(pytest.fail), budget.share(pytest.fail)
+    first.take(UNCOUNTED)
+    first.take(900 << 10)
+    second.take(UNCOUNTED)  # small bodies never wait for room
+    with pytest.raises(Refusal) as refused:
+        second.take(200 << 10)
+    assert refused.value.status == 503 and refused.value.retry_after
+    second.release()
+    first.release()
+    third = budget.share(pytest.fail)
+    third.take(UNCOUNTED + (1000 << 10))
+    third.release()
+
+
+def test_a_slow_body_gives_way() -> None:
+    clock, gone = Clock(), []
+    budget = BodyBudget(1000 << 10, clock)
+    slow, quick = budget.share(lambda: gone.append("slow")), budget.share(pytest.fail)
+    slow.take(UNCOUNTED + (600 << 10))
+    clock.now = 30.0
+    quick.take(UNCOUNTED + (300 << 10))
+    quick.take(300 << 10)
+    assert gone == ["slow"]
+    assert slow.held == 0
+
+
+def test_unfinished_bodies_are_bounded_over_connections_and_free_the_room() -> None:
+    size = 1 << 20
+    options = ServerSettings(body_limit=size, bodies_limit=2 * size, body_timeout=1.0)
+    head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % size
+    with running_server(options) as server:
+        held = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(4)]
+        for connection in held:
+            connection.settimeout(10)
+            connection.sendall(head + b" " * (size - 10))
+        statuses = sorted(connection.recv(4096)[9:12] for connection in held)
+        assert statuses == [b"408", b"408", b"503", b"503"]
+        assert ask(server, "/tokenize", {"prompt": "a"}).status == 200
+        assert ask(server, "/tokenize", {"prompt": "a", "x": "y" * (size - 99)}).status == 200
+        for connection in held:
+            connection.close()
+
+
+# -- connections ---------------------------------------------------------------------------------
+
+
+def test_the_head_of_a_later_request_has_the_deadline_of_the_first() -> None:
+    request = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+    with (
+        running_server(ServerSettings(header_timeout=0.4, keepalive_timeout=60.0)) as server,
+        socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection,
+    ):
+        for pause in (0.0, 0.8, 0.0):  # to rest between requests is allowed
+            time.sleep(pause)
+            connection.sendall(request)
+            assert connection.recv(4096).startswith(b"HTTP/1.1 200 ")
+        connection.sendall(request[:-10])
+        assert connection.recv(4096) == b""  # and not a timeout
+
+
+def test_tokenising_stops_when_the_client_has_left() -> None:
+    with running_server() as server:
+        calls: list[str] = []
+        tokenizer: Any = server.frontend.tokenizer
+        encode = tokenizer.encode
+
+        def slow(text: str, special: bool = True) -> list[int]:
+            calls.append(text)
+            time.sleep(0.01)
+            return encode(text, special)
+
+        tokenizer.encode = slow
+        body = json.dumps({"prompt": ["x" * 400] * 1024}).encode()
+        head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+        with socket.create_connection(("127.0.0.1", server.port)) as connection:
+            connection.sendall(head + body)
+            server.until(lambda: len(calls) > 3)
+        time.sleep(1.0)
+        after = len(calls)
+        time.sleep(0.5)
+        assert len(calls) == after < 1024
+
+
+def test_a_text_far_over_the_context_is_not_tokenised_whole(server: Running) -> None:
+    from vivace.frontend import tokenizer_pool
+
+    tokenizer: Any = server.frontend.tokenizer
+    sizes: list[int] = []
+    encode = tokenizer.encode
+
+    def noting(text: str, special: bool = True) -> list[int]:
+        sizes.append(len(text))
+        return encode(text, special)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokenizer, "encode", noting)
+        patch.setattr(tokenizer_pool, "LONGEST_TOKEN", 1 << 20)
+        answer = ask(server, "/generate", {"text": "7" * 900_000})
+    assert answer.status == 400 and answer.json["param"] == "text"
+    assert sum(sizes) <= 2 * tokenizer_pool.LONG_CHARACTERS
+
+
+def test_a_body_is_taken_once() -> None:
+    body = Body(b"{}")
+    assert body.take() == b"{}"
+    assert body.take() == b""
+
+
+def test_the_limits_leave_room_for_each_other() -> None:
+    assert limits.PARTS * 3 <= limits.PART_VALUES <= limits.VALUES
+    assert limits.MESSAGES * 4 <= limits.VALUES

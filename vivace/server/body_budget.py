@@ -1,0 +1,89 @@
+"""Memory for request bodies, shared by all connections of a server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from vivace.server.errors import Refusal
+
+UNCOUNTED = 64 << 10
+"""Bytes of a body that are not counted: small requests never wait for room."""
+GRACE = 2.0
+"""Seconds in which a body may be as slow as it likes."""
+SLOW = 256 << 10
+"""Bytes per second below which a body must give way when there is no room."""
+
+
+class BodyBudget:
+    """Bytes of bodies that arrive or are being decoded. Whoever finds no room is told to come
+    back, unless bodies that arrive slowly can be sent away instead."""
+
+    def __init__(self, total: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._free = total
+        self._clock = clock
+        self._shares: set[Share] = set()
+
+    def share(self, give_up: Callable[[], object]) -> Share:
+        """For one body; `give_up` is called when it has to give way while it arrives."""
+        return Share(self, give_up, self._clock())
+
+    def take(self, share: Share, size: int) -> None:
+        """More bytes for a body; Refusal 503 when there is no room."""
+        if size > self._free:
+            self._send_slow_ones_away(share, size)
+        if size > self._free:
+            raise Refusal(
+                503,
+                "there is no room for the request body: too many large ones arrive at once",
+                retry_after=1.0,
+                headers={"Connection": "close"},
+            )
+        self._free -= size
+        self._shares.add(share)
+
+    def give(self, share: Share, size: int) -> None:
+        self._free += size
+        self._shares.discard(share)
+
+    def _send_slow_ones_away(self, asking: Share, size: int) -> None:
+        now = self._clock()
+        slow = [
+            (share.held / (now - share.began), share)
+            for share in self._shares
+            if share is not asking and not share.complete and now - share.began > GRACE
+        ]
+        for rate, share in sorted(slow, key=lambda found: found[0]):
+            if rate > SLOW or size <= self._free:
+                return
+            share.release()
+            share.give_up()
+
+
+class Share:
+    """What one body holds of the budget."""
+
+    __slots__ = ("_budget", "_seen", "began", "complete", "give_up", "held")
+
+    def __init__(self, budget: BodyBudget, give_up: Callable[[], object], began: float) -> None:
+        self._budget = budget
+        self._seen = 0
+        self.give_up = give_up
+        self.began = began
+        self.held = 0
+        self.complete = False
+
+    def take(self, size: int) -> None:
+        """`size` more bytes have arrived; Refusal 503 when there is no room for them."""
+        before = max(self._seen, UNCOUNTED)
+        self._seen += size
+        counted = max(self._seen, UNCOUNTED) - before
+        if counted:
+            self._budget.take(self, counted)
+            self.held += counted
+
+    def release(self) -> None:
+        """Give everything back."""
+        held, self.held = self.held, 0
+        if held:
+            self._budget.give(self, held)

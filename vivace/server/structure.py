@@ -1,0 +1,238 @@
+"""The structure of a large JSON body, before it is decoded: how many values, how deep, and where
+the lists that stand directly in it can be cut into pieces.
+
+A strict decoder reads every byte later; here it is enough that no valid document is misread, and
+that what is left in one piece is small. Strings are skipped, numbers are not looked at.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from vivace.frontend.errors import BadRequest
+from vivace.server.limits import DEPTH, PART_VALUES, PROMPTS, VALUES
+from vivace.server.pace import Work
+
+WINDOW = 64 << 10
+"""Bytes looked at without a pause."""
+PIECE = 16 << 10
+"""Bytes after which a list is cut at the next comma."""
+PIECE_VALUES = 1024
+TURNS = 32
+"""Lists and strings looked at without a pause, if they are short."""
+
+Data = bytes | bytearray
+
+_PLAIN = re.compile(rb'[^"\[\]{}]*+')
+_STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
+_QUOTE, _BACKSLASH = b'"\\'
+_OPENING = frozenset(b"[{")
+_LIST = ord("[")
+
+
+@dataclass(frozen=True)
+class ListField:
+    """A field whose value may be a list: its longest, and whether it may hold token ids."""
+
+    limit: int
+    ids: bool
+
+
+@dataclass
+class Cuts:
+    """A list in the body: its field, where its content starts and ends, the commas to cut at."""
+
+    name: str
+    start: int
+    end: int = 0
+    commas: list[int] = field(default_factory=list)
+
+
+def is_shallow(data: Data) -> bool:
+    """Whether a small body is nested at most DEPTH deep, if its brackets match at all."""
+    if data.count(b"[") + data.count(b"{") <= DEPTH:
+        return True
+    plain = re.sub(rb'"(?:[^"\\]++|\\.)*+"', b"", data, flags=re.DOTALL)
+    brackets = re.sub(rb"[^\[\]{}]++", b"", plain)
+    for _ in range(DEPTH):
+        inner = brackets.replace(b"[]", b"").replace(b"{}", b"")
+        if inner in (b"", brackets):
+            return True
+        brackets = inner
+    return False
+
+
+def too_deep() -> BadRequest:
+    return BadRequest("body", f"is nested too deeply; at most {DEPTH} levels are allowed")
+
+
+def check_utf8(data: Data) -> Work[None]:
+    """BadRequest when a body is not UTF-8, also where a decoder would skip it."""
+    if data.isascii():
+        return
+    read = codecs.getincrementaldecoder("utf-8")().decode
+    try:
+        for place in range(0, len(data), WINDOW):
+            read(data[place : place + WINDOW])
+            yield
+        read(b"", True)
+    except UnicodeDecodeError:
+        raise BadRequest("body", "is not valid UTF-8") from None
+
+
+class Scan:
+    """One walk over a body. `fields` are the lists that can be cut, by name.
+
+    Counted as values: entries and members (by their commas), lists and objects; of token ids only
+    the lists they stand in.
+    """
+
+    def __init__(self, data: Data, fields: Mapping[str, ListField]) -> None:
+        self.cuts: list[Cuts] = []
+        self._data = data
+        self._fields = fields
+        self._depth = 0
+        self.values = 0
+        """Counted so far."""
+        self._part = 0
+        """Values of the field, or of the entry of its list, that is being read."""
+        self._string = (0, 0)
+        """The last string of the body's own level: its key, or a value."""
+        self._name = ""
+        self._list: Cuts | None = None
+        self._known: ListField | None = None
+        self._entries = 0
+        self._prompts = 0
+        self._row = 0
+        self._since = 0
+        """Values since the last cut."""
+
+    def run(self) -> Work[None]:
+        """Read the body; BadRequest as soon as it holds too much."""
+        data, size = self._data, len(self._data)
+        place = turns = 0
+        while place < size:
+            start = place
+            match = _PLAIN.match(data, place, min(place + WINDOW, size))
+            assert match is not None  # it may be empty
+            end = match.end()
+            if end > place:
+                self._plain(place, end)
+            if end == size:
+                return
+            byte = data[end]
+            place = end + 1
+            if byte == _QUOTE:
+                place = yield from self._skip(place)
+                self._quoted(end + 1, place - 1)
+            elif byte in _OPENING:
+                self._open(byte, place)
+            elif byte in b"]}":
+                self._close(end)
+            else:
+                place = end  # the window ends here
+            turns += 1
+            if not turns % TURNS or place - start > TURNS * TURNS:
+                yield
+
+    def _skip(self, place: int) -> Work[int]:
+        """Where the string ends that begins at `place`, behind its quote."""
+        data, size = self._data, len(self._data)
+        while place < size:
+            match = _STRING.match(data, place, min(place + WINDOW, size))
+            assert match is not None  # it may be empty
+            place = match.end()
+            if place < size and data[place] == _QUOTE:
+                return place + 1
+            if place < size and data[place] == _BACKSLASH:
+                place += 2  # the window ends inside of an escape
+            yield
+        return size
+
+    def _quoted(self, start: int, end: int) -> None:
+        if self._depth == 1:
+            self._string = (start, end)
+        elif self._known is not None and self._known.ids:
+            self._prompt()
+
+    def _plain(self, start: int, end: int) -> None:
+        data, known = self._data, self._known
+        commas = data.count(b",", start, end)
+        if self._depth == 1:
+            if b":" in data[start:end]:
+                first, last = self._string
+                self._name = data[first:last].decode("utf-8", "replace")[:100]
+            if commas:
+                self._part = 0
+                self._count(commas)
+        elif known is not None and self._depth == 2:
+            if commas:
+                self._enter(known, commas, start, end)
+        elif known is not None and known.ids:
+            self._row += commas
+            if self._row >= known.limit:
+                raise too_long(f"{self._name}[{self._entries}]", self._row + 1, known.limit)
+        elif commas:
+            self._count(commas)
+
+    def _enter(self, known: ListField, commas: int, start: int, end: int) -> None:
+        """More entries of a list that can be cut."""
+        self._entries += commas
+        if self._entries >= known.limit:
+            raise too_long(self._name, self._entries + 1, known.limit)
+        self._part = 0
+        if not known.ids:
+            self._count(commas)
+        self._since += commas
+        cuts = self._list
+        assert cuts is not None  # there is one where a field is known
+        last = cuts.commas[-1] if cuts.commas else cuts.start
+        if end - last > PIECE or self._since > PIECE_VALUES:
+            cuts.commas.append(self._data.rfind(b",", start, end))
+            self._since = 0
+
+    def _open(self, byte: int, place: int) -> None:
+        self._depth += 1
+        if self._depth > DEPTH:
+            raise too_deep()
+        self._count(1)
+        self._since += 1
+        self._row = 0
+        if self._depth == 2 and byte == _LIST:
+            self._known = self._fields.get(self._name)
+            if self._known is not None:
+                self._list = Cuts(self._name, place)
+                self._entries = self._since = self._prompts = 0
+        elif self._known is not None and self._known.ids:
+            self._prompt()
+
+    def _prompt(self) -> None:
+        """One more text, or list of ids, in a list that is otherwise one of ids."""
+        self._prompts += 1
+        if self._prompts > PROMPTS:
+            raise too_long(self._name, self._prompts, PROMPTS)
+
+    def _close(self, place: int) -> None:
+        self._depth -= 1
+        if self._depth == 1 and self._list is not None:
+            self._list.end = place
+            self.cuts.append(self._list)
+            self._list = self._known = None
+
+    def _count(self, values: int) -> None:
+        self.values += values
+        self._part += values
+        if self.values > VALUES:
+            raise BadRequest("body", f"holds {self.values} values or more; at most {VALUES} fit")
+        if self._part > PART_VALUES:
+            raise BadRequest(
+                self._name or "body",
+                f"one part holds {self._part} values or more; at most {PART_VALUES} are allowed",
+            )
+
+
+def too_long(name: str, count: int, limit: int) -> BadRequest:
+    return BadRequest(name, f"has {count} entries or more; at most {limit} are allowed")
