@@ -64,7 +64,7 @@ BODIES: dict[Any, st.SearchStrategy[dict[str, Any]]] = {
 }
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.data())
 @pytest.mark.parametrize("kind", BODIES, ids=lambda kind: kind.__name__)
 def test_pieces_make_what_the_whole_makes(kind: Any, data: st.DataObject) -> None:
@@ -82,7 +82,7 @@ def test_pieces_make_what_the_whole_makes(kind: Any, data: st.DataObject) -> Non
 INDENTS = st.sampled_from([None, 0, 3])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.binary(max_size=12), st.integers(0, 10**6), st.integers(1, 9))
 def test_damaged_bodies_are_refused_in_pieces_too(junk: bytes, place: int, window: int) -> None:
     """A body is refused in pieces if it is refused whole, and otherwise means the same."""
