@@ -32,6 +32,7 @@ LEAST: dict[Any, dict[str, Any]] = {
 """A small good body of every struct."""
 
 TEXTS = ["some words of a prompt, " * 16] * 1024
+PARTS = [{"type": "text", "text": "a"}] * 2048
 LEGAL: dict[Any, list[dict[str, Any]]] = {
     GenerateRequest: [
         {"text": TEXTS, "sampling_params": ONE},
@@ -44,7 +45,10 @@ LEGAL: dict[Any, list[dict[str, Any]]] = {
     ],
     ChatRequest: [
         {"messages": [TURN] * 1200, "max_tokens": 1},
-        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}] * 2048}]},
+        {
+            "messages": [{**TURN, "content": [{"type": "text", "text": "a"}] * 2048}],
+            "max_tokens": 1,
+        },
     ],
     TokenizeRequest: [{"prompt": TEXTS}, {"messages": [TURN] * 1200}, {"prompt": "7 " * 100_000}],
     DetokenizeRequest: [{"tokens": [300] * 1_000_000}, {"tokens": [[300] * 900] * 1024}],
