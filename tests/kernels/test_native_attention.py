@@ -356,6 +356,6 @@ def test_what_the_kernels_do_not_do_is_said():
     step.attention = ReferenceAttention([sequences.layer], sequences.memory(), torch.float32)
     with pytest.raises(TypeError, match="ReferenceAttention"):
         rotary_attend(sequences.layer, *sequences.inputs([(0, 0, 3)]), torch.ones(3, 16), step)
-    with pytest.raises(ValueError, match="float32 rows"):
+    with pytest.raises(ValueError, match="attend: q must be float32"):
         q, k, v = sequences.inputs([(0, 0, 3)])
         native(sequences).attend(sequences.layer, q.double(), k, v, sequences.step([(0, 0, 3)]))

@@ -157,7 +157,7 @@ def test_rows_of_a_larger_tensor_are_packed_where_they_lie():
     [
         (torch.ones(4, 6, dtype=torch.int32), "no kernel takes weights of torch.int32"),
         (torch.ones(4, 7), "f32 weights of 7 inputs: no multiple of 2"),
-        (torch.ones(8, 4).T, "rows must be contiguous"),
+        (torch.ones(8, 4).T, "rows that have no gaps"),
         (StoredBlocks("q2_k", np.zeros((4, 84), np.uint8), 256), "no kernel reads q2_k blocks"),
         (StoredBlocks("q4_k", np.zeros((4, 72), np.uint8), 128), "no multiple of 256"),
     ],

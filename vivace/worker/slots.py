@@ -55,6 +55,7 @@ class Slots:
         """PlanError unless every span, `counts` tokens up to `ends`, lies within what its row knows
         and has pages for. A row that nobody joined knows nothing."""
         reach = np.minimum(self.known[rows], self.page_counts[rows] * self.page_size)
+        np.minimum(reach, self.context, out=reach)
         wrong = (ends > reach) | (counts < 1)
         if wrong.any():
             self._explain(int(rows[wrong][0]), int(counts[wrong][0]))
@@ -127,5 +128,6 @@ class Slots:
         start = int(self.computed[row])
         raise PlanError(
             f"row {row}: span {start}..{start + count} of {int(self.known[row])} known tokens "
-            f"with pages for {int(self.page_counts[row]) * self.page_size}"
+            f"with pages for {int(self.page_counts[row]) * self.page_size} and positions for "
+            f"{self.context}"
         )

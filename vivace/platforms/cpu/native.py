@@ -135,12 +135,18 @@ class Graph:
         if not self._graph:
             raise MemoryError("no memory for a graph of kernels")
         weakref.finalize(self, library.vv_graph_free, self._graph)
+        self._rows: int | None = None
 
     def add(self, number: int, words: bytes) -> None:
+        (rows,) = struct.unpack_from("=q", words)
+        self._rows = rows if self._rows is None else min(rows, self._rows)
         self._library.vv_graph_add(self._context, self._graph, number, words)
 
     def replay(self, rows: int) -> None:
-        """Run every call with `rows` instead of the captured number of rows (no more than it)."""
+        """Run every call with `rows` instead of the captured number of rows. Raises ValueError for
+        more than those."""
+        if not 0 <= rows <= (self._rows or 0):
+            raise ValueError(f"replay: {rows} rows of a graph that was captured for {self._rows}")
         self._library.vv_graph_replay(self._context, self._graph, rows)
 
     @property

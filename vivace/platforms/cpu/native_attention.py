@@ -14,6 +14,9 @@ from torch import Tensor
 
 from vivace.platforms.attention import AttendingStep, AttentionLayer, HostStep, KVMemory
 from vivace.platforms.cpu.native import Kernels
+from vivace.platforms.cpu.native_checks import I64, block, heads_of, matrix, require, sizes, target
+from vivace.platforms.cpu.native_ops import rotation
+from vivace.platforms.ops.cache import stored_width
 
 TILE = 128
 """keys; as in attention_tile.inc"""
@@ -83,8 +86,13 @@ class NativeAttention:
         for kv in memory.layers:
             if reason := unsupported(layers, kv.dtype):
                 raise ValueError(f"the native attention kernels do not do {reason}")
+        for layer in layers:
+            stored_in(layer, memory)
         self._kernels = kernels
+        self._layers = {layer.index: layer for layer in layers}
         self._memory = memory
+        self._longest = max_length - 1
+        """a row's last token is drawn but never computed"""
         self._partial = PartialResults(layers, kernels.threads, max_length)
         self._attention = kernels.operation("attention", "qqqqqqqqqqqdqdqqqqqqqqq")
         self._store = kernels.operation("store_kv", "q" * 10)
@@ -103,12 +111,12 @@ class NativeAttention:
         out: Tensor | None = None,
     ) -> Tensor:
         """q[T, Hq, D], k[T, Hk, D], v[T, Hk, D] float32 -> [T, Hq * D]."""
-        kv = self._memory.layers[layer.index]
+        kv, (rows, *_) = self._kv(layer), sizes("attend", "q", q, 3)
         self._store(
-            q.shape[0],
-            *_rows_of(k),
-            *_rows_of(v),
-            step.slots.data_ptr(),
+            rows,
+            *heads_of("attend", "k", k, rows, layer.kv_heads, layer.head_dim),
+            *heads_of("attend", "v", v, rows, layer.kv_heads, layer.head_dim),
+            block("attend", "step.slots", step.slots, rows, dtype=I64),
             kv.data_ptr(),
             KV_TYPES[kv.dtype],
             layer.kv_heads,
@@ -131,19 +139,16 @@ class NativeAttention:
 
         positions[T] int64, cos_sin[positions, rot] float32 as `ops.rotary` takes them.
         """
-        if cos_sin.dtype != torch.float32 or not cos_sin.is_contiguous():
-            raise ValueError("the rotary table must be contiguous float32")
-        kv = self._memory.layers[layer.index]
+        kv, (rows, *_) = self._kv(layer), sizes("attend", "q", q, 3)
         self._rotary_store(
-            q.shape[0],
-            *_rows_of(q),
+            rows,
+            *heads_of("attend", "q", q, rows, layer.heads, layer.head_dim),
             layer.heads,
-            *_rows_of(k),
-            *_rows_of(v),
-            positions.data_ptr(),
-            step.slots.data_ptr(),
-            cos_sin.data_ptr(),
-            cos_sin.shape[1],
+            *heads_of("attend", "k", k, rows, layer.kv_heads, layer.head_dim),
+            *heads_of("attend", "v", v, rows, layer.kv_heads, layer.head_dim),
+            block("attend", "positions", positions, rows, dtype=I64),
+            block("attend", "step.slots", step.slots, rows, dtype=I64),
+            *rotation("attend", cos_sin, layer.head_dim, self._longest),
             kv.data_ptr(),
             KV_TYPES[kv.dtype],
             layer.kv_heads,
@@ -155,14 +160,16 @@ class NativeAttention:
         self, layer: AttentionLayer, q: Tensor, step: PagedStep, out: Tensor | None = None
     ) -> Tensor:
         """`attend` when the step's keys and values are in memory already."""
-        kv, decode = self._memory.layers[layer.index], step.host.decode
+        kv, decode, (rows, *_) = self._kv(layer), step.host.decode, sizes("attend", "q", q, 3)
+        spans, pages = sizes("attend", "step.page_table", step.page_table)
+        require("attend", spans == rows or not decode, f"{spans} spans of one token, {rows} tokens")
+        width = layer.heads * layer.head_dim
         if out is None:
-            out = self._kernels.empty(q.shape[0], layer.heads * layer.head_dim)
+            out = self._kernels.empty(rows, width)
         self._attention(
-            q.shape[0],
-            *_rows_of(q),
-            out.data_ptr(),
-            out.stride(0),
+            rows,
+            *heads_of("attend", "q", q, rows, layer.heads, layer.head_dim),
+            *target("attend", out, rows, width),
             kv.data_ptr(),
             KV_TYPES[kv.dtype],
             kv.shape[1],
@@ -172,14 +179,31 @@ class NativeAttention:
             layer.scale,
             layer.window or 0,
             layer.soft_cap or 0.0,
-            step.page_table.data_ptr(),
-            step.page_table.stride(0),
-            step.lengths.data_ptr(),
-            0 if decode else step.query_starts.data_ptr(),
-            step.lengths.shape[0],
+            *matrix("attend", "step.page_table", step.page_table, pages, spans, I64),
+            block("attend", "step.lengths", step.lengths, spans, dtype=I64),
+            0
+            if decode
+            else block("attend", "step.query_starts", step.query_starts, spans + 1, dtype=I64),
+            spans,
             *self._partial.words,
         )
         return out
+
+    def _kv(self, layer: AttentionLayer) -> Tensor:
+        """The layer's memory; one that was not there at the start is compared with it."""
+        if self._layers.get(layer.index) is not layer:
+            stored_in(layer, self._memory)
+            require("attend", layer in self._layers.values(), f"{layer} is not one of this backend")
+        return self._memory.layers[layer.index]
+
+
+def stored_in(layer: AttentionLayer, memory: KVMemory) -> None:
+    """Raises ValueError where the memory does not have the layer's shape."""
+    require("attend", 0 <= layer.index < len(memory.layers), f"no memory for layer {layer.index}")
+    kv = memory.layers[layer.index]
+    width = stored_width(layer.head_dim, kv.dtype)
+    shape = (*kv.shape[:1], memory.page_size, 2, layer.kv_heads, width)
+    block("attend", "KV memory", kv, *shape, dtype=kv.dtype)
 
 
 def rotary_attend(
@@ -211,14 +235,3 @@ def _partial_size(layer: AttentionLayer) -> int:
     """floats of one tile and KV head; as in attention_tile.inc"""
     group = layer.heads // layer.kv_heads
     return 2 * (-(-group // 16) * 16) + group * layer.head_dim
-
-
-def _rows_of(x: Tensor) -> tuple[int, int]:
-    """(address, token stride) of float32 [T, heads, D] whose heads are neighbours."""
-    stride = x.stride()
-    if stride[2] != 1 or stride[1] != x.shape[2] or x.dtype != torch.float32:
-        raise ValueError(
-            f"attention takes float32 rows of neighbouring heads, not {x.dtype} with strides "
-            f"{stride} of shape {tuple(x.shape)}"
-        )
-    return x.data_ptr(), stride[0]

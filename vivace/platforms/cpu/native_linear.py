@@ -13,11 +13,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from torch import Tensor
 
 from vivace.platforms.blocks import NARROWED
 from vivace.platforms.cpu.huge_pages import HugePages
 from vivace.platforms.cpu.native import Kernels, Words
+from vivace.platforms.cpu.native_checks import I64, block, matrix, optional, require, sizes, target
 from vivace.platforms.ops.stored import (
     NARROW_BLOCK,
     Int8Rows,
@@ -101,8 +103,18 @@ class NativeLinears:
 
         Raises ValueError for a type or width that no kernel takes.
         """
+        require("pack_linear", len(pieces) > 0, "no weight")
         if isinstance(pieces[0], PackedWeight):
+            require("pack_linear", len(pieces) == 1, "a packed weight has no others beside it")
             return pieces[0]
+        shapes = [tuple(piece.shape) for piece in pieces]
+        require(
+            "pack_linear",
+            all(
+                len(shape) == 2 and min(shape) > 0 and shape[1] == shapes[0][1] for shape in shapes
+            ),
+            f"weights of shapes {shapes} cannot stand one below the other",
+        )
         parts, first = [], 0
         for kind, group in groupby(pieces, kind_of):
             rows = joined(list(group))
@@ -125,14 +137,16 @@ class NativeLinears:
 
     def embedding(self, ids: Tensor, weight: PackedWeight, out: Tensor | None = None) -> Tensor:
         """ids[T] int64 -> [T, hidden] float32; an id that is not in the vocabulary gives NaN"""
-        (part,) = weight.parts
-        rows = ids.shape[0]
+        part, (rows,) = weight.parts[0], sizes("embedding", "ids", ids, 1)
+        embed = self._embed.get(part.kind) if len(weight.parts) == 1 else None
+        if embed is None:
+            raise ValueError(f"embedding: {[part.kind for part in weight.parts]} has no rows")
         result = self._kernels.empty(rows, weight.inputs) if out is None else out
-        self._embed[part.kind](
+        embed(
             rows,
-            ids.data_ptr(),
+            block("embedding", "ids", ids, rows, dtype=I64),
             part.data.data_ptr(),
-            result.data_ptr(),
+            block("embedding", "out", result, rows, weight.inputs),
             weight.outputs,
             weight.inputs,
         )
@@ -142,14 +156,11 @@ class NativeLinears:
         self, x: Tensor, weight: PackedWeight, bias: Tensor | None = None, out: Tensor | None = None
     ) -> Tensor:
         """x[T, in] float32, rows of any stride -> [T, out] float32"""
-        rows, stride = x.shape[0], x.stride(0)
-        outputs = weight.outputs
+        source, stride = matrix("linear", "x", x, weight.inputs)
+        rows, outputs = x.shape[0], weight.outputs
         result = self._kernels.empty(rows, outputs) if out is None else out
-        source, target, added = (
-            x.data_ptr(),
-            result.data_ptr(),
-            0 if bias is None else bias.data_ptr(),
-        )
+        to, step = target("linear", result, rows, outputs)
+        added = optional("linear", "bias", bias, outputs)
         narrow = self.narrowed(x) if wants_narrow(weight, rows) else None
         for part in weight.parts:
             self._linear[part.kind](
@@ -158,8 +169,8 @@ class NativeLinears:
                 stride,
                 part.data.data_ptr(),
                 added and added + 4 * part.first,
-                target + 4 * part.first,
-                result.stride(0),
+                to + 4 * part.first,
+                step,
                 part.columns,
                 weight.inputs,
                 *((0 if narrow is None else narrow.data_ptr(),) if part.kind in NARROW else ()),
@@ -169,9 +180,11 @@ class NativeLinears:
     def narrowed(self, x: Tensor) -> Tensor:
         """x[T, in] float32 -> uint8: its int8 form and scales, as kernels/linear_narrow.inc has
         them."""
-        rows, inputs = x.shape
+        rows, inputs = sizes("narrow_rows", "x", x)
+        require("narrow_rows", inputs % NARROW_BLOCK == 0, f"{inputs} numbers in a row")
+        address, stride = matrix("narrow_rows", "x", x, inputs, rows)
         found = self._kernels.empty(rows * narrow_bytes(inputs), dtype=torch.uint8)
-        self._narrow_rows(rows, x.data_ptr(), x.stride(0), found.data_ptr(), inputs)
+        self._narrow_rows(rows, address, stride, found.data_ptr(), inputs)
         return found
 
 
@@ -190,13 +203,17 @@ def column_bytes(kind: str, inputs: int) -> int:
     if kind in INT8:
         header, step = INT8[kind]
         if inputs > MOST_INT8_INPUTS:
-            raise ValueError(f"int8 weights of {inputs} inputs: at most {MOST_INT8_INPUTS}")
+            raise ValueError(
+                f"pack_linear: int8 weights of {inputs} inputs: at most {MOST_INT8_INPUTS}"
+            )
         if kind == "i8" and inputs % step:
-            raise ValueError(f"int8 weights of {inputs} inputs: no multiple of {step}")
+            raise ValueError(f"pack_linear: int8 weights of {inputs} inputs: no multiple of {step}")
         return header + -(-inputs // step) * step
     numbers, nbytes = NARROW[kind] if kind in NARROW else BLOCKS[kind]
     if inputs % numbers:
-        raise ValueError(f"{kind} weights of {inputs} inputs: no multiple of {numbers}")
+        raise ValueError(
+            f"pack_linear: {kind} weights of {inputs} inputs: no multiple of {numbers}"
+        )
     return inputs // numbers * nbytes
 
 
@@ -205,10 +222,10 @@ def kind_of(piece: Rows) -> str:
         return "w8a8" if piece.narrow else "i8"
     if isinstance(piece, StoredBlocks):
         if piece.kind not in BLOCKS:
-            raise ValueError(f"no kernel reads {piece.kind} blocks")
+            raise ValueError(f"pack_linear: no kernel reads {piece.kind} blocks")
         return f"{piece.kind}_a8" if piece.narrow else piece.kind
     if piece.dtype not in FLOATS:
-        raise ValueError(f"no kernel takes weights of {piece.dtype}")
+        raise ValueError(f"pack_linear: no kernel takes weights of {piece.dtype}")
     return FLOATS[piece.dtype]
 
 
@@ -228,14 +245,23 @@ def joined(pieces: Sequence[Rows]) -> Rows:
 
 def memory_of(rows: Rows) -> tuple[int, int]:
     """(address, bytes from row to row)"""
+    count, columns = rows.shape
     if isinstance(rows, Int8Rows):
-        return memory_of(rows.numbers)
+        block("pack_linear", "scales", rows.scales, count)
+        numbers = block("pack_linear", "numbers", rows.numbers, count, columns, dtype=torch.int8)
+        return numbers, columns
     if isinstance(rows, StoredBlocks):
+        size, nbytes = GGML_QUANT_SIZES[GGMLQuantizationType[rows.kind.upper()]]
+        require(
+            "pack_linear",
+            rows.data.dtype == np.uint8
+            and rows.data.shape == (count, columns // size * nbytes)
+            and rows.data.flags.c_contiguous,
+            f"{rows.kind} blocks of {rows.data.shape} bytes are not {columns} columns",
+        )
         return rows.data.ctypes.data, rows.data.strides[0]
-    contiguous = rows.stride(1) == 1
-    if not contiguous:
-        raise ValueError("a weight's rows must be contiguous")
-    return rows.data_ptr(), rows.stride(0) * rows.element_size()
+    address, stride = matrix("pack_linear", "weight", rows, columns, count, rows.dtype)
+    return address, stride * rows.element_size()
 
 
 def packable(kinds: Iterable[str]) -> bool:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from vivace.platforms.cpu.native import Kernels
+from vivace.platforms.cpu.native_checks import matrix, optional, require, sizes
 from vivace.platforms.cpu.native_linear import (
     NARROW,
     NARROW_BLOCK,
@@ -36,8 +37,9 @@ class NativeMLP:
         """x[T, hidden] float32 -> [T, hidden]"""
         if not fusable(gate_up.weight, down.weight):
             return self._composed(x, gate_up, down, activation)
-        inner = self._inner(x, gate_up, ACTIVATIONS.index(activation))
         weight: PackedWeight = down.weight
+        require("gated_mlp", gate_up.weight.outputs == 2 * weight.inputs, "layers do not fit")
+        inner = self._inner(x, gate_up, ACTIVATIONS.index(activation))
         (part,) = weight.parts
         result = self._kernels.empty(x.shape[0], weight.outputs)
         self._linear[part.kind](
@@ -45,7 +47,7 @@ class NativeMLP:
             0,
             0,
             part.data.data_ptr(),
-            address(down.bias),
+            optional("gated_mlp", "bias", down.bias, weight.outputs),
             result.data_ptr(),
             result.stride(0),
             part.columns,
@@ -56,21 +58,22 @@ class NativeMLP:
 
     def _inner(self, x: Tensor, gate_up: Operands, activation: int) -> Tensor:
         """act(gate(x)) * up(x) in int8"""
-        rows, weight = x.shape[0], gate_up.weight
+        (rows, _), weight = sizes("gated_mlp", "x", x), gate_up.weight
+        address, stride = matrix("gated_mlp", "x", x, weight.inputs, rows)
         (part,) = weight.parts
         columns = weight.outputs // 2
         narrow = self._linears.narrowed(x) if wants_narrow(weight, rows) else None
         inner = self._kernels.empty(rows * narrow_bytes(columns), dtype=torch.uint8)
         self._gated[part.kind](
             rows,
-            x.data_ptr(),
-            x.stride(0),
+            address,
+            stride,
             part.data.data_ptr(),
-            address(gate_up.bias),
+            optional("gated_mlp", "bias", gate_up.bias, weight.outputs),
             inner.data_ptr(),
             columns,
             weight.inputs,
-            address(narrow),
+            0 if narrow is None else narrow.data_ptr(),
             activation,
         )
         return inner
@@ -84,8 +87,3 @@ def fusable(gate_up: PackedWeight, down: PackedWeight) -> bool:
 
 def whole(outputs: int) -> bool:
     return outputs % (2 * NARROW_BLOCK) == 0
-
-
-def address(tensor: Tensor | None) -> int:
-    """for a kernel; 0 = none"""
-    return 0 if tensor is None else tensor.data_ptr()

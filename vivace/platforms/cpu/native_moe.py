@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from vivace.platforms.cpu.native import Kernels
+from vivace.platforms.cpu.native_checks import I64, block, matrix, optional, require, sizes
 from vivace.platforms.cpu.native_linear import NARROW, PANEL, NativeLinears, PackedWeight
 from vivace.platforms.ops.moe import Gate, Routes
 
@@ -55,14 +56,22 @@ class NativeMoe:
         self._grouped = kernels.operation("grouped_linear", "q" * 12)
 
     def gate(self, gate: Gate, logits: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        rows, experts = logits.shape
+        rows, experts = sizes("moe_gate", "logits", logits)
+        address, stride = matrix("moe_gate", "logits", logits, experts, rows)
+        require(
+            "moe_gate",
+            0 < gate.top <= experts
+            and 0 < gate.top_groups <= gate.groups
+            and experts % gate.groups == 0,
+            f"{gate} does not fit {experts} experts",
+        )
         weights = self._kernels.empty(rows, gate.top)
         chosen = self._kernels.empty(rows, gate.top, dtype=torch.int64)
         self._gate(
             rows,
-            logits.data_ptr(),
-            logits.stride(0),
-            0 if bias is None else bias.data_ptr(),
+            address,
+            stride,
+            optional("moe_gate", "bias", bias, experts),
             weights.data_ptr(),
             chosen.data_ptr(),
             experts,
@@ -76,37 +85,44 @@ class NativeMoe:
         return weights, chosen
 
     def routes(self, experts: Tensor, count: int) -> Routes:
-        rows, top = experts.shape
+        rows, top = sizes("moe_routes", "experts", experts)
+        chosen = block("moe_routes", "experts", experts, rows, top, dtype=I64)
+        require("moe_routes", count > 0, f"{count} experts")
         places = self._kernels.empty(rows, top, dtype=torch.int64)
         starts = self._kernels.empty(count + 1, dtype=torch.int64)
-        self._routes(rows, experts.data_ptr(), places.data_ptr(), starts.data_ptr(), top, count)
+        self._routes(rows, chosen, places.data_ptr(), starts.data_ptr(), top, count)
         return Routes(places, starts)
 
     def spread(self, x: Tensor, routes: Routes) -> Tensor:
-        (rows, inner), top = x.shape, routes.places.shape[1]
+        rows, inner = sizes("moe_spread", "x", x)
+        _, top = sizes("moe_spread", "places", routes.places)
+        address, stride = matrix("moe_spread", "x", x, inner, rows)
+        places = block("moe_spread", "places", routes.places, rows, top, dtype=I64)
         out = self._kernels.empty(rows * top, inner)
-        places = routes.places.data_ptr()
-        self._spread(rows, x.data_ptr(), x.stride(0), places, out.data_ptr(), top, inner)
+        self._spread(rows, address, stride, places, out.data_ptr(), top, inner)
         return out
 
     def combine(self, x: Tensor, weights: Tensor, routes: Routes) -> Tensor:
-        rows, top = routes.places.shape
-        out = self._kernels.empty(rows, x.shape[1])
+        rows, top = sizes("moe_combine", "places", routes.places)
+        _, inner = sizes("moe_combine", "x", x)
+        address, stride = matrix("moe_combine", "x", x, inner, rows * top)
+        out = self._kernels.empty(rows, inner)
         self._combine(
             rows,
-            x.data_ptr(),
-            x.stride(0),
-            routes.places.data_ptr(),
+            address,
+            stride,
+            block("moe_combine", "places", routes.places, rows, top, dtype=I64),
             out.data_ptr(),
             top,
-            x.shape[1],
-            weights.data_ptr(),
+            inner,
+            block("moe_combine", "weights", weights, rows, top),
         )
         return out
 
     def pack(self, experts: Sequence[Sequence[Any]]) -> GroupedWeight:
         """Raises ValueError when experts differ in shape or format, or are blocks that want
         activations in int8: the grouped product has floats only."""
+        require("pack_grouped", len(experts) > 0, "no experts")
         packed = tuple(self._linears.pack(pieces) for pieces in experts)
         if any(part.kind in NARROW for part in packed[0].parts):
             raise ValueError("experts are multiplied with floats: leave their blocks as stored")
@@ -122,20 +138,24 @@ class NativeMoe:
         return GroupedWeight(tuple(parts), packed)
 
     def linear(self, x: Tensor, weight: GroupedWeight, routes: Routes) -> Tensor:
-        out = self._kernels.empty(x.shape[0], weight.outputs)
+        rows, top = sizes("grouped_linear", "places", routes.places)
+        experts, inputs = len(weight.experts), weight.experts[0].inputs
+        address, stride = matrix("grouped_linear", "x", x, inputs, rows * top)
+        starts = block("grouped_linear", "starts", routes.starts, experts + 1, dtype=I64)
+        out = self._kernels.empty(rows * top, weight.outputs)
         for part in weight.parts:
             self._grouped(
-                routes.places.shape[0],
+                rows,
                 self._kernels.address(f"linear_{part.kind}"),
-                x.data_ptr(),
-                x.stride(0),
+                address,
+                stride,
                 part.addresses.data_ptr(),
                 part.panel_bytes,
-                routes.starts.data_ptr(),
+                starts,
                 out.data_ptr() + 4 * part.first,
                 out.stride(0),
                 part.columns,
-                weight.experts[0].inputs,
-                len(weight.experts),
+                inputs,
+                experts,
             )
         return out

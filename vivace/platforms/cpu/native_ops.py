@@ -5,6 +5,17 @@ from __future__ import annotations
 from torch import Tensor
 
 from vivace.platforms.cpu.native import Kernels
+from vivace.platforms.cpu.native_checks import (
+    F32,
+    I64,
+    block,
+    heads_of,
+    indices,
+    matrix,
+    require,
+    sizes,
+    wrong,
+)
 
 
 class NativeOps:
@@ -32,6 +43,8 @@ class NativeOps:
     ) -> Tensor:
         """x[T, n] or x[T, heads, n] -> contiguous, of x's shape"""
         shape, stride = x.shape, x.stride()
+        if x.dtype is not F32 or len(shape) not in (2, 3) or stride[-1] != 1 or not x.is_cpu:
+            raise wrong("rms_norm", "x", x, "float32 [T, n] or [T, heads, n] without gaps in n")
         heads, head_stride = (shape[1], stride[1]) if len(shape) == 3 else (1, 0)
         result = self._empty(*shape) if out is None else out
         self._rms_norm(
@@ -41,8 +54,8 @@ class NativeOps:
             heads,
             head_stride,
             0,
-            weight.data_ptr(),
-            result.data_ptr(),
+            block("rms_norm", "weight", weight, shape[-1]),
+            block("rms_norm", "out", result, *shape),
             shape[-1],
             eps,
             offset,
@@ -53,17 +66,19 @@ class NativeOps:
         self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, offset: float = 0.0
     ) -> tuple[Tensor, Tensor]:
         """x[T, n], residual[T, n] contiguous"""
-        result = self._empty(*x.shape)
+        rows, columns = sizes("add_rms_norm", "x", x)
+        address, stride = matrix("add_rms_norm", "x", x, columns, rows)
+        result = self._empty(rows, columns)
         self._rms_norm(
-            x.shape[0],
-            x.data_ptr(),
-            x.stride(0),
+            rows,
+            address,
+            stride,
             1,
             0,
-            residual.data_ptr(),
-            weight.data_ptr(),
+            block("add_rms_norm", "residual", residual, rows, columns),
+            block("add_rms_norm", "weight", weight, columns),
             result.data_ptr(),
-            x.shape[1],
+            columns,
             eps,
             offset,
         )
@@ -72,17 +87,15 @@ class NativeOps:
     def rotary(
         self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor
     ) -> tuple[Tensor, Tensor]:
-        for x in (q, k):
-            self._rotary(
-                x.shape[0],
-                x.data_ptr(),
-                x.stride(0),
-                x.shape[1],
-                x.shape[2],
-                positions.data_ptr(),
-                cos_sin.data_ptr(),
-                cos_sin.shape[1],
-            )
+        (rows,) = sizes("rotary", "positions", positions, 1)
+        where = block("rotary", "positions", positions, rows, dtype=I64)
+        longest, _ = sizes("rotary", "cos_sin", cos_sin)
+        indices("rotary", "positions", positions.numpy(), rows, longest)
+        for name, x in (("q", q), ("k", k)):
+            _, heads, size = sizes("rotary", name, x, 3)
+            table, rotated = rotation("rotary", cos_sin, size)
+            address, stride = heads_of("rotary", name, x, rows, heads, size)
+            self._rotary(rows, address, stride, heads, size, where, table, rotated)
         return q, k
 
     def silu_mul(self, x: Tensor, out: Tensor | None = None) -> Tensor:
@@ -92,15 +105,29 @@ class NativeOps:
         return self._activate("gelu_tanh_mul" if tanh else "gelu_mul", x, out)
 
     def _activate(self, name: str, x: Tensor, out: Tensor | None) -> Tensor:
-        rows, inner = x.shape[0], x.shape[1] // 2
+        rows, both = sizes(name, "x", x)
+        inner = both // 2
+        address, stride = matrix(name, "x", x, 2 * inner)
         result = self._empty(rows, inner) if out is None else out
-        self._gated[name](rows, x.data_ptr(), x.stride(0), result.data_ptr(), inner)
+        self._gated[name](rows, address, stride, block(name, "out", result, rows, inner), inner)
         return result
 
     def scale(self, x: Tensor, factor: float) -> Tensor:
-        self._scale(x.shape[0], x.data_ptr(), x.shape[1], factor)
+        rows, columns = sizes("scale", "x", x)
+        self._scale(rows, block("scale", "x", x, rows, columns), columns, factor)
         return x
 
     def soft_cap(self, x: Tensor, cap: float) -> Tensor:
-        self._soft_cap(x.shape[0], x.data_ptr(), x.shape[1], cap)
+        rows, columns = sizes("soft_cap", "x", x)
+        self._soft_cap(rows, block("soft_cap", "x", x, rows, columns), columns, cap)
         return x
+
+
+def rotation(op: str, cos_sin: Tensor, size: int, longest: int = 0) -> tuple[int, int]:
+    """(address, how many numbers of a head are turned) of a table for heads of `size` and `longest`
+    positions."""
+    positions, rotated = sizes(op, "cos_sin", cos_sin)
+    require(op, positions >= longest, f"cos_sin has {positions} positions, rows have {longest}")
+    address = block(op, "cos_sin", cos_sin, positions, rotated)
+    require(op, rotated <= size and rotated % 2 == 0, f"{rotated} of {size} numbers turned")
+    return address, rotated

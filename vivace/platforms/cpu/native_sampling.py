@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from vivace.platforms.cpu.native import Kernels
+from vivace.platforms.cpu.native_checks import block, indices, matrix, require, sizes
 from vivace.platforms.ops.sampling import Drawing, Penalties
 
 SETTINGS = 6
@@ -33,15 +34,15 @@ class NativeSampling:
         self._settings = _Column(np.float64)
 
     def best(self, logits: Tensor) -> tuple[np.ndarray, np.ndarray | None]:
-        rows, width = logits.shape
+        rows, width, *given = table("best", logits)
         tokens, bad = self._ids.first(rows), self._flags.first(rows)
-        self._best(
-            rows, _floats(logits), logits.stride(0), width, self._ids.pointer, self._flags.pointer
-        )
+        self._best(rows, *given, width, self._ids.pointer, self._flags.pointer)
         return tokens.copy(), bad.copy() if bad.any() else None
 
     def draw(self, logits: Tensor, entries: np.ndarray, drawing: Drawing) -> np.ndarray:
-        rows = len(entries)
+        most, width, *given = table("draw", logits)
+        rows = len(drawing.temperature)
+        indices("draw", "entries", entries, rows, most)
         settings = self._settings.first(rows * SETTINGS).reshape(rows, SETTINGS)
         settings[:, 0] = entries
         settings[:, 1] = drawing.temperature
@@ -50,18 +51,21 @@ class NativeSampling:
         settings[:, 4] = drawing.min_p
         settings[:, 5] = drawing.uniform
         tokens = self._ids.first(rows)
-        self._draw(
-            rows,
-            _floats(logits),
-            logits.stride(0),
-            logits.shape[1],
-            self._settings.pointer,
-            self._ids.pointer,
-        )
+        self._draw(rows, *given, width, self._settings.pointer, self._ids.pointer)
         return tokens.copy()
 
     def penalise(self, logits: Tensor, entries: np.ndarray, penalties: Penalties) -> None:
-        rows, history = len(entries), penalties.tokens
+        most, width, *given = table("penalise", logits)
+        rows, history = len(penalties.frequency), penalties.tokens
+        require(
+            "penalise",
+            history.ndim == 2 and history.dtype == np.int32 and history.flags.c_contiguous,
+            "tokens must be contiguous int32 [rows, most]",
+        )
+        indices("penalise", "entries", entries, rows, most)
+        indices("penalise", "rows", penalties.rows, rows, history.shape[0])
+        indices("penalise", "known", penalties.known, rows, history.shape[1] + 1)
+        indices("penalise", "prompt", penalties.prompt, rows, history.shape[1] + 1)
         settings = self._settings.first(rows * PENALTIES).reshape(rows, PENALTIES)
         settings[:, 0] = entries
         settings[:, 1] = penalties.rows
@@ -71,46 +75,27 @@ class NativeSampling:
         settings[:, 5] = penalties.presence
         settings[:, 6] = penalties.repetition
         self._penalise(
-            rows,
-            _floats(logits),
-            logits.stride(0),
-            logits.shape[1],
-            history.ctypes.data,
-            history.shape[1],
-            self._settings.pointer,
+            rows, *given, width, history.ctypes.data, history.shape[1], self._settings.pointer
         )
 
     def log_totals(self, logits: Tensor, temperature: np.ndarray) -> np.ndarray:
-        rows, width = logits.shape
-        given, totals = torch.from_numpy(temperature), torch.empty(rows)
-        self._log_total(
-            rows,
-            _floats(logits),
-            logits.stride(0),
-            width,
-            given.data_ptr(),
-            totals.data_ptr(),
-        )
+        rows, width, *given = table("log_totals", logits)
+        totals = torch.empty(rows)
+        warmth = block("log_totals", "temperature", torch.from_numpy(temperature), rows)
+        self._log_total(rows, *given, width, warmth, totals.data_ptr())
         return totals.numpy()
 
     def top(self, logits: Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
-        rows, width = logits.shape
+        rows, width, *given = table("top", logits)
+        require("top", 0 < count <= width, f"{count} of {width} logits")
         values, ids = torch.empty(rows, count), torch.empty(rows, count, dtype=torch.int64)
-        self._top(
-            rows,
-            _floats(logits),
-            logits.stride(0),
-            width,
-            count,
-            values.data_ptr(),
-            ids.data_ptr(),
-        )
+        self._top(rows, *given, width, count, values.data_ptr(), ids.data_ptr())
         return values.numpy(), ids.numpy()
 
     def bad_tokens(self, hidden: Tensor) -> np.ndarray | None:
-        rows, width = hidden.shape
+        rows, width, *given = table("bad_tokens", hidden)
         bad = self._flags.first(rows)
-        self._not_finite(rows, _floats(hidden), hidden.stride(0), width, self._flags.pointer)
+        self._not_finite(rows, *given, width, self._flags.pointer)
         return bad.copy() if bad.any() else None
 
 
@@ -129,11 +114,9 @@ class _Column:
         return self._buffer[:length]
 
 
-def _floats(table: Tensor) -> int:
-    """The address of a float32 table whose rows have no gaps."""
-    if table.dtype is not torch.float32 or table.stride(1) != 1:
-        raise TypeError(
-            f"the kernels sample from float32 rows without gaps, not from {table.dtype} with "
-            f"strides {table.stride()}"
-        )
-    return table.data_ptr()
+def table(op: str, x: Tensor) -> tuple[int, int, int, int]:
+    """(rows, columns, address, elements from row to row) of float32 x, whose rows have no gaps."""
+    rows, columns = sizes(op, "x", x)
+    address, stride = matrix(op, "x", x, columns, rows)
+    require(op, columns > 0, "rows of no numbers")
+    return rows, columns, address, stride

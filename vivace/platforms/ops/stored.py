@@ -29,8 +29,8 @@ class StoredBlocks:
     """activations become int8 for the product, BLOCK neighbours of a row with one scale"""
 
     @property
-    def shape(self) -> tuple[int, int]:
-        return self.data.shape[0], self.columns
+    def shape(self) -> tuple[int, ...]:
+        return (*self.data.shape[:-1], self.columns)
 
     def rows(self, order: np.ndarray) -> StoredBlocks:
         """These rows, in this order; a copy."""
@@ -62,8 +62,8 @@ class Int8Rows:
     """products are of int8 with activations that become int8 too, each row with its own scale"""
 
     @property
-    def shape(self) -> tuple[int, int]:
-        return self.numbers.shape[0], self.numbers.shape[1]
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.numbers.shape)
 
     def narrowed(self) -> Int8Rows:
         return replace(self, narrow=True)

@@ -1,0 +1,320 @@
+"""For each op of the kernels: right arguments, one tensor of which is changed. Run as a program,
+because a kernel that believed the change may end the process:
+
+    python mismatches.py OP EXAMPLES     the op must raise ValueError with its name, or take it
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vivace.platforms.attention import AttentionLayer, HostStep
+from vivace.platforms.cpu.native import Kernels
+from vivace.platforms.cpu.native_attention import NativeAttention
+from vivace.platforms.cpu.native_sampling import NativeSampling
+from vivace.platforms.cpu.native_table import native_ops
+from vivace.platforms.ops.mlp import Operands
+from vivace.platforms.ops.moe import Gate, Routes
+from vivace.platforms.ops.sampling import Drawing, Penalties
+from vivace.platforms.ops.stored import Int8Rows, StoredBlocks, int8_rows
+
+T, N, OUT, EXPERTS, TOP, HEADS, KV_HEADS, SIZE = 5, 64, 48, 6, 2, 4, 2, 16
+PAGES, PAGE_SIZE = 6, 4
+KERNELS = Kernels(2)
+OPS = native_ops(KERNELS)
+SAMPLING = NativeSampling(KERNELS)
+Arguments = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """`call` takes one of the arguments in a changed form."""
+
+    name: str
+    arguments: Callable[[], Arguments]
+    call: Callable[..., Any]
+
+
+def blocks(rows: int, columns: int) -> StoredBlocks:
+    return StoredBlocks("q4_1", np.zeros((rows, columns // 32 * 20), np.uint8), columns)
+
+
+def packed(rows: int, columns: int, narrow: bool = False) -> Any:
+    return OPS.pack_linear(
+        [blocks(rows, columns).narrowed()] if narrow else [weight(rows, columns)]
+    )
+
+
+def weight(rows: int, columns: int) -> torch.Tensor:
+    return torch.ones(rows, columns)
+
+
+LINEAR, NARROW = packed(OUT, N), packed(OUT, N, narrow=True)
+GATE_UP, DOWN = packed(2 * N, N, narrow=True), packed(OUT, N, narrow=True)
+GROUPED = OPS.pack_grouped([[weight(OUT, N)] for _ in range(EXPERTS)])
+CHOSEN = torch.arange(T * TOP).view(T, TOP) % EXPERTS
+ROUTES = OPS.moe_routes(CHOSEN, EXPERTS)
+LAYER = AttentionLayer(index=0, heads=HEADS, kv_heads=KV_HEADS, head_dim=SIZE, scale=1.0)
+MEMORY = SimpleNamespace(
+    page_size=PAGE_SIZE,
+    layers=[torch.zeros(PAGES, PAGE_SIZE, 2, KV_HEADS, SIZE)],
+    versions=np.zeros(PAGES, np.int64),
+)
+ATTENTION = NativeAttention(KERNELS, [LAYER], MEMORY, PAGES * PAGE_SIZE)
+
+
+def of_step(decode: bool) -> Arguments:
+    spans = T if decode else 2
+    return {
+        "slots": torch.arange(T),
+        "page_table": torch.arange(PAGES).repeat(spans, 1),
+        "lengths": torch.full((spans,), 3),
+        "query_starts": torch.arange(T + 1) if decode else torch.tensor([0, 2, T]),
+    }
+
+
+def attention(decode: bool, rotated: bool) -> Case:
+    def arguments() -> Arguments:
+        turned = {"positions": torch.arange(T), "cos_sin": torch.ones(32, SIZE)} if rotated else {}
+        return {
+            "q": torch.ones(T, HEADS, SIZE),
+            "k": torch.ones(T, KV_HEADS, SIZE),
+            "v": torch.ones(T, KV_HEADS, SIZE),
+            **turned,
+            **of_step(decode),
+        }
+
+    def call(q: Any, k: Any, v: Any, **rest: Any) -> Any:
+        host = HostStep(
+            starts=np.zeros(1, np.int64),
+            lengths=np.zeros(1, np.int64),
+            pages=np.zeros((1, 1), np.int64),
+            decode=decode,
+        )
+        step: Any = SimpleNamespace(**rest, host=host)
+        if rotated:
+            turn = rest["positions"], rest["cos_sin"]
+            return ATTENTION.rotate_and_attend(LAYER, q, k, v, *turn, step)
+        return ATTENTION.attend(LAYER, q, k, v, step)
+
+    return Case("attend", arguments, call)
+
+
+def stored(name: str, piece: Callable[[], Any]) -> Case:
+    """Packing one weight, a part of which is changed."""
+
+    def arguments() -> Arguments:
+        found = piece()
+        if isinstance(found, Int8Rows):
+            return {"numbers": found.numbers, "scales": found.scales}
+        return {"data": torch.from_numpy(found.data)}
+
+    def call(**parts: Any) -> Any:
+        if "data" in parts:
+            return OPS.pack_linear([StoredBlocks("q4_1", array(parts["data"]), N)])
+        return OPS.pack_linear([Int8Rows(parts["numbers"], parts["scales"])])
+
+    return Case(name, arguments, call)
+
+
+def plain(name: str, call: Callable[..., Any], **shapes: tuple[int, ...]) -> Case:
+    """`call` of float32 tensors of these shapes."""
+    return Case(name, lambda: {key: torch.ones(shape) for key, shape in shapes.items()}, call)
+
+
+def array(x: torch.Tensor) -> np.ndarray:
+    """numpy has no bfloat16: another wrong type stands for it."""
+    return x.double().numpy() if x.dtype is torch.bfloat16 else x.numpy()
+
+
+def ids(count: int) -> torch.Tensor:
+    return torch.arange(count)
+
+
+def drawn(x: torch.Tensor, entries: torch.Tensor) -> Any:
+    same = [np.full(T, value) for value in (1.0, 0, 0.9, 0.1, 0.5)]
+    names = ("temperature", "top_k", "top_p", "min_p", "uniform")
+    return SAMPLING.draw(x, array(entries), Drawing(**dict(zip(names, same, strict=True))))
+
+
+def penalised(x: torch.Tensor, **of: torch.Tensor) -> Any:
+    kept = {key: array(value) for key, value in of.items()}
+    entries = kept.pop("entries")
+    kept |= {key: np.ones(T, np.float32) for key in ("frequency", "presence", "repetition")}
+    return SAMPLING.penalise(x, entries, Penalties(**kept))
+
+
+CASES: dict[str, Case] = {
+    "linear": plain(
+        "linear", lambda **a: OPS.linear(a["x"], LINEAR, a["bias"], a["out"]),
+        x=(T, N), bias=(OUT,), out=(T, OUT),
+    ),
+    "linear_narrow": plain("linear", lambda **a: OPS.linear(a["x"], NARROW), x=(T, N)),
+    "gated_mlp": plain(
+        "gated_mlp",
+        lambda **a: OPS.gated_mlp(
+            a["x"], Operands(GATE_UP, a["up"]), Operands(DOWN, a["down"]), "silu"
+        ),
+        x=(T, N), up=(2 * N,), down=(OUT,),
+    ),
+    "rms_norm": plain(
+        "rms_norm", lambda **a: OPS.rms_norm(a["x"], a["weight"], 1e-5, out=a["out"]),
+        x=(T, N), weight=(N,), out=(T, N),
+    ),
+    "rms_norm of heads": plain(
+        "rms_norm", lambda **a: OPS.rms_norm(a["x"], a["weight"], 1e-5),
+        x=(T, HEADS, SIZE), weight=(SIZE,),
+    ),
+    "add_rms_norm": plain(
+        "add_rms_norm", lambda **a: OPS.add_rms_norm(a["x"], a["residual"], a["weight"], 1e-5),
+        x=(T, N), residual=(T, N), weight=(N,),
+    ),
+    "rotary": Case(
+        "rotary",
+        lambda: {
+            "q": torch.ones(T, HEADS, SIZE), "k": torch.ones(T, KV_HEADS, SIZE),
+            "positions": ids(T), "cos_sin": torch.ones(8, SIZE),
+        },
+        lambda **a: OPS.rotary(a["q"], a["k"], a["positions"], a["cos_sin"]),
+    ),
+    "silu_mul": plain(
+        "silu_mul", lambda **a: OPS.silu_mul(a["x"], a["out"]), x=(T, 2 * N), out=(T, N)
+    ),
+    "gelu_mul": plain(
+        "gelu_tanh_mul", lambda **a: OPS.gelu_mul(a["x"], tanh=True, out=a["out"]),
+        x=(T, 2 * N), out=(T, N),
+    ),
+    "scale": plain("scale", lambda **a: OPS.scale(a["x"], 2.0), x=(T, N)),
+    "soft_cap": plain("soft_cap", lambda **a: OPS.soft_cap(a["x"], 2.0), x=(T, N)),
+    "embedding": Case(
+        "embedding",
+        lambda: {"ids": ids(T), "out": torch.ones(T, N)},
+        lambda **a: OPS.embedding(a["ids"], LINEAR, a["out"]),
+    ),
+    "moe_gate": plain(
+        "moe_gate", lambda **a: OPS.moe_gate(Gate(top=TOP), a["logits"], a["bias"]),
+        logits=(T, EXPERTS), bias=(EXPERTS,),
+    ),
+    "moe_routes": Case(
+        "moe_routes",
+        lambda: {"experts": CHOSEN.clone()},
+        lambda **a: OPS.moe_routes(a["experts"], EXPERTS),
+    ),
+    "moe_spread": Case(
+        "moe_spread",
+        lambda: {"x": torch.ones(T, N), "places": ROUTES.places.clone()},
+        lambda **a: OPS.moe_spread(a["x"], Routes(a["places"], ROUTES.starts)),
+    ),
+    "moe_combine": Case(
+        "moe_combine",
+        lambda: {
+            "x": torch.ones(T * TOP, N), "weights": torch.ones(T, TOP),
+            "places": ROUTES.places.clone(),
+        },
+        lambda **a: OPS.moe_combine(a["x"], a["weights"], Routes(a["places"], ROUTES.starts)),
+    ),
+    "grouped_linear": Case(
+        "grouped_linear",
+        lambda: {
+            "x": torch.ones(T * TOP, N), "places": ROUTES.places.clone(),
+            "starts": ROUTES.starts.clone(),
+        },
+        lambda **a: OPS.grouped_linear(a["x"], GROUPED, Routes(a["places"], a["starts"])),
+    ),
+    "pack_linear": plain(
+        "pack_linear", lambda **a: OPS.pack_linear([a["first"], a["second"].bfloat16()]),
+        first=(OUT, N), second=(OUT, N),
+    ),
+    "pack_linear of int8": stored("pack_linear", lambda: int8_rows(weight(OUT, N))),
+    "pack_linear of blocks": stored("pack_linear", lambda: blocks(OUT, N)),
+    "attend prompts": attention(decode=False, rotated=False),
+    "attend decoding": attention(decode=True, rotated=False),
+    "rotate and attend": attention(decode=False, rotated=True),
+    "best": plain("best", lambda **a: SAMPLING.best(a["x"]), x=(T, N)),
+    "draw": Case("draw", lambda: {"x": torch.ones(T, N), "entries": ids(T)}, drawn),
+    "penalise": Case(
+        "penalise",
+        lambda: {
+            "x": torch.ones(T, N), "entries": ids(T), "rows": ids(T), "prompt": ids(T),
+            "known": ids(T) + 1, "tokens": torch.zeros(T, 9, dtype=torch.int32),
+        },
+        penalised,
+    ),
+    "log_totals": plain(
+        "log_totals", lambda **a: SAMPLING.log_totals(a["x"], array(a["temperature"])),
+        x=(T, N), temperature=(T,),
+    ),
+    "top": plain("top", lambda **a: SAMPLING.top(a["x"], 3), x=(T, N)),
+    "bad_tokens": plain("bad_tokens", lambda **a: SAMPLING.bad_tokens(a["x"]), x=(T, N)),
+}  # fmt: skip
+
+
+def changes(x: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Every kind of mismatch, all readable memory of torch's own."""
+    for dtype in (torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32):
+        if dtype != x.dtype:
+            yield x.to(dtype)
+    for dim, by in itertools.product(range(x.dim()), (-1, 1, 16, -x.shape[0])):
+        shape = list(x.shape)
+        shape[dim] = max(0, shape[dim] + by)
+        yield torch.ones(shape, dtype=x.dtype)
+    yield x.unsqueeze(0)
+    yield x.flatten()[0]
+    if x.dim() > 1:
+        yield x.flatten()
+        yield torch.ones(x.shape[::-1], dtype=x.dtype).permute(*reversed(range(x.dim())))
+    if x.dtype.is_floating_point or x.dim() > 1:
+        yield x.repeat_interleave(2, -1)[..., ::2]
+        yield x[:1].expand(x.shape)
+
+
+def check(name: str, examples: int) -> None:
+    case = CASES[name]
+    possible = [
+        (key, number)
+        for key, x in case.arguments().items()
+        for number in range(len(list(changes(x))))
+    ]
+
+    @settings(max_examples=examples, deadline=None, database=None)
+    @given(st.lists(st.sampled_from(possible), min_size=1, max_size=2))
+    def refused_or_taken(chosen: list[tuple[str, int]]) -> None:
+        arguments = case.arguments()
+        for key, number in chosen:
+            arguments[key] = list(changes(case.arguments()[key]))[number]
+        try:
+            case.call(**arguments)
+        except ValueError as error:
+            assert str(error).startswith(case.name), error
+
+    case.call(**case.arguments())
+    refused_or_taken()
+
+
+def refusals(name: str) -> tuple[int, int]:
+    """(changes of one tensor that are refused, all)"""
+    case, refused, every = CASES[name], 0, 0
+    for key, x in case.arguments().items():
+        for changed in changes(x):
+            every += 1
+            try:
+                case.call(**{**case.arguments(), key: changed})
+            except ValueError:
+                refused += 1
+    return refused, every
+
+
+if __name__ == "__main__":
+    for each in sys.argv[2:] or CASES:
+        check(each, int(sys.argv[1]))
+        print(each, *refusals(each), flush=True)
