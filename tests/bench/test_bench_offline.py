@@ -31,7 +31,8 @@ class InventingEngine:
         ]
 
     def get_server_info(self) -> dict[str, Any]:
-        return {"internal_states": [{"last_gen_throughput": 12.5}]}
+        state = {"last_gen_throughput": 12.5, "instructions": "native kernels, avx2"}
+        return {"internal_states": [state]}
 
     def shutdown(self) -> None:
         self.ended = True
@@ -51,6 +52,8 @@ def test_figures_and_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     total = result["total_throughput"] * result["total_latency"]
     assert total == pytest.approx(65)
     assert result["last_gen_throughput"] == 12.5
+    assert result["instructions"] == "native kernels, avx2"
+    assert "computed by: native kernels, avx2" in capsys.readouterr().out
     assert engine.ended
     warmup, run = engine.calls
     assert [len(ids) for ids in run["input_ids"]] == [9] * 5

@@ -27,5 +27,7 @@ def test_the_embedded_model_answers(tmp_path: Path) -> None:
         summary = server.text()
         assert "LlamaForCausalLM" in summary and "curl http://127.0.0.1" in summary
         assert "KV cache" in summary and "after the start of this process" in summary
+        told = server.json("/server_info")["internal_states"][0]["instructions"]
+        assert told.startswith(("native kernels, ", "torch, ")) and told in summary
         server.signal()
         assert server.wait(20) == 0

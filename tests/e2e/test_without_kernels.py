@@ -66,6 +66,8 @@ def test_every_type_is_served(
         assert found == pytest.approx(wanted, abs=TOLERANCE[dtype])
         assert len(answer["output_ids"]) == 8
         assert server.json("/generate", ask)["output_ids"] == answer["output_ids"]
+        told = server.json("/server_info")["internal_states"][0]["instructions"]
+        assert told.startswith("torch, ") and told in server.text()
         assert "the kernels were not built (no C++ compiler" in server.text()
         server.signal()
         assert server.wait(20) == 0

@@ -6,11 +6,13 @@ import importlib.util
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from every_isa import opened
 
 from vivace.platforms.cpu.native import LIBRARY, Kernels, NoKernels
 
@@ -80,6 +82,79 @@ def test_aarch64_under_qemu() -> None:
     ):
         done = run(command, SLOW_STEP)
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def sanitized() -> Path:
+    """The library and the program with every access checked, for the instruction sets here."""
+    if os.environ.get("VIVACE_SLOW_TESTS") != "1":
+        pytest.skip("compiles every kernel with sanitizers: run with VIVACE_SLOW_TESTS=1")
+    if not shutil.which("cmake") or not (os.environ.get("CXX") or shutil.which("c++")):
+        pytest.skip("needs cmake and a C++ compiler")
+    build = ROOT / "build" / "kernels-sanitized"
+    options = ["-DVV_TESTS=ON", "-DVV_REQUIRED=ON", "-DVV_SANITIZE=ON"]
+    usable = ";".join(isa.replace("-", "_") for isa in checked_isas())
+    for command in (
+        ["cmake", "-S", SOURCES, "-B", build, *options, f"-DVV_ISAS={usable}"],
+        ["cmake", "--build", build, "--parallel", "2"],
+    ):
+        done = run(command, SLOW_STEP)
+        assert done.returncode == 0, done.stdout + done.stderr
+    return build
+
+
+def checked_isas() -> list[str]:
+    """The instruction sets that this CPU runs, those for tests included; an addition to one needs
+    the one below it."""
+    return [
+        isa
+        for isa in ("avx512vnni", "avx512vnni-emulated", "avx512", "avx2", "portable", "neondot")
+        if isinstance(opened(1, isa), Kernels)
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(4 * SLOW_STEP)
+@pytest.mark.parametrize("isa", checked_isas())
+def test_no_access_goes_astray(sanitized: Path, isa: str) -> None:
+    """AddressSanitizer and UBSan end the program at the first finding."""
+    done = run([sanitized / "tests" / "conformance", isa], SLOW_STEP)
+    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-4000:]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(4 * SLOW_STEP)
+def test_no_access_goes_astray_from_python(sanitized: Path, tmp_path: Path) -> None:
+    """The tests of this folder, their odd shapes and strides, on the checked library."""
+    compiler = os.environ.get("CXX") or "c++"
+    runtime = run([compiler, "-print-file-name=libasan.so"], 60).stdout.strip()
+    if not Path(runtime).is_file():
+        pytest.skip(f"{compiler} has no libasan.so that Python could load first")
+    leave_out = shutil.ignore_patterns("_kernels.so", "kernels", "__pycache__")
+    shutil.copytree(ROOT / "vivace", tmp_path / "vivace", ignore=leave_out)
+    shutil.copy(
+        sanitized / "_kernels.so", tmp_path / "vivace" / LIBRARY.relative_to(ROOT / "vivace")
+    )
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": runtime,
+        "ASAN_OPTIONS": "detect_leaks=0",
+        "PYTHONPATH": str(tmp_path),
+        "PYTHONSAFEPATH": "1",
+    }
+    names = "linear narrow int8 mlp moe ops sampling attention".split()
+    tests = [Path(__file__).with_name(f"test_native_{name}.py") for name in names]
+    mismatches = Path(__file__).with_name("test_mismatches.py")
+    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", *tests, mismatches]
+    done = subprocess.run(
+        [str(word) for word in command],
+        capture_output=True,
+        text=True,
+        timeout=2 * SLOW_STEP,
+        env=environment,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 
 
 @pytest.fixture

@@ -271,7 +271,7 @@ def test_rotation_and_store_equal_the_torch_ops_bit_for_bit(isa, rotated, dtype)
     layer = shaped(heads=4, kv_heads=2, head_dim=64)
     sequences = Sequences(layer, [70, 20], 16, dtype)
     spans = [(0, 0, 70), (1, 3, 20)]
-    angles = torch.outer(torch.arange(80.0), torch.rand(rotated // 2))
+    angles = torch.outer(torch.arange(float(LONGEST)), torch.rand(rotated // 2))
     cos_sin = torch.cat((angles.cos(), angles.sin()), -1)
     step = sequences.step(spans)
     ours, theirs = native(sequences, isa), native(sequences, isa)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,14 @@ def host_facts() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()}",
         "load_average": load_average(),
     }
+
+
+def instructions_of(server: Mapping[str, Any]) -> str:
+    """Whose operations computed, with which instruction set, by a server's own description."""
+    states = server.get("internal_states")
+    state = states[0] if isinstance(states, list) and states else None
+    told = state.get("instructions") if isinstance(state, dict) else None
+    return told if isinstance(told, str) and told else "unknown: the server does not say"
 
 
 def processor_name() -> str:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from vivace.bench import datasets
 from vivace.bench.flags import REFUSED, Refused, add_dataset_flags, check_dataset, json_object
-from vivace.bench.host import host_facts
+from vivace.bench.host import host_facts, instructions_of
 from vivace.bench.record import append_record
 from vivace.bench.server_flags import engine_arguments, split_flags
 from vivace.bench.tokens import LocalCodec, TokenCodec
@@ -79,9 +79,11 @@ def measure(
         seconds = time.perf_counter() - started
         info = engine.get_server_info()
         result = result_of(queries, answers, seconds, info)
+        print(f"computed by: {instructions_of(info)}")
         print(render(result))
         if args.result_filename:
-            append_record(Path(args.result_filename), result | {"host": host_facts()})
+            told = {"host": host_facts(), "instructions": instructions_of(info)}
+            append_record(Path(args.result_filename), result | told)
         if args.do_not_exit:
             input("the engine is kept; press Enter to end it ")
     finally:

@@ -84,6 +84,8 @@ def main(argv: list[str]) -> int:
 def measure(args: argparse.Namespace, worker: StepRunner, limit: int) -> int:
     """The correctness test, or the grid."""
     bench = Batches(worker, limit)
+    instructions = worker.capacity.instructions
+    print(f"computed by: {instructions}")
     if args.correctness_test:
         return correctness_test(bench, args.cut_len)
     shapes = [
@@ -98,7 +100,8 @@ def measure(args: argparse.Namespace, worker: StepRunner, limit: int) -> int:
         result = result_of(timing, args.run_name)
         print(render(timing, result, args.log_decode_step))
         if args.result_filename:
-            append_record(Path(args.result_filename), result | {"host": host_facts()})
+            told = {"host": host_facts(), "instructions": instructions}
+            append_record(Path(args.result_filename), result | told)
     return 0
 
 

@@ -15,7 +15,7 @@ import msgspec
 import vivace
 from vivace.bench.checks import Check, check_requests, check_result
 from vivace.bench.figures import CacheReport, Distribution, Figures
-from vivace.bench.host import host_facts
+from vivace.bench.host import host_facts, instructions_of
 from vivace.bench.transport import Record
 
 SECRET_WORDS = ("api_key", "password", "secret", "token_key", "ssl_keyfile_password")
@@ -42,6 +42,7 @@ def build_record(
     result["time"] = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     result["versions"] = versions_of(server)
     result["host"] = host_facts()
+    result["instructions"] = instructions_of(server)
     result["tokenizer"] = tokenizer
     result["client_cpu_share"] = client_cpu / max(figures.duration, 1e-9)
     if args.output_details:

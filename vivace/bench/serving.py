@@ -75,6 +75,7 @@ def measure(args: argparse.Namespace, argv: Sequence[str], codec_choice: CodecCh
     file = Path(args.output_file) if args.output_file else default_file(args)
     append_record(file, record)
     report(args, figures, outcome, queries)
+    print(f"computed by: {record['instructions']}")
     print(f"record appended to {file}")
     return verdict(record)
 

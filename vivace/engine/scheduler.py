@@ -258,6 +258,7 @@ class Scheduler:
                 "graph": self.capacity.graph_bytes / 2**30,
             },
             pid=os.getpid(),
+            instructions=self.capacity.instructions,
         )
 
     def load(self) -> Load:

@@ -99,6 +99,8 @@ class Platform(Protocol):
     threads: int
     """that compute; fewer than asked for where the system allows no more"""
     ops: Ops
+    instructions: str
+    """whose operations compute, with which instruction set, for people who read measurements"""
     reads_blocks: bool
     """`pack_linear` and `embedding` take quantised blocks as they are stored"""
 

@@ -74,6 +74,8 @@ class EngineState(msgspec.Struct, kw_only=True, tag="state"):
     """weight, kvcache, token_capacity, graph: GB, tokens"""
     executor: str = ""
     pid: int = 0
+    instructions: str = ""
+    """as in `Capacity`"""
 
 
 class Reply(msgspec.Struct, frozen=True, tag="reply"):
@@ -117,6 +119,8 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     available_bytes: int = 0
     rewrites: tuple[Rewrite, ...] = ()
     """settings that the device or the pool did not allow as they were"""
+    instructions: str = ""
+    """whose operations compute, with which instruction set: "native kernels, avx2" """
 
     @property
     def tokens(self) -> int:

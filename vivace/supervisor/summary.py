@@ -45,6 +45,7 @@ def summary_of(config: Config, capacity: Capacity, url: str) -> Summary:
         ("longest request", f"{min(capacity.context, capacity.tokens):,} tokens"),
         ("prefill chunk", chunk_text(config.schedule.chunked_prefill_size)),
         ("device", f"{config.platform.device_name}, {config.platform.cores} cores"),
+        ("instructions", capacity.instructions or "none"),
         ("threads", str(config.runtime.cpu_threads or config.platform.cores)),
         ("URL", url),
     )

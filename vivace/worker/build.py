@@ -201,6 +201,7 @@ def assemble(
         graph_bytes=runner.nbytes,
         available_bytes=platform.available_bytes(),
         rewrites=(*rewrites, *fit.rewrites, *captures.rewrites),
+        instructions=platform.instructions,
     )
     return Worker(
         capacity=capacity,

@@ -108,6 +108,7 @@ def started(
         print(f"starting {peer.name} {peer.version(args.dir)}", flush=True)
         server = enter(running(peer, args.dir, args.logs, priority=args.priority))
         print(f"  ready after {server.seconds_to_ready:.1f} s: {shlex.join(server.command)}")
+        print(f"  computed by: {server.instructions}")
         servers.append(server)
     return servers
 
@@ -132,6 +133,7 @@ def write(
                 "version": server.peer.version(args.dir),
                 "command": shlex.join(server.command),
                 "seconds_to_ready": server.seconds_to_ready,
+                "instructions": server.instructions,
             }
             for server in servers
         ],

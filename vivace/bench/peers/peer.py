@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from vivace.bench.host import instructions_of
+from vivace.bench.http_json import ask_or_none
 from vivace.bench.workload import BenchError
 
 Run = Callable[[Sequence[str]], None]
@@ -63,6 +65,8 @@ class Running:
     session: int
     command: list[str]
     seconds_to_ready: float
+    instructions: str
+    """with which it computes, where it says so"""
 
 
 @contextlib.contextmanager
@@ -85,13 +89,17 @@ def running(
         try:
             if priority:
                 raise_priority(process.pid)
-            wait_for(f"http://{LOCALHOST}:{port}/health", process, peer, file)
+            base_url = f"http://{LOCALHOST}:{port}"
+            wait_for(f"{base_url}/health", process, peer, file)
+            seconds = time.monotonic() - started
+            described = ask_or_none(f"{base_url}/server_info")
             yield Running(
                 peer=peer,
-                base_url=f"http://{LOCALHOST}:{port}",
+                base_url=base_url,
                 session=process.pid,
                 command=command,
-                seconds_to_ready=time.monotonic() - started,
+                seconds_to_ready=seconds,
+                instructions=instructions_of(described if isinstance(described, dict) else {}),
             )
         finally:
             stop(process)

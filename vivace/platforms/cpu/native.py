@@ -110,6 +110,11 @@ class Kernels:
             return torch.empty(shape, dtype=dtype)
         return self._graph.arena.empty(shape, dtype)
 
+    @property
+    def capturing(self) -> bool:
+        """Operations are kept, not run: what their inputs will hold is not known yet."""
+        return self._graph is not None
+
     @contextmanager
     def capture(self, arena: Arena) -> Iterator[Graph]:
         """Operations called inside are kept in the graph that is handed out, and not run."""

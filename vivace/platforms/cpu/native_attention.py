@@ -14,7 +14,16 @@ from torch import Tensor
 
 from vivace.platforms.attention import AttendingStep, AttentionLayer, HostStep, KVMemory
 from vivace.platforms.cpu.native import Kernels
-from vivace.platforms.cpu.native_checks import I64, block, heads_of, matrix, require, sizes, target
+from vivace.platforms.cpu.native_checks import (
+    I64,
+    block,
+    heads_of,
+    indices,
+    matrix,
+    require,
+    sizes,
+    target,
+)
 from vivace.platforms.cpu.native_ops import rotation
 from vivace.platforms.ops.cache import stored_width
 
@@ -91,8 +100,6 @@ class NativeAttention:
         self._kernels = kernels
         self._layers = {layer.index: layer for layer in layers}
         self._memory = memory
-        self._longest = max_length - 1
-        """a row's last token is drawn but never computed"""
         self._partial = PartialResults(layers, kernels.threads, max_length)
         self._attention = kernels.operation("attention", "qqqqqqqqqqqdqdqqqqqqqqq")
         self._store = kernels.operation("store_kv", "q" * 10)
@@ -140,15 +147,19 @@ class NativeAttention:
         positions[T] int64, cos_sin[positions, rot] float32 as `ops.rotary` takes them.
         """
         kv, (rows, *_) = self._kv(layer), sizes("attend", "q", q, 3)
+        table = rotation("attend", cos_sin, layer.head_dim)
+        where = block("attend", "positions", positions, rows, dtype=I64)
+        if not self._kernels.capturing:
+            indices("attend", "positions", positions.numpy(), rows, cos_sin.shape[0])
         self._rotary_store(
             rows,
             *heads_of("attend", "q", q, rows, layer.heads, layer.head_dim),
             layer.heads,
             *heads_of("attend", "k", k, rows, layer.kv_heads, layer.head_dim),
             *heads_of("attend", "v", v, rows, layer.kv_heads, layer.head_dim),
-            block("attend", "positions", positions, rows, dtype=I64),
+            where,
             block("attend", "step.slots", step.slots, rows, dtype=I64),
-            *rotation("attend", cos_sin, layer.head_dim, self._longest),
+            *table,
             kv.data_ptr(),
             KV_TYPES[kv.dtype],
             layer.kv_heads,

@@ -22,7 +22,7 @@ class NativeOps:
     """Ops of one row at a time, with the signatures of `platforms.ops.table`."""
 
     def __init__(self, kernels: Kernels) -> None:
-        self._empty = kernels.empty
+        self._kernels, self._empty = kernels, kernels.empty
         self._rms_norm = kernels.operation("rms_norm", "q" * 9 + "dd")
         self._rotary = kernels.operation("rotary", "q" * 8)
         self._gated = {
@@ -90,7 +90,8 @@ class NativeOps:
         (rows,) = sizes("rotary", "positions", positions, 1)
         where = block("rotary", "positions", positions, rows, dtype=I64)
         longest, _ = sizes("rotary", "cos_sin", cos_sin)
-        indices("rotary", "positions", positions.numpy(), rows, longest)
+        if not self._kernels.capturing:
+            indices("rotary", "positions", positions.numpy(), rows, longest)
         for name, x in (("q", q), ("k", k)):
             _, heads, size = sizes("rotary", name, x, 3)
             table, rotated = rotation("rotary", cos_sin, size)
@@ -123,11 +124,9 @@ class NativeOps:
         return x
 
 
-def rotation(op: str, cos_sin: Tensor, size: int, longest: int = 0) -> tuple[int, int]:
-    """(address, how many numbers of a head are turned) of a table for heads of `size` and `longest`
-    positions."""
+def rotation(op: str, cos_sin: Tensor, size: int) -> tuple[int, int]:
+    """(address, how many numbers of a head are turned) of a table for heads of `size`."""
     positions, rotated = sizes(op, "cos_sin", cos_sin)
-    require(op, positions >= longest, f"cos_sin has {positions} positions, rows have {longest}")
     address = block(op, "cos_sin", cos_sin, positions, rotated)
     require(op, rotated <= size and rotated % 2 == 0, f"{rotated} of {size} numbers turned")
     return address, rotated

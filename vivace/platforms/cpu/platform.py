@@ -43,6 +43,7 @@ class NativePlatform:
 
         self.threads = kernels.started
         self.ops = native_ops(kernels)
+        self.instructions = f"native kernels, {kernels.isa}"
         self._kernels = kernels
 
     def device(self) -> torch.device:
@@ -79,6 +80,7 @@ class TorchPlatform:
         self.facts = facts
         self.threads = torch.get_num_threads()
         self._deterministic = deterministic
+        self.instructions = f"torch, {torch.backends.cpu.get_cpu_capability().lower()}"
         self.ops = batch_invariant(cpu_ops()) if deterministic else cpu_ops()
 
     def device(self) -> torch.device:
