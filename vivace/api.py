@@ -113,6 +113,8 @@ class Engine:
         """Abort what runs and free what can be freed; the engine cannot be used afterwards."""
         self._frontend.drain()
         self._frontend.close()
+        if self.tokenizer is not None and self.tokenizer.chat is not None:
+            self.tokenizer.chat.close()
         self._driver.close()
 
     def __enter__(self) -> Engine:

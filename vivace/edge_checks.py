@@ -26,13 +26,15 @@ def check_edge(config: Config) -> None:
 
 
 def check_template(choice: str | None) -> None:
-    """--chat-template: a built-in name, or a file that compiles."""
+    """--chat-template: a built-in name, or a file that compiles and keeps to its limits."""
     if choice is None:
         return
     from vivace.frontend.chat_template import TemplateSet, own_template
 
     try:
-        own_template(choice, TemplateSet(), None)
+        template = own_template(choice, TemplateSet(), None)
+        if template is not None:
+            template.close()
     except (OSError, UnicodeDecodeError) as error:
         raise CannotStart(
             f"--chat-template {choice}: cannot be read as UTF-8 text: {error}"

@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,7 @@ from vivace.supervisor.summary import show, summary_of
 if TYPE_CHECKING:
     import socket
 
-    from vivace.config import Config
+    from vivace.config import Config, Options
     from vivace.supervisor.supervisor import Plan
 
 log = logging.getLogger(__name__)
@@ -64,12 +65,29 @@ def serve(argv: Sequence[str], engine: Child | None, memory: int, program: str) 
     from vivace.edge_checks import check_edge
 
     try:
-        config = configure(parse(argv, os.environ, program=program))
+        options = parse(argv, os.environ, program=program)
+        config = configure(with_hidden_keys(options, argv))
         check_edge(config)
         return launch(config, engine, memory)
     except CannotStart as error:
         print(f"{program}: {error}", file=sys.stderr)
         return BAD_COMMAND
+
+
+def with_hidden_keys(options: Options, argv: Sequence[str]) -> Options:
+    """Take the keys out of what `ps` shows; a notice says that they were there."""
+    from vivace.process_list import hide
+
+    given = [key for key in (options.http.api_key, options.http.admin_api_key) if key]
+    hidden = hide(key.reveal() for key in given)
+    typed = [key for key in given if any(word.endswith(key.reveal()) for word in argv)]
+    if not typed:
+        return options
+    seen = "could be seen in the list of processes (ps) until this start had read it"
+    if not hidden:
+        seen = "can be seen in the list of processes (ps)"
+    notice = f"a key on the command line {seen}; use --api-key-file or VIVACE_API_KEY"
+    return replace(options, notices=(*options.notices, notice))
 
 
 def launch(config: Config, engine: Child | None, memory: int) -> int:

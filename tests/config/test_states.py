@@ -15,7 +15,7 @@ from vivace.config.config import all_options, with_values
 from vivace.config.option import Kind, Option, State, not_available, option, options_of
 
 PACKAGE = Path(vivace.__file__).parent
-DECIDED_HERE = ("rules.py", "checks.py", "resolution.py")
+DECIDED_HERE = ("keys.py", "rules.py", "checks.py", "resolution.py")
 
 
 def other_value(of: Option) -> Any:

@@ -347,6 +347,7 @@ def ask(
     """One HTTP exchange from synchronous test code; `body` bytes are sent as they are."""
     if isinstance(body, bytes):
         options["data"] = body
+        options["headers"] = {"Content-Type": "application/json", **options.get("headers", {})}
     elif body is not None:
         options["json"] = body
     return server.run(fetch(server.url, method, path, **options))

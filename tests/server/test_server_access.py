@@ -6,9 +6,13 @@ from dataclasses import replace
 
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
+from hypothesis import given
+from hypothesis import strategies as st
 from server_kit import Running, ask, running_server
 
 from vivace.server.auth import CLIENT, Access, Keys
+from vivace.server.errors import Refusal
 from vivace.server.routes import ROUTES, Route, check_routes
 from vivace.server.settings import ServerSettings
 
@@ -39,7 +43,11 @@ KEYS = {None: "nobody", "wrong": "nobody", "user-key": "user", "admin-key": "adm
 @pytest.mark.parametrize("api_key", [None, "user-key"])
 @pytest.mark.parametrize("admin_key", [None, "admin-key"])
 def test_every_route_with_every_key(api_key: str | None, admin_key: str | None) -> None:
-    settings = ServerSettings(api_key=api_key, admin_api_key=admin_key, metrics=True)
+    settings = ServerSettings(
+        api_keys=(api_key,) if api_key else (),
+        admin_api_keys=(admin_key,) if admin_key else (),
+        metrics=True,
+    )
     with running_server(settings) as server:
         for route in ROUTES:
             for key in KEYS:
@@ -68,7 +76,7 @@ def test_only_health_is_public() -> None:
     ["user-key", "Basic user-key", "Bearer", "Bearer ", "Bearer user-key x", "Bearer üser-key"],
 )
 def test_other_forms_of_the_header_do_not_open(header: str) -> None:
-    with running_server(ServerSettings(api_key="user-key")) as server:
+    with running_server(ServerSettings(api_keys=("user-key",))) as server:
         answer = ask(server, "/v1/models", method="GET", headers={"Authorization": header})
         assert answer.status == 401
         assert answer.headers["WWW-Authenticate"] == "Bearer"
@@ -76,14 +84,47 @@ def test_other_forms_of_the_header_do_not_open(header: str) -> None:
 
 
 def test_scheme_is_case_insensitive_and_keys_are_not() -> None:
-    with running_server(ServerSettings(api_key="user-key")) as server:
+    with running_server(ServerSettings(api_keys=("user-key",))) as server:
         for header, status in [("bearer user-key", 200), ("Bearer USER-KEY", 401)]:
             answer = ask(server, "/v1/models", method="GET", headers={"Authorization": header})
             assert answer.status == status
 
 
+@given(
+    users=st.lists(st.sampled_from("abcdefgh"), max_size=5, unique=True),
+    admins=st.lists(st.sampled_from("ghijkl"), max_size=3, unique=True),
+    given_key=st.sampled_from("abcdefghijklmn"),
+)
+def test_a_client_is_the_place_of_its_key(
+    users: list[str], admins: list[str], given_key: str
+) -> None:
+    keys = Keys(users, admins)
+    headers = {"Authorization": f"Bearer {given_key}"}
+    request = make_mocked_request("GET", "/", headers=headers)
+    opening = {Access.PUBLIC: [], Access.USER: [*users, *admins] if users else []}
+    opening[Access.ADMIN] = admins or opening[Access.USER]
+    for access, wanted in opening.items():
+        if wanted and given_key not in wanted:
+            with pytest.raises(Refusal):
+                keys.check(request, access)
+            continue
+        client = keys.check(request, access)
+        assert client == ([*users, *admins].index(given_key) if wanted else None) or (
+            client is not None and [*users, *admins][client] == given_key
+        )
+
+
+def test_the_engine_is_told_whose_request_it_is() -> None:
+    with running_server(ServerSettings(api_keys=("a", "b", "c"))) as server:
+        for path in ("/generate", "/v1/completions", "/v1/chat/completions"):
+            for client, key in enumerate("abc"):
+                headers = {"Authorization": f"Bearer {key}"}
+                assert ask(server, path, BODIES[path], headers=headers).status == 200
+                assert server.engine.requests[-1].client == client
+
+
 def test_without_a_key_unknown_paths_look_like_known_ones() -> None:
-    with running_server(ServerSettings(api_key="user-key")) as server:
+    with running_server(ServerSettings(api_keys=("user-key",))) as server:
         assert ask(server, "/nothing", method="GET").status == 401
         assert ask(server, "/generate", method="DELETE").status == 401
         headers = {"Authorization": "Bearer user-key"}
@@ -91,7 +132,7 @@ def test_without_a_key_unknown_paths_look_like_known_ones() -> None:
 
 
 def test_a_request_without_a_key_is_refused_before_its_body_is_read() -> None:
-    with running_server(ServerSettings(api_key="user-key", body_limit=1000)) as server:
+    with running_server(ServerSettings(api_keys=("user-key",), body_limit=1000)) as server:
         assert ask(server, "/generate", b"x" * 5000).status == 401
 
 
@@ -120,6 +161,8 @@ ROUTE = ROUTES[0]
     [
         (replace(ROUTE, auth=None),),
         (replace(ROUTE, auth="user!"),),
+        (replace(ROUTE, effect=None),),
+        (replace(ROUTE, effect="acts!"),),
         (replace(ROUTE, body_limit=None),),
         (replace(ROUTE, body_limit=-7),),
         (replace(ROUTE, methods=()),),

@@ -309,7 +309,8 @@ def test_the_document_asks_for_a_key_where_the_server_does(
     keys: tuple[str | None, str | None],
 ) -> None:
     user, admin = keys
-    with running_server(ServerSettings(api_key=user, admin_api_key=admin)) as server:
+    users, admins = (user,) if user else (), (admin,) if admin else ()
+    with running_server(ServerSettings(api_keys=users, admin_api_keys=admins)) as server:
         headers = {"Authorization": f"Bearer {user or admin}"}
         whole = ask(server, "/openapi.json", method="GET", headers=headers).json
         asks = {

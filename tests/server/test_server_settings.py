@@ -52,7 +52,7 @@ def test_settings_follow_the_flags() -> None:
             log_level_http="warning",
         )
     )
-    assert (settings.api_key, settings.admin_api_key) == ("user-key", "admin-key")
+    assert (settings.api_keys, settings.admin_api_keys) == (("user-key",), ("admin-key",))
     assert settings.root_path == "/llm"
     assert settings.cache_report
     assert settings.metrics
@@ -63,7 +63,7 @@ def test_settings_follow_the_flags() -> None:
 
 def test_defaults_are_open_and_quiet() -> None:
     settings = settings_of(config_of())
-    assert (settings.api_key, settings.admin_api_key, settings.root_path) == (None, None, "")
+    assert (settings.api_keys, settings.admin_api_keys, settings.root_path) == ((), (), "")
     assert not settings.log_requests
     assert settings.access_log_level == "info"
 

@@ -261,7 +261,9 @@ def test_a_client_that_leaves_before_the_first_token_cancels() -> None:
     engine = ScriptedEngine(silent=True)
     with running_server(engine=engine) as server:
         body = json.dumps(long_body()).encode()
-        head = b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+        head = b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(
+            body
+        )
         with socket.create_connection(("127.0.0.1", server.port)) as connection:
             connection.sendall(head + body)
             server.until(lambda: len(engine.requests) == 1)
@@ -274,7 +276,8 @@ def slow_socket(server: Running, body: dict[str, Any]) -> socket.socket:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.connect(("127.0.0.1", server.port))
     data = json.dumps(body).encode()
-    head = b"POST /generate HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+    head = b"POST /generate HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+    head += b"Content-Length: %d\r\n\r\n"
     connection.sendall(head % len(data) + data)
     return connection
 

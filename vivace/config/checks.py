@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from vivace.config.config import ConfigError, Options, all_options, value_of
 from vivace.config.environment import switched_on
@@ -163,14 +164,25 @@ def priorities(options: Options, around: Surroundings) -> list[str]:
 def exposure(options: Options, around: Surroundings) -> list[str]:
     """A server that others can reach needs a key, or somebody who says that it needs none."""
     http = options.http
-    if loopback(http.host) or http.api_key:
+    if loopback(http.host) or http.keys:
         return []
     if not http.insecure:
         raise ConfigError(
             f"--host {http.host} can be reached from other machines and there is no --api-key; "
-            "set one, or add --insecure when the network is trusted"
+            "set one (or --api-key-file), or add --insecure when the network is trusted"
         )
     return [f"--insecure: everybody who reaches {http.host} may use this server without a key"]
+
+
+def origins(options: Options, around: Surroundings) -> list[str]:
+    """--allowed-origins: scheme, name and port, as browsers write them."""
+    for origin in options.http.allowed_origins or ():
+        parts = urlsplit(origin.rstrip("/"))
+        if origin != "*" and (parts.scheme not in ("http", "https") or origin.count("/") != 2):
+            raise ConfigError(
+                f"--allowed-origins {origin}: an origin is wanted, as https://ui.example:8080, or *"
+            )
+    return []
 
 
 def loopback(host: str) -> bool:
@@ -285,6 +297,7 @@ CHECKS: list[Callable[[Options, Surroundings], list[str]]] = [
     chunk_and_page,
     priorities,
     exposure,
+    origins,
     formats,
     retractions,
 ]

@@ -11,8 +11,9 @@ from vivace.config.command_line import given_twice, unknown_text, values_of
 from vivace.config.config import ConfigError, Options, Rewrite, all_options, with_values
 from vivace.config.config_file import without_config, words_of_file
 from vivace.config.environment import read_environment
+from vivace.config.keys import with_keys
 from vivace.config.newer import NEWER
-from vivace.config.process_environment import process_environment
+from vivace.config.process_environment import KEYS_OF_THE_SERVER, process_environment
 from vivace.config.sglang import RETIRED, modernised, renamed, today_values
 from vivace.config.values import checked, nearest
 
@@ -77,9 +78,11 @@ def file_values(path: Path | None, program: str) -> tuple[dict[str, Any], Told]:
 def built(values: dict[str, Any], environ: Mapping[str, str], told: Told) -> Options:
     values, replaced = today_values(values)
     honoured, about_variables = read_environment(environ)
+    options = with_values(Options(), values)
     return dataclasses.replace(
-        with_values(Options(), values),
+        options,
+        http=with_keys(options.http, honoured),
         rewrites=(*told.rewrites, *replaced),
         notices=(*told.notices, *about_variables),
-        environment=honoured,
+        environment={name: honoured[name] for name in honoured if name not in KEYS_OF_THE_SERVER},
     )

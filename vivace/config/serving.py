@@ -22,6 +22,24 @@ class HttpOptions:
     admin_api_key: Secret | None = option(
         None, "Key that management paths need instead of --api-key.", secret=True
     )
+    api_key_file: str | None = option(
+        help="File with one key per line, each of another client. Others must not read it."
+    )
+    admin_api_key_file: str | None = option(
+        help="File with one management key per line. Others must not read it."
+    )
+    file_keys: tuple[Secret, ...] = ()
+    """what --api-key-file holds"""
+    admin_file_keys: tuple[Secret, ...] = ()
+    allowed_origins: tuple[str, ...] | None = option(
+        help="Web pages that may use this server without a key, as https://ui.example; * for all.",
+        trivial=[()],
+    )
+    allowed_hosts: tuple[str, ...] | None = option(
+        help="Names that browsers may call this server by, besides localhost and addresses; "
+        "* for all.",
+        trivial=[()],
+    )
     insecure: bool = option(False, "Allow a non-loopback host without a key.")
     skip_server_warmup: bool = option(False, "Be ready without having generated anything.")
     warmups: str | None = option(
@@ -70,6 +88,15 @@ class HttpOptions:
     )
     ssl_keyfile: str | None = option(help="File with the TLS key.", cpu=NO_TLS)
     ssl_certfile: str | None = option(help="File with the TLS certificate.", cpu=NO_TLS)
+
+    @property
+    def keys(self) -> tuple[Secret, ...]:
+        """Of flag or variable, then of the file: a client's number is its place here."""
+        return (*((self.api_key,) if self.api_key else ()), *self.file_keys)
+
+    @property
+    def admin_keys(self) -> tuple[Secret, ...]:
+        return (*((self.admin_api_key,) if self.admin_api_key else ()), *self.admin_file_keys)
 
 
 @dataclass(frozen=True)

@@ -82,6 +82,8 @@ WORKING = {
     "SGLANG_USE_MODELSCOPE": honoured("models come from ModelScope", "switch", "0"),
     "MODELSCOPE_CACHE": honoured("ModelScope's local cache", "text", "~/.cache/modelscope"),
     "XDG_CACHE_HOME": honoured("folder whose `huggingface` is HF_HOME", "text", "~/.cache"),
+    "VIVACE_API_KEY": honoured("--api-key, where no list of processes shows it", "text"),
+    "VIVACE_ADMIN_API_KEY": honoured("--admin-api-key, likewise", "text"),
     "VIVACE_EXECUTOR": honoured("test aid: `oracle[:seconds per step]` runs no model", "text"),
     "VIVACE_TEST_FAULT": honoured("test aid: make a process fail, as `engine-exit@20`", "text"),
     "VIVACE_SLOW_TESTS": honoured("test aid: run the slow tests too", "switch", "0"),

@@ -1,8 +1,7 @@
-"""Chat messages -> prompt text, through the model's Jinja template in a sandbox.
+"""Chat messages -> prompt text, through the model's Jinja template.
 
-Templates come from the operator only (model files, flags), never from a request; requests bring
-messages, tools and a few extra variables. The environment equals the one that model authors test
-with: trimmed blocks, loop controls, `raise_exception`, `strftime_now`, plain `tojson`.
+Templates come with the model or by a flag, never from a request; requests bring messages, tools and
+a few extra variables. A template is run by a process of its own, within limits (`renderer`).
 """
 
 from __future__ import annotations
@@ -10,21 +9,20 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
-import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+import msgspec
 
 from vivace.errors import CannotStart
 from vivace.frontend.builtin_templates import BUILTIN_TEMPLATES
 from vivace.frontend.errors import BadRequest
+from vivace.frontend.render_verdicts import OverLimit
+from vivace.frontend.renderer import Renderer
 
-MAX_OUTPUT_CHARS = 16 << 20
+MOST_VARIABLES = 64
+MOST_VARIABLE_BYTES = 64 << 10
+"""of all chat_template_kwargs together, as JSON"""
 _MAX_TEMPLATE_CHARS = 1 << 20
 _RESERVED = frozenset(
     "messages tools documents add_generation_prompt raise_exception strftime_now "
@@ -44,56 +42,99 @@ class TemplateSet:
     special_tokens: Mapping[str, str] = field(default_factory=dict)
 
 
+class How(TypedDict, total=False):
+    """Settings of one rendering."""
+
+    add_generation_prompt: bool
+    """True unless said otherwise"""
+    tools: Sequence[Any] | None
+    continue_final_message: bool
+    """the last message is the beginning of the answer"""
+    variables: Mapping[str, Any] | None
+    """further template variables (chat_template_kwargs); they cannot replace the standard ones"""
+
+
 class ChatTemplate:
-    """Compiled template(s) of one model; stateless, safe to share between threads.
+    """The template(s) of one model. `renderer`: one that has loaded nothing yet.
 
     `content_format` is "parts" when the template walks over content lists itself, else "text":
     then content lists of text parts are joined with a space first.
     """
 
-    def __init__(self, templates: TemplateSet, name: str = "default") -> None:
+    def __init__(
+        self, templates: TemplateSet, name: str = "default", renderer: Renderer | None = None
+    ) -> None:
         sources = templates.sources
         if name not in sources:
             known = ", ".join(sorted(sources)) or "none"
             raise ChatTemplateError(
                 f"the model has no chat template named {name!r}; known: {known}"
             )
-        environment = _environment()
-        self._plain = _compiled(environment, sources[name])
-        with_tools = sources.get("tool_use") if name == "default" else None
-        self._with_tools = _compiled(environment, with_tools) if with_tools else self._plain
-        self._special_tokens = {"bos_token": "", "eos_token": "", **templates.special_tokens}
         self.source = sources[name]
-        self.content_format = "parts" if _walks_content(environment, sources[name]) else "text"
+        self._plain = name
+        self._with_tools = "tool_use" if name == "default" and sources.get("tool_use") else name
+        self._special_tokens = {"bos_token": "", "eos_token": "", **templates.special_tokens}
+        self._renderer = renderer or Renderer()
+        used = {name: sources[name] for name in (self._plain, self._with_tools)}
+        self.content_format = "parts" if name in self._loaded(used) else "text"
+        self._try_out()
 
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        tools: Sequence[Any] | None = None,
-        continue_final_message: bool = False,
-        **kwargs: Any,
-    ) -> str:
-        """The prompt for `messages`. Raises BadRequest for what the template cannot take.
+    def render(self, messages: Sequence[Mapping[str, Any]], **how: Unpack[How]) -> str:
+        """The prompt for `messages`. Raises BadRequest for what the template cannot take."""
+        name, variables, beginning = self._prepared(messages, how)
+        return self._renderer.render(name, variables) + beginning
 
-        `continue_final_message`: the last message is the beginning of the answer. `kwargs` are
-        extra template variables (chat_template_kwargs); they cannot replace the standard ones.
-        """
-        _refuse_reserved(kwargs)
+    async def render_async(self, messages: Sequence[Mapping[str, Any]], **how: Unpack[How]) -> str:
+        """The same on an asyncio loop, which goes on meanwhile."""
+        name, variables, beginning = self._prepared(messages, how)
+        return await self._renderer.render_async(name, variables) + beginning
+
+    def close(self) -> None:
+        self._renderer.close()
+
+    def _loaded(self, sources: Mapping[str, str]) -> list[str]:
+        """Names of the templates that walk over content; ChatTemplateError for unusable ones."""
+        for source in sources.values():
+            if len(source) > _MAX_TEMPLATE_CHARS:
+                raise ChatTemplateError(f"chat template of {len(source)} characters is too large")
+        try:
+            return self._renderer.load(sources)
+        except BadRequest as error:
+            raise ChatTemplateError(error.reason) from error
+
+    def _try_out(self) -> None:
+        """A template that is over the limits for two words is over them for every conversation."""
+        for tools in (None, [{}]) if self._with_tools != self._plain else (None,):
+            try:
+                self.render([{"role": "user", "content": "Hi"}], tools=tools)
+            except OverLimit as error:
+                raise ChatTemplateError(
+                    f"{error.reason}, for a conversation of two letters; "
+                    "choose another with --chat-template"
+                ) from error
+            except BadRequest:
+                pass  # some want a system message, or more variables
+
+    def _prepared(
+        self, messages: Sequence[Mapping[str, Any]], how: How
+    ) -> tuple[str, dict[str, Any], str]:
+        """(name of the template, its variables, the beginning of the answer)"""
         shaped = [self._shaped(message, place) for place, message in enumerate(messages)]
         beginning = ""
-        if continue_final_message:
+        continues = how.get("continue_final_message", False)
+        if continues:
             beginning, shaped = _split_beginning(shaped)
+        extra, tools = how.get("variables") or {}, how.get("tools") or None
+        _check_extra(extra)
         variables = {
             **self._special_tokens,
-            **kwargs,
+            **extra,
             "messages": shaped,
-            "tools": tools or None,
+            "tools": tools,
             "documents": None,
-            "add_generation_prompt": add_generation_prompt or continue_final_message,
+            "add_generation_prompt": how.get("add_generation_prompt", True) or continues,
         }
-        return _run(self._with_tools if tools else self._plain, variables) + beginning
+        return self._with_tools if tools else self._plain, variables, beginning
 
     def _shaped(self, message: Mapping[str, Any], place: int) -> dict[str, Any]:
         shaped = dict(message)
@@ -110,22 +151,25 @@ class ChatTemplate:
 
 
 def own_template(
-    choice: str | None, templates: TemplateSet, name: str | None
+    choice: str | None,
+    templates: TemplateSet,
+    name: str | None,
+    renderer: Renderer | None = None,
 ) -> ChatTemplate | None:
     """The template to use: `--chat-template` (a file or a built-in name), else the model's."""
     if choice is not None:
-        source = {"default": _chosen(choice)}
-        return ChatTemplate(TemplateSet(sources=source, special_tokens=templates.special_tokens))
-    if name is not None:
-        return ChatTemplate(templates, name)
-    if not templates.sources:
-        return None
-    return ChatTemplate(
-        templates, "default" if "default" in templates.sources else min(templates.sources)
-    )
+        source = {"default": chosen_source(choice)}
+        templates = TemplateSet(sources=source, special_tokens=templates.special_tokens)
+        return ChatTemplate(templates, renderer=renderer)
+    if name is None:
+        if not templates.sources:
+            return None
+        name = "default" if "default" in templates.sources else min(templates.sources)
+    return ChatTemplate(templates, name, renderer)
 
 
-def _chosen(choice: str) -> str:
+def chosen_source(choice: str) -> str:
+    """The text behind `--chat-template`. Raises ChatTemplateError, OSError, UnicodeDecodeError."""
     if choice in BUILTIN_TEMPLATES:
         return BUILTIN_TEMPLATES[choice]
     file = Path(choice)
@@ -147,98 +191,23 @@ def _chosen(choice: str) -> str:
         ) from error
 
 
-# -- the sandbox ---------------------------------------------------------------------------------
-
-
-class _Environment(ImmutableSandboxedEnvironment):
-    """Also bounds the operators by which a few characters of template become gigabytes."""
-
-    intercepted_binops = frozenset(["*", "**"])
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        for one, other in ((left, right), (right, left)):
-            repeats = isinstance(one, str | list | tuple) and isinstance(other, int)
-            if repeats and len(one) * other > MAX_OUTPUT_CHARS:
-                raise SecurityError("the template repeats a value too often")
-        if operator == "**" and isinstance(right, int | float) and abs(right) > 64:
-            raise SecurityError("the template raises a number to too high a power")
-        return super().call_binop(context, operator, left, right)
-
-
-class _GenerationBlock(Extension):
-    """`{% generation %}` marks the model's own words for training; here it is just its body."""
-
-    tags = {"generation"}
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _environment() -> _Environment:
-    environment = _Environment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock]
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return environment
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
-
-
-def _raise(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def _compiled(environment: _Environment, source: str) -> jinja2.Template:
-    if len(source) > _MAX_TEMPLATE_CHARS:
-        raise ChatTemplateError(f"chat template of {len(source)} characters is too large")
-    try:
-        return environment.from_string(source)
-    except jinja2.TemplateError as error:
-        raise ChatTemplateError(f"chat template does not compile: {error}") from error
-
-
-def _run(template: jinja2.Template, variables: dict[str, Any]) -> str:
-    parts: list[str] = []
-    size = 0
-    try:
-        for part in template.generate(**variables):
-            size += len(part)
-            if size > MAX_OUTPUT_CHARS:
-                raise BadRequest("messages", f"the prompt exceeds {MAX_OUTPUT_CHARS} characters")
-            parts.append(part)
-    except (jinja2.TemplateError, ArithmeticError, LookupError) as error:
-        raise BadRequest("messages", f"the chat template refuses them: {error}") from error
-    except (TypeError, ValueError, AttributeError, RecursionError, MemoryError) as error:
-        raise BadRequest(
-            "messages", f"the chat template cannot render them: {error or type(error).__name__}"
-        ) from error
-    return "".join(parts)
-
-
 # -- content -------------------------------------------------------------------------------------
 
 
-def _refuse_reserved(kwargs: Mapping[str, Any]) -> None:
-    taken = sorted(_RESERVED.intersection(kwargs))
+def _check_extra(extra: Mapping[str, Any]) -> None:
+    """chat_template_kwargs are a few small settings; everything else has a field of its own."""
+    field = "chat_template_kwargs"
+    taken = sorted(_RESERVED.intersection(extra))
     if taken:
-        raise BadRequest("chat_template_kwargs", f"may not set {', '.join(taken)}")
+        raise BadRequest(field, f"may not set {', '.join(taken)}")
+    if len(extra) > MOST_VARIABLES:
+        raise BadRequest(field, f"has {len(extra)} entries; at most {MOST_VARIABLES} are allowed")
+    try:
+        size = len(msgspec.json.encode(dict(extra))) if extra else 0
+    except (TypeError, ValueError, RecursionError, OverflowError) as error:
+        raise BadRequest(field, f"has no form in JSON: {error}") from error
+    if size > MOST_VARIABLE_BYTES:
+        raise BadRequest(field, f"takes {size} bytes; at most {MOST_VARIABLE_BYTES} are allowed")
 
 
 def _part_text(part: Any, where: str) -> str:
@@ -257,26 +226,3 @@ def _split_beginning(messages: list[dict[str, Any]]) -> tuple[str, list[dict[str
     if isinstance(content, list):
         content = " ".join(part["text"] for part in content)
     return content, messages[:-1]
-
-
-def _walks_content(environment: _Environment, source: str) -> bool:
-    """Does the template loop over a message's content as a list of parts?"""
-    tree = environment.parse(source)
-    aliases = {"content"}
-    for assignment in tree.find_all(nodes.Assign):
-        if isinstance(assignment.target, nodes.Name) and _is_content(assignment.node, frozenset()):
-            aliases.add(assignment.target.name)
-    known = frozenset(aliases)
-    return any(_is_content(loop.iter, known) for loop in tree.find_all(nodes.For))
-
-
-def _is_content(node: nodes.Node, aliases: frozenset[str]) -> bool:
-    if isinstance(node, nodes.Filter | nodes.Test) and node.node is not None:
-        return _is_content(node.node, aliases)
-    if isinstance(node, nodes.Getattr):
-        return node.attr == "content"
-    if isinstance(node, nodes.Getitem):
-        if isinstance(node.arg, nodes.Const):
-            return node.arg.value == "content"
-        return isinstance(node.arg, nodes.Slice) and _is_content(node.node, aliases)
-    return isinstance(node, nodes.Name) and node.name in aliases

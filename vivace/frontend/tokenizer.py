@@ -153,15 +153,20 @@ def load_tokenizer(
     if mode not in ("auto", "slow"):
         raise TokenizerError(f"--tokenizer-mode {mode} is unknown; use auto")
     from vivace.frontend.chat_template import own_template
+    from vivace.frontend.renderer import Renderer
     from vivace.frontend.tokenizer_files import load_from_folder
     from vivace.frontend.tokenizer_gguf import load_from_gguf
 
     path = source.tokenizer_path
-    if path.suffix == ".gguf":
-        core, templates, ends, bos = load_from_gguf(path)
-    else:
-        core, templates, ends, bos = load_from_folder(path)
-    chat = own_template(chat_template, templates, template_name)
+    renderer = Renderer()  # its process starts while the vocabulary is loaded
+    chat = None
+    try:
+        load = load_from_gguf if path.suffix == ".gguf" else load_from_folder
+        core, templates, ends, bos = load(path)
+        chat = own_template(chat_template, templates, template_name, renderer)
+    finally:
+        if chat is None:
+            renderer.close()
     return built(
         lambda: Tokenizer(core, eos_ids=ends, bos_id=bos, chat=chat), f"{path}: its tokenizer"
     )

@@ -32,6 +32,8 @@ GREEDY_BELOW = 1e-6
 _MOST_TOKENS = (1 << 31) - 1
 _SEED_LIMIT = 1 << 63
 _LARGEST_BIAS = 1e6
+_SMALLEST_REPETITION = 1e-6
+"""Logits are divided by it, and must stay finite in float32."""
 _UNAVAILABLE = (
     "json_schema",
     "regex",
@@ -91,7 +93,7 @@ def build_sampling(
         min_p=fields.number("min_p", 0.0, 0.0, 1.0),
         frequency_penalty=fields.number("frequency_penalty", 0.0, -2.0, 2.0),
         presence_penalty=fields.number("presence_penalty", 0.0, -2.0, 2.0),
-        repetition_penalty=fields.number("repetition_penalty", 1.0, 0.0, 2.0, open_low=True),
+        repetition_penalty=fields.number("repetition_penalty", 1.0, _SMALLEST_REPETITION, 2.0),
         stop=fields.strings("stop", served.max_stop_strings, served.max_stop_characters),
         stop_token_ids=fields.token_ids("stop_token_ids", served.max_stop_ids, served.vocabulary),
         ignore_eos=fields.flag("ignore_eos", False),

@@ -11,6 +11,7 @@ from vivace.frontend.frontend import Frontend
 from vivace.protocol.shared_memory import SharedMemory
 from vivace.server.auth import Access, Keys
 from vivace.server.body_budget import BodyBudget
+from vivace.server.browsers import BrowserPolicy
 from vivace.server.context import CONTEXT, Context
 from vivace.server.dispatch import bind, guard
 from vivace.server.http_metrics import HttpMetrics
@@ -40,11 +41,13 @@ def make_app(
 ) -> web.Application:
     """The application from plain settings; ValueError when the route table is incomplete."""
     check_routes(routes)
-    keys = Keys(settings.api_key, settings.admin_api_key)
+    keys = Keys(settings.api_keys, settings.admin_api_keys)
+    browsers = BrowserPolicy(settings.allowed_origins, settings.allowed_hosts)
     context = Context(
         frontend=frontend,
         settings=settings,
         keys=keys,
+        browsers=browsers,
         http_metrics=http_metrics or HttpMetrics(),
         request_log=RequestLog(
             enabled=settings.log_requests,
@@ -62,7 +65,7 @@ def make_app(
             handle = bind(context, route)
             for method in route.methods:
                 app.router.add_route(method, prefix + route.path, handle)
-    app.on_response_prepare.append(name_server)
+    app.on_response_prepare.extend((name_server, browsers.mark))
     return app
 
 

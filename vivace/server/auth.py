@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+from collections.abc import Sequence
 from enum import StrEnum
 from hashlib import sha256
 
@@ -23,21 +24,27 @@ class Access(StrEnum):
 
 
 class Keys:
-    """The server's keys, kept as digests so that comparing leaks neither content nor length."""
+    """The server's keys, kept as digests so that comparing leaks neither content nor length.
 
-    def __init__(self, api_key: str | None, admin_api_key: str | None) -> None:
-        self._user = _digest(api_key) if api_key else None
-        self._admin = _digest(admin_api_key) if admin_api_key else None
+    A client is the place of its key in the list, administrators behind the others.
+    """
+
+    def __init__(self, api_keys: Sequence[str] = (), admin_api_keys: Sequence[str] = ()) -> None:
+        self._users = [_digest(key) for key in api_keys]
+        self._admins = [_digest(key) for key in admin_api_keys]
 
     def needed_for(self, access: Access) -> bool:
         """Must a request for such a route carry a key?"""
-        return access is not Access.PUBLIC and bool(self._wanted(access))
+        return bool(self._wanted(access)[1])
 
-    def check(self, request: web.Request, access: Access) -> None:
-        """Raise Refusal 401 unless the request may use a route of this class."""
-        if not self.needed_for(access):
-            return
-        wanted = self._wanted(access)
+    def check(self, request: web.Request, access: Access) -> int | None:
+        """The client whose key the request brings; None where no key is needed.
+
+        Raises Refusal 401 unless the request may use a route of this class.
+        """
+        first, wanted = self._wanted(access)
+        if not wanted:
+            return None
         given = _bearer(request.headers.getall("Authorization", []))
         if given is None:
             raise _unauthorized("send the key as 'Authorization: Bearer <key>'")
@@ -45,14 +52,16 @@ class Keys:
         matches = [hmac.compare_digest(digest, key) for key in wanted]
         if True not in matches:
             raise _unauthorized("the key is not valid for this endpoint")
+        return first + matches.index(True)
 
-    def _wanted(self, access: Access) -> list[bytes]:
-        """Digests of which one must match; the admin key also opens user routes."""
-        if access is Access.ADMIN and self._admin is not None:
-            return [self._admin]
-        if self._user is None:
-            return []
-        return [key for key in (self._user, self._admin) if key is not None]
+    def _wanted(self, access: Access) -> tuple[int, list[bytes]]:
+        """(number of the first, digests of which one must match); none where no key is needed.
+        An admin key also opens user routes."""
+        if access is Access.PUBLIC:
+            return 0, []
+        if access is Access.ADMIN and self._admins:
+            return len(self._users), self._admins
+        return 0, [*self._users, *self._admins] if self._users else []
 
 
 def _digest(key: str) -> bytes:

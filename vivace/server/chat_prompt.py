@@ -48,11 +48,11 @@ async def chat_text(
             raise BadRequest(f"chat_template_kwargs.{name}", "is set by the server")
     if asked.reasoning_effort is not None:
         keywords.setdefault("reasoning_effort", asked.reasoning_effort)
-    return template.render(
+    return await template.render_async(
         await context.pace.run(turns(messages)),
         add_generation_prompt=add_generation_prompt,
         continue_final_message=asked.continue_final_message,
-        **keywords,
+        variables=keywords,
     )
 
 

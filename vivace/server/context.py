@@ -13,6 +13,7 @@ from vivace.frontend.served import ServedModel
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.server.auth import Keys
 from vivace.server.body_budget import BodyBudget
+from vivace.server.browsers import BrowserPolicy
 from vivace.server.errors import Refusal
 from vivace.server.http_metrics import HttpMetrics
 from vivace.server.pace import Pace
@@ -28,6 +29,7 @@ class Context:
     frontend: Frontend
     settings: ServerSettings
     keys: Keys
+    browsers: BrowserPolicy
     http_metrics: HttpMetrics
     request_log: RequestLog
     bodies: BodyBudget

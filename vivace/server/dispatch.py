@@ -9,8 +9,9 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from vivace.frontend.errors import BadRequest
-from vivace.server.auth import Access
+from vivace.server.auth import CLIENT, Access
 from vivace.server.body import Body, read_body
+from vivace.server.browsers import check_headers
 from vivace.server.context import Context
 from vivace.server.errors import Refusal, error_response
 from vivace.server.routes import FULL, NO_BODY, Route
@@ -29,7 +30,10 @@ def bind(context: Context, route: Route) -> Handle:
     limit = settings.body_limit if route.body_limit == FULL else route.body_limit
 
     async def handle(request: web.Request) -> web.StreamResponse:
-        context.keys.check(request, route.auth)
+        client = context.keys.check(request, route.auth)
+        if client is None:
+            context.browsers.check(request, route.effect)
+        request[CLIENT] = client or 0
         if limit == NO_BODY and not request.can_read_body:
             return await route.handler(context, request, Body())
         body = await read_body(request, limit, settings.body_timeout, context.bodies)
@@ -68,7 +72,8 @@ def guard(context: Context) -> Callable[..., Awaitable[web.StreamResponse]]:
 async def outcome(context: Context, request: web.Request, handler: Handle) -> web.StreamResponse:
     """Run the handler; turn what it raises into an answer."""
     try:
-        return await handler(request)
+        check_headers(request)
+        return context.browsers.preflight(request) or await handler(request)
     except Refusal as refusal:
         return error_response(refusal)
     except BadRequest as error:

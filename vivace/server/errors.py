@@ -22,6 +22,7 @@ KINDS = {
     500: "InternalServerError",
     503: "ServiceUnavailableError",
     504: "TimeoutError",
+    505: "HTTPVersionNotSupportedError",
 }
 
 

@@ -34,7 +34,7 @@ async def generate(context: Context, http: web.Request, body: Body) -> web.Strea
     asks, batch = await read_asks(context, asked)
     context.require_ready()
     requests = await expand(
-        context, asks, stream=asked.stream, arrival=arrival, client=http.get(CLIENT, 0)
+        context, asks, stream=asked.stream, arrival=arrival, client=http[CLIENT]
     )
     body.release()
     several = batch or len(requests) > 1

@@ -11,6 +11,7 @@ from aiohttp import web
 from vivace.server import admin, health, loads, metrics, model_info, native, schema, tokens
 from vivace.server.auth import Access
 from vivace.server.body import Body
+from vivace.server.browsers import Effect
 from vivace.server.context import Context
 from vivace.server.openai import chat, completions, models
 from vivace.server.openai import schema as openai
@@ -24,6 +25,7 @@ FULL = -1
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT"})
 
 PUBLIC, USER, ADMIN = Access.PUBLIC, Access.USER, Access.ADMIN
+READS, ACTS = Effect.READS, Effect.ACTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +38,7 @@ class Route:
     methods: tuple[str, ...]
     path: str
     auth: Access
+    effect: Effect
     body_limit: int
     handler: Handler
     summary: str
@@ -45,11 +48,20 @@ class Route:
     """Struct of each event when `stream` is true."""
 
 
-def get(path: str, auth: Access, handler: Handler, summary: str, answers: Any = None) -> Route:
+def get(
+    path: str,
+    auth: Access,
+    handler: Handler,
+    summary: str,
+    answers: Any = None,
+    *,
+    effect: Effect = READS,
+) -> Route:
     return Route(
         methods=("GET",),
         path=path,
         auth=auth,
+        effect=effect,
         body_limit=NO_BODY,
         handler=handler,
         summary=summary,
@@ -71,6 +83,7 @@ def post(
         methods=methods,
         path=path,
         auth=USER,
+        effect=ACTS,
         body_limit=FULL,
         handler=handler,
         summary=summary,
@@ -82,13 +95,20 @@ def post(
 
 HEALTH = (
     get("/health", PUBLIC, health.health, "200 while requests are taken, else 503"),
-    get("/health_generate", PUBLIC, health.health_generate, "200 once a token was generated"),
+    get(
+        "/health_generate",
+        PUBLIC,
+        health.health_generate,
+        "200 once a token was generated",
+        effect=ACTS,
+    ),
     get("/ready", PUBLIC, health.ready, "200 when start-up has finished"),
     get("/ping", USER, health.ping, "SageMaker's health check"),
     Route(
         methods=("GET", "HEAD"),
         path="/",
         auth=USER,
+        effect=READS,
         body_limit=NO_BODY,
         handler=health.root,
         summary="A line of text",
@@ -164,6 +184,7 @@ def control(
         methods=methods,
         path=path,
         auth=ADMIN,
+        effect=ACTS,
         body_limit=SMALL,
         handler=handler,
         summary=summary,
@@ -208,6 +229,8 @@ def check_routes(routes: Iterable[Route]) -> None:
             raise ValueError(f"{where}: methods must be some of {sorted(METHODS)}")
         if not isinstance(route.auth, Access):
             raise ValueError(f"{where}: auth must be one of {[str(kind) for kind in Access]}")
+        if not isinstance(route.effect, Effect):
+            raise ValueError(f"{where}: effect must be one of {[str(kind) for kind in Effect]}")
         if type(route.body_limit) is not int or route.body_limit < FULL:
             raise ValueError(f"{where}: body_limit must be bytes, 0 or FULL")
         if not callable(route.handler):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vivace.config import Config, public
-from vivace.config.secret import Secret
+from vivace.config.checks import loopback
 
 DEFAULT_BODY_LIMIT = 16 << 20
 KEEP_ALIVE = 75.0
@@ -19,8 +19,11 @@ STREAM_HOLD_LIMIT = 8 << 20
 class ServerSettings:
     """Times in seconds, sizes in bytes. `public` is the configuration without secrets."""
 
-    api_key: str | None = None
-    admin_api_key: str | None = None
+    api_keys: tuple[str, ...] = ()
+    admin_api_keys: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] | None = ()
+    """Names of this server; None: any."""
     root_path: str = ""
     cache_report: bool = False
     strict_model_name: bool = False
@@ -54,8 +57,10 @@ def settings_of(config: Config) -> ServerSettings:
     """Pick the HTTP settings out of a resolved configuration."""
     http, logging = config.http, config.logging
     return ServerSettings(
-        api_key=revealed(http.api_key),
-        admin_api_key=revealed(http.admin_api_key),
+        api_keys=tuple(key.reveal() for key in http.keys),
+        admin_api_keys=tuple(key.reveal() for key in http.admin_keys),
+        allowed_origins=http.allowed_origins or (),
+        allowed_hosts=allowed_hosts(config),
         root_path=(http.fastapi_root_path or "").rstrip("/"),
         cache_report=http.enable_cache_report,
         strict_model_name=http.strict_model_name,
@@ -72,6 +77,10 @@ def settings_of(config: Config) -> ServerSettings:
     )
 
 
-def revealed(secret: Secret | None) -> str | None:
-    """The key itself: it is compared here and shown nowhere."""
-    return secret.reveal() if secret else None
+def allowed_hosts(config: Config) -> tuple[str, ...] | None:
+    """Names by which a browser may call this server. One that other machines reach has names that
+    nobody told us, and a key; they are checked when they are told."""
+    http = config.http
+    if not http.allowed_hosts and not loopback(http.host):
+        return None
+    return (http.host, *(http.allowed_hosts or ()))

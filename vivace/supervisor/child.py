@@ -6,15 +6,13 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-import vivace
-from vivace.config.process_environment import child_environment
+from vivace.config.child_process import child_environment, python_module
 from vivace.errors import CANNOT_START
 from vivace.supervisor.line import Line, supervisor_end
 from vivace.supervisor.messages import FromChild, Setup
@@ -24,7 +22,6 @@ Command = Callable[[Role, int], Sequence[str]]
 """(role, descriptor of the line to us) -> command line"""
 EXIT_SECONDS = 5.0
 """From closing its line to the end of a process; normally far less than a millisecond."""
-SOURCES = Path(vivace.__file__).resolve().parents[1]
 
 
 @dataclass(kw_only=True, eq=False)
@@ -118,11 +115,8 @@ def spawn(role: Role, command: Command, *inherited: int) -> Child:
 
 def process_command(role: Role, line: int) -> list[str]:
     """`python -m vivace.process <role>`; `line` is the inherited descriptor of the line to us."""
-    # -P keeps modules that happen to lie in the working directory out of the children; only when
-    # the package itself is found that way it has to go.
-    path = [] if Path.cwd() == SOURCES else ["-P"]
     words = ["--line", str(line), "--parent", str(os.getpid())]
-    return [sys.executable, *path, "-m", "vivace.process", role, *words]
+    return [*python_module("vivace.process"), role, *words]
 
 
 def preloading(command: Command) -> Command:

@@ -74,7 +74,7 @@ def curl_line(config: Config, url: str, name: str) -> str:
     path = f"{config.http.fastapi_root_path or ''}/v1/chat/completions"
     message = {"role": "user", "content": "What is gravity?"}
     body = json.dumps({"model": name, "messages": [message], "max_tokens": 32})
-    key = " -H 'Authorization: Bearer <api key>'" if config.http.api_key else ""
+    key = " -H 'Authorization: Bearer <api key>'" if config.http.keys else ""
     quoted = body.replace("'", "'\\''")
     return f"curl {url}{path}{key} -H 'Content-Type: application/json' -d '{quoted}'"
 

@@ -52,7 +52,11 @@ triton-attention-num-kv-splits enable-flashinfer-mla flashinfer-mla-disable-ragg
 """.split()
 )
 OURS = frozenset(
-    f"--{name}" for name in "activation-dtype cpu-threads disable-cpu-kernels insecure".split()
+    f"--{name}"
+    for name in (
+        "activation-dtype admin-api-key-file allowed-hosts allowed-origins api-key-file "
+        "cpu-threads disable-cpu-kernels insecure"
+    ).split()
 )
 """flags of Vivace that SGLang never had"""
 SPELT_SHORT = frozenset({"--moe-dense-tp"})

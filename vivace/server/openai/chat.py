@@ -57,7 +57,7 @@ async def chat_completions(context: Context, http: web.Request, body: Body) -> w
     with openai_names():
         asks = [ask(asked, tokens, rid)]
         requests = await expand(
-            context, asks, stream=bool(asked.stream), arrival=arrival, client=http.get(CLIENT, 0)
+            context, asks, stream=bool(asked.stream), arrival=arrival, client=http[CLIENT]
         )
     body.release()
     context.request_log.received(http.path, requests, asked, text)

@@ -61,7 +61,7 @@ async def completions(context: Context, http: web.Request, body: Body) -> web.St
     with openai_names():
         asks = (ask(asked, prompts, i, answer_id) for i in range(len(prompts)))
         requests = await expand(
-            context, asks, stream=bool(asked.stream), arrival=arrival, client=http.get(CLIENT, 0)
+            context, asks, stream=bool(asked.stream), arrival=arrival, client=http[CLIENT]
         )
     body.release()
     context.request_log.received(http.path, requests, asked)

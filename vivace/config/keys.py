@@ -1,0 +1,82 @@
+"""API keys from files and variables, where no list of processes shows them."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+from vivace.config.errors import ConfigError
+from vivace.config.process_environment import KEYS_OF_THE_SERVER
+from vivace.config.secret import Secret
+from vivace.config.serving import HttpOptions
+
+API_KEY, ADMIN_API_KEY = KEYS_OF_THE_SERVER
+MOST_KEYS = 4096
+MOST_BYTES = 1 << 20
+OTHERS = stat.S_IRWXO | stat.S_IWGRP
+
+
+def with_keys(http: HttpOptions, environ: Mapping[str, str]) -> HttpOptions:
+    """The options with the keys of the files and, where no flag gives one, of the variables.
+
+    Raises ConfigError for a file that cannot be read, or that others can.
+    """
+    return dataclasses.replace(
+        http,
+        api_key=http.api_key or of_variable(environ, API_KEY),
+        admin_api_key=http.admin_api_key or of_variable(environ, ADMIN_API_KEY),
+        file_keys=of_file("--api-key-file", http.api_key_file),
+        admin_file_keys=of_file("--admin-api-key-file", http.admin_api_key_file),
+    )
+
+
+def of_variable(environ: Mapping[str, str], name: str) -> Secret | None:
+    text = environ.get(name, "").strip()
+    return Secret(text) if text else None
+
+
+def of_file(flag: str, path: str | None) -> tuple[Secret, ...]:
+    """The keys of a file: one in a line; blank lines and lines that begin with # do not count."""
+    if path is None:
+        return ()
+    where = f"{flag} {path}"
+    keys: list[str] = []
+    for number, line in enumerate(text_of(where, Path(path)).splitlines(), 1):
+        key = line.strip()
+        if not key or key.startswith("#"):
+            continue
+        if not all("!" <= character <= "~" for character in key):
+            raise ConfigError(
+                f"{where}: line {number}: a key is made of visible ASCII characters, one key a line"
+            )
+        if key in keys:
+            raise ConfigError(f"{where}: line {number}: this key is there twice")
+        keys.append(key)
+    if not 1 <= len(keys) <= MOST_KEYS:
+        raise ConfigError(f"{where}: has {len(keys)} keys; 1 to {MOST_KEYS} are wanted")
+    return tuple(Secret(key) for key in keys)
+
+
+def text_of(where: str, path: Path) -> str:
+    """The file's text, if only its owner and its group can read it."""
+    try:
+        with open(path, "rb", opener=without_waiting) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise ConfigError(f"{where}: is not a file")
+            if status.st_mode & OTHERS:
+                raise ConfigError(f"{where}: others can read or change it; chmod 600 {path}")
+            data = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{where}: cannot be read: {error.strerror}") from None
+    if len(data) > MOST_BYTES:
+        raise ConfigError(f"{where}: is larger than {MOST_BYTES >> 20} MiB")
+    return data.decode("ascii", "replace")
+
+
+def without_waiting(path: str, flags: int) -> int:
+    """Opening a pipe would wait for a writer."""
+    return os.open(path, flags | os.O_NONBLOCK)

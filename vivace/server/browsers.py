@@ -1,0 +1,202 @@
+"""What a web page may do with this server through the browser of somebody who can reach it.
+
+A browser sends requests that a page of any origin asks for, and says where they come from. Programs
+say nothing of the kind, so they are not concerned. A request with a key that matched is not judged:
+no page has the key. docs/http.md gives the reasons of every rule.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from enum import StrEnum
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from vivace.server.errors import Refusal
+
+ANY = "*"
+DEFAULT_PORTS = {"http": ":80", "https": ":443"}
+OWN_SITES = ("same-origin", "none")
+"""Sec-Fetch-Site of a page of this server, and of what the user typed"""
+ONCE = ("Host", "Origin", "Sec-Fetch-Site", "Content-Type", "Authorization")
+PREFLIGHT_SECONDS = "600"
+
+
+class Effect(StrEnum):
+    """READS tells something; ACTS changes something, or has the model compute."""
+
+    READS = "reads"
+    ACTS = "acts"
+
+
+class BrowserPolicy:
+    """`origins`: pages that may use the server, as `https://ui.example` or `*`. `hosts`: names it
+    may be called by besides addresses and localhost; None when it may have any name."""
+
+    def __init__(self, origins: Sequence[str] = (), hosts: Sequence[str] | None = None) -> None:
+        self._origins = frozenset(origin.rstrip("/").lower() for origin in origins)
+        names = None if hosts is None or ANY in hosts else hosts
+        self._hosts = None if names is None else frozenset(name.lower() for name in names)
+
+    def check(self, request: web.Request, effect: Effect) -> None:
+        """Raise Refusal 403 or 415 unless the request may have this effect."""
+        self._check_host(request)
+        own = self._from_own_page(request)
+        json = self._sends_json(request)
+        if effect is Effect.READS or own or json:
+            return
+        if is_link(request) or request.headers.get("User-Agent", "").startswith("Mozilla/"):
+            raise Refusal(
+                403,
+                "a browser must say for which page it asks this; "
+                "send a key, or a JSON body with 'Content-Type: application/json'",
+            )
+
+    def preflight(self, request: web.Request) -> web.Response | None:
+        """The answer to a browser's question whether a page may ask; None for other requests."""
+        wanted = request.headers.get("Access-Control-Request-Method")
+        if request.method != "OPTIONS" or wanted is None:
+            return None
+        self._check_host(request)
+        origin = request.headers.get("Origin", "")
+        if not self._allowed(origin):
+            raise foreign(origin)
+        headers = {
+            "Access-Control-Allow-Methods": wanted[:32],
+            "Access-Control-Max-Age": PREFLIGHT_SECONDS,
+        }
+        asked = request.headers.get("Access-Control-Request-Headers")
+        if asked is not None:
+            headers["Access-Control-Allow-Headers"] = asked
+        if request.headers.get("Access-Control-Request-Private-Network") == "true":
+            headers["Access-Control-Allow-Private-Network"] = "true"
+        return web.Response(status=204, headers=headers)
+
+    async def mark(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Let pages of allowed origins read the answer."""
+        if not self._origins:
+            return
+        response.headers["Vary"] = "Origin"
+        origin = request.headers.get("Origin")
+        if origin is not None and self._allowed(origin):
+            response.headers["Access-Control-Allow-Origin"] = origin
+            response.headers["Access-Control-Expose-Headers"] = "Retry-After"
+
+    # -- the rules -------------------------------------------------------------------------------
+
+    def _check_host(self, request: web.Request) -> None:
+        """A page can give its own name this machine's address (DNS rebinding), but then it calls
+        the server by that name."""
+        host = request.headers.get("Host", "")
+        name = name_of(host)
+        if self._hosts is None or not name or is_local(name) or name in self._hosts:
+            return
+        raise Refusal(
+            403,
+            f"this server is not called {host[:200]!r}; if it is, start it with "
+            f"--allowed-hosts {name[:200]}",
+        )
+
+    def _from_own_page(self, request: web.Request) -> bool:
+        """Whether the browser says that a page of ours, or an allowed one, asks; False when nobody
+        says anything. Raises Refusal for other pages."""
+        headers = request.headers
+        origin = headers.get("Origin")
+        if origin is not None:
+            if not self._allowed(origin) and not same_origin(origin, headers.get("Host", "")):
+                raise foreign(origin)
+            return True
+        site = headers.get("Sec-Fetch-Site")
+        if site is not None:
+            if site not in OWN_SITES and not is_link(request):
+                raise foreign(f"({site})")
+            return site in OWN_SITES
+        referrer = headers.get("Referer")
+        if referrer is not None and not same_origin(referrer, headers.get("Host", "")):
+            raise foreign(referrer)
+        return False
+
+    def _allowed(self, origin: str) -> bool:
+        return ANY in self._origins or origin.lower() in self._origins
+
+    def _sends_json(self, request: web.Request) -> bool:
+        """Whether it says so, which a page of another origin cannot; Refusal for other bodies."""
+        if "Content-Type" not in request.headers:
+            return False
+        kind = request.content_type
+        if kind == "application/json" or kind.endswith("+json"):
+            return True
+        if not request.can_read_body:
+            return False
+        raise Refusal(
+            415,
+            f"the body comes as {kind!r}; send JSON with 'Content-Type: application/json' "
+            "(curl: -H 'Content-Type: application/json')",
+        )
+
+
+def check_headers(request: web.Request) -> None:
+    """Raise Refusal for versions of HTTP that are none, and headers that say two things."""
+    if request.version not in ((1, 0), (1, 1)):
+        major, minor = request.version
+        raise closing(505, f"HTTP/{major}.{minor} is not spoken here; use HTTP/1.1")
+    if request.version == (1, 0) and "Transfer-Encoding" in request.headers:
+        raise closing(400, "HTTP/1.0 has no Transfer-Encoding; use HTTP/1.1")
+    for name in ONCE:
+        if len(request.headers.getall(name, ())) > 1:
+            raise closing(400, f"the header {name} is there twice")
+
+
+def closing(status: int, message: str) -> Refusal:
+    return Refusal(status, message, headers={"Connection": "close"})
+
+
+def foreign(origin: str) -> Refusal:
+    shown = origin[:200]
+    return Refusal(
+        403,
+        f"pages of another origin {shown} may not use this server; "
+        "allow one with --allowed-origins https://its.name",
+    )
+
+
+def is_link(request: web.Request) -> bool:
+    """The user followed a link: the page that has the link does not see the answer. The browser
+    shows it, so only routes that tell something are asked in this way; `check` sees to that."""
+    return request.method == "GET" and request.headers.get("Sec-Fetch-Mode") == "navigate"
+
+
+def name_of(host: str) -> str:
+    """The name in a Host header, without port, brackets and the root's dot."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0].lower()
+    return host.partition(":")[0].rstrip(".").lower()
+
+
+def is_local(name: str) -> bool:
+    """Names that no foreign DNS server can give to a page: localhost, and addresses."""
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def same_origin(address: str, host: str) -> bool:
+    """Whether a URL is of the server that the Host header names, the port included."""
+    try:
+        parts = urlsplit(address)
+    except ValueError:
+        return False
+    port = DEFAULT_PORTS.get(parts.scheme)
+    if port is None or not host:
+        return False
+    return with_port(parts.netloc.lower(), port) == with_port(host.lower(), port)
+
+
+def with_port(authority: str, port: str) -> str:
+    return authority if authority.rpartition(":")[2].isdigit() else authority + port
