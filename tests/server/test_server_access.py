@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 from hypothesis import given
 from hypothesis import strategies as st
 from server_kit import Running, ask, running_server
 
-from vivace.server.auth import CLIENT, Access, Keys
+from vivace.server.auth import Access, Keys
 from vivace.server.errors import Refusal
 from vivace.server.routes import ROUTES, Route, check_routes
 from vivace.server.settings import ServerSettings
@@ -175,24 +174,3 @@ ROUTE = ROUTES[0]
 def test_an_incomplete_route_table_is_refused(broken: tuple) -> None:
     with pytest.raises(ValueError, match="route"):
         check_routes(broken)
-
-
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/generate", {"text": ["a", "b"]}),
-        ("/v1/completions", {"model": "toy", "prompt": "a"}),
-        ("/v1/chat/completions", {"model": "toy", "messages": [{"role": "user", "content": "a"}]}),
-    ],
-)
-def test_the_engine_learns_whose_key_it_is(
-    path: str, body: dict[str, object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def check(_keys: Keys, request: web.Request, _access: Access) -> int:
-        request[CLIENT] = 3
-        return 3
-
-    monkeypatch.setattr(Keys, "check", check)
-    with running_server() as server:
-        assert ask(server, path, body).status == 200
-        assert {request.client for request in server.engine.requests} == {3}

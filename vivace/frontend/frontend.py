@@ -173,7 +173,6 @@ class Frontend:
         stream: bool = False,
         client: int = 0,
         log_metrics: bool = True,
-        client: int = 0,
         arrival: float | None = None,
     ) -> Request:
         """`request` for a prompt that has passed `check_prompt`; it is not copied."""
@@ -194,7 +193,6 @@ class Frontend:
             stream=stream,
             client=client,
             log_metrics=log_metrics,
-            client=client,
         )
 
     def start(self, request: Request, sink: Sink) -> None:
