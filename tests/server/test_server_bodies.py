@@ -25,6 +25,10 @@ from vivace.server.routes import ROUTES
 from vivace.server.schema import GenerateRequest, TokenizeRequest
 from vivace.server.settings import ServerSettings
 
+TOKENIZE = (
+    b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\n"
+    b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+)
 KINDS = (GenerateRequest, TokenizeRequest, ChatRequest, CompletionRequest)
 
 words = st.text(max_size=12) | st.sampled_from(['"', "\\", '\\"]}', "],[", "é✓", "\n"])
@@ -293,7 +297,7 @@ def test_a_slow_body_gives_way() -> None:
 def test_unfinished_bodies_are_bounded_over_connections_and_free_the_room() -> None:
     size = 1 << 20
     options = ServerSettings(body_limit=size, bodies_limit=2 * size, body_timeout=1.0)
-    head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % size
+    head = TOKENIZE % size
     with running_server(options) as server:
         held = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(4)]
         for connection in held:
@@ -311,7 +315,7 @@ def test_unfinished_bodies_are_bounded_over_connections_and_free_the_room() -> N
 
 
 def test_the_head_of_a_later_request_has_the_deadline_of_the_first() -> None:
-    request = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+    request = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with (
         running_server(ServerSettings(header_timeout=0.4, keepalive_timeout=60.0)) as server,
         socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection,
@@ -337,7 +341,7 @@ def test_tokenising_stops_when_the_client_has_left() -> None:
 
         tokenizer.encode = slow
         body = json.dumps({"prompt": ["x" * 400] * 1024}).encode()
-        head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+        head = TOKENIZE % len(body)
         with socket.create_connection(("127.0.0.1", server.port)) as connection:
             connection.sendall(head + body)
             server.until(lambda: len(calls) > 3)
