@@ -53,7 +53,8 @@ def test_figures_and_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert total == pytest.approx(65)
     assert result["last_gen_throughput"] == 12.5
     assert result["instructions"] == "native kernels, avx2"
-    assert "computed by: native kernels, avx2" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "computed by: native kernels, avx2" in shown
     assert engine.ended
     warmup, run = engine.calls
     assert [len(ids) for ids in run["input_ids"]] == [9] * 5
@@ -63,7 +64,7 @@ def test_figures_and_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         "ignore_eos": True,
     }
     assert len(warmup["input_ids"]) == 5
-    assert "Offline Throughput Benchmark Result" in capsys.readouterr().out
+    assert "Offline Throughput Benchmark Result" in shown
 
 
 def test_wrong_lengths_are_told(capsys: pytest.CaptureFixture[str]) -> None:

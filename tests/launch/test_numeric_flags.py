@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from served_toy import free_port
 
 from vivace.assemble import build_runner
 from vivace.config import Config, from_arguments
@@ -102,6 +103,7 @@ class Started:
 def started(asked: dict[str, Any], model: Path) -> Started:
     """An engine in this process; raises what refuses the start."""
     settings = {"log_level": "warning", "cpu_threads": 1, "load_format": "dummy", **asked}
+    settings.setdefault("port", free_port())  # the default may be somebody's
     config = configure(from_arguments(model_path=str(model), **settings))
     worker = build_runner(config, lambda stage, fraction: None)
     memory = new_descriptor()
@@ -128,6 +130,7 @@ EFFECTIVE: dict[str, Callable[[Started], Any]] = {
     "prefill_max_requests": lambda it: it.engine.prefill_max_requests,
     "max_queued_requests": lambda it: it.engine.max_queued,
     "chunked_prefill_size": lambda it: -1 if it.engine.chunk is None else it.engine.chunk,
+    "chunked_prefill_stall_target": lambda it: 1000 * it.engine.stall_target,
     "max_prefill_tokens": lambda it: it.engine.max_prefill_tokens,
     "priority_scheduling_preemption_threshold": lambda it: it.engine.preemption_threshold,
     "schedule_conservativeness": Started.conservativeness,

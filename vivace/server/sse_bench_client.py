@@ -12,8 +12,9 @@ MARK = b"data: "
 async def read_stream(port: int, path: str, body: bytes) -> tuple[int, int]:
     """(events, bytes) of one stream."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = f"POST {path} HTTP/1.1\r\nHost: bench\r\nContent-Length: {len(body)}\r\n"
-    writer.write(head.encode() + b"Connection: close\r\n\r\n" + body)
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+    head += "Content-Type: application/json\r\nConnection: close\r\n\r\n"
+    writer.write(head.encode() + body)
     chunks = size = 0
     tail = b""
     while data := await reader.read(1 << 16):
