@@ -17,7 +17,7 @@ from vivace.errors import CannotStart
 ZEROS = {"rope_type": "llama3", "factor": 0, "low_freq_factor": 0, "high_freq_factor": 0}
 BROKEN: dict[str, tuple[str, dict[str, Any], str]] = {
     "no number": ("config.json", {"rope_theta": "x"}, "rope_theta is 'x'"),
-    "not a number": ("config.json", {"rope_theta": float("nan")}, "NaN is no number"),
+    "not a number": ("config.json", {"rope_theta": float("nan")}, "rope_theta is nan"),
     "a list": ("config.json", {"rope_scaling": [1]}, "rope_scaling is [1]"),
     "zeros": ("config.json", {"rope_scaling": ZEROS}, "low_freq_factor is 0"),
     "an activation": ("config.json", {"hidden_act": "quantum"}, "hidden_act is 'quantum'"),

@@ -46,6 +46,16 @@ def test_any_options_survive_the_pipe(values: dict[str, Any]) -> None:
     assert decode(encode(config)) == config
 
 
+def test_whatever_a_model_s_files_hold_crosses() -> None:
+    """NaN, numbers of any length and halves of characters, where nobody reads them."""
+    config = resolved("--random-seed", "1")
+    odd = {"\ud800": "\udfff", "n": [1e400, 10**3000, {"x": -(10**30)}], "not": float("nan")}
+    odd_too = replace(config, source=replace(config.source, config=odd, generation_config=odd))
+    again = decode(encode(odd_too))
+    assert repr(again.source) == repr(odd_too.source)
+    assert replace(again, source=config.source) == config
+
+
 def test_secrets_cross_and_stay_hidden() -> None:
     config = resolved("--api-key", KEY, "--admin-api-key", KEY + "2")
     again = decode(encode(config))

@@ -112,7 +112,7 @@ def test_scaling_in_the_metadata(tmp_path: Path) -> None:
     scaled.add_rope_scaling_factor(4.0)
     scaled.add_rope_scaling_orig_ctx_len(32)
     finish(scaled, theirs)
-    config = facts_of(locate(str(tmp_path / "yarn.gguf"))).config
+    config = locate(str(tmp_path / "yarn.gguf")).config
     assert config["rope_scaling"]["rope_type"] == "yarn"
     assert config["rope_scaling"]["original_max_position_embeddings"] == 32
 

@@ -110,6 +110,7 @@ class Text:
             raise ValueError
         if self.name and not value.isprintable():
             raise ValueError
+        value.encode()  # halves of characters: UnicodeEncodeError is a ValueError
         return value
 
 

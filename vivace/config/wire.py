@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,15 @@ from vivace.config.secret import Secret
 
 
 def encode(config: Config) -> bytes:
-    """JSON for a private pipe: secrets are in clear."""
-    return msgspec.json.encode(config, enc_hook=plain)
+    """JSON for a private pipe: secrets are in clear.
+
+    As Python writes it: the files of a model hold numbers and text that strict JSON does not.
+    """
+    return json.dumps(msgspec.to_builtins(config, enc_hook=plain)).encode()
 
 
 def decode(data: bytes) -> Config:
-    return msgspec.json.decode(data, type=Config, dec_hook=rich)
+    return msgspec.convert(json.loads(data), type=Config, dec_hook=rich)
 
 
 def plain(value: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 from tokenizers import AddedToken, processors
 from tokenizers import Tokenizer as Core
 
-from vivace.checkpoint.fields import REFETCH, Fields, Flag, Several, Text
+from vivace.checkpoint.fields import REFETCH, Fields, Flag, Several, Text, printable
 from vivace.checkpoint.json_files import read_bytes, read_json
 from vivace.frontend.chat_template import TemplateSet
 from vivace.frontend.tokenizer import TokenizerError, built
@@ -144,7 +144,7 @@ def _extra_tokens(config: Fields) -> list[str | None]:
         value = {str(place): one for place, one in enumerate(value)}
     if value is not None and not isinstance(value, dict):
         raise config.refusal(key, "it must be a list of tokens or an object of them by name")
-    entries = Fields(value or {}, lambda name: f"{config.place(key)}.{name}", REFETCH)
+    entries = Fields(value or {}, lambda name: f"{config.place(key)}.{printable(name)}", REFETCH)
     return [_token_text(entries, name) for name in entries.values]
 
 
@@ -196,7 +196,8 @@ def _configured_templates(config: Fields) -> dict[str, str]:
         return {}
     if isinstance(own, dict):
         named = config.need_inner("chat_template")
-        return {name: named.need(name, _TEMPLATE) for name in named.values}
+        names = [name for name in named.values if name.isprintable()]  # others nobody can ask for
+        return {name: named.need(name, _TEMPLATE) for name in names}
     if not isinstance(own, list):
         return {"default": config.need("chat_template", _TEMPLATE)}
     found: dict[str, str] = {}

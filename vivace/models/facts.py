@@ -111,6 +111,7 @@ class ModelFacts:
     decoder: DecoderFacts | None = None
     """None for architectures that only transformers' code runs"""
     config: dict[str, Any] = field(default_factory=dict)
+    """for transformers' code, where that runs the model"""
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:
         """Keys and values of one token over all layers."""
@@ -172,7 +173,7 @@ def facts_of(source: ModelSource, implementation: str = "auto") -> ModelFacts:
         layer_windows=windows,
         parameters=0,
         decoder=decoder_of(config, family, head_dim, context) if ours else None,
-        config=dict(config.values),
+        config={} if ours else dict(config.values),
     )
     return replace(facts, parameters=parameter_count(facts))
 
