@@ -155,7 +155,7 @@ class ScheduleOptions:
     )
     chunked_prefill_stall_target: float = option(
         50.0,
-        "Milliseconds a prompt's chunk may take while others decode, besides two of their own "
+        "Milliseconds a prompt's chunk may take while others decode, besides eight of their own "
         "steps; chunks are cut to the measured speed. 0: prompts come first.",
     )
     max_prefill_tokens: int = option(16384, "Prompt tokens admitted to one step.")
