@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,13 +17,14 @@ from typing import Any
 
 import jinja2.filters
 import jinja2.tests
+import msgspec
 import pytest
 
 from vivace.frontend.chat_template import ChatTemplate, ChatTemplateError, TemplateSet
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.render_verdicts import OverLimit
 from vivace.frontend.renderer import Renderer
-from vivace.frontend.template_messages import RenderLimits
+from vivace.frontend.template_messages import Load, RenderLimits, frame
 from vivace.frontend.template_sandbox import environment
 
 TIGHT = RenderLimits(cpu_seconds=0.3, memory=96 << 20, characters=1 << 20)
@@ -333,3 +336,20 @@ def test_variables_of_requests_are_few_and_small() -> None:
             with pytest.raises(BadRequest, match="at most") as caught:
                 template.render([USER], variables=variables)
             assert caught.value.field == "chat_template_kwargs"
+
+
+@pytest.mark.parametrize("moment", ["before its answer", "its answer unread"])
+def test_it_ends_silently_when_its_frontend_dies(moment: str) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "vivace.frontend.template_process"],
+            stdin=theirs.fileno(),
+            stderr=subprocess.PIPE,
+        )
+        theirs.close()
+        ours.sendall(frame(msgspec.json.encode(Load(sources={"default": ECHO}, limits=TIGHT))))
+        if moment == "its answer unread":
+            assert select.select([ours], [], [], 20)[0]
+    _, told = process.communicate(timeout=20)
+    assert (process.returncode, told) == (0, b"")

@@ -49,8 +49,7 @@ def main() -> None:
     assert isinstance(load, Load)
     workplace = Workplace(load.limits)
     while data is not None:
-        sock.sendall(frame(workplace.reply(data)))
-        if workplace.spent:
+        if not sent(sock, frame(workplace.reply(data))) or workplace.spent:
             return
         data = received(sock)
 
@@ -70,11 +69,23 @@ def received(sock: socket.socket) -> bytearray | None:
     return None if head is None else exactly(sock, LENGTH.unpack(head)[0])
 
 
+def sent(sock: socket.socket, data: bytes) -> bool:
+    """Whether the frontend was there to take it."""
+    try:
+        sock.sendall(data)
+    except OSError:
+        return False
+    return True
+
+
 def exactly(sock: socket.socket, size: int) -> bytearray | None:
     data = bytearray(size)
     view, have = memoryview(data), 0
     while have < size:
-        count = sock.recv_into(view[have:])
+        try:
+            count = sock.recv_into(view[have:])
+        except OSError:
+            return None
         if not count:
             return None
         have += count
