@@ -15,12 +15,13 @@ from urllib.parse import urlsplit
 
 from rich.console import Console
 
+from vivace.config.process_environment import GIVE_A_KEY, KEY_VARIABLES, client_key
 from vivace.errors import CANNOT_START, CannotStart
 
 DEFAULT_URL = "http://127.0.0.1:30000"
 HELP = """\
 /reset          forget the conversation
-/system TEXT    set the system message (empty: remove it) and forget the conversation
+/system TEXT    set the system message (empty: remove it), forget the conversation
 /exit           leave (or Ctrl-D)
 A line that ends with \\ goes on in the next one. Ctrl-C stops an answer."""
 
@@ -193,7 +194,8 @@ def _error_text(response: http.client.HTTPResponse) -> str:
         message = found.get("error", {}).get("message") or found.get("message")
     except (ValueError, AttributeError):
         message = data[:200].decode("utf-8", "replace")
-    return f"the server answers {response.status}: {message or response.reason}"
+    advice = f"; {GIVE_A_KEY}" if response.status == 401 else ""
+    return f"the server answers {response.status}: {message or response.reason}{advice}"
 
 
 # -- the conversation ----------------------------------------------------------------------------
@@ -360,9 +362,8 @@ def _backend(arguments: argparse.Namespace, wishes: Wishes, console: Console) ->
     }  # fmt: skip
     given = [flag for flag, value in remote.items() if value is not None]
     if not (arguments.local or arguments.model_path):
-        return RemoteBackend(
-            arguments.url or DEFAULT_URL, arguments.api_key, arguments.model, wishes
-        )
+        key = arguments.api_key or client_key()
+        return RemoteBackend(arguments.url or DEFAULT_URL, key, arguments.model, wishes)
     local = "--local" if arguments.local else "--model-path"
     if given:
         raise ChatError(
@@ -370,7 +371,7 @@ def _backend(arguments: argparse.Namespace, wishes: Wishes, console: Console) ->
             "give one or the other"
         )
     if not arguments.local:
-        text = f"--model-path: {arguments.model_path} is loaded in this process (--local)."
+        text = "--model-path means --local: the model is to be loaded in this process."
         console.print(text, style="dim", markup=False)
     return LocalBackend(arguments.model_path, wishes)
 
@@ -386,7 +387,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("--url", help=f"server (default: {DEFAULT_URL})")
-    parser.add_argument("--api-key", help="sent as a bearer token")
+    parser.add_argument("--api-key", help=f"bearer key (default: {', '.join(KEY_VARIABLES)})")
     parser.add_argument("--model", help="model name (default: the server's first)")
     parser.add_argument("--local", action="store_true", help="load a model in this process")
     parser.add_argument(

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from vivace.chat import Bit, Chat, ChatError, Conversation, RemoteBackend, Wishes, main, printable
+from vivace.config.process_environment import GIVE_A_KEY, KEY_VARIABLES
 
 
 class Scripted:
@@ -85,6 +86,9 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
+        if self.path.startswith("/closed") and self.headers["Authorization"] != "Bearer secret":
+            self._send(401, b'{"error": {"message": "no key"}}')
+            return
         self._send(200, json.dumps({"data": [{"id": "toy"}]}).encode())
 
     def do_POST(self) -> None:
@@ -164,8 +168,21 @@ def test_piped_lines_that_fail_are_in_the_exit_code(
 def test_a_model_path_means_this_process(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--model-path", "/nope"]) == 2
     told = capsys.readouterr().err.replace("\n", " ")
-    assert "(--local)" in told and "no such file" in told
+    assert "means --local" in told and "is loaded" not in told and "no such file" in told
     assert main(["--model-path", "/nope", "--url", "http://127.0.0.1:9"]) == 1
     assert "one or the other" in capsys.readouterr().err.replace("\n", " ")
     assert main(["--local", "--api-key", "x"]) == 1
     assert "--local" in capsys.readouterr().err
+
+
+def test_a_server_with_a_key(
+    server: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in KEY_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert main(["--url", server + "/closed"]) == 1
+    told = capsys.readouterr().err.replace("\n", " ")
+    assert "401: no key" in told and GIVE_A_KEY in told
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    assert main(["--url", server + "/closed"]) == 0

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from scripted_site import served
 
 from vivace.bench.fake_server import Script
 from vivace.bench.serving import accept_length, main
+from vivace.config.process_environment import GIVE_A_KEY
 
 FLAGS = "--dataset-name random --num-prompts 6 --random-input-len 12 --random-output-len 5"
 
@@ -100,3 +103,20 @@ def test_modules_start_and_need_no_torch() -> None:
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+class Closed(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_error(401)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_server_that_wants_a_key(capsys: pytest.CaptureFixture[str]) -> None:
+    with HTTPServer(("127.0.0.1", 0), Closed) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        code = main(["--base-url", address, "--ready-check-timeout-sec", "0"])
+        server.shutdown()
+    assert code == 1 and GIVE_A_KEY in capsys.readouterr().err

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from vivace.bench import backends, datasets
 from vivace.bench.figures import GOODPUT_KEYS
+from vivace.config.process_environment import KEY_VARIABLES
 
 FLUSH_TIMEOUT = 60.0
 
@@ -130,7 +131,7 @@ def _server_flags(group: argparse._ArgumentGroup) -> None:
     add("--served-model-name", default="", help="model name in requests, when not --model")
     add("--tokenizer", default="", help="checkpoint whose tokenizer counts; default: the server's")
     add("--header", nargs="+", metavar="KEY=VALUE", help="HTTP headers of every request")
-    add("--api-key", help="bearer key; default: the variables API_KEY, OPENAI_API_KEY")
+    add("--api-key", help=f"bearer key; default: {', '.join(KEY_VARIABLES)}")
     add("--pd-separated", action="store_true", help="the server is a router over prefill + decode")
     add(
         "--connection-per-request",

@@ -10,6 +10,12 @@ from typing import Any
 import msgspec
 
 from vivace.bench.workload import BenchError
+from vivace.config.process_environment import GIVE_A_KEY
+
+
+class Unauthorized(BenchError):
+    """The server wants a key, or another one."""
+
 
 ANSWER_LIMIT = 64 << 20
 """Bytes of one answer that are read at most."""
@@ -50,6 +56,10 @@ def request(
         with urllib.request.urlopen(prepared, timeout=timeout) as answer:
             return answer.read(ANSWER_LIMIT)
     except urllib.error.HTTPError as error:
+        if error.code == 401:
+            raise Unauthorized(
+                f"{url} answers 401, so the server wants a key: {GIVE_A_KEY}"
+            ) from None
         text = error.read(500).decode("utf-8", "replace")
         raise BenchError(f"{url} answered HTTP {error.code}: {text}") from error
     except (OSError, ValueError) as error:

@@ -16,7 +16,7 @@ from vivace.bench.block import Setting, explain, render
 from vivace.bench.dialects import RequestSettings
 from vivace.bench.figures import Figures, figures_of, respread
 from vivace.bench.flags import parse
-from vivace.bench.http_json import ask_or_none
+from vivace.bench.http_json import Unauthorized, ask, ask_or_none
 from vivace.bench.procedure import Load, Outcome, measure_load, wait_ready, with_loop
 from vivace.bench.record import append_record, build_record, default_file, number
 from vivace.bench.tokens import TokenCodec, choose_codec
@@ -121,10 +121,11 @@ def headers_of(args: argparse.Namespace) -> dict[str, str]:
 
 
 def first_model(base_url: str, headers: Mapping[str, str]) -> str:
-    models = ask_or_none(f"{base_url}/v1/models", headers=headers)
     try:
-        return str(models["data"][0]["id"])
-    except (TypeError, KeyError, IndexError) as error:
+        return str(ask(f"{base_url}/v1/models", headers=headers)["data"][0]["id"])
+    except Unauthorized:
+        raise
+    except (BenchError, TypeError, KeyError, IndexError) as error:
         raise BenchError(
             f"{base_url}/v1/models names no model; give --model or --served-model-name"
         ) from error

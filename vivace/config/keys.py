@@ -22,20 +22,37 @@ OTHERS = stat.S_IRWXO | stat.S_IWGRP
 def with_keys(http: HttpOptions, environ: Mapping[str, str]) -> HttpOptions:
     """The options with the keys of the files and, where no flag gives one, of the variables.
 
-    Raises ConfigError for a file that cannot be read, or that others can.
+    Raises ConfigError for what is no key, and for a file that cannot be read, or that others can.
     """
     return dataclasses.replace(
         http,
-        api_key=http.api_key or of_variable(environ, API_KEY),
-        admin_api_key=http.admin_api_key or of_variable(environ, ADMIN_API_KEY),
+        api_key=of_flag("--api-key", http.api_key) or of_variable(environ, API_KEY),
+        admin_api_key=of_flag("--admin-api-key", http.admin_api_key)
+        or of_variable(environ, ADMIN_API_KEY),
         file_keys=of_file("--api-key-file", http.api_key_file),
         admin_file_keys=of_file("--admin-api-key-file", http.admin_api_key_file),
     )
 
 
+def of_flag(flag: str, key: Secret | None) -> Secret | None:
+    if key is not None:
+        check_key(flag, key.reveal(), "leave the flag out")
+    return key
+
+
 def of_variable(environ: Mapping[str, str], name: str) -> Secret | None:
-    text = environ.get(name, "").strip()
-    return Secret(text) if text else None
+    text = environ.get(name)
+    if text is None:
+        return None
+    check_key(name, text.strip(), "unset it")
+    return Secret(text.strip())
+
+
+def check_key(where: str, key: str, without: str = "") -> None:
+    if not key:
+        raise ConfigError(f"{where}: the key is empty; give one, or {without} to serve without")
+    if not all("!" <= character <= "~" for character in key):
+        raise ConfigError(f"{where}: a key is made of visible ASCII characters, without blanks")
 
 
 def of_file(flag: str, path: str | None) -> tuple[Secret, ...]:
@@ -48,15 +65,15 @@ def of_file(flag: str, path: str | None) -> tuple[Secret, ...]:
         key = line.strip()
         if not key or key.startswith("#"):
             continue
-        if not all("!" <= character <= "~" for character in key):
-            raise ConfigError(
-                f"{where}: line {number}: a key is made of visible ASCII characters, one key a line"
-            )
+        check_key(f"{where}: line {number}", key)
         if key in keys:
             raise ConfigError(f"{where}: line {number}: this key is there twice")
         keys.append(key)
     if not 1 <= len(keys) <= MOST_KEYS:
-        raise ConfigError(f"{where}: has {len(keys)} keys; 1 to {MOST_KEYS} are wanted")
+        raise ConfigError(
+            f"{where}: has {len(keys)} keys, where 1 to {MOST_KEYS} may be; write one key a line "
+            "(python -c 'import secrets; print(secrets.token_urlsafe())' makes one)"
+        )
     return tuple(Secret(key) for key in keys)
 
 

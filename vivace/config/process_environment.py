@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 
 KEYS_OF_THE_SERVER = ("VIVACE_API_KEY", "VIVACE_ADMIN_API_KEY")
-KEY_VARIABLES = ("API_KEY", "OPENAI_API_KEY")
+KEY_VARIABLES = ("VIVACE_API_KEY", "API_KEY", "OPENAI_API_KEY")
+"""where clients look for their key, first to last"""
+GIVE_A_KEY = f"give --api-key, or set {', '.join(KEY_VARIABLES[:-1])} or {KEY_VARIABLES[-1]}"
 
 
 def process_environment() -> dict[str, str]:
@@ -14,5 +16,6 @@ def process_environment() -> dict[str, str]:
 
 
 def client_key() -> str | None:
-    """The key a client sends: the first of API_KEY and OPENAI_API_KEY that is set and not empty."""
-    return next((value for name in KEY_VARIABLES if (value := os.environ.get(name))), None)
+    """The key a client sends: of the first of KEY_VARIABLES that is set and not empty."""
+    texts = (os.environ.get(name, "").strip() for name in KEY_VARIABLES)
+    return next((text for text in texts if text), None)
