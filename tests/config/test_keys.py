@@ -13,6 +13,7 @@ from config_kit import resolved
 
 from vivace.config import ConfigError, decode, encode, parse, public
 from vivace.config.child_process import bare_environment, child_environment
+from vivace.config.process_environment import GIVE_A_KEY, KEY_VARIABLES, client_key
 
 CLIENTS = "# ours\n  one-key  \n\ntwo-key\n#three\n"
 
@@ -127,7 +128,21 @@ def test_the_list_of_processes_shows_stars() -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("origin", ["ui.example", "https://ui.example/path", "ftp://x", "", "null"])
+@pytest.mark.parametrize(
+    "origin",
+    [
+        *("ui.example", "https://ui.example/path", "https://ui.example/", "ftp://x", "", "null"),
+        *("https://", "https://ui example", "http://ui:99999", "http://ui:0", "http://ui:"),
+        *(
+            "https://ui:443",
+            "http://ui:80",
+            "http://a@ui",
+            "http://[1::2",
+            "http://[x]",
+            "http://ü",
+        ),
+    ],
+)
 def test_an_origin_is_what_browsers_send(origin: str) -> None:
     with pytest.raises(ConfigError, match="--allowed-origins"):
         resolved("--allowed-origins", origin)
@@ -135,7 +150,42 @@ def test_an_origin_is_what_browsers_send(origin: str) -> None:
 
 def test_origins_and_hosts() -> None:
     config = resolved(
-        "--allowed-origins", "https://a.example", "http://b:8080", "--allowed-hosts", "llm"
+        "--allowed-origins", "https://a.example", "http://b:8080", "--allowed-hosts", "llm", "a-b.c"
     )
     assert config.http.allowed_origins == ("https://a.example", "http://b:8080")
-    assert config.http.allowed_hosts == ("llm",)
+    assert config.http.allowed_hosts == ("llm", "a-b.c")
+    other = ("https://[::1]:8443", "http://10.0.0.1", "*")
+    assert resolved("--allowed-origins", *other).http.allowed_origins == other
+    assert resolved("--allowed-hosts", "*").http.allowed_hosts == ("*",)
+
+
+@pytest.mark.parametrize(
+    "host", ["http://x", "a b", "name:8080", "", "x/", "name.", "ü.example", "a..b", "-a"]
+)
+def test_a_host_that_can_never_match_is_refused(host: str) -> None:
+    with pytest.raises(ConfigError, match="--allowed-hosts"):
+        resolved(f"--allowed-hosts={host}")
+
+
+@pytest.mark.parametrize("key", ["", " ", "two words", "schlüssel", "x\n"])
+def test_what_is_no_key(key: str) -> None:
+    for name in ("api-key", "admin-api-key"):
+        with pytest.raises(ConfigError, match=f"--{name}: ") as caught:
+            parse([f"--{name}={key}"], {})
+        assert not key.strip() or key not in str(caught.value)
+    if key != "x\n":  # a variable may come from a file
+        for name in ("VIVACE_API_KEY", "VIVACE_ADMIN_API_KEY"):
+            with pytest.raises(ConfigError, match=f"^{name}: "):
+                parse([], {name: key})
+
+
+def test_clients_look_in_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in KEY_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    assert client_key() is None
+    for name in reversed(KEY_VARIABLES):
+        monkeypatch.setenv(name, f"of {name}")
+        assert client_key() == f"of {name}"
+        assert name in GIVE_A_KEY
+    monkeypatch.setenv(KEY_VARIABLES[0], " ")
+    assert client_key() == f"of {KEY_VARIABLES[1]}"

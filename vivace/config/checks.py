@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from vivace.config.config import ConfigError, Options, all_options, value_of
 from vivace.config.environment import switched_on
@@ -63,6 +63,9 @@ NEEDED: dict[str, str] = {
     **dict.fromkeys(BUCKETS, "enable_metrics"),
 }
 """option -> the switch without which it has no effect"""
+NAME = re.compile(r"[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*", re.I)
+ORIGIN = re.compile(r"(https?)://(\[[^]/]*\]|[^]\[:/]*)(?::([1-9][0-9]{0,4}))?", re.I)
+DEFAULT_PORTS = {"http": "80", "https": "443"}
 LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 
 
@@ -177,12 +180,39 @@ def exposure(options: Options, around: Surroundings) -> list[str]:
 def origins(options: Options, around: Surroundings) -> list[str]:
     """--allowed-origins: scheme, name and port, as browsers write them."""
     for origin in options.http.allowed_origins or ():
-        parts = urlsplit(origin.rstrip("/"))
-        if origin != "*" and (parts.scheme not in ("http", "https") or origin.count("/") != 2):
+        if origin != "*" and (reason := why_no_origin(origin)):
+            raise ConfigError(f"--allowed-origins {origin}: {reason}")
+    return []
+
+
+def why_no_origin(text: str) -> str | None:
+    parts = ORIGIN.fullmatch(text)
+    if parts is None or not is_name(parts[2]):
+        return "an origin is wanted, as https://ui.example:8080, or *"
+    if parts[3] == DEFAULT_PORTS[parts[1].lower()]:
+        return f"browsers leave the usual port out; so do here: {text.rpartition(':')[0]}"
+    return "ports go up to 65535" if int(parts[3] or 0) > 65535 else None
+
+
+def hosts(options: Options, around: Surroundings) -> list[str]:
+    """--allowed-hosts: names alone, to which a Host header without its port is compared."""
+    for host in options.http.allowed_hosts or ():
+        if host != "*" and not is_name(host):
             raise ConfigError(
-                f"--allowed-origins {origin}: an origin is wanted, as https://ui.example:8080, or *"
+                f"--allowed-hosts {host}: a name alone is wanted, as llm.example, or *; no scheme, "
+                "port or path (every port of the name is allowed)"
             )
     return []
+
+
+def is_name(text: str) -> bool:
+    """A name or an address, as it stands in URLs."""
+    if not text.startswith("["):
+        return NAME.fullmatch(text) is not None
+    try:
+        return bool(text.endswith("]") and ipaddress.IPv6Address(text[1:-1]))
+    except ValueError:
+        return False
 
 
 def loopback(host: str) -> bool:
@@ -298,6 +328,7 @@ CHECKS: list[Callable[[Options, Surroundings], list[str]]] = [
     priorities,
     exposure,
     origins,
+    hosts,
     formats,
     retractions,
 ]
