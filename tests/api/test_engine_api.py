@@ -286,3 +286,15 @@ def test_dead_engines_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     closed.shutdown()
     with pytest.raises(BadRequest, match="down"):
         closed.generate("abc", params())
+
+
+def test_what_only_a_server_uses_is_told_in_one_line() -> None:
+    from vivace.offline.build import idle_here
+
+    (notice,) = idle_here(
+        {"port": 1, "api_key": "secret", "strict_model_name": True, "watchdog_timeout": 3.0}
+    )
+    told = notice.partition(": ")[2].split(", ")
+    assert sorted(told) == ["api_key", "port", "strict_model_name", "watchdog_timeout"]
+    assert "secret" not in notice
+    assert not idle_here({"port": 30000, "context_length": 9, "watchdog_timeout": None})

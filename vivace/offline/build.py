@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+SERVERS = frozenset({
+    "tokenizer_worker_num", "watchdog_timeout", "soft_watchdog_timeout", "log_level_http",
+    "log_requests", "log_requests_level", "log_requests_format", "log_requests_target",
+    "crash_dump_folder", "enable_metrics", "bucket_time_to_first_token",
+    "bucket_inter_token_latency", "bucket_e2e_request_latency", "gc_warning_threshold_secs",
+})  # fmt: skip
+"""options of the server's processes, besides those of HTTP"""
+
 
 def configured(arguments: dict[str, Any]) -> Config:
     """Keyword arguments named like the flags -> what will run. ConfigError, SourceError.
@@ -31,7 +40,9 @@ def configured(arguments: dict[str, Any]) -> Config:
     """
     from vivace.config import from_arguments
 
-    config = configure(from_arguments(**arguments))
+    options = from_arguments(**arguments)
+    notices = (*options.notices, *idle_here(arguments))
+    config = configure(dataclasses.replace(options, notices=notices))
     if not logging.getLogger().handlers:
         log_lines.setup(config.logging.log_level)
     for rewrite in config.rewrites:
@@ -39,6 +50,22 @@ def configured(arguments: dict[str, Any]) -> Config:
     for notice in config.notices:
         log.warning("%s", notice)
     return config
+
+
+def idle_here(arguments: dict[str, Any]) -> list[str]:
+    """A notice about the arguments that only a server makes use of."""
+    from vivace.config.config import all_options
+
+    servers = [
+        option for option in all_options() if option.slice_name == "http" or option.name in SERVERS
+    ]
+    idle = [
+        name
+        for option in servers
+        for name in {option.name, *(flag[2:].replace("-", "_") for flag in option.flags)}
+        if arguments.get(name) not in (None, option.default)
+    ]
+    return [f"no effect offline, where there is no server: {', '.join(idle)}"] if idle else []
 
 
 def start(config: Config) -> tuple[Frontend, Driver]:
