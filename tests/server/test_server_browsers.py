@@ -147,7 +147,7 @@ def test_a_key_needs_no_more() -> None:
 
 def test_allowed_pages() -> None:
     page = "https://ui.example:8443"
-    settings = ServerSettings(allowed_origins=(page + "/",), allowed_hosts=("llm.example",))
+    settings = ServerSettings(allowed_origins=(page,), allowed_hosts=("llm.example",))
     with running_server(settings) as server:
         asks = {
             "Origin": page,
@@ -253,5 +253,6 @@ ODD = {
 def test_odd_versions_and_doubled_headers(server: Running, request_bytes: str) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as sock:
         sock.sendall(request_bytes.encode())
-        status = sock.makefile("rb").readline().split()[1]
+        version, status, _ = sock.makefile("rb").readline().split(None, 2)
     assert int(status) in ODD[request_bytes]
+    assert version in (b"HTTP/1.0", b"HTTP/1.1"), "what clients can read"

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from urllib.parse import urlsplit
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from vivace.server.errors import Refusal
 
@@ -36,7 +36,7 @@ class BrowserPolicy:
     may be called by besides addresses and localhost; None when it may have any name."""
 
     def __init__(self, origins: Sequence[str] = (), hosts: Sequence[str] | None = None) -> None:
-        self._origins = frozenset(origin.rstrip("/").lower() for origin in origins)
+        self._origins = frozenset(origin.lower() for origin in origins)
         names = None if hosts is None or ANY in hosts else hosts
         self._hosts = None if names is None else frozenset(name.lower() for name in names)
 
@@ -141,6 +141,8 @@ def check_headers(request: web.Request) -> None:
     """Raise Refusal for versions of HTTP that are none, and headers that say two things."""
     if request.version not in ((1, 0), (1, 1)):
         major, minor = request.version
+        # aiohttp answers in the request's version; no client reads a status line of these.
+        request._version = HttpVersion11
         raise closing(505, f"HTTP/{major}.{minor} is not spoken here; use HTTP/1.1")
     if request.version == (1, 0) and "Transfer-Encoding" in request.headers:
         raise closing(400, "HTTP/1.0 has no Transfer-Encoding; use HTTP/1.1")
