@@ -328,6 +328,7 @@ BODIES: dict[type[msgspec.Struct], Body] = {
             "log_requests": [Effect(True, False)],
             "log_requests_level": [Effect(0, 1)],
             "log_requests_format": [Effect("json", "text")],
+            "log_requests_target": [Refused(["/tmp/x"], NO_FOLDERS)],
             "dump_requests_folder": [Refused("/tmp/x", NO_FOLDERS)],
             "dump_requests_threshold": [Refused(5, NO_FOLDERS)],
             "crash_dump_folder": [Refused("/tmp/x", NO_FOLDERS)],

@@ -271,6 +271,7 @@ def test_configure_logging_switches_request_logs(caplog: pytest.LogCaptureFixtur
     [
         {"log_requests_level": 4},
         {"log_requests_format": "xml"},
+        {"log_requests_target": ["/tmp/x"]},
         {"dump_requests_folder": "/tmp/x"},
         {"crash_dump_folder": "/tmp/x"},
     ],

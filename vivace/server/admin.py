@@ -63,7 +63,15 @@ async def configure_logging(context: Context, _request: web.Request, body: Body)
     return json_response(answer)
 
 
+NO_FOLDERS = "folders and targets are set by start-up flags only, never by a request"
+
+
 def refuse_paths(asked: ConfigureLogging) -> None:
-    for field in ("dump_requests_folder", "dump_requests_threshold", "crash_dump_folder"):
+    for field in (
+        "log_requests_target",
+        "dump_requests_folder",
+        "dump_requests_threshold",
+        "crash_dump_folder",
+    ):
         if getattr(asked, field):
-            raise BadRequest(field, "folders are set by start-up flags only, never by a request")
+            raise BadRequest(field, NO_FOLDERS)

@@ -186,6 +186,7 @@ class ConfigureLogging(msgspec.Struct, kw_only=True):
     log_requests: bool | None = None
     log_requests_level: int | None = None
     log_requests_format: str | None = None
+    log_requests_target: Any = None
     dump_requests_folder: Any = None
     dump_requests_threshold: Any = None
     crash_dump_folder: Any = None
