@@ -28,7 +28,6 @@ NO_QUANTIZATION = not_available(
     "this checkpoint format is not read in this version", "use an unquantised or GGUF checkpoint"
 )
 NO_DUMPS = not_available("tensor dumps are not in this version")
-NO_KT = not_available("KTransformers is not part of Vivace")
 NO_SPARSITY = not_available("double sparsity was removed by SGLang too")
 NO_DIFFUSION = not_available("diffusion language models are not in this version")
 NO_CODE = not_available("code from outside is never run", "use a registered feature instead")

@@ -24,7 +24,6 @@ class Shard(Enum):
 
     COLUMN = "column"
     ROW = "row"
-    REPLICATED = "replicated"
 
 
 class Weights(Protocol):

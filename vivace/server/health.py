@@ -20,7 +20,8 @@ _LOOK = 0.02
 
 
 async def health(context: Context, _request: web.Request, _body: Body) -> web.Response:
-    """200 while new requests are taken and the engine gets on with its work, else 503."""
+    """200 once started, while new requests are taken and the engine gets on with its work, else
+    503. Never runs a forward pass."""
     context.require_progress()
     return web.Response()
 
@@ -64,18 +65,6 @@ def probe_token(context: Context) -> int:
     """Any id of the vocabulary that is not an end of text, if there is one."""
     ends = set(context.served.eos_ids)
     return next((token for token in range(len(ends) + 1) if token not in ends), 0)
-
-
-async def ready(context: Context, _request: web.Request, _body: Body) -> web.Response:
-    """Start-up finished? Never runs a forward pass."""
-    context.require_progress()
-    return web.Response()
-
-
-async def ping(context: Context, _request: web.Request, _body: Body) -> web.Response:
-    """SageMaker's health check."""
-    context.require_progress()
-    return web.Response()
 
 
 async def root(_context: Context, _request: web.Request, _body: Body) -> web.Response:

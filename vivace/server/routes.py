@@ -102,8 +102,8 @@ HEALTH = (
         "200 once a token was generated",
         effect=ACTS,
     ),
-    get("/ready", PUBLIC, health.ready, "200 when start-up has finished"),
-    get("/ping", USER, health.ping, "SageMaker's health check"),
+    get("/ready", PUBLIC, health.health, "200 when start-up has finished"),
+    get("/ping", USER, health.health, "SageMaker's health check"),
     Route(
         methods=("GET", "HEAD"),
         path="/",

@@ -22,11 +22,8 @@ GRAPH_ROW = 2 * MIB
 """of one captured row (SGLang's reserve)"""
 RUNTIME = 512 * MIB
 """kernels' own workspace (SGLang's reserve)"""
-DRAFT_GRAPHS = 1 << 30
 OTHER_COMMUNICATOR = 256 * MIB
 """of a group, where it is not HCCL's"""
-RESERVE_SHARE = 0.02
-"""of a device that a suggestion leaves free"""
 Kind = Literal["context", "static", "outside"]
 
 
