@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from vivace.bench.serving import main
+from vivace.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(["bench", "serving", *sys.argv[1:]]))

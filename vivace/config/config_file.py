@@ -47,7 +47,9 @@ def read(path: Path) -> dict[str, Any]:
         if path.stat().st_size > MAX_FILE:
             raise ConfigError(f"--config {path}: larger than {MAX_FILE >> 20} MiB")
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError, ValueError) as error:
+    except OSError as error:
+        raise ConfigError(f"--config {path}: {error.strerror or error}") from None
+    except (UnicodeDecodeError, yaml.YAMLError, RecursionError, ValueError) as error:
         raise ConfigError(f"--config {path}: {error}") from None
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise ConfigError(f"--config {path}: a mapping of flag names to values is wanted")

@@ -71,10 +71,12 @@ def entry(flags: str, text: str, columns: int) -> list[str]:
     lines = textwrap.wrap(
         text, columns, initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False
     )
-    head = f"  {flags}"
-    if len(head) <= INDENT - 2:
-        return [head.ljust(INDENT) + lines[0][INDENT:], *lines[1:]]
-    return [head, *lines]
+    head = textwrap.wrap(
+        flags, columns, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False
+    )
+    if len(head[0]) <= INDENT - 2:
+        return [head[0].ljust(INDENT) + lines[0][INDENT:], *lines[1:]]
+    return [*head, *lines]
 
 
 def names(row: FlagRow, platform: str) -> str:

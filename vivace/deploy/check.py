@@ -20,8 +20,10 @@ FOUND_ERRORS = 1
 BAD_USE = 2
 EPILOG = """examples:
   vivace check deployment.yaml --memory
-  vivace check prefill.sh decode.sh --hardware atlas-800i-a3 --cards 32 --model deepseek-r1
-  vivace check --target sglang==0.5.10 -- python -m sglang.launch_server --model-path /m --tp 16
+  vivace check prefill.sh decode.sh --hardware atlas-800i-a3 --cards 32 \\
+    --model deepseek-r1
+  vivace check --target sglang==0.5.10 -- \\
+    python -m sglang.launch_server --model-path /m --tp 16
 """
 
 

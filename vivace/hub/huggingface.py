@@ -112,12 +112,10 @@ def explained(repo_id: str, revision: str | None) -> Iterator[None]:
         ) from None
     except errors.RevisionNotFoundError:
         raise HubError(f"{repo_id} has no revision {revision!r}") from None
-    except errors.HFValidationError as error:
-        raise HubError(f"{repo_id!r} is not a name of a model: {first_line(error)}") from None
+    except errors.HFValidationError:
+        raise HubError(f"{repo_id!r} is not a name of a model: a name is org/name") from None
     except errors.HfHubHTTPError as error:
         raise HubError(f"{repo_id}: the hub answers: {first_line(error)}") from None
-    except KeyboardInterrupt:
-        raise
     except Exception as error:
         raise HubError(no_network(repo_id, error)) from None
 

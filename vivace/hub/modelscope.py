@@ -69,8 +69,6 @@ def explained(repo_id: str) -> Iterator[None]:
     """The library's errors as one line each."""
     try:
         yield
-    except KeyboardInterrupt:
-        raise
     except Exception as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise HubError(

@@ -7,10 +7,13 @@ import contextlib
 import errno
 import resource
 import socket
+import textwrap
 from pathlib import Path
 
 BACKLOG = 4096
 MOST_OPEN_FILES = 1 << 16
+LONGEST_COMMAND = 120
+"""characters of a command line that are shown"""
 
 
 class ListenError(Exception):
@@ -61,8 +64,12 @@ def port_owner(port: int) -> str:
         if holds_socket(process, wanted):
             words = (process / "cmdline").read_bytes().split(b"\0")
             command = b" ".join(words).decode(errors="replace").strip()
-            return f"process {process.name} ({command[:120]})"
+            return f"process {process.name} ({shortened(command)})"
     return ""
+
+
+def shortened(command: str) -> str:
+    return textwrap.shorten(command, LONGEST_COMMAND, placeholder=" ...")
 
 
 def listening_inodes(port: int) -> set[str]:

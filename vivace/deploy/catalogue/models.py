@@ -59,6 +59,8 @@ def read_architecture(path: str) -> Architecture:
     file = below(path, "config.json") if is_folder(path) else path
     try:
         config = msgspec.json.decode(read(file, LARGEST), type=dict[str, Any])
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise ValueError(f"{file}: {error.strerror or error}") from None
+    except ValueError as error:
         raise ValueError(f"{file}: {error}") from None
     return architecture_of(config, path)

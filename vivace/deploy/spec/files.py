@@ -61,7 +61,9 @@ def mapping_in(path: str) -> dict[str, Any]:
     """The mapping a YAML file holds. Raises DeploymentError."""
     try:
         content = parsed(read(path, LARGEST).decode())
-    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+    except OSError as error:
+        raise DeploymentError(f"{path}: {error.strerror or error}") from None
+    except (ValueError, yaml.YAMLError, RecursionError) as error:
         raise DeploymentError(f"{path}: {error}") from None
     if not isinstance(content, dict):
         raise DeploymentError(f"{path}: a mapping (name:, roles:, ..) is wanted")

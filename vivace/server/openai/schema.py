@@ -150,6 +150,10 @@ class ChatRequest(SamplingFields, kw_only=True):
 
 
 NO_TOOLS = "tool calls are not available in this server; remove the field or use tool_choice none"
+NO_FUNCTIONS = (
+    "function calls are not available in this server; remove functions, and function_call if it "
+    "is not none"
+)
 
 REFUSED: dict[str, str] = {
     "custom_labels": native.REFUSED["custom_labels"],
@@ -186,8 +190,8 @@ REFUSED: dict[str, str] = {
 }
 
 CHAT_REFUSED: dict[str, str] = {
-    "functions": NO_TOOLS,
-    "function_call": NO_TOOLS,
+    "functions": NO_FUNCTIONS,
+    "function_call": NO_FUNCTIONS,
     "audio": native.TEXT_ONLY,
     "input_ids": "chat takes messages; send token ids to /v1/completions or /generate",
     "task": "the served model knows no tasks",
