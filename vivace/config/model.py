@@ -86,7 +86,7 @@ class ModelOptions:
     )
     dtype: str = option(
         "auto",
-        "Type of weights and activations; auto: the fastest this device has for the model.",
+        "Type of weights and activations; auto: the checkpoint's type where it is fast here.",
         choices=["auto", "half", "float16", "bfloat16", "float", "float32"],
     )
     chat_template: str | None = option(

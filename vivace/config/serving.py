@@ -241,7 +241,7 @@ class RuntimeOptions:
         aliases=["incremental-streaming-output"],
     )
     watchdog_timeout: float = option(
-        300.0, "Seconds without progress after which the engine is replaced."
+        300.0, "Seconds without progress after which the engine is replaced; 0: never."
     )
     soft_watchdog_timeout: float | None = option(
         help="Seconds without progress after which stacks are logged."

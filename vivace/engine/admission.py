@@ -12,7 +12,7 @@ class Admission:
     """Believes in `ratio` of the output that running sequences may still produce.
 
     The ratio starts high (0.7), decays linearly while all goes well, and jumps after a retraction
-    to what the running sequences have really used (inventory A.8).
+    to what the running sequences have really used.
     """
 
     def __init__(self, settings: EngineSettings, page_size: int) -> None:

@@ -46,7 +46,7 @@ class Series(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Metrics(msgspec.Struct, kw_only=True):
-    """Engine-side metrics by SGLang's names without the `sglang:` prefix (inventory B.7)."""
+    """Engine-side metrics by SGLang's names without the `sglang:` prefix."""
 
     gauges: dict[str, float] = {}
     counters: dict[str, float] = {}

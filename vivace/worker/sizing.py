@@ -89,8 +89,8 @@ def _context(demand: Demand, tokens: int) -> int:
 
 
 def _budget(demand: Demand) -> int:
-    """Bytes for the KV pool: what was free before loading times the fraction, less the weights
-    (inventory A.8)."""
+    """Bytes for the KV pool: what was free before loading times the fraction, less the
+    weights; without a wish a share of what is free now, with a largest size."""
     if demand.static_fraction is None and demand.max_total_tokens is None:
         share = min(DEFAULT_LARGEST, int(demand.available_bytes * DEFAULT_SHARE))
     else:
