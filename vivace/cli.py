@@ -13,9 +13,9 @@ import vivace
 COMMANDS = {
     "serve": "start a server (OpenAI and SGLang compatible)",
     "chat": "talk to a running server in the terminal",
-    "bench": "measure: serving, offline, one-batch, scheduler, kernels, check, peers, sse, soak",
-    "check": "is a deployment valid, does it fit? a file, launch scripts or one command",
-    "deploy": "deployments as one file: import scripts, render them for what starts them",
+    "bench": "measure a server, the engine, kernels: `vivace bench` lists how",
+    "check": "is a deployment valid, does it fit? a file, scripts or one command",
+    "deploy": "deployments as one file: import scripts, render for what starts them",
     "doctor": "is this node set up to serve? what mends it?",
     "flags": "every flag of `vivace serve` and what it does here",
     "pull": "fetch a model from the hub by name, or install the embedded one",

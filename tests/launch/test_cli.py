@@ -155,19 +155,23 @@ def test_the_doors_of_benchmarks_lead_through_the_command(
     assert ended.value.code == 130
 
 
-@pytest.mark.parametrize("command", [*FAILING])
+@pytest.mark.parametrize("command", ["", *FAILING])
 def test_help_is_no_wider_than_80_columns(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("os.get_terminal_size", lambda *_: os.terminal_size((80, 24)))
     for flag in ("--help", *(["--help-all"] if command == "serve" else [])):
         exit_code([*command.split(), flag])
         wide = [line for line in capsys.readouterr().out.splitlines() if len(line) > 80]
-        assert not wide or command in ("bench",), wide
+        assert not wide
 
 
 @pytest.mark.parametrize("words", [["check", "/nope.yaml"], ["serve", "--config", "/nope.yaml"]])
-def test_a_missing_file_is_named_once(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_file_is_named_once(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("VIVACE_EXECUTOR", "oracle")  # `serve` starts no engine ahead
     assert exit_code(words) == 2
     told = capsys.readouterr().err
     assert told.count("/nope.yaml") == 1 and "No such file" in told and "Errno" not in told
