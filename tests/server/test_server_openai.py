@@ -227,6 +227,12 @@ def test_chat_refuses_what_it_cannot_do(server: Running, body: dict) -> None:
     assert answer.json["error"]["type"] == "BadRequestError"
 
 
+def test_the_refusal_of_functions_names_the_other_field_too(server: Running) -> None:
+    body = {"messages": HI, "functions": [{"name": "f"}], "function_call": "auto"}
+    answer = ask(server, "/v1/chat/completions", body)
+    assert answer.status == 400 and "function_call" in answer.json["message"]
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -244,7 +244,7 @@ class RuntimeOptions:
         300.0, "Seconds without progress after which the engine is replaced; 0: never."
     )
     soft_watchdog_timeout: float | None = option(
-        help="Seconds without progress after which stacks are logged."
+        help="Seconds without progress after which stacks are logged; 0: never."
     )
     sleep_on_idle: bool = option(
         False, "Sleep while idle instead of polling.", cpu=no_effect("an idle engine always sleeps")
