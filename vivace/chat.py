@@ -21,7 +21,7 @@ from vivace.errors import CANNOT_START, CannotStart
 DEFAULT_URL = "http://127.0.0.1:30000"
 HELP = """\
 /reset          forget the conversation
-/system TEXT    set the system message (empty: remove it), forget the conversation
+/system TEXT    set the system message (empty: none), forget the conversation
 /exit           leave (or Ctrl-D)
 A line that ends with \\ goes on in the next one. Ctrl-C stops an answer."""
 

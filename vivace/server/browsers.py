@@ -143,6 +143,7 @@ def check_headers(request: web.Request) -> None:
         major, minor = request.version
         # aiohttp answers in the request's version; no client reads a status line of these.
         request._version = HttpVersion11
+        request._cache.pop("version", None)
         raise closing(505, f"HTTP/{major}.{minor} is not spoken here; use HTTP/1.1")
     if request.version == (1, 0) and "Transfer-Encoding" in request.headers:
         raise closing(400, "HTTP/1.0 has no Transfer-Encoding; use HTTP/1.1")
