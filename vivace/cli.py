@@ -45,8 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             return obey(words)
         finally:
-            if sys.stdout is not None:  # at the interpreter's end it would be too late to tell
-                sys.stdout.flush()
+            print(end="", flush=True)  # at the interpreter's end errors could not be caught
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:

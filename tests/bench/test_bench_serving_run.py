@@ -109,7 +109,7 @@ class Closed(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.send_error(401)
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         pass
 
 
