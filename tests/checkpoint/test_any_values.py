@@ -140,7 +140,6 @@ def check_sense(facts: ModelFacts) -> None:
     assert facts.heads % facts.kv_heads == 0 and facts.head_dim % 2 == 0
     assert 1 <= facts.context <= 1 << 25 and facts.parameters > 0
     assert all(0 <= token < facts.vocabulary for token in facts.eos_ids)
-    assert facts.bos_id is None or 0 <= facts.bos_id < facts.vocabulary
     assert len(facts.layer_windows) == facts.layers
     assert all(window is None or window > 0 for window in facts.layer_windows)
     assert facts.dtype in ("float32", "bfloat16", "float16")

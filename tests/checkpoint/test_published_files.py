@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 from served_toy import write_byte_tokenizer, write_toy_llama
 from tokenizers import Tokenizer as Core
+from toy_models import make
 
 from vivace.checkpoint.errors import SourceError
 from vivace.checkpoint.json_files import read_json
 from vivace.checkpoint.source import locate
 from vivace.frontend.tokenizer import load_tokenizer
+from vivace.frontend.tokenizer_files import load_from_folder
 from vivace.models.facts import facts_of
 
 UNREAD = {
@@ -48,9 +50,9 @@ def changed(file: Path, **values: Any) -> None:
     file.write_text(json.dumps(old | values))
 
 
-def facts_and_ids(folder: Path) -> tuple[Any, list[int]]:
-    source = locate(str(folder))
-    return facts_of(source), load_tokenizer(source).encode("Hello")
+def facts_and_words(folder: Path) -> Any:
+    core, templates, ends, begin = load_from_folder(folder)
+    return facts_of(locate(str(folder))), core.encode("Hello").ids, templates, ends, begin
 
 
 def test_a_tokenizer_as_transformers_saves_it(tmp_path: Path) -> None:
@@ -71,11 +73,11 @@ def test_a_tokenizer_as_transformers_saves_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("what", UNREAD)
 def test_what_nobody_reads_is_not_judged(name: str, what: str, folder: Path) -> None:
-    before = facts_and_ids(folder)
+    before = facts_and_words(folder)
     file = folder / name
     old = file.read_text().strip()[1:] if file.exists() else "}"
     file.write_text("{" + UNREAD[what] + ("," if len(old) > 2 else "") + old)
-    assert facts_and_ids(folder) == before
+    assert facts_and_words(folder) == before
 
 
 def test_the_index_too(folder: Path) -> None:
@@ -106,7 +108,7 @@ def test_tokens_are_text(folder: Path) -> None:
         whole = file.read_text()
         changed(file, **{key: "a\ud800"})
         with pytest.raises(SourceError, match=key):
-            load_tokenizer(locate(str(folder)))
+            load_from_folder(folder)
         file.write_text(whole)
 
 
@@ -118,3 +120,99 @@ def test_what_costs_without_end_is_refused(text: str, tmp_path: Path) -> None:
     file.write_text(text)
     with pytest.raises(SourceError, match=r"config\.json: (nested|not valid JSON: a number)"):
         read_json(file)
+
+
+NONE = {
+    "eos_token_id": [-1, [-1], [None, 10**6], 10**30, [2, -1, 999_999], 10.0**9],
+    "sliding_window": [0, False, None, -1, 0.0, -1.5],
+    "bos_token_id": [-1, [1, 2], 10**9, None],
+    "torch_dtype": ["auto", None],
+}
+"""what authors write for "none", or leave from another model"""
+
+
+@pytest.mark.parametrize("family", ["Llama", "Mistral", "Qwen2"])
+@pytest.mark.parametrize("key", NONE)
+def test_values_for_none(key: str, family: str, tmp_path: Path) -> None:
+    make(family, tmp_path)
+    file = tmp_path / "config.json"
+    old = json.loads(file.read_text())
+    for value in NONE[key]:
+        file.write_text(json.dumps({**old, key: value, "use_sliding_window": True}))
+        facts = facts_of(locate(str(tmp_path)))
+        if key == "eos_token_id":
+            # generation_config.json of `make` names one that is in the vocabulary
+            assert facts.eos_ids == (2,)
+            assert len(facts.notices) == 1 and "eos_token_id" in facts.notices[0]
+            assert facts.notices[0].isprintable()
+        elif key == "sliding_window":
+            assert set(facts.layer_windows) == {None} and not facts.notices
+        elif key == "torch_dtype":
+            assert facts.dtype == old.get("dtype", "bfloat16")
+
+
+def test_generation_config_loses_what_never_comes(folder: Path) -> None:
+    changed(folder / "generation_config.json", eos_token_id=[-1, 5, None, 10**9])
+    facts = facts_of(locate(str(folder)))
+    assert facts.eos_ids == (5,)
+    assert "generation_config.json: eos_token_id" in facts.notices[0]
+    changed(folder / "generation_config.json", eos_token_id=[5, "x"])
+    with pytest.raises(SourceError, match="eos_token_id is"):
+        facts_of(locate(str(folder)))
+
+
+@pytest.mark.parametrize("value", ["x", 10**12, float("nan"), [7]])
+def test_a_window_that_is_off_is_not_judged(value: Any, tmp_path: Path) -> None:
+    make("Qwen2", tmp_path)
+    file = tmp_path / "config.json"
+    off = {"sliding_window": value, "use_sliding_window": False}
+    changed(file, **off)
+    assert set(facts_of(locate(str(tmp_path))).layer_windows) == {None}
+    kinds = ["sliding_attention"] * json.loads(file.read_text())["num_hidden_layers"]
+    changed(file, **off, use_sliding_window=True, layer_types=kinds)
+    with pytest.raises(SourceError, match="sliding_window is"):
+        facts_of(locate(str(tmp_path)))
+
+
+@pytest.mark.parametrize("kind", ["conv", "linear_attention", "mamba"])
+def test_layers_of_another_kind_are_named(kind: str, folder: Path) -> None:
+    changed(folder / "config.json", layer_types=["full_attention", kind])
+    for implementation in ("auto", "transformers"):
+        with pytest.raises(SourceError) as caught:
+            facts_of(locate(str(folder)), implementation)
+        assert f"layers of kind '{kind}' are not supported" in str(caught.value)
+        assert "etch" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"add_eos_token": "false"}, {"eos_token": 2}, {"chat_template": 5}, {"chat_template": [1]}],
+)
+def test_advice_for_values_that_cannot_be_used(change: dict[str, Any], folder: Path) -> None:
+    """Fetching again what is as its author wrote it helps nobody."""
+    changed(folder / "tokenizer_config.json", **change)
+    with pytest.raises(SourceError, match=r"it must be .*--tokenizer-path") as caught:
+        load_from_folder(folder)
+    assert "etch" not in str(caught.value)
+
+
+def test_advice_for_the_configuration(folder: Path) -> None:
+    changed(folder / "config.json", rms_norm_eps="x")
+    with pytest.raises(SourceError, match=r"it must be .*--json-model-override-args") as caught:
+        facts_of(locate(str(folder)))
+    assert "etch" not in str(caught.value)
+    given = locate(str(folder), overrides={"rms_norm_eps": 1e-5})
+    assert facts_of(given).decoder
+
+
+def test_an_empty_chat_template_is_none(folder: Path) -> None:
+    changed(folder / "tokenizer_config.json", chat_template="")
+    assert not load_from_folder(folder)[1].sources
+    (folder / "chat_template.json").write_text('{"chat_template": ""}')
+    assert not load_from_folder(folder)[1].sources
+
+
+def test_an_adapter_is_named(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(SourceError, match=r"LoRA adapter \(adapter_config\.json"):
+        locate(str(tmp_path))

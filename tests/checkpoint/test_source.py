@@ -25,7 +25,7 @@ def test_single_file(tmp_path: Path) -> None:
     assert source.tokenizer_path == tmp_path
     facts = facts_of(source)
     assert facts.eos_ids == (9,)
-    assert (facts.bos_id, facts.head_dim, facts.context) == (1, 8, 64)
+    assert (facts.head_dim, facts.context) == (8, 64)
 
 
 def test_shards_of_the_index_only(tmp_path: Path) -> None:

@@ -16,11 +16,8 @@ from vivace.checkpoint.errors import SourceError
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
-REFETCH = "Fetch the model again, or correct the file"
-ADVICE = (
-    "Fetch the model again, or, if the file is as its authors made it, give the right value with "
-    "--json-model-override-args"
-)
+CORRECT = "Correct the file"
+ADVICE = "Give such a value with --json-model-override-args, or correct the file"
 
 
 class Kind(Protocol[T_co]):
@@ -44,11 +41,19 @@ class Whole:
         return f"a whole number from {self.low} to {self.high}"
 
     def read(self, value: Any) -> int:
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        if type(value) is not int or not self.low <= value <= self.high:
+        value = whole(value)
+        if not self.low <= value <= self.high:
             raise ValueError
         return value
+
+
+def whole(value: Any) -> int:
+    """Raises ValueError for what is no whole number, of any size."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if type(value) is not int:
+        raise ValueError
+    return value
 
 
 @dataclass(frozen=True)

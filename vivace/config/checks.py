@@ -88,6 +88,10 @@ def availability(options: Options, around: Surroundings) -> list[str]:
     return notices
 
 
+def of_the_model(options: Options, around: Surroundings) -> list[str]:
+    return list(around.facts.notices)
+
+
 def ranges(options: Options, around: Surroundings) -> list[str]:
     for option in all_options():
         value = value_of(options, option)
@@ -320,6 +324,7 @@ def retractions(options: Options, around: Surroundings) -> list[str]:
 
 
 CHECKS: list[Callable[[Options, Surroundings], list[str]]] = [
+    of_the_model,
     availability,
     ranges,
     names,

@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 
 _GENERATION_FIELDS: dict[str, Kind[float]] = {
     "temperature": Number(0, 1e4),
-    "top_p": Number(1e-6, 1),
+    "top_p": Number(0, 1),
     "top_k": Whole(-1, 1 << 31),
     "min_p": Number(0, 1),
     "repetition_penalty": Number(1e-6, 2),
 }
+SMALLEST_TOP_P = 1e-6
 _ADVICE = "Correct the file, or leave its defaults out with --sampling-defaults openai"
 _MASK = (1 << 63) - 1
 
@@ -103,6 +104,8 @@ def sampling_defaults(config: Config) -> dict[str, Any]:
         found = {n: given.need(n, kind) for n, kind in _GENERATION_FIELDS.items() if given.has(n)}
         if found.get("top_k") == 0:
             found["top_k"] = -1
+        if "top_p" in found:  # transformers keeps one token at least: 0 is greedy
+            found["top_p"] = max(found["top_p"], SMALLEST_TOP_P)
     preferred = config.model.preferred_sampling_params
     if preferred:
         found.update(json.loads(preferred) if isinstance(preferred, str) else preferred)

@@ -8,7 +8,7 @@ from typing import Any
 from tokenizers import AddedToken, processors
 from tokenizers import Tokenizer as Core
 
-from vivace.checkpoint.fields import REFETCH, Fields, Flag, Several, Text, printable
+from vivace.checkpoint.fields import Fields, Flag, Several, Text, printable
 from vivace.checkpoint.json_files import read_bytes, read_json
 from vivace.frontend.chat_template import TemplateSet
 from vivace.frontend.tokenizer import TokenizerError, built
@@ -26,6 +26,7 @@ _TOKENIZER, _CONFIG, _NAMES = "tokenizer.json", "tokenizer_config.json", "specia
 _LARGEST_TOKENIZER = 256 << 20
 _LARGEST_CONFIG = 16 << 20
 _MOST_TOKENS = 1 << 24
+_ADVICE = "Correct the file, or give the folder of another tokenizer with --tokenizer-path"
 _BOS_BY_CONFIG = ("Llama", "CodeLlama", "Gemma", "Cohere")
 
 Loaded = tuple[Core, TemplateSet, list[int], int | None]
@@ -62,7 +63,7 @@ def _settings(folder: Path) -> Fields:
         file = _NAMES if key not in config and key in names else _CONFIG
         return f"{folder / file}: {key}"
 
-    return Fields({**names, **config}, place, REFETCH)
+    return Fields({**names, **config}, place, _ADVICE)
 
 
 def _check_ids(core: Core, file: Path) -> None:
@@ -144,7 +145,7 @@ def _extra_tokens(config: Fields) -> list[str | None]:
         value = {str(place): one for place, one in enumerate(value)}
     if value is not None and not isinstance(value, dict):
         raise config.refusal(key, "it must be a list of tokens or an object of them by name")
-    entries = Fields(value or {}, lambda name: f"{config.place(key)}.{printable(name)}", REFETCH)
+    entries = Fields(value or {}, lambda name: f"{config.place(key)}.{printable(name)}", _ADVICE)
     return [_token_text(entries, name) for name in entries.values]
 
 
@@ -177,9 +178,9 @@ def _templates(folder: Path, config: Fields) -> dict[str, str]:
     found = _configured_templates(config)
     listed = read_json(folder / "chat_template.json", limit=_LARGEST_CONFIG)
     place = f"{folder / 'chat_template.json'}"
-    own = Fields(listed, lambda key: f"{place}: {key}", REFETCH).find("chat_template", _TEMPLATE)
-    if own is not None:
-        found["default"] = own
+    beside = Fields(listed, lambda key: f"{place}: {key}", _ADVICE)
+    if listed.get("chat_template"):
+        found["default"] = beside.need("chat_template", _TEMPLATE)
     for file in sorted((folder / "additional_chat_templates").glob("*.jinja")):
         found[file.stem] = _template_file(file) or ""
     own = _template_file(folder / "chat_template.jinja")
@@ -192,7 +193,7 @@ _TEMPLATE = Text(1 << 20, name=False)
 def _configured_templates(config: Fields) -> dict[str, str]:
     """One template, an object of them by name, or a list of objects with `name` and `template`."""
     own: Any = config.values.get("chat_template")
-    if own is None:
+    if own in (None, ""):
         return {}
     if isinstance(own, dict):
         named = config.need_inner("chat_template")
@@ -203,7 +204,7 @@ def _configured_templates(config: Fields) -> dict[str, str]:
     found: dict[str, str] = {}
     for number, entry in enumerate(own):
         key = f"chat_template.{number}"
-        one = Fields({key: entry}, config.place, REFETCH).need_inner(key)
+        one = Fields({key: entry}, config.place, _ADVICE).need_inner(key)
         found[one.need("name", Text())] = one.need("template", _TEMPLATE)
     return found
 

@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import AddedToken, decoders, models, normalizers
 from tokenizers import Tokenizer as Core
 
-from vivace.checkpoint.fields import REFETCH, Column, Fields, Flag, Several, Text, Whole, shown
+from vivace.checkpoint.fields import CORRECT, Column, Fields, Flag, Several, Text, Whole, shown
 from vivace.checkpoint.gguf_config import NO_TOKEN
 from vivace.frontend.chat_template import TemplateSet
 from vivace.frontend.split_rules import SPLIT_RULES, SplitRule
@@ -55,7 +55,7 @@ class _Words:
 
     def __init__(self, metadata: Mapping[str, Any], where: str) -> None:
         self.where = where
-        self.fields = Fields(metadata, lambda key: f"{where}: {key}", REFETCH)
+        self.fields = Fields(metadata, lambda key: f"{where}: {key}", CORRECT)
         self.tokens = self.fields.need(_KEY + "tokens", Column(str, "a list of texts"))
         count = len(self.tokens)
         if not count:

@@ -6,8 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from vivace.checkpoint.errors import SourceError
 from vivace.checkpoint.fields import (
-    REFETCH,
+    CORRECT,
     Choice,
     Fields,
     Flag,
@@ -16,6 +17,8 @@ from vivace.checkpoint.fields import (
     Several,
     Text,
     Whole,
+    shown,
+    whole,
 )
 from vivace.checkpoint.source import ModelSource
 from vivace.models.families import FAMILIES, GENERIC, Family
@@ -34,6 +37,7 @@ ACTIVATIONS = {
 SLIDING = {"sliding_attention": True, "full_attention": False}
 MOST_LAYERS = 4096
 MOST_TOKENS = 1 << 24
+MOST_ENDS = 256
 MOST_PROJECTED = 1 << 22
 """numbers of all query heads of a layer"""
 
@@ -61,7 +65,9 @@ TABLE: dict[str, Kind[Any]] = {
     "max_window_layers": Whole(0, 1 << 16),
     "sliding_window_pattern": Whole(1, MOST_LAYERS),
     "layer_types": Several(Choice(SLIDING), MOST_LAYERS),
-    "torch_dtype": Choice({prefix + name: name for name in DTYPES for prefix in ("", "torch.")}),
+    "torch_dtype": Choice(
+        {prefix + name: name for name in DTYPES for prefix in ("", "torch.")} | {"auto": ""}
+    ),
     "rope_local_base_freq": Number(2, 1e15),
 }
 """what each key of a configuration may be; `rope` has those of rotary embedding"""
@@ -104,7 +110,6 @@ class ModelFacts:
     dtype: str
     tied: bool
     eos_ids: tuple[int, ...]
-    bos_id: int | None
     sliding_window: int | None
     layer_windows: tuple[int | None, ...]
     parameters: int
@@ -112,6 +117,8 @@ class ModelFacts:
     """None for architectures that only transformers' code runs"""
     config: dict[str, Any] = field(default_factory=dict)
     """for transformers' code, where that runs the model"""
+    notices: tuple[str, ...] = ()
+    """what the user should know about values that have no effect"""
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:
         """Keys and values of one token over all layers."""
@@ -154,6 +161,7 @@ def facts_of(source: ModelSource, implementation: str = "auto") -> ModelFacts:
     windows = layer_windows(config, family, layers)
     context = config.get_known("max_position_embeddings", 2048)
     tied = config.get_known("tie_word_embeddings", family.tied)
+    ends, notices = ends_of(source, config, vocabulary)
     facts = ModelFacts(
         architecture=architecture,
         model_type=model_type_of(config, architecture, family if ours else GENERIC),
@@ -167,13 +175,13 @@ def facts_of(source: ModelSource, implementation: str = "auto") -> ModelFacts:
         context=context,
         dtype=config.get_known("torch_dtype") or config.get_known("dtype") or "bfloat16",
         tied=tied,
-        eos_ids=eos_ids(source, config, vocabulary),
-        bos_id=config.find("bos_token_id", Whole(0, vocabulary - 1)),
+        eos_ids=ends,
         sliding_window=next((w for w in windows if w), None),
         layer_windows=windows,
         parameters=0,
         decoder=decoder_of(config, family, head_dim, context) if ours else None,
         config={} if ours else dict(config.values),
+        notices=notices,
     )
     return replace(facts, parameters=parameter_count(facts))
 
@@ -211,14 +219,21 @@ def heads_of(config: ModelFields, family: Family) -> tuple[int, int, int]:
 
 def layer_windows(config: ModelFields, family: Family, layers: int) -> tuple[int | None, ...]:
     """Sliding window of each layer in tokens, None where attention is full."""
-    window = config.get_known("sliding_window")
     sliding = sliding_layers(config, family, layers)
-    if window is None or not family.slides or config.get_known("use_sliding_window") is False:
+    off = not family.slides or config.get_known("use_sliding_window") is False
+    if off or not any(sliding) or is_no_window(config.values.get("sliding_window")):
         return (None,) * layers
+    window = config.get_known("sliding_window")
     return tuple(window if slides else None for slides in sliding)
 
 
+def is_no_window(value: Any) -> bool:
+    """Authors write null, false, 0 or -1 for it."""
+    return value is None or value is False or (type(value) in (int, float) and value <= 0)
+
+
 def sliding_layers(config: ModelFields, family: Family, layers: int) -> list[bool]:
+    refuse_other_layers(config)
     listed = config.get_known("layer_types")
     if listed is not None and len(listed) != layers:
         if len(listed) < layers or "num_hidden_layers" not in config.overridden:
@@ -234,6 +249,17 @@ def sliding_layers(config: ModelFields, family: Family, layers: int) -> list[boo
         return [wanted and index >= first for index in range(layers)]
     every = config.get_known("sliding_window_pattern", family.full_every)
     return [not every or (index + 1) % every != 0 for index in range(layers)]
+
+
+def refuse_other_layers(config: ModelFields) -> None:
+    """Layers that are no attention: the model is as it should be, and is not supported."""
+    listed = config.values.get("layer_types")
+    for kind in listed if isinstance(listed, list) else ():
+        if isinstance(kind, str) and kind not in SLIDING:
+            raise SourceError(
+                f"{config.place('layer_types')}: layers of kind {shown(kind)} are not supported; "
+                f"supported are {' and '.join(SLIDING)}"
+            )
 
 
 def decoder_of(config: ModelFields, family: Family, head_dim: int, context: int) -> DecoderFacts:
@@ -271,12 +297,45 @@ def ropes_of(config: ModelFields, family: Family, head_dim: int, context: int) -
     return rope, Rope(theta=base, rotated=rope.rotated)
 
 
-def eos_ids(source: ModelSource, config: ModelFields, vocabulary: int) -> tuple[int, ...]:
-    """generation_config.json's, or else those of the configuration."""
-    ids = Several(Whole(0, vocabulary - 1), 256, alone=True)
-    generation = Fields(source.generation_config, source.generation_place, REFETCH)
-    found, own = (fields.get("eos_token_id", ids, ()) for fields in (generation, config))
-    return tuple(dict.fromkeys(found or own))
+def ends_of(
+    source: ModelSource, config: ModelFields, vocabulary: int
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """(generation_config.json's ends, or else those of the configuration; notices of those that
+    no model can say)."""
+    generation = Fields(source.generation_config, source.generation_place, CORRECT)
+    found: list[tuple[int, ...]] = []
+    notices: list[str] = []
+    for fields in (generation, config):
+        ids, others = fields.get("eos_token_id", EndIds(vocabulary), ((), ()))
+        found.append(ids)
+        if others:
+            shown_ids = ", ".join("null" if one is None else shown(one) for one in others[:8])
+            notices.append(
+                f"{fields.place('eos_token_id')} has what is no token of the {vocabulary} in the "
+                f"vocabulary ({shown_ids}): it has no effect"
+            )
+    return found[0] or found[1], tuple(notices)
+
+
+@dataclass(frozen=True)
+class EndIds:
+    """Ids that end an answer, one or a list, parted in (tokens, whatever never comes: -1, null and
+    ids outside of the vocabulary, which authors write for "none" or keep from another model)."""
+
+    vocabulary: int
+
+    @property
+    def wanted(self) -> str:
+        return f"a token id below {self.vocabulary}, or a list of at most {MOST_ENDS}"
+
+    def read(self, value: Any) -> tuple[tuple[int, ...], tuple[int | None, ...]]:
+        listed = value if isinstance(value, list) else [value]
+        if len(listed) > MOST_ENDS:
+            raise ValueError
+        ids = [None if one is None else whole(one) for one in listed]
+        tokens = [one for one in ids if one is not None and 0 <= one < self.vocabulary]
+        others = [one for one in ids if one is None or not 0 <= one < self.vocabulary]
+        return tuple(dict.fromkeys(tokens)), tuple(others)
 
 
 def parameter_count(facts: ModelFacts) -> int:
