@@ -14,6 +14,7 @@ import pytest
 from server_kit import Running, running_server
 from test_server_access import BODIES
 
+from vivace.server.auth import Access
 from vivace.server.browsers import Effect, same_origin
 from vivace.server.routes import ROUTES, Route
 from vivace.server.settings import ServerSettings
@@ -82,6 +83,8 @@ def body_of(route: Route, method: str) -> Any:
 def test_no_route_serves_another_origin(server: Running, attack: str) -> None:
     done = len(server.engine.requests), len(server.engine.commands)
     for route, method, path in PLACES:
+        if attack.startswith("rebinding") and route.auth is Access.PUBLIC:
+            continue  # health checks may use any name, and read nothing
         answer = send(server, method, path, ATTACKS[attack], body_of(route, method))
         assert answer.status == 403, (path, method)
         assert "Access-Control-Allow-Origin" not in answer.headers
@@ -142,7 +145,47 @@ def test_a_key_needs_no_more() -> None:
             assert send(server, "POST", "/generate", headers, body).status == 200
         for attack in ("foreign origin", "rebinding", "image"):
             assert send(server, "GET", "/flush_cache", ATTACKS[attack]).status == 401
+        for attack in ("foreign origin", "image"):
             assert send(server, "GET", "/health_generate", ATTACKS[attack]).status == 403
+
+
+def test_probes_may_use_any_name(server: Running) -> None:
+    public = [path for route, _, path in PLACES if route.auth is Access.PUBLIC]
+    assert sorted(public) == ["/health", "/health_generate", "/ready"]
+    for path in public:
+        answer = send(server, "GET", path, {"Host": "vivace.svc.example:80"})
+        assert answer.status == 200 and not answer.text.strip()  # type: ignore[attr-defined]
+    assert send(server, "GET", "/v1/models", {"Host": "vivace.svc.example:80"}).status == 403
+
+
+FORM = {"Content-Type": "application/x-www-form-urlencoded"}
+
+
+def test_a_route_without_body_takes_any_from_programs(server: Running) -> None:
+    """`curl -X POST -d '{}' .../flush_cache`; a browser still has to say for which page it asks."""
+    for headers in (FORM, {**FORM, "User-Agent": "curl/8.5"}, {"Content-Type": "text/plain"}):
+        assert send(server, "POST", "/flush_cache", headers, {}).status == 200
+    done = len(server.engine.commands)
+    browsers = [*ATTACKS.values(), {"User-Agent": BROWSER}, {"Origin": "null"}]
+    for headers in browsers:
+        assert send(server, "POST", "/flush_cache", {**headers, **FORM}, {}).status == 403, headers
+    assert len(server.engine.commands) == done
+    own = {"Origin": f"http://127.0.0.1:{server.port}", "User-Agent": BROWSER}
+    assert send(server, "POST", "/flush_cache", {**own, **FORM}, {}).status == 200
+    for path in ("/generate", "/abort_request", "/configure_logging"):
+        assert send(server, "POST", path, FORM, {}).status == 415
+
+
+def test_one_slash_too_many(server: Running) -> None:
+    for route, method, path in PLACES:
+        if path == "/" or "{" in route.path:
+            continue
+        answer = send(server, method, f"{path}/?a=%2F", {})
+        assert answer.status == 307 and answer.headers["Location"] == f"{path}?a=%2F", path
+        assert send(server, method, f"{path}//", {}).status == 404
+    for path in ("//evil.example/", "/nothing/", "//"):
+        assert send(server, "GET", path, {}).status == 404
+    assert send(server, "GET", "/generate/", {}).status == 404
 
 
 def test_allowed_pages() -> None:

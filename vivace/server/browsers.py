@@ -40,11 +40,23 @@ class BrowserPolicy:
         names = None if hosts is None or ANY in hosts else hosts
         self._hosts = None if names is None else frozenset(name.lower() for name in names)
 
-    def check(self, request: web.Request, effect: Effect) -> None:
-        """Raise Refusal 403 or 415 unless the request may have this effect."""
-        self._check_host(request)
+    def check(
+        self,
+        request: web.Request,
+        effect: Effect,
+        *,
+        reads_body: bool = True,
+        any_host: bool = False,
+    ) -> None:
+        """Raise Refusal 403 or 415 unless the request may have this effect.
+
+        `reads_body`: whether the route makes anything of a body; others take any, a form too.
+        `any_host`: whether it may be called by any name.
+        """
+        if not any_host:
+            self._check_host(request)
         own = self._from_own_page(request)
-        json = self._sends_json(request)
+        json = self._sends_json(request, reads_body)
         if effect is Effect.READS or own or json:
             return
         if is_link(request) or request.headers.get("User-Agent", "").startswith("Mozilla/"):
@@ -121,14 +133,14 @@ class BrowserPolicy:
     def _allowed(self, origin: str) -> bool:
         return ANY in self._origins or origin.lower() in self._origins
 
-    def _sends_json(self, request: web.Request) -> bool:
+    def _sends_json(self, request: web.Request, reads_body: bool) -> bool:
         """Whether it says so, which a page of another origin cannot; Refusal for other bodies."""
         if "Content-Type" not in request.headers:
             return False
         kind = request.content_type
         if kind == "application/json" or kind.endswith("+json"):
             return True
-        if not request.can_read_body:
+        if not reads_body or not request.can_read_body:
             return False
         raise Refusal(
             415,

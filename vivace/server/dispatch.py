@@ -32,7 +32,13 @@ def bind(context: Context, route: Route) -> Handle:
     async def handle(request: web.Request) -> web.StreamResponse:
         client = context.keys.check(request, route.auth)
         if client is None:
-            context.browsers.check(request, route.effect)
+            context.browsers.check(
+                request,
+                route.effect,
+                reads_body=route.accepts is not None,
+                # probes call a server by any name; what they read is no secret
+                any_host=route.auth is Access.PUBLIC,
+            )
         request[CLIENT] = client or 0
         if limit == NO_BODY and not request.can_read_body:
             return await route.handler(context, request, Body())
@@ -86,12 +92,28 @@ async def outcome(context: Context, request: web.Request, handler: Handle) -> we
             )
         )
     except web.HTTPException as error:
-        return error_response(http_refusal(context, request, error))
+        refusal = http_refusal(context, request, error)
+        moved = await without_slash(request) if refusal.status == 404 else None
+        return moved or error_response(refusal)
     except (asyncio.CancelledError, ConnectionError):
         raise
     except Exception:
         log.exception("%s %s failed", request.method, request.path)
         return error_response(Refusal(500, "internal error; the server's log has the details"))
+
+
+async def without_slash(request: web.Request) -> web.Response | None:
+    """Where a path with a slash too many is meant to go, as FastAPI does it. Only to paths that
+    there are; and `//name/` would send browsers to another server."""
+    path, query = request.rel_url.raw_path, request.rel_url.raw_query_string
+    shorter = path[:-1]
+    if path.startswith("//") or not path.endswith("/") or not shorter:
+        return None
+    found = await request.app.router.resolve(request.clone(rel_url=shorter))
+    if found.http_exception is not None:
+        return None
+    location = f"{shorter}?{query}" if query else shorter
+    return web.Response(status=307, headers={"Location": location})
 
 
 def http_refusal(context: Context, request: web.Request, error: web.HTTPException) -> Refusal:
