@@ -169,7 +169,7 @@ def test_a_window_that_is_off_is_not_judged(value: Any, tmp_path: Path) -> None:
     changed(file, **off)
     assert set(facts_of(locate(str(tmp_path))).layer_windows) == {None}
     kinds = ["sliding_attention"] * json.loads(file.read_text())["num_hidden_layers"]
-    changed(file, **off, use_sliding_window=True, layer_types=kinds)
+    changed(file, **{**off, "use_sliding_window": True, "layer_types": kinds})
     with pytest.raises(SourceError, match="sliding_window is"):
         facts_of(locate(str(tmp_path)))
 

@@ -76,7 +76,7 @@ BAD: list[tuple[str, Any]] = [
     *[("sampling_seed", v) for v in ("1", 1.5, True, 1 << 80)],
     *[("stream_interval", v) for v in (0, -1, 1.5)],
     *[(name, "x") for name in ("json_schema", "regex", "ebnf", "structural_tag", "stop_regex")],
-    *[("beam_width", 2), ("watermark", {}), ("custom_params", {})],
+    *[("beam_width", 2), ("watermark", {"key": 1}), ("custom_params", {"x": 1})],
 ]
 
 

@@ -34,7 +34,7 @@ class Effect:
 class Logged:
     """The value is in the request log, and nothing else differs."""
 
-    value: str
+    value: Any
 
 
 @dataclass(frozen=True)
@@ -114,6 +114,7 @@ GENERATE: dict[str, list[Case]] = {
     "log_metrics": [Effect(True, False, "engine")],
     "routing_key": [Logged("key-1")],
     "conversation_id": [Logged("talk-1")],
+    "external_trace_header": [Logged({"traceparent": "00-4bf9"}), Refused("00-4bf9", "object")],
 }
 
 SHARED: dict[str, list[Case]] = {
@@ -121,7 +122,10 @@ SHARED: dict[str, list[Case]] = {
     **SAMPLING,
     "model": [
         Effect(MODEL, "gpt-9", "metrics"),
+        Effect(MODEL, "llama3:8b", "metrics"),
         Refused("toy:poet", "LoRA"),
+        Refused("default:poet", "LoRA"),
+        Refused("/models/toy:poet", "LoRA"),
         Harmless((MODEL, "default", "", "/models/toy"), "names of the served model"),
     ],
     "max_tokens": [Effect(2, 3)],
@@ -130,6 +134,7 @@ SHARED: dict[str, list[Case]] = {
     "stream": [Effect(True, False)],
     "stream_options": [Effect({"include_usage": True}, None, around={"stream": True})],
     "user": [Logged("somebody")],
+    "metadata": [Logged({"trace": "trace-1"}), Refused({"trace": 1}, "str")],
     "return_token_ids": [Effect(True, False)],
     "return_prompt_token_ids": [Effect(True, False)],
     "return_cached_tokens_details": [
@@ -182,10 +187,15 @@ CHAT: dict[str, list[Case]] = {
     "service_tier": [
         Effect("auto", None),
         Effect("priority", None, around={"stream": True}),
-        Refused("gold", "must be one of"),
+        Effect("on_demand", None),
+    ],
+    "prediction": [
+        Harmless(({"type": "content", "content": "The quick"}, "x"), "it is about speed only")
     ],
     "safety_identifier": [Logged("hash-1")],
     "prompt_cache_key": [Logged("bucket-1")],
+    "prompt_cache_retention": [Logged("24h")],
+    "verbosity": [Logged("low")],
     "web_search_options": [Refused({}, "searches no web")],
 }
 
@@ -267,7 +277,7 @@ BODIES: dict[type[msgspec.Struct], Body] = {
         {
             "include_usage": [Effect(True, False)],
             "continuous_usage_stats": [Effect(True, False)],
-            "include_obfuscation": [Harmless((False, None), "it is off"), Refused(True, "not obf")],
+            "include_obfuscation": [Harmless((True, False, None), "no text differs")],
         },
         place=("stream_options",),
     ),

@@ -108,6 +108,12 @@ class Fields:
         return value
 
 
+def asks(value: Any) -> bool:
+    """Whether a field with this value asks for something; empty values, and lists of them, do
+    not: clients send every field they know."""
+    return any(value) if isinstance(value, list) else bool(value)
+
+
 def kind_of(value: Any) -> str:
     """A JSON type name for error messages."""
     names = {

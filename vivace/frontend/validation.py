@@ -14,7 +14,7 @@ import msgspec
 
 from vivace.errors import CannotStart
 from vivace.frontend.errors import BadRequest
-from vivace.frontend.fields import Fields, kind_of, shown
+from vivace.frontend.fields import Fields, asks, kind_of, shown
 from vivace.frontend.served import ServedModel
 from vivace.protocol.request import LogprobOptions, SamplingParams
 
@@ -213,7 +213,7 @@ def _given(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 def _refuse_unavailable(fields: Fields) -> None:
     for key in _UNAVAILABLE:
-        if fields.get(key) is not None:
+        if asks(fields.get(key)):
             raise fields.refuse(key, "is not available in this version of Vivace")
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vivace.frontend.errors import BadRequest
+from vivace.frontend.fields import asks
 
 _AT = re.compile(r"^(?P<reason>.*) - at `(?:\$|key in \$)\.?(?P<field>[^`]*)`$", re.DOTALL)
 
@@ -38,6 +39,5 @@ def refuse_unsupported(
     """
     for field, reason in reasons.items():
         value = getattr(request, field)
-        asked = any(value) if isinstance(value, list) else value
-        if asked and value not in (harmless or {}).get(field, ()):
+        if asks(value) and value not in (harmless or {}).get(field, ()):
             raise BadRequest(place + field, reason)

@@ -21,8 +21,19 @@ server_log = logging.getLogger("vivace.server")
 LEVELS = range(4)
 FORMATS = ("text", "json")
 FILE_NAME = "requests.log"
-NAMES = ("user", "safety_identifier", "prompt_cache_key", "conversation_id", "routing_key")
-"""Fields of requests by which clients find their lines again; nothing else reads them."""
+NAMES = (
+    "user",
+    "metadata",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "verbosity",
+    "conversation_id",
+    "routing_key",
+    "external_trace_header",
+)
+"""Fields of requests by which clients find their lines again, and wishes that change no token;
+nothing else reads them."""
 EXCERPT = 2048
 """Characters (or ids) of input and output shown at level 2."""
 
@@ -113,7 +124,11 @@ class RequestLog:
             facts["output"] = self._excerpt(piece.text)
         self._write("Finish", "request.finished", facts)
 
-    def _excerpt(self, value: str | list[int]) -> str | list[int]:
+    def _excerpt(self, value: Any) -> Any:
+        """Of text, ids, or an object, which becomes text where it is long."""
+        if isinstance(value, dict):
+            written = msgspec.json.encode(value).decode()
+            return value if self.level >= 3 or len(written) <= EXCERPT else written[:EXCERPT]
         return value if self.level >= 3 or len(value) <= EXCERPT else value[:EXCERPT]
 
     def _write(self, word: str, name: str, facts: dict[str, Any]) -> None:

@@ -42,12 +42,12 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     """False: counted in no metric of requests, their tokens and their latencies."""
     routing_key: str | None = None
     """For the request log: one engine is the same for every key."""
+    # For the request log.
     conversation_id: str | None = None
-    """For the request log."""
+    external_trace_header: Members[Any] | None = None
     # Refused with a reason when set (REFUSED).
     modalities: Any = None
     custom_labels: Any = None
-    external_trace_header: Any = None
     received_time: Any = None
     kv_hints: Any = None
     background: Any = None
@@ -115,7 +115,6 @@ NO_FLAT_LOGPROBS = "use top_logprobs_num instead"
 REFUSED: dict[str, str] = {
     "modalities": TEXT_ONLY,
     "custom_labels": "metrics take no labels from requests in this server",
-    "external_trace_header": "requests are not traced; the request log takes a conversation_id",
     "received_time": "times are measured from the arrival at this server",
     "kv_hints": "the prefix cache takes no hints",
     "background": "there are no background requests; use priority",

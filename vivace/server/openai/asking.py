@@ -61,12 +61,8 @@ def check_request(context: Context, request: SamplingFields) -> None:
         if form.type != "text":
             raise BadRequest("response_format", f"{form.type!r} is not available; only 'text' is")
         refuse_unsupported(form, dict.fromkeys(FORMATS, "does not go with type 'text'"))
-    options = request.stream_options
-    if options is not None:
-        if not request.stream:
-            raise BadRequest("stream_options", "is only allowed when stream is true")
-        if options.include_obfuscation:
-            raise BadRequest("stream_options.include_obfuscation", "streams are not obfuscated")
+    if request.stream_options is not None and not request.stream:
+        raise BadRequest("stream_options", "is only allowed when stream is true")
     if request.n is not None and request.n < 1:
         raise BadRequest("n", "must be at least 1")
 
@@ -82,17 +78,19 @@ def check_tools(request: Tooled) -> None:
 def check_model(context: Context, model: str) -> None:
     """Let any name through, as SGLang does, and count those that are not served.
 
-    404 with --strict-model-name; 400 for `base:adapter`, which asks for an adapter.
+    404 with --strict-model-name; 400 for `served-name:adapter`, which asks for an adapter.
     """
     if is_served(context, model):
         return
     if context.settings.strict_model_name:
         raise not_found(context, model)
-    base, _, adapter = model.partition(":")
-    if adapter:
-        raise BadRequest(
-            "model", f"{base[:100]!r} with the adapter {adapter[:100]!r} is asked for: {NO_LORA}"
-        )
+    for base in (DEFAULT_MODEL, context.served.name, context.served.path):
+        adapter = model.removeprefix(f"{base}:") if base else model
+        if adapter not in ("", model):
+            raise BadRequest(
+                "model",
+                f"{base[:100]!r} with the adapter {adapter[:100]!r} is asked for: {NO_LORA}",
+            )
     context.http_metrics.note(UNSERVED_MODEL)
     log.debug("the model %r is not served; %r answers", model[:200], context.served.name)
 

@@ -33,7 +33,6 @@ from vivace.server.openai.schema import (
     CHAT_HARMLESS,
     CHAT_REFUSED,
     SERVED_TIER,
-    SERVICE_TIERS,
     AnswerMessage,
     ChatAnswer,
     ChatChoice,
@@ -80,8 +79,6 @@ def check(context: Context, asked: ChatRequest) -> None:
     refuse_unsupported(asked, CHAT_REFUSED, CHAT_HARMLESS)
     if asked.web_search_options is not None:  # an empty object asks for a search
         raise BadRequest("web_search_options", CHAT_REFUSED["web_search_options"])
-    if asked.service_tier not in (None, *SERVICE_TIERS):
-        raise BadRequest("service_tier", f"must be one of {', '.join(SERVICE_TIERS)}")
     check_tools(asked)
     if asked.top_logprobs is not None:
         if not 0 <= asked.top_logprobs <= MOST_LOGPROBS:

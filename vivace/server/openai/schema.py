@@ -17,7 +17,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     include_usage: bool | None = False
     continuous_usage_stats: bool | None = False
     include_obfuscation: bool | None = False
-    """Refused when true."""
+    """Any value: it pads events on OpenAI's side of the network, and no text differs."""
 
 
 class ResponseFormat(msgspec.Struct, kw_only=True):
@@ -42,8 +42,9 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     logit_bias: Members[float] | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
+    # For the request log.
     user: str | None = None
-    """For the request log."""
+    metadata: Members[str] | None = None
     # SGLang's extensions
     top_k: int | None = None
     min_p: float | None = None
@@ -127,9 +128,13 @@ class ChatRequest(SamplingFields, kw_only=True):
     stream_reasoning: bool = True
     service_tier: str | None = None
     """The answer names the tier it was served in: there is one, "default"."""
+    prediction: Any = None
+    """Text that may come: it would only make the answer quicker."""
     # For the request log.
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    verbosity: str | None = None
+    prompt_cache_retention: str | None = None
     # Refused with a reason when set (CHAT_REFUSED).
     functions: Any = None
     function_call: Any = None
@@ -143,10 +148,6 @@ class ChatRequest(SamplingFields, kw_only=True):
     web_search_options: Any = None
     modalities: Any = None
     store: Any = None
-    metadata: Any = None
-    prediction: Any = None
-    verbosity: Any = None
-    prompt_cache_retention: Any = None
 
 
 NO_TOOLS = "tool calls are not available in this server; remove the field or use tool_choice none"
@@ -202,18 +203,11 @@ CHAT_REFUSED: dict[str, str] = {
     "web_search_options": "this server searches no web",
     "modalities": native.TEXT_ONLY,
     "store": "this server stores no completions; remove the field",
-    "metadata": "metadata belongs to stored completions, and this server stores none; "
-    "user and safety_identifier reach the request log",
-    "prediction": "predicted outputs are not available; the answer is the same without",
-    "verbosity": "the served model knows no verbosity; ask for it in the messages",
-    "prompt_cache_retention": "cached prefixes stay as long as there is room, not for a time",
 }
 
 CHAT_HARMLESS: dict[str, tuple[Any, ...]] = {
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
-    "verbosity": ("medium",),
-    "prompt_cache_retention": ("in_memory", "in-memory"),
 }
 """Values of refused fields that ask for what happens anyway."""
 
@@ -222,7 +216,6 @@ COMPLETION_REFUSED: dict[str, str] = {
 }
 
 SERVED_TIER = "default"
-SERVICE_TIERS = ("auto", "default", "flex", "scale", "priority")
 
 
 class PromptTokensDetails(msgspec.Struct, kw_only=True):
