@@ -79,6 +79,25 @@ def illegal_bodies(route: Route, full: int) -> Iterator[tuple[str, bytes]]:
     yield "escapes", joined(least, "unknown", b'"' + b"\\n" * (size // 4) + b'"')
     yield "keys", b"{" + filled(b'"k":0', size // 2)[1:-1] + b"}"
     yield "no object", filled(b"[]", size // 2)
+    yield "strings side by side", joined(least, "unknown", b'""' * (size // 3))
+    yield "keys without values", joined(least, "unknown", b'"":' * (size // 4) + b"1")
+    yield "closed too often", b"{" + b"]" * (size // 2)
+    yield from malformed_bodies(min(size, SMALL - 100))
+
+
+SMALL = 64 << 10
+"""Bytes of a body that is decoded at once."""
+
+
+def malformed_bodies(size: int) -> Iterator[tuple[str, bytes]]:
+    """(name, body) of bodies that end where no JSON may, or that nothing closes."""
+    for bracket in (b"[", b'{"a":'):
+        start = b'{"unknown":' + bracket * 80
+        for unit in (b'\\"', b"\\\\", b"\\", b'"', b'""', b'\\"[', b'"\\', b'"[', b"a", b'"{\\"}'):
+            for quote in (b'"', b""):
+                body = start + quote + unit * (size // len(unit))
+                for cut in range(3):
+                    yield f"{unit} {quote} {cut}", body[: size - cut]
 
 
 def worst_fields(struct: Any, size: int) -> Iterator[tuple[str, bytes]]:

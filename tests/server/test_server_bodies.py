@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import time
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from server_kit import Running, ask, running_server
+from worst_bodies import malformed_bodies
 
 from vivace.frontend.errors import BadRequest
 from vivace.server import limits, reader, structure
@@ -106,6 +108,52 @@ def test_damaged_bodies_are_refused_in_pieces_too(junk: bytes, place: int, windo
         except BadRequest:
             found = None
     assert found == expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(words, st.integers(0, 70), st.binary(max_size=6))
+def test_deep_nesting_is_seen_whatever_the_strings_hold(text: str, depth: int, tail: bytes) -> None:
+    """A bracket inside of a string does not count, and one outside does."""
+    inner = json.dumps(text + "[" * 80).encode()
+    body = b"[" * depth + inner + b"]" * depth
+    assert structure.is_shallow(body) is (depth <= limits.DEPTH)
+    structure.is_shallow(body[: depth + 40] + tail)  # whatever is cut, it ends
+
+
+def test_small_bodies_that_are_malformed_cost_no_time() -> None:
+    """An unclosed string took time with the square of its length: half a minute for 64 KiB."""
+    reading: Any = Reader(GenerateRequest)
+    for name, body in malformed_bodies(reader.SMALL):
+        assert len(body) <= reader.SMALL
+        took = []
+        for _ in range(3):
+            began = time.process_time()
+            with pytest.raises(BadRequest):
+                asyncio.run(reading.read(Counting, Body(body)))
+            took.append(time.process_time() - began)
+            if took[-1] < 0.1:
+                break
+        assert min(took) < 0.25, name
+
+
+MALFORMED = {
+    "strings": b'""',
+    "strings and spaces": b'"" ',
+    "keys without values": b'"":',
+    "closing brackets": b"]",
+    "closing and opening": b"][",
+}
+
+
+@pytest.mark.parametrize("unit", MALFORMED.values(), ids=MALFORMED)
+def test_what_is_no_json_is_refused_where_it_begins(unit: bytes) -> None:
+    """Not after 16 MiB of it: nothing counted strings without commas between them."""
+    body = b'{"text":"a","unknown":' + unit * (4_000_000 // len(unit)) + b"}"
+    work = structure.Scan(body, {}).run()
+    with pytest.raises(BadRequest) as refused:
+        for turn, _ in enumerate(work):
+            assert turn < 3000
+    assert refused.value.field in ("body", "unknown")
 
 
 def read_in_pieces(kind: Any, body: bytes) -> Any:
@@ -292,6 +340,26 @@ def test_a_slow_body_gives_way() -> None:
     quick.take(300 << 10)
     assert gone == ["slow"]
     assert slow.held == 0
+
+
+@pytest.mark.parametrize("trickle", [0.0, 0.4, 1.9])
+def test_a_body_that_comes_to_a_halt_gives_way_however_fast_it_began(trickle: float) -> None:
+    """Its average from the beginning stays high for a minute; what counts is what comes now."""
+    clock, gone = Clock(), []
+    budget = BodyBudget(32 << 20, clock)
+    share = budget.share(lambda: gone.append(clock.now))
+    steady = budget.share(pytest.fail)
+    for _ in range(16):
+        clock.now += 0.01
+        share.take(1 << 20)
+    while clock.now < 8.0:  # then a byte now and then, or none
+        clock.now += trickle or 1.0
+        steady.take(int((trickle or 1.0) * (512 << 10)))
+        if trickle:
+            share.take(1)
+    budget.share(pytest.fail).take(16 << 20)
+    assert len(gone) == 1
+    assert share.held == 0 and steady.held
 
 
 def test_unfinished_bodies_are_bounded_over_connections_and_free_the_room() -> None:

@@ -13,6 +13,8 @@ GRACE = 2.0
 """Seconds in which a body may be as slow as it likes."""
 SLOW = 256 << 10
 """Bytes per second below which a body must give way when there is no room."""
+SPAN = 2.0
+"""Seconds over which the rate of a body is looked at, at least; at most two of them and a pause."""
 
 
 class BodyBudget:
@@ -26,7 +28,7 @@ class BodyBudget:
 
     def share(self, give_up: Callable[[], object]) -> Share:
         """For one body; `give_up` is called when it has to give way while it arrives."""
-        return Share(self, give_up, self._clock())
+        return Share(self, give_up, self._clock)
 
     def take(self, share: Share, size: int) -> None:
         """More bytes for a body; Refusal 503 when there is no room."""
@@ -49,7 +51,7 @@ class BodyBudget:
     def _send_slow_ones_away(self, asking: Share, size: int) -> None:
         now = self._clock()
         slow = [
-            (share.held / (now - share.began), share)
+            (share.rate(now), share)
             for share in self._shares
             if share is not asking and not share.complete and now - share.began > GRACE
         ]
@@ -63,24 +65,50 @@ class BodyBudget:
 class Share:
     """What one body holds of the budget."""
 
-    __slots__ = ("_budget", "_seen", "began", "complete", "give_up", "held")
+    __slots__ = (
+        "_budget",
+        "_clock",
+        "_last",
+        "_seen",
+        "_since",
+        "_then",
+        "began",
+        "complete",
+        "give_up",
+        "held",
+    )
 
-    def __init__(self, budget: BodyBudget, give_up: Callable[[], object], began: float) -> None:
+    def __init__(
+        self, budget: BodyBudget, give_up: Callable[[], object], clock: Callable[[], float]
+    ) -> None:
         self._budget = budget
+        self._clock = clock
         self._seen = 0
         self.give_up = give_up
-        self.began = began
+        self.began = self._last = clock()
+        self._since = self._then = (self.began, 0)
+        """Two moments at least SPAN apart, the earlier first, and the bytes seen by then."""
         self.held = 0
         self.complete = False
 
     def take(self, size: int) -> None:
         """`size` more bytes have arrived; Refusal 503 when there is no room for them."""
+        now = self._last = self._clock()
+        if now - self._then[0] >= SPAN:
+            self._since, self._then = self._then, (now, self._seen)
         before = max(self._seen, UNCOUNTED)
         self._seen += size
         counted = max(self._seen, UNCOUNTED) - before
         if counted:
             self._budget.take(self, counted)
             self.held += counted
+
+    def rate(self, now: float) -> float:
+        """Bytes per second of late; 0 when none came for a while."""
+        if now - self._last >= GRACE:
+            return 0.0
+        began, seen = self._since
+        return (self._seen - seen) / max(now - began, 1e-3)
 
     def release(self) -> None:
         """Give everything back."""

@@ -28,6 +28,9 @@ Data = bytes | bytearray
 
 _PLAIN = re.compile(rb'[^"\[\]{}]*+')
 _STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
+_QUOTED = re.compile(rb'"(?:[^"\\]++|\\.)*+"?+', re.DOTALL)
+"""A string, or one that nothing closes: where that did not match, it would be read again from each
+quote in it."""
 _QUOTE, _BACKSLASH = b'"\\'
 _OPENING = frozenset(b"[{")
 _LIST = ord("[")
@@ -55,7 +58,7 @@ def is_shallow(data: Data) -> bool:
     """Whether a small body is nested at most DEPTH deep, if its brackets match at all."""
     if data.count(b"[") + data.count(b"{") <= DEPTH:
         return True
-    plain = re.sub(rb'"(?:[^"\\]++|\\.)*+"', b"", data, flags=re.DOTALL)
+    plain = _QUOTED.sub(b"", data)
     brackets = re.sub(rb"[^\[\]{}]++", b"", plain)
     for _ in range(DEPTH):
         inner = brackets.replace(b"[]", b"").replace(b"{}", b"")
@@ -97,6 +100,7 @@ class Scan:
         self._depth = 0
         self.values = 0
         """Counted so far."""
+        self._strings = 0
         self._part = 0
         """Values of the field, or of the entry of its list, that is being read."""
         self._string = (0, 0)
@@ -157,6 +161,10 @@ class Scan:
             self._string = (start, end)
         elif self._known is not None and self._known.ids:
             self._prompt()
+            return
+        self._strings += 1
+        if self._strings > 2 * self.values + 2:  # keys and values of the members so far
+            raise BadRequest("body", "is not valid JSON: strings with no comma between them")
 
     def _plain(self, start: int, end: int) -> None:
         data, known = self._data, self._known
@@ -217,6 +225,8 @@ class Scan:
 
     def _close(self, place: int) -> None:
         self._depth -= 1
+        if self._depth < 0:
+            raise BadRequest("body", "is not valid JSON: a bracket closes that never opened")
         if self._depth == 1 and self._list is not None:
             self._list.end = place
             self.cuts.append(self._list)
