@@ -16,6 +16,7 @@ from test_server_access import BODIES
 
 from vivace.server.auth import Access
 from vivace.server.browsers import Effect, same_origin
+from vivace.server.errors import Refusal, error_response
 from vivace.server.routes import ROUTES, Route
 from vivace.server.settings import ServerSettings
 
@@ -266,6 +267,86 @@ def test_usual_clients(server: Running) -> None:
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=20)
         assert done.stdout.endswith(status)
         assert status == "200" or "-H 'Content-Type: application/json'" in done.stdout
+
+
+STRANGE = (b"\xff\xfe", b"http://\xff", b"a\x80b", b"\xc3\xa9", b"\xed\xa0\x80", b"", b"x" * 9000)
+HEADERS = (
+    "Host",
+    "Origin",
+    "Referer",
+    "Sec-Fetch-Site",
+    "Sec-Fetch-Mode",
+    "Content-Type",
+    "Content-Encoding",
+    "Authorization",
+    "User-Agent",
+    "Expect",
+    "Access-Control-Request-Method",
+    "Access-Control-Request-Headers",
+    "X-Request-Id",
+)
+
+
+def exchange(server: Running, data: bytes) -> tuple[int, bytes]:
+    """The status and the rest of the answer to bytes on a connection of their own."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as sock:
+        sock.sendall(data)
+        answer = sock.makefile("rb").read()
+    return int(answer.split()[1]), answer
+
+
+@pytest.mark.parametrize("keys", [(), ("secret",)], ids=["open", "keys"])
+def test_no_bytes_of_a_header_are_a_fault_of_the_server(
+    keys: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Headers that are no UTF-8 were put into messages that JSON then could not have."""
+    for origins, hosts in (((), ()), (("*",), None)):
+        settings = ServerSettings(api_keys=keys, allowed_origins=origins, allowed_hosts=hosts)
+        with running_server(settings) as server:
+            for place in ("GET /v1/models", "POST /generate", "OPTIONS /generate", "GET /\udcff"):
+                for name in HEADERS:
+                    for value in STRANGE:
+                        lines = [place.encode("utf-8", "surrogateescape") + b" HTTP/1.1"]
+                        if name != "Host":
+                            lines.append(b"Host: localhost")
+                        if place[0] == "O" and not name.startswith("Access"):
+                            lines += [b"Access-Control-Request-Method: POST", b"Origin: http://a"]
+                        lines.append(name.encode() + b": " + value)
+                        lines += [b"Connection: close", b"Content-Length: 0", b"", b""]
+                        status, answer = exchange(server, b"\r\n".join(lines))
+                        assert status < 500, (place, name, value, answer)
+                        if b"application/json" in answer and status >= 400:
+                            shown = json.loads(answer.partition(b"\r\n\r\n")[2])
+                            assert len(shown["message"]) < 5000
+                            if name == "Host" and not value.isascii() and not keys:
+                                assert status in (400, 403)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+@pytest.mark.parametrize("text", ["\udcff\udcfe", "\ud800", "é", "\0", "x" * 10**6])
+def test_every_message_makes_an_answer(text: str) -> None:
+    response = error_response(Refusal(400, text, param=text))
+    assert isinstance(response.body, bytes)
+    assert len(json.loads(response.body)["message"]) <= 2 * 4200
+
+
+def test_what_goes_wrong_while_an_error_is_answered_is_logged(
+    server: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("out of order")
+
+    monkeypatch.setattr("vivace.server.dispatch.http_refusal", broken)
+    assert send(server, "GET", "/nothing/here", {}).status == 500
+    assert "out of order" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["127.0.0.1:80:evil", "[::1]evil", "localhost:evil", "", " ", "a@localhost", "localhost/x"],
+)
+def test_a_host_that_is_no_name_is_refused(server: Running, host: str) -> None:
+    assert send(server, "GET", "/v1/models", {"Host": host}).status == 400
 
 
 HEAD = "GET /health HTTP/1.1\r\nHost: localhost\r\n"

@@ -8,6 +8,7 @@ no page has the key. docs/http.md gives the reasons of every rule.
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Sequence
 from enum import StrEnum
 from urllib.parse import urlsplit
@@ -21,6 +22,17 @@ DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 OWN_SITES = ("same-origin", "none")
 """Sec-Fetch-Site of a page of this server, and of what the user typed"""
 ONCE = ("Host", "Origin", "Sec-Fetch-Site", "Content-Type", "Authorization")
+READ = (
+    *ONCE,
+    "Referer",
+    "Sec-Fetch-Mode",
+    "Content-Encoding",
+    "Access-Control-Request-Method",
+    "Access-Control-Request-Headers",
+)
+"""Headers that are looked at; they have to be text"""
+HOST = re.compile(r"(?:\[[0-9A-Fa-f:.]+(?:%[\w.~-]+)?\]|[\w.~-]+)(?::[0-9]{0,5})?", re.ASCII)
+"""A name or an address, and a port"""
 PREFLIGHT_SECONDS = "600"
 
 
@@ -92,7 +104,7 @@ class BrowserPolicy:
             return
         response.headers["Vary"] = "Origin"
         origin = request.headers.get("Origin")
-        if origin is not None and self._allowed(origin):
+        if origin is not None and is_text(origin) and self._allowed(origin):
             response.headers["Access-Control-Allow-Origin"] = origin
             response.headers["Access-Control-Expose-Headers"] = "Retry-After"
 
@@ -101,9 +113,13 @@ class BrowserPolicy:
     def _check_host(self, request: web.Request) -> None:
         """A page can give its own name this machine's address (DNS rebinding), but then it calls
         the server by that name."""
-        host = request.headers.get("Host", "")
+        host = request.headers.get("Host")
+        if host is None:
+            return
+        if not HOST.fullmatch(host):
+            raise Refusal(400, f"the Host header {host[:200]!r} is no name with or without a port")
         name = name_of(host)
-        if self._hosts is None or not name or is_local(name) or name in self._hosts:
+        if self._hosts is None or is_local(name) or name in self._hosts:
             return
         raise Refusal(
             403,
@@ -162,10 +178,18 @@ def check_headers(request: web.Request) -> None:
     for name in ONCE:
         if len(request.headers.getall(name, ())) > 1:
             raise closing(400, f"the header {name} is there twice")
+    for name in READ:
+        if not is_text(request.headers.get(name, "")):
+            raise closing(400, f"the header {name} is no UTF-8 text")
 
 
 def closing(status: int, message: str) -> Refusal:
     return Refusal(status, message, headers={"Connection": "close"})
+
+
+def is_text(value: str) -> bool:
+    """Whether a header's bytes were UTF-8; aiohttp keeps others as lone surrogates."""
+    return value.isascii() or not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def foreign(origin: str) -> Refusal:

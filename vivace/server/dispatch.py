@@ -78,27 +78,18 @@ def guard(context: Context) -> Callable[..., Awaitable[web.StreamResponse]]:
 async def outcome(context: Context, request: web.Request, handler: Handle) -> web.StreamResponse:
     """Run the handler; turn what it raises into an answer."""
     try:
-        check_headers(request)
-        return context.browsers.preflight(request) or await handler(request)
-    except Refusal as refusal:
-        return error_response(refusal)
-    except BadRequest as error:
-        return error_response(
-            Refusal(
-                error.status,
-                str(error),
-                param=error.field or None,
-                retry_after=error.retry_after,
-            )
-        )
-    except web.HTTPException as error:
-        refusal = http_refusal(context, request, error)
-        moved = await without_slash(request) if refusal.status == 404 else None
-        return moved or error_response(refusal)
+        try:
+            check_headers(request)
+            return context.browsers.preflight(request) or await handler(request)
+        except (Refusal, BadRequest, web.HTTPException) as error:
+            refusal = refusal_of(context, request, error)
+            unknown = isinstance(error, web.HTTPException) and refusal.status == 404
+            moved = await without_slash(request) if unknown else None
+            return moved or error_response(refusal)
     except (asyncio.CancelledError, ConnectionError):
         raise
-    except Exception:
-        log.exception("%s %s failed", request.method, request.path)
+    except Exception:  # also one of those that make the answer to an error
+        log.exception("%s %r failed", request.method, request.path)
         return error_response(Refusal(500, "internal error; the server's log has the details"))
 
 
@@ -114,6 +105,19 @@ async def without_slash(request: web.Request) -> web.Response | None:
         return None
     location = f"{shorter}?{query}" if query else shorter
     return web.Response(status=307, headers={"Location": location})
+
+
+def refusal_of(
+    context: Context, request: web.Request, error: Refusal | BadRequest | web.HTTPException
+) -> Refusal:
+    """What an answer other than 2xx says."""
+    if isinstance(error, Refusal):
+        return error
+    if isinstance(error, web.HTTPException):
+        return http_refusal(context, request, error)
+    return Refusal(
+        error.status, str(error), param=error.field or None, retry_after=error.retry_after
+    )
 
 
 def http_refusal(context: Context, request: web.Request, error: web.HTTPException) -> Refusal:

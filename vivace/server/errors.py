@@ -26,6 +26,10 @@ KINDS = {
 }
 
 
+LONGEST_MESSAGE = 4096
+"""Characters. Messages quote what came from outside."""
+
+
 class Refusal(Exception):
     """An answer other than 2xx. `code` is OpenAI's machine-readable code, if there is one."""
 
@@ -52,6 +56,8 @@ def error_body(
     status: int, message: str, *, param: str | None = None, code: str | None = None
 ) -> dict[str, Any]:
     """The body of an error answer; also sent inside a stream that fails half-way."""
+    message = shown(message)
+    param = None if param is None else shown(param)
     kind = KINDS.get(status, "InternalServerError" if status >= 500 else "BadRequestError")
     return {
         "object": "error",
@@ -61,6 +67,14 @@ def error_body(
         "code": status,
         "error": {"message": message, "type": kind, "param": param, "code": code or status},
     }
+
+
+def shown(text: str) -> str:
+    """The text as UTF-8 can have it, and no longer than a message may be: headers keep bytes that
+    are no UTF-8 as lone surrogates."""
+    if len(text) > LONGEST_MESSAGE:
+        text = text[:LONGEST_MESSAGE] + "..."
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def error_response(refusal: Refusal) -> web.Response:

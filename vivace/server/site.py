@@ -78,7 +78,10 @@ class Connection(RequestHandler):
         """The answer to bytes that are not HTTP: JSON, without a traceback, and the end."""
         if request.writer.output_size > 0:
             raise ConnectionError("an answer is already on its way")
-        log.debug("malformed HTTP from %s: %s", request.remote, message)
+        if status >= 500:
+            log.error("%s: the answer failed", request.remote, exc_info=exc)
+        else:
+            log.debug("malformed HTTP from %s: %s", request.remote, message)
         reason = "internal error" if status >= 500 else f"malformed HTTP request: {message}"
         response = error_response(Refusal(status, reason.split("\n")[0]))
         response.headers["Server"] = SERVER
