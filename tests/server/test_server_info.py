@@ -100,6 +100,20 @@ def test_health_generate_fails_when_no_token_comes() -> None:
         server.until(lambda: len(engine.cancelled) == 1)
 
 
+def test_health_generate_that_waits_learns_of_a_stall() -> None:
+    """It is told at once, not after the health timeout."""
+    engine = ScriptedEngine(silent=True)
+    with (
+        running_server(ServerSettings(health_timeout=60), engine) as server,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        asked = pool.submit(ask, server, "/health_generate", method="GET")
+        server.until(lambda: len(engine.requests) == 1)
+        server.frontend._stall = lambda: "the engine is stuck"
+        answer = asked.result(20)
+        assert answer.status == 503 and "the engine is stuck" in answer.text
+
+
 def test_health_generate_fails_when_the_engine_refuses() -> None:
     engine = ScriptedEngine(refuse=Finish(type="abort", message="broken", status=500))
     with running_server(engine=engine) as server:

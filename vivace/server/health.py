@@ -47,6 +47,8 @@ async def ask_engine(context: Context) -> None:
     try:
         async with asyncio.timeout(timeout):
             while not own.done() and context.frontend.heard < asked:
+                if context.frontend.stall:
+                    raise TimeoutError
                 await asyncio.wait([own], timeout=_LOOK)
             if own.done():
                 await own
