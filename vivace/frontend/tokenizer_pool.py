@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.served import ServedModel
 from vivace.frontend.tokenizer import Tokenizer
+from vivace.frontend.turns import ASKER, Full, Turns
 from vivace.frontend.validation import too_long
 
 T = TypeVar("T")
@@ -31,7 +32,8 @@ class TokenizerPool:
 
     def __init__(self, threads: int) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tokenizer")
-        self._long = asyncio.Lock()
+        self._short = Lane(self._pool, threads, most=4096, own=1024, room=64 << 20)
+        self._long = Lane(self._pool, 1, most=256, own=64, room=128 << 20)
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -50,7 +52,7 @@ class TokenizerPool:
         if len(text) <= INLINE_CHARACTERS:
             return tokenizer.encode(text, special)
         if len(text) <= LONG_CHARACTERS:
-            return await self._run(tokenizer.encode, text, special)
+            return await self._short.run(len(text), tokenizer.encode, text, special)
         limit = 2 * served.context if most is None else most
         ids = await self._encode_beginning(tokenizer, text, special, limit)
         if len(ids) <= limit or (served.allow_auto_truncate and most is None):
@@ -66,7 +68,8 @@ class TokenizerPool:
         a text that is far too long would cost minutes."""
         window = max(limit, LONG_CHARACTERS)
         while True:
-            ids = await self._run_long(tokenizer.encode, text[:window], special)
+            part = text[:window]
+            ids = await self._long.run(len(part), tokenizer.encode, part, special)
             if window >= len(text) or len(ids) > limit:
                 return ids
             window *= 4  # most texts that fit have fewer tokens than characters
@@ -84,24 +87,74 @@ class TokenizerPool:
             if len(group) == 1:
                 yield [await self.encode(tokenizer, group[0], special, served, most)]
             else:
-                yield await self._run(encode_each, tokenizer, group, special)
+                size = sum(map(len, group))
+                yield await self._short.run(size, encode_each, tokenizer, group, special)
 
-    async def _run_long(self, work: Callable[..., T], *args: Any) -> T:
-        """`_run`, one at a time; whoever comes next waits for the thread, not for the caller, who
-        may leave."""
-        await self._long.acquire()
+
+class Lane:
+    """Some threads' time, for which clients take turns. `most` pieces of work wait, `own` of one
+    client, of together `room` characters."""
+
+    def __init__(
+        self, pool: ThreadPoolExecutor, places: int, *, most: int, own: int, room: int
+    ) -> None:
+        self._pool = pool
+        self._places = places
+        self._limits = most, own, room
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def run(self, size: int, work: Callable[..., T], *args: Any) -> T:
+        """The result of `work`, in a thread, when it is the client's turn. BadRequest 503 when too
+        much waits."""
         loop = asyncio.get_running_loop()
-
-        def done(_: object) -> None:
-            with suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(self._long.release)
-
+        if loop is not self._loop:
+            self._open(loop)
+        place: asyncio.Future[None] = loop.create_future()
+        try:
+            turn = self._turns.add(ASKER.get(), size, place)
+        except Full:
+            raise busy() from None
+        self._next()
+        try:
+            await place
+        except asyncio.CancelledError:
+            self._turns.remove(turn)
+            if place.done() and not place.cancelled() and place.exception() is None:
+                self._release(loop)
+            raise
         job = self._pool.submit(work, *args)
-        job.add_done_callback(done)
+        job.add_done_callback(lambda _: self._done(loop))
         return await asyncio.wrap_future(job)
 
-    async def _run(self, work: Callable[..., T], *args: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work, *args)
+    def _open(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._free = self._places
+        self._turns: Turns[asyncio.Future[None]] = Turns(*self._limits, GROUP_CHARACTERS, refuse)
+
+    def _next(self) -> None:
+        while self._free and (turn := self._turns.next()) is not None:
+            if not turn.item.done():  # cancelled in this turn of the loop
+                self._free -= 1
+                turn.item.set_result(None)
+
+    def _done(self, loop: asyncio.AbstractEventLoop) -> None:
+        """In the thread: it is free, whether or not the caller has left."""
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(self._release, loop)
+
+    def _release(self, loop: asyncio.AbstractEventLoop) -> None:
+        if loop is self._loop:
+            self._free += 1
+            self._next()
+
+
+def refuse(place: asyncio.Future[None]) -> None:
+    if not place.done():
+        place.set_exception(busy())
+
+
+def busy() -> BadRequest:
+    return BadRequest("text", "too many texts wait to be tokenised", 503, retry_after=1)
 
 
 def encode_each(tokenizer: Tokenizer, texts: list[str], special: bool) -> list[list[int]]:

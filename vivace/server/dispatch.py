@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from vivace.frontend.errors import BadRequest
+from vivace.frontend.turns import ASKER
 from vivace.server.auth import CLIENT, Access
 from vivace.server.body import Body, read_body
 from vivace.server.browsers import check_headers
@@ -40,6 +41,7 @@ def bind(context: Context, route: Route) -> Handle:
                 any_host=route.auth is Access.PUBLIC,
             )
         request[CLIENT] = client or 0
+        ASKER.set(-id(request.protocol) if client is None else client)
         if limit == NO_BODY and not request.can_read_body:
             return await route.handler(context, request, Body())
         body = await read_body(request, limit, settings.body_timeout, context.bodies)
