@@ -7,7 +7,6 @@ when the parent dies, and the end of the line to the parent is watched as well.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import faulthandler
 import gc
 import logging
@@ -19,13 +18,13 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import NoReturn
 
+from vivace.config.child_process import die_with
 from vivace.errors import CANNOT_START, CannotStart
 from vivace.observability import log as log_lines
 from vivace.observability.lines import protect_standard_streams
 from vivace.supervisor.line import Line, LineClosed, child_end
 from vivace.supervisor.messages import Failure, Progress, Setup, ToChild
 
-PR_SET_PDEATHSIG = 1
 LONGEST_FAILURE = 2000
 
 log = logging.getLogger(__name__)
@@ -39,7 +38,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--preload", action="store_true", help="import before the setup comes")
     arguments = parser.parse_args(argv)
     protect_standard_streams()
-    die_with(arguments.parent)
+    try:
+        die_with(arguments.parent)
+    except OSError as error:
+        log.warning("%s", error)
     leave_signals_to_the_supervisor()
     gc.disable()  # nothing that is imported and loaded is garbage; the roles enable it when ready
     log_lines.setup("info", arguments.role)
@@ -88,15 +90,6 @@ def first_message(line: Line[ToChild]) -> Setup:
     if not isinstance(setup, Setup):
         raise TypeError(f"the first message is {type(setup).__name__}, not Setup")
     return setup
-
-
-def die_with(parent: int) -> None:
-    """Ask the kernel to kill this process when its parent dies."""
-    library = ctypes.CDLL(None, use_errno=True)
-    if library.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        log.warning("prctl(PR_SET_PDEATHSIG): %s", os.strerror(ctypes.get_errno()))
-    if os.getppid() != parent:
-        sys.exit(1)  # it died before we asked
 
 
 def leave_signals_to_the_supervisor() -> None:

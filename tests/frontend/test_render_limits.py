@@ -22,6 +22,7 @@ import pytest
 
 from vivace.frontend.chat_template import ChatTemplate, ChatTemplateError, TemplateSet
 from vivace.frontend.errors import BadRequest
+from vivace.frontend.render_process import Pulse
 from vivace.frontend.render_verdicts import OverLimit
 from vivace.frontend.renderer import Renderer
 from vivace.frontend.template_messages import Load, RenderLimits, frame
@@ -235,6 +236,48 @@ def test_a_process_that_gets_no_time_is_given_up() -> None:
         asyncio.run(main())
 
 
+def test_a_process_that_is_stopped_is_replaced() -> None:
+    """Every conversation waited a minute for it, and was refused then."""
+    with chat(ECHO, RenderLimits(wall_seconds=300)) as template:
+        os.kill(pid_of(template), signal.SIGSTOP)
+        assert template.render([USER]) == "<Hi>"
+
+        async def main() -> None:
+            async with asyncio.timeout(60):
+                assert await template.render_async([USER]) == "<Hi>"
+                os.kill(pid_of(template), signal.SIGSTOP)
+                asks = (template.render_async([USER]) for _ in range(5))
+                assert await asyncio.gather(*asks) == ["<Hi>"] * 5
+
+        asyncio.run(main())
+
+
+class Clockwork:
+    """A process whose processor time is told beforehand."""
+
+    def __init__(self, times: list[int | None]) -> None:
+        self._times = iter(times)
+
+    def cpu_time(self) -> int | None:
+        return next(self._times)
+
+
+@pytest.mark.parametrize(
+    ("times", "stopped"),
+    [
+        ([5] * 9, True),
+        ([*range(9)], False),
+        ([1, 1, 1, 1, 2, 2, 2, 2, 2], False),
+        ([None] * 9, False),
+    ],
+)
+def test_only_a_process_without_a_pulse_is_taken_for_stopped(
+    times: list[int | None], stopped: bool
+) -> None:
+    pulse = Pulse(Clockwork(times))  # type: ignore[arg-type]
+    assert any(pulse.look() for _ in times[1:]) is stopped
+
+
 def test_memory_comes_back() -> None:
     """A rendering that made its process large is that process's last."""
     hoard = armed("{% set n = namespace(l=[1]) %}" + 22 * "{% set n.l = n.l + n.l %}")
@@ -266,17 +309,18 @@ def test_the_process_is_small_and_has_nothing(monkeypatch: pytest.MonkeyPatch) -
         assert "Max open files            0  " in (process / "limits").read_text()
 
 
-@pytest.mark.parametrize("ending", ["kill", "exit"])
+@pytest.mark.parametrize("ending", ["kill", "exit", "stop"])
 def test_the_process_ends_with_its_frontend(ending: str) -> None:
     code = (
         "import sys, os, signal\n"
         "from vivace.frontend.chat_template import *\n"
         "chat = ChatTemplate(TemplateSet(sources={'default': 'x'}))\n"
         "print(chat._renderer._process.pid, flush=True)\n"
-        "os.kill(os.getpid(), signal.SIGKILL) if sys.argv[1] == 'kill' else None\n"
+        "os.kill(chat._renderer._process.pid, signal.SIGSTOP) if sys.argv[1] == 'stop' else 0\n"
+        "os.kill(os.getpid(), signal.SIGKILL) if sys.argv[1] != 'exit' else None\n"
     )
     done = subprocess.run([sys.executable, "-c", code, ending], stdout=subprocess.PIPE, timeout=60)
-    assert done.returncode == (-signal.SIGKILL if ending == "kill" else 0)
+    assert done.returncode == (0 if ending == "exit" else -signal.SIGKILL)
     assert gone(int(done.stdout))
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import sys
 from pathlib import Path
 
 from vivace.config.process_environment import KEYS_OF_THE_SERVER
 
+PR_SET_PDEATHSIG = 1
 SOURCES = Path(__file__).resolve().parents[2]
 
 
@@ -35,6 +38,19 @@ def bare_environment() -> dict[str, str]:
         "LC_TIME",
     )
     return {name: os.environ[name] for name in kept if name in os.environ}
+
+
+def die_with(parent: int) -> None:
+    """Ask the kernel to kill this process when its parent dies; also while it is stopped.
+
+    Raises OSError when the kernel does not know this; SystemExit when the parent is dead already.
+    """
+    library = ctypes.CDLL(None, use_errno=True)
+    failed = library.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0
+    if os.getppid() != parent:
+        sys.exit(1)  # it died before we asked
+    if failed:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
 
 
 def python_module(module: str) -> list[str]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
 import weakref
+from pathlib import Path
 
 import msgspec
 
@@ -13,6 +15,8 @@ from vivace.config.child_process import bare_environment, python_module
 from vivace.frontend.template_messages import LENGTH, Answer, RenderLimits, frame
 
 CHUNK = 256 << 10
+LOOK, LOOKS = 0.5, 6
+"""Seconds between two looks at a process, and how many of them it may be without a pulse."""
 MODULE = "vivace.frontend.template_process"
 
 decode = msgspec.msgpack.Decoder(Answer).decode
@@ -43,7 +47,7 @@ class RenderProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                python_module(MODULE),
+                [*python_module(MODULE), str(os.getpid())],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 env=bare_environment(),
@@ -55,6 +59,17 @@ class RenderProcess:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def cpu_time(self) -> int | None:
+        """Of the process so far, in a unit of the system's; None where that is not told."""
+        for name in ("schedstat", "stat"):
+            try:
+                text = Path(f"/proc/{self.pid}/{name}").read_text()
+                fields = text.rpartition(")")[2].split()
+                return int(fields[0]) if name == "schedstat" else int(fields[11]) + int(fields[12])
+            except (OSError, ValueError, IndexError):
+                continue
+        return None
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -114,6 +129,25 @@ class RenderProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             return self._process.wait()
+
+
+class Pulse:
+    """Whether a process that has something to do gets on with it. One that is stopped, or waits
+    for the disk for ever, uses no processor time; `look` says so when LOOKS in a row found none.
+
+    Looks are counted, not seconds: a frontend that was itself stopped judges nobody by that.
+    """
+
+    def __init__(self, process: RenderProcess) -> None:
+        self._process = process
+        self._used = process.cpu_time()
+        self._still = 0
+
+    def look(self) -> bool:
+        """Call it every LOOK seconds."""
+        used, self._used = self._used, self._process.cpu_time()
+        self._still = self._still + 1 if used is not None and used == self._used else 0
+        return self._still >= LOOKS
 
 
 def end(sock: socket.socket, process: subprocess.Popen[bytes]) -> None:

@@ -7,8 +7,14 @@ import heapq
 import itertools
 from dataclasses import dataclass, field
 
-from vivace.frontend.render_process import ProcessEnded, RenderProcess
-from vivace.frontend.render_verdicts import no_process, problem_of, stalled, too_many
+from vivace.frontend.render_process import LOOK, ProcessEnded, Pulse, RenderProcess
+from vivace.frontend.render_verdicts import (
+    MOST_ATTEMPTS,
+    no_process,
+    problem_of,
+    stalled,
+    too_many,
+)
 from vivace.frontend.template_messages import Answer, Loaded, RenderLimits
 
 MOST_WAITING = 1024
@@ -48,6 +54,7 @@ class RenderQueue:
         self._numbers = itertools.count()
         self._current: Job | None = None
         self._deadline: asyncio.TimerHandle | None = None
+        self._next_look: asyncio.TimerHandle | None = None
         if process is not None:
             self._adopt(process)
 
@@ -92,6 +99,7 @@ class RenderQueue:
         job.attempts += 1
         self._current = job
         self._deadline = self.loop.call_later(self._limits.wall_seconds, self._overdue)
+        self._next_look = self.loop.call_later(LOOK, self._look, Pulse(process))
         self._send(process, job.message)
 
     def _finish(self) -> Job | None:
@@ -100,6 +108,9 @@ class RenderQueue:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+        if self._next_look is not None:
+            self._next_look.cancel()
+            self._next_look = None
         return job
 
     # -- the process -----------------------------------------------------------------------------
@@ -160,9 +171,19 @@ class RenderQueue:
                 job.answer.set_exception(problem)
         self._next()
 
-    def _overdue(self) -> None:
+    def _look(self, pulse: Pulse) -> None:
+        if pulse.look():
+            self._overdue(again=True)
+        else:
+            self._next_look = self.loop.call_later(LOOK, self._look, pulse)
+
+    def _overdue(self, again: bool = False) -> None:
+        """The process does not get on; `again`: another one may."""
         self._part()
         job = self._finish()
         if job is not None and not job.answer.done():
-            job.answer.set_exception(stalled(self._limits))
+            if again and job.attempts < MOST_ATTEMPTS:
+                self._wait(job)
+            else:
+                job.answer.set_exception(stalled(self._limits))
         self._next()

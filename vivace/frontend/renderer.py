@@ -13,12 +13,16 @@ from typing import Any
 import msgspec
 
 from vivace.frontend.errors import BadRequest
-from vivace.frontend.render_process import ProcessEnded, RenderProcess
+from vivace.frontend.render_process import LOOK, ProcessEnded, Pulse, RenderProcess
 from vivace.frontend.render_queue import RenderQueue
 from vivace.frontend.render_verdicts import MOST_ATTEMPTS, no_process, problem_of, refusal, stalled
 from vivace.frontend.template_messages import Answer, Load, Loaded, Render, Rendered, RenderLimits
 
 encode = msgspec.json.Encoder().encode
+
+
+class NoPulse(Exception):
+    """The process is stopped."""
 
 
 class Renderer:
@@ -88,7 +92,9 @@ class Renderer:
                 except TimeoutError:
                     self._drop()
                     raise stalled(self._limits) from None
-        raise AssertionError("problem_of ends the last attempt")
+                except NoPulse:
+                    self._drop()
+        raise stalled(self._limits)
 
     def _exchange(self, message: bytes) -> Answer:
         if self._process is None:
@@ -102,16 +108,21 @@ class Renderer:
 
 
 def wait_for(process: RenderProcess, message: bytes, limits: RenderLimits) -> Answer:
-    """The answer to a message. Raises ProcessEnded or TimeoutError; `end` the process then."""
+    """The answer to a message. Raises ProcessEnded, NoPulse or TimeoutError; `end` the process
+    then."""
     deadline = time.monotonic() + limits.wall_seconds
     sent = process.send(message)
     poll = select.poll()
     answers: list[Answer] = []
+    pulse = Pulse(process)
     while not answers:
         poll.register(process, select.POLLIN if sent else select.POLLIN | select.POLLOUT)
-        left = deadline - time.monotonic()
-        if left <= 0 or not poll.poll(1000 * left):
+        if time.monotonic() >= deadline:
             raise TimeoutError
+        if not poll.poll(1000 * LOOK):
+            if pulse.look():
+                raise NoPulse
+            continue
         sent = process.flush()
         answers = process.receive()
     return answers[0]

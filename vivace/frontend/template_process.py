@@ -1,4 +1,4 @@
-"""Where chat templates run: `python -m vivace.frontend.template_process`.
+"""Where chat templates run: `python -m vivace.frontend.template_process PARENT`.
 
 Templates come with models, so nobody vouches for what they compute. Here the kernel holds them to
 their limits, whatever they do: a timer of processor time that kills (SIGPROF), a limit of mapped
@@ -8,15 +8,18 @@ input, and ends when the other side does, whatever that died of.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import resource
 import signal
 import socket
+import sys
 
 import jinja2
 import msgspec
 
+from vivace.config.child_process import die_with
 from vivace.frontend.template_messages import (
     LENGTH,
     Answer,
@@ -40,6 +43,8 @@ encode = msgspec.msgpack.Encoder().encode
 
 
 def main() -> None:
+    with contextlib.suppress(OSError):  # the end of the socket is watched as well
+        die_with(int(sys.argv[1]))
     obey_the_frontend_only()
     sock = socket.socket(fileno=0)
     data = received(sock)
