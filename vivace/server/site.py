@@ -11,6 +11,7 @@ from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
 from vivace.server.access_log import AccessLog, configure_access_log
+from vivace.server.browsers import is_text
 from vivace.server.errors import Refusal, error_response
 from vivace.server.settings import ServerSettings
 
@@ -78,6 +79,8 @@ class Connection(RequestHandler):
         """The answer to bytes that are not HTTP: JSON, without a traceback, and the end."""
         if request.writer.output_size > 0:
             raise ConnectionError("an answer is already on its way")
+        if not is_text(request.headers.get("Expect", "")):
+            status, message = 417, "the header Expect is no UTF-8 text"  # aiohttp fails to say so
         if status >= 500:
             log.error("%s: the answer failed", request.remote, exc_info=exc)
         else:
