@@ -27,6 +27,7 @@ from vivace.frontend.render_verdicts import OverLimit
 from vivace.frontend.renderer import Renderer
 from vivace.frontend.template_messages import Load, RenderLimits, frame
 from vivace.frontend.template_sandbox import environment
+from vivace.frontend.turns import ASKER
 
 TIGHT = RenderLimits(cpu_seconds=0.3, memory=96 << 20, characters=1 << 20)
 ATTACKS = {
@@ -163,7 +164,12 @@ def test_many_at_once_get_their_own_answers() -> None:
             else:
                 assert isinstance(answer, asyncio.CancelledError)
         queue = template._renderer._queue
-        assert queue is not None and not queue._waiting and not queue._bytes and not queue._current
+        assert (
+            queue is not None
+            and not queue._turns.count
+            and not queue._turns.size
+            and not queue._current
+        )
 
     with chat(ECHO, RenderLimits()) as template:
         asyncio.run(main(template))
@@ -184,6 +190,35 @@ def test_no_more_wait_than_may(monkeypatch: pytest.MonkeyPatch) -> None:
     refused = [answer for answer in answers if answer != "<Hi>"]
     assert len(refused) == 15 and all(error.status == 503 for error in refused)
     assert all(error.retry_after for error in refused)
+
+
+@pytest.mark.parametrize("keys", [True, False])
+def test_conversations_over_the_limit_do_not_starve_others(keys: bool) -> None:
+    """Thirty of them cost a minute of processor time; a short one waits for two at most."""
+
+    async def main(template: ChatTemplate) -> None:
+        ended: list[str] = []
+
+        async def one(client: int, name: str, messages: list[dict[str, str]]) -> None:
+            ASKER.set(client)
+            with contextlib.suppress(OverLimit):
+                await template.render_async(messages)
+            ended.append(name)
+
+        slow = [{"role": "user", "content": "x" * 30_000}, GO]
+        tasks = [
+            asyncio.create_task(one(1 if keys else -number - 1, "slow", slow))
+            for number in range(30)
+        ]
+        await asyncio.sleep(0.05)
+        await one(2 if keys else -99, "short", [{"role": "user", "content": "y" * 3000}])
+        assert ended.index("short") <= 2
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    with chat(armed(ATTACKS["empty loops"])) as template:
+        asyncio.run(main(template))
 
 
 def test_small_ones_do_not_wait_for_large_ones() -> None:

@@ -61,7 +61,7 @@ def test_equal_clients_alternate_and_small_comes_before_large() -> None:
 def test_little_work_does_not_keep_much_work_waiting_for_ever() -> None:
     turns = some_turns()
     turns.add(1, 60_000, "large")
-    for number in range(2 * 60_000 // BASE):
+    for number in range(4 * 60_000 // BASE):
         turns.add(2 + number, 10, "small")
         turn = turns.next()
         assert turn is not None

@@ -1,11 +1,9 @@
-"""Renderings on an asyncio loop: one after another, small ones first."""
+"""Renderings on an asyncio loop: one after another, clients in turn, small ones first."""
 
 from __future__ import annotations
 
 import asyncio
-import heapq
-import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from vivace.frontend.render_process import LOOK, ProcessEnded, Pulse, RenderProcess
 from vivace.frontend.render_verdicts import (
@@ -16,21 +14,29 @@ from vivace.frontend.render_verdicts import (
     too_many,
 )
 from vivace.frontend.template_messages import Answer, Loaded, RenderLimits
+from vivace.frontend.turns import ASKER, Full, Turn, Turns
 
 MOST_WAITING = 1024
+OWN_WAITING = 512
+"""of one client"""
 MOST_BYTES = 64 << 20
 """of all messages that wait"""
 SMALL_BYTES = 64 << 10
-"""A message above this waits until no smaller one does."""
+"""A message above this waits until its client has no smaller one."""
+SECOND = 4 << 20
+"""What a second with the process costs, in bytes of a message."""
 
 
-@dataclass(order=True)
+@dataclass
 class Job:
-    large: bool
-    number: int
-    message: bytes = field(compare=False)
-    answer: asyncio.Future[Answer] = field(compare=False)
-    attempts: int = field(default=0, compare=False)
+    message: bytes
+    answer: asyncio.Future[Answer]
+    attempts: int = 0
+    began: float = 0.0
+
+    def refuse(self) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(too_many())
 
 
 class RenderQueue:
@@ -49,10 +55,10 @@ class RenderQueue:
         self._load = load
         self._process: RenderProcess | None = None
         self._loading = False
-        self._waiting: list[Job] = []
-        self._bytes = 0
-        self._numbers = itertools.count()
-        self._current: Job | None = None
+        self._turns: Turns[Job] = Turns(
+            MOST_WAITING, OWN_WAITING, MOST_BYTES, SMALL_BYTES, Job.refuse
+        )
+        self._current: Turn[Job] | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._next_look: asyncio.TimerHandle | None = None
         if process is not None:
@@ -60,19 +66,16 @@ class RenderQueue:
 
     async def ask(self, message: bytes) -> Answer:
         """The answer to a message. BadRequest when there is none; it says why."""
-        if len(self._waiting) >= MOST_WAITING or self._bytes + len(message) > MOST_BYTES:
-            raise too_many()
-        future: asyncio.Future[Answer] = self.loop.create_future()
-        job = Job(len(message) > SMALL_BYTES, next(self._numbers), message, future)
-        self._wait(job)
+        job = Job(message, self.loop.create_future())
+        try:
+            turn = self._turns.add(ASKER.get(), len(message), job)
+        except Full:
+            raise too_many() from None
         self._next()
         try:
-            return await future
+            return await job.answer
         finally:
-            if job in self._waiting:  # its client has left
-                self._waiting.remove(job)
-                heapq.heapify(self._waiting)
-                self._bytes -= len(message)
+            self._turns.remove(turn)  # if its client has left
 
     def close(self) -> None:
         if self._process is not None:
@@ -80,38 +83,38 @@ class RenderQueue:
 
     # -- one at a time ---------------------------------------------------------------------------
 
-    def _wait(self, job: Job) -> None:
-        heapq.heappush(self._waiting, job)
-        self._bytes += len(job.message)
-
     def _next(self) -> None:
-        while self._current is None and self._waiting:
-            job = heapq.heappop(self._waiting)
-            self._bytes -= len(job.message)
-            self._begin(job)
+        while self._current is None and (turn := self._turns.next()) is not None:
+            if not turn.item.answer.done():
+                self._begin(turn)
 
-    def _begin(self, job: Job) -> None:
+    def _begin(self, turn: Turn[Job]) -> None:
+        job = turn.item
         try:
             process = self._process or self._started()
         except OSError as error:
             job.answer.set_exception(no_process(error))
             return
         job.attempts += 1
-        self._current = job
+        job.began = self.loop.time()
+        self._current = turn
         self._deadline = self.loop.call_later(self._limits.wall_seconds, self._overdue)
         self._next_look = self.loop.call_later(LOOK, self._look, Pulse(process))
         self._send(process, job.message)
 
-    def _finish(self) -> Job | None:
-        """The message that was with the process, which is now free."""
-        job, self._current = self._current, None
+    def _finish(self) -> Turn[Job] | None:
+        """The message that was with the process, which is now free; none if nobody waits for it."""
+        turn, self._current = self._current, None
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
         if self._next_look is not None:
             self._next_look.cancel()
             self._next_look = None
-        return job
+        if turn is None:
+            return None
+        self._turns.charge(turn.client, SECOND * (self.loop.time() - turn.item.began))
+        return None if turn.item.answer.done() else turn
 
     # -- the process -----------------------------------------------------------------------------
 
@@ -155,20 +158,20 @@ class RenderQueue:
             if self._loading and isinstance(answer, Loaded):
                 self._loading = False
                 continue
-            job = self._finish()
-            if job is not None and not job.answer.done():
-                job.answer.set_result(answer)
+            turn = self._finish()
+            if turn is not None:
+                turn.item.answer.set_result(answer)
         self._next()
 
     def _died(self, ended: ProcessEnded) -> None:
         self._part()
-        job = self._finish()
-        if job is not None and not job.answer.done():
-            problem = problem_of(ended, job.attempts, self._limits)
+        turn = self._finish()
+        if turn is not None:
+            problem = problem_of(ended, turn.item.attempts, self._limits)
             if problem is None:
-                self._wait(job)  # with its old number, so it is first in its class
+                self._turns.put(turn)  # with its old number, so it is first in its class
             else:
-                job.answer.set_exception(problem)
+                turn.item.answer.set_exception(problem)
         self._next()
 
     def _look(self, pulse: Pulse) -> None:
@@ -180,10 +183,10 @@ class RenderQueue:
     def _overdue(self, again: bool = False) -> None:
         """The process does not get on; `again`: another one may."""
         self._part()
-        job = self._finish()
-        if job is not None and not job.answer.done():
-            if again and job.attempts < MOST_ATTEMPTS:
-                self._wait(job)
+        turn = self._finish()
+        if turn is not None:
+            if again and turn.item.attempts < MOST_ATTEMPTS:
+                self._turns.put(turn)
             else:
-                job.answer.set_exception(stalled(self._limits))
+                turn.item.answer.set_exception(stalled(self._limits))
         self._next()

@@ -58,7 +58,7 @@ class Queue(Generic[T]):
 class Turns(Generic[T]):
     """Work that waits: at most `most` pieces and `own` of one client, of together at most `room`.
 
-    The next is the one that would end first if all clients were served at once (self-clocked fair
+    The next is the one that would end first if all clients were served at once (weighted fair
     queueing): little work of one client overtakes the much of others, and none waits for ever.
     When all is full, the client with most leaves its last piece to who comes with less; `refuse` is
     called with it.
@@ -106,8 +106,9 @@ class Turns(Generic[T]):
         if not self._queues:
             return None
         queue = min(self._queues.values(), key=lambda queue: queue.end)
-        self._now = queue.start = max(self._now, queue.end)
         turn = queue.turns[0]
+        queue.start = queue.end
+        self._now += turn.cost / len(self._queues)
         self.remove(turn)
         return turn
 
