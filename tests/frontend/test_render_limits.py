@@ -422,7 +422,7 @@ def test_it_ends_silently_when_its_frontend_dies(moment: str) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         process = subprocess.Popen(
-            [sys.executable, "-m", "vivace.frontend.template_process"],
+            [sys.executable, "-m", "vivace.frontend.template_process", str(os.getpid())],
             stdin=theirs.fileno(),
             stderr=subprocess.PIPE,
         )
