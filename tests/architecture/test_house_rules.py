@@ -150,3 +150,9 @@ def test_imports_point_the_right_way() -> None:
         [str(lint), "--no-cache"], cwd=ROOT, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_names_of_test_files_are_unique() -> None:
+    """pytest imports them by their bare names, so two of one name cannot be collected together."""
+    names = [file.name for file in (ROOT / "tests").rglob("*.py") if file.name != "conftest.py"]
+    assert sorted(names) == sorted(set(names))
