@@ -88,7 +88,7 @@ def test_a_stream_waits_three_steps_and_one_chunk_at_most(
     rig.run()
     whole = 600 * cost.token
     if chunk is not None:
-        cut = max(STALL + 8 * cost.decode_step(ROWS), SMALLEST * cost.token)
+        cut = max(4 * STALL + 8 * cost.decode_step(ROWS), SMALLEST * cost.token)
         whole = min(chunk * cost.token, cut)
     bound = 3 * cost.decode_step(ROWS) + whole + cost.step
     assert max(rig.answers[key].gaps()) <= bound * 1.01
@@ -180,16 +180,16 @@ def test_decode_steps_between_two_chunks_follow_the_flag() -> None:
 
 def test_slower_tokens_count_at_once_and_accidents_little() -> None:
     chunk = DynamicChunk(0.1)
-    assert chunk.tokens == FIRST
+    assert chunk.tokens(1) == FIRST
     chunk.landed(100, 0, 0.1)
-    assert chunk.tokens == 100
+    assert chunk.tokens(1) == 100
     chunk.landed(100, 0, 0.2)
-    assert chunk.tokens == 50
+    assert chunk.tokens(1) == 50
     chunk.landed(100, 0, 60.0)
-    assert chunk.tokens == SMALLEST
+    assert chunk.tokens(1) == SMALLEST
     for _ in range(8):
         chunk.landed(16, 0, 0.016)
-    assert chunk.tokens == pytest.approx(98, abs=3)
+    assert chunk.tokens(1) == pytest.approx(98, abs=3)
 
 
 def test_a_chunk_grows_with_the_steps_of_those_who_wait_for_it() -> None:
@@ -197,13 +197,19 @@ def test_a_chunk_grows_with_the_steps_of_those_who_wait_for_it() -> None:
     chunk.landed(100, 0, 0.1)
     for _ in range(3):
         chunk.landed(0, 5, 0.2)
-    assert chunk.tokens == 1700
+    assert chunk.tokens(1) == 1700
     chunk.landed(0, 5, 30.0)
-    assert chunk.tokens == 1700, "one slow step is an accident"
+    assert chunk.tokens(1) == 1700, "one slow step is an accident"
 
 
 def test_tiny_chunks_say_nothing_about_the_speed() -> None:
     chunk = DynamicChunk(0.1)
     chunk.landed(1, 0, 0.05)
-    assert chunk.tokens == FIRST
-    assert DynamicChunk(0.0).tokens is None
+    assert chunk.tokens(1) == FIRST
+    assert DynamicChunk(0.0).tokens(1) is None
+
+
+def test_a_chunk_grows_with_the_prompts_that_wait_up_to_four() -> None:
+    chunk = DynamicChunk(0.1)
+    chunk.landed(100, 0, 0.1)
+    assert [chunk.tokens(n) for n in (0, 1, 2, 4, 1000)] == [100, 100, 200, 400, 400]

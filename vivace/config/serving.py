@@ -155,8 +155,9 @@ class ScheduleOptions:
     )
     chunked_prefill_stall_target: float = option(
         50.0,
-        "Milliseconds a prompt's chunk may take while others decode, besides eight of their own "
-        "steps; chunks are cut to the measured speed. 0: prompts come first.",
+        "Milliseconds that prompts take between two steps of streams: so many for each of up to "
+        "four prompts that wait, and eight of those steps; chunks are cut to the measured speed. "
+        "0: prompts come first.",
     )
     max_prefill_tokens: int = option(16384, "Prompt tokens admitted to one step.")
     schedule_policy: str = option(

@@ -128,12 +128,13 @@ class Batching:
 
     def _budget(self, spent: int = 0) -> Budget:
         """What chunks may take beside `spent` tokens; a time, in tokens, while others decode."""
-        settings = self._settings
+        settings, roster = self._settings, self._roster
         budget = Budget(settings.chunk, settings.max_prefill_tokens, settings.prefill_max_requests)
         budget.spend(spent)
-        most = self._dynamic_chunk.tokens if self._roster.decoding else None
-        if most is not None:
-            budget.limit(most)
+        if roster.decoding:
+            most = self._dynamic_chunk.tokens(len(roster.filling) + len(roster.waiting))
+            if most is not None:
+                budget.limit(most)
         return budget
 
     # --- decode -----------------------------------------------------------------------------

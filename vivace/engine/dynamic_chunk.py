@@ -16,12 +16,15 @@ _DECODE_STEPS = 8
 """of the running streams' own steps that a chunk may take: prompts keep eight ninths of the time,
 and few decode steps run with half a batch while many prompts arrive (with two, waves of 32 prompts
 cost a fifth of the throughput)"""
+_MOST_PROMPTS = 4
+"""prompts that lengthen a chunk: where several wait, they are streams too"""
 _MOST_SLOWER = 4
 """times slower that one step can make the prompts look: it may have been an accident"""
 
 
 class DynamicChunk:
-    """A chunk beside running streams takes `stall` seconds and eight of their own steps.
+    """A chunk beside running streams takes `stall` seconds for each of up to four prompts that
+    wait, and eight of the streams' own steps.
 
     Steps, not a constant alone, because prompts need a share of the time that does not shrink
     while the batch grows. Times come from whole steps, so a token behind a long context or with
@@ -37,14 +40,15 @@ class DynamicChunk:
         self._decodes: deque[float] = deque(maxlen=3)
         """seconds that decoding took in the last steps, or would have taken without their chunks"""
 
-    @property
-    def tokens(self) -> int | None:
-        """Most prompt tokens of a step that running streams wait for; None = no limit."""
+    def tokens(self, prompts: int) -> int | None:
+        """Most prompt tokens of a step that running streams wait for, while `prompts` have not
+        got their first token; None = no limit."""
         if not self.enabled:
             return None
         if self._token is None:
             return FIRST
-        seconds = self._stall + _DECODE_STEPS * self._decode_step()
+        stall = self._stall * max(1, min(prompts, _MOST_PROMPTS))
+        seconds = stall + _DECODE_STEPS * self._decode_step()
         return max(SMALLEST, int(min(seconds / max(self._token, 1e-9), 1 << 31)))
 
     def landed(self, chunk: int, decodes: int, seconds: float) -> None:

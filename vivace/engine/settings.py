@@ -26,7 +26,7 @@ class EngineSettings:
     chunk: int | None = 8192
     """most prompt tokens (with mixed chunks: all tokens) of one step; None = prompts stay whole"""
     stall_target: float = 0.05
-    """time a chunk may take while others decode, besides eight of their steps; 0 = prompts first"""
+    """time a chunk may take beside streams for each of up to four prompts; 0 = prompts first"""
     max_prefill_tokens: int = 16384
     """most prompt tokens one step admits; the first request is always admitted"""
     prefill_max_requests: int | None = None
