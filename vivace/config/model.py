@@ -110,7 +110,8 @@ class ModelOptions:
     )
     sampling_defaults: str = option(
         "model",
-        "Where sampling defaults come from: generation_config.json or OpenAI's.",
+        "Sampling defaults of requests: the model's own (generation_config.json, GGUF keys), or "
+        "OpenAI's (temperature 1, top_p 1).",
         choices=["openai", "model"],
     )
     weight_version: str = option("default", "Label returned with every answer.")

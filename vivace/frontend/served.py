@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from vivace.checkpoint.fields import Fields, Kind, Number, Whole
+from vivace.frontend.sampling_defaults import sampling_defaults
 
 if TYPE_CHECKING:
     from vivace.config.config import Config
     from vivace.frontend.tokenizer import Tokenizer
 
-_GENERATION_FIELDS: dict[str, Kind[float]] = {
-    "temperature": Number(0, 1e4),
-    "top_p": Number(0, 1),
-    "top_k": Whole(-1, 1 << 31),
-    "min_p": Number(0, 1),
-    "repetition_penalty": Number(1e-6, 2),
-}
-SMALLEST_TOP_P = 1e-6
-_ADVICE = "Correct the file, or leave its defaults out with --sampling-defaults openai"
 _MASK = (1 << 63) - 1
 
 
@@ -88,25 +78,8 @@ def served_model(config: Config, tokenizer: Tokenizer | None) -> ServedModel:
         model_type=facts.model_type,
         architectures=(facts.architecture,),
         weight_version=model.weight_version or "default",
-        defaults=sampling_defaults(config),
+        defaults=sampling_defaults(config).values,
         eos_ids=tuple(dict.fromkeys(ends)),
         allow_auto_truncate=bool(config.runtime.allow_auto_truncate),
         seeds=SeedSource(config.runtime.random_seed or 0),
     )
-
-
-def sampling_defaults(config: Config) -> dict[str, Any]:
-    """--preferred-sampling-params over the model's generation_config (--sampling-defaults)."""
-    found: dict[str, Any] = {}
-    if config.model.sampling_defaults != "openai":
-        source = config.source
-        given = Fields(source.generation_config, source.generation_place, _ADVICE)
-        found = {n: given.need(n, kind) for n, kind in _GENERATION_FIELDS.items() if given.has(n)}
-        if found.get("top_k") == 0:
-            found["top_k"] = -1
-        if "top_p" in found:  # transformers keeps one token at least: 0 is greedy
-            found["top_p"] = max(found["top_p"], SMALLEST_TOP_P)
-    preferred = config.model.preferred_sampling_params
-    if preferred:
-        found.update(json.loads(preferred) if isinstance(preferred, str) else preferred)
-    return found

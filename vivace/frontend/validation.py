@@ -114,7 +114,7 @@ def check_defaults(served: ServedModel) -> None:
         build_sampling(raw, served, 0, field_prefix="sampling defaults")
     except BadRequest as error:
         raise CannotStart(
-            f"{error} (from --preferred-sampling-params or the model's generation_config.json; "
+            f"{error} (from --preferred-sampling-params or the model's files; "
             "--sampling-defaults openai leaves the latter out)"
         ) from error
 

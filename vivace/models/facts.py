@@ -181,7 +181,7 @@ def facts_of(source: ModelSource, implementation: str = "auto") -> ModelFacts:
         parameters=0,
         decoder=decoder_of(config, family, head_dim, context) if ours else None,
         config={} if ours else dict(config.values),
-        notices=notices,
+        notices=(*source.notices, *notices),
     )
     return replace(facts, parameters=parameter_count(facts))
 

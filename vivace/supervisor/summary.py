@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
 from vivace.config.reading import size_text
+from vivace.frontend.sampling_defaults import sampling_defaults
 from vivace.frontend.served import served_model
 from vivace.observability.log import escape
 from vivace.protocol.control import Capacity, Rewrite
@@ -43,6 +44,7 @@ def summary_of(config: Config, capacity: Capacity, url: str) -> Summary:
         ("page size", f"{capacity.page_size} tokens"),
         ("running requests", f"at most {capacity.rows:,}"),
         ("longest request", f"{min(capacity.context, capacity.tokens):,} tokens"),
+        ("sampling", sampling_defaults(config).text()),
         ("prefill chunk", chunk_text(config.schedule.chunked_prefill_size)),
         ("device", f"{config.platform.device_name}, {config.platform.cores} cores"),
         ("instructions", capacity.instructions or "none"),
