@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from vivace.errors import CANNOT_START, CannotStart
 from vivace.observability import log as log_lines
 from vivace.observability.lines import fill_standard_descriptors, protect_standard_streams
 from vivace.protocol.control import Capacity
+from vivace.protocol.engine_socket import listen, new_socket
 from vivace.protocol.shared_memory import SharedMemory, new_descriptor, reserve
 from vivace.supervisor.child import Child, preloading, process_command, spawn
 from vivace.supervisor.listen import ListenError, allow_open_files, bind, url_of
@@ -39,28 +40,38 @@ BAD_COMMAND = CANNOT_START
 FAILED = 1
 
 
+@dataclass(frozen=True, kw_only=True)
+class Descriptors:
+    """What an engine inherits that is spawned ahead; they get their meaning later."""
+
+    memory: int
+    """protocol/shared_memory.py"""
+    engine: int
+    """protocol/engine_socket.py"""
+
+
 def main(argv: Sequence[str], *, program: str = "vivace serve") -> int:
     """Serve until stopped; returns the exit code. 2 = the command line cannot be obeyed."""
     fill_standard_descriptors()
-    memory = new_descriptor()
-    engine = engine_ahead(argv, memory)
+    shared = Descriptors(memory=new_descriptor(), engine=new_socket())
+    engine = engine_ahead(argv, shared)
     try:
-        return serve(argv, engine, memory, program)
+        return serve(argv, engine, shared, program)
     finally:
         if engine is not None:
             engine.kill()
             engine.process.wait()
 
 
-def engine_ahead(argv: Sequence[str], memory: int) -> Child | None:
+def engine_ahead(argv: Sequence[str], shared: Descriptors) -> Child | None:
     """Loading PyTorch takes seconds, so the engine's process starts with that before anything
     else is known; it is ended when the command line turns out to be wrong."""
     if {"-h", "--help", "--help-all"}.intersection(argv) or os.environ.get("VIVACE_EXECUTOR"):
         return None
-    return spawn("engine", preloading(process_command), memory)
+    return spawn("engine", preloading(process_command), shared.memory, shared.engine)
 
 
-def serve(argv: Sequence[str], engine: Child | None, memory: int, program: str) -> int:
+def serve(argv: Sequence[str], engine: Child | None, shared: Descriptors, program: str) -> int:
     from vivace.config import parse
     from vivace.edge_checks import check_edge
 
@@ -68,7 +79,7 @@ def serve(argv: Sequence[str], engine: Child | None, memory: int, program: str) 
         options = parse(argv, os.environ, program=program)
         config = configure(with_hidden_keys(options, argv))
         check_edge(config)
-        return launch(config, engine, memory)
+        return launch(config, engine, shared)
     except CannotStart as error:
         print(f"{program}: {error}", file=sys.stderr)
         return BAD_COMMAND
@@ -90,9 +101,9 @@ def with_hidden_keys(options: Options, argv: Sequence[str]) -> Options:
     return replace(options, notices=(*options.notices, notice))
 
 
-def launch(config: Config, engine: Child | None, memory: int) -> int:
-    """Run a server until it is stopped; returns its exit code. `engine`: spawned ahead, with the
-    descriptor `memory` (protocol/shared_memory.py)."""
+def launch(config: Config, engine: Child | None, shared: Descriptors) -> int:
+    """Run a server until it is stopped; returns its exit code. `engine`: spawned ahead with
+    `shared`."""
     protect_standard_streams()
     allow_open_files()
     log_lines.setup(config.logging.log_level)
@@ -102,11 +113,12 @@ def launch(config: Config, engine: Child | None, memory: int) -> int:
         log.error("%s", error)
         return FAILED
     with listener:
-        return supervise(config, listener, engine, memory)
+        return supervise(config, listener, engine, shared)
 
 
-def supervise(config: Config, listener: socket.socket, engine: Child | None, memory: int) -> int:
-    from vivace.protocol.run_dir import new_run_dir
+def supervise(
+    config: Config, listener: socket.socket, engine: Child | None, shared: Descriptors
+) -> int:
     from vivace.supervisor.supervisor import Hooks, Supervisor
 
     progress = StartProgress(sys.stderr)
@@ -118,13 +130,12 @@ def supervise(config: Config, listener: socket.socket, engine: Child | None, mem
         log.info("Ready %.1f s after the start of this process", process_age())
         log.info(READY_LINE)
 
-    with new_run_dir() as run_dir, contextlib.closing(progress):
-        tell_place(run_dir)
-        plan = plan_of(config, listener, run_dir, memory)
+    with contextlib.closing(progress):
+        plan = plan_of(config, listener, shared)
         return Supervisor(plan, Hooks(progress=progress.update, ready=ready), engine).run()
 
 
-def plan_of(config: Config, listener: socket.socket, run_dir: Path, memory: int) -> Plan:
+def plan_of(config: Config, listener: socket.socket, shared: Descriptors) -> Plan:
     """What the supervisor needs to know of the configuration."""
     from vivace.config import encode
     from vivace.supervisor.supervisor import Plan
@@ -134,8 +145,8 @@ def plan_of(config: Config, listener: socket.socket, run_dir: Path, memory: int)
         config=encode(config),
         frontends=frontends,
         listener=listener,
-        run_dir=run_dir,
-        memory=shared_memory(memory, frontends),
+        engine=listen(shared.engine),
+        memory=shared_memory(shared.memory, frontends),
         warm_up=not config.http.skip_server_warmup,
         watchdog=config.runtime.watchdog_timeout,
         soft_watchdog=config.runtime.soft_watchdog_timeout,
@@ -150,13 +161,6 @@ def shared_memory(descriptor: int, frontends: int) -> SharedMemory:
             f"no memory for the counters of {frontends} frontends: {error.strerror}; "
             "lower --tokenizer-worker-num or free some memory"
         ) from None
-
-
-def tell_place(run_dir: Path) -> None:
-    """Say when the sockets are not where TMPDIR asks for."""
-    wanted = os.environ.get("TMPDIR")
-    if wanted and not run_dir.is_relative_to(Path(wanted).absolute()):
-        log.warning("TMPDIR=%s cannot be used for sockets; they are in %s", wanted, run_dir)
 
 
 def process_age() -> float:

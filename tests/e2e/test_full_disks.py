@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import resource
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -86,6 +88,72 @@ def test_a_disk_that_fills_up(small_disk: Path, tmp_path: Path) -> None:
         server.wait_for("requests.log works again")
         assert "rid='at-last'" in (logs / "requests.log").read_text()
         assert list(small_disk.glob("dumps/*.part")) == []
+
+
+@contextlib.contextmanager
+def gone(folder: Path) -> Iterator[None]:
+    folder.rename(folder.with_name("elsewhere"))
+    yield
+    folder.with_name("elsewhere").rename(folder)
+
+
+@contextlib.contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    """PermissionError where this user may not mount."""
+    for flags in (["--bind"], ["-o", "remount,bind,ro"]):
+        done = subprocess.run(["mount", *flags, str(folder), str(folder)], capture_output=True)
+        if done.returncode != 0:
+            raise PermissionError(done.stderr.decode().strip())
+    yield
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def template_processes(frontend: int) -> list[int]:
+    tasks = Path(f"/proc/{frontend}/task").iterdir()
+    found = [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    return [
+        pid
+        for pid in found
+        if b"vivace.frontend.template_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+
+
+def test_a_temporary_folder_that_is_lost(tmp_path: Path) -> None:
+    """It vanishes, or becomes read-only, after the start: every process can be replaced still."""
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))  # short enough for a socket's path
+    environment = {**ORACLE, "TMPDIR": str(folder)}
+    ask = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
+
+    def chat(server: RunningServer) -> None:
+        """Once there is somebody to answer."""
+        deadline = time.monotonic() + START_SECONDS
+        while (answer := chat_once(server))[0] != 200:
+            assert time.monotonic() < deadline, (answer, server.text())
+            time.sleep(0.05)
+
+    def chat_once(server: RunningServer) -> tuple[int, bytes]:
+        try:
+            return server.call("POST", "/v1/chat/completions", ask)
+        except OSError as error:
+            return 0, str(error).encode()
+
+    with RunningServer("--enable-metrics", environment=environment, log=tmp_path / "log") as server:
+        server.wait_ready()
+        chat(server)
+        assert list(folder.iterdir()) == [], "nothing lives there"
+        for lose in (gone, read_only):
+            with contextlib.suppress(PermissionError), lose(folder):
+                dead = server.children()
+                os.kill(dead["engine"], signal.SIGKILL)
+                os.kill(template_processes(dead["frontend"])[0], signal.SIGKILL)
+                chat(server)
+                os.kill(dead["frontend"], signal.SIGKILL)
+                chat(server)
+                alive = server.children()
+                assert alive.keys() == dead.keys() and not set(alive.values()) & set(dead.values())
+        server.signal()
+        assert server.wait(30) == 0
+    folder.rmdir()
 
 
 def wait_for_health(server: RunningServer) -> None:

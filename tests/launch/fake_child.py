@@ -1,7 +1,7 @@
 """A child process without engine or HTTP; what it does is in `Setup.config` (JSON).
 
 {"engine": {"0": "exit"}, "frontend": {"0": "kill"}}: the engine of epoch 0 exits after it became
-ready, frontend 0 is killed. Everything it is told it appends to `events` in the run directory.
+ready, frontend 0 is killed. Everything it is told it appends to `events` in the script's `folder`.
 """
 
 from __future__ import annotations
@@ -41,9 +41,11 @@ def main() -> None:
     setup = line.wait()
     engine = arguments.role == "engine"
     number = setup.epoch if engine else setup.index
-    script = json.loads(setup.config).get(arguments.role, {})
+    config = json.loads(setup.config)
+    folder = Path(config["folder"])
+    script = config.get(arguments.role, {})
     act = script.get(str(number), script.get("*", ""))
-    events = Path(setup.run_dir) / "events"
+    events = folder / "events"
 
     def note(text: str) -> None:
         with events.open("a") as file:
@@ -65,7 +67,7 @@ def main() -> None:
             pulse.decide()
         line.send(Ready(epoch=number, capacity=CAPACITY))
         if act.startswith("die-with"):
-            while not (Path(setup.run_dir) / "go").exists():
+            while not (folder / "go").exists():
                 time.sleep(0.02)
             keys = json.loads(act.removeprefix("die-with"))
             pulse.step(1, len(keys), 1.0, [Span(key, 1) for key in keys])

@@ -27,10 +27,11 @@ from vivace.engine.admission import Admission
 from vivace.engine.settings import EngineSettings
 from vivace.engine.settings import settings_of as engine_settings
 from vivace.errors import CannotStart
-from vivace.launch import plan_of
+from vivace.launch import Descriptors, plan_of
 from vivace.platforms.cpu import facts as cpu
 from vivace.platforms.cpu.facts import kernels_built
 from vivace.protocol.control import Capacity
+from vivace.protocol.engine_socket import new_socket
 from vivace.protocol.shared_memory import new_descriptor
 from vivace.server.settings import settings_of as server_settings
 from vivace.supervisor.listen import ListenError, bind
@@ -106,17 +107,20 @@ def started(asked: dict[str, Any], model: Path) -> Started:
     settings.setdefault("port", free_port())  # the default may be somebody's
     config = configure(from_arguments(model_path=str(model), **settings))
     worker = build_runner(config, lambda stage, fraction: None)
-    memory = new_descriptor()
+    shared = Descriptors(memory=new_descriptor(), engine=new_socket())
     try:
         with bind(config.http.host, config.http.port) as listener:
+            plan = plan_of(config, listener, shared)
+            os.close(plan.engine.file)
             return Started(
                 config=config,
                 worker=worker,
                 engine=engine_settings(config, worker.capacity),
-                plan=plan_of(config, listener, model, memory),
+                plan=plan,
             )
     finally:
-        os.close(memory)
+        os.close(shared.memory)
+        os.close(shared.engine)
 
 
 EFFECTIVE: dict[str, Callable[[Started], Any]] = {

@@ -21,7 +21,7 @@ import pytest
 
 from vivace.errors import CANNOT_START
 from vivace.protocol.control import Capacity
-from vivace.protocol.run_dir import new_run_dir
+from vivace.protocol.engine_socket import listen, new_socket
 from vivace.protocol.shared_memory import new_descriptor, reserve
 from vivace.supervisor.child import Child, Role, spawn
 from vivace.supervisor.supervisor import SAME_SIGNAL_SECONDS, Hooks, Plan, Supervisor
@@ -37,7 +37,7 @@ def fake_command(role: Role, line: int) -> list[str]:
 class Server:
     """Runs a supervisor in this (main) thread; `when_ready` runs in another."""
 
-    run_dir: Path
+    folder: Path
     listener: socket.socket
     ready: list[Capacity] = field(default_factory=list)
     stages: list[str] = field(default_factory=list)
@@ -52,10 +52,10 @@ class Server:
     ) -> int:
         settings: dict = {"warm_up": True, "watchdog": None, "soft_watchdog": None, **options}
         plan = Plan(
-            config=json.dumps(script).encode(),
+            config=json.dumps({**script, "folder": str(self.folder)}).encode(),
             frontends=frontends,
             listener=self.listener,
-            run_dir=self.run_dir,
+            engine=listen(new_socket()),
             memory=reserve(new_descriptor(), frontends),
             command=fake_command,
             tick=0.05,
@@ -71,7 +71,7 @@ class Server:
         return Supervisor(plan, hooks).run()
 
     def events(self) -> list[str]:
-        path = self.run_dir / "events"
+        path = self.folder / "events"
         return path.read_text().splitlines() if path.exists() else []
 
     def wait_for(self, *texts: str) -> None:
@@ -96,11 +96,11 @@ class Server:
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    with new_run_dir() as run_dir, socket.socket() as listener:
+def server(tmp_path: Path) -> Iterator[Server]:
+    with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
-        server = Server(run_dir, listener)
+        server = Server(tmp_path, listener)
         yield server
         assert [pid for pid in server.pids() if is_alive(pid)] == []
 
@@ -289,7 +289,7 @@ def test_a_request_that_kills_engines_is_found(
     """Three of them, two deaths each, with a budget of two unexplained deaths."""
 
     def wait_and_stop() -> None:
-        (server.run_dir / "go").touch()
+        (server.folder / "go").touch()
         server.wait_for_told("frontend 0", "Ready 6")
         stop()
 
@@ -356,12 +356,12 @@ sys.path.insert(0, {folder!r})
 from test_supervisor import Server
 with socket.socket() as listener:
     listener.bind(("127.0.0.1", 0)); listener.listen()
-    Server(Path({run_dir!r}), listener).run({{}}, frontends=2)
+    Server(Path({events!r}), listener).run({{}}, frontends=2)
 """
 
 
 def test_children_vanish_with_the_supervisor(server: Server) -> None:
-    code = SUPERVISE.format(folder=str(FAKE.parent), run_dir=str(server.run_dir))
+    code = SUPERVISE.format(folder=str(FAKE.parent), events=str(server.folder))
     process = subprocess.Popen([sys.executable, "-c", code])
     server.wait_for("WarmUp")
     pids = server.pids()

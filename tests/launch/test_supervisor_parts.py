@@ -171,7 +171,7 @@ def pair():
 
 def test_line_carries_messages_of_any_size_both_ways() -> None:
     ours, theirs = pair()
-    setup = Setup(config=b"x" * 3_000_000, run_dir="/tmp/x", frontends=[0, 1], memory=9)
+    setup = Setup(config=b"x" * 3_000_000, engine=8, memory=9)
     sender = threading.Thread(target=lambda: (ours.send(setup), ours.send(Stop(1.0))))
     sender.start()
     assert theirs.wait() == setup

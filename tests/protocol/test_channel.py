@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -21,7 +21,6 @@ from vivace.protocol.channel import (
     FrontendMailbox,
     LocalMailbox,
     Reader,
-    engine_address,
 )
 from vivace.protocol.control import (
     Capacity,
@@ -35,9 +34,9 @@ from vivace.protocol.control import (
     Ready,
     Reply,
 )
+from vivace.protocol.engine_socket import EngineSocket, address, listen, new_socket
 from vivace.protocol.output import Delta, Deltas, Finish, TokenLogprob
 from vivace.protocol.request import KEY_SHIFT, Cancel, LogprobOptions, Request, SamplingParams
-from vivace.protocol.run_dir import new_run_dir
 
 CAPACITY = Capacity(pages=4, page_size=16, rows=2, context=64, vocabulary=100)
 
@@ -49,24 +48,28 @@ def request(key: int = 1, tokens: int = 3) -> Request:
 
 
 @pytest.fixture
-def run_dir() -> Iterator[Path]:
-    with new_run_dir() as path:
-        yield path
+def socket() -> Iterator[EngineSocket]:
+    made = listen(new_socket())
+    yield made
+    os.close(made.listening)
+    os.close(made.file)
 
 
-def test_round_trip_in_order(run_dir: Path) -> None:
-    engine = EngineMailbox(run_dir, 2)
+def test_round_trip_in_order(socket: EngineSocket) -> None:
+    engine = EngineMailbox(socket.listening)
     sent = [request(key, tokens=key * 50) for key in range(1, 200)]
 
     async def talk() -> tuple[list, list]:
-        first, second = FrontendMailbox(run_dir, 0), FrontendMailbox(run_dir, 1)
+        first, second = FrontendMailbox(socket.file, 0), FrontendMailbox(socket.file, 1)
         for mailbox in (first, second):
             mailbox.accept(Ready(epoch=0, capacity=CAPACITY))
         for message in sent:
             first.send(message)
+        second.send(Cancel(keys=[7]))
         received = []
-        while len(received) < len(sent):
+        while len(received) < len(sent) + 1:
             received += engine.receive(1.0)
+        received.remove(Cancel(keys=[7]))
         for step in range(1000):
             engine.send(0, Deltas(epoch=0, deltas=[Delta(key=1, index=step, tokens=[step])]))
         engine.send(1, Down(reason="x", restarting=True))
@@ -87,8 +90,50 @@ def test_round_trip_in_order(run_dir: Path) -> None:
     assert [m.deltas[0].index for m in got] == list(range(1000))
 
 
-def test_receive_wakes_up_from_another_thread(run_dir: Path) -> None:
-    engine = EngineMailbox(run_dir, 0)
+def test_a_frontend_that_sends_hears_what_has_arrived_meanwhile(socket: EngineSocket) -> None:
+    """Each send may swallow the signal that an answer is there."""
+    engine = EngineMailbox(socket.listening)
+    stopped = threading.Event()
+
+    def echo() -> None:
+        while not stopped.is_set():
+            for message in engine.receive(0.01):
+                assert isinstance(message, Request)
+                answer = Delta(key=message.key, index=0, tokens=[1])
+                engine.send(0, Deltas(epoch=0, deltas=[answer]))
+
+    async def talk() -> list[int]:
+        frontend = FrontendMailbox(socket.file, 0)
+        frontend.accept(Ready(epoch=0, capacity=CAPACITY))
+        heard: list[int] = []
+
+        async def hear() -> None:
+            while len(heard) < 3000:
+                for message in await frontend.receive():
+                    if isinstance(message, Deltas):
+                        heard.extend(delta.key for delta in message.deltas)
+
+        hearing = asyncio.create_task(hear())
+        for key in range(3000):
+            frontend.send(request(key))
+            if key % 7 == 0:
+                await asyncio.sleep(0)
+        await asyncio.wait_for(hearing, 30)
+        frontend.close()
+        return heard
+
+    thread = threading.Thread(target=echo)
+    thread.start()
+    try:
+        assert asyncio.run(talk()) == list(range(3000))
+    finally:
+        stopped.set()
+        thread.join()
+        engine.close()
+
+
+def test_receive_wakes_up_from_another_thread(socket: EngineSocket) -> None:
+    engine = EngineMailbox(socket.listening)
     assert engine.receive(0) == []
     threading.Timer(0.05, engine.post, [Cancel(everything=True)]).start()
     assert engine.receive(None) == [Cancel(everything=True)]
@@ -97,12 +142,12 @@ def test_receive_wakes_up_from_another_thread(run_dir: Path) -> None:
     engine.close()
 
 
-def test_messages_for_a_dead_engine_reach_no_successor(run_dir: Path) -> None:
+def test_messages_for_a_dead_engine_reach_no_successor(socket: EngineSocket) -> None:
     async def talk() -> tuple[list, int]:
-        frontend = FrontendMailbox(run_dir, 0)
+        frontend = FrontendMailbox(socket.file, 0)
         frontend.accept(Ready(epoch=0, capacity=CAPACITY))
         frontend.send(request(1))
-        successor = EngineMailbox(run_dir, 1, epoch=1)
+        successor = EngineMailbox(socket.listening, epoch=1)
         frontend.accept(Ready(epoch=1, capacity=CAPACITY))
         frontend.send(request(2))
         received: list = []
@@ -118,14 +163,20 @@ def test_messages_for_a_dead_engine_reach_no_successor(run_dir: Path) -> None:
     assert stale == 1
 
 
-def test_old_answers_are_dropped_by_the_frontend(run_dir: Path) -> None:
+def test_old_answers_are_dropped_by_the_frontend(socket: EngineSocket) -> None:
     async def talk() -> tuple[list, int]:
-        frontend = FrontendMailbox(run_dir, 0)
+        frontend = FrontendMailbox(socket.file, 0)
         frontend.accept(Ready(epoch=3, capacity=CAPACITY))
-        old, new = EngineMailbox(run_dir, 1, epoch=2), None
+        old = EngineMailbox(socket.listening, epoch=2)
+        frontend.send(request(1))
+        while not old.stale:
+            old.receive(1.0)
         old.send(0, Deltas(epoch=2, deltas=[]))
         old.close()
-        new = EngineMailbox(run_dir, 1, epoch=3)
+        new = EngineMailbox(socket.listening, epoch=3)
+        frontend.send(request(2))
+        while not new.receive(1.0):
+            pass
         new.send(0, Deltas(epoch=3, deltas=[]))
         got: list = []
         while len(got) < 2 or frontend.stale < 1:
@@ -139,11 +190,11 @@ def test_old_answers_are_dropped_by_the_frontend(run_dir: Path) -> None:
     assert stale == 1
 
 
-def test_malformed_messages_are_dropped(run_dir: Path) -> None:
-    engine = EngineMailbox(run_dir, 0)
+def test_malformed_messages_are_dropped(socket: EngineSocket) -> None:
+    engine = EngineMailbox(socket.listening)
     context = zmq.Context()
-    attacker = context.socket(zmq.PUSH)
-    attacker.connect(engine_address(run_dir))
+    attacker = context.socket(zmq.DEALER)
+    attacker.connect(address(socket.file))
     good = msgspec.msgpack.encode(EngineEnvelope(0, request(5)))
     bad_types = msgspec.msgpack.encode([0, {"type": "request", "key": "five"}])
     for frame in (b"", b"\xc1", b"\x93" * 100_000, good[:-4], bad_types, b"junk" * 1000, good):
@@ -157,8 +208,8 @@ def test_malformed_messages_are_dropped(run_dir: Path) -> None:
     assert received == [request(5)]
 
 
-def test_a_dead_frontend_has_its_requests_cancelled(run_dir: Path) -> None:
-    engine = EngineMailbox(run_dir, 2)
+def test_a_dead_frontend_has_its_requests_cancelled(socket: EngineSocket) -> None:
+    engine = EngineMailbox(socket.listening)
     mine, other = 1 << KEY_SHIFT, 5
     for message in (request(mine), request(mine + 1), request(mine + 2), request(other)):
         engine.post(message)
@@ -173,9 +224,9 @@ def test_a_dead_frontend_has_its_requests_cancelled(run_dir: Path) -> None:
     engine.close()
 
 
-def test_replies_to_the_supervisor_do_not_go_to_a_socket(run_dir: Path) -> None:
+def test_replies_to_the_supervisor_do_not_go_to_a_socket(socket: EngineSocket) -> None:
     replies: list = []
-    engine = EngineMailbox(run_dir, 0, to_supervisor=replies.append)
+    engine = EngineMailbox(socket.listening, to_supervisor=replies.append)
     engine.send(SUPERVISOR, Reply(ticket=1, ok=True))
     engine.close()
     assert replies == [Reply(ticket=1, ok=True)]

@@ -1,9 +1,10 @@
 """The channel between frontends and engine: typed msgpack messages over unix sockets.
 
-Every frontend pushes into one socket of the engine, the engine pushes into one socket per frontend.
-All of them live in a run directory that only this user may enter. Each message travels in an
-envelope with the epoch of the engine it was meant for: what was addressed to an engine that died
-is dropped by its successor, and old answers are dropped by the frontends.
+Every frontend connects to the one socket of the engine (protocol/engine_socket.py) under its index,
+and talks first: the engine answers over the connection by which it was asked, and drops what it has
+for a frontend that is not there. Each message travels in an envelope with the epoch of the engine
+it was meant for: what was addressed to an engine that died is dropped by its successor, and old
+answers are dropped by the frontends.
 
 Queues have no high-water mark, so nothing is ever dropped silently and nothing blocks the engine.
 They stay bounded all the same: towards the engine by the limit on queued requests, towards a
@@ -19,14 +20,14 @@ import math
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 import msgspec
 import zmq
 
 from vivace.protocol.control import Command, Down, Ready, Reply
+from vivace.protocol.engine_socket import address
 from vivace.protocol.output import Deltas
 from vivace.protocol.request import Cancel, Request, frontend_of
 
@@ -72,28 +73,26 @@ class Reader(Generic[E]):
             return None
 
 
-def engine_address(run_dir: Path) -> str:
-    return f"ipc://{run_dir / 'engine.sock'}"
-
-
-def frontend_address(run_dir: Path, index: int) -> str:
-    return f"ipc://{run_dir / f'frontend-{index}.sock'}"
-
-
 def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
     socket = context.socket(kind)
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.setsockopt(zmq.RCVHWM, 0)
     socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MILLISECONDS)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, 0)  # an engine that loads answers when it has loaded
     return socket
 
 
+def name_of(frontend: int) -> bytes:
+    """What the engine's socket knows a frontend by."""
+    return b"%d" % frontend
+
+
 def take_frames(socket: zmq.Socket[bytes], limit: int = LARGEST_BATCH) -> list[bytes]:
-    """What has arrived, without waiting."""
+    """What has arrived, without waiting and without the senders' names."""
     frames: list[bytes] = []
     try:
         while len(frames) < limit:
-            frames.append(socket.recv(zmq.NOBLOCK))
+            frames.append(socket.recv_multipart(zmq.NOBLOCK)[-1])
     except zmq.Again:
         pass
     return frames
@@ -126,34 +125,30 @@ class LiveKeys:
 class EngineMailbox:
     """The engine's end; used by one thread, except `post` and `wake`, which any thread may call.
 
-    `frontends`: how many there are, or their indexes; others are found when they are sent to.
-    `to_supervisor` gets what is addressed to the frontend index `SUPERVISOR`."""
+    `listening`: the descriptor of the engine's socket; it stays the caller's. `to_supervisor` gets
+    what is addressed to the frontend index `SUPERVISOR`."""
 
     def __init__(
         self,
-        run_dir: Path,
-        frontends: int | Sequence[int],
+        listening: int,
         *,
         epoch: int = 0,
         to_supervisor: Callable[[ToFrontend], None] | None = None,
     ) -> None:
         self.epoch = epoch
         self.stale = 0
-        self._run_dir = run_dir
         self._to_supervisor = to_supervisor
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._inbox = open_socket(self._context, zmq.PULL)
-        self._inbox.bind(engine_address(run_dir))
-        self._outboxes: dict[int, zmq.Socket[bytes]] = {}
-        self._gone: set[int] = set()
-        for index in range(frontends) if isinstance(frontends, int) else frontends:
-            self._outbox(index)
+        self._socket = open_socket(self._context, zmq.ROUTER)
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        self._socket.setsockopt(zmq.USE_FD, os.dup(listening))
+        self._socket.bind("ipc://inherited")
         self._posted: deque[ToEngine] = deque()
         self._departures: deque[int] = deque()
         self._live = LiveKeys()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poller = zmq.Poller()
-        self._poller.register(self._inbox, zmq.POLLIN)
+        self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._bell, zmq.POLLIN)
         self._reader = Reader(EngineEnvelope, "engine")
         self._encoder = msgspec.msgpack.Encoder()
@@ -165,7 +160,7 @@ class EngineMailbox:
             self._poller.poll(None if wait is None else math.ceil(wait * 1000))
             self._hush()
         messages = [self._posted.popleft() for _ in range(len(self._posted))]
-        for frame in take_frames(self._inbox):
+        for frame in take_frames(self._socket):
             envelope = self._reader.read(frame)
             if envelope is None:
                 continue
@@ -183,11 +178,11 @@ class EngineMailbox:
             if self._to_supervisor is not None:
                 self._to_supervisor(message)
             return
-        if frontend in self._gone or frontend > SUPERVISOR:
+        if frontend > SUPERVISOR:
             return
         self._live.sent(frontend, message)
         frame = self._encoder.encode(FrontendEnvelope(self.epoch, message))
-        self._outbox(frontend).send(frame, zmq.NOBLOCK)
+        self._socket.send_multipart((name_of(frontend), frame), zmq.NOBLOCK)
 
     def post(self, message: ToEngine) -> None:
         """Put in a message from within this process, from any thread."""
@@ -204,17 +199,9 @@ class EngineMailbox:
         self.wake()
 
     def close(self) -> None:
-        for socket in (self._inbox, *self._outboxes.values()):
-            socket.close(linger=200)
+        self._socket.close(linger=200)
         self._context.term()
         os.close(self._bell)
-
-    def _outbox(self, frontend: int) -> zmq.Socket[bytes]:
-        if frontend not in self._outboxes:
-            socket = open_socket(self._context, zmq.PUSH)
-            socket.connect(frontend_address(self._run_dir, frontend))
-            self._outboxes[frontend] = socket
-        return self._outboxes[frontend]
 
     def _hush(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -223,32 +210,26 @@ class EngineMailbox:
     def _cancel_departed(self) -> list[ToEngine]:
         cancels: list[ToEngine] = []
         while self._departures:
-            frontend = self._departures.popleft()
-            self._gone.add(frontend)
-            outbox = self._outboxes.pop(frontend, None)
-            if outbox is not None:
-                outbox.close(linger=0)
-            keys = self._live.forget(frontend)
+            keys = self._live.forget(self._departures.popleft())
             if keys:
                 cancels.append(Cancel(keys=keys, finished=True))
         return cancels
 
 
 class FrontendMailbox:
-    """A frontend's end, on the running asyncio loop.
+    """A frontend's end, on the running asyncio loop. `engine`: the descriptor to connect by.
 
     `epoch` is the engine's, learnt from its `Ready`; what is sent before that reaches no engine,
     so a frontend sends its live requests (again) when it gets `Ready`."""
 
-    def __init__(self, run_dir: Path, index: int, *, epoch: int = -1) -> None:
+    def __init__(self, engine: int, index: int, *, epoch: int = -1) -> None:
         self.epoch = epoch
         self.stale = 0
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._inbox = open_socket(self._context, zmq.PULL)
-        self._inbox.bind(frontend_address(run_dir, index))
-        self._descriptor = int(self._inbox.getsockopt(zmq.FD))
-        self._outbox = open_socket(self._context, zmq.PUSH)
-        self._outbox.connect(engine_address(run_dir))
+        self._socket = open_socket(self._context, zmq.DEALER)
+        self._socket.setsockopt(zmq.ROUTING_ID, name_of(index))
+        self._socket.connect(address(engine))
+        self._descriptor = int(self._socket.getsockopt(zmq.FD))
         self._reader = Reader(FrontendEnvelope, f"frontend {index}")
         self._encoder = msgspec.msgpack.Encoder()
         self._arrived: list[ToFrontend] = []
@@ -257,7 +238,10 @@ class FrontendMailbox:
 
     def send(self, message: ToEngine) -> None:
         """Never blocks, in the order of the calls."""
-        self._outbox.send(self._encoder.encode(EngineEnvelope(self.epoch, message)), zmq.NOBLOCK)
+        self._socket.send(self._encoder.encode(EngineEnvelope(self.epoch, message)), zmq.NOBLOCK)
+        # Sending may take note of what has arrived; then the descriptor does not tell of it.
+        if self._loop is not None and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            self._loop.call_soon(self._readable)
 
     async def receive(self) -> list[ToFrontend]:
         """Everything that has arrived, at least one message. One reader at a time."""
@@ -279,16 +263,15 @@ class FrontendMailbox:
     def close(self) -> None:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.remove_reader(self._descriptor)
-        self._inbox.close(linger=0)
-        self._outbox.close(linger=200)
+        self._socket.close(linger=200)
         self._context.term()
 
     def _readable(self) -> None:
         # The descriptor is edge triggered: whoever is called must take all there is, or be called
         # again.
-        if self._inbox.closed:
+        if self._socket.closed:
             return
-        frames = take_frames(self._inbox)
+        frames = take_frames(self._socket)
         for frame in frames:
             envelope = self._reader.read(frame)
             if envelope is not None:

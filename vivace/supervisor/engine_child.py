@@ -6,7 +6,6 @@ import gc
 import logging
 import os
 import threading
-from pathlib import Path
 from typing import Protocol
 
 from vivace.assemble import engine_parts
@@ -69,8 +68,7 @@ def run_engine(line: Line[ToChild], setup: Setup) -> None:
     log_lines.setup(config.logging.log_level, "engine")
     watch_gc(config.logging.gc_warning_threshold_secs)
     mailbox = EngineMailbox(
-        Path(setup.run_dir),
-        setup.frontends,
+        setup.engine,
         epoch=setup.epoch,
         to_supervisor=lambda message: answer(line, message),
     )

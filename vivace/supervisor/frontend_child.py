@@ -48,7 +48,7 @@ async def run_frontend(line: Line[ToChild], setup: Setup) -> None:
     memory = attach(setup.memory)
     pulse = FrontendPulse(memory.pulse(setup.place))
     pulse.begin()
-    mailbox = FrontendMailbox(Path(setup.run_dir), setup.index)
+    mailbox = FrontendMailbox(setup.engine, setup.index)
     dump = crash_dump(config, setup.index)
     tokenizer = configured_tokenizer(config)
     send = beating(mailbox.send, pulse)

@@ -12,11 +12,10 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
 
     config: bytes
     """`config.encode`"""
-    run_dir: str
+    engine: int
+    """file descriptor of the engine's socket: to listen on, or to connect by"""
     index: int = 0
     """of this frontend; never used again after it died"""
-    frontends: list[int] = []
-    """indexes of the frontends alive"""
     epoch: int = 0
     """of this engine"""
     listener: int = -1

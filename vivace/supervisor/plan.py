@@ -5,9 +5,9 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from vivace.protocol.control import Capacity
+from vivace.protocol.engine_socket import EngineSocket
 from vivace.protocol.shared_memory import SharedMemory
 from vivace.supervisor.child import Command, process_command
 
@@ -19,7 +19,7 @@ class Plan:
     config: bytes
     frontends: int
     listener: socket.socket
-    run_dir: Path
+    engine: EngineSocket
     memory: SharedMemory
     """with a place for each frontend"""
     warm_up: bool

@@ -105,18 +105,12 @@ class Supervisor:
     # -- children ---------------------------------------------------------------------------------
 
     def _start_engine(self, engine: Child | None = None) -> None:
-        frontends = [child.index for child in self._frontends]
-        setup = Setup(
-            config=self._plan.config,
-            run_dir=str(self._plan.run_dir),
-            frontends=frontends or list(range(self._plan.frontends)),
-            epoch=self._epoch,
-            memory=self._plan.memory.descriptor,
-        )
+        memory, listening = self._plan.memory.descriptor, self._plan.engine.listening
+        setup = Setup(config=self._plan.config, engine=listening, epoch=self._epoch, memory=memory)
         self._watch.restart(time.monotonic())
         self._pulse.begin()  # what the last engine died of is not this one's doing
         try:
-            engine = engine or spawn("engine", self._plan.command, self._plan.memory.descriptor)
+            engine = engine or spawn("engine", self._plan.command, memory, listening)
         except OSError as error:
             self._engine_due = self._after_failed_spawn("engine", error)
             return
@@ -125,19 +119,21 @@ class Supervisor:
 
     def _start_frontend(self, index: int, place: int) -> None:
         listener, memory = self._plan.listener.fileno(), self._plan.memory.descriptor
+        engine = self._plan.engine.file
         setup = Setup(
             config=self._plan.config,
-            run_dir=str(self._plan.run_dir),
+            engine=engine,
             index=index,
             listener=listener,
             memory=memory,
             place=place,
         )
         try:
-            child = self._begin(spawn("frontend", self._plan.command, listener, memory), setup)
+            child = spawn("frontend", self._plan.command, listener, memory, engine)
         except OSError as error:
             self._due.append((self._after_failed_spawn("frontend", error), place))
             return
+        self._begin(child, setup)
         if self._ready is not None:  # before it serves: its first client finds an engine
             child.line.send(self._ready)
         self._frontends.append(child)
