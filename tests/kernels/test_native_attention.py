@@ -264,6 +264,57 @@ def test_a_captured_decode_replays_with_any_rows_up_to_its_own(dtype):
         assert not out[rows:].any()
 
 
+@pytest.mark.parametrize("spans", [[(0, 30, 31), (1, 17, 18)], [(0, 20, 31), (1, 17, 18)]])
+@pytest.mark.parametrize("field", ["slots", "page_table", "lengths", "query_starts"])
+@pytest.mark.parametrize("value", [-1, -(2**62), 2**31, 2**62])
+def test_contents_that_lead_out_of_the_memory_are_refused_before_a_kernel_runs(spans, field, value):
+    sequences = Sequences(shaped(), [31, 18], 16, torch.float32)
+    backend, step = native(sequences), sequences.step(spans)
+    backend.plan(step)
+    getattr(step, field).flatten()[-1] = value
+    if field == "query_starts" and step.host.decode:
+        backend.plan(step)  # the kernels do not read them
+        return
+    with pytest.raises(ValueError, match=f"attend: step.{field}"):
+        backend.plan(step)
+
+
+@pytest.mark.parametrize(
+    ("field", "row", "value"),
+    [
+        ("slots", 0, 5 * 16),
+        ("page_table", 0, 5),
+        ("lengths", 0, 33),
+        ("lengths", 0, 10),
+        ("lengths", 1, 0),
+        ("query_starts", 0, 1),
+        ("query_starts", 1, 13),
+    ],
+)
+def test_the_last_page_is_the_last(field, row, value):
+    """The first value of each that is wrong: four pages and the one behind them, 32 positions."""
+    sequences = Sequences(shaped(), [31, 18], 16, torch.float32)
+    backend, step = native(sequences), sequences.step([(0, 20, 31), (1, 17, 18)])
+    getattr(step, field)[row] = value
+    with pytest.raises(ValueError, match="attend: step"):
+        backend.plan(step)
+
+
+def test_no_captured_row_is_longer_than_its_rotations():
+    sequences = Sequences(shaped(), [31, 18], 16, torch.float32)
+    backend, spans = native(sequences), [(0, 30, 31), (1, 17, 18)]
+    step = sequences.step(spans)
+    with backend._kernels.capture(Arena()):
+        backend.plan(step)
+        turned = torch.ones(31, 16)
+        q, k, v = sequences.inputs(spans)
+        backend.rotate_and_attend(sequences.layer, q, k, v, step.positions, turned, step)
+    backend.plan(step)
+    step.lengths[0] = 32
+    with pytest.raises(ValueError, match=r"step.lengths less one must be in 0..30, not 17..31"):
+        backend.plan(step)
+
+
 @pytest.mark.parametrize("isa", USABLE)
 @pytest.mark.parametrize("rotated", [64, 32, 24])
 @pytest.mark.parametrize("dtype", KV)

@@ -196,6 +196,8 @@ def join(**changes):
         (StepPlan(number=0, joins=[join()], rows=[0], counts=[3]), "span 0..3 of 2"),
         (StepPlan(number=0, joins=[join(pages=[])], rows=[0], counts=[2]), "pages for 0"),
         (StepPlan(number=0, joins=[join()], rows=[0, 0], counts=[1, 1]), "two spans"),
+        (StepPlan(number=0, joins=[join(row=7)], rows=[7, -1], counts=[1, 1]), "there are 8 rows"),
+        (StepPlan(number=0, joins=[join()], rows=[0, 8], counts=[1, 1]), "there are 8 rows"),
         (StepPlan(number=0, grants=[(2, [1])]), "holds no request"),
         (StepPlan(number=0, leaves=[8]), "there are 8 rows"),
         (StepPlan(number=0, copies=[Copy(0, 50)]), "outside the pool"),
@@ -208,6 +210,21 @@ def test_a_plan_that_contradicts_the_rows_is_refused(plan, message):
         worker.run(plan)
     assert model.forwards == before
     assert isinstance(caught.value, PlanError) or plan.copies
+
+
+@pytest.mark.parametrize("page", [10**6, -1, 800 // 16 + 1])
+def test_a_page_outside_of_the_memory_stops_the_step(page):
+    """Whatever spoiled the rows' own table: with kernels nothing else stands before the address."""
+    worker, _ = toy_worker()
+    driver = Driver(worker)
+    driver.join(0, PROMPT)
+    driver.step({0: 11})
+    kept = [kv.clone() for kv in worker._kv.layers]
+    worker._slots.pages[0, 0] = page
+    with pytest.raises((ValueError, IndexError)):
+        driver.step({0: 1})
+    if page > 0:  # torch's operations take -1 for the last page, which nobody reads
+        assert all(torch.equal(*both) for both in zip(kept, worker._kv.layers, strict=True))
 
 
 def test_step_buffers_grow():

@@ -97,6 +97,7 @@ class StepInputs:
     def gather(self, plan: StepPlan, attention: AttentionBackend) -> tuple[StepInput, Spans]:
         """Views on one step. Changes no row; raises PlanError when the plan contradicts them."""
         slots = self._slots
+        slots.check_rows(plan.rows)
         rows, counts = np.asarray(plan.rows, np.int64), np.asarray(plan.counts, np.int64)
         before = slots.computed[rows]
         lengths = before + counts

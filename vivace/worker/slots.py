@@ -51,6 +51,13 @@ class Slots:
         for row, pages in plan.grants:
             self._grant(row, pages)
 
+    def check_rows(self, rows: list[int]) -> None:
+        """PlanError unless these are rows, each named once."""
+        if rows and not 0 <= min(rows) <= max(rows) < self.rows:
+            raise PlanError(f"the step has rows {rows}, but there are {self.rows} rows")
+        if len(set(rows)) < len(rows):
+            raise PlanError(f"a row has two spans in one step: {rows}")
+
     def check_spans(self, rows: np.ndarray, counts: np.ndarray, ends: np.ndarray) -> None:
         """PlanError unless every span, `counts` tokens up to `ends`, lies within what its row knows
         and has pages for. A row that nobody joined knows nothing."""
@@ -59,8 +66,6 @@ class Slots:
         wrong = (ends > reach) | (counts < 1)
         if wrong.any():
             self._explain(int(rows[wrong][0]), int(counts[wrong][0]))
-        if len(set(rows.tolist())) < len(rows):
-            raise PlanError(f"a row has two spans in one step: {rows.tolist()}")
 
     def record(
         self, rows: np.ndarray, advanced: np.ndarray, drawn_rows: np.ndarray, drawn: np.ndarray

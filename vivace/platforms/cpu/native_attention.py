@@ -20,6 +20,7 @@ from vivace.platforms.cpu.native_checks import (
     heads_of,
     indices,
     matrix,
+    paged_contents,
     require,
     sizes,
     target,
@@ -100,13 +101,28 @@ class NativeAttention:
         self._kernels = kernels
         self._layers = {layer.index: layer for layer in layers}
         self._memory = memory
+        self._fewest_pages = min(kv.shape[0] for kv in memory.layers)
+        self._turned: int | None = None
+        """positions that captured rotations have numbers for"""
         self._partial = PartialResults(layers, kernels.threads, max_length)
         self._attention = kernels.operation("attention", "qqqqqqqqqqqdqdqqqqqqqqq")
         self._store = kernels.operation("store_kv", "q" * 10)
         self._rotary_store = kernels.operation("rotary_store", "q" * 16)
 
     def plan(self, step: PagedStep) -> None:
-        """Nothing to decide: the kernels read the step's own buffers."""
+        """Nothing to decide: the kernels read the step's own buffers. Raises ValueError where these
+        point outside the memory; while a graph is captured they hold nothing yet."""
+        if not self._kernels.capturing:
+            paged_contents(
+                "attend",
+                slots=step.slots.numpy(),
+                table=step.page_table.numpy(),
+                lengths=step.lengths.numpy(),
+                starts=None if step.host.decode else step.query_starts.numpy(),
+                pages=self._fewest_pages,
+                page_size=self._memory.page_size,
+                longest=self._turned,
+            )
 
     def attend(
         self,
@@ -149,7 +165,9 @@ class NativeAttention:
         kv, (rows, *_) = self._kv(layer), sizes("attend", "q", q, 3)
         table = rotation("attend", cos_sin, layer.head_dim)
         where = block("attend", "positions", positions, rows, dtype=I64)
-        if not self._kernels.capturing:
+        if self._kernels.capturing:
+            self._turned = min(cos_sin.shape[0], self._turned or cos_sin.shape[0])
+        else:
             indices("attend", "positions", positions.numpy(), rows, cos_sin.shape[0])
         self._rotary_store(
             rows,

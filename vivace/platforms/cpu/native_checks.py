@@ -1,9 +1,9 @@
 """What the kernels are given, checked before its address is all that is left of it.
 
 A kernel believes its words: sizes, strides and addresses. So every tensor is compared with the
-sizes beside it, at every call; a captured step pays once, when it is captured. Ids, positions, page
-tables and lengths are contents, and right where they are made (worker/slots.py, `moe_gate`).
-Everything here raises ValueError that begins with the op's name.
+sizes beside it, at every call; a captured step pays once, when it is captured. Page tables, slots
+and lengths are contents: worker/slots.py makes them right, and `paged_contents` looks at them once
+a step, before any kernel does. Everything here raises ValueError that begins with the op's name.
 """
 
 from __future__ import annotations
@@ -86,6 +86,41 @@ def indices(op: str, name: str, x: np.ndarray, count: int, end: int) -> None:
     """Of numpy's own: [count] whole numbers in 0..end-1."""
     if x.shape != (count,) or (count and not 0 <= int(x.min()) <= int(x.max()) < end):
         raise ValueError(f"{op}: {name} must be {count} numbers of 0..{end - 1}, not {x}")
+
+
+def paged_contents(
+    op: str,
+    *,
+    slots: np.ndarray,
+    table: np.ndarray,
+    lengths: np.ndarray,
+    starts: np.ndarray | None,
+    pages: int,
+    page_size: int,
+    longest: int | None,
+) -> None:
+    """slots[T], table[S, any], lengths[S] and, where spans are not one token each, starts[S + 1]
+    of a step lead to `pages` pages and nowhere else. No row is longer than `longest`."""
+    below(op, "step.slots", slots, pages * page_size)
+    below(op, "step.page_table", table, pages)
+    reach = table.shape[1] * page_size
+    reach = reach if longest is None else min(reach, longest)
+    if starts is None:
+        below(op, "step.lengths less one", lengths - 1, reach)
+        return
+    counts = np.diff(starts)
+    if starts[0] != 0 or starts[-1] != len(slots) or np.min(counts) < 0:
+        raise ValueError(f"{op}: step.query_starts {starts} do not divide {len(slots)} tokens")
+    below(op, "step.lengths", lengths, reach + 1)
+    below(op, "step.lengths less the spans' tokens", lengths - counts, reach)
+
+
+def below(op: str, name: str, x: np.ndarray, end: int) -> None:
+    """int64 of any shape, each in 0..end-1. (Negative ones are large without their sign.)"""
+    if x.size and x.view(np.uint64).max() >= end:
+        raise ValueError(
+            f"{op}: {name} must be in 0..{end - 1}, not {int(x.min())}..{int(x.max())}"
+        )
 
 
 def require(op: str, holds: bool, what: str) -> None:
