@@ -1,44 +1,58 @@
 """The offline API: `vivace.Engine(...).generate(...)`, in one process and, on one device, one
-thread. Arguments and result fields are those of SGLang's Engine."""
+thread. Arguments and result fields are those of SGLang's Engine. docs/python.md shows them."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, NoReturn, Unpack
 
 import msgspec
 
 from vivace import __version__
-from vivace.frontend.errors import BadRequest, EngineUnavailable
+from vivace.frontend.chat_template import How
+from vivace.frontend.errors import BadRequest, EngineUnavailable, NotSupported
 from vivace.frontend.tokenizer import Tokenizer
-from vivace.offline.build import configured, start
+from vivace.offline.build import configured, report, start
+from vivace.offline.conversations import read_conversations
 from vivace.offline.driver import AsyncTurns
 from vivace.offline.job import Job, job_of
 from vivace.offline.prompts import Asked, read_call
+from vivace.offline.scores import PLAIN, ScoreResult, score_prompts, scores_of
 from vivace.protocol.control import EngineState, FlushCache, GetState
 from vivace.server.schema import GenerateRequest
 
-__all__ = ["BadRequest", "Engine", "EngineUnavailable"]
+__all__ = ["BadRequest", "Engine", "EngineUnavailable", "NotSupported", "ScoreResult"]
 
 Answer = dict[str, Any]
+Conversation = list[dict[str, Any]]
 
 
 class Engine:
     """A model loaded in this process.
 
     `Engine(model_path=..., **flags)`: flags are those of `vivace serve` with underscores; without
-    `model_path` the embedded model is used. Wrong flags raise `vivace.config.ConfigError`, wrong
-    requests `BadRequest`, a dead engine `EngineUnavailable`. Close it with `shutdown()` or use it
-    as a context manager.
+    `model_path` the embedded model is used. `on_progress` is told each stage of loading and how
+    much of it is done (0 to 1). Wrong flags and models that cannot be loaded raise
+    `vivace.CannotStart` (flags: `vivace.ConfigError`, which is one), wrong requests
+    `vivace.BadRequest`, what is not in this version `vivace.NotSupported`, an engine that is dead
+    or was shut down `vivace.EngineUnavailable`. Close it with `shutdown()` or use it as a context
+    manager.
     """
 
-    def __init__(self, model_path: str | None = None, **flags: Any) -> None:
+    def __init__(
+        self,
+        model_path: str | None = None,
+        *,
+        on_progress: Callable[[str, float], None] = report,
+        **flags: Any,
+    ) -> None:
         flags.setdefault("log_level", "warning")
         if model_path is not None:
             flags["model_path"] = model_path
         self.config = configured(flags)
-        self._frontend, self._driver = start(self.config)
+        self._frontend, self._driver = start(self.config, on_progress)
         self._turns = AsyncTurns(self._driver)
 
     # -- generation ------------------------------------------------------------------------------
@@ -72,11 +86,102 @@ class Engine:
         job = self._job(call, prompt, input_ids)
         return self._async_stream(job) if call.stream else await self._async_whole(job)
 
-    def encode(self, *_: Any, **__: Any) -> NoReturn:
-        """Embeddings: not available."""
-        raise BadRequest("", "embedding models are not available in this version of Vivace", 501)
+    def chat(
+        self,
+        messages: Conversation | list[Conversation],
+        sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        **asked: Unpack[Asked],
+    ) -> Answer | list[Answer] | Iterator[Answer]:
+        """Answer a conversation, or each of a list of them, through the model's chat template.
+
+        `messages` are OpenAI's; the result is that of `generate`, and so are the further keywords.
+        As in /v1/chat/completions an answer may take the rest of the context when `max_new_tokens`
+        is absent. `continue_final_message`: the last message is the beginning of the answer.
+        """
+        how = _how(add_generation_prompt, continue_final_message, chat_template_kwargs)
+        self._driver.require_alive()
+        tokens = read_conversations(self._frontend, messages, how)
+        return self.generate(None, _open_ended(sampling_params), tokens, **asked)
+
+    async def async_chat(
+        self,
+        messages: Conversation | list[Conversation],
+        sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        **asked: Unpack[Asked],
+    ) -> Answer | list[Answer] | AsyncIterator[Answer]:
+        """`chat` for asyncio; templates are rendered beside the event loop."""
+        how = _how(add_generation_prompt, continue_final_message, chat_template_kwargs)
+        self._driver.require_alive()
+        tokens = await asyncio.to_thread(read_conversations, self._frontend, messages, how)
+        return await self.async_generate(None, _open_ended(sampling_params), tokens, **asked)
+
+    def score(
+        self,
+        query: str | list[int] | None = None,
+        items: str | list[str] | list[list[int]] | None = None,
+        label_token_ids: list[int] | None = None,
+        apply_softmax: bool = False,
+        item_first: bool = False,
+        embed_override_token_id: int | None = None,
+        query_embed_overrides: Sequence[Any] | None = None,
+        item_embed_overrides: Sequence[Any] | None = None,
+    ) -> ScoreResult:
+        """How probable each of `label_token_ids` is as the next token behind query + item.
+
+        With `apply_softmax` the numbers of an item add up to 1. Overriding embeddings raises
+        NotSupported.
+        """
+        _refuse_overrides(embed_override_token_id, query_embed_overrides, item_embed_overrides)
+        prompts = score_prompts(self._frontend, query, items, item_first)
+        labels = _labels(label_token_ids)
+        answers: Any = self.generate(None, PLAIN, prompts, **_label_logprobs(labels))
+        return scores_of(answers, labels, apply_softmax)
+
+    async def async_score(
+        self,
+        query: str | list[int] | None = None,
+        items: str | list[str] | list[list[int]] | None = None,
+        label_token_ids: list[int] | None = None,
+        apply_softmax: bool = False,
+        item_first: bool = False,
+        embed_override_token_id: int | None = None,
+        query_embed_overrides: Sequence[Any] | None = None,
+        item_embed_overrides: Sequence[Any] | None = None,
+    ) -> ScoreResult:
+        """`score` for asyncio."""
+        _refuse_overrides(embed_override_token_id, query_embed_overrides, item_embed_overrides)
+        prompts = score_prompts(self._frontend, query, items, item_first)
+        labels = _labels(label_token_ids)
+        answers: Any = await self.async_generate(None, PLAIN, prompts, **_label_logprobs(labels))
+        return scores_of(answers, labels, apply_softmax)
+
+    def encode(self, prompt: Any, image_data: Any = None, **_: Any) -> NoReturn:
+        """Embeddings: raises NotSupported."""
+        raise NotSupported("", NO_EMBEDDINGS)
+
+    async def async_encode(self, prompt: Any, image_data: Any = None, **_: Any) -> NoReturn:
+        """Embeddings: raises NotSupported."""
+        raise NotSupported("", NO_EMBEDDINGS)
+
+    def rerank(self, prompt: list[list[str]]) -> NoReturn:
+        """Cross-encoders: raises NotSupported."""
+        raise NotSupported("", "cross-encoder models are not available in this version of Vivace")
 
     # -- the rest --------------------------------------------------------------------------------
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer. BadRequest with the flag skip_tokenizer_init."""
+        if self.tokenizer is None:
+            raise BadRequest("tokenizer", "skip_tokenizer_init is set: there is none")
+        return self.tokenizer
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -110,12 +215,11 @@ class Engine:
         }
 
     def shutdown(self) -> None:
-        """Abort what runs and free what can be freed; the engine cannot be used afterwards."""
-        self._frontend.drain()
+        """Abort what runs and free what can be freed; calls raise EngineUnavailable afterwards."""
+        self._driver.close()
         self._frontend.close()
         if self.tokenizer is not None and self.tokenizer.chat is not None:
             self.tokenizer.chat.close()
-        self._driver.close()
 
     def __enter__(self) -> Engine:
         return self
@@ -137,11 +241,16 @@ class Engine:
         return reply.state
 
     def _job(self, call: GenerateRequest, prompt: Any, input_ids: Any) -> Job:
+        self._driver.require_alive()
         disjoint = bool(self.config.runtime.stream_output)
         return job_of(self._frontend, call, prompt, input_ids, disjoint=disjoint)
 
-    def _whole(self, job: Job) -> Answer | list[Answer]:
+    def _start(self, job: Job) -> None:
+        self._driver.require_alive()
         job.start()
+
+    def _whole(self, job: Job) -> Answer | list[Answer]:
+        self._start(job)
         try:
             while not job.done:
                 self._driver.turn()
@@ -151,7 +260,7 @@ class Engine:
         return job.result()
 
     def _stream(self, job: Job) -> Iterator[Answer]:
-        job.start()
+        self._start(job)
         try:
             while not job.done:
                 while job.has_news:
@@ -162,7 +271,7 @@ class Engine:
             job.cancel()
 
     async def _async_whole(self, job: Job) -> Answer | list[Answer]:
-        job.start()
+        self._start(job)
         try:
             while not job.done:
                 await self._turns.next()
@@ -172,7 +281,7 @@ class Engine:
         return job.result()
 
     async def _async_stream(self, job: Job) -> AsyncIterator[Answer]:
-        job.start()
+        self._start(job)
         try:
             while not job.done:
                 while job.has_news:
@@ -181,3 +290,40 @@ class Engine:
                     await self._turns.next()
         finally:
             job.cancel()
+
+
+NO_EMBEDDINGS = "embedding models are not available in this version of Vivace"
+
+
+def _how(
+    add_generation_prompt: bool, continue_final_message: bool, variables: dict[str, Any] | None
+) -> How:
+    return How(
+        add_generation_prompt=add_generation_prompt,
+        continue_final_message=continue_final_message,
+        variables=variables,
+    )
+
+
+def _open_ended(settings: Any) -> Any:
+    """An absent `max_new_tokens` means the rest of the context, not generate's 128."""
+    if isinstance(settings, list):
+        return [_open_ended(one) for one in settings]
+    if settings is None or isinstance(settings, dict):
+        return {"max_new_tokens": None, **(settings or {})}
+    return settings
+
+
+def _refuse_overrides(*overrides: object) -> None:
+    if any(override is not None for override in overrides):
+        raise NotSupported("embed_overrides", "embeddings cannot be replaced in this version")
+
+
+def _labels(label_token_ids: list[int] | None) -> list[int]:
+    if not label_token_ids:
+        raise BadRequest("label_token_ids", "say which tokens are to be scored")
+    return label_token_ids
+
+
+def _label_logprobs(labels: list[int]) -> Asked:
+    return Asked(return_logprob=True, token_ids_logprob=labels)

@@ -7,7 +7,7 @@ import itertools
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 from tokenizers import Tokenizer as Core
 from tokenizers import decoders, models, pre_tokenizers
 
+import vivace
 from vivace.api import Engine
 from vivace.engine.executor import InProcessExecutor
 from vivace.engine.loop import Loop
@@ -60,7 +61,7 @@ class Parts:
 
     def engine(self, monkeypatch: pytest.MonkeyPatch) -> Engine:
         monkeypatch.setattr("vivace.api.configured", lambda flags: self.config)
-        monkeypatch.setattr("vivace.api.start", lambda config: (self.frontend, self.driver))
+        monkeypatch.setattr("vivace.api.start", lambda config, report: (self.frontend, self.driver))
         monkeypatch.setattr("vivace.config.public", lambda config: {"page_size": 4})
         return Engine()
 
@@ -280,12 +281,65 @@ def test_dead_engines_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     parts.worker.run = burst  # type: ignore[method-assign, assignment]
     with pytest.raises(Exception, match="no more"):
         engine.generate("abc", params())
-    with pytest.raises((EngineUnavailable, BadRequest)):
+    with pytest.raises(EngineUnavailable, match="died of .*no more"):
         engine.generate("abc", params())
+
+
+def test_after_shutdown_everything_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     closed = Parts().engine(monkeypatch)
+    begun: Any = closed.generate("abc", params(count=150), stream=True)
+    next(begun)
+    unstarted: Any = closed.generate("abc", params(), stream=True)
     closed.shutdown()
-    with pytest.raises(BadRequest, match="down"):
-        closed.generate("abc", params())
+    closed.shutdown()
+    messages = [{"role": "user", "content": "hi"}]
+    calls: list[Callable[[], Any]] = [
+        lambda: closed.generate("abc", params()),
+        lambda: asyncio.run(closed.async_generate("abc", params())),
+        lambda: closed.chat(messages),
+        lambda: asyncio.run(closed.async_chat(messages)),
+        lambda: closed.score("a", "b", [1]),
+        lambda: list(begun),
+        lambda: list(unstarted),
+        closed.flush_cache,
+        closed.get_server_info,
+    ]
+    for call in calls:
+        with pytest.raises(EngineUnavailable, match="shut down") as caught:
+            call()
+        assert "server" not in str(caught.value)
+    closed.abort_request(abort_all=True)
+
+
+def test_the_limit_in_effect_is_told(engine: Engine) -> None:
+    answer: Any = engine.generate("abc", params(count=10**9))
+    assert answer["meta_info"]["max_new_tokens"] == CONTEXT - 3
+    assert answer["meta_info"]["finish_reason"] == {"type": "length", "length": CONTEXT - 3}
+    events: Any = list(engine.generate("abc", params(count=4), stream=True))  # type: ignore[arg-type]
+    assert events[-1]["meta_info"]["max_new_tokens"] == 4
+
+
+def test_what_is_not_there_has_its_own_exception(engine: Engine) -> None:
+    calls: list[Callable[[], Any]] = [
+        lambda: engine.encode("a", dimensions=3),
+        lambda: engine.rerank([["a", "b"]]),
+        lambda: engine.score("a", "b", [1], query_embed_overrides=[1]),
+    ]
+    for call in calls:
+        with pytest.raises(vivace.NotSupported, match="version"):
+            call()
+    with pytest.raises(BadRequest, match="chat template"):
+        engine.chat([{"role": "user", "content": "hi"}])
+
+
+def test_the_exceptions_are_found_where_the_engine_is() -> None:
+    for name in vivace.__all__:
+        assert name in dir(vivace) and getattr(vivace, name) is not None
+    assert vivace.BadRequest is BadRequest and vivace.EngineUnavailable is EngineUnavailable
+    assert issubclass(vivace.NotSupported, BadRequest)
+    assert issubclass(vivace.ConfigError, vivace.CannotStart)
+    with pytest.raises(AttributeError, match="Nothing"):
+        _ = vivace.Nothing
 
 
 def test_what_only_a_server_uses_is_told_in_one_line() -> None:

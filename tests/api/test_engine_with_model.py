@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,6 +34,61 @@ def test_stop_strings_with_a_model(engine: Any) -> None:
     answer = engine.generate("The capital of France is", sampling)
     assert answer["text"] == " P"
     assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": "aris"}
+
+
+def test_a_chat_is_the_templates_prompt(engine: Any) -> None:
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    greedy = {"temperature": 0, "max_new_tokens": 8}
+    prompt = engine.get_tokenizer().chat.render(messages)
+    ids = engine.get_tokenizer().encode(prompt, add_special_tokens=False)
+    expected = engine.generate(input_ids=ids, sampling_params=greedy)["output_ids"]
+    answer = engine.chat(messages, greedy)
+    assert answer["output_ids"] == expected
+    both = engine.chat([messages, messages], greedy)
+    assert [one["output_ids"] for one in both] == [expected] * 2
+    assert asyncio.run(engine.async_chat(messages, greedy))["output_ids"] == expected
+    *_, last = engine.chat(messages, greedy, stream=True)
+    assert last["output_ids"] == expected
+    begun = [*messages, {"role": "assistant", "content": "The capital of France is"}]
+    answer = engine.chat(begun, {**greedy, "max_new_tokens": 3}, continue_final_message=True)
+    assert "Paris" in answer["text"]
+
+
+@pytest.mark.parametrize(
+    ("messages", "field"),
+    [
+        ([], "messages"),
+        ("hi", "messages"),
+        ([[]], "messages"),
+        ([{"role": "user", "content": 5}], "messages[0].content"),
+        ([{"content": "hi"}], "messages[0].role"),
+        ([{"role": "nobody", "content": "hi"}], "messages[0].role"),
+    ],
+)
+def test_conversations_that_are_none(engine: Any, messages: Any, field: str) -> None:
+    with pytest.raises(vivace.BadRequest) as caught:
+        engine.chat(messages)
+    assert caught.value.field == field
+
+
+def test_scores_are_probabilities_of_the_next_token(engine: Any) -> None:
+    encode = engine.get_tokenizer().encode
+    labels = [encode(" Paris")[0], encode(" London")[0]]
+    texts = ["The capital of France is", "The capital of England is"]
+    result = engine.score("The capital of", [" France is", " England is"], labels)
+    assert result.scores[0][0] > result.scores[0][1]
+    assert result.scores[1][1] > result.scores[1][0]
+    assert result.prompt_tokens == sum(len(encode(text)) for text in texts)
+    normal = engine.score("The capital of", [" France is"], labels, apply_softmax=True).scores[0]
+    assert sum(normal) == pytest.approx(1)
+    assert normal[0] / normal[1] == pytest.approx(result.scores[0][0] / result.scores[0][1])
+    ids = asyncio.run(
+        engine.async_score(encode(" France is"), [encode("The")], labels, False, True)
+    )
+    assert ids.prompt_tokens == len(encode("The")) + len(encode(" France is"))
+    for wrong in ({}, {"items": "a"}, {"query": "a", "items": [[1]], "label_token_ids": [1]}):
+        with pytest.raises(vivace.BadRequest):
+            engine.score(**wrong)
 
 
 def test_what_it_says_of_itself(engine: Any) -> None:

@@ -19,5 +19,12 @@ class BadRequest(Exception):
         self.retry_after = retry_after
 
 
+class NotSupported(BadRequest):
+    """What was asked for does not exist in this version, whatever its arguments are."""
+
+    def __init__(self, field: str, reason: str) -> None:
+        super().__init__(field, reason, 501)
+
+
 class EngineUnavailable(Exception):
-    """The engine did not answer a control command: it is down, restarting or too busy."""
+    """The engine cannot answer: it is dead, was shut down, restarts or is too busy."""

@@ -108,6 +108,9 @@ class NativeAnswer:
             "cached_tokens": piece.cached_tokens,
             "cached_tokens_details": {"device": piece.cached_tokens, "host": 0},
         }
+        if piece.finish is not None:
+            # what was asked for, cut to the room that the prompt leaves
+            meta["max_new_tokens"] = self._request.sampling.max_new_tokens
         if piece.finish is not None and piece.timings:
             meta |= times(piece.timings, piece.completion_tokens, self._wall())
         return meta

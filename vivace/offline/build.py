@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from vivace.configure import configure
@@ -68,8 +69,15 @@ def idle_here(arguments: dict[str, Any]) -> list[str]:
     return [f"no effect offline, where there is no server: {', '.join(idle)}"] if idle else []
 
 
-def start(config: Config) -> tuple[Frontend, Driver]:
-    """Load everything; afterwards the frontend is ready and `Driver.turn` makes it go."""
+def report(stage: str, fraction: float) -> None:
+    log.debug("%s: %.0f %%", stage, 100 * fraction)
+
+
+def start(config: Config, report: Callable[[str, float], None] = report) -> tuple[Frontend, Driver]:
+    """Load everything; afterwards the frontend is ready and `Driver.turn` makes it go.
+
+    `report` is told the stage and how much of it is done, from 0 to 1.
+    """
     from vivace.assemble import engine_parts
 
     check_edge(config)
@@ -83,7 +91,3 @@ def start(config: Config) -> tuple[Frontend, Driver]:
     frontend.feed(Ready(epoch=0, capacity=capacity))
     log.info("engine ready after %.1f s", time.monotonic() - begin)
     return frontend, Driver(loop, mailbox, frontend)
-
-
-def report(stage: str, fraction: float) -> None:
-    log.debug("%s: %.0f %%", stage, 100 * fraction)

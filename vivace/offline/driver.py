@@ -34,8 +34,7 @@ class Driver:
     def turn(self) -> None:
         """Raises EngineUnavailable when the engine is dead or has lost a request."""
         with self._turning, interrupts_postponed():
-            if self._failure is not None:
-                raise EngineUnavailable(f"the engine is dead: {self._failure}")
+            self.require_alive()
             try:
                 busy = self._loop.turn(0.0)
             except BaseException as error:
@@ -46,8 +45,18 @@ class Driver:
                 self._frontend.feed(message)
             self._watch(busy or bool(news))
 
+    def require_alive(self) -> None:
+        """Raises EngineUnavailable when the engine is dead or was shut down."""
+        if isinstance(self._failure, EngineUnavailable):
+            raise EngineUnavailable(str(self._failure))
+        if self._failure is not None:
+            raise EngineUnavailable(
+                f"the engine died of {type(self._failure).__name__}: {self._failure}; make another"
+            )
+
     def command(self, body: FlushCache | GetState | Drain) -> Reply:
         """Run a control command to its reply."""
+        self.require_alive()
         replies: list[Reply] = []
         self._frontend.command(body, replies.append)
         while not replies:
@@ -59,7 +68,7 @@ class Driver:
         with self._turning:
             if self._failure is None:
                 self._loop.stop()
-                self._die(EngineUnavailable("it was shut down"))
+                self._die(EngineUnavailable("the engine was shut down; make another"))
 
     def _die(self, error: BaseException) -> None:
         self._failure = error
