@@ -281,7 +281,7 @@ def test_dead_engines_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     parts.worker.run = burst  # type: ignore[method-assign, assignment]
     with pytest.raises(Exception, match="no more"):
         engine.generate("abc", params())
-    with pytest.raises(EngineUnavailable, match="died of .*no more"):
+    with pytest.raises(EngineUnavailable, match=r"died of .*no more"):
         engine.generate("abc", params())
 
 
