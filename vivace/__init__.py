@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+from vivace.version import __version__
 
 if TYPE_CHECKING:
     from vivace.api import Engine

@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from server_kit import CONTEXT, MODEL, Running, ScriptedEngine, ask, running_server
 
+import vivace
 from vivace.protocol.output import Finish
 from vivace.protocol.request import Request
 from vivace.server.openapi import document
@@ -303,6 +306,21 @@ def test_access_log_has_uvicorns_form(caplog: pytest.LogCaptureFixture) -> None:
     assert first.startswith("INFO: 127.0.0.1:")
     assert first.endswith('- "POST /tokenize?q=a%0Ab HTTP/1.1" 200 OK')
     assert second.endswith('- "GET /nothing HTTP/1.1" 404 Not Found')
+
+
+def test_a_tree_that_was_never_installed_knows_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copied, or on PYTHONPATH: no package metadata."""
+
+    def missing(name: str) -> NoReturn:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "distribution", missing)
+    with running_server() as server:
+        for path, *keys in (("/openapi.json", "info", "version"), ("/server_info", "version")):
+            found = ask(server, path, method="GET").json
+            for key in keys:
+                found = found[key]
+            assert found == vivace.__version__
 
 
 def test_the_document_in_the_repository_is_current(server: Running) -> None:

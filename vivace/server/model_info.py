@@ -12,7 +12,7 @@ from vivace.server.body import Body
 from vivace.server.context import Context
 from vivace.server.errors import json_response
 from vivace.server.state import engine_state
-from vivace.server.version import server_version
+from vivace.version import __version__
 
 
 async def model_info(context: Context, _request: web.Request, _body: Body) -> web.Response:
@@ -44,7 +44,7 @@ async def server_info(context: Context, _request: web.Request, _body: Body) -> w
             **scheduler_facts(context, state),
             "internal_states": [internal_state(context, state)],
             "status": context.frontend.status,
-            "version": server_version(),
+            "version": __version__,
         }
     )
 

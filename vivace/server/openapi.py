@@ -11,7 +11,7 @@ import msgspec
 from vivace.server.auth import Access
 from vivace.server.routes import NO_BODY, Route
 from vivace.server.schema import ErrorBody
-from vivace.server.version import server_version
+from vivace.version import __version__
 
 REF = "#/components/schemas/{name}"
 PARAMETER = re.compile(r"\{(\w+)(?::[^}]*)?\}")
@@ -34,7 +34,7 @@ def document(routes: Sequence[Route], keyed: Container[Access] = ()) -> bytes:
         "openapi": "3.1.0",
         "info": {
             "title": "Vivace",
-            "version": server_version(),
+            "version": __version__,
             "description": "SGLang's native API and OpenAI's API. Unknown fields are ignored.",
         },
         "paths": dict(sorted(paths.items())),
