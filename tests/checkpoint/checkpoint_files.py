@@ -84,6 +84,7 @@ def write_gguf(
     architecture: str = "llama",
     vocabulary: int = 40,
     sampling: dict[str, float] | None = None,
+    ends: dict[str, int] | None = None,
 ) -> Path:
     """A file with every kind of metadata value; all matrices Q8_0."""
     writer = gguf.GGUFWriter(str(file), architecture)
@@ -103,7 +104,8 @@ def write_gguf(
     writer.add_uint64("a.large", 1 << 40)
     writer.add_token_list([f"<{i}>" for i in range(vocabulary)])
     writer.add_token_scores([float(-i) for i in range(vocabulary)])
-    writer.add_eos_token_id(2)
+    for name, token in (ends or {"eos": 2}).items():
+        writer.add_uint32(f"tokenizer.ggml.{name}_token_id", token)
     random = np.random.default_rng(0)
     layer = {"attn_norm": (32,), "ffn_norm": (32,), "attn_q": (32, 32), "attn_k": (16, 32),
              "attn_v": (16, 32), "attn_output": (32, 32), "ffn_gate": (32, 32),

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from checkpoint_files import write_gguf
 from served_toy import write_byte_tokenizer, write_toy_llama
 from tokenizers import Tokenizer as Core
 from toy_models import make
@@ -14,6 +15,7 @@ from toy_models import make
 from vivace.checkpoint.errors import SourceError
 from vivace.checkpoint.json_files import read_json
 from vivace.checkpoint.source import locate
+from vivace.errors import CannotStart
 from vivace.frontend.tokenizer import load_tokenizer
 from vivace.frontend.tokenizer_files import load_from_folder
 from vivace.models.facts import facts_of
@@ -102,6 +104,13 @@ def test_what_is_read_is_judged(key: str, value: Any, folder: Path) -> None:
     assert str(caught.value).isprintable()
 
 
+def test_what_a_library_quotes_from_a_file_is_harmless(folder: Path) -> None:
+    changed(folder / "tokenizer.json", version="\0\x1b[2J")
+    with pytest.raises(CannotStart, match="not a usable tokenizer") as caught:
+        load_from_folder(folder)
+    assert str(caught.value).isprintable()
+
+
 def test_tokens_are_text(folder: Path) -> None:
     for key in ("bos_token", "chat_template"):
         file = folder / "tokenizer_config.json"
@@ -159,6 +168,15 @@ def test_generation_config_loses_what_never_comes(folder: Path) -> None:
     changed(folder / "generation_config.json", eos_token_id=[5, "x"])
     with pytest.raises(SourceError, match="eos_token_id is"):
         facts_of(locate(str(folder)))
+
+
+def test_ends_of_gguf_files_lose_what_never_comes(tmp_path: Path) -> None:
+    """llama.cpp goes on too; several published files have such ids."""
+    file = write_gguf(tmp_path / "toy.gguf", ends={"eos": 10**6, "eot": 3, "eom": 40})
+    facts = facts_of(locate(str(file)))
+    assert facts.eos_ids == (3,)
+    said = [line for line in facts.notices if "no token of the 40" in line]
+    assert len(said) == 1 and "1000000" in said[0] and "40)" in said[0], facts.notices
 
 
 @pytest.mark.parametrize("value", ["x", 10**12, float("nan"), [7]])

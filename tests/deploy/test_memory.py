@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
 from deployments import case, changed, mixed, separated
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from vivace.checkpoint.errors import SourceError
 from vivace.deploy.catalogue.architecture import architecture_of
 from vivace.deploy.catalogue.hardware import devices, find_device
-from vivace.deploy.catalogue.models import find_model, guess_model, known_architecture, models
+from vivace.deploy.catalogue.models import (
+    find_model,
+    guess_model,
+    known_architecture,
+    models,
+    read_architecture,
+)
 from vivace.deploy.memory import buffers
 from vivace.deploy.memory.plan import default_fraction, plan_role
 from vivace.deploy.suggest import captured_sizes, changes, suggest
@@ -65,19 +79,60 @@ def test_the_catalogue_has_sources_and_one_entry_for_a_name() -> None:
     assert find_device("abacus") is None
 
 
+ODD = [None, True, -1, 0, 3, 2.0, 2.5, 10**30, float("nan"), float("inf"), "8", [], {}, [4] * 99]
+"""What a key of a config.json may hold: wrong types, numbers out of range, and 2.0, which is 2."""
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_any_configuration_has_sane_shapes_or_one_line(data: st.DataObject) -> None:
+    config = dict(data.draw(st.sampled_from(models())).config)
+    keys = st.sampled_from([*sorted(config), "text_config", "num_local_experts", "layer_types"])
+    for key in data.draw(st.lists(keys, max_size=3)):
+        config[key] = data.draw(st.sampled_from(ODD))
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(config))
+        try:
+            shape = read_architecture(folder)
+        except SourceError as error:
+            line = str(error)
+            assert line.isprintable() and "config.json" in line and len(line) < 500, line
+            return
+    assert 0 < shape.parameters(active=True) <= shape.parameters()
+    assert shape.attention.kv_elements(8) > 0 and shape.context > 0
+    assert 0 <= shape.linear_layers <= shape.layers and 0 <= shape.dense_layers <= shape.layers
+
+
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        ({}, "num_hidden_layers"),
-        ({"num_hidden_layers": "many"}, "num_hidden_layers"),
-        ({"num_hidden_layers": 2, "hidden_size": -1, "vocab_size": 9}, "hidden_size"),
-        ({"num_hidden_layers": 2, "n_routed_experts": 8, "num_experts_per_tok": 0}, "moe"),
+        ({}, "num_hidden_layers is missing"),
+        ({"num_hidden_layers": "many"}, "num_hidden_layers is 'many'; it must be a whole number"),
+        ({"num_hidden_layers": 2, "hidden_size": -1}, "hidden_size is -1; it must be"),
+        ({"num_hidden_layers": 2, "n_routed_experts": 8}, "intermediate_size is missing"),
     ],
 )
 def test_bad_configurations_name_the_key(config: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(SourceError, match=f"^test: {says}"):
         architecture_of(config, "test")
-    assert "config.json has" in str(error.value) or says in str(error.value)
+
+
+DEPLOYMENT = """\
+name: toy
+model: {config: config.json}
+hardware: {device: atlas-800i-a2, cards: 8}
+roles: {mixed: {kind: mixed, flags: {device: npu}}}
+"""
+
+
+def test_a_broken_config_json_ends_the_check_in_one_line(tmp_path: Path) -> None:
+    for text in ("{", "[]", '{"num_hidden_layers": NaN}', "\udcff"):
+        (tmp_path / "config.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+        (tmp_path / "d.yaml").write_text(DEPLOYMENT)
+        command = [sys.executable, "-m", "vivace", "check", "d.yaml"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 2 and done.stdout == "", done
+        assert done.stderr.count("\n") == 1 and "model.config: " in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize(

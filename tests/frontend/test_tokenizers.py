@@ -125,12 +125,24 @@ def test_unknown_split_rule_is_refused() -> None:
         {"tokenizer.ggml.model": "bert"},
         {"tokenizer.ggml.tokens": []},
         {"tokenizer.ggml.scores": [0.0]},
-        {"tokenizer.ggml.eos_token_id": 10**6},
+        {"tokenizer.ggml.eos_token_id": "2"},
+        {"tokenizer.ggml.eos_token_id": 10**6, "tokenizer.ggml.add_eos_token": True},
+        {"tokenizer.ggml.bos_token_id": 10**6},
     ],
 )
 def test_damaged_metadata_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(CannotStart, match=r"file\.gguf"):
         tokenizer_of({**sentencepiece_metadata(), **change}, "file.gguf")
+
+
+@pytest.mark.parametrize("name", ["eos", "eot", "eom", "unknown", "padding"])
+def test_special_tokens_that_are_none_have_no_effect(name: str) -> None:
+    key = f"tokenizer.ggml.{name}_token_id"
+    _, _, plain, _ = tokenizer_of(sentencepiece_metadata(), "file.gguf")
+    for value in (10**6, 0xFFFFFFFF):
+        _, templates, ends, bos = tokenizer_of({**sentencepiece_metadata(), key: value}, "x.gguf")
+        assert bos is not None and f"{name}_token" not in templates.special_tokens
+        assert list(ends) == ([] if name == "eos" else list(plain))
 
 
 def greedy_by_score(text: str) -> list[int]:

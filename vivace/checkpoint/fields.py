@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
+
+import msgspec
 
 from vivace.checkpoint.errors import SourceError
 
@@ -29,8 +30,7 @@ class Kind(Protocol[T_co]):
     def read(self, value: Any) -> T_co: ...
 
 
-@dataclass(frozen=True)
-class Whole:
+class Whole(msgspec.Struct, frozen=True):
     """A whole number. JSON's 8.0 is one too: some exporters write all numbers like that."""
 
     low: int
@@ -56,8 +56,7 @@ def whole(value: Any) -> int:
     return value
 
 
-@dataclass(frozen=True)
-class Number:
+class Number(msgspec.Struct, frozen=True):
     """A finite number, as a float."""
 
     low: float
@@ -73,8 +72,7 @@ class Number:
         return float(value)
 
 
-@dataclass(frozen=True)
-class Column(Generic[T]):
+class Column(msgspec.Struct, Generic[T], frozen=True):
     """A long list of one type, looked at in bulk."""
 
     entry: type[T]
@@ -89,8 +87,7 @@ class Column(Generic[T]):
         return value
 
 
-@dataclass(frozen=True)
-class Flag:
+class Flag(msgspec.Struct, frozen=True):
     wanted: str = "true or false"
 
     def read(self, value: Any) -> bool:
@@ -99,8 +96,7 @@ class Flag:
         return value
 
 
-@dataclass(frozen=True)
-class Text:
+class Text(msgspec.Struct, frozen=True):
     """`name`: something that can stand on a line."""
 
     most: int = 200
@@ -119,8 +115,7 @@ class Text:
         return value
 
 
-@dataclass(frozen=True)
-class Choice(Generic[T]):
+class Choice(msgspec.Struct, Generic[T], frozen=True):
     """One of some names; what each means to us."""
 
     meanings: Mapping[str, T]
@@ -135,8 +130,7 @@ class Choice(Generic[T]):
         return self.meanings[value]
 
 
-@dataclass(frozen=True)
-class Several(Generic[T]):
+class Several(msgspec.Struct, Generic[T], frozen=True):
     """A list; `alone`: one entry may stand without its list."""
 
     entry: Kind[T]
@@ -158,8 +152,7 @@ class Several(Generic[T]):
         return tuple(self.entry.read(one) for one in value)
 
 
-@dataclass(frozen=True)
-class Object:
+class Object(msgspec.Struct, frozen=True):
     wanted: str = "an object"
 
     def read(self, value: Any) -> dict[str, Any]:

@@ -61,7 +61,7 @@ IDLE_SAMPLING_KEYS = {
     "general.sampling.mirostat": "Mirostat",
     "general.sampling.penalty_last_n": "a window of the repetition penalty",
 }
-TOKENS = ("bos_token_id", "eos_token_id")
+TOKENS = ("bos_token_id",)
 NO_TOKEN = 0xFFFFFFFF
 MOST_FACTORS = 4096
 GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
@@ -250,8 +250,8 @@ def query_scalar(facts: Metadata) -> Any:
 
 
 def generation_of(facts: Metadata) -> Config:
-    """eos ids: the declared one, and end-of-turn when the file names it. Sampling settings."""
-    ends = [facts.token(key) for key in ("eos_token_id", "eot_token_id")]
+    """Ends: of text, turn and message, those that the file names. And settings of sampling."""
+    ends = [facts.token(key) for key in ("eos_token_id", "eot_token_id", "eom_token_id")]
     return {"eos_token_id": [end for end in ends if end is not None], **sampling_of(facts)}
 
 

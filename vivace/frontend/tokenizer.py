@@ -11,6 +11,7 @@ from vivace.errors import CannotStart
 from vivace.frontend.chat_template import ChatTemplate
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.pieces import OTHER, Pieces, decoding_of
+from vivace.observability.log import escape
 
 if TYPE_CHECKING:
     from vivace.checkpoint.source import ModelSource
@@ -136,7 +137,7 @@ def built(make: Callable[[], T], what: str) -> T:
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        reason = " ".join(str(error).split())[:300]
+        reason = escape(" ".join(str(error).split())[:300])  # it may quote the file
         raise TokenizerError(f"{what} ({reason}); fetch it again") from None
 
 

@@ -41,12 +41,7 @@ def tokenizer_of(metadata: Mapping[str, Any], where: str) -> Loaded:
     words = _Words(metadata, where)
     core, adds_bos = _byte_level(words) if kind == "gpt2" else (_sentencepiece(words), True)
     built(lambda: _add_tokens(core, words), f"{where}: special tokens")
-    begin, end = words.named("bos"), words.named("eos")
-    set_frame(
-        core,
-        begin if words.flag("add_bos_token", adds_bos) else None,
-        end if words.flag("add_eos_token", False) else None,
-    )
+    set_frame(core, words.added("bos", adds_bos), words.added("eos", False))
     return core, _templates(words), words.ends(), words.id("bos")
 
 
@@ -72,14 +67,24 @@ class _Words:
             raise self.fields.refusal(_KEY + "scores", f"it must be {scores.wanted}")
 
     def id(self, name: str) -> int | None:
-        key = f"{_KEY}{name}_token_id"
-        if self.fields.values.get(key) == NO_TOKEN:
-            return None
-        return self.fields.find(key, Whole(0, len(self.tokens) - 1))
+        """None too where the file names what is no token: published files do, `models.facts` says
+        so of ends, and llama.cpp goes on as well."""
+        found = self.fields.find(f"{_KEY}{name}_token_id", Whole(0, NO_TOKEN))
+        return found if found is not None and found < len(self.tokens) else None
 
     def named(self, name: str) -> str | None:
         found = self.id(name)
         return None if found is None else self.tokens[found]
+
+    def added(self, name: str, default: bool) -> str | None:
+        """The token that is put to every prompt."""
+        if not self.flag(f"add_{name}_token", default):
+            return None
+        found, key = self.named(name), f"{_KEY}{name}_token_id"
+        if found is None and self.fields.values.get(key) not in (None, NO_TOKEN):
+            count = len(self.tokens)
+            raise self.fields.refusal(key, f"prompts get it, so it must be below {count}")
+        return found
 
     def flag(self, name: str, default: bool) -> bool:
         return self.fields.get(_KEY + name, Flag(), default)

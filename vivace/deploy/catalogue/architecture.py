@@ -7,7 +7,10 @@ from typing import Any
 
 import msgspec
 
-MOST = 1 << 31
+from vivace.checkpoint.fields import CORRECT, Fields, Flag, Whole
+
+MOST = 1 << 27
+"""of every size; products of several stay numbers that a report can show"""
 
 
 class Attention(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,62 +137,66 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def architecture_of(config: Mapping[str, Any], title: str) -> Architecture:
-    """Raises ValueError naming the key that is missing or cannot be."""
-    inner = config.get("text_config")
-    values = Shapes({**config, **inner} if isinstance(inner, dict) else dict(config), title)
-    layers = values.whole("num_hidden_layers")
+    """Raises SourceError naming the key that is missing or cannot be."""
+    inner = Shapes(config, title).inner("text_config")
+    values = Shapes({**config, **inner.values} if inner else config, title)
+    layers = values.size("num_hidden_layers")
     experts = experts_of(values)
-    dense = values.whole("first_k_dense_replace", 0) if experts else layers
+    dense = values.count("first_k_dense_replace") if experts else layers
     linear, linear_layers = linear_of(values, layers)
     return Architecture(
         title=title,
         layers=layers,
-        hidden=values.whole("hidden_size"),
-        vocabulary=values.whole("vocab_size"),
-        context=values.whole("max_position_embeddings", 2048),
-        tied=bool(config.get("tie_word_embeddings", False)),
+        hidden=values.size("hidden_size"),
+        vocabulary=values.size("vocab_size"),
+        context=values.size("max_position_embeddings", 2048),
+        tied=values.get("tie_word_embeddings", Flag(), False),
         attention=attention_of(values),
         dense_layers=min(dense, layers),
-        dense_width=values.whole("intermediate_size") if dense else 0,
+        dense_width=values.size("intermediate_size") if dense else 0,
         experts=experts,
         linear=linear,
         linear_layers=linear_layers,
-        draft_layers=values.whole("num_nextn_predict_layers", 0),
+        draft_layers=values.count("num_nextn_predict_layers"),
     )
 
 
-class Shapes(msgspec.Struct, frozen=True):
-    values: dict[str, Any]
-    title: str
+class Shapes(Fields):
+    """A configuration's sizes. Raises SourceError naming the key that is missing or cannot be."""
 
-    def whole(self, key: str, default: int | None = None) -> int:
-        value = self.values.get(key)
-        value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < MOST:
-            raise ValueError(f"{self.title}: config.json has {key} = {str(value)[:80]!r}")
-        if value == 0 and default is None:
-            raise ValueError(f"{self.title}: config.json has {key} = 0")
-        return value
+    def __init__(self, config: Mapping[str, Any], title: str) -> None:
+        super().__init__(config, lambda key: f"{title}: {key}", CORRECT)
+
+    def size(self, key: str, default: int | None = None) -> int:
+        kind = Whole(1, MOST)
+        return self.need(key, kind) if default is None else self.get(key, kind, default)
+
+    def count(self, key: str) -> int:
+        """0 where the model has none of it."""
+        return self.get(key, Whole(0, MOST), 0)
 
 
 def attention_of(values: Shapes) -> Attention | LatentAttention:
-    heads = values.whole("num_attention_heads")
-    rank = values.whole("kv_lora_rank", 0)
+    heads = values.size("num_attention_heads")
+    rank = values.count("kv_lora_rank")
     if rank:
         return LatentAttention(
             heads=heads,
-            q_rank=values.whole("q_lora_rank", 0),
+            q_rank=values.count("q_lora_rank"),
             kv_rank=rank,
-            nope=values.whole("qk_nope_head_dim"),
-            rope=values.whole("qk_rope_head_dim"),
-            value=values.whole("v_head_dim"),
-            index_heads=values.whole("index_n_heads", 0),
-            index_dim=values.whole("index_head_dim", 0),
+            nope=values.size("qk_nope_head_dim"),
+            rope=values.size("qk_rope_head_dim"),
+            value=values.size("v_head_dim"),
+            index_heads=values.count("index_n_heads"),
+            index_dim=values.count("index_head_dim"),
         )
+    hidden = values.size("hidden_size")
+    if heads > hidden:
+        raise values.refusal("num_attention_heads", f"hidden_size is only {hidden}")
     return Attention(
         heads=heads,
-        kv_heads=values.whole("num_key_value_heads", heads),
-        head_dim=values.whole("head_dim", values.whole("hidden_size") // heads),
+        kv_heads=values.size("num_key_value_heads", heads),
+        head_dim=values.size("head_dim", hidden // heads),
         gated=values.values.get("model_type") == "qwen3_next",
     )
 
@@ -197,36 +204,41 @@ def attention_of(values: Shapes) -> Attention | LatentAttention:
 def experts_of(values: Shapes) -> Experts | None:
     count = next(
         (
-            values.whole(key)
+            count
             for key in ("n_routed_experts", "num_experts", "num_local_experts")
-            if values.values.get(key)
+            if (count := values.count(key))
         ),
         0,
     )
     if not count:
         return None
-    width = values.whole("moe_intermediate_size", values.values.get("intermediate_size"))
-    shared = values.whole("shared_expert_intermediate_size", 0)
+    width = values.find("moe_intermediate_size", Whole(1, MOST)) or values.size("intermediate_size")
+    chosen = values.size("num_experts_per_tok")
+    if chosen > count:
+        raise values.refusal("num_experts_per_tok", f"there are {count} experts")
+    shared = values.count("shared_expert_intermediate_size")
     return Experts(
         count=count,
-        chosen=values.whole("num_experts_per_tok"),
+        chosen=chosen,
         width=width,
-        shared_width=shared or values.whole("n_shared_experts", 0) * width,
+        shared_width=shared or values.count("n_shared_experts") * width,
     )
 
 
 def linear_of(values: Shapes, layers: int) -> tuple[LinearAttention | None, int]:
     """(its shapes, how many layers have it)"""
-    heads = values.whole("linear_num_value_heads", 0)
+    heads = values.count("linear_num_value_heads")
     if not heads:
         return None, 0
-    interval = values.whole("full_attention_interval", 4)
+    interval = values.size("full_attention_interval", 4)
     kinds = values.values.get("layer_types")
-    full = kinds.count("full_attention") if isinstance(kinds, list) else layers // max(interval, 1)
+    full = kinds.count("full_attention") if isinstance(kinds, list) else layers // interval
+    if full > layers:
+        raise values.refusal("layer_types", f"there are {layers} layers")
     return LinearAttention(
-        key_heads=values.whole("linear_num_key_heads"),
+        key_heads=values.size("linear_num_key_heads"),
         value_heads=heads,
-        key_dim=values.whole("linear_key_head_dim"),
-        value_dim=values.whole("linear_value_head_dim"),
-        window=values.whole("linear_conv_kernel_dim", 4),
+        key_dim=values.size("linear_key_head_dim"),
+        value_dim=values.size("linear_value_head_dim"),
+        window=values.size("linear_conv_kernel_dim", 4),
     ), layers - full

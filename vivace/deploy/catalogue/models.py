@@ -55,12 +55,10 @@ def known_architecture(model: KnownModel) -> Architecture:
 
 
 def read_architecture(path: str) -> Architecture:
-    """From a config.json, or the folder that holds one. Raises ValueError naming what is wrong."""
+    """From a config.json, or the folder that holds one. Raises SourceError naming what is wrong."""
+    from pathlib import Path
+
+    from vivace.checkpoint.json_files import read_json
+
     file = below(path, "config.json") if is_folder(path) else path
-    try:
-        config = msgspec.json.decode(read(file, LARGEST), type=dict[str, Any])
-    except OSError as error:
-        raise ValueError(f"{file}: {error.strerror or error}") from None
-    except ValueError as error:
-        raise ValueError(f"{file}: {error}") from None
-    return architecture_of(config, path)
+    return architecture_of(read_json(Path(file), required=True), file)
