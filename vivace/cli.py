@@ -34,8 +34,8 @@ BENCHES = {
     "sse": "CPU time of a streamed chunk in the frontend",
     "soak": "many streams with random aborts: nothing may leak or fail",
 }
+COMPLETION = ("--install-completion", "--show-completion", "--complete")
 BAD_COMMAND = 2
-NO_MATCH = 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -57,9 +57,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def obey(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(help_text("vivace", "COMMAND", COMMANDS))
+        print("`vivace --install-completion [bash|zsh|fish]` completes them in your shell.")
         return 0 if words else BAD_COMMAND
     if words[0] in ("-V", "--version"):
         return version([])
+    if words[0] in COMPLETION:
+        return import_module("vivace.completion").main(words)
     handler = handlers().get(words[0])
     if handler is None:
         return unknown("vivace", "command", words[0], COMMANDS)
@@ -74,7 +77,7 @@ def handlers() -> dict[str, Callable[[list[str]], int]]:
         "check": check,
         "deploy": lambda words: import_module("vivace.deploy.command").main(words),
         "doctor": lambda words: import_module("vivace.doctor.command").main(words),
-        "flags": flags,
+        "flags": lambda words: import_module("vivace.config.flags_command").main(words),
         "pull": lambda words: import_module("vivace.hub.command").pull(words),
         "list": lambda words: import_module("vivace.hub.command").show_list(words),
         "rm": lambda words: import_module("vivace.hub.command").show_remove(words),
@@ -111,25 +114,6 @@ def import_msgspec_alone() -> None:
         import_module("msgspec")
     finally:
         del sys.modules[module]
-
-
-def flags(words: list[str]) -> int:
-    import argparse
-
-    parser = argparse.ArgumentParser(
-        prog="vivace flags", description="Every flag, its default, and what it does on a platform."
-    )
-    parser.add_argument("--platform", choices=("cpu", "cuda", "npu"), help="one platform only")
-    parser.add_argument("--search", metavar="TEXT", help="only flags that mention TEXT")
-    chosen = parser.parse_args(words)
-    from vivace.config.table import render_text
-
-    text = render_text(chosen.platform, chosen.search)
-    if not text:
-        print(f"vivace flags: no flag mentions {chosen.search!r}", file=sys.stderr)
-        return NO_MATCH
-    print(text)
-    return 0
 
 
 def version(words: list[str]) -> int:

@@ -15,7 +15,7 @@ def draw(records: Sequence[Record], file: str) -> str:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        return "--plot needs matplotlib: pip install 'vivace[plot]'"
+        return "--plot needs matplotlib: pip install matplotlib"
     good = [record for record in records if record.success]
     if not good:
         return "no successful request to draw"

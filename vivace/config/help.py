@@ -29,7 +29,7 @@ EXAMPLES = """\
   vivace serve --model-path org/name --download"""
 REST = """\
 These flags work on this device ({platform}). `{program} --help-all` shows every flag of SGLang \
-and what it does here; `vivace flags --search TEXT` finds one."""
+and what it does here; `vivace flags TEXT` finds one."""
 OWN = (
     ("--config FILE", "YAML file with flag names as keys; typed flags win."),
     ("-h, --help", "The flags that work on this device."),
@@ -40,7 +40,7 @@ OWN = (
 def help_text(program: str, platform: str, *, everything: bool, width: int | None = None) -> str:
     """At most `width` columns wide, default: the terminal's."""
     columns = max(40, min(width or shutil.get_terminal_size().columns, WIDEST))
-    rows = [row for row in flag_table(platform) if everything or works(row, platform)]
+    rows = list(flag_table(platform, works=None if everything else platform))
     lines = [f"usage: {program} [FLAGS]", "", *textwrap.wrap(INTRODUCTION, columns), "", EXAMPLES]
     for section in sorted({row.option.slice_name: None for row in rows}, key=place):
         lines += ["", SECTIONS.get(section, section.capitalize()) + ":"]

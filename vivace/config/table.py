@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from vivace.config.config import all_options
@@ -24,10 +24,14 @@ class FlagRow:
     states: dict[str, str]
 
 
-def flag_table(platform: str | None = None, search: str | None = None) -> Iterator[FlagRow]:
-    """Rows of all options; `search` looks at names, help and states."""
+def flag_table(
+    platform: str | None = None, search: str | None = None, works: str | None = None
+) -> Iterator[FlagRow]:
+    """Rows of all options; `search` looks at names, help and states, `works` names a platform."""
     platforms = PLATFORMS if platform is None else (platform,)
     for option in all_options():
+        if works is not None and option.states[works].kind is not Kind.WORKS:
+            continue
         row = FlagRow(
             option=option,
             flags=", ".join(option.flags),
@@ -60,11 +64,11 @@ def state_text(option: Option, platform: str) -> str:
     return state.text()
 
 
-def render_text(platform: str | None = None, search: str | None = None) -> str:
-    """The table for a terminal, one block per subsystem; empty where no flag matches."""
+def render_text(rows: Iterable[FlagRow], platform: str | None = None) -> str:
+    """The rows for a terminal, one block per subsystem; `platform`: the only one they tell."""
     lines: list[str] = []
     section = ""
-    for row in flag_table(platform, search):
+    for row in rows:
         if row.option.slice_name != section:
             section = row.option.slice_name
             lines += ["", section.upper()]
@@ -72,8 +76,6 @@ def render_text(platform: str | None = None, search: str | None = None) -> str:
         lines.append(f"  {row.flags}{default}")
         lines.append(f"      {row.option.help}")
         lines += [f"      {name}: {text}" for name, text in told_states(row, platform)]
-    if not lines:
-        return ""
     if platform is None:
         lines += ["", *(f"{name}: {state.text()}" for name, state in ABSENT.items())]
     return "\n".join(lines).lstrip("\n")

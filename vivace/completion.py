@@ -1,0 +1,116 @@
+"""Completion in bash, zsh and fish: a short script of the shell asks `vivace --complete WORDS...`.
+
+What a command takes is read from its own help, so nothing is listed twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import sys
+from pathlib import Path
+
+from vivace import cli
+
+BASH = """\
+_vivace() {
+    local IFS=$'\\n'
+    COMPREPLY=($(vivace --complete "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null))
+}
+complete -o default -F _vivace vivace
+"""
+ZSH = """\
+#compdef vivace
+local -a found
+found=("${(@f)$(vivace --complete "${(@)words[2,CURRENT]}" 2>/dev/null)}")
+if [[ -n "${found[1]}" ]]; then compadd -a found; else _files; fi
+"""
+FISH = """\
+complete -c vivace -a '(vivace --complete (commandline -opc)[2..] (commandline -ct) 2>/dev/null)'
+"""
+SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
+FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
+CHOICES = r"{flag}(?:[ =]|, --?[\w-]+ ?)*\{{([\w,.-]+)\}}"
+PART = re.compile(r"^ {4}([a-z]+)  ", re.MULTILINE)
+BAD_COMMAND = 2
+
+
+def main(words: list[str]) -> int:
+    """--install-completion [SHELL], --show-completion [SHELL] or --complete WORDS..."""
+    if words[0] == "--complete":
+        found = candidates(words[1:])
+        if found:
+            print("\n".join(found))
+        return 0
+    shell = words[1] if len(words) > 1 else Path(os.environ.get("SHELL", "")).name
+    if shell not in SCRIPTS or len(words) > 2:
+        said = f"no completion for {shell!r}" if shell else "which shell?"
+        print(f"vivace {words[0]}: {said}; name one of {', '.join(SCRIPTS)}", file=sys.stderr)
+        return BAD_COMMAND
+    if words[0] == "--show-completion":
+        print(SCRIPTS[shell], end="")
+        return 0
+    return install(shell)
+
+
+def install(shell: str) -> int:
+    path = place(shell)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(SCRIPTS[shell])
+    except OSError as error:
+        print(f"vivace --install-completion: {path}: {error.strerror}", file=sys.stderr)
+        return 1
+    print(f"written: {path}")
+    if shell == "zsh":
+        print(f"In ~/.zshrc, before compinit:  fpath=({path.parent} $fpath)")
+    print("New shells complete `vivace`.")
+    return 0
+
+
+def place(shell: str) -> Path:
+    """Where the shell (zsh: with one line in .zshrc) finds completions of the user."""
+    data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share")
+    config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    return {
+        "bash": data / "bash-completion/completions/vivace",
+        "zsh": data / "zsh/site-functions/_vivace",
+        "fish": config / "fish/completions/vivace.fish",
+    }[shell]
+
+
+def candidates(words: list[str]) -> list[str]:
+    """What the last of the words may become; none where the shell should offer files."""
+    *before, typed = words or [""]
+    command, names = command_of(before)
+    if names and not typed.startswith("-"):
+        return [name for name in names if name.startswith(typed)]
+    text = help_of(command)
+    if before and before[-1].startswith("-"):
+        choices = re.search(CHOICES.format(flag=re.escape(before[-1])), " ".join(text.split()))
+        if choices:
+            return [name for name in choices[1].split(",") if name.startswith(typed)]
+    if not typed.startswith("-"):
+        return []
+    return sorted(flag for flag in {*FLAG.findall(text)} if flag.startswith(typed))
+
+
+def command_of(words: list[str]) -> tuple[list[str], list[str]]:
+    """The command that the words name so far, and the names that may follow at once."""
+    if not words:
+        return [], list(cli.COMMANDS)
+    if words[0] not in cli.COMMANDS:
+        return [], []
+    names = list(cli.BENCHES) if words[0] == "bench" else PART.findall(help_of(words[:1]))
+    if len(words) == 1 or words[1] not in names:
+        return words[:1], names if len(words) == 1 else []
+    return words[:2], []
+
+
+def help_of(command: list[str]) -> str:
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+        cli.obey([*command, "--help-all" if command == ["serve"] else "--help"])
+    return said.getvalue()

@@ -1,0 +1,64 @@
+"""`vivace flags`: every flag, its default, and what it does on a platform."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from vivace.config.option import PLATFORMS
+from vivace.config.table import FlagRow, flag_table, render_text
+
+NO_MATCH = 1
+
+
+def main(words: list[str]) -> int:
+    """0; 1 when no flag is what was asked for."""
+    chosen = parsed(words)
+    search = chosen.search or chosen.text
+    works = (chosen.platform or "cpu") if chosen.works else None
+    rows = list(flag_table(chosen.platform, search, works))
+    if not rows:
+        limits = [f"mentions {search!r}"] if search else []
+        limits += [f"works on {works}"] if works else []
+        print(f"vivace flags: no flag {' and '.join(limits)}", file=sys.stderr)
+        return NO_MATCH
+    if chosen.json:
+        print(json.dumps([described(row) for row in rows], indent=1))
+    else:
+        print(render_text(rows, chosen.platform))
+    return 0
+
+
+def parsed(words: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="vivace flags", description="Every flag, its default, and what it does on a platform."
+    )
+    parser.add_argument("text", nargs="?", metavar="TEXT", help="only flags that mention TEXT")
+    parser.add_argument("--search", metavar="TEXT", help="the same")
+    parser.add_argument("--platform", choices=PLATFORMS, help="one platform only")
+    parser.add_argument(
+        "--works", action="store_true", help="only flags that work on the platform (default: cpu)"
+    )
+    parser.add_argument("--json", action="store_true", help="a list of objects, for programs")
+    chosen = parser.parse_args(words)
+    if chosen.text and chosen.search:
+        parser.error("TEXT and --search TEXT mean the same: give one")
+    return chosen
+
+
+def described(row: FlagRow) -> dict[str, object]:
+    """Keys: flags, subsystem, values (a kind or the choices), default, meaning, platforms (name ->
+    {state: works, no effect, not available; text})."""
+    option = row.option
+    return {
+        "flags": list(option.flags),
+        "subsystem": option.slice_name,
+        "values": list(option.choices) if option.choices else row.kind,
+        "default": option.default,
+        "meaning": option.help,
+        "platforms": {
+            name: {"state": option.states[name].kind.value, "text": text}
+            for name, text in row.states.items()
+        },
+    }
