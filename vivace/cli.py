@@ -62,7 +62,7 @@ def obey(words: list[str]) -> int:
     if words[0] in ("-V", "--version"):
         return version([])
     if words[0] in COMPLETION:
-        return import_module("vivace.completion").main(words)
+        return import_module("vivace.completion").main(words, os.environ)
     handler = handlers().get(words[0])
     if handler is None:
         return unknown("vivace", "command", words[0], COMMANDS)

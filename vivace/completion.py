@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from vivace import cli
@@ -37,14 +37,14 @@ PART = re.compile(r"^ {4}([a-z]+)  ", re.MULTILINE)
 BAD_COMMAND = 2
 
 
-def main(words: list[str]) -> int:
+def main(words: list[str], environment: Mapping[str, str]) -> int:
     """--install-completion [SHELL], --show-completion [SHELL] or --complete WORDS..."""
     if words[0] == "--complete":
         found = candidates(words[1:])
         if found:
             print("\n".join(found))
         return 0
-    shell = words[1] if len(words) > 1 else Path(os.environ.get("SHELL", "")).name
+    shell = words[1] if len(words) > 1 else Path(environment.get("SHELL", "")).name
     if shell not in SCRIPTS or len(words) > 2:
         said = f"no completion for {shell!r}" if shell else "which shell?"
         print(f"vivace {words[0]}: {said}; name one of {', '.join(SCRIPTS)}", file=sys.stderr)
@@ -52,11 +52,10 @@ def main(words: list[str]) -> int:
     if words[0] == "--show-completion":
         print(SCRIPTS[shell], end="")
         return 0
-    return install(shell)
+    return install(shell, place(shell, environment))
 
 
-def install(shell: str) -> int:
-    path = place(shell)
+def install(shell: str, path: Path) -> int:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(SCRIPTS[shell])
@@ -70,10 +69,10 @@ def install(shell: str) -> int:
     return 0
 
 
-def place(shell: str) -> Path:
+def place(shell: str, environment: Mapping[str, str]) -> Path:
     """Where the shell (zsh: with one line in .zshrc) finds completions of the user."""
-    data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share")
-    config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    data = Path(environment.get("XDG_DATA_HOME") or Path.home() / ".local/share")
+    config = Path(environment.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     return {
         "bash": data / "bash-completion/completions/vivace",
         "zsh": data / "zsh/site-functions/_vivace",

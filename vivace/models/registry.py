@@ -30,8 +30,7 @@ def check_architecture(source: ModelSource, implementation: str = "auto") -> Non
     if implementation == "transformers":
         if find_spec("transformers") is None:
             raise SourceError(
-                "--model-impl transformers needs the package transformers: "
-                "pip install transformers"
+                "--model-impl transformers needs the package transformers: pip install transformers"
             )
         return
     if (name := architecture_of(source)) not in ARCHITECTURES:

@@ -1,0 +1,59 @@
+"""What an index, a type checker and a container see of the package."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import vivace
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+LINK = re.compile(r"!?\[[^]]*\]\(([^)]+)\)")
+
+
+def readme_on_an_index() -> str:
+    hook = PROJECT["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]
+    text = "".join((ROOT / part["path"]).read_text() for part in hook["fragments"])
+    for rule in hook["substitutions"]:
+        text = re.sub(rule["pattern"], rule["replacement"], text)
+    return text
+
+
+def test_no_link_of_the_readme_breaks_on_an_index() -> None:
+    assert all(url.startswith("https://") for url in LINK.findall(readme_on_an_index()))
+    assert "`docs/flags.md`" in readme_on_an_index()
+
+
+def test_every_link_of_the_documents_leads_somewhere() -> None:
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for url in LINK.findall(page.read_text()):
+            if not url.startswith(("http://", "https://", "#")):
+                assert (page.parent / url.partition("#")[0]).exists(), (page.name, url)
+
+
+def test_the_package_is_typed_and_says_where_it_belongs() -> None:
+    assert (Path(vivace.__file__).parent / "py.typed").exists()
+    project = PROJECT["project"]
+    assert (
+        project["authors"] and project["keywords"] and "Typing :: Typed" in project["classifiers"]
+    )
+    assert project["version"] == vivace.__version__
+
+
+@pytest.mark.parametrize("folder", ["vivace", "docs", "README.md"])
+def test_no_hint_installs_an_extra_by_a_name_that_anyone_could_take(folder: str) -> None:
+    place = ROOT / folder
+    files = [place] if place.is_file() else [*place.rglob("*.py"), *place.rglob("*.md")]
+    for file in files:
+        assert not re.search(r"pip install '?\"?vivace\b", file.read_text()), file
+
+
+def test_the_container_takes_what_the_makefile_fetches() -> None:
+    recipe, make = (ROOT / "Dockerfile").read_text(), (ROOT / "Makefile").read_text()
+    source = re.search(r"source=(\S+),target", recipe)
+    assert source and f"-d {source[1]}" in make
+    assert f"!{source[1]}" in (ROOT / ".dockerignore").read_text().splitlines()
