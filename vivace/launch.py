@@ -24,8 +24,8 @@ from vivace.protocol.engine_socket import listen, new_socket
 from vivace.protocol.shared_memory import SharedMemory, new_descriptor, reserve
 from vivace.supervisor.child import Child, preloading, process_command, spawn
 from vivace.supervisor.listen import ListenError, allow_open_files, bind, url_of
-from vivace.supervisor.progress import StartProgress
-from vivace.supervisor.summary import show, summary_of
+from vivace.supervisor.screen import Screen, is_terminal, screen_of
+from vivace.supervisor.summary import summary_of
 
 if TYPE_CHECKING:
     import socket
@@ -68,7 +68,13 @@ def engine_ahead(argv: Sequence[str], shared: Descriptors) -> Child | None:
     else is known; it is ended when the command line turns out to be wrong."""
     if {"-h", "--help", "--help-all"}.intersection(argv) or os.environ.get("VIVACE_EXECUTOR"):
         return None
-    return spawn("engine", preloading(process_command), shared.memory, shared.engine)
+    return spawn(
+        "engine",
+        preloading(process_command),
+        shared.memory,
+        shared.engine,
+        piped=is_terminal(sys.stderr),
+    )
 
 
 def serve(argv: Sequence[str], engine: Child | None, shared: Descriptors, program: str) -> int:
@@ -106,33 +112,39 @@ def launch(config: Config, engine: Child | None, shared: Descriptors) -> int:
     `shared`."""
     protect_standard_streams()
     allow_open_files()
-    log_lines.setup(config.logging.log_level)
-    try:
-        listener = bind(config.http.host, config.http.port)
-    except ListenError as error:
-        log.error("%s", error)
-        return FAILED
-    with listener:
-        return supervise(config, listener, engine, shared)
+    with contextlib.closing(screen_of(sys.stderr)) as screen:
+        log_lines.setup(config.logging.log_level, stream=screen)
+        try:
+            listener = bind(config.http.host, config.http.port)
+        except ListenError as error:
+            log.error("%s", error)
+            return FAILED
+        with listener:
+            return supervise(config, listener, engine, shared, screen)
 
 
 def supervise(
-    config: Config, listener: socket.socket, engine: Child | None, shared: Descriptors
+    config: Config,
+    listener: socket.socket,
+    engine: Child | None,
+    shared: Descriptors,
+    screen: Screen,
 ) -> int:
     from vivace.supervisor.supervisor import Hooks, Supervisor
 
-    progress = StartProgress(sys.stderr)
     url = url_of(listener)
 
     def ready(capacity: Capacity) -> None:
-        progress.close()
-        show(summary_of(config, capacity, url), sys.stderr)
+        screen.close()
         log.info("Ready %.1f s after the start of this process", process_age())
         log.info(READY_LINE)
+        screen.show(summary_of(config, capacity, url))
 
-    with contextlib.closing(progress):
-        plan = plan_of(config, listener, shared)
-        return Supervisor(plan, Hooks(progress=progress.update, ready=ready), engine).run()
+    def progress(stage: str, fraction: float) -> None:
+        screen.update(stage, fraction)
+
+    hooks = Hooks(progress=progress, ready=ready, write=screen.write)
+    return Supervisor(plan_of(config, listener, shared), hooks, engine).run()
 
 
 def plan_of(config: Config, listener: socket.socket, shared: Descriptors) -> Plan:
@@ -150,6 +162,7 @@ def plan_of(config: Config, listener: socket.socket, shared: Descriptors) -> Pla
         warm_up=not config.http.skip_server_warmup,
         watchdog=config.runtime.watchdog_timeout,
         soft_watchdog=config.runtime.soft_watchdog_timeout,
+        piped=is_terminal(sys.stderr),
     )
 
 

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from terminal import ProcessOnTerminal
 
-from vivace.doctor import devices, kernel, network
-from vivace.doctor.command import diagnose, main, mended
+from vivace.doctor import devices, kernel, network, serving
+from vivace.doctor.command import diagnose, main, mended, parser, probes_for
 from vivace.doctor.diagnosis import Asked, Diagnosis
 from vivace.doctor.system import System
+from vivace.platforms.cpu.library import NoKernels
 
 SOUND = {
     "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "performance",
     "sys/devices/system/cpu/cpu1/cpufreq/scaling_governor": "performance",
+    "proc/meminfo": "MemTotal: 16000000 kB\nMemAvailable: 8000000 kB\n",
+    "proc/cpuinfo": "model name\t: A CPU\n",
     "proc/sys/vm/swappiness": "0",
     "proc/sys/kernel/numa_balancing": "0",
     "proc/sys/kernel/sched_migration_cost_ns": "50000",
@@ -38,6 +43,9 @@ class Made(System):
     packages: dict[str, str] = field(default_factory=dict)
     names: tuple[str, ...] = ("10.0.0.7",)
     taken: tuple[int, ...] = ()
+    kernels: str | None = "avx2"
+    """the instruction set; None: they were not built"""
+    embedded: bool = True
 
     def run(self, words: Sequence[str]) -> str | None:
         return self.programs.get(words[0])
@@ -54,6 +62,14 @@ class Made(System):
     def listens(self, port: int) -> bool:
         return port in self.taken
 
+    def isa(self) -> str:
+        if self.kernels is None:
+            raise NoKernels("they were not built (no C++ compiler)")
+        return self.kernels
+
+    def embedded_model(self) -> Path | None:
+        return self.root / "proc/meminfo" if self.embedded else None
+
 
 def machine(folder: Path, changes: dict[str, str | None] | None = None, **more: object) -> Made:
     for name, content in {**SOUND, **(changes or {})}.items():
@@ -64,8 +80,14 @@ def machine(folder: Path, changes: dict[str, str | None] | None = None, **more: 
     return Made(root=folder, **more)  # type: ignore[arg-type]
 
 
+def hub(folder: Path) -> dict[str, str]:
+    """The variables of a machine with one pulled model."""
+    (folder / "hub/models--org--toy/snapshots").mkdir(parents=True)
+    return {"HF_HUB_CACHE": str(folder / "hub")}
+
+
 Probe = Callable[[System, Asked], object]
-PROBES = (*kernel.PROBES[:5], *network.PROBES, *devices.PROBES)
+PROBES = (*serving.PROBES, *kernel.PROBES[:5], *network.PROBES, *devices.PROBES)
 
 
 def states(system: System, asked: Asked | None = None) -> dict[str, str]:
@@ -79,7 +101,7 @@ def one(system: System, name: str, asked: Asked | None = None) -> Diagnosis:
 
 
 def test_a_sound_node_has_nothing_to_mend(tmp_path: Path) -> None:
-    found = states(machine(tmp_path, packages={"torch": "2.13.0"}))
+    found = states(machine(tmp_path, packages={"torch": "2.13.0"}, environment=hub(tmp_path)))
     assert set(found.values()) == {"ok"}, found
 
 
@@ -196,6 +218,73 @@ def test_nvidia(tmp_path: Path) -> None:
     assert one(machine(tmp_path, changes), "cuda").state == "error"
     made = machine(tmp_path, changes, programs={"nvidia-smi": "NVIDIA H200, 143771 MiB"})
     assert "570.86.10: NVIDIA H200" in one(made, "cuda").found
+
+
+@pytest.mark.parametrize(
+    ("changes", "more", "name", "state", "says"),
+    [
+        ({}, {"packages": {}}, "torch", "error", "pip install torch==2.13.0"),
+        ({}, {"packages": {"torch": "2.6.1+cpu"}}, "torch", "error", "needs 2.7 to 2.14"),
+        ({}, {"packages": {"torch": "2.7.0"}}, "torch", "ok", "2.7.0"),
+        ({}, {"packages": {"torch": "3.0.0a1"}}, "torch", "note", "3.0.0a1"),
+        ({}, {"kernels": None}, "kernels", "warning", "no C++ compiler"),
+        ({}, {"kernels": "neon"}, "kernels", "ok", "neon runs (A CPU"),
+        ({"proc/meminfo": "MemTotal: 900000 kB\n"}, {}, "memory", "error", "0.9 GiB"),
+        ({}, {}, "memory", "ok", "7.6 of 15.3 GiB free"),
+        ({}, {"embedded": False}, "models", "ok", "none embedded; pulled: org/toy"),
+        (
+            {},
+            {"embedded": False, "environment": {"HF_HUB_CACHE": "/no"}},
+            "models",
+            "warning",
+            "pull",
+        ),
+        ({}, {"taken": (30000,)}, "ports", "error", "30000 taken"),
+    ],
+)
+def test_what_every_server_needs(
+    tmp_path: Path,
+    changes: dict[str, str | None],
+    more: dict[str, object],
+    name: str,
+    state: str,
+    says: str,
+) -> None:
+    found = one(machine(tmp_path, changes, **{"environment": hub(tmp_path), **more}), name)
+    assert found.state == state and says in f"{found.found} {found.why} {found.mend}"
+    assert state not in ("error", "warning") or (found.why and found.mend)
+
+
+def test_clusters_settings_are_for_nodes_of_clusters(tmp_path: Path) -> None:
+    laptop, node = machine(tmp_path / "laptop"), machine(tmp_path / "node", {"dev/davinci0": ""})
+    asked = {
+        words: probes_for(system, parser().parse_args(words.split()[1:])) == serving.PROBES
+        for words, system in (
+            ("laptop", laptop),
+            ("laptop --platform npu", laptop),
+            ("laptop deployment.yaml", laptop),
+            ("node", node),
+            ("node --platform cpu", node),
+        )
+    }
+    assert [words for words, short in asked.items() if short] == ["laptop", "node --platform cpu"]
+
+
+@pytest.mark.parametrize("columns", [80, 100])
+def test_a_laptop_fits_on_a_screen(columns: int) -> None:
+    words = [sys.executable, "-m", "vivace", "doctor", "--port", str(free_port())]
+    with ProcessOnTerminal(words, columns) as doctor:
+        assert doctor.wait() == 0
+    lines = doctor.terminal.lines()
+    assert 7 <= len(lines) <= 22 and max(map(len, lines)) <= columns
+    names = [line.split()[1] for line in lines[:-1] if not line.startswith(" ")]
+    assert names == ["python:", "torch:", "kernels:", "memory:", "models:", "ports:"]
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
 
 
 def test_the_command_on_this_machine(capsys: pytest.CaptureFixture[str]) -> None:

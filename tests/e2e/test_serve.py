@@ -8,6 +8,13 @@ from running_server import RunningServer
 
 FLAGS = ("--tokenizer-worker-num", "2", "--cpu-threads", "1", "--max-total-tokens", "4096")
 """One thread, so that a busy machine does not make the two wait for each other."""
+STAGES = [
+    "Loading PyTorch",
+    "Loading weights",
+    "Sizing the KV pool",
+    "Capturing decode steps",
+    "Warming up",
+]
 QUESTION = [{"role": "user", "content": "What is gravity?"}]
 
 
@@ -25,8 +32,10 @@ def test_the_embedded_model_answers(tmp_path: Path) -> None:
         native = {"text": "The capital of France is", "sampling_params": {"max_new_tokens": 4}}
         assert server.json("/generate", native)["meta_info"]["completion_tokens"] == 4
         summary = server.text()
-        assert "LlamaForCausalLM" in summary and "curl http://127.0.0.1" in summary
-        assert "KV cache" in summary and "after the start of this process" in summary
+        assert "KV cache" in summary and "curl http://127.0.0.1" in summary
+        said = [line.partition("] ")[2] for line in summary.splitlines()]
+        assert [line for line in said if line in STAGES] == STAGES, "each once, in order"
+        assert "\x1b" not in summary and "after the start of this process" in summary
         told = server.json("/server_info")["internal_states"][0]["instructions"]
         assert told.startswith(("native kernels, ", "torch, ")) and told in summary
         server.signal()

@@ -119,7 +119,7 @@ def stop() -> None:
 
 def test_start_warm_up_drain_stop(server: Server) -> None:
     assert server.run({}, frontends=2, when_ready=stop) == 0
-    assert len(server.ready) == 1 and server.stages == ["Loading"]
+    assert len(server.ready) == 1 and server.stages == ["Loading", "Warming up"]
     assert server.told("frontend 0") == ["start", "Ready 0", "WarmUp", "Draining", "Stop"]
     assert server.told("frontend 1") == ["start", "Ready 0", "Draining", "Stop"]
     assert server.told("engine 0") == ["start", "Command", "Stop"]
@@ -231,11 +231,11 @@ def test_processes_that_cannot_be_started_now_are_started_later(
     """No memory, no process ids, no descriptors."""
     refusals: list[str] = []
 
-    def refuse_twice(kind: Role, *rest: Any) -> Child:
+    def refuse_twice(kind: Role, *rest: Any, **more: Any) -> Child:
         if server.ready and kind == role and len(refusals) < 2:
             refusals.append(kind)
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-        return spawn(kind, *rest)
+        return spawn(kind, *rest, **more)
 
     monkeypatch.setattr("vivace.supervisor.supervisor.spawn", refuse_twice)
 

@@ -8,27 +8,30 @@ import signal
 import socket
 import subprocess
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from vivace.config import Config, parse
 from vivace.config.reading import size_text
 from vivace.launch import configure
-from vivace.protocol.control import Capacity, Command, Drain, Ready
+from vivace.protocol.control import Capacity, Command, Drain, Ready, Rewrite
 from vivace.protocol.pulse import Span
 from vivace.supervisor.budget import Backoff, Charges, CrashBudget, Verdict
-from vivace.supervisor.child import describe_exit, process_command
+from vivace.supervisor.child import Child, describe_exit, process_command
 from vivace.supervisor.faults import FaultyRunner, InjectedDeath, frontend_countdown, with_fault
 from vivace.supervisor.line import LineClosed, child_end, supervisor_end
 from vivace.supervisor.listen import ListenError, bind, shortened, url_of
 from vivace.supervisor.messages import Failure, Progress, Serving, Setup, Stop
-from vivace.supervisor.progress import StartProgress
+from vivace.supervisor.screen import PlainScreen
 from vivace.supervisor.signals import STOPPING, caught
-from vivace.supervisor.summary import count_text, show, summary_of
+from vivace.supervisor.summary import count_text, plain_lines, summary_of
 from vivace.supervisor.watch import PAUSE_SECONDS, Watchdog
 
 CAPACITY = Capacity(
@@ -272,16 +275,47 @@ def config(*flags: str) -> Config:
     return configure(parse(flags, {"VIVACE_EXECUTOR": "oracle"}))
 
 
-def test_summary_tells_what_runs_and_why() -> None:
-    flags = ("--served-model-name", "it's\x1b[31m", "--fastapi-root-path", "/v")
-    summary = summary_of(config(*flags), CAPACITY, "http://127.0.0.1:1")
-    stream = io.StringIO()
-    show(summary, stream)
-    text = stream.getvalue()
-    assert "16,000 tokens" in text and "LlamaForCausalLM" in text and "269 MB" in text
-    assert "decided" in text and "--page-size: unset -> " in text
-    assert "curl http://127.0.0.1:1/v/v1/chat/completions" in text and "it'\\''s" in text
-    assert "\x1b" not in text
+def lines_of(*flags: str, capacity: Capacity = CAPACITY) -> list[str]:
+    return plain_lines(summary_of(config(*flags), capacity, "http://127.0.0.1:1"))
+
+
+def test_summary_tells_what_runs_and_the_url_last() -> None:
+    *lines, ask, url = lines_of("--served-model-name", "it's\x1b[31m", "--fastapi-root-path", "/v")
+    text = "\n".join(lines)
+    assert [line.split()[0] for line in lines] == [
+        "model",
+        "memory",
+        "limits",
+        "sampling",
+        "device",
+    ]
+    assert "16,000 tokens" in text and "64 requests at once" in text and "269 MB" in text
+    assert "curl http://127.0.0.1:1/v/v1/chat/completions" in ask and "it'\\''s" in ask
+    assert url.split() == ["URL", "http://127.0.0.1:1"]
+    assert "\x1b" not in text + ask
+
+
+def test_summary_tells_what_differs_from_what_was_typed() -> None:
+    flags = ("--disable-radix-cache", "--schedule-policy", "lpm", "--dtype", "auto")
+    changed = [line for line in lines_of(*flags) if line.split()[0] == "changed"]
+    assert len(changed) == 1 and "--schedule-policy: lpm -> fcfs: " in changed[0]
+    lowered = Rewrite(field="max_running_requests", before=64, after=2, rule="size", reason="x")
+    capacity = structs.replace(CAPACITY, rewrites=(lowered,))
+    assert "  changed          --max-running-requests: 64 -> 2: x" in lines_of(capacity=capacity)
+
+
+def test_verbose_summary_tells_every_decision() -> None:
+    lines = lines_of("--verbose")
+    assert any("--page-size: unset -> 16" in line for line in lines)
+    assert any("LlamaForCausalLM" in line for line in lines)
+
+
+def test_slow_operations_are_told_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = config()
+    without = replace(made.platform, features=())
+    monkeypatch.setattr("vivace.configure.detect", lambda _: without, raising=False)
+    monkeypatch.setattr("vivace.platforms.platform.detect", lambda _: without)
+    assert any("changed" in line and "torch is slower" in line for line in lines_of())
 
 
 @pytest.mark.parametrize(
@@ -304,24 +338,17 @@ def test_summary_never_shows_the_key() -> None:
     assert "<api key>" in summary.curl and "sk-secret" not in repr(summary)
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_summary_and_progress_on_a_terminal() -> None:
-    terminal = Terminal()
-    show(summary_of(config(), CAPACITY, "http://127.0.0.1:1"), terminal)
-    assert "16,000 tokens" in terminal.getvalue() and "curl" in terminal.getvalue()
-    progress = StartProgress(terminal)
-    progress.update("Loading weights", 0.5)
-    progress.update("Sizing", 1.0)
-    progress.close()
-    assert "Loading weights" in terminal.getvalue()
+def test_a_child_that_is_shown_does_not_show_the_keys() -> None:
+    """Tracebacks show the arguments of what failed."""
+    ours, _ = pair()
+    process = cast("subprocess.Popen[bytes]", None)
+    child = Child(role="engine", process=process, line=ours, out_of_memory_kills=0)
+    child.begin(Setup(config=b"sk-secret", memory=0, engine=0))
+    assert "sk-secret" not in repr(child)
 
 
 def test_progress_elsewhere_is_a_line_per_stage(caplog: pytest.LogCaptureFixture) -> None:
-    progress = StartProgress(io.StringIO())
+    progress = PlainScreen(io.StringIO())
     with caplog.at_level("INFO"):
         for fraction in (0.0, 0.3, 1.0):
             progress.update("Loading weights", fraction)

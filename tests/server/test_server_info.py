@@ -323,6 +323,36 @@ def test_a_tree_that_was_never_installed_knows_its_version(monkeypatch: pytest.M
             assert found == vivace.__version__
 
 
+def test_probes_are_logged_only_when_they_fail(caplog: pytest.LogCaptureFixture) -> None:
+    settings = ServerSettings(metrics=True, access_log_excluded=("/v1/mod",))
+    with (
+        running_server(settings) as server,
+        caplog.at_level(logging.INFO, logger="vivace.access"),
+    ):
+        for path in ("/health", "/ready?x", "/metrics", "/health_generate", "/v1/models"):
+            assert ask(server, path, method="GET").status == 200
+        ask(server, "/health", {})
+        ask(server, "/ping", method="GET")
+        server.until(lambda: len(caplog.records) >= 2)
+    told = [record.getMessage().partition('"')[2] for record in caplog.records]
+    assert told == ['POST /health HTTP/1.1" 405 Method Not Allowed', 'GET /ping HTTP/1.1" 200 OK']
+
+
+@pytest.mark.parametrize(("ready", "told"), [(False, ["/nothing"]), (True, ["/ready", "/nothing"])])
+def test_a_server_that_starts_is_asked_without_lines(
+    ready: bool, told: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        running_server(ready=ready) as server,
+        caplog.at_level(logging.INFO, logger="vivace.access"),
+    ):
+        server.call(server.frontend.drain)
+        for path in ("/ready", "/nothing"):
+            assert ask(server, path, method="GET").status in (503, 404)
+        server.until(lambda: len(caplog.records) >= len(told))
+    assert [record.getMessage().split()[4] for record in caplog.records] == told
+
+
 def test_the_document_in_the_repository_is_current(server: Running) -> None:
     """Regenerate with: python -m vivace.server.openapi > docs/openapi.json"""
     assert DOCUMENT.read_bytes() == document(ROUTES)

@@ -23,7 +23,11 @@ from vivace.server.settings import settings_of
 def config_of(**arguments: Any) -> Config:
     """A Config with these options; what the model is does not matter here."""
     options = from_arguments(**arguments)
-    slices = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
+    slices = {
+        field.name: getattr(options, field.name)
+        for field in dataclasses.fields(Config)
+        if hasattr(options, field.name)
+    }
     source = ModelSource(
         path=Path("/m"),
         format="dummy",

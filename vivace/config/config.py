@@ -56,11 +56,12 @@ class Slices:
 @dataclass(frozen=True, kw_only=True)
 class Options(Slices):
     """What was asked. `rewrites`: what reading already replaced (retired spellings); `notices`:
-    lines to show; `environment`: the honoured variables."""
+    lines to show; `environment`: the honoured variables; `given`: options somebody has set."""
 
     rewrites: tuple[Rewrite, ...] = ()
     notices: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
+    given: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

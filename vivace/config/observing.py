@@ -17,6 +17,9 @@ class LoggingOptions:
         "info", "Log level of all processes: debug, info, warning, error, critical."
     )
     log_level_http: str | None = option(help="Level of the access log; default: --log-level.")
+    verbose: bool = option(
+        False, "Show at the start all that was decided, not only what differs from the flags."
+    )
     log_requests: bool = option(False, "Log every request at receipt and at its end.")
     log_requests_level: int = option(
         2, "0 metadata, 1 and sampling settings, 2 and shortened texts, 3 everything.",

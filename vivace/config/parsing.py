@@ -84,5 +84,6 @@ def built(values: dict[str, Any], environ: Mapping[str, str], told: Told) -> Opt
         http=with_keys(options.http, honoured),
         rewrites=(*told.rewrites, *replaced),
         notices=(*told.notices, *about_variables),
+        given=tuple(values),
         environment={name: honoured[name] for name in honoured if name not in KEYS_OF_THE_SERVER},
     )

@@ -32,6 +32,9 @@ class Surroundings:
     platform: PlatformFacts
 
 
+NO_WISH = (None, "auto")
+"""values that leave the choice to us"""
+
 Rule = Callable[[Options, Surroundings], Iterable[tuple[str, Any, str]]]
 """yields (option name, new value, reason)"""
 
@@ -78,6 +81,7 @@ def applied(rule: Rule, options: Options, around: Surroundings) -> tuple[Options
                 after=after,
                 rule=getattr(rule, "__name__", "rule"),
                 reason=reason,
+                typed=name in options.given and before not in NO_WISH,
             )
         )
     return options, made

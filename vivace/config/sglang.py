@@ -119,7 +119,8 @@ def replacement(flag: str, today: list[str], why: str) -> Rewrite:
 
     field = flag.removeprefix("--").replace("-", "_")
     after = " ".join(today) or "left out"
-    return Rewrite(field=field, before="given", after=after, rule="retired spelling", reason=why)
+    rule = "retired spelling"
+    return Rewrite(field=field, before="given", after=after, rule=rule, reason=why, typed=True)
 
 
 def typed_value(words: Sequence[str], flags: tuple[str, ...]) -> str | None:
@@ -152,7 +153,8 @@ def today_values(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[Rewrit
     for (name, old), (new, why) in VALUES.items():
         if values.get(name) == old:
             result[name] = new
+            rule = "retired value"
             rewrites.append(
-                Rewrite(field=name, before=old, after=new, rule="retired value", reason=why)
+                Rewrite(field=name, before=old, after=new, rule=rule, reason=why, typed=True)
             )
     return result, rewrites

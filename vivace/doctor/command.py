@@ -6,17 +6,20 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from pathlib import Path
 
 import msgspec
 
 from vivace.config.process_environment import process_environment
-from vivace.doctor import devices, kernel, network, storage
+from vivace.doctor import devices, kernel, network, serving, storage
 from vivace.doctor.diagnosis import STATES, Asked, Diagnosis, Probe
 from vivace.doctor.system import System
 from vivace.errors import CannotStart
 
-PROBES: tuple[Probe, ...] = (*kernel.PROBES, *network.PROBES, *storage.PROBES, *devices.PROBES)
+NODE: tuple[Probe, ...] = (*devices.PROBES, *kernel.PROBES, *network.PROBES, *storage.PROBES)
+"""of a node of a cluster, after those of any machine"""
+PLATFORMS = ("auto", "cpu", "cuda", "npu")
 COLOURS = {
     "error": "bold red",
     "warning": "yellow",
@@ -24,12 +27,21 @@ COLOURS = {
     "unknown": "dim",
     "ok": "green",
 }
+INDENT = 9
+"""columns of the states"""
+SCREEN = 8
+"""findings: so many are shown whatever they say"""
+UNBROKEN = 10_000
+"""columns of what is no terminal"""
 FOUND_ERRORS = 1
 BAD_USE = 2
 
 
 def main(words: Sequence[str]) -> int:
-    """0: nothing worse than a warning; 1: errors; 2: bad use."""
+    """0: nothing worse than a warning; 1: errors; 2: bad use.
+
+    A laptop is asked what a server needs there; a node with devices, or one that a deployment is
+    for, also what a cluster needs."""
     chosen = parser().parse_args(list(words))
     try:
         if chosen.measure:
@@ -38,14 +50,15 @@ def main(words: Sequence[str]) -> int:
             return measure()
         system = System(environment=process_environment())
         asked = asked_of(chosen)
+        probes = probes_for(system, chosen)
     except CannotStart as error:
         print(f"vivace doctor: {error}", file=sys.stderr)
         return BAD_USE
-    found = diagnose(system, asked)
+    found = diagnose(system, asked, probes)
     if chosen.fix:
         told = mended(system, found)
         print("\n".join(told) or "nothing to mend that is safe to", file=sys.stderr)
-        found = diagnose(system, asked)
+        found = diagnose(system, asked, probes)
     if chosen.json:
         print(json.dumps(msgspec.to_builtins(found), indent=2))
     else:
@@ -55,10 +68,17 @@ def main(words: Sequence[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
-        prog="vivace doctor", description="Is this node set up to serve? What mends it?"
+        prog="vivace doctor", description="Is this machine set up to serve? What mends it?"
     )
     made.add_argument(
         "deployment", nargs="?", type=Path, help="look at its ports and interfaces too"
+    )
+    made.add_argument(
+        "--platform",
+        choices=PLATFORMS,
+        default="auto",
+        help="what it is to serve on: cuda and npu look at the node's settings too, as auto does "
+        "where there are such devices",
     )
     made.add_argument("--port", type=int, action="append", default=[], help="must be free (30000)")
     made.add_argument("--models", default="", metavar="FOLDER", help="where the weights lie")
@@ -89,7 +109,14 @@ def asked_of(chosen: argparse.Namespace) -> Asked:
     )
 
 
-def diagnose(system: System, asked: Asked, probes: Iterable[Probe] = PROBES) -> list[Diagnosis]:
+def probes_for(system: System, chosen: argparse.Namespace) -> tuple[Probe, ...]:
+    of_a_node = chosen.platform in ("cuda", "npu") or chosen.deployment is not None
+    if of_a_node or (chosen.platform == "auto" and devices.present(system)):
+        return (*serving.PROBES, *NODE)
+    return serving.PROBES
+
+
+def diagnose(system: System, asked: Asked, probes: Iterable[Probe]) -> list[Diagnosis]:
     """Worst first, else in the order of the probes."""
     found = [diagnosis for probe in probes for diagnosis in probe(system, asked)]
     return sorted(found, key=lambda diagnosis: STATES.index(diagnosis.state))
@@ -109,21 +136,24 @@ def mended(system: System, found: Iterable[Diagnosis]) -> list[str]:
 
 
 def show(found: Sequence[Diagnosis], *, everything: bool) -> None:
+    """What is in order only where all of it fits on a screen, or when it is asked for."""
     from rich.console import Console
     from rich.text import Text
 
-    out = Console(highlight=False)
+    out = Console(highlight=False, width=None if sys.stdout.isatty() else UNBROKEN)
+    everything = everything or len(found) <= SCREEN
     for each in found:
         if each.state == "ok" and not everything:
             continue
-        text = Text(f"{each.state:8}", style=COLOURS[each.state])
-        text.append(f"{each.name}: ", style="bold")
-        text.append(each.found, style="default")
-        if each.why:
-            text.append(f"\n        {each.why}", style="default")
-        if each.mend:
-            text.append(f"\n        -> {each.mend}", style="green")
-        out.print(text, soft_wrap=True)
+        said = Text.assemble((f"{each.name}: ", "bold"), each.found)
+        said.append(f"\n{each.why}" if each.why else "")
+        lines = said.wrap(out, out.width - INDENT)
+        for line in lines:
+            line.rstrip()
+        for state, line in zip_longest((each.state,), lines, fillvalue=""):
+            out.print(Text(f"{state:{INDENT}}", style=COLOURS[each.state]) + line)
+        if each.mend:  # to be copied, so in one piece
+            out.print(Text(f"{'':{INDENT}}-> {each.mend}", style="green"), soft_wrap=True)
     fine = sum(each.state == "ok" for each in found)
     tail = "" if everything else " (--all shows them)"
     out.print(f"{len(found) - fine} to look at, {fine} in order{tail}")

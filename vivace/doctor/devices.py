@@ -100,13 +100,10 @@ def cuda(system: System, asked: Asked) -> Iterator[Diagnosis]:
     )
 
 
-def engine(system: System, asked: Asked) -> Iterator[Diagnosis]:
-    torch = system.version("torch")
-    if torch is None:
-        mend = "pip install torch==2.13.0"
-        yield Diagnosis(name="torch", state="error", found="not installed", mend=mend)
-    else:
-        yield Diagnosis(name="torch", state="ok", found=torch)
+def present(system: System) -> bool:
+    """Whether this machine has such devices, or what is installed for them."""
+    files = (DRIVER_FILE, *CANN_FILES, "/proc/driver/nvidia/version")
+    return bool(system.find("/dev/davinci[0-9]*")) or any(map(system.read, files))
 
 
-PROBES = (engine, ascend, cuda)
+PROBES = (ascend, cuda)

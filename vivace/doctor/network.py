@@ -1,4 +1,4 @@
-"""Probes of names, interfaces, ports and proxies."""
+"""Probes of names, interfaces and proxies."""
 
 from __future__ import annotations
 
@@ -9,21 +9,6 @@ from vivace.doctor.system import System
 
 PROXIES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
 LOCAL = ("127.0.0.1", "localhost")
-
-
-def ports(system: System, asked: Asked) -> Iterator[Diagnosis]:
-    taken = [port for port in asked.ports if system.listens(port)]
-    if taken:
-        listed = ", ".join(map(str, taken))
-        yield Diagnosis(
-            name="ports",
-            state="error",
-            found=f"taken: {listed}",
-            why="a server stops with `address already in use`",
-            mend=f"ss -ltnp 'sport = :{taken[0]}' shows who has it",
-        )
-    else:
-        yield Diagnosis(name="ports", state="ok", found=f"free: {', '.join(map(str, asked.ports))}")
 
 
 def proxies(system: System, asked: Asked) -> Iterator[Diagnosis]:
@@ -108,4 +93,4 @@ def clock(system: System, asked: Asked) -> Iterator[Diagnosis]:
         yield Diagnosis(name="clock", state="unknown", found="nothing here tells (a container?)")
 
 
-PROBES = (ports, proxies, own_address, interfaces, clock)
+PROBES = (proxies, own_address, interfaces, clock)

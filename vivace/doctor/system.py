@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
+from vivace.checkpoint.source import SourceError, embedded_file
+from vivace.platforms.cpu.library import best_isa
+
 SECONDS = 10
 """that a program may take to answer"""
 
@@ -64,6 +67,17 @@ class System:
 
     def hostname(self) -> str:
         return socket.gethostname()
+
+    def isa(self) -> str:
+        """The instruction set that the native kernels run with. Raises NoKernels."""
+        return best_isa()
+
+    def embedded_model(self) -> Path | None:
+        """The embedded model's file, where it is installed."""
+        try:
+            return embedded_file()
+        except SourceError:
+            return None
 
     def listens(self, port: int) -> bool:
         """Whether something has the port already."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import TextIO
+from typing import Protocol
 
 DATE_FORMAT = "%Y-%m-%d %H:%M:%S"
 LEVELS = {"warn": "warning", "fatal": "critical", "trace": "debug", "none": "critical"}
@@ -34,6 +34,14 @@ ESCAPES = _escapes()
 def escape(text: str) -> str:
     """`text` as one harmless line: CR, LF, ANSI, bidirectional marks and surrogates are escaped."""
     return text.translate(ESCAPES)
+
+
+class Lines(Protocol):
+    """Where lines go: a stream, or what owns the terminal."""
+
+    def write(self, text: str, /) -> int: ...
+
+    def flush(self) -> None: ...
 
 
 class LineFormatter(logging.Formatter):
@@ -68,7 +76,7 @@ def level_number(level: str) -> int:
     return number
 
 
-def setup(level: str, role: str = "", *, stream: TextIO | None = None) -> None:
+def setup(level: str, role: str = "", *, stream: Lines | None = None) -> None:
     """Send all log records of this process to `stream` (standard error) as lines.
 
     `role` names the process in each line; empty for the supervisor and for a lone process."""

@@ -17,7 +17,7 @@ from vivace.observability import log as log_lines
 from vivace.offline.driver import Driver
 from vivace.protocol.channel import LocalMailbox
 from vivace.protocol.control import Ready
-from vivace.supervisor.summary import decision
+from vivace.supervisor.summary import decisions
 
 if TYPE_CHECKING:
     from vivace.config.config import Config
@@ -46,8 +46,8 @@ def configured(arguments: dict[str, Any]) -> Config:
     config = configure(dataclasses.replace(options, notices=notices))
     if not logging.getLogger().handlers:
         log_lines.setup(config.logging.log_level)
-    for rewrite in config.rewrites:
-        log.info("%s", decision(rewrite))
+    for decision in decisions(config, config.rewrites):
+        log.info("%s", decision)
     for notice in config.notices:
         log.warning("%s", notice)
     return config
@@ -86,8 +86,8 @@ def start(config: Config, report: Callable[[str, float], None] = report) -> tupl
     frontend = Frontend(served_model(config, tokenizer), tokenizer, mailbox.post)
     begin = time.monotonic()
     loop, capacity = engine_parts(config, mailbox, report)
-    for rewrite in capacity.rewrites:
-        log.info("%s", decision(rewrite))
+    for decision in decisions(config, capacity.rewrites):
+        log.info("%s", decision)
     frontend.feed(Ready(epoch=0, capacity=capacity))
     log.info("engine ready after %.1f s", time.monotonic() - begin)
     return frontend, Driver(loop, mailbox, frontend)

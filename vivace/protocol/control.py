@@ -93,13 +93,15 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
 
 class Rewrite(msgspec.Struct, frozen=True, kw_only=True):
-    """A setting that was decided for the user. `field`: the option's name, or a retired one."""
+    """A setting that was decided for the user. `field`: the option's name, or a retired one;
+    `typed`: the user had asked for something else."""
 
     field: str
     before: Any
     after: Any
     rule: str
     reason: str
+    typed: bool = False
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):

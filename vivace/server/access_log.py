@@ -1,4 +1,4 @@
-"""The access log, one line per request in uvicorn's form."""
+"""The access log, one line per request in uvicorn's form; probes that go well leave none."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import logging
 from http.client import responses
 
 from aiohttp.abc import AbstractAccessLogger
-from aiohttp.web import BaseRequest, StreamResponse
+from aiohttp.web import BaseRequest, Request, StreamResponse
 
 from vivace.observability.log import level_number
+from vivace.server.context import CONTEXT
 
+PROBES = frozenset({"/health", "/health_generate", "/ready", "/metrics"})
+"""asked every few seconds by whatever looks after the server"""
 access_log = logging.getLogger("vivace.access")
 
 
@@ -22,7 +25,22 @@ class AccessLog(AbstractAccessLogger):
 
     def log(self, request: BaseRequest, response: StreamResponse, time: float) -> None:
         """`time` (seconds) is not shown: the form has no place for it."""
-        self.logger.info("%s", access_line(request, response.status))
+        if not is_left_out(request, response.status):
+            self.logger.info("%s", access_line(request, response.status))
+
+
+def is_left_out(request: BaseRequest, status: int) -> bool:
+    """Whether a line would tell nobody anything, or is not wanted. One that failed is told, but
+    that a server that starts is not ready is no failure."""
+    if not isinstance(request, Request):  # it could not be read
+        return False
+    context = request.app[CONTEXT]
+    if request.raw_path.startswith(context.settings.access_log_excluded):
+        return True
+    resource = request.match_info.route.resource
+    if resource is None or resource.canonical not in PROBES:
+        return False
+    return status == 200 or (status == 503 and context.frontend.status == "starting")
 
 
 def access_line(request: BaseRequest, status: int) -> str:

@@ -34,6 +34,8 @@ class ServerSettings:
     log_requests_format: str = "text"
     log_requests_targets: tuple[str, ...] = ()
     access_log_level: str = "info"
+    access_log_excluded: tuple[str, ...] = ()
+    """Beginnings of paths that get no line."""
     body_limit: int = DEFAULT_BODY_LIMIT
     bodies_limit: int = 8 * DEFAULT_BODY_LIMIT
     """Of all bodies that arrive or are being decoded; see `BodyBudget`."""
@@ -71,6 +73,7 @@ def settings_of(config: Config) -> ServerSettings:
         log_requests_format=logging.log_requests_format,
         log_requests_targets=logging.log_requests_target or (),
         access_log_level=logging.log_level_http or logging.log_level,
+        access_log_excluded=http.uvicorn_access_log_exclude_prefixes or (),
         health_timeout=float(config.environment.get("SGLANG_HEALTH_CHECK_TIMEOUT", HEALTH_TIMEOUT)),
         keepalive_timeout=float(config.environment.get("SGLANG_TIMEOUT_KEEP_ALIVE", KEEP_ALIVE)),
         public=public(config),

@@ -40,6 +40,12 @@ class CrashBudget:
         """Crashes within the window at the last booking."""
         return len(self._times)
 
+    def restart_note(self) -> str:
+        return f"Restarting it ({self.spent} of {self.crashes} restarts spent)"
+
+    def exhausted_note(self) -> str:
+        return f"That is more than {self.crashes} deaths in {self.window / 60:.0f} minutes"
+
 
 class Backoff:
     """How long to wait before a child that keeps dying is started again. Times are seconds."""

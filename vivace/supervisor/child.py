@@ -20,6 +20,7 @@ from vivace.supervisor.messages import FromChild, Setup
 Role = Literal["engine", "frontend"]
 Command = Callable[[Role, int], Sequence[str]]
 """(role, descriptor of the line to us) -> command line"""
+FAILED = 1
 EXIT_SECONDS = 5.0
 """From closing its line to the end of a process; normally far less than a millisecond."""
 
@@ -32,8 +33,10 @@ class Child:
     process: subprocess.Popen[bytes]
     line: Line[FromChild]
     out_of_memory_kills: int
-    setup: Setup | None = None
-    """what it was told to be; None while it only warms its imports"""
+    output: int | None = None
+    """descriptor to read what it prints from; None when it prints by itself"""
+    setup: Setup | None = field(default=None, repr=False)
+    """what it was told to be, keys included; None while it only warms its imports"""
     started: float = field(default_factory=time.monotonic)
     serving: bool = False
     """a frontend that accepts connections, an engine that is ready"""
@@ -90,27 +93,53 @@ class Child:
         """It ended over something the user can put right, and said what."""
         return bool(self.failure) and self.process.returncode == CANNOT_START
 
+    @property
+    def exit_code(self) -> int:
+        """Of a server that ends because this child did not start."""
+        return CANNOT_START if self.cannot_start else FAILED
+
     def close(self) -> None:
         self.line.close()
 
 
-def spawn(role: Role, command: Command, *inherited: int) -> Child:
-    """Start a child. It waits for its setup; `inherited` are descriptors it gets."""
+def spawn(role: Role, command: Command, *inherited: int, piped: bool = False) -> Child:
+    """Start a child. It waits for its setup; `inherited` are descriptors it gets.
+    `piped`: what it prints is for us to read, not for our own standard streams."""
     ours, theirs = socket.socketpair()
     before = out_of_memory_kills()
-    with theirs:
+    reader, writer = pipe_of_lines() if piped else (None, None)
+    try:
         process = subprocess.Popen(
             command(role, theirs.fileno()),
             pass_fds=[theirs.fileno(), *inherited],
             stdin=subprocess.DEVNULL,
+            stdout=writer,
+            stderr=writer,
             env=child_environment(),
         )
+    except OSError:
+        ours.close()
+        if reader is not None:
+            os.close(reader)
+        raise
+    finally:
+        theirs.close()
+        if writer is not None:
+            os.close(writer)
     return Child(
         role=role,
         process=process,
         line=supervisor_end(ours),
         out_of_memory_kills=before,
+        output=reader,
     )
+
+
+def pipe_of_lines() -> tuple[int, int]:
+    """(reader, writer); a full one does not block its writers."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    return reader, writer
 
 
 def process_command(role: Role, line: int) -> list[str]:

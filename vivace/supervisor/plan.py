@@ -32,11 +32,15 @@ class Plan:
     crash_window: float = 600.0
     command: Command = process_command
     tick: float = 0.5
+    piped: bool = False
+    """whether what children print comes to us (`Hooks.write`)"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hooks:
-    """What the user sees of a start: its progress, and the moment it is complete."""
+    """What the user sees: the progress of a start, the moment it is complete, and whole lines that
+    children print."""
 
     progress: Callable[[str, float], None]
     ready: Callable[[Capacity], None]
+    write: Callable[[str], object] = lambda text: None

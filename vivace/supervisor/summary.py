@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 from vivace.config.reading import size_text
 from vivace.frontend.sampling_defaults import sampling_defaults
@@ -13,57 +14,111 @@ from vivace.observability.log import escape
 from vivace.protocol.control import Capacity, Rewrite
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from vivace.checkpoint.source import ModelSource
     from vivace.config.config import Config
 
-LABEL_WIDTH = 17
+LABEL_WIDTH = 16
+CONSEQUENCES = ("kernels",)
+"""rules whose decisions are felt, whoever made them: what runs is slower"""
+
+Row = tuple[str, str]
+"""(label, value)"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """`rows`: (label, value); `rewrites`: one line per setting that was decided for the user;
-    `notices`: what the user should know about flags and variables."""
+    """`rows`: what runs; `changed`: one line per setting that was decided for the user; `notices`:
+    what the user should know about flags and variables; `curl`: a request to copy."""
 
-    rows: tuple[tuple[str, str], ...]
-    rewrites: tuple[str, ...]
+    rows: tuple[Row, ...]
+    changed: tuple[str, ...]
     notices: tuple[str, ...]
     curl: str
+    url: str
+
+    def lines(self) -> list[Row]:
+        """In the order they are shown: where to find the server comes last."""
+        found = [*self.rows, *(("changed", text) for text in self.changed)]
+        found += [("note", text) for text in self.notices]
+        return [*found, ("try", self.curl), ("URL", self.url)]
 
 
 def summary_of(config: Config, capacity: Capacity, url: str) -> Summary:
-    facts, source = config.facts, config.source
     name = served_model(config, None).name
     rows = (
-        ("model", f"{name} ({origin(source)})"),
+        ("model", ", ".join((name, *origin(config.source), *size_of_model(config)))),
+        ("memory", memory_text(capacity)),
+        ("limits", limits_text(capacity)),
+        ("sampling", sampling_defaults(config).text()),
+        ("device", device_text(config, capacity)),
+    )
+    return Summary(
+        rows=(*rows, *details(config, capacity)) if config.logging.verbose else rows,
+        changed=decisions(config, (*config.rewrites, *capacity.rewrites)),
+        notices=config.notices,
+        curl=curl_line(config, url, name),
+        url=url,
+    )
+
+
+def size_of_model(config: Config) -> list[str]:
+    parameters = config.facts.parameters
+    return [f"{count_text(parameters)} parameters"] if parameters else []
+
+
+def memory_text(capacity: Capacity) -> str:
+    kv = f"{size_text(capacity.kv_bytes)} for {capacity.tokens:,} tokens of KV cache"
+    return f"{size_text(capacity.weight_bytes)} of weights, {kv}"
+
+
+def limits_text(capacity: Capacity) -> str:
+    longest = min(capacity.context, capacity.tokens)
+    return f"{capacity.rows:,} requests at once, {longest:,} tokens each"
+
+
+def device_text(config: Config, capacity: Capacity) -> str:
+    threads = config.runtime.cpu_threads or config.platform.cores
+    words = [config.platform.device_name, f"{threads} thread{'s' if threads > 1 else ''}"]
+    return ", ".join([*words, *([capacity.instructions] if capacity.instructions else [])])
+
+
+def details(config: Config, capacity: Capacity) -> tuple[Row, ...]:
+    """With --verbose."""
+    facts = config.facts
+    return (
         ("architecture", f"{facts.architecture}, {facts.layers} layers"),
         ("dtype", str(config.model.dtype)),
-        ("parameters", count_text(facts.parameters)),
-        ("weights", size_text(capacity.weight_bytes)),
-        ("KV cache", f"{capacity.tokens:,} tokens, {size_text(capacity.kv_bytes)}"),
         ("captured steps", size_text(capacity.graph_bytes) if capacity.graph_bytes else "none"),
         ("page size", f"{capacity.page_size} tokens"),
-        ("running requests", f"at most {capacity.rows:,}"),
-        ("longest request", f"{min(capacity.context, capacity.tokens):,} tokens"),
-        ("sampling", sampling_defaults(config).text()),
         ("prefill chunk", chunk_text(config.schedule.chunked_prefill_size)),
-        ("device", f"{config.platform.device_name}, {config.platform.cores} cores"),
-        ("instructions", capacity.instructions or "none"),
-        ("threads", str(config.runtime.cpu_threads or config.platform.cores)),
-        ("URL", url),
+        ("cores", str(config.platform.cores)),
     )
-    rewrites = tuple(decision(rewrite) for rewrite in (*config.rewrites, *capacity.rewrites))
-    curl = curl_line(config, url, name)
-    return Summary(rows=rows, rewrites=rewrites, notices=config.notices, curl=curl)
 
 
-def origin(source: ModelSource) -> str:
+def decisions(config: Config, rewrites: Iterable[Rewrite]) -> tuple[str, ...]:
+    """What was typed and does not run so, what the device did not allow, and what is felt;
+    everything with --verbose."""
+    shown = [
+        rewrite
+        for rewrite in rewrites
+        if config.logging.verbose
+        or rewrite.typed
+        or rewrite.rule in CONSEQUENCES
+        or rewrite not in config.rewrites
+    ]
+    return tuple(decision(rewrite) for rewrite in shown)
+
+
+def origin(source: ModelSource) -> list[str]:
     """What kind of files the model is read from, and which revision they are."""
     words = [source.format]
     if source.embedded:
         words.append("embedded")
     if source.commit:
         words.append(f"commit {source.commit[:12]}")
-    return ", ".join(words)
+    return words
 
 
 def decision(rewrite: Rewrite) -> str:
@@ -98,36 +153,15 @@ def shown(value: object) -> str:
     return "unset" if value is None else str(value)
 
 
-def show(summary: Summary, stream: TextIO) -> None:
-    """Coloured on a terminal, plain lines elsewhere."""
-    if stream.isatty():
-        draw(summary, stream)
-    else:
-        stream.write("\n".join(plain_lines(summary)) + "\n")
-    stream.flush()
-
-
 def plain_lines(summary: Summary) -> list[str]:
-    lines = [f"  {label:<{LABEL_WIDTH}} {escape(value)}" for label, value in summary.rows]
-    lines += [f"  {'decided':<{LABEL_WIDTH}} {escape(text)}" for text in summary.rewrites]
-    lines += [f"  {'note':<{LABEL_WIDTH}} {escape(text)}" for text in summary.notices]
-    return [*lines, f"  {'try':<{LABEL_WIDTH}} {escape(summary.curl)}"]
+    return [f"  {label:<{LABEL_WIDTH}} {escape(value)}" for label, value in summary.lines()]
 
 
-def draw(summary: Summary, stream: TextIO) -> None:
-    from rich.console import Console
-    from rich.table import Table
+def styled_lines(summary: Summary) -> Iterator[Text]:
+    """For a terminal."""
     from rich.text import Text
 
-    console = Console(file=stream)
-    table = Table(show_header=False, box=None, padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
-    for label, value in summary.rows:
-        table.add_row(label, Text(escape(value), style="bold" if label == "URL" else ""))
-    for text in summary.rewrites:
-        table.add_row("decided", Text(escape(text), style="yellow"))
-    for text in summary.notices:
-        table.add_row("note", Text(escape(text), style="yellow"))
-    console.print(table)
-    console.print(Text(escape(summary.curl), style="cyan"), soft_wrap=True)
+    styles = {"changed": "yellow", "note": "yellow", "try": "cyan", "URL": "bold"}
+    for label, value in summary.lines():
+        style = styles.get(label, "")
+        yield Text.assemble((f"  {label:<{LABEL_WIDTH}} ", "dim"), (escape(value), style))

@@ -12,14 +12,13 @@ import signal
 import time
 from typing import Literal
 
-from vivace.errors import CANNOT_START
 from vivace.protocol.channel import SUPERVISOR
 from vivace.protocol.control import Command, Down, Drain, Ready, Reply
 from vivace.protocol.pulse import EngineProgress, EnginePulse, FrontendPulse
 from vivace.protocol.request import KEY_SHIFT
 from vivace.supervisor import signals
 from vivace.supervisor.budget import Backoff, Charges, CrashBudget
-from vivace.supervisor.child import Child, spawn
+from vivace.supervisor.child import FAILED, Child, Role, spawn
 from vivace.supervisor.line import LineClosed
 from vivace.supervisor.messages import (
     Draining,
@@ -32,13 +31,13 @@ from vivace.supervisor.messages import (
     Warm,
     WarmUp,
 )
+from vivace.supervisor.output import Outputs
 from vivace.supervisor.plan import Hooks, Plan
 from vivace.supervisor.watch import EngineWatch, FrontendWatch, Watchdog
 
 log = logging.getLogger(__name__)
 
 Phase = Literal["starting", "serving", "draining", "stopping"]
-FAILED = 1
 STOP_GRACE_SECONDS = 5.0
 SAME_SIGNAL_SECONDS = 0.3
 """Wrappers such as `timeout` signal a process and then its group: that is one wish, not two."""
@@ -81,6 +80,7 @@ class Supervisor:
             [FrontendPulse(plan.memory.pulse(place)) for place in range(plan.memory.places)]
         )
         self._selector = selectors.DefaultSelector()
+        self._outputs = Outputs(self._selector, hooks.write)
         self._down_since: float | None = None
         self._deadline: float | None = None
         """when the present phase is cut short"""
@@ -110,7 +110,7 @@ class Supervisor:
         self._watch.restart(time.monotonic())
         self._pulse.begin()  # what the last engine died of is not this one's doing
         try:
-            engine = engine or spawn("engine", self._plan.command, memory, listening)
+            engine = engine or self._spawn("engine", memory, listening)
         except OSError as error:
             self._engine_due = self._after_failed_spawn("engine", error)
             return
@@ -129,7 +129,7 @@ class Supervisor:
             place=place,
         )
         try:
-            child = spawn("frontend", self._plan.command, listener, memory, engine)
+            child = self._spawn("frontend", listener, memory, engine)
         except OSError as error:
             self._due.append((self._after_failed_spawn("frontend", error), place))
             return
@@ -138,6 +138,9 @@ class Supervisor:
             child.line.send(self._ready)
         self._frontends.append(child)
 
+    def _spawn(self, role: Role, *inherited: int) -> Child:
+        return spawn(role, self._plan.command, *inherited, piped=self._plan.piped)
+
     def _after_failed_spawn(self, role: str, error: OSError) -> float:
         """When to try again: no memory, no process ids or no descriptors may be a passing thing."""
         log.error("no %s can be started: %s; trying again in 1 s", role, error.strerror)
@@ -145,6 +148,7 @@ class Supervisor:
 
     def _begin(self, child: Child, setup: Setup) -> Child:
         self._selector.register(child.line, selectors.EVENT_READ, lambda: self._listen(child))
+        self._outputs.follow(child)
         child.begin(setup)
         return child
 
@@ -192,6 +196,7 @@ class Supervisor:
             return
         if self._plan.warm_up and not self._warming:
             self._warming = True
+            self._hooks.progress("Warming up", 0.0)
             self._frontends[0].line.send(WarmUp())
         elif not self._plan.warm_up:
             self._complete_start()
@@ -215,6 +220,7 @@ class Supervisor:
     def _bury(self, child: Child) -> None:
         self._selector.unregister(child.line)
         cause = child.cause()
+        self._outputs.finish(child)
         child.close()
         if child is self._engine:
             self._engine = None
@@ -229,7 +235,7 @@ class Supervisor:
         if self._phase == "stopping":
             return
         if self._phase == "starting":
-            self._give_up(f"the engine did not start: {cause}", failed_start(engine))
+            self._give_up(f"the engine did not start: {cause}", engine.exit_code)
         elif self._phase == "draining":
             self._tell_frontends(Down(reason=cause, restarting=False))
             self._give_up(f"the engine died while draining: {cause}")
@@ -249,11 +255,11 @@ class Supervisor:
         )
         self._tell_frontends(down)
         if not verdict.forgiven:
-            self._give_up(f"the engine died: {cause}. {self._exhausted_note()}")
+            self._give_up(f"the engine died: {cause}. {self._budget.exhausted_note()}")
             return
         company = f", in a step of {len(spans)} requests" if spans else ""
         blame = ". One request is found to kill engines and refused" if verdict.refused else ""
-        log.error("The engine died: %s%s%s. %s", cause, company, blame, self._restart_note())
+        log.error("The engine died: %s%s%s. %s", cause, company, blame, self._budget.restart_note())
         if self._down_since is None:
             self._down_since = now
         self._epoch += 1
@@ -263,7 +269,7 @@ class Supervisor:
         if self._phase == "stopping":
             return
         if self._phase == "starting" and not child.serving:
-            self._give_up(f"{child.name} did not start: {cause}", failed_start(child))
+            self._give_up(f"{child.name} did not start: {cause}", child.exit_code)
             return
         if self._engine is not None:
             self._engine.line.send(FrontendGone(child.index))
@@ -292,13 +298,6 @@ class Supervisor:
             self._start_frontend(self._next_index, place)
             self._next_index += 1
             self._warming = False  # whoever was warming up may be the dead one
-
-    def _restart_note(self) -> str:
-        return f"Restarting it ({self._budget.spent} of {self._budget.crashes} restarts spent)"
-
-    def _exhausted_note(self) -> str:
-        minutes = self._budget.window / 60
-        return f"That is more than {self._budget.crashes} deaths in {minutes:.0f} minutes"
 
     def _tell_frontends(self, message: Ready | Down | Draining | Stop) -> None:
         for frontend in self._frontends:
@@ -389,8 +388,4 @@ class Supervisor:
             child.kill("the supervisor ended it")
         for child in children:
             child.process.wait()
-
-
-def failed_start(child: Child) -> int:
-    """The exit code of a server whose child did not start."""
-    return CANNOT_START if child.cannot_start else FAILED
+            self._outputs.finish(child)

@@ -19,9 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vivace.errors import CannotStart
+from vivace.platforms.cpu.library import LIBRARY, NoKernels, load_library
 
-LIBRARY = Path(__file__).with_name("_kernels.so")
 SPIN_MICROSECONDS = 60
 """an idle worker looks so long for the next operation before it sleeps"""
 ALIGNMENT = 64
@@ -29,10 +28,6 @@ ALIGNMENT = 64
 
 Words = Callable[..., None]
 """Takes the operation's words in order; pointers are `Tensor.data_ptr()`, 0 for none."""
-
-
-class NoKernels(CannotStart):
-    """The native kernels cannot be used here; the text says why."""
 
 
 class Kernels:
@@ -51,7 +46,7 @@ class Kernels:
         pinned: bool = False,
         library: Path = LIBRARY,
     ) -> None:
-        self._library = _load(library)
+        self._library = load_library(library)
         wanted = isa.encode() if isa else None
         before = running_threads()
         self._context = self._library.vv_open(wanted, threads, SPIN_MICROSECONDS, int(pinned))
@@ -193,42 +188,6 @@ class Arena:
         raw = np.zeros(size + ALIGNMENT, np.uint8)
         start = -raw.ctypes.data % ALIGNMENT
         return raw[start : start + size]
-
-
-def _load(path: Path) -> ctypes.CDLL:
-    if not path.is_file():
-        raise NoKernels(
-            f"{path} was not built (no C++ compiler when vivace was installed); torch's own "
-            "operations are used, which are slower. Install g++ and reinstall vivace"
-        )
-    try:
-        library = ctypes.CDLL(str(path))
-    except OSError as error:
-        raise NoKernels(f"{path} cannot be loaded: {error}") from None
-    word, pointer = ctypes.c_int64, ctypes.c_void_p
-    for name, result, arguments in (
-        ("vv_open", pointer, (ctypes.c_char_p, word, word, word)),
-        ("vv_close", None, (pointer,)),
-        ("vv_isa", ctypes.c_char_p, (pointer,)),
-        ("vv_isa_below", ctypes.c_char_p, (pointer,)),
-        ("vv_find", word, (pointer, ctypes.c_char_p)),
-        ("vv_words", word, (pointer, word)),
-        ("vv_address", pointer, (pointer, word)),
-        ("vv_run", None, (pointer, word, ctypes.c_char_p)),
-        ("vv_graph_new", pointer, ()),
-        ("vv_graph_free", None, (pointer,)),
-        ("vv_graph_add", None, (pointer, pointer, word, ctypes.c_char_p)),
-        ("vv_graph_calls", word, (pointer,)),
-        ("vv_graph_bytes", word, (pointer,)),
-        ("vv_graph_replay", None, (pointer, pointer, word)),
-    ):
-        function = getattr(library, name, None)
-        if function is None:
-            raise NoKernels(
-                f"{path} has no {name}: it is no build of this version; reinstall vivace"
-            )
-        function.restype, function.argtypes = result, arguments
-    return library
 
 
 def running_threads() -> int:

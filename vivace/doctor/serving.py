@@ -1,0 +1,130 @@
+"""Probes of what every server needs: Python, torch, the kernels, memory, a model, a port."""
+
+from __future__ import annotations
+
+import platform
+import re
+from collections.abc import Iterator
+
+from vivace.config.hub import hub_cache
+from vivace.doctor.diagnosis import Asked, Diagnosis
+from vivace.doctor.system import System
+from vivace.errors import CannotStart
+from vivace.hub.held import held_models
+from vivace.platforms.cpu import facts
+
+GIB = 1 << 30
+OLDEST_PYTHON = (3, 11)
+NEWEST_PYTHON = (3, 12)
+OLDEST_TORCH = (2, 7)
+NEWEST_TORCH = (2, 14)
+"""minor releases that Vivace is tested with (docs/compatibility.md)"""
+PROCESSES = GIB
+"""bytes that supervisor, frontend and engine (PyTorch above all) take besides the weights and KV"""
+SHOWN_MODELS = 3
+
+
+def python(system: System, asked: Asked) -> Iterator[Diagnosis]:
+    version = tuple(int(part) for part in platform.python_version_tuple()[:2])
+    found = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    if OLDEST_PYTHON <= version <= NEWEST_PYTHON:
+        yield Diagnosis(name="python", state="ok", found=found)
+        return
+    tested = " and ".join(f"{major}.{minor}" for major, minor in (OLDEST_PYTHON, NEWEST_PYTHON))
+    yield Diagnosis(
+        name="python",
+        state="note",
+        found=found,
+        why=f"Vivace is tested with {tested}",
+        mend="python3.12 -m venv .venv",
+    )
+
+
+def torch(system: System, asked: Asked) -> Iterator[Diagnosis]:
+    """The release; which platform's extension it goes with is asked where there is a device."""
+    version = system.version("torch")
+    if version is None:
+        why = "the engine computes with it"
+        mend = "pip install torch==2.13.0"
+        yield Diagnosis(name="torch", state="error", found="not installed", why=why, mend=mend)
+        return
+    number = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    tested = f"{OLDEST_TORCH[0]}.{OLDEST_TORCH[1]} to {NEWEST_TORCH[0]}.{NEWEST_TORCH[1]}"
+    if number < OLDEST_TORCH:
+        yield Diagnosis(
+            name="torch",
+            state="error",
+            found=version,
+            why=f"Vivace needs {tested}",
+            mend="pip install torch==2.13.0",
+        )
+    elif number > NEWEST_TORCH:
+        why = f"Vivace is tested with {tested}"
+        yield Diagnosis(name="torch", state="note", found=version, why=why)
+    else:
+        yield Diagnosis(name="torch", state="ok", found=f"{version} (tested: {tested})")
+
+
+def kernels(system: System, asked: Asked) -> Iterator[Diagnosis]:
+    """Which instruction set computes, or why torch's operations do."""
+    cpu = f"{facts.model_name(system.root)}, {facts.cores(system.root)} cores"
+    try:
+        yield Diagnosis(name="kernels", state="ok", found=f"built; {system.isa()} runs ({cpu})")
+    except CannotStart as error:
+        yield Diagnosis(
+            name="kernels",
+            state="warning",
+            found=f"none ({cpu})",
+            why=str(error),
+            mend="apt install g++, then install vivace again",
+        )
+
+
+def memory(system: System, asked: Asked) -> Iterator[Diagnosis]:
+    total, available = facts.memory(system.root)
+    model = system.embedded_model()
+    need = PROCESSES + (model.stat().st_size if model is not None else 0)
+    found = f"{available / GIB:.1f} of {total / GIB:.1f} GiB free"
+    wanted = f"the embedded model takes {need / GIB:.1f} GiB and what its KV cache may hold"
+    if available >= need:
+        yield Diagnosis(name="memory", state="ok", found=f"{found}; {wanted}")
+    else:
+        mend = "end other programs, or raise the container's limit"
+        yield Diagnosis(name="memory", state="error", found=found, why=wanted, mend=mend)
+
+
+def models(system: System, asked: Asked) -> Iterator[Diagnosis]:
+    embedded = system.embedded_model()
+    pulled = [model.repo_id for model in held_models(hub_cache(None, system.environment))]
+    shown = ", ".join(pulled[:SHOWN_MODELS]) or "none"
+    more = f" and {len(pulled) - SHOWN_MODELS} more" if len(pulled) > SHOWN_MODELS else ""
+    own = "SmolLM2-135M-Instruct (embedded)" if embedded is not None else "none embedded"
+    found = f"{own}; pulled: {shown}{more}"
+    if embedded is not None or pulled:
+        yield Diagnosis(name="models", state="ok", found=found)
+    else:
+        yield Diagnosis(
+            name="models",
+            state="warning",
+            found="none on this machine",
+            why="`vivace serve` without --model-path serves the embedded one",
+            mend="vivace pull",
+        )
+
+
+def port(system: System, asked: Asked) -> Iterator[Diagnosis]:
+    taken = [number for number in asked.ports if system.listens(number)]
+    if taken:
+        listed = ", ".join(map(str, taken))
+        yield Diagnosis(
+            name="ports",
+            state="error",
+            found=f"{listed} taken",
+            why="a server stops with `port is in use`",
+            mend=f"vivace serve --port, or stop who has it: ss -ltnp 'sport = :{taken[0]}'",
+        )
+    else:
+        yield Diagnosis(name="ports", state="ok", found=f"{', '.join(map(str, asked.ports))} free")
+
+
+PROBES = (python, torch, kernels, memory, models, port)
