@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from vivace.observability import crash_dump
 from vivace.observability.crash_dump import CrashDump
 from vivace.observability.gc_pauses import PauseWatch, watch_gc
 from vivace.protocol.output import Delta, Finish
@@ -161,3 +162,32 @@ def test_watch_is_off_at_zero() -> None:
     gc.collect()
     gc.callbacks.remove(watch)
     assert watch.warned == 1
+
+
+def test_the_folder_does_not_grow_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(crash_dump, "MOST_FILES", 5)
+    monkeypatch.setattr(crash_dump, "MOST_BYTES", 20_000)
+    other = tmp_path / "notes.jsonl"
+    other.write_text("x" * 90_000)
+    dump = dump_to(tmp_path, Clock())
+    dump.sent(request(1))
+
+    def write(number: int) -> Path:
+        path = dump.write("test")
+        os.utime(path, (number, number))  # written within one tick of the clock
+        return path
+
+    def kept() -> set[Path]:
+        return set(tmp_path.iterdir()) - {other}
+
+    paths = [write(number) for number in range(9)]
+    assert kept() == set(paths[-5:])
+    dump.sent(request(2, tokens=3000))
+    large = [write(number) for number in range(10, 13)]
+    assert sum(path.stat().st_size for path in kept()) <= 20_000
+    assert large[-1] in kept() and not kept() & set(paths[:6])
+    assert other.exists()
+    told = [record.getMessage() for record in caplog.records]
+    assert sum("the oldest are removed" in line for line in told) == 1

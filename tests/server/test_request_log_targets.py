@@ -11,7 +11,7 @@ import pytest
 
 from vivace.errors import CannotStart
 from vivace.protocol.request import Request, SamplingParams
-from vivace.server.request_log import FILE_NAME, RequestLog, add_targets, log
+from vivace.server.request_log import FILE_NAME, LineFile, RequestLog, add_targets, log
 
 
 @pytest.fixture(autouse=True)
@@ -72,3 +72,37 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CannotStart, match="--log-requests-target"):
         add_targets([str(tmp_path / "file")])
+
+
+def test_two_files_and_no_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two frontends write there; every line of the newest two files is whole and there once."""
+    monkeypatch.setattr("vivace.server.request_log.LARGEST_FILE", 10_000)
+    writers = [LineFile(tmp_path / FILE_NAME) for _ in range(2)]
+    for number in range(2000):
+        writer = writers[number * 7 % 3 % 2]
+        writer.emit(logging.makeLogRecord({"msg": f"line {number:06} {'x' * 80}"}))
+    for writer in writers:
+        writer.close()
+    files = [tmp_path / f"{FILE_NAME}.1", tmp_path / FILE_NAME]
+    assert set(tmp_path.iterdir()) == set(files)
+    assert all(file.stat().st_size < 10_200 for file in files)
+    numbers = [int(line.split()[1]) for file in files for line in file.read_text().splitlines()]
+    assert numbers == list(range(numbers[0], 2000)) and len(numbers) > 100
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 2 and "is now" in told[0], "each frontend once"
+
+
+def test_a_file_that_cannot_be_renamed_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vivace.server.request_log.LARGEST_FILE", 100)
+    (tmp_path / f"{FILE_NAME}.1").mkdir()
+    writer = LineFile(tmp_path / FILE_NAME)
+    for number in range(20):
+        writer.emit(logging.makeLogRecord({"msg": f"line {number}"}))
+    writer.close()
+    assert len((tmp_path / FILE_NAME).read_text().splitlines()) == 20
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 1 and "cannot be renamed" in told[0]

@@ -12,7 +12,7 @@ from vivace.protocol.control import Capacity
 from vivace.server.settings import ServerSettings
 
 RANKS = {"model_name", "engine_type", "tp_rank", "pp_rank", "dp_rank"}
-HTTP = {"model_name", "engine_type", "endpoint", "method"}
+HTTP = {*RANKS, "endpoint", "method"}
 
 GAUGES = """
     cache_hit_rate decode_sum_seq_lens engine_load_weights_time engine_startup_time
@@ -95,20 +95,22 @@ def test_names_types_and_labels() -> None:
     engine = ScriptedEngine(state=scheduler.state())
     with running_server(ServerSettings(metrics=True), engine) as server:
         ask(server, "/health", method="GET")
+        ask(server, "/generate", {"text": "a", "unknown": 1, "model": "other"})
         page = ask(server, "/metrics", method="GET").text
     found: dict[str, tuple[str, set[str]]] = {}
     values: dict[str, float] = {}
     for family in text_string_to_metric_families(page):
         if not family.name.startswith("sglang:"):
             assert family.name.startswith("vivace:"), family.name
+            assert all(sample.labels.keys() >= RANKS for sample in family.samples), family.name
             continue
         name = family.name.removeprefix("sglang:") + ("_total" if family.type == "counter" else "")
-        labels = {label for sample in family.samples for label in sample.labels} - {"le"}
-        found[name] = (family.type, labels)
+        (labels,) = {frozenset(sample.labels) - {"le"} for sample in family.samples}
+        found[name] = (family.type, set(labels))
         values |= {sample.name: sample.value for sample in family.samples}
         for sample in family.samples:
             for rank in ("tp_rank", "pp_rank", "dp_rank"):
-                assert sample.labels.get(rank, "0") == "0"
+                assert sample.labels[rank] == "0"
     assert found == THERE
     assert values["sglang:engine_startup_time"] == 2.0
     assert values["sglang:engine_load_weights_time"] == 1.5

@@ -3,7 +3,8 @@
 A frontend keeps what it sent to the engine, encoded, for five minutes and up to a number of bytes.
 When the engine goes down or a request ends with status 500, all of it is written to a new file in
 the folder, one request per line, so that the failure can be played again. Prompts are in there as
-token ids; keys, headers and cache salts are not.
+token ids; keys, headers and cache salts are not. The folder holds a limited number of dumps and of
+bytes in them: the oldest make room for new ones.
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ LARGEST_MEMORY = 64 << 20
 """Bytes of encoded requests kept at most; the oldest go first."""
 QUIET_SECONDS = 10.0
 """At most one file per this many seconds for failed requests."""
+MOST_FILES = 64
+MOST_BYTES = 1 << 30
+"""Of all dumps in the folder, of all servers and frontends that write there."""
+PATTERN = "crash-*-frontend*.jsonl"
 FAILED_STATUS = 500
 
 
@@ -83,6 +88,8 @@ class CrashDump:
         self._background = background
         self._trouble = ""
         """why the last dump could not be written"""
+        self._removed = False
+        """whether dumps had to make room before"""
         self._encoder = msgspec.json.Encoder()
         self._lines: deque[tuple[float, int, bytes]] = deque()
         self._bytes = 0
@@ -158,8 +165,13 @@ class CrashDump:
         return path
 
     def _try_to_save(self, path: Path, lines: list[bytes]) -> None:
+        data = b"\n".join(lines) + b"\n"
         try:
-            save(path, b"\n".join(lines) + b"\n")
+            if make_room(self._folder, len(data)) and not self._removed:
+                self._removed = True
+                limit = f"{MOST_FILES} dumps and {MOST_BYTES >> 20} MiB"
+                log.warning("%s keeps at most %s; the oldest are removed", self._folder, limit)
+            save(path, data)
         except OSError as error:
             reason = error.strerror or str(error)
             if reason != self._trouble:
@@ -176,6 +188,23 @@ class CrashDump:
             self._bytes -= len(line)
             self._failed.pop(key, None)
             self._unfinished.discard(key)
+
+
+def make_room(folder: Path, coming: int) -> int:
+    """Remove the oldest dumps until one of `coming` bytes has its place; returns how many. Other
+    files are not touched. Raises OSError."""
+    found = []
+    for path in folder.glob(PATTERN):
+        with contextlib.suppress(FileNotFoundError):  # another frontend made room
+            status = path.lstat()
+            found.append((status.st_mtime_ns, path, status.st_size))
+    found.sort()
+    size, removed = sum(size for _, _, size in found) + coming, 0
+    while len(found) - removed >= MOST_FILES or (size > MOST_BYTES and removed < len(found)):
+        _, path, freed = found[removed]
+        path.unlink(missing_ok=True)
+        size, removed = size - freed, removed + 1
+    return removed
 
 
 def save(path: Path, data: bytes) -> None:

@@ -25,7 +25,7 @@ from vivace.server.state import engine_state
 PREFIX = "sglang:"
 ENGINE_TYPE = "unified"
 RANKS = {"tp_rank": "0", "pp_rank": "0", "dp_rank": "0"}
-"""The one engine; the HTTP layer has no rank."""
+"""The one engine, and the HTTP layer before it."""
 
 
 async def metrics(context: Context, _request: web.Request, _body: Body) -> web.Response:
@@ -33,9 +33,9 @@ async def metrics(context: Context, _request: web.Request, _body: Body) -> web.R
     if not context.settings.metrics:
         raise Refusal(404, "metrics are off; start the server with --enable-metrics")
     state = await engine_state(context)
-    labels = {"model_name": context.served.name, "engine_type": ENGINE_TYPE}
+    labels = {"model_name": context.served.name, "engine_type": ENGINE_TYPE, **RANKS}
     found = [
-        *families([*series(state.metrics), *cache_config(context)], {**labels, **RANKS}),
+        *families([*series(state.metrics), *cache_config(context)], labels),
         *context.http_metrics.families(list(labels), list(labels.values())),
     ]
     page = exposition(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 from collections.abc import Sequence
@@ -21,6 +22,8 @@ server_log = logging.getLogger("vivace.server")
 LEVELS = range(4)
 FORMATS = ("text", "json")
 FILE_NAME = "requests.log"
+LARGEST_FILE = 1 << 30
+"""Bytes of a requests.log, about; then it becomes requests.log.1, and the one before is removed."""
 NAMES = (
     "user",
     "metadata",
@@ -64,19 +67,47 @@ class LineFile(logging.Handler):
     def __init__(self, path: Path) -> None:
         """OSError when it cannot be opened."""
         super().__init__()
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC
-        self._lines = LineWriter(
-            os.open(path, flags, 0o666),
-            troubled=lambda reason: server_log.error("%s: %s; its lines are lost", path, reason),
-            recovered=lambda lost: server_log.warning("%s works again; %d lines lost", path, lost),
-        )
+        self._path = path
+        self._told = False
+        self._lines = self._open()
 
     def emit(self, record: logging.LogRecord) -> None:
+        if os.fstat(self._lines.descriptor).st_size >= LARGEST_FILE:
+            self._begin_another()
         self._lines.write(self.format(record) + "\n")
 
     def close(self) -> None:
         self._lines.close()
         super().close()
+
+    def _open(self) -> LineWriter:
+        path = self._path
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC
+        return LineWriter(
+            os.open(path, flags, 0o666),
+            troubled=lambda reason: server_log.error("%s: %s; its lines are lost", path, reason),
+            recovered=lambda lost: server_log.warning("%s works again; %d lines lost", path, lost),
+        )
+
+    def _begin_another(self) -> None:
+        """Rename the file unless another frontend has; where that fails, go on with it."""
+        try:
+            full = self._lines.descriptor
+            fcntl.flock(full, fcntl.LOCK_EX)  # until it is closed
+            if os.path.samestat(os.fstat(full), self._path.stat()):
+                self._path.rename(f"{self._path}.1")
+            lines = self._open()
+        except OSError as error:
+            self._tell("%s has %d MiB and cannot be renamed: %s", error.strerror or error)
+            return
+        self._lines.close()
+        self._lines = lines
+        self._tell("%s has %d MiB and is now %s, in place of an older one", f"{self._path.name}.1")
+
+    def _tell(self, text: str, last: object) -> None:
+        if not self._told:
+            self._told = True
+            server_log.warning(text, self._path, LARGEST_FILE >> 20, last)
 
 
 class RequestLog:
