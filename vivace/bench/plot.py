@@ -1,4 +1,4 @@
-"""`--plot`: TTFT and ITL of a run over time and as distributions, in a PNG."""
+"""`--plot`: a run in one picture (PNG): TTFT, ITL and throughput over time, with distributions."""
 
 from __future__ import annotations
 
@@ -8,8 +8,17 @@ from typing import Any
 from vivace.bench.figures import MS, token_times
 from vivace.bench.transport import Record
 
+Points = Sequence[tuple[float, float]]
 
-def draw(records: Sequence[Record], file: str) -> str:
+PERCENTILES = {50: "tab:green", 99: "tab:red"}
+HEADROOM = 1.3
+"""The axis ends so far above the 99th percentile; what is above is counted, not drawn."""
+BINS = 60
+WINDOWS = 60
+"""points of the throughput line at most"""
+
+
+def draw(records: Sequence[Record], file: str, title: str) -> str:
     """Write the picture; returns the sentence to print, also when matplotlib is missing."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -19,36 +28,76 @@ def draw(records: Sequence[Record], file: str) -> str:
     good = [record for record in records if record.success]
     if not good:
         return "no successful request to draw"
-    figure = Figure(figsize=(12, 8), layout="constrained")
+    figure = Figure(figsize=(12, 10), layout="constrained")
     FigureCanvasAgg(figure)
-    panels = figure.subplots(2, 2, width_ratios=[3, 1])
+    figure.suptitle(title, fontsize="medium", wrap=True)
+    panels = figure.subplots(3, 2, width_ratios=[3, 1])
     origin = min(record.start for record in good)
+    times = [[moment - origin for moment in token_times(record)] for record in good]
     first = [(r.start - origin + r.ttft, r.ttft * MS) for r in good]
     gaps = [
-        (moment - origin, gap * MS)
-        for record in good
-        for moment, gap in zip(token_times(record)[1:], record.itl, strict=True)
+        (moment, gap * MS)
+        for record, moments in zip(good, times, strict=True)
+        for moment, gap in zip(moments[1:], record.itl, strict=True)
     ]
-    _panel_pair(panels[0], first, "TTFT (ms)", size=12.0)
-    _panel_pair(panels[1], gaps, "ITL (ms)", size=2.0)
+    panel_pair(panels[0], first, "TTFT (ms)", size=12.0)
+    panel_pair(panels[1], gaps, "ITL (ms)", size=2.0)
+    throughput_panel(panels[2], [moment for moments in times for moment in moments])
     figure.savefig(file, dpi=120)
     return f"picture written to {file}"
 
 
-def _panel_pair(
-    panels: Any, points: Sequence[tuple[float, float]], label: str, *, size: float
-) -> None:
+def panel_pair(panels: Any, points: Points, label: str, *, size: float) -> None:
     """Values over time on the left, their distribution on the right, on one axis."""
-    times = [time for time, _ in points]
-    values = [value for _, value in points]
     left, right = panels
-    left.scatter(times, values, s=size, alpha=0.4, linewidths=0)
+    right.sharey(left)
+    left.scatter(*zip(*points, strict=True) if points else ([], []), s=size, alpha=0.4, lw=0)
     left.set_xlabel("seconds after the first send")
     left.set_ylabel(label)
-    left.set_ylim(bottom=0)
-    left.grid(alpha=0.3)
-    if values:
-        right.hist(values, bins=60, orientation="horizontal")
-    right.sharey(left)
     right.set_xlabel("count")
-    right.grid(alpha=0.3)
+    for panel in panels:
+        panel.grid(alpha=0.3)
+    if not points:
+        return
+    values = sorted(value for _, value in points)
+    top = HEADROOM * percentile(values, 99) or 1.0
+    left.set_ylim(0, top)
+    right.hist([v for v in values if v <= top], bins=BINS, range=(0, top), orientation="horizontal")
+    for percent, color in PERCENTILES.items():
+        value = percentile(values, percent)
+        for panel in panels:
+            panel.axhline(value, color=color, lw=1, ls="--", label=f"p{percent} {value:.1f} ms")
+    left.legend(loc="upper right", fontsize="small")
+    above = sum(value > top for value in values)
+    if above:
+        left.set_title(
+            f"{above} of {len(values)} are above, up to {values[-1]:,.0f} ms", fontsize="small"
+        )
+
+
+def throughput_panel(panels: Any, moments: Sequence[float]) -> None:
+    """Output tokens per second over time, and how often each."""
+    left, right = panels
+    right.sharey(left)
+    end = max(moments, default=0.0) or 1.0
+    count = max(1, min(WINDOWS, int(end)))
+    width = end / count
+    seen = [0] * count
+    for moment in moments:
+        seen[min(int(moment / width), count - 1)] += 1
+    rates = [tokens / width for tokens in seen]
+    left.stairs(rates, [width * edge for edge in range(count + 1)], fill=True, alpha=0.5)
+    left.axhline(len(moments) / end, color="black", lw=1, ls="--", label="mean")
+    left.set_xlabel("seconds after the first send")
+    left.set_ylabel("output tok/s")
+    left.set_ylim(bottom=0)
+    left.legend(loc="upper right", fontsize="small")
+    right.hist(rates, bins=20, orientation="horizontal")
+    right.set_xlabel("count")
+    for panel in panels:
+        panel.grid(alpha=0.3)
+
+
+def percentile(ordered: Sequence[float], percent: float) -> float:
+    """Of ascending values, the nearest one."""
+    return ordered[round((len(ordered) - 1) * percent / 100)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ import aiohttp
 from vivace.bench.arrivals import arrival_times, arriving
 from vivace.bench.backends import Backend
 from vivace.bench.dialects import RequestSettings, dialect_of
+from vivace.bench.progress import Counter, shown
 from vivace.bench.transport import TIMEOUT_SECONDS, Client, Record
 from vivace.bench.workload import BenchError, Query
 
@@ -101,7 +101,7 @@ async def run(
 async def converse(client: Client, index: int, query: Query, counter: Counter) -> list[Record]:
     """The query, then its further turns; each repeats what was said before. Stops at an error."""
     record = await client.send(query, index)
-    counter.done += 1
+    counter.add(record.output_len, record.success)
     records = [record]
     for turn, question in enumerate(query.followups, 1):
         if not record.success:
@@ -110,7 +110,7 @@ async def converse(client: Client, index: int, query: Query, counter: Counter) -
         record = await client.send(query, index, turn)
         if record.prompt_tokens is not None:
             record.input_len = record.prompt_tokens
-        counter.done += 1
+        counter.add(record.output_len, record.success)
         records.append(record)
     return records
 
@@ -186,34 +186,6 @@ def open_session(load: Load) -> aiohttp.ClientSession:
         timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS),
         read_bufsize=READ_BUFFER,
     )
-
-
-@dataclass
-class Counter:
-    """Finished requests, for the progress line."""
-
-    total: int
-    done: int = 0
-
-
-@contextlib.contextmanager
-def shown(counter: Counter, enabled: bool) -> Iterator[None]:
-    """A progress line on stderr once a second (nothing when stderr is no terminal)."""
-    if not enabled or not sys.stderr.isatty():
-        yield
-        return
-
-    async def show() -> None:
-        while True:
-            print(f"\r{counter.done}/{counter.total} requests", end="", file=sys.stderr, flush=True)
-            await asyncio.sleep(1.0)
-
-    task = asyncio.get_running_loop().create_task(show())
-    try:
-        yield
-    finally:
-        task.cancel()
-        print(f"\r{counter.done}/{counter.total} requests", file=sys.stderr)
 
 
 @contextlib.contextmanager

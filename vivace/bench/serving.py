@@ -238,7 +238,20 @@ def report(
     if args.plot is not None:
         from vivace.bench.plot import draw
 
-        print(draw(outcome.records, args.plot or default_file(args).with_suffix(".png").name))
+        file = args.plot or default_file(args).with_suffix(".png").name
+        print(draw(outcome.records, file, title_of(args, outcome)))
+
+
+def title_of(args: argparse.Namespace, outcome: Outcome) -> str:
+    """What was measured, for the picture."""
+    limits = f"rate {number(args.request_rate)}"
+    if args.max_concurrency:
+        limits += f", at most {args.max_concurrency} at once"
+    what = f"{args.backend} {args.model or ''}".strip()
+    return (
+        f"{what}: {args.dataset_name}, {len(outcome.records)} requests, {limits}, "
+        f"{outcome.duration:.1f} s"
+    )
 
 
 def print_requests(queries: Sequence[Query], outcome: Outcome) -> None:
