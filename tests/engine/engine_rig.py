@@ -90,11 +90,17 @@ class Rig:
         eos_rate: float = 0.0,
         faults: Faults | None = None,
         late: bool = False,
+        cache_share: int | None = None,
         cost: Callable[[StepPlan], float] | None = None,
     ) -> None:
         self.settings = settings or EngineSettings(eos_ids=(EOS,))
         self.capacity = Capacity(
-            pages=pages, page_size=page_size, rows=rows, context=context, vocabulary=VOCABULARY
+            pages=pages,
+            page_size=page_size,
+            rows=rows,
+            context=context,
+            vocabulary=VOCABULARY,
+            cache_share=cache_share,
         )
         self.eos_rate = eos_rate
         self.clock = VirtualClock()
@@ -179,10 +185,15 @@ class Rig:
         """Until nothing lives; fails when the engine stops making progress."""
         self.turn()
         for _ in range(limit):
-            if self.loop.patience() is None:
+            if self.loop.patience() != 0.0:
                 return
             self.turn()
         raise AssertionError(f"no progress: {self.scheduler.state()}")
+
+    def rest(self, seconds: float) -> None:
+        """Nobody comes for so long; what an idle engine does by itself, it does."""
+        self.clock.now += seconds
+        self.run()
 
     def expected(self, key: int) -> list[int]:
         """Every output token the request should produce, resumed ones included."""

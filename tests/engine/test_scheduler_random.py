@@ -52,6 +52,7 @@ def rigs(draw: st.DrawFn) -> Rig:
         context=draw(st.sampled_from([24, 60])),
         eos_rate=draw(st.sampled_from([0.0, 0.1])),
         late=draw(st.booleans()),
+        cache_share=draw(st.sampled_from([None, 0, 24 // page_size])),
     )
 
 
@@ -116,6 +117,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(count=st.integers(1, 6))
     def turn(self, count: int) -> None:
         self.rig.turn(count)
+
+    @rule(seconds=st.sampled_from([1.0, 6.0, 700.0]))
+    def pause(self, seconds: float) -> None:
+        self.rig.clock.now += seconds
+        self.rig.turn(2)
 
     def teardown(self) -> None:
         if not hasattr(self, "rig"):

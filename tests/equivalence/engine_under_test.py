@@ -15,6 +15,7 @@ from served_toy import write_toy_llama
 
 from vivace.checkpoint.source import locate
 from vivace.config import Config, from_arguments, resolve
+from vivace.engine.compaction import FORGET_SECONDS
 from vivace.engine.executor import InProcessExecutor
 from vivace.engine.loop import Loop
 from vivace.engine.scheduler import Scheduler
@@ -64,6 +65,16 @@ class Answer:
     logprobs: list[TokenLogprob] = field(default_factory=list)
 
 
+class Clock:
+    """The time, and what of it is only said to have passed."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.ahead
+
+
 class Engine:
     """Runs requests to their end, inline."""
 
@@ -74,14 +85,15 @@ class Engine:
             depth=setting.depth,
             retract_every=5 if setting.retraction else 0,
         )
-        self._scheduler = Scheduler(settings, worker.capacity, time.monotonic)
+        self._clock = Clock()
+        self._scheduler = Scheduler(settings, worker.capacity, self._clock)
         self._loop = Loop(
             self._scheduler,
             InProcessExecutor(worker),
             self._mailbox,
             depth=setting.depth,
             epoch=0,
-            clock=time.monotonic,
+            clock=self._clock,
         )
         self._keys = itertools.count(1)
         self.retractions = 0
@@ -105,6 +117,21 @@ class Engine:
                     for delta in message.deltas:
                         self._book(delta, answers[names[delta.key]], finished)
         return answers
+
+    def rest(self) -> int:
+        """Nobody comes for long; returns the tokens that are cached in the end: half of those
+        before, because that is made the share of the prefix cache."""
+        leases = self._scheduler._leases
+        leases._share.first = leases.cached // 2
+        self._loop.turn(0)
+        self._clock.ahead += 2 * FORGET_SECONDS
+        while self._loop.patience() == 0.0:
+            self._loop.turn(0)
+        return self._scheduler.state().cached_tokens
+
+    def resident(self) -> float:
+        """GiB of the pool with memory behind them"""
+        return self._scheduler.state().memory["kvcache_resident"]
 
     def _book(self, delta: Delta, answer: Answer, finished: set[int]) -> None:
         assert delta.index == len(answer.tokens)

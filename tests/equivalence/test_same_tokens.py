@@ -33,7 +33,7 @@ from vivace.protocol.request import Request
 SETTINGS = {
     "batch": [1, 7, 32],
     "chunk": [-1, 1, 17, 64],
-    "radix": ["off", "cold", "warm", "partly evicted"],
+    "radix": ["off", "cold", "warm", "partly evicted", "moved"],
     "depth": [1, 2],
     "page": [1, 16],
     "mixed": [False, True],
@@ -113,3 +113,9 @@ def warm(engine: Engine, setting: Setting, requests: list[Request]) -> None:
     if setting.radix == "partly evicted":
         engine.run(requests)
         engine.run(toy_requests(COUNT, stream=False, seed=99))
+    if setting.radix == "moved":
+        engine.run(toy_requests(COUNT, stream=False, seed=99))
+        engine.run(requests[::2])
+        before = engine.resident()
+        assert engine.rest() > 0
+        assert engine.resident() < before

@@ -21,10 +21,17 @@ TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=14)
 
 
 class LeaseMachine(RuleBasedStateMachine):
-    @initialize(page_size=st.sampled_from([1, 3]), cache=st.booleans())
-    def start(self, page_size: int, cache: bool) -> None:
+    @initialize(
+        page_size=st.sampled_from([1, 3]),
+        cache=st.booleans(),
+        share=st.sampled_from([None, 0, 5]),
+    )
+    def start(self, page_size: int, cache: bool, share: int | None) -> None:
         self.size = page_size
-        self.leases = Leases(16, page_size, prefix_cache=cache)
+        self.share = share
+        self.peak = 0
+        """most pages in use at once, since memory was given back"""
+        self.leases = Leases(16, page_size, prefix_cache=cache, cache_share=share)
         self.open: list[tuple[Lease, list[int]]] = []
         self.content: dict[int, tuple[int, ...]] = {}
         """page -> the tokens up to its end, as written by its owner"""
@@ -73,6 +80,23 @@ class LeaseMachine(RuleBasedStateMachine):
             self.leases.close(self.open.pop()[0])
 
     @precondition(lambda self: not self.open)
+    @rule(most=st.sampled_from([1, 2, 99]))
+    def compact(self, most: int) -> None:
+        """What is cached has its content where it is now, and none is in a page given back."""
+        moves, vacant = self.leases.compact(most)
+        assert len(moves) <= most and not set(moves.values()) & set(moves)
+        for source, target in moves.items():
+            self.content[target] = self.content[source]
+        self.content = {page: text for page, text in self.content.items() if page < vacant}
+        assert self.leases.touched <= vacant
+        cached = self.leases.cached
+        if most == 99:
+            assert vacant == cached and self.leases.vacancy == 0
+        if self.share is not None and not self.leases.share_grown:
+            assert cached <= self.share
+        self.peak = self.leases.touched
+
+    @precondition(lambda self: not self.open)
     @rule()
     def clear(self) -> None:
         self.leases.clear()
@@ -83,6 +107,9 @@ class LeaseMachine(RuleBasedStateMachine):
     def conserved(self) -> None:
         assert self.leases.audit() == []
         assert self.leases.used + self.leases.available == self.leases.total
+        self.peak = max(self.peak, self.leases.used)
+        if self.share is not None and not self.leases.share_grown:
+            assert self.leases.touched <= max(self.peak, self.share)
         if not self.open:
             assert self.leases.used == 0
 

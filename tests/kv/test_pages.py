@@ -25,7 +25,9 @@ class PoolMachine(RuleBasedStateMachine):
             with pytest.raises(OutOfPages):
                 self.pool.take(count)
             return
+        before = self.pool.touched, self.pool.spare
         pages = self.pool.take(count)
+        assert self.pool.touched == before[0] + max(0, count - before[1])
         assert len(set(pages)) == count
         assert not set(pages) & set(self.counts)
         self.counts |= dict.fromkeys(pages, 1)
@@ -46,6 +48,26 @@ class PoolMachine(RuleBasedStateMachine):
         if not self.counts[page]:
             del self.counts[page]
 
+    @rule(data=st.data())
+    def move(self, data: st.DataObject) -> None:
+        pool = self.pool
+        holes = [page for page in range(pool.touched) if page not in self.counts]
+        count = data.draw(st.integers(0, min(len(holes), len(self.counts))))
+        sources = data.draw(st.permutations(sorted(self.counts)))[:count]
+        moves = dict(zip(sources, holes, strict=False))
+        pool.move(moves)
+        self.counts = {moves.get(page, page): n for page, n in self.counts.items()}
+
+    @rule(first=st.integers(0, TOTAL))
+    def vacate(self, first: int) -> None:
+        if any(page >= first for page in self.counts):
+            with pytest.raises(ValueError, match="some of them are held"):
+                self.pool.vacate(first)
+            return
+        before = self.pool.touched
+        self.pool.vacate(first)
+        assert self.pool.touched == min(before, first)
+
     @rule(page=st.integers(0, TOTAL - 1))
     def misuse(self, page: int) -> None:
         if page in self.counts:
@@ -57,6 +79,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @invariant()
     def conserved(self) -> None:
+        assert all(page < self.pool.touched for page in self.counts)
         assert self.pool.free == TOTAL - len(self.counts)
         assert all(self.pool.references(page) == n for page, n in self.counts.items())
         claims = [(f"owner {i}", [page]) for page, n in self.counts.items() for i in range(n)]

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -316,6 +317,12 @@ def test_slow_operations_are_told_unasked(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("vivace.configure.detect", lambda _: without, raising=False)
     monkeypatch.setattr("vivace.platforms.platform.detect", lambda _: without)
     assert any("changed" in line and "torch is slower" in line for line in lines_of())
+
+
+def test_summary_tells_the_share_of_cached_prefixes() -> None:
+    capacity = msgspec.structs.replace(CAPACITY, kv_bytes=4_000_000_000, cache_share=125)
+    rows = dict(summary_of(config(), capacity, "http://127.0.0.1:1").rows)
+    assert rows["memory"] == "269 MB of weights; KV up to 16,000 tokens, 4.00 GB (prefixes 500 MB)"
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,7 @@ def test_names_types_and_labels() -> None:
             for rank in ("tp_rank", "pp_rank", "dp_rank"):
                 assert sample.labels[rank] == "0"
     assert found == THERE
+    assert "vivace:kv_resident_bytes{" in page
     assert values["sglang:engine_startup_time"] == 2.0
     assert values["sglang:engine_load_weights_time"] == 1.5
     assert values["sglang:cache_config_info"] == 1.0

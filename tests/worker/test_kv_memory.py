@@ -59,3 +59,27 @@ def test_a_scrubbed_token_is_zero_and_its_neighbours_stay(dtype):
     assert not read[5].any()
     others = [i for i in range(12) if i != 5]
     assert torch.equal(read[others], restored(stored(x[others], dtype), 32))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_vacated_pages_are_finite_and_the_others_stay(dtype):
+    memory, _ = filled(dtype)
+    before = [layer.clone() for layer in memory.layers]
+    versions = memory.versions.copy()
+    memory.vacate(1)
+    for layer, old, numbers in zip(memory.layers, before, LAYERS, strict=True):
+        assert torch.equal(layer[0], old[0])
+        assert restored(layer, numbers.head_dim).isfinite().all()
+    assert memory.versions[0] == versions[0] and (memory.versions[1:] > versions[1:]).all()
+
+
+def test_memory_of_vacated_pages_goes_back():
+    memory = PagedKV(LAYERS, 1024, 16, torch.float32, torch.device("cpu"))
+    for layer in memory.layers:
+        layer.fill_(1)
+    memory.vacate(100)
+    for layer in memory.layers:
+        assert layer[:100].min() == 1
+        if memory.lazy:  # zeros are what the system gives for memory it took
+            assert not layer[101:1023].any()
+        assert layer[1024].min() == 1

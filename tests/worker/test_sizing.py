@@ -36,6 +36,16 @@ def test_without_a_wish_the_pool_stays_modest():
     assert fit.context == 8192 and fit.rows == 256 and not fit.rewrites
 
 
+def test_cached_prefixes_take_as_much_as_one_longest_request_unless_a_size_is_asked_for():
+    assert size(demand()).cache_share == 8192 // 16
+    assert size(demand(context=100)).cache_share == 7
+    for asked in ({"static_fraction": 0.5}, {"max_total_tokens": 16_000}):
+        fit = size(demand(**asked))
+        assert fit.cache_share == fit.pages
+    small = size(demand(context=1 << 20))
+    assert small.cache_share == small.pages
+
+
 def test_the_fraction_covers_weights_and_kv():
     asked = demand(static_fraction=0.5)
     fit = size(asked)

@@ -130,7 +130,12 @@ def toy_worker(
         model,
         model.attention_layers,
         platform,
-        Size(pages=tokens // page_size, rows=rows, context=CONTEXT),
+        Size(
+            pages=tokens // page_size,
+            rows=rows,
+            context=CONTEXT,
+            cache_share=tokens // page_size,
+        ),
         page_size=page_size,
         dtype=activations,
         kv_dtype=settings.pop("kv_dtype", dtype),

@@ -102,10 +102,12 @@ class HttpOptions:
 class MemoryOptions:
     mem_fraction_static: float | None = option(
         help="Share for weights and KV of the memory that was free before loading; unset: for KV "
-        "a quarter of what is free after loading, at most 4 GiB."
+        "a quarter of what is free after loading, at most 4 GiB, of which cached prefixes take as "
+        "much as one longest request at first. Given: they may fill the pool."
     )
     max_total_tokens: int | None = option(
-        help="KV pool in tokens, as far as memory goes (--mem-fraction-static, or else 0.8)."
+        help="KV pool in tokens, as far as memory goes (--mem-fraction-static, or else 0.8). "
+        "Cached prefixes may fill it."
     )
     page_size: int | None = option(help="Tokens per KV page; prefix hits are whole pages.")
     disable_radix_cache: bool = option(False, "No prefix reuse between requests.")

@@ -115,9 +115,10 @@ class Loop:
         """How long a turn may wait for a message; None = nothing else can happen."""
         if self._in_flight or self._commands or self._scheduler.busy:
             return 0.0
-        if self._drains:
-            return max(0.0, min(deadline for _, deadline in self._drains) - self._clock())
-        return None
+        moments = [deadline for _, deadline in self._drains]
+        if (rest := self._scheduler.rest_until()) is not None:
+            moments.append(rest)
+        return max(0.0, min(moments) - self._clock()) if moments else None
 
     def turn(self, wait: float | None) -> bool:
         """One round; False when there was nothing to do."""

@@ -179,6 +179,9 @@ class OracleWorker:
         for copy in plan.copies:
             source, target = copy.source * size, copy.target * size
             self._memory[target : target + size] = self._memory[source : source + size]
+        if plan.vacant is not None:
+            first = plan.vacant * size
+            self._memory[first:] = [_UNWRITTEN] * (len(self._memory) - first)
 
     def _join(self, join: Join) -> None:
         if join.row in self._rows:

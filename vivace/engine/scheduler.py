@@ -15,6 +15,7 @@ from vivace.engine.admission import Admission
 from vivace.engine.batching import Batching
 from vivace.engine.clients import Clients
 from vivace.engine.commit import Commit
+from vivace.engine.compaction import Compaction
 from vivace.engine.dynamic_chunk import DynamicChunk
 from vivace.engine.gatekeeper import Gatekeeper
 from vivace.engine.ordering import ORDERS
@@ -55,7 +56,9 @@ class Scheduler:
             capacity.page_size,
             prefix_cache=settings.prefix_cache,
             eviction=settings.eviction,
+            cache_share=capacity.cache_share,
         )
+        self._compaction = Compaction(self._leases, lazy=capacity.cache_share is not None)
         order = ORDERS.get(settings.policy)(self._leases, settings.seed)
         self._roster = Roster(
             Rows(min(settings.rows, capacity.rows)),
@@ -78,7 +81,7 @@ class Scheduler:
         self._gatekeeper = Gatekeeper(settings, capacity)
         self._suspects = Suspects()
         self._flights: dict[int, Flight] = {}
-        self._landed = 0.0
+        self._landed = clock()
         """when the last step was booked"""
         self._number = 0
         self._tickets = 0
@@ -154,16 +157,27 @@ class Scheduler:
         """True while a request lives, or a delta waits to be sent."""
         return bool(self._roster.live or self._news)
 
+    def rest_until(self) -> float | None:
+        """When an idle engine has something to do by itself; None = never."""
+        return None if self._occupied else self._compaction.due(self._landed)
+
+    @property
+    def _occupied(self) -> bool:
+        """A sequence holds rows or pages."""
+        return bool(self._roster.live or self._roster.leaving)
+
     def plan(self, idle: bool) -> StepPlan | None:
         """The next step. None: nothing to do, or steps in flight have to be committed first.
 
         `idle`: no plan is in flight.
         """
+        if self._compaction.in_flight:
+            return None
         now = self._clock()
         self._expire(now)
         draft = self._next_draft(now, idle)
         if draft is None:
-            return None
+            return self._compact(now) if idle and not self._occupied else None
         self._number += 1
         self._flights[draft.number] = Flight(
             draft.chunks, draft.counts, draft.decodes, draft.suspects, now
@@ -171,6 +185,13 @@ class Scheduler:
         self._stats.planned(draft, now)
         leaves, self._roster.leaves = self._roster.leaves, []
         return draft.plan(leaves)
+
+    def _compact(self, now: float) -> StepPlan | None:
+        plan = self._compaction.plan(self._number + 1, self._landed, now, self._roster.leaves)
+        if plan is not None:
+            self._number += 1
+            self._roster.leaves = []
+        return plan
 
     def _next_draft(self, now: float, idle: bool) -> Draft | None:
         if not self._suspects:
@@ -190,6 +211,9 @@ class Scheduler:
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[Delta]:
         """Book the result of the oldest plan in flight."""
+        if self._compaction.in_flight:
+            self._compaction.landed()
+            return self._take_news()
         flight = self._flights.pop(plan.number)
         if flight.suspects:
             self._suspects.acquit()
@@ -213,6 +237,10 @@ class Scheduler:
         All running sequences join again where their confirmed KV ends; those of the failed step
         are tried in smaller and smaller groups. An offender is refused with status 500.
         """
+        if self._compaction.in_flight:
+            logger.error("step %d with copies of cached prefixes failed: %r", plan.number, error)
+            self._compaction.failed()
+            return self._take_news()
         flight = self._flights[plan.number]
         self._flights.clear()
         self._roster.rejoin(self._number - 1)
@@ -228,7 +256,7 @@ class Scheduler:
 
     def flush(self) -> bool:
         """Drop the prefix cache; False while requests live."""
-        if self._roster.live or self._roster.leaving:
+        if self._occupied or self._compaction.in_flight:
             return False
         self._leases.clear()
         return True
@@ -254,12 +282,20 @@ class Scheduler:
             memory={
                 "weight": self.capacity.weight_bytes / 2**30,
                 "kvcache": self.capacity.kv_bytes / 2**30,
+                "kvcache_resident": self._resident_bytes() / 2**30,
                 "token_capacity": float(self.capacity.tokens),
                 "graph": self.capacity.graph_bytes / 2**30,
             },
             pid=os.getpid(),
             instructions=self.capacity.instructions,
         )
+
+    def _resident_bytes(self) -> float:
+        """Of the KV pool: all of it, or where memory comes at the first touch, pages touched."""
+        capacity = self.capacity
+        if capacity.cache_share is None:
+            return float(capacity.kv_bytes)
+        return capacity.kv_bytes * self._leases.touched / capacity.pages
 
     def load(self) -> Load:
         return Load(

@@ -8,8 +8,10 @@ are published, so a page that is still being written has one reader, its writer.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from vivace.kv.cache_share import CacheShare
 from vivace.kv.eviction import EVICTIONS
 from vivace.kv.pages import PagePool
 from vivace.kv.prefix_tree import TOKEN_BYTES, Match, Node, PrefixTree
@@ -26,7 +28,8 @@ class Prefixes(Protocol):
     def insert(self, namespace: str, key: bytes, pages: list[int]) -> tuple[Node, int]: ...
     def lock(self, node: Node) -> None: ...
     def unlock(self, node: Node) -> None: ...
-    def evict(self, count: int) -> list[int]: ...
+    def evict(self, count: int, dropped: Callable[[bytes], None]) -> list[int]: ...
+    def move(self, moves: Mapping[int, int]) -> None: ...
     def clear(self) -> list[int]: ...
     def pages(self) -> list[int]: ...
     def audit(self, holders: list[Node]) -> list[str]: ...
@@ -55,8 +58,11 @@ class NoPrefixes:
     def unlock(self, node: Node) -> None:
         pass
 
-    def evict(self, count: int) -> list[int]:
+    def evict(self, count: int, dropped: Callable[[bytes], None]) -> list[int]:
         return []
+
+    def move(self, moves: Mapping[int, int]) -> None:
+        pass
 
     def clear(self) -> list[int]:
         return []
@@ -86,8 +92,15 @@ class Leases:
     """All pages of one device and their owners."""
 
     def __init__(
-        self, pages: int, page_size: int, *, prefix_cache: bool = True, eviction: str = "lru"
+        self,
+        pages: int,
+        page_size: int,
+        *,
+        prefix_cache: bool = True,
+        eviction: str = "lru",
+        cache_share: int | None = None,
     ) -> None:
+        """`cache_share`: pages (see CacheShare); None = the whole pool."""
         self.page_size = page_size
         self.total = pages
         self.evicted = 0
@@ -96,6 +109,7 @@ class Leases:
         self._prefixes: Prefixes = (
             PrefixTree(page_size, EVICTIONS.get(eviction)) if prefix_cache else NoPrefixes()
         )
+        self._share = CacheShare(pages, cache_share, page_size * TOKEN_BYTES)
         self._live: dict[int, Lease] = {}
 
     @property
@@ -118,6 +132,11 @@ class Leases:
         """Pages that live leases read or write."""
         return self.total - self.available
 
+    @property
+    def touched(self) -> int:
+        """Pages with memory behind them, where a device gives it at the first touch."""
+        return self._pool.touched
+
     def measure(self, namespace: str, key: bytes) -> int:
         """Cached pages of a packed prefix; changes nothing."""
         return self._prefixes.measure(namespace, key)
@@ -128,16 +147,25 @@ class Leases:
         self._prefixes.lock(match.node)
         lease = Lease(owner, namespace, match)
         self._live[id(lease)] = lease
+        stride = TOKEN_BYTES * self.page_size
+        self._share.ask(key[len(match.pages) * stride : most * stride])
         return lease
 
     def take(self, count: int) -> list[int]:
         """`count` pages for leases to append to; evicts. OutOfPages beyond `available`."""
-        short = count - self._pool.free
-        if short > 0:
-            gone = self._prefixes.evict(short)
-            self.evicted += len(gone)
-            self._pool.release(gone)
-        return self._pool.take(count)
+        pool = self._pool
+        fresh = count - pool.spare
+        if fresh > 0:
+            # More than the share would hold something; never fewer than the pool is short of.
+            beyond = self.total - pool.free + count - self._share.pages
+            if beyond > 0:
+                self._evict(min(beyond, fresh))
+        return pool.take(count)
+
+    def _evict(self, count: int) -> None:
+        gone = self._prefixes.evict(count, self._share.drop)
+        self.evicted += len(gone)
+        self._pool.release(gone)
 
     def put_back(self, pages: list[int]) -> None:
         """Pages from `take` that nobody needed after all."""
@@ -196,6 +224,41 @@ class Leases:
         if self._live:
             raise ValueError(f"{len(self._live)} sequences hold pages")
         self._pool.release(self._prefixes.clear())
+
+    @property
+    def vacancy(self) -> int:
+        """Pages whose memory could be given back while no lease is open."""
+        beyond = self._prefixes.evictable - self._share.pages
+        return 0 if self._live else self._pool.spare + max(0, beyond)
+
+    def compact(self, most: int) -> tuple[dict[int, int], int]:
+        """Cached prefixes move to the lowest pages, at most `most` pages of them at once.
+
+        Returns (page -> where its content has to be copied, the first page of those behind which
+        no memory is needed any more). ValueError while leases are open.
+        """
+        if self._live:
+            raise ValueError(f"{len(self._live)} sequences hold pages")
+        self._evict(self._prefixes.evictable - self._share.pages)
+        cached = sorted(self._prefixes.pages())
+        edge = len(cached)
+        low = [page for page in cached if page < edge]
+        holes = sorted(set(range(edge)).difference(low))
+        moves = dict(zip(reversed(cached[len(low) :][-most:]), holes, strict=False))
+        self._pool.move(moves)
+        self._prefixes.move(moves)
+        left = cached[: edge - len(moves)]
+        vacant = max([*left[-1:], *moves.values()], default=-1) + 1
+        self._pool.vacate(vacant)
+        return moves, vacant
+
+    def forget_returns(self) -> None:
+        """The share of the prefix cache is what it was at first."""
+        self._share.forget()
+
+    @property
+    def share_grown(self) -> bool:
+        return self._share.pages > self._share.first
 
     def audit(self) -> list[str]:
         """Findings; empty when every page is explained exactly once and every lock is held."""

@@ -1,4 +1,4 @@
-"""Which KV pages are free and which are held."""
+"""Which KV pages are free and which are held, and behind which there is memory."""
 
 from __future__ import annotations
 
@@ -10,27 +10,44 @@ class OutOfPages(RuntimeError):
 
 
 class PagePool:
-    """Page ids 0..total-1. Every taken page has a reference count; at zero it is free again."""
+    """Page ids 0..total-1. Every taken page has a reference count; at zero it is free again.
+
+    Pages from `touched` on were never taken, or were vacated: where a device gives memory at the
+    first touch there is none behind them. Free pages below are taken first, then the lowest.
+    """
 
     def __init__(self, total: int) -> None:
         if total < 1:
             raise ValueError(f"a pool needs at least one page, not {total}")
         self.total = total
-        self._free = list(range(total - 1, -1, -1))
+        self.touched = 0
+        self._free: list[int] = []
+        """of those below `touched`"""
         self._references = [0] * total
 
     @property
     def free(self) -> int:
+        return len(self._free) + self.total - self.touched
+
+    @property
+    def spare(self) -> int:
+        """Free pages below `touched`."""
         return len(self._free)
 
     def take(self, count: int) -> list[int]:
         """`count` free pages, each with one reference. OutOfPages leaves the pool unchanged."""
-        if count > len(self._free):
-            raise OutOfPages(f"{count} pages asked for, {len(self._free)} of {self.total} free")
         if count <= 0:
             return []
-        pages = self._free[-count:]
-        del self._free[-count:]
+        fresh = count - len(self._free)
+        if fresh <= 0:
+            pages = self._free[-count:]
+            del self._free[-count:]
+        elif self.touched + fresh <= self.total:
+            pages = [*self._free, *range(self.touched, self.touched + fresh)]
+            self._free.clear()
+            self.touched += fresh
+        else:
+            raise OutOfPages(f"{count} pages asked for, {self.free} of {self.total} free")
         references = self._references
         for page in pages:
             references[page] = 1
@@ -55,6 +72,22 @@ class PagePool:
             if not left:
                 free.append(page)
 
+    def move(self, moves: dict[int, int]) -> None:
+        """Who holds page `source` holds `moves[source]` instead, a free one below `touched`."""
+        references, targets = self._references, set(moves.values())
+        if len(targets) < len(moves) or any(references[page] for page in targets):
+            raise ValueError(f"pages move to {sorted(targets)}, and not all of them are free")
+        for source, target in moves.items():
+            references[target], references[source] = references[source], 0
+        self._free = [page for page in self._free if page not in targets] + list(moves)
+
+    def vacate(self, first: int) -> None:
+        """There is no memory behind pages from `first` on. ValueError where one is held."""
+        if any(self._references[first:]):
+            raise ValueError(f"pages from {first} on are vacated, and some of them are held")
+        self._free = [page for page in self._free if page < first]
+        self.touched = min(self.touched, first)
+
     def references(self, page: int) -> int:
         return self._references[page]
 
@@ -65,9 +98,9 @@ class PagePool:
         for _, pages in owners:
             for page in pages:
                 counts[page] += 1
-        free = set(self._free)
+        free = {*self._free, *range(self.touched, self.total)}
         findings = []
-        if len(free) != len(self._free):
+        if len(free) != self.free:
             findings.append("the free list holds a page twice")
         wrong = counts != self._references or len(free) != counts.count(0)
         if wrong or any(counts[page] for page in free):

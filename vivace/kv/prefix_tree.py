@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count as count_up
 
 from vivace.kv.eviction import Eviction, least_recently_used
@@ -130,8 +130,9 @@ class PrefixTree:
                 self._offer(here)
             here = parent
 
-    def evict(self, count: int) -> list[int]:
-        """Forget up to `count` pages of unlocked leaves, least valuable first; returns them."""
+    def evict(self, count: int, dropped: Callable[[bytes], None] = lambda key: None) -> list[int]:
+        """Forget up to `count` pages of unlocked leaves, least valuable first; returns them.
+        `dropped` is told the tokens of each run of them."""
         gone: list[int] = []
         while len(gone) < count and self._heap:
             rank, _, node = heapq.heappop(self._heap)
@@ -141,8 +142,15 @@ class PrefixTree:
             if rank != self._rank(node):
                 self._offer(node)
                 continue
-            self._trim(node, count - len(gone), gone)
+            keep = max(0, len(node.pages) - count + len(gone))
+            dropped(node.key[keep * self._stride :])
+            self._trim(node, keep, gone)
         return gone
+
+    def move(self, moves: Mapping[int, int]) -> None:
+        """What page `source` holds is in `moves[source]` from now on."""
+        for node in self.nodes():
+            node.pages = [moves.get(page, page) for page in node.pages]
 
     @property
     def namespaces(self) -> int:
@@ -256,8 +264,7 @@ class PrefixTree:
         if not root.children and not root.locks:
             self._roots.pop(root.key.decode("utf-8", "surrogatepass"), None)
 
-    def _trim(self, node: Node, count: int, gone: list[int]) -> None:
-        keep = max(0, len(node.pages) - count)
+    def _trim(self, node: Node, keep: int, gone: list[int]) -> None:
         taken = node.pages[keep:]
         gone += taken
         self.size -= len(taken)

@@ -131,6 +131,10 @@ class Platform(Protocol):
         """Free memory now."""
         ...
 
+    def trim(self) -> None:
+        """Give memory that is kept for the next step back to the system: none comes for a while."""
+        ...
+
 
 def detect(device: str | None) -> PlatformFacts:
     """Facts of `device` (None or "auto" = the best one this version can use). No torch.

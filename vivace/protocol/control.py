@@ -71,7 +71,7 @@ class EngineState(msgspec.Struct, kw_only=True, tag="state"):
     """findings of the KV audit; empty when every page has exactly one explanation"""
     metrics: Metrics
     memory: dict[str, float] = {}
-    """weight, kvcache, token_capacity, graph: GB, tokens"""
+    """weight, kvcache, kvcache_resident, graph: GB; token_capacity: tokens"""
     executor: str = ""
     pid: int = 0
     instructions: str = ""
@@ -116,6 +116,9 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     vocabulary: int
     weight_bytes: int = 0
     kv_bytes: int = 0
+    cache_share: int | None = None
+    """pages beyond which cached prefixes go before memory is taken for new ones (see
+    kv/cache_share.py); None: all pages have their memory, there is none to take or give back"""
     graph_bytes: int = 0
     """of captured steps and their buffers"""
     available_bytes: int = 0

@@ -42,7 +42,7 @@ class Copy(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepPlan(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, tag="plan"):
-    """One step, applied in this order: leaves, joins, grants, copies, then the spans run.
+    """One step, applied in this order: leaves, joins, grants, copies, vacant, then the spans run.
 
     `counts[i]` tokens of row `rows[i]` are computed, starting where the worker's row stands. If
     that reaches the last known token of the row, one token is drawn and becomes known.
@@ -56,6 +56,9 @@ class StepPlan(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, ta
     grants: list[tuple[int, list[int]]] = []
     """(row, page ids to append)"""
     copies: list[Copy] = []
+    vacant: int | None = None
+    """after the copies, pages from this one on hold nothing: the device may give their memory back
+    to the system; what they read as until they are written again is finite"""
 
 
 class StepResult(msgspec.Struct, omit_defaults=True, kw_only=True, tag="result"):

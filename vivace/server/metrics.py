@@ -16,7 +16,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from vivace.protocol.control import Histogram, Metrics, Series
+from vivace.protocol.control import EngineState, Histogram, Metrics, Series
 from vivace.server.body import Body
 from vivace.server.context import Context
 from vivace.server.errors import Refusal
@@ -36,6 +36,7 @@ async def metrics(context: Context, _request: web.Request, _body: Body) -> web.R
     labels = {"model_name": context.served.name, "engine_type": ENGINE_TYPE, **RANKS}
     found = [
         *families([*series(state.metrics), *cache_config(context)], labels),
+        resident_kv(state, labels),
         *context.http_metrics.families(list(labels), list(labels.values())),
     ]
     page = exposition(found)
@@ -77,6 +78,14 @@ def cache_config(context: Context) -> Iterator[Series]:
     if capacity is not None:
         sizes = {"page_size": str(capacity.page_size), "num_pages": str(capacity.pages)}
         yield Series("cache_config_info", sizes, 1.0)
+
+
+def resident_kv(state: EngineState, labels: dict[str, str]) -> Metric:
+    """How much of the KV pool has memory behind it; SGLang has no such number."""
+    text = "Bytes of the KV pool that have memory behind them."
+    gauge = GaugeMetricFamily("vivace:kv_resident_bytes", text, labels=list(labels))
+    gauge.add_metric(list(labels.values()), state.memory.get("kvcache_resident", 0.0) * 2**30)
+    return gauge
 
 
 def families(found: Iterable[Series], labels: dict[str, str]) -> Iterator[Metric]:

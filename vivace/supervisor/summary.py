@@ -69,8 +69,24 @@ def size_of_model(config: Config) -> list[str]:
 
 
 def memory_text(capacity: Capacity) -> str:
-    kv = f"{size_text(capacity.kv_bytes)} for {capacity.tokens:,} tokens of KV cache"
-    return f"{size_text(capacity.weight_bytes)} of weights, {kv}"
+    """Of the pool, what it may take at most; and of that, cached prefixes."""
+    kv = f"{capacity.tokens:,} tokens, {size_text(capacity.kv_bytes)}"
+    if (share := share_bytes(capacity)) is not None:
+        kv = f"up to {kv} (prefixes {size_text(share)})"
+    return f"{size_text(capacity.weight_bytes)} of weights; KV {kv}"
+
+
+def share_bytes(capacity: Capacity) -> int | None:
+    """Which part of the pool cached prefixes take at first; None where it is no question."""
+    share = capacity.cache_share
+    return None if share is None else capacity.kv_bytes * share // capacity.pages
+
+
+def share_text(capacity: Capacity) -> str:
+    share = share_bytes(capacity)
+    if share is None:
+        return "up to the whole pool"
+    return f"up to {size_text(share)}, more when they keep coming back"
 
 
 def limits_text(capacity: Capacity) -> str:
@@ -90,6 +106,7 @@ def details(config: Config, capacity: Capacity) -> tuple[Row, ...]:
     return (
         ("architecture", f"{facts.architecture}, {facts.layers} layers"),
         ("dtype", str(config.model.dtype)),
+        ("cached prefixes", share_text(capacity)),
         ("captured steps", size_text(capacity.graph_bytes) if capacity.graph_bytes else "none"),
         ("page size", f"{capacity.page_size} tokens"),
         ("prefill chunk", chunk_text(config.schedule.chunked_prefill_size)),

@@ -198,6 +198,7 @@ def assemble(
         vocabulary=vocabulary,
         weight_bytes=weight_bytes,
         kv_bytes=kv.nbytes,
+        cache_share=fit.cache_share if kv.lazy else None,
         graph_bytes=runner.nbytes,
         available_bytes=platform.available_bytes(),
         rewrites=(*rewrites, *fit.rewrites, *captures.rewrites),
@@ -213,6 +214,7 @@ def assemble(
             model, platform.sampling(), slots, vocabulary, original_logprobs=original_logprobs
         ),
         inputs=inputs,
+        trim=platform.trim,
     )
 
 

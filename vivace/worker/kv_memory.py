@@ -1,4 +1,4 @@
-"""Keys and values of all layers in one lazily committed allocation."""
+"""Keys and values of all layers."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ import torch
 from torch import Tensor
 
 from vivace.platforms.attention import AttentionLayer
+from vivace.platforms.memory import zeroed_memory
 from vivace.platforms.ops.cache import stored_width
 from vivace.protocol.step import Copy
-
-ALIGNMENT = 64
-"""bytes: a cache line, and a full vector register"""
 
 
 class PagedKV:
@@ -21,7 +19,8 @@ class PagedKV:
     behind each head's numbers; see platforms/attention.py.
 
     The extra page behind the pool is never written: it pads page lists, so that what a masked
-    position reads is finite. Memory is committed by the operating system when first touched.
+    position reads is finite. On a CPU memory comes when a page is first touched (`lazy`), and
+    `vacate` gives it back.
     """
 
     def __init__(
@@ -40,9 +39,13 @@ class PagedKV:
         }
         if sorted(shapes) != list(range(len(shapes))):
             raise ValueError(f"attention layers must be numbered from 0, got {sorted(shapes)}")
+        widths = [heads * width for _, (heads, width) in sorted(shapes.items())]
+        self._page_bytes = [2 * page_size * width * dtype.itemsize for width in widths]
+        self._memory = [zeroed_memory((pages + 1) * size, device) for size in self._page_bytes]
+        self.lazy = all(memory.lazy for memory in self._memory)
         self.layers = [
-            _zeros((pages + 1, page_size, 2, *shapes[index]), dtype, device)
-            for index in range(len(shapes))
+            memory.tensor.view(dtype).view(pages + 1, page_size, 2, *shapes[index])
+            for index, memory in enumerate(self._memory)
         ]
 
     @property
@@ -68,6 +71,12 @@ class PagedKV:
         for layer in self.layers:
             layer.index_copy_(0, targets, layer.index_select(0, sources))
 
+    def vacate(self, first: int) -> None:
+        """Give the memory of pages from `first` on back; they read as zeros or as they were."""
+        self.versions[first:] += 1
+        for memory, size in zip(self._memory, self._page_bytes, strict=True):
+            memory.give_back(first * size, self.pages * size)
+
     def scrub(self, slots: Tensor) -> None:
         """Forget `slots[n]`: numbers that are not finite must not stay where others may read."""
         self.versions[slots.numpy() // self.page_size] += 1
@@ -81,12 +90,3 @@ def bytes_per_token(layers: Sequence[AttentionLayer], dtype: torch.dtype) -> int
         layer.index: 2 * layer.kv_heads * stored_width(layer.head_dim, dtype) for layer in layers
     }
     return sum(elements.values()) * dtype.itemsize
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    nbytes = int(np.prod(shape)) * dtype.itemsize
-    raw = np.zeros(nbytes + ALIGNMENT, dtype=np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
-    return torch.from_numpy(raw[start : start + nbytes]).view(dtype).view(shape)

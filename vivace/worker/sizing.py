@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vivace.errors import CannotStart
@@ -65,6 +65,9 @@ class Size:
     pages: int
     rows: int
     context: int
+    cache_share: int
+    """pages (Capacity.cache_share): those of one request of the whole context, which may be a
+    conversation that pauses; all of them when the size was asked for"""
     rewrites: tuple[Rewrite, ...] = ()
     """settings that did not fit as they were"""
 
@@ -78,10 +81,15 @@ def size(demand: Demand) -> Size:
     tokens = pages * page
     if pages < 1 or tokens < min(SMALLEST_POOL_TOKENS, demand.context):
         raise SizingError(_too_small(demand, allowed))
-    fit = Size(pages=pages, rows=min(demand.rows, tokens), context=_context(demand, tokens))
-    return Size(
-        pages=fit.pages, rows=fit.rows, context=fit.context, rewrites=tuple(_rewrites(demand, fit))
+    context = _context(demand, tokens)
+    asked = demand.static_fraction is not None or demand.max_total_tokens is not None
+    fit = Size(
+        pages=pages,
+        rows=min(demand.rows, tokens),
+        context=context,
+        cache_share=pages if asked else min(pages, -(-context // page)),
     )
+    return replace(fit, rewrites=tuple(_rewrites(demand, fit)))
 
 
 def _context(demand: Demand, tokens: int) -> int:

@@ -47,7 +47,9 @@ class Worker:
         runner: Runner,
         head: Head,
         inputs: StepInputs,
+        trim: Callable[[], None],
     ) -> None:
+        """`trim`: as in `Platform`."""
         self.capacity = capacity
         self._slots = slots
         self._kv = kv
@@ -55,12 +57,16 @@ class Worker:
         self._runner = runner
         self._head = head
         self._inputs = inputs
+        self._trim = trim
 
     def run(self, plan: StepPlan) -> StepResult:
         started = time.perf_counter()
         with torch.inference_mode():
             self._slots.apply(plan)
             self._kv.copy(plan.copies)
+            if plan.vacant is not None:
+                self._kv.vacate(plan.vacant)
+                self._trim()
             if not plan.rows:
                 return StepResult(number=plan.number, advanced=[], tokens=[])
             step, spans = self._inputs.gather(plan, self._attention)

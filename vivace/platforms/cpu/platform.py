@@ -8,7 +8,7 @@ import torch
 
 from vivace.platforms.attention import AttentionBackend, AttentionLayer, KVMemory
 from vivace.platforms.cpu import facts as cpu
-from vivace.platforms.cpu.allocator import keep_freed_blocks
+from vivace.platforms.cpu.allocator import keep_freed_blocks, return_freed_blocks
 from vivace.platforms.cpu.attention import CpuAttention
 from vivace.platforms.cpu.deterministic import BatchInvariantAttention, batch_invariant
 from vivace.platforms.cpu.graphs import CpuGraphs
@@ -70,6 +70,9 @@ class NativePlatform:
     def available_bytes(self) -> int:
         return cpu.memory()[1]
 
+    def trim(self) -> None:
+        return_freed_blocks()
+
 
 class TorchPlatform:
     """Platform of torch's CPU operations."""
@@ -103,3 +106,6 @@ class TorchPlatform:
 
     def available_bytes(self) -> int:
         return cpu.memory()[1]
+
+    def trim(self) -> None:
+        return_freed_blocks()

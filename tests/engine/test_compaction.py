@@ -1,0 +1,110 @@
+"""An idle engine gives memory back: cached prefixes stay, and nobody reads what is gone.
+
+The oracle forgets what lies in vacated pages and checks every page that is read.
+"""
+
+from __future__ import annotations
+
+import pytest
+from engine_rig import EOS, Rig
+
+from vivace.engine.compaction import FORGET_SECONDS, IDLE_SECONDS, MOST_COPIES
+from vivace.engine.settings import EngineSettings
+
+PROMPT = list(range(10, 50))
+SETTINGS = EngineSettings(eos_ids=(EOS,), depth=1)
+
+
+def burst(rig: Rig, first: int, count: int = 6) -> None:
+    """Requests that run together, with nothing in common."""
+    for key in range(first, first + count):
+        rig.send(key, [key] * 20, 12, ignore_eos=True)
+    rig.run()
+    for key in range(first, first + count):
+        rig.check(key)
+
+
+def touched(rig: Rig) -> int:
+    return rig.scheduler._leases.touched
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("late", [False, True])
+def test_after_a_burst_memory_goes_back_and_the_conversation_stays(depth: int, late: bool) -> None:
+    settings = EngineSettings(eos_ids=(EOS,), depth=depth)
+    rig = Rig(settings, pages=200, cache_share=16, late=late)
+    burst(rig, 1)
+    rig.send(7, PROMPT, 8, ignore_eos=True)
+    rig.run()
+    assert touched(rig) > 16
+    rig.rest(IDLE_SECONDS)
+    assert touched(rig) == rig.scheduler._leases.cached == 16
+    rig.send(8, PROMPT + rig.answers[7].tokens + [5], 8, ignore_eos=True)
+    rig.run()
+    rig.check(8)
+    assert rig.answers[8].deltas[-1].cached_tokens == (len(PROMPT) + 7) // 4 * 4
+    rig.at_rest()
+
+
+def test_nothing_happens_before_its_time_or_twice() -> None:
+    rig = Rig(SETTINGS, pages=200, cache_share=16)
+    burst(rig, 1)
+    before = touched(rig)
+    patience = rig.loop.patience()
+    assert patience is not None and 0 < patience <= IDLE_SECONDS
+    rig.rest(IDLE_SECONDS / 2)
+    assert touched(rig) == before
+    rig.rest(IDLE_SECONDS)
+    assert touched(rig) == 16
+    assert rig.loop.patience() is None
+
+
+def test_a_device_that_has_its_memory_anyway_is_left_alone() -> None:
+    rig = Rig(SETTINGS, pages=200)
+    burst(rig, 1)
+    cached = rig.scheduler.state().cached_tokens
+    assert rig.loop.patience() is None
+    rig.rest(10 * IDLE_SECONDS)
+    assert rig.scheduler.state().cached_tokens == cached
+
+
+def test_a_request_that_comes_meanwhile_waits_for_one_small_step() -> None:
+    pages = 4 * MOST_COPIES
+    settings = EngineSettings(eos_ids=(EOS,), depth=2, rows=64)
+    rig = Rig(settings, pages=pages, page_size=1, rows=64, cache_share=pages // 2, late=True)
+    for key in range(1, 21):
+        rig.send(key, [key] * 4, 8, ignore_eos=True)
+    rig.run()
+    rig.clock.now += IDLE_SECONDS
+    rig.turn()
+    rig.send(30, [3] * 4, 2, ignore_eos=True)
+    rig.turn(3)
+    rig.run()
+    rig.check(30)
+    rig.at_rest()
+
+
+def test_copies_that_fail_cost_the_cache_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(SETTINGS, pages=200, cache_share=16)
+    burst(rig, 1)
+    worker = rig.executor._runner
+    monkeypatch.setattr(worker, "_apply", lambda plan: 1 / 0 if plan.copies else None)
+    rig.rest(IDLE_SECONDS)
+    monkeypatch.undo()
+    assert rig.scheduler.state().cached_tokens == 0
+    burst(rig, 20)
+    rig.at_rest()
+
+
+def test_what_prefixes_have_earned_is_lost_when_nobody_comes_for_long() -> None:
+    rig = Rig(SETTINGS, pages=200, cache_share=16)
+    for _ in range(4):
+        for key in range(5):
+            rig.send(key, [key] * 20, 8, ignore_eos=True)
+            rig.run()
+    assert touched(rig) > 16
+    rig.rest(IDLE_SECONDS)
+    assert touched(rig) > 16
+    rig.rest(FORGET_SECONDS)
+    assert touched(rig) == 16
+    assert rig.loop.patience() is None

@@ -1,0 +1,55 @@
+"""Buffers whose memory goes back to the system in parts."""
+
+from __future__ import annotations
+
+import mmap
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from vivace.platforms.memory import LazyMemory, zeroed_memory
+
+MIB = 1 << 20
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+@linux
+def test_memory_comes_with_the_first_touch_and_goes_back() -> None:
+    before = resident_bytes()
+    memory = zeroed_memory(256 * MIB, torch.device("cpu"))
+    assert memory.lazy and resident_bytes() - before < 32 * MIB
+    memory.tensor[: 128 * MIB] = 1
+    assert resident_bytes() - before > 96 * MIB
+    memory.give_back(64 * MIB, 256 * MIB)
+    assert resident_bytes() - before < 96 * MIB
+    assert bool((memory.tensor[: 64 * MIB] == 1).all()) and not memory.tensor[64 * MIB :].any()
+    memory.tensor[-1] = 7
+    assert memory.tensor[-1] == 7
+
+
+@linux
+@pytest.mark.parametrize("start", [0, 1, mmap.PAGESIZE - 1, mmap.PAGESIZE])
+@pytest.mark.parametrize("length", [0, 1, mmap.PAGESIZE, 3 * mmap.PAGESIZE])
+def test_nothing_outside_is_touched(start: int, length: int) -> None:
+    memory = LazyMemory(5 * mmap.PAGESIZE)
+    memory.tensor.fill_(1)
+    memory.give_back(start, start + length)
+    assert bool((memory.tensor[:start] == 1).all())
+    assert bool((memory.tensor[start + length :] == 1).all())
+
+
+def test_a_buffer_begins_with_a_system_page() -> None:
+    tensor = zeroed_memory(10, torch.device("cpu")).tensor
+    assert tensor.data_ptr() % 64 == 0 and len(tensor) == 10 and not tensor.any()
+
+
+@linux
+def test_more_than_there_is_address_space_for() -> None:
+    with pytest.raises(MemoryError, match="bytes for keys and values"):
+        LazyMemory(1 << 60)
