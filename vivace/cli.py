@@ -12,7 +12,7 @@ import vivace
 
 COMMANDS = {
     "serve": "start a server (OpenAI and SGLang compatible)",
-    "chat": "talk to a running server in the terminal",
+    "chat": "talk to a model in the terminal, or ask it one question",
     "bench": "measure a server, the engine, kernels: `vivace bench` lists how",
     "check": "is a deployment valid, does it fit? a file, scripts or one command",
     "deploy": "deployments as one file: import scripts, render for what starts them",
@@ -72,7 +72,7 @@ def obey(words: list[str]) -> int:
 def handlers() -> dict[str, Callable[[list[str]], int]]:
     return {
         "serve": lambda words: import_module("vivace.launch").main(words),
-        "chat": lambda words: import_module("vivace.chat").main(words),
+        "chat": lambda words: import_module("vivace.chat.command").main(words),
         "bench": bench,
         "check": check,
         "deploy": lambda words: import_module("vivace.deploy.command").main(words),

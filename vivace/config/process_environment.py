@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 KEYS_OF_THE_SERVER = ("VIVACE_API_KEY", "VIVACE_ADMIN_API_KEY")
 KEY_VARIABLES = ("VIVACE_API_KEY", "API_KEY", "OPENAI_API_KEY")
@@ -19,3 +20,15 @@ def client_key() -> str | None:
     """The key a client sends: of the first of KEY_VARIABLES that is set and not empty."""
     texts = (os.environ.get(name, "").strip() for name in KEY_VARIABLES)
     return next((text for text in texts if text), None)
+
+
+def state_folder() -> Path | None:
+    """Where the user's programs keep what outlives them: XDG_STATE_HOME/vivace. None without a
+    home."""
+    given = os.environ.get("XDG_STATE_HOME", "")
+    if given.startswith("/"):
+        return Path(given) / "vivace"
+    try:
+        return Path.home() / ".local" / "state" / "vivace"
+    except RuntimeError:
+        return None

@@ -82,6 +82,9 @@ WORKING = {
     "SGLANG_USE_MODELSCOPE": honoured("models come from ModelScope", "switch", "0"),
     "MODELSCOPE_CACHE": honoured("ModelScope's local cache", "text", "~/.cache/modelscope"),
     "XDG_CACHE_HOME": honoured("folder whose `huggingface` is HF_HOME", "text", "~/.cache"),
+    "XDG_STATE_HOME": honoured(
+        "folder whose `vivace/chat_history` has what was typed", "text", "~/.local/state"
+    ),
     "VIVACE_API_KEY": honoured("--api-key, where no list of processes shows it", "text"),
     "VIVACE_ADMIN_API_KEY": honoured("--admin-api-key, likewise", "text"),
     "VIVACE_EXECUTOR": honoured("test aid: `oracle[:seconds per step]` runs no model", "text"),

@@ -1,0 +1,152 @@
+"""What answers a chat in these tests, and a terminal to look at."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from vivace.chat.backend import Bit
+
+MARKDOWN = (
+    "# Gravity\n\nIt is a **force** that " + "pulls things together " * 8 + "\n\n- one\n- two\n"
+)
+
+
+class Scripted:
+    """Answers "echo: <last message>" in two bits; may fail or be interrupted behind the first."""
+
+    def __init__(self, trouble: BaseException | None = None, *, cut: bool = False) -> None:
+        self.asked: list[list[dict[str, str]]] = []
+        self.settings: list[dict[str, float]] = []
+        self.trouble = trouble
+        self.cut = cut
+
+    def describe(self) -> str:
+        return "scripted"
+
+    def answer(
+        self, messages: list[dict[str, str]], settings: Mapping[str, float]
+    ) -> Iterator[Bit]:
+        self.asked.append(messages)
+        self.settings.append(dict(settings))
+        yield Bit(text="echo: ", tokens=1)
+        if self.trouble is not None:
+            raise self.trouble
+        yield Bit(text=messages[-1]["content"], tokens=2, cut=self.cut)
+
+
+class Handler(BaseHTTPRequestHandler):
+    """A server of chat completions; some messages have answers of their own."""
+
+    seen: list[dict[str, Any]] = []
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        if self.path.startswith("/closed") and self.headers["Authorization"] != "Bearer secret":
+            self._send(401, b'{"error": {"message": "no key"}}')
+            return
+        self._send(200, json.dumps({"data": [{"id": "toy"}]}).encode())
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        Handler.seen.append({**body, "key": self.headers["Authorization"]})
+        asked = body["messages"][-1]["content"]
+        if asked == "bad":
+            self._send(400, b'{"error": {"message": "messages: refused"}}')
+        elif asked == "cut":
+            self._send(200, b'data: {"choices": [{"delta": {"content": "He"}}]}\n\n')
+        elif asked == "odd":
+            self._send(200, b"data: <html>\n\n")
+        elif asked == "markdown":
+            self._stream([MARKDOWN[at : at + 5] for at in range(0, len(MARKDOWN), 5)])
+        else:
+            self._stream(["Hé", "llo"])
+
+    def _stream(self, texts: list[str]) -> None:
+        events: list[Any] = [{"choices": [{"delta": {"content": text}}]} for text in texts]
+        events.append({"choices": [], "usage": {"completion_tokens": 7}})
+        lines = [f"data: {json.dumps(event)}\n\n" for event in events]
+        self._send(200, "".join([*lines, "data: [DONE]\n\n"]).encode())
+
+    def _send(self, status: int, data: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+@contextmanager
+def serving() -> Iterator[str]:
+    """The address of a server."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as httpd:
+        thread = threading.Thread(target=httpd.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{httpd.server_port}"
+        httpd.shutdown()
+        thread.join()
+
+
+class Terminal:
+    """As much of a terminal as answers use. `rewritten`: lines that were written again though they
+    had not changed."""
+
+    def __init__(self, width: int, height: int) -> None:
+        self.width, self.height = width, height
+        self.rows: list[str] = [""]
+        self.rewritten: list[str] = []
+        self._row = 0
+        self._before: dict[int, str] = {}
+
+    def write(self, text: str) -> int:
+        for piece in re.findall(r"\x1b\[[0-9;]*[A-Za-z]|\n|[^\x1b\n]+", text):
+            if piece == "\n":
+                self._down()
+            elif piece.startswith("\x1b["):
+                self._obey(piece[2:-1], piece[-1])
+            else:
+                self._put(piece)
+        return len(text)
+
+    def flush(self) -> None:
+        pass
+
+    @property
+    def text(self) -> list[str]:
+        rows = [row.rstrip() for row in self.rows]
+        while rows and not rows[-1]:
+            rows.pop()
+        return rows
+
+    def _down(self) -> None:
+        if self._before.pop(self._row, None) == self.rows[self._row]:
+            self.rewritten.append(self.rows[self._row])
+        self._row += 1
+        if self._row == len(self.rows):
+            self.rows.append("")
+
+    def _put(self, piece: str) -> None:
+        if self._row not in self._before and self.rows[self._row]:
+            self._before[self._row] = self.rows[self._row]
+            self.rows[self._row] = ""
+        self.rows[self._row] += piece
+        assert len(self.rows[self._row]) < self.width, "the terminal would break this line"
+
+    def _obey(self, number: str, what: str) -> None:
+        if what == "A":
+            top = max(0, len(self.rows) - self.height)
+            self._row = max(top, self._row - int(number))
+        elif what == "J":
+            del self.rows[self._row + 1 :]
+            self.rows[self._row] = ""
+        elif what == "K":
+            if self._row not in self._before and self.rows[self._row]:
+                pass  # the text of this line has just been written
+        else:
+            assert what == "m", f"unexpected code {what}"

@@ -1,0 +1,116 @@
+"""Answers on a terminal: what stands there in the end, and that nothing flickers on the way."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from chat_kit import MARKDOWN, Terminal
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from vivace.chat.layout import MarkdownLayout, PlainLayout
+from vivace.chat.screen import FormattedScreen, PassingScreen, printable, screen_for
+
+WIDTH = 40
+PIECES = [
+    "word ", "a **bold** one ", "`code` ", "longer-than-the-whole-line-of-this-terminal-is ", "\n",
+    "\n\n", "# Head\n", "- item\n", "  - nested\n", "1. first\n", "> quote\n", "---\n", "===\n",
+    "```python\n", "x = 1  # why\n", "```\n", "| a | b |\n|---|---|\n| 1 | 2 |\n", "    indented\n",
+    "<b>html</b> ", "Vec<T> ", "*", "**", "`", "#", "[x](http://y) ", "~~gone~~ ", "\t", "é漢 ",
+]  # fmt: skip
+
+
+def console() -> Console:
+    return Console(file=io.StringIO(), force_terminal=True, width=WIDTH, color_system=None)
+
+
+def shown(parts: list[str], layout: str, *, height: int = 500, pause: float = 1.0) -> Terminal:
+    """The terminal behind an answer in these parts; `pause`: seconds from one to the next."""
+    terminal, now = Terminal(WIDTH, height), [0.0]
+    made: Any = (MarkdownLayout if layout == "markdown" else PlainLayout)(console())
+    screen = FormattedScreen(terminal, made, lambda: height, lambda: now[0])  # type: ignore[arg-type]
+    for part in parts:
+        now[0] += pause
+        screen.add(part)
+    screen.end()
+    return terminal
+
+
+@pytest.mark.parametrize("layout", ["markdown", "plain"])
+@given(text=st.lists(st.sampled_from(PIECES), max_size=25).map("".join), data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_streamed_or_at_once_the_screen_is_the_same(
+    layout: str, text: str, data: st.DataObject
+) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
+    parts = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    streamed = shown(parts, layout)
+    assert streamed.text == shown([text], layout).text
+    assert not streamed.rewritten
+
+
+@pytest.mark.parametrize("layout", ["markdown", "plain"])
+def test_token_by_token_nothing_flickers(layout: str) -> None:
+    streamed = shown(list(MARKDOWN), layout)
+    assert streamed.text == shown([MARKDOWN], layout).text
+    assert not streamed.rewritten
+
+
+def test_words_are_not_broken_and_markdown_is_rendered() -> None:
+    lines = shown([MARKDOWN], "markdown").text
+    assert lines[0].strip() == "Gravity" and lines[1] == "" and "**" not in "".join(lines)
+    words = {word for line in lines for word in line.split()}
+    assert words == {"Gravity", "It", "is", "a", "force", "that", "pulls", "things", "together",
+                     "•", "one", "two"}  # fmt: skip
+    assert all(len(line) < WIDTH for line in lines)
+
+
+def test_html_and_plain_text_lose_nothing() -> None:
+    text = "Use Vec<T> and <b>bold</b>.\n\n<div>\nblock\n</div>\n"
+    for layout in ("markdown", "plain"):
+        together = " ".join(shown([text], layout).text)
+        for word in ("Vec<T>", "<b>bold</b>.", "<div>", "block", "</div>"):
+            assert word in together
+
+
+def test_an_answer_longer_than_the_screen() -> None:
+    text = "".join(f"line{n} of a long list\n" for n in range(60))
+    terminal = shown([text[at : at + 7] for at in range(0, len(text), 7)], "plain", height=10)
+    assert terminal.text == [f"line{n} of a long list" for n in range(60)]
+    code = "```\n" + text + "```\n"
+    terminal = shown([code[at : at + 7] for at in range(0, len(code), 7)], "markdown", height=10)
+    assert [line.strip() for line in terminal.text if line] == text.splitlines()
+
+
+def test_fast_answers_are_not_drawn_for_every_token() -> None:
+    class Counting(MarkdownLayout):
+        drawn = 0
+
+        def lines(self, block: str) -> list[str]:
+            Counting.drawn += 1
+            return super().lines(block)
+
+    screen = FormattedScreen(io.StringIO(), Counting(console()), lambda: 20, lambda: 5.0)
+    for letter in "many letters in no time at all":
+        screen.add(letter)
+    screen.end()
+    assert Counting.drawn == 2
+
+
+def test_where_no_terminal_is_text_passes_as_it_is() -> None:
+    out = io.StringIO()
+    make = screen_for(Console(file=out), plain=False)
+    screen = make()
+    assert isinstance(screen, PassingScreen)
+    screen.add("**a** ")
+    screen.add("\x1b[31mb")
+    assert out.getvalue() == "**a** [31mb"
+    screen.end()
+    assert out.getvalue().endswith("b\n")
+
+
+def test_answers_cannot_steer_the_terminal() -> None:
+    assert printable("a\x1b[2J\x07b\n\tc\x9b") == "a[2Jb\n\tc"

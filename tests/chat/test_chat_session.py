@@ -1,0 +1,260 @@
+"""Conversations, commands, one question, pipes: what is asked, shown and returned."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chat_kit import Handler, Scripted, serving
+from rich.console import Console
+
+from vivace.chat.backend import ChatError
+from vivace.chat.command import main
+from vivace.chat.conversation import Conversation
+from vivace.chat.lines import Lines
+from vivace.chat.remote import RemoteBackend
+from vivace.chat.screen import PassingScreen
+from vivace.chat.session import Session
+from vivace.config.process_environment import GIVE_A_KEY, KEY_VARIABLES
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    with serving() as url:
+        yield url
+
+
+def talk(backend: Scripted, lines: list[Any], system: str = "") -> tuple[str, str, Conversation]:
+    """(the answers, what was told besides, the conversation)"""
+    feed = iter(lines)
+
+    def ask(_: str) -> str:
+        try:
+            line = next(feed)
+        except StopIteration:
+            raise EOFError from None
+        if isinstance(line, BaseException):
+            raise line
+        return line
+
+    out, told, conversation = io.StringIO(), io.StringIO(), Conversation(system=system)
+    console = Console(file=told, width=200)
+    settings: dict[str, float] = {"max_tokens": 9}
+    session = Session(backend, conversation, settings, lambda: PassingScreen(out), console)
+    session.run(Lines(ask))
+    return out.getvalue(), told.getvalue(), conversation
+
+
+def contents(messages: list[dict[str, str]]) -> list[str]:
+    return [message["content"] for message in messages]
+
+
+def test_conversation_and_commands() -> None:
+    backend = Scripted()
+    lines = ["hi", "two \\", "lines", KeyboardInterrupt(), "/reset", "again", "/exit", "never"]
+    out, _, _ = talk(backend, lines, system="be nice")
+    assert out == "echo: hi\necho: two \nlines\necho: again\n"
+    system = {"role": "system", "content": "be nice"}
+    assert backend.asked[0] == [system, {"role": "user", "content": "hi"}]
+    assert contents(backend.asked[1]) == ["be nice", "hi", "echo: hi", "two \nlines"]
+    assert backend.asked[2] == [system, {"role": "user", "content": "again"}]
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["a\\", "b"], "a\nb"),
+        (['"""a', "", 'b"""'], "a\n\nb"),
+        (['"""', "a", '"""'], "a"),
+        (['"""one line"""'], "one line"),
+        (['"""a', "the input ends"], "a\nthe input ends"),
+        (["a\\"], "a"),
+    ],
+)
+def test_messages_of_several_lines(lines: list[str], message: str) -> None:
+    backend = Scripted()
+    talk(backend, lines)
+    assert [contents(asked) for asked in backend.asked] == [[message]]
+
+
+def test_system_command_starts_anew() -> None:
+    for line in ("/system be brief", "/set system be brief"):
+        backend = Scripted()
+        talk(backend, ["hi", line, "ho"])
+        assert contents(backend.asked[1]) == ["be brief", "ho"]
+
+
+def test_settings_are_sent_from_then_on() -> None:
+    backend = Scripted()
+    lines = ["a", "/set temperature 0.5", "/set top_k 3", "b", "/set max_tokens", "/set", "c"]
+    _, told, _ = talk(backend, lines)
+    assert backend.settings == [
+        {"max_tokens": 9},
+        {"max_tokens": 9, "temperature": 0.5, "top_k": 3},
+        {"temperature": 0.5, "top_k": 3},
+    ]
+    assert "temperature: 0.5" in told and "max_tokens: the model's default" in told
+    assert "everything else: the model's default" in told
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("/clera", "no command /clera; did you mean /clear?"),
+        ("/foo", "no command /foo; /help"),
+        ("/etc/passwd says what?", "behind a space"),
+        ("/set temprature 1", "did you mean 'temperature'?"),
+        ("/set temperature hot", "'hot' is not a number"),
+        ("/set max_tokens 1.5", "not a whole number"),
+        ("/set temperature nan", "not possible"),
+        ("/set max_tokens -1", "not possible"),
+        ("/save", "name of a file is missing"),
+        ("/regenerate", "nothing has been asked"),
+    ],
+)
+def test_commands_that_are_wrong_say_so_and_ask_nobody(line: str, words: str) -> None:
+    backend = Scripted()
+    _, told, _ = talk(backend, [line, "hi"])
+    assert words in told and len(backend.asked) == 1
+
+
+def test_regenerate_asks_the_same_again() -> None:
+    backend = Scripted()
+    _, _, conversation = talk(backend, ["a", "b", "/regenerate"])
+    assert backend.asked[1] == backend.asked[2]
+    assert contents(conversation.turns) == ["a", "echo: a", "b", "echo: b"]
+
+
+def test_save_writes_a_new_file(tmp_path: Path) -> None:
+    text, data = tmp_path / "chat.md", tmp_path / "chat.json"
+    _, told, conversation = talk(
+        Scripted(), ["hi", f"/save {text}", f"/save {data}", f"/save {text}", "/save /nope/x"]
+    )
+    assert json.loads(data.read_text()) == conversation.messages()
+    assert text.read_text() == "## user\n\nhi\n\n## assistant\n\necho: hi\n"
+    assert "exists already" in told and "/nope/x: No such file" in told
+
+
+def test_interrupt_stops_the_answer_only() -> None:
+    backend = Scripted(KeyboardInterrupt())
+    out, told, conversation = talk(backend, ["hi", "more"])
+    assert out == "echo: \n" * 2 and "[stopped]" in told
+    assert conversation.turns[1] == {"role": "assistant", "content": "echo: "}
+    assert len(backend.asked) == 2
+
+
+def test_an_answer_that_is_cut_off_says_so() -> None:
+    _, told, _ = talk(Scripted(cut=True), ["hi"])
+    assert "cut off after 2 tokens" in told and "max_tokens" in told
+
+
+@pytest.mark.parametrize(
+    ("words", "piped", "asked"),
+    [
+        (["What", "is it?"], "", "What is it?"),
+        (["Sum it up"], "text of a file\n", "text of a file\n Sum it up"),
+    ],
+)
+def test_one_question(
+    server: str,
+    words: list[str],
+    piped: str,
+    asked: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(piped))
+    assert main(["--url", server, "--system", "brief", *words]) == 0
+    assert capsys.readouterr() == ("Héllo\n", "")
+    assert contents(Handler.seen[-1]["messages"]) == ["brief", asked]
+    assert Handler.seen[-1]["max_tokens"] == 1024
+    assert main(["--url", server, "--max-tokens", "0", *words]) == 0
+    assert "max_tokens" not in Handler.seen[-1]
+
+
+@pytest.mark.parametrize(("question", "words"), [("bad", "refused"), ("cut", "broke off")])
+def test_a_question_without_an_answer_fails(
+    server: str,
+    question: str,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert main(["--url", server, question]) == 1
+    assert words in capsys.readouterr().err
+
+
+def test_a_setting_that_is_no_number_is_a_wrong_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["--temperature", "hot"])
+    assert left.value.code == 2 and "'hot' is not a number" in capsys.readouterr().err
+
+
+def test_remote_server(server: str) -> None:
+    backend = RemoteBackend(server + "/v1", "secret", None)
+    settings = {"temperature": 0.5, "max_tokens": 9}
+    bits = list(backend.answer([{"role": "user", "content": "hi"}], settings))
+    assert "".join(bit.text for bit in bits) == "Héllo" and bits[-1].tokens == 7
+    asked = Handler.seen[-1]
+    assert (asked["model"], asked["temperature"], asked["max_tokens"]) == ("toy", 0.5, 9)
+    assert asked["key"] == "Bearer secret" and "top_p" not in asked
+    with pytest.raises(ChatError, match="400: messages: refused"):
+        list(backend.answer([{"role": "user", "content": "bad"}], {}))
+
+
+def test_no_server(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--url", "http://127.0.0.1:9"]) == 1
+    assert "vivace serve" in capsys.readouterr().err.replace("\n", " ")
+    assert main(["--url", "ftp://x"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("lines", "code", "words"),
+    [
+        ("hi\n", 0, ""),
+        ("/foo\n", 1, "no command /foo"),
+        ("hi\nbad\nhi\n", 1, "400: messages: refused"),
+        ("cut\n", 1, "broke off"),
+        ("odd\n", 1, "no JSON"),
+        ("", 0, ""),
+    ],
+)
+def test_piped_lines_that_fail_are_in_the_exit_code(
+    server: str,
+    lines: str,
+    code: int,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(lines))
+    assert main(["--url", server]) == code
+    assert words in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_a_model_path_means_this_process(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--model-path", "/nope"]) == 2
+    told = capsys.readouterr().err.replace("\n", " ")
+    assert "means --local" in told and "is loaded" not in told and "no such file" in told
+    assert main(["--model-path", "/nope", "--url", "http://127.0.0.1:9"]) == 1
+    assert "one or the other" in capsys.readouterr().err.replace("\n", " ")
+    assert main(["--local", "--api-key", "x"]) == 1
+    assert "--local" in capsys.readouterr().err
+
+
+def test_a_server_with_a_key(
+    server: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in KEY_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert main(["--url", server + "/closed"]) == 1
+    told = capsys.readouterr().err.replace("\n", " ")
+    assert "401: no key" in told and GIVE_A_KEY in told
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    assert main(["--url", server + "/closed"]) == 0

@@ -1,0 +1,152 @@
+"""`vivace chat` in a pseudo-terminal, as somebody sits before it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from chat_kit import Handler, serving
+
+PATIENCE = 60.0
+
+
+class Sitting:
+    """A chat in a terminal of its own. `output` is all it has written, without colours."""
+
+    def __init__(self, *words: str, home: Path, columns: int = 60) -> None:
+        self._terminal, inner = pty.openpty()
+        fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
+        environment = {**os.environ, "TERM": "xterm", "XDG_STATE_HOME": str(home)}
+        environment.pop("COLUMNS", None)
+        environment.pop("INPUTRC", None)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "vivace", "chat", *words],
+            stdin=inner, stdout=inner, stderr=inner, env=environment, start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0) and None,
+        )  # fmt: skip
+        os.close(inner)
+        self.output = ""
+
+    def wait_for(self, pattern: str) -> str:
+        """What has come since the last call, up to this."""
+        deadline = time.monotonic() + PATIENCE
+        while (found := re.search(pattern, self.output, re.DOTALL)) is None:
+            assert self._more(deadline), f"no {pattern!r} in {self.output!r}"
+        passed, self.output = self.output[: found.end()], self.output[found.end() :]
+        return passed
+
+    def type(self, text: str) -> None:
+        os.write(self._terminal, text.encode())
+
+    def leave(self) -> int:
+        deadline = time.monotonic() + PATIENCE
+        while self._more(deadline):
+            pass
+        return self.process.wait(PATIENCE)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        os.close(self._terminal)
+
+    def _more(self, deadline: float) -> bool:
+        """Whether anything has come; False at the end, and when patience is."""
+        ready, _, _ = select.select([self._terminal], [], [], max(0, deadline - time.monotonic()))
+        if not ready:
+            return False
+        try:
+            data = os.read(self._terminal, 65536)
+        except OSError:
+            return False
+        self.output += re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", data.decode())
+        return bool(data)
+
+
+Sit = Callable[..., Sitting]
+
+
+@pytest.fixture
+def sitting(tmp_path: Path) -> Iterator[Sit]:
+    """Makes chats with a server; they end with the test."""
+    made: list[Sitting] = []
+    with serving() as url:
+
+        def sit(*words: str, **how: int) -> Sitting:
+            made.append(Sitting("--url", url, *words, home=tmp_path, **how))
+            return made[-1]
+
+        yield sit
+        for one in made:
+            one.close()
+
+
+def test_a_conversation(sitting: Sit) -> None:
+    chat = sitting()
+    chat.wait_for(r"/help shows commands.*>>> ")
+    chat.type("hi\r")
+    assert "Héllo" in chat.wait_for(r"7 tokens.*>>> ")
+    chat.type("/clera\r")
+    assert "did you mean /clear?" in " ".join(chat.wait_for(r"space.*>>> ").split())
+    chat.type("two \\\r")
+    chat.wait_for(r"\.\.\. ")
+    chat.type("lines\r")
+    chat.wait_for(r"7 tokens.*>>> ")
+    assert Handler.seen[-1]["messages"][-1]["content"] == "two \nlines"
+    chat.type("\x03")
+    chat.wait_for(r"Ctrl-D to leave.*>>> ")
+    chat.type("/bye\r")
+    assert chat.leave() == 0
+
+
+def test_markdown_wraps_at_the_edge_of_the_terminal(sitting: Sit) -> None:
+    for columns in (60, 100):
+        chat = sitting("markdown", columns=columns)
+        assert chat.leave() == 0
+        lines = [line.strip() for line in re.split(r"[\r\n]+", chat.output)]
+        assert "Gravity" in lines and "**" not in chat.output
+        assert all(len(line) < columns for line in lines)
+        words = {word for line in lines for word in line.split()} - {""}
+        # While a line grows its last word may stand there in part, but no word goes over the edge.
+        full = [line for line in lines if line.endswith(("pulls", "things", "together"))]
+        assert max(map(len, full)) > columns - 12 and "•" in words
+    plain = sitting("markdown", "--plain")
+    assert plain.leave() == 0 and "**force**" in plain.output
+
+
+def test_what_was_typed_is_there_in_the_next_session(sitting: Sit, tmp_path: Path) -> None:
+    chat = sitting()
+    chat.wait_for(">>> ")
+    chat.type("remember me\r")
+    chat.wait_for(r"7 tokens.*>>> ")
+    chat.type("\x04")
+    assert chat.leave() == 0
+    file = tmp_path / "vivace" / "chat_history"
+    assert file.read_text() == '"remember me"\n' and file.stat().st_mode & 0o777 == 0o600
+    chat = sitting()
+    chat.wait_for(">>> ")
+    chat.type("\x1b[A")
+    chat.wait_for("remember me")
+    chat.type("\r")
+    chat.wait_for(r"7 tokens.*>>> ")
+    assert Handler.seen[-1]["messages"][-1]["content"] == "remember me"
+    chat.type("/bye\r")
+    assert chat.leave() == 0
+    chat = sitting("--no-history")
+    chat.wait_for(">>> ")
+    chat.type("forget me\r")
+    chat.wait_for(r"7 tokens.*>>> ")
+    chat.type("/bye\r")
+    assert chat.leave() == 0 and "forget" not in file.read_text()

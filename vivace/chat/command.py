@@ -1,0 +1,146 @@
+"""The command `vivace chat`: flags, who answers, one question or a session."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from vivace.chat.backend import SETTINGS, Backend, ChatError, read_setting
+from vivace.chat.commands import TYPING
+from vivace.chat.conversation import Conversation
+from vivace.chat.lines import History, Lines, remembering, typed
+from vivace.chat.remote import RemoteBackend
+from vivace.chat.screen import screen_for
+from vivace.chat.session import Session
+from vivace.config.process_environment import KEY_VARIABLES, client_key, state_folder
+from vivace.errors import CANNOT_START, CannotStart
+
+DEFAULT_URL = "http://127.0.0.1:30000"
+MAX_TOKENS = 1024
+LARGEST_INPUT = 16 << 20
+"""characters of standard input that go with a question"""
+FAILED, INTERRUPTED = 1, 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 0; 1 when nothing answers or anything that was asked in a line of its own or in a
+    pipe went wrong; 2 when the model cannot be loaded; 130 when a question was interrupted."""
+    arguments = parser().parse_args(argv)
+    settings = settings_of(arguments)
+    console = Console(stderr=True, highlight=False)
+    try:
+        question = question_of(arguments.prompt)
+        backend = backend_of(arguments, console)
+    except (ChatError, ValueError) as error:
+        console.print(str(error), style="red", markup=False, soft_wrap=True)
+        return CANNOT_START if isinstance(error, CannotStart) else FAILED
+    session = Session(
+        backend,
+        Conversation(system=arguments.system or ""),
+        settings,
+        screen_for(Console(highlight=False), plain=arguments.plain),
+        console,
+    )
+    if question is not None:
+        try:
+            return FAILED if session.ask_once(question) else 0
+        except KeyboardInterrupt:
+            return INTERRUPTED
+    if not sys.stdin.isatty():
+        return FAILED if session.run(Lines(typed)) else 0
+    session.run(Lines(typed, remembering(history_of(arguments, console))))
+    return 0
+
+
+def question_of(words: list[str]) -> str | None:
+    """The question of the command line, behind what is piped in, as `ollama run` has it; None
+    without one. Raises ChatError."""
+    if not words:
+        return None
+    question = " ".join(words)
+    if sys.stdin is None or sys.stdin.isatty():
+        return question
+    try:
+        given = sys.stdin.read(LARGEST_INPUT + 1)
+    except UnicodeDecodeError as error:
+        raise ChatError(f"standard input is no text: {error}") from None
+    if len(given) > LARGEST_INPUT:
+        raise ChatError(f"standard input has more than {LARGEST_INPUT:,} characters")
+    return f"{given} {question}" if given else question
+
+
+def backend_of(arguments: argparse.Namespace, console: Console) -> Backend:
+    remote = {
+        "--url": arguments.url, "--api-key": arguments.api_key, "--model": arguments.model
+    }  # fmt: skip
+    given = [flag for flag, value in remote.items() if value is not None]
+    if not (arguments.local or arguments.model_path):
+        key = arguments.api_key or client_key()
+        return RemoteBackend(arguments.url or DEFAULT_URL, key, arguments.model)
+    local = "--local" if arguments.local else "--model-path"
+    if given:
+        raise ChatError(
+            f"{local} loads a model in this process, {' and '.join(given)} mean a running server: "
+            "give one or the other"
+        )
+    if not arguments.local:
+        text = "--model-path means --local: the model is to be loaded in this process."
+        console.print(text, style="dim", markup=False)
+    from vivace.chat.local import LocalBackend
+
+    return LocalBackend(arguments.model_path, console)
+
+
+def settings_of(arguments: argparse.Namespace) -> dict[str, float]:
+    """Ends the program over a value that is no number, as argparse does."""
+    texts = {name: getattr(arguments, name) for name in SETTINGS}
+    try:
+        return {name: read_setting(name, text) for name, text in texts.items() if text is not None}
+    except ChatError as error:
+        parser().error(f"--{error}")
+
+
+def history_of(arguments: argparse.Namespace, console: Console) -> History | None:
+    folder = None if arguments.no_history else state_folder()
+    if folder is None:
+        return None
+    return History(
+        folder / "chat_history", lambda text: console.print(text, style="dim", markup=False)
+    )
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="vivace chat",
+        description="Talk to a model; with a question, print its answer and end.",
+        epilog=TYPING,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add(
+        "prompt",
+        nargs="*",
+        metavar="QUESTION",
+        help="one question; what is piped in stands before it",
+    )
+    add("--url", help=f"server (default: {DEFAULT_URL})")
+    add("--api-key", help=f"bearer key (default: {', '.join(KEY_VARIABLES)})")
+    add("--model", help="model name (default: the server's first)")
+    add("--local", action="store_true", help="load a model in this process")
+    add("--model-path", help="the model of --local, which it implies (default: the embedded one)")
+    add("--system", help="system message")
+    add(
+        "--max-tokens",
+        default=str(MAX_TOKENS),
+        metavar="N",
+        help=f"longest answer in tokens (default: {MAX_TOKENS}; 0: the rest of the context)",
+    )
+    for name in SETTINGS:
+        if name != "max_tokens":
+            add(f"--{name.replace('_', '-')}", metavar="N", help="default: the model's")
+    add("--plain", action="store_true", help="show answers as they come, without Markdown")
+    add("--no-history", action="store_true", help="neither read nor keep what is typed")
+    return parser

@@ -1,0 +1,84 @@
+"""Text -> blocks -> lines of a terminal."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import Protocol
+
+from markdown_it import MarkdownIt
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.text import Text
+
+CODE_THEME = "ansi_dark"
+CODES = re.compile(r"\x1b\[[0-9;]*m")
+
+
+class Layout(Protocol):
+    """How text is shown. A block is a piece of it that does not change any more once the next one
+    has begun."""
+
+    gap: bool
+    """an empty line stands between blocks"""
+
+    def blocks(self, text: str) -> list[str]: ...
+
+    def lines(self, block: str) -> list[str]:
+        """The block in lines no wider than the terminal, with its escape codes."""
+        ...
+
+
+class MarkdownLayout:
+    """Blocks are Markdown's: paragraphs, lists, tables, code. HTML is shown as it came."""
+
+    gap = True
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._parser = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"])
+
+    def blocks(self, text: str) -> list[str]:
+        tokens = self._parser.parse(text)
+        begins = [token.map[0] for token in tokens if token.level == 0 and token.map]
+        begins = sorted(set(begins))[1:]
+        lines = lines_of(text)
+        edges = [0, *begins, len(lines)]
+        found = ["".join(lines[a:b]) for a, b in itertools.pairwise(edges)]
+        return [block for block in found if block]
+
+    def lines(self, block: str) -> list[str]:
+        markdown = Markdown(block, code_theme=CODE_THEME, hyperlinks=False)
+        markdown.parsed = self._parser.parse(block)
+        lines = printed(self._console, markdown)
+        filled = [place for place, line in enumerate(lines) if CODES.sub("", line).strip()]
+        return lines[filled[0] : filled[-1] + 1] if filled else []
+
+
+class PlainLayout:
+    """Blocks are lines; words that do not fit go into the next one."""
+
+    gap = False
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def blocks(self, text: str) -> list[str]:
+        return lines_of(text)
+
+    def lines(self, block: str) -> list[str]:
+        return printed(self._console, Text(block.rstrip("\n")))
+
+
+def printed(console: Console, what: Markdown | Text) -> list[str]:
+    """The lines that rich makes of it. The last column stays free: some terminals go on in the
+    next line as soon as it is used."""
+    with console.capture() as captured:
+        console.print(what, width=max(console.width - 1, 10), highlight=False)
+    return [line.rstrip() for line in captured.get().removesuffix("\n").split("\n")]
+
+
+def lines_of(text: str) -> list[str]:
+    """Lines with their ends, of those that end like Markdown's."""
+    *whole, rest = text.split("\n")
+    return [line + "\n" for line in whole] + [rest] * bool(rest)

@@ -1,0 +1,148 @@
+"""From lines to messages, and what was typed in earlier sessions."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+MOST_ENTRIES = 1000
+LONGEST_ENTRY = 10_000
+"""characters; longer ones are not kept"""
+LARGEST_FILE = 16 << 20
+"""bytes that are read of a history"""
+FENCE = '"""'
+
+
+class Lines:
+    """Messages from a terminal or a pipe. `ask` shows a prompt and reads one line."""
+
+    def __init__(
+        self, ask: Callable[[str], str], remember: Callable[[str], None] = lambda _: None
+    ) -> None:
+        self._ask = ask
+        self._remember = remember
+
+    def read(self) -> str:
+        """The next message, of one or of several lines. Raises EOFError and KeyboardInterrupt."""
+        line = self._ask(">>> ")
+        text = self._fenced(line) if line.lstrip().startswith(FENCE) else self._continued(line)
+        if text.strip():
+            self._remember(text)
+        return text
+
+    def _continued(self, line: str) -> str:
+        lines = [line]
+        with contextlib.suppress(EOFError):  # the end of the input ends the message too
+            while lines[-1].endswith("\\"):
+                lines[-1] = lines[-1][:-1]
+                lines.append(self._ask("... "))
+        return "\n".join(lines)
+
+    def _fenced(self, line: str) -> str:
+        text = line.lstrip()[len(FENCE) :]
+        with contextlib.suppress(EOFError):
+            while not text.rstrip().endswith(FENCE):
+                text += "\n" + self._ask("... ")
+        return text.rstrip().removesuffix(FENCE).strip("\n")
+
+
+def typed(prompt: str) -> str:
+    """A line of the terminal; the prompt never goes into a file that takes the answers."""
+    if not sys.stdin.isatty():
+        return input()
+    if sys.stdout.isatty():
+        return input(prompt)
+    print(prompt, end="", file=sys.stderr, flush=True)
+    return input()
+
+
+class History:
+    """What was typed, one JSON string on a line, for nobody else to read.
+
+    Every message is appended at once, so that sessions side by side lose nothing; when a session
+    begins, the oldest are dropped. Trouble with the file is told once, to `complain`.
+    """
+
+    def __init__(self, file: Path, complain: Callable[[str], None]) -> None:
+        self._file = file
+        self._complain = complain
+
+    def load(self) -> list[str]:
+        """The newest entries, oldest first."""
+        try:
+            with self._opened(os.O_RDONLY) as file:
+                lines = file.read(LARGEST_FILE).splitlines()
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            self._trouble(error)
+            return []
+        found = [entry for line in lines if (entry := entry_of(line)) is not None]
+        kept = found[-MOST_ENTRIES:]
+        if len(kept) < len(lines):
+            self._write(kept)
+        return kept
+
+    def add(self, text: str) -> None:
+        if len(text) > LONGEST_ENTRY:
+            return
+        try:
+            self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with self._opened(os.O_WRONLY | os.O_APPEND | os.O_CREAT) as file:
+                file.write(json.dumps(text).encode() + b"\n")
+        except OSError as error:
+            self._trouble(error)
+
+    def _write(self, entries: list[str]) -> None:
+        """Replace the file at once: whoever reads it finds the old or the new one."""
+        beside = self._file.with_name(f"{self._file.name}.{os.getpid()}")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        try:
+            with os.fdopen(os.open(beside, flags, 0o600), "wb") as file:
+                file.writelines(json.dumps(entry).encode() + b"\n" for entry in entries)
+            beside.replace(self._file)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                beside.unlink()
+            self._trouble(error)
+
+    def _opened(self, flags: int) -> BinaryIO:
+        descriptor = os.open(self._file, flags | os.O_CLOEXEC, 0o600)
+        os.fchmod(descriptor, 0o600)
+        return os.fdopen(descriptor, "rb" if flags == os.O_RDONLY else "ab")
+
+    def _trouble(self, error: OSError) -> None:
+        complain, self._complain = self._complain, lambda _: None
+        complain(f"no history: {self._file}: {error.strerror} (--no-history keeps none)")
+
+
+def entry_of(line: bytes) -> str | None:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, str) and 0 < len(found) <= LONGEST_ENTRY else None
+
+
+def remembering(history: History | None) -> Callable[[str], None]:
+    """Line editing with the arrow keys, over what was typed before; what is to be called with
+    each message. Without `history` it knows this session only."""
+    try:
+        import readline
+    except ImportError:
+        return history.add if history is not None else lambda _: None
+    readline.set_auto_history(False)  # whole messages, not lines
+    for entry in history.load() if history is not None else ():
+        readline.add_history(entry)
+
+    def remember(text: str) -> None:
+        readline.add_history(text)
+        if history is not None:
+            history.add(text)
+
+    return remember

@@ -1,0 +1,53 @@
+"""A model loaded in this process answers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console
+
+from vivace.chat.backend import NO_LIMIT, Bit, ChatError, Message, Settings
+
+NAMES = {"max_tokens": "max_new_tokens", "seed": "sampling_seed"}
+"""settings that the engine calls otherwise"""
+
+
+class LocalBackend:
+    """Loading shows its stages on `console`, if that is a terminal."""
+
+    def __init__(self, model_path: str | None, console: Console) -> None:
+        name = model_path or "the embedded model"
+        with console.status(f"Loading {name}: starting") as status:
+            from vivace.api import Engine
+
+            def show(stage: str, fraction: float) -> None:
+                status.update(f"Loading {name}: {stage} {fraction:.0%}")
+
+            self._engine = Engine(model_path, stream_output=True, on_progress=show)
+        if self._engine.tokenizer is None or self._engine.tokenizer.chat is None:
+            raise ChatError("the model has no chat template; it is not made for chatting")
+
+    def describe(self) -> str:
+        return f"{self._engine.config.source.path.name} in this process"
+
+    def answer(self, messages: list[Message], settings: Settings) -> Iterator[Bit]:
+        from vivace import BadRequest, EngineUnavailable
+
+        sampling: dict[str, Any] = {NAMES.get(name, name): settings[name] for name in settings}
+        if sampling.get("max_new_tokens") == NO_LIMIT:
+            sampling["max_new_tokens"] = None
+        try:
+            found: Any = self._engine.chat(messages, sampling, stream=True)
+            with contextlib.closing(found):
+                for event in found:
+                    meta = event["meta_info"]
+                    ended = (meta["finish_reason"] or {}).get("type")
+                    yield Bit(
+                        text=event["text"],
+                        tokens=meta["completion_tokens"],
+                        cut=ended == "length",
+                    )
+        except (BadRequest, EngineUnavailable) as error:
+            raise ChatError(str(error)) from error

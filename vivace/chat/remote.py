@@ -1,0 +1,114 @@
+"""A server that speaks OpenAI's chat completions answers."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+from vivace.chat.backend import NO_LIMIT, Bit, ChatError, Message, Settings
+from vivace.config.process_environment import GIVE_A_KEY
+
+
+class RemoteBackend:
+    """`url` may have a path prefix; `model`: the server's first one when None."""
+
+    def __init__(self, url: str, api_key: str | None, model: str | None) -> None:
+        parts = urlsplit(url if "//" in url else f"http://{url}")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ChatError(f"{url}: not an http(s) address")
+        self._secure = parts.scheme == "https"
+        self._host = parts.hostname
+        self._port = parts.port
+        self._prefix = parts.path.rstrip("/").removesuffix("/v1")
+        self._headers = {"Content-Type": "application/json"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+        self._url = url
+        self._model = model or self._first_model()
+
+    def describe(self) -> str:
+        return f"{self._model} at {self._url}"
+
+    def answer(self, messages: list[Message], settings: Settings) -> Iterator[Bit]:
+        given = dict(settings)
+        if given.get("max_tokens") == NO_LIMIT:
+            del given["max_tokens"]
+        body = {
+            "model": self._model,
+            "messages": messages,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **given,
+        }
+        with self._response("POST", "/v1/chat/completions", json.dumps(body)) as response:
+            try:
+                yield from bits_of(events(response))
+            except ValueError as error:
+                raise ChatError(f"{self._url} sends what is no JSON: {error}") from None
+
+    def _first_model(self) -> str:
+        with self._response("GET", "/v1/models") as response:
+            data = response.read()
+        try:
+            return str(json.loads(data)["data"][0]["id"])
+        except (ValueError, KeyError, IndexError, TypeError):
+            raise ChatError(f"{self._url}: /v1/models lists no model; use --model") from None
+
+    @contextlib.contextmanager
+    def _response(
+        self, method: str, path: str, body: str | None = None
+    ) -> Iterator[http.client.HTTPResponse]:
+        kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
+        connection = kind(self._host, self._port, timeout=600)
+        try:
+            connection.request(method, self._prefix + path, body, self._headers)
+            response = connection.getresponse()
+            if response.status != 200:
+                raise ChatError(error_text(response))
+            yield response
+        except (OSError, http.client.HTTPException) as error:
+            raise ChatError(
+                f"{self._url} does not answer ({error}). Start one with `vivace serve`, or use "
+                "`vivace chat --local`."
+            ) from error
+        finally:
+            connection.close()
+
+
+def events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
+    """The data of server-sent events, up to [DONE]."""
+    for line in response:
+        if not line.startswith(b"data:"):
+            continue
+        data = line[5:].strip()
+        if data == b"[DONE]":
+            return
+        yield json.loads(data)
+    raise ChatError("the answer broke off: the connection ended before its end")
+
+
+def bits_of(found: Iterator[dict[str, Any]]) -> Iterator[Bit]:
+    count = 0
+    for event in found:
+        if "error" in event:
+            raise ChatError(str(event["error"].get("message", event["error"])))
+        usage = event.get("usage") or {}
+        choice = (event.get("choices") or [{}])[0]
+        text = choice.get("delta", {}).get("content") or ""
+        count = usage.get("completion_tokens") or count + bool(text)
+        yield Bit(text=text, tokens=count, cut=choice.get("finish_reason") == "length")
+
+
+def error_text(response: http.client.HTTPResponse) -> str:
+    data = response.read(65536)
+    try:
+        found = json.loads(data)
+        message = found.get("error", {}).get("message") or found.get("message")
+    except (ValueError, AttributeError):
+        message = data[:200].decode("utf-8", "replace")
+    advice = f"; {GIVE_A_KEY}" if response.status == 401 else ""
+    return f"the server answers {response.status}: {message or response.reason}{advice}"

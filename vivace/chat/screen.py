@@ -1,0 +1,130 @@
+"""Answers on the screen while they come."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from typing import IO, Protocol
+
+from rich.console import Console
+
+from vivace.chat.layout import Layout, MarkdownLayout, PlainLayout
+
+REDRAW_SECONDS = 0.05
+"""at most so often; nobody reads faster"""
+
+
+class Screen(Protocol):
+    """One answer."""
+
+    def add(self, text: str) -> None: ...
+
+    def end(self) -> None:
+        """Show all of it, and begin a new line."""
+        ...
+
+
+def screen_for(console: Console, *, plain: bool) -> Callable[[], Screen]:
+    """What makes the screen of an answer: formatted in a terminal, as it comes anywhere else."""
+    if not console.is_terminal or console.is_dumb_terminal:
+        return lambda: PassingScreen(console.file)
+    layout = PlainLayout(console) if plain else MarkdownLayout(console)
+    return lambda: FormattedScreen(console.file, layout, lambda: console.height)
+
+
+class PassingScreen:
+    def __init__(self, out: IO[str]) -> None:
+        self._out = out
+
+    def add(self, text: str) -> None:
+        self._out.write(printable(text))
+        self._out.flush()
+
+    def end(self) -> None:
+        self._out.write("\n")
+        self._out.flush()
+
+
+class FormattedScreen:
+    """Text grows at its end, so what was shown stays where it is: only lines that have changed are
+    written anew, all in one piece, and blocks that are complete never again."""
+
+    def __init__(
+        self,
+        out: IO[str],
+        layout: Layout,
+        height: Callable[[], int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._layout = layout
+        self._lines = ChangingLines(out, height)
+        self._clock = clock
+        self._drawn = -REDRAW_SECONDS
+        self._text = ""
+        """what is not yet complete"""
+        self._begun = False
+        """a complete block stands above"""
+
+    def add(self, text: str) -> None:
+        self._text += printable(text)
+        if self._clock() - self._drawn >= REDRAW_SECONDS:
+            self._draw()
+            self._drawn = self._clock()
+
+    def end(self) -> None:
+        self._draw()
+
+    def _draw(self) -> None:
+        blocks = self._layout.blocks(self._text)
+        # A block is complete when the first line of the next one is.
+        whole_lines = self._text[: self._text.rfind("\n") + 1]
+        complete = max(0, len(self._layout.blocks(whole_lines)) - 1)
+        settled = self._composed(blocks[:complete])
+        self._lines.show(settled + self._composed(blocks[complete:], above=bool(settled)))
+        if complete:
+            self._lines.settle(len(settled))
+            self._begun = self._begun or bool(settled)
+            self._text = "".join(blocks[complete:])
+
+    def _composed(self, blocks: list[str], above: bool = False) -> list[str]:
+        lines: list[str] = []
+        for block in blocks:
+            shown = self._layout.lines(block)
+            if shown and self._layout.gap and (lines or above or self._begun):
+                lines.append("")
+            lines += shown
+        return lines
+
+
+class ChangingLines:
+    """Lines at the end of the terminal's output. The cursor rests in the line below them."""
+
+    def __init__(self, out: IO[str], height: Callable[[], int]) -> None:
+        self._out = out
+        self._height = height
+        self._shown: list[str] = []
+
+    def show(self, lines: list[str]) -> None:
+        """Make them what stands there. What has left the screen at its top stays as it was."""
+        pairs = zip(self._shown, lines, strict=False)
+        same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        first = max(same, len(self._shown) - max(self._height() - 1, 1))
+        up = len(self._shown) - first
+        fewer = len(lines) < len(self._shown)
+        if not up and first >= len(lines):
+            return
+        move = f"\x1b[{up}A" if up else ""
+        text = "".join(f"{line}\x1b[K\n" for line in lines[first:])
+        self._shown = lines
+        self._out.write(move + text + ("\x1b[J" if fewer else ""))
+        self._out.flush()
+
+    def settle(self, count: int) -> None:
+        """The first `count` lines will not change any more."""
+        self._shown = self._shown[count:]
+
+
+def printable(text: str) -> str:
+    """Text without control characters: an answer must not steer the terminal."""
+    return "".join(c for c in text if c in "\n\t" or (c >= " " and not "\x7f" <= c <= "\x9f"))
