@@ -25,10 +25,9 @@ class Command:
         return self.usage.split()[0]
 
 
-TYPING = (
-    'A line that ends with \\ goes on in the next one; """ begins and ends a text of several '
-    "lines.\nCtrl-C stops an answer, Ctrl-D leaves."
-)
+TYPING = """\
+A line that ends with \\ goes on in the next one; \"\"\" begins and ends a text of
+several lines. Ctrl-C stops an answer, Ctrl-D leaves."""
 
 
 class Leave(Exception):
