@@ -9,7 +9,6 @@ import contextlib
 import logging
 import os
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,12 +18,16 @@ from vivace.configure import configure
 from vivace.errors import CANNOT_START, CannotStart
 from vivace.observability import log as log_lines
 from vivace.observability.lines import fill_standard_descriptors, protect_standard_streams
+from vivace.observability.timeline import Timeline, boot_clock, process_start
 from vivace.protocol.control import Capacity
 from vivace.protocol.engine_socket import listen, new_socket
 from vivace.protocol.shared_memory import SharedMemory, new_descriptor, reserve
+from vivace.supervisor.ahead import read_ahead
 from vivace.supervisor.child import Child, preloading, process_command, spawn
 from vivace.supervisor.listen import ListenError, allow_open_files, bind, url_of
+from vivace.supervisor.plan import WARMING_UP
 from vivace.supervisor.screen import Screen, is_terminal, screen_of
+from vivace.supervisor.startup_profile import SUPERVISOR, StartupProfile
 from vivace.supervisor.summary import summary_of
 
 if TYPE_CHECKING:
@@ -52,11 +55,13 @@ class Descriptors:
 
 def main(argv: Sequence[str], *, program: str = "vivace serve") -> int:
     """Serve until stopped; returns the exit code. 2 = the command line cannot be obeyed."""
+    timeline = Timeline("interpreter, first imports")
+    timeline.begin("starting the engine's process")
     fill_standard_descriptors()
     shared = Descriptors(memory=new_descriptor(), engine=new_socket())
     engine = engine_ahead(argv, shared)
     try:
-        return serve(argv, engine, shared, program)
+        return serve(argv, engine, shared, program, timeline)
     finally:
         if engine is not None:
             engine.kill()
@@ -77,7 +82,14 @@ def engine_ahead(argv: Sequence[str], shared: Descriptors) -> Child | None:
     )
 
 
-def serve(argv: Sequence[str], engine: Child | None, shared: Descriptors, program: str) -> int:
+def serve(
+    argv: Sequence[str],
+    engine: Child | None,
+    shared: Descriptors,
+    program: str,
+    timeline: Timeline,
+) -> int:
+    timeline.begin("configuration")
     from vivace.config import parse
     from vivace.edge_checks import check_edge
 
@@ -85,7 +97,8 @@ def serve(argv: Sequence[str], engine: Child | None, shared: Descriptors, progra
         options = parse(argv, os.environ, program=program)
         config = configure(with_hidden_keys(options, argv))
         check_edge(config)
-        return launch(config, engine, shared)
+        read_ahead(config.source.files, config.platform.available_bytes)
+        return launch(config, engine, shared, timeline)
     except CannotStart as error:
         print(f"{program}: {error}", file=sys.stderr)
         return BAD_COMMAND
@@ -107,7 +120,7 @@ def with_hidden_keys(options: Options, argv: Sequence[str]) -> Options:
     return replace(options, notices=(*options.notices, notice))
 
 
-def launch(config: Config, engine: Child | None, shared: Descriptors) -> int:
+def launch(config: Config, engine: Child | None, shared: Descriptors, timeline: Timeline) -> int:
     """Run a server until it is stopped; returns its exit code. `engine`: spawned ahead with
     `shared`."""
     protect_standard_streams()
@@ -120,7 +133,7 @@ def launch(config: Config, engine: Child | None, shared: Descriptors) -> int:
             log.error("%s", error)
             return FAILED
         with listener:
-            return supervise(config, listener, engine, shared, screen)
+            return supervise(config, listener, engine, shared, screen, timeline)
 
 
 def supervise(
@@ -129,22 +142,35 @@ def supervise(
     engine: Child | None,
     shared: Descriptors,
     screen: Screen,
+    timeline: Timeline,
 ) -> int:
     from vivace.supervisor.supervisor import Hooks, Supervisor
 
-    url = url_of(listener)
+    url, profile = url_of(listener), StartupProfile()
 
     def ready(capacity: Capacity) -> None:
         screen.close()
-        log.info("Ready %.1f s after the start of this process", process_age())
+        log.info("Ready %.1f s after the start of this process", boot_clock() - process_start())
         log.info(READY_LINE)
+        profile.add(SUPERVISOR, timeline.stages())
+        tell(profile, config, screen)
         screen.show(summary_of(config, capacity, url))
 
     def progress(stage: str, fraction: float) -> None:
+        if stage == WARMING_UP:
+            timeline.begin(stage)
         screen.update(stage, fraction)
 
-    hooks = Hooks(progress=progress, ready=ready, write=screen.write)
+    hooks = Hooks(progress=progress, ready=ready, write=screen.write, timed=profile.add)
+    timeline.begin("waiting for the children")
     return Supervisor(plan_of(config, listener, shared), hooks, engine).run()
+
+
+def tell(profile: StartupProfile, config: Config, screen: Screen) -> None:
+    if config.logging.startup_profile:
+        screen.write("\n".join(profile.table()) + "\n")
+    if config.logging.startup_profile_file:
+        profile.write(Path(config.logging.startup_profile_file))
 
 
 def plan_of(config: Config, listener: socket.socket, shared: Descriptors) -> Plan:
@@ -174,10 +200,3 @@ def shared_memory(descriptor: int, frontends: int) -> SharedMemory:
             f"no memory for the counters of {frontends} frontends: {error.strerror}; "
             "lower --tokenizer-worker-num or free some memory"
         ) from None
-
-
-def process_age() -> float:
-    """Seconds since this process was started, imports and all."""
-    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    started = int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - started

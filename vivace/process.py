@@ -22,6 +22,8 @@ from vivace.config.child_process import die_with
 from vivace.errors import CANNOT_START, CannotStart
 from vivace.observability import log as log_lines
 from vivace.observability.lines import protect_standard_streams
+from vivace.observability.timeline import Timeline
+from vivace.supervisor.ahead import load_torch_library
 from vivace.supervisor.line import Line, LineClosed, child_end
 from vivace.supervisor.messages import Failure, Progress, Setup, ToChild
 
@@ -31,6 +33,7 @@ log = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    timeline = Timeline("interpreter, first imports")
     parser = argparse.ArgumentParser(prog="vivace.process", description=__doc__)
     parser.add_argument("role", choices=("engine", "frontend"))
     parser.add_argument("--line", type=int, required=True)
@@ -50,8 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     line = child_end(sock)
     try:
         if arguments.preload:
-            preload(arguments.role, line)
-        run(arguments.role, line)
+            preload(arguments.role, line, timeline)
+        run(arguments.role, line, timeline)
     except LineClosed:
         return 1
     except BaseException as error:
@@ -63,29 +66,37 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def run(role: str, line: Line[ToChild]) -> None:
+def run(role: str, line: Line[ToChild], timeline: Timeline) -> None:
+    timeline.begin("imports")
     if role == "engine":
         from vivace.supervisor.engine_child import run_engine
 
-        run_engine(line, first_message(line))
+        run_engine(line, first_message(line, timeline), timeline)
         return
     import uvloop
 
     from vivace.supervisor.frontend_child import run_frontend
 
-    uvloop.run(run_frontend(line, first_message(line)))
+    uvloop.run(run_frontend(line, first_message(line, timeline), timeline))
 
 
-def preload(role: str, line: Line[ToChild]) -> None:
+def preload(role: str, line: Line[ToChild], timeline: Timeline) -> None:
     """Import the slow parts now; the setup waits on the line meanwhile."""
     if role == "engine":
         line.send(Progress("Loading PyTorch", 0.0))
+        load_torch_library()
+        timeline.begin("imports")
         import_module("vivace.supervisor.engine_child")
+        timeline.begin("import torch")
+        import_module("torch")
+        timeline.begin("import the worker")
         import_module("vivace.worker.build")
 
 
-def first_message(line: Line[ToChild]) -> Setup:
+def first_message(line: Line[ToChild], timeline: Timeline) -> Setup:
     """The setup; what the supervisor has sent behind it stays on the line."""
+    gc.freeze()  # what is imported stays: the collection before serving is spared most of its work
+    timeline.begin("waiting for the configuration")
     setup = line.wait()
     if not isinstance(setup, Setup):
         raise TypeError(f"the first message is {type(setup).__name__}, not Setup")

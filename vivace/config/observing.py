@@ -20,6 +20,12 @@ class LoggingOptions:
     verbose: bool = option(
         False, "Show at the start all that was decided, not only what differs from the flags."
     )
+    startup_profile: bool = option(
+        False, "Show where the time of the start went, stage by stage, for every process."
+    )
+    startup_profile_file: str | None = option(
+        help="Write the same as JSON to this file once the server is ready."
+    )
     log_requests: bool = option(False, "Log every request at receipt and at its end.")
     log_requests_level: int = option(
         2, "0 metadata, 1 and sampling settings, 2 and shortened texts, 3 everything.",

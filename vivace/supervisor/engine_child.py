@@ -13,12 +13,13 @@ from vivace.config import decode
 from vivace.engine.solo_steps import SoloSteps
 from vivace.observability import log as log_lines
 from vivace.observability.gc_pauses import watch_gc
+from vivace.observability.timeline import Timeline
 from vivace.protocol.channel import EngineMailbox, ToFrontend
 from vivace.protocol.control import Command, Ready, Reply
 from vivace.protocol.pulse import EnginePulse
 from vivace.protocol.shared_memory import attach
 from vivace.supervisor.line import Line, LineClosed
-from vivace.supervisor.messages import FrontendGone, Progress, Setup, Stop, ToChild
+from vivace.supervisor.messages import FrontendGone, Progress, Setup, Stop, Timed, ToChild
 from vivace.supervisor.pulse import PulsedMailbox, PulsedRunner
 
 log = logging.getLogger(__name__)
@@ -62,8 +63,9 @@ class SupervisorThread(threading.Thread):
                 log.error("the engine has no use for %s", type(message).__name__)
 
 
-def run_engine(line: Line[ToChild], setup: Setup) -> None:
+def run_engine(line: Line[ToChild], setup: Setup, timeline: Timeline) -> None:
     """Serve until stopped. Raises what ends the engine."""
+    timeline.begin("reading the configuration")
     config = decode(setup.config)
     log_lines.setup(config.logging.log_level, "engine")
     watch_gc(config.logging.gc_warning_threshold_secs)
@@ -78,6 +80,7 @@ def run_engine(line: Line[ToChild], setup: Setup) -> None:
     pulse.begin()
 
     def report(stage: str, fraction: float) -> None:
+        timeline.begin(stage)
         line.send(Progress(stage, fraction))
 
     loop, capacity = engine_parts(
@@ -87,11 +90,13 @@ def run_engine(line: Line[ToChild], setup: Setup) -> None:
         epoch=setup.epoch,
         watched=lambda runner: SoloSteps(PulsedRunner(runner, pulse)),
     )
+    timeline.begin("collecting garbage")
     gc.collect()
     gc.freeze()  # what is loaded stays; the collector need not look at it again
     gc.enable()
     pulse.rest()
     thread.drive(loop)
+    line.send(Timed(timeline.stages()))
     line.send(Ready(epoch=setup.epoch, capacity=capacity))
     loop.run()
     mailbox.close()

@@ -21,6 +21,7 @@ from vivace.frontend.tokenizer import configured_tokenizer
 from vivace.observability import log as log_lines
 from vivace.observability.crash_dump import CrashDump
 from vivace.observability.gc_pauses import watch_gc
+from vivace.observability.timeline import Timeline
 from vivace.protocol.channel import FrontendMailbox, ToEngine, ToFrontend
 from vivace.protocol.control import Down, Ready
 from vivace.protocol.output import Deltas
@@ -30,7 +31,7 @@ from vivace.protocol.shared_memory import attach
 from vivace.server.app import build_app, serve
 from vivace.supervisor.faults import frontend_countdown
 from vivace.supervisor.line import Line, LineClosed
-from vivace.supervisor.messages import Draining, Serving, Setup, Stop, ToChild, Warm, WarmUp
+from vivace.supervisor.messages import Draining, Serving, Setup, Stop, Timed, ToChild, Warm, WarmUp
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +40,9 @@ WARM_UP_SECONDS = 600.0
 BEAT_SECONDS = 0.5
 
 
-async def run_frontend(line: Line[ToChild], setup: Setup) -> None:
+async def run_frontend(line: Line[ToChild], setup: Setup, timeline: Timeline) -> None:
     """Serve until stopped. Raises what ends the frontend."""
+    timeline.begin("reading the configuration")
     config = decode(setup.config)
     several = config.model.tokenizer_worker_num > 1
     log_lines.setup(config.logging.log_level, f"frontend {setup.index}" if several else "frontend")
@@ -50,6 +52,7 @@ async def run_frontend(line: Line[ToChild], setup: Setup) -> None:
     pulse.begin()
     mailbox = FrontendMailbox(setup.engine, setup.index)
     dump = crash_dump(config, setup.index)
+    timeline.begin("tokenizer")
     tokenizer = configured_tokenizer(config)
     send = beating(mailbox.send, pulse)
     frontend = Frontend(
@@ -64,12 +67,14 @@ async def run_frontend(line: Line[ToChild], setup: Setup) -> None:
     asyncio.get_running_loop().add_reader(line.fileno(), child.listen)
     child.listen()  # what came together with the setup
     feeding = asyncio.create_task(child.feed_until_stopped())
+    timeline.begin("HTTP")
     app = build_app(frontend, config, memory, setup.place)
     runner = await serve(app, socket.socket(fileno=setup.listener), config)
     gc.collect()
     gc.freeze()
     gc.enable()
     beating_always = asyncio.create_task(beat(pulse))
+    line.send(Timed(timeline.stages()))
     line.send(Serving())
     await feeding
     beating_always.cancel()

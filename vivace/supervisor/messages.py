@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from vivace.observability.timeline import Stage
 from vivace.protocol.control import Command, Down, Ready, Reply
 
 
@@ -53,6 +54,12 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
     fraction: float
 
 
+class Timed(msgspec.Struct, frozen=True, tag="timed"):
+    """Child -> supervisor, before it is ready: what it did while it started."""
+
+    stages: list[Stage]
+
+
 class Serving(msgspec.Struct, frozen=True, tag="serving"):
     """Frontend -> supervisor: it accepts connections."""
 
@@ -71,4 +78,4 @@ class Failure(msgspec.Struct, frozen=True, tag="failure"):
 
 
 ToChild = Setup | Ready | Down | Command | WarmUp | Draining | FrontendGone | Stop
-FromChild = Progress | Ready | Reply | Serving | Warm | Failure
+FromChild = Progress | Timed | Ready | Reply | Serving | Warm | Failure

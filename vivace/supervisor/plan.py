@@ -6,10 +6,14 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from vivace.observability.timeline import Stage
 from vivace.protocol.control import Capacity
 from vivace.protocol.engine_socket import EngineSocket
 from vivace.protocol.shared_memory import SharedMemory
 from vivace.supervisor.child import Command, process_command
+
+WARMING_UP = "Warming up"
+"""the supervisor's own stage of a start; the others are the engine's"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +42,10 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Hooks:
-    """What the user sees: the progress of a start, the moment it is complete, and whole lines that
-    children print."""
+    """What the user sees: the progress of a start, the moment it is complete, whole lines that
+    children print, and what a child did while it started."""
 
     progress: Callable[[str, float], None]
     ready: Callable[[Capacity], None]
     write: Callable[[str], object] = lambda text: None
+    timed: Callable[[str, list[Stage]], None] = lambda process, stages: None

@@ -28,11 +28,12 @@ from vivace.supervisor.messages import (
     Serving,
     Setup,
     Stop,
+    Timed,
     Warm,
     WarmUp,
 )
 from vivace.supervisor.output import Outputs
-from vivace.supervisor.plan import Hooks, Plan
+from vivace.supervisor.plan import WARMING_UP, Hooks, Plan
 from vivace.supervisor.watch import EngineWatch, FrontendWatch, Watchdog
 
 log = logging.getLogger(__name__)
@@ -162,6 +163,8 @@ class Supervisor:
             match message:
                 case Progress():
                     self._hooks.progress(message.stage, message.fraction)
+                case Timed():
+                    self._hooks.timed(child.name, message.stages)
                 case Failure():
                     child.failure = message.text
                 case Ready():
@@ -196,7 +199,7 @@ class Supervisor:
             return
         if self._plan.warm_up and not self._warming:
             self._warming = True
-            self._hooks.progress("Warming up", 0.0)
+            self._hooks.progress(WARMING_UP, 0.0)
             self._frontends[0].line.send(WarmUp())
         elif not self._plan.warm_up:
             self._complete_start()

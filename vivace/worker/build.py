@@ -54,12 +54,14 @@ LARGEST_STEP_BUFFER = 16384
 
 def build(config: Config, report: Report) -> Worker:
     """Load the platform and the weights, size the pool with what is left, and assemble."""
+    report("Loading kernels", 0.0)
     platform = load_platform(config.platform, settings_of(config))
     kv_dtype = KV_DTYPES[config.memory.kv_cache_dtype]
     free = platform.available_bytes()
     # What a checkpoint claims is allocated for only as far as the memory could ever hold it.
     held = free // config.facts.kv_bytes_per_token(kv_dtype.itemsize)
     longest = max(1, min(context_of(config), held))
+    report("Loading weights", 0.0)
     model = load(config, platform, longest, report)
     report("Sizing the KV pool", 0.0)
     layers, weight_bytes = model.attention_layers, held_bytes(model)
