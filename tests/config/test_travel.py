@@ -17,6 +17,7 @@ from vivace.config.config import all_options, value_of, with_values
 from vivace.config.option import Option
 from vivace.config.secret import Secret
 from vivace.config.values import checked
+from vivace.frontend.served import served_model
 
 KEY = "sk-sesame"
 TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
@@ -54,6 +55,31 @@ def test_whatever_a_model_s_files_hold_crosses() -> None:
     again = decode(encode(odd_too))
     assert repr(again.source) == repr(odd_too.source)
     assert replace(again, source=config.source) == config
+
+
+ODD_TEXT = st.text(st.characters(codec="utf-8") | st.integers(0xD800, 0xDFFF).map(chr), max_size=20)
+
+
+@given(ODD_TEXT, st.dictionaries(ODD_TEXT, st.lists(ODD_TEXT)))
+def test_every_answer_can_hold_what_the_configuration_says(
+    text: str, values: dict[str, Any]
+) -> None:
+    """Names of files that are no UTF-8, a locale of another encoding, halves in JSON."""
+    asked = with_values(Options(), {"model_path": text, "json_model_override_args": values})
+    config = replace(resolved("--random-seed", "1"), model=asked.model)
+    served = served_model(config, None)
+    told = msgspec.json.decode(msgspec.json.encode([public(config), served.name, served.path]))
+    if text.isascii():
+        assert told[0]["model_path"] == text
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [("Möd", "Möd"), ("M\udcc3\udcb6d", "Möd"), ("M\udcf6d", "M\ufffdd"), ("\ud800", "?")],
+)
+def test_bytes_of_a_path_are_read_as_utf_8(given: str, shown: str) -> None:
+    asked = with_values(Options(), {"model_path": given})
+    assert served_model(replace(resolved(), model=asked.model), None).path == shown
 
 
 def test_secrets_cross_and_stay_hidden() -> None:

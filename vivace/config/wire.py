@@ -41,10 +41,26 @@ def rich(kind: type[Any], value: Any) -> Any:
 def public(config: Config) -> dict[str, Any]:
     """Every option by name, for anyone with a key. Secret ones are left out."""
     found = {option.name: value_of(config, option) for option in all_options() if not option.secret}
-    return {
+    told = {
         **found,
         "embedded_model": config.source.embedded,
         "depth": config.depth,
         "rewrites": [msgspec.to_builtins(rewrite) for rewrite in config.rewrites],
         "notices": list(config.notices),
     }
+    return {name: in_unicode(value) for name, value in told.items()}
+
+
+def in_unicode(value: Any) -> Any:
+    """Text that every answer can hold. What is no UTF-8 on the command line, where Python is told
+    that the locale is another, or in a file's name, has a lone surrogate for each such byte."""
+    if isinstance(value, str):
+        try:
+            return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+        except UnicodeEncodeError:  # half a character, from JSON
+            return value.encode("utf-8", "replace").decode()
+    if isinstance(value, dict):
+        return {in_unicode(key): in_unicode(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [in_unicode(one) for one in value]
+    return value

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from vivace.config.wire import in_unicode
 from vivace.frontend.sampling_defaults import sampling_defaults
 
 if TYPE_CHECKING:
@@ -70,14 +71,14 @@ def served_model(config: Config, tokenizer: Tokenizer | None) -> ServedModel:
     facts, source, model = config.facts, config.source, config.model
     ends = [*facts.eos_ids, *(tokenizer.eos_ids if tokenizer is not None else ())]
     return ServedModel(
-        name=model.served_model_name or model.model_path or str(source.path),
-        path=model.model_path or str(source.path),
-        tokenizer_path=str(model.tokenizer_path or source.tokenizer_path),
+        name=in_unicode(model.served_model_name or model.model_path or str(source.path)),
+        path=in_unicode(model.model_path or str(source.path)),
+        tokenizer_path=in_unicode(str(model.tokenizer_path or source.tokenizer_path)),
         context=facts.context,
         vocabulary=facts.vocabulary,
         model_type=facts.model_type,
         architectures=(facts.architecture,),
-        weight_version=model.weight_version or "default",
+        weight_version=in_unicode(model.weight_version or "default"),
         defaults=sampling_defaults(config).values,
         eos_ids=tuple(dict.fromkeys(ends)),
         allow_auto_truncate=bool(config.runtime.allow_auto_truncate),
