@@ -64,6 +64,11 @@ class Handler(BaseHTTPRequestHandler):
             self._send(200, b'data: {"choices": [{"delta": {"content": "He"}}]}\n\n')
         elif asked == "odd":
             self._send(200, b"data: <html>\n\n")
+        elif asked == "slow":
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'data: {"choices": [{"delta": {"content": "Wait"}}]}\n\n')
+            self.rfile.read(1)  # until the client goes away
         elif asked == "markdown":
             self._stream([MARKDOWN[at : at + 5] for at in range(0, len(MARKDOWN), 5)])
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from chat_kit import Handler, Scripted, serving
 from rich.console import Console
 
-from vivace.chat.backend import ChatError
+from vivace.chat.backend import SETTINGS, ChatError
 from vivace.chat.command import main
 from vivace.chat.conversation import Conversation
 from vivace.chat.lines import Lines
@@ -122,6 +123,15 @@ def test_commands_that_are_wrong_say_so_and_ask_nobody(line: str, words: str) ->
     assert words in told and len(backend.asked) == 1
 
 
+def test_every_command_and_setting_is_in_the_help_and_on_the_page() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "chat.md").read_text()
+    _, told, _ = talk(Scripted(), ["/help"])
+    commands = set(re.findall(r"^(/[a-z]+)", told, re.MULTILINE))
+    assert len(commands) == 7
+    for name in (*commands, *SETTINGS):
+        assert name in page and name in told
+
+
 def test_regenerate_asks_the_same_again() -> None:
     backend = Scripted()
     _, _, conversation = talk(backend, ["a", "b", "/regenerate"])
@@ -187,6 +197,16 @@ def test_a_question_without_an_answer_fails(
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     assert main(["--url", server, question]) == 1
     assert words in capsys.readouterr().err
+
+
+def test_a_model_in_this_process(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    words = ["--temperature", "0", "--max-tokens", "4", "What is the capital of France?"]
+    assert main(["--local", *words]) == 0
+    shown, told = capsys.readouterr()
+    assert len(shown) > 5 and "cut off after 4 tokens" in told and "Loading" not in told
 
 
 def test_a_setting_that_is_no_number_is_a_wrong_flag(capsys: pytest.CaptureFixture[str]) -> None:

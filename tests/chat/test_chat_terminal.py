@@ -111,6 +111,35 @@ def test_a_conversation(sitting: Sit) -> None:
     assert chat.leave() == 0
 
 
+def test_an_answer_is_stopped_with_ctrl_c(sitting: Sit) -> None:
+    chat = sitting()
+    chat.wait_for(">>> ")
+    chat.type("slow\r")
+    chat.wait_for("Wait")
+    chat.type("\x03")
+    chat.wait_for(r"\[stopped\].*>>> ")
+    chat.type("hi\r")
+    chat.wait_for(r"7 tokens.*>>> ")
+    said = [message["content"] for message in Handler.seen[-1]["messages"]]
+    assert said == ["slow", "Wait", "hi"]
+    chat.type("/bye\r")
+    assert chat.leave() == 0
+    question = sitting("slow")
+    question.wait_for("Wait")
+    question.type("\x03")
+    assert question.leave() == 130 and "Traceback" not in question.output
+
+
+def test_pasted_lines_are_one_message(sitting: Sit) -> None:
+    chat = sitting()
+    chat.wait_for(">>> ")
+    chat.type("\x1b[200~one\rtwo\x1b[201~\r")
+    chat.wait_for(r"7 tokens.*>>> ")
+    assert Handler.seen[-1]["messages"][-1]["content"] == "one\ntwo"
+    chat.type("/bye\r")
+    assert chat.leave() == 0
+
+
 def test_markdown_wraps_at_the_edge_of_the_terminal(sitting: Sit) -> None:
     for columns in (60, 100):
         chat = sitting("markdown", columns=columns)

@@ -19,11 +19,12 @@ class LocalBackend:
 
     def __init__(self, model_path: str | None, console: Console) -> None:
         name = model_path or "the embedded model"
-        with console.status(f"Loading {name}: starting") as status:
+        with console.status(f"Loading {name}: Python modules") as status:
             from vivace.api import Engine
 
             def show(stage: str, fraction: float) -> None:
-                status.update(f"Loading {name}: {stage} {fraction:.0%}")
+                part = f" {fraction:.0%}" if 0 < fraction < 1 else ""
+                status.update(f"Loading {name}: {stage}{part}")
 
             self._engine = Engine(model_path, stream_output=True, on_progress=show)
         if self._engine.tokenizer is None or self._engine.tokenizer.chat is None:
