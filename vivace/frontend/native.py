@@ -4,7 +4,7 @@ offline API."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from vivace.frontend.piece import Piece
@@ -14,6 +14,9 @@ from vivace.protocol.request import Request
 _ABORT_NAMES = {400: "BadRequestError", 429: "TooManyRequests", 503: "ServiceUnavailable"}
 
 TokenText = Callable[[int], str]
+
+
+Rows = Callable[[Iterator[Any]], Any]
 
 
 class NativeAnswer:
@@ -71,11 +74,12 @@ class NativeAnswer:
             piece.text, piece.tokens, piece.logprobs or [], piece.prompt_logprobs or []
         )
 
-    def body(self) -> dict[str, Any]:
-        """The answer as far as it has come; valid after the first `add`."""
+    def body(self, rows: Rows = list) -> dict[str, Any]:
+        """The answer as far as it has come; valid after the first `add`. `rows`: what becomes of
+        each list of log-probabilities, which may be millions; `iter` leaves them to be made."""
         text = "".join(self._texts)
         self._texts = [text]
-        return self._body(text, list(self._tokens), self._logprobs, self._prompt_logprobs)
+        return self._body(text, list(self._tokens), self._logprobs, self._prompt_logprobs, rows)
 
     def _body(
         self,
@@ -83,11 +87,12 @@ class NativeAnswer:
         tokens: list[int],
         logprobs: Sequence[TokenLogprob],
         prompt_logprobs: Sequence[TokenLogprob],
+        rows: Rows = list,
     ) -> dict[str, Any]:
         body: dict[str, Any] = {
             "text": text,
             "output_ids": tokens,
-            "meta_info": {**self._meta(), **self._logprob_fields(logprobs, prompt_logprobs)},
+            "meta_info": {**self._meta(), **self._logprob_fields(logprobs, prompt_logprobs, rows)},
         }
         if self._index is not None:
             body["index"] = self._index
@@ -116,23 +121,26 @@ class NativeAnswer:
         return meta
 
     def _logprob_fields(
-        self, logprobs: Sequence[TokenLogprob], prompt_logprobs: Sequence[TokenLogprob]
+        self,
+        logprobs: Sequence[TokenLogprob],
+        prompt_logprobs: Sequence[TokenLogprob],
+        rows: Rows,
     ) -> dict[str, Any]:
         options = self._request.logprobs
         if options is None:
             return {}
         fields: dict[str, Any] = {}
         for side, entries in (("input", prompt_logprobs), ("output", logprobs)):
-            fields[f"{side}_token_logprobs"] = [
-                (entry.logprob, entry.token, self._text(entry.token)) for entry in entries
-            ]
+            fields[f"{side}_token_logprobs"] = rows(map(self._row, entries))
             if options.top:
-                fields[f"{side}_top_logprobs"] = [self._pairs(entry.top) for entry in entries]
+                fields[f"{side}_top_logprobs"] = rows(self._pairs(entry.top) for entry in entries)
             if options.token_ids:
-                fields[f"{side}_token_ids_logprobs"] = [
-                    self._pairs(entry.chosen) for entry in entries
-                ]
+                chosen = (self._pairs(entry.chosen) for entry in entries)
+                fields[f"{side}_token_ids_logprobs"] = rows(chosen)
         return fields
+
+    def _row(self, entry: TokenLogprob) -> tuple[float | None, int, str | None]:
+        return entry.logprob, entry.token, self._text(entry.token)
 
     def _pairs(
         self, pairs: list[tuple[float, int]] | None

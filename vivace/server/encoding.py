@@ -10,6 +10,9 @@ import msgspec
 
 from vivace.server.pace import Work
 
+ROWS = 4
+"""Tokens whose log-probabilities are encoded without a pause: hundreds of numbers each."""
+
 
 def encode_list(entries: Iterable[Any], run: int = 1) -> Work[msgspec.Raw]:
     """The entries as a JSON list, `run` of them without a pause."""

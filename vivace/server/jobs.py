@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from vivace.frontend.errors import BadRequest
 from vivace.frontend.frontend import Frontend
 from vivace.frontend.piece import Piece, Sink
 from vivace.protocol.output import FINISH_ABORT, Finish
@@ -17,6 +18,7 @@ from vivace.server.asks import Ask as Ask
 from vivace.server.asks import cache_key as cache_key
 from vivace.server.context import Context
 from vivace.server.errors import Refusal, error_body
+from vivace.server.limits import LOGPROBS
 from vivace.server.pace import Work
 from vivace.server.sse import event
 
@@ -29,7 +31,27 @@ async def expand(
     work = asks_module.expand(
         context.frontend, asks, limit=limit, stream=stream, arrival=arrival, client=client
     )
-    return await context.pace.run(work)
+    requests = await context.pace.run(work)
+    check_logprobs(requests)
+    return requests
+
+
+def check_logprobs(requests: Iterable[Request]) -> None:
+    """BadRequest when the log-probabilities of an answer could take too much memory."""
+    numbers = 0
+    for request in requests:
+        options = request.logprobs
+        if options is not None:
+            prompt = len(request.tokens) - options.start if options.start >= 0 else 0
+            tokens = prompt + request.sampling.max_new_tokens
+            numbers += tokens * (1 + options.top + len(options.token_ids))
+    if numbers > LOGPROBS:
+        raise BadRequest(
+            "top_logprobs_num",
+            f"the answer could have {numbers} log-probabilities, at most {LOGPROBS} are possible; "
+            "ask for fewer, for fewer tokens (max_new_tokens, logprob_start_len), or for fewer "
+            "answers at once",
+        )
 
 
 def start(frontend: Frontend, requests: Sequence[Request], sinks: Iterable[Sink]) -> Work[None]:

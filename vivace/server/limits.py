@@ -26,6 +26,8 @@ CHOSEN_IDS = 4096
 """Token ids of a setting, such as stop_token_ids."""
 ENTRIES = 4096
 """Of any other list, and members of an object such as logit_bias."""
+LOGPROBS = 1 << 22
+"""Log-probabilities one answer may have to hold, of all its sequences: about 130 bytes each."""
 
 DEPTH = 64
 """Lists and objects inside each other."""

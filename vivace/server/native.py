@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from functools import partial
-from typing import Any
+from collections.abc import Iterator
 
 import msgspec
 from aiohttp import web
@@ -15,11 +14,12 @@ from vivace.protocol.request import Request
 from vivace.server.auth import CLIENT
 from vivace.server.body import Body
 from vivace.server.context import Context
-from vivace.server.encoding import encode_list
+from vivace.server.encoding import ROWS, encode_list
 from vivace.server.errors import json_response
 from vivace.server.jobs import complete, expand
 from vivace.server.native_asks import read_asks
 from vivace.server.native_events import NativeEvents
+from vivace.server.pace import Work
 from vivace.server.reader import Reader
 from vivace.server.schema import GenerateRequest
 from vivace.server.streaming import stream
@@ -58,9 +58,8 @@ async def generate(context: Context, http: web.Request, body: Body) -> web.Strea
         ]
         return await stream(context, http, requests, encoders, quiet=quiet)
     pieces = await complete(context, requests, quiet=quiet)
-    bodies = map(partial(finished, asked), requests, answers, pieces)
-    shown = await context.pace.run(encode_list(bodies))
-    return json_response(shown if several else msgspec.Raw(bytes(shown)[1:-1]))
+    shown = await context.pace.run(finished(asked, requests, answers, pieces))
+    return json_response(msgspec.Raw(b"[%b]" % b",".join(shown)) if several else shown[0])
 
 
 def answer_of(
@@ -78,11 +77,22 @@ def answer_of(
 
 
 def finished(
-    asked: GenerateRequest, request: Request, answer: NativeAnswer, piece: Piece
-) -> dict[str, Any]:
-    """The result, with what only some requests ask for."""
-    answer.add(piece)
-    body = answer.body()
-    if asked.return_prompt_token_ids:
-        body["meta_info"]["prompt_token_ids"] = request.tokens
-    return body
+    asked: GenerateRequest,
+    requests: list[Request],
+    answers: list[NativeAnswer],
+    pieces: list[Piece],
+) -> Work[list[msgspec.Raw]]:
+    """The results as JSON, with what only some requests ask for."""
+    shown: list[msgspec.Raw] = []
+    for request, answer, piece in zip(requests, answers, pieces, strict=True):
+        answer.add(piece)
+        body = answer.body(iter)
+        meta = body["meta_info"]
+        for name, rows in meta.items():
+            if isinstance(rows, Iterator):
+                meta[name] = yield from encode_list(rows, ROWS)
+        if asked.return_prompt_token_ids:
+            meta["prompt_token_ids"] = request.tokens
+        shown.append(msgspec.Raw(msgspec.json.encode(body, enc_hook=str)))
+        yield
+    return shown

@@ -5,21 +5,28 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import count
 from typing import Any, cast
 
+import msgspec
 from aiohttp import web
 
 from vivace.frontend.piece import Piece
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.protocol.request import Request
 from vivace.server.context import Context
-from vivace.server.encoding import encode_list
 from vivace.server.errors import json_response
 from vivace.server.jobs import complete
 from vivace.server.openai.chunks import Shape
-from vivace.server.openai.schema import ChatAnswer, Choice, CompletionAnswer, SamplingFields
+from vivace.server.openai.schema import (
+    ChatAnswer,
+    ChatChoice,
+    Choice,
+    CompletionAnswer,
+    CompletionChoice,
+    SamplingFields,
+)
 from vivace.server.openai.usage import Tally, sglext
+from vivace.server.pace import Work
 from vivace.server.sse import Encode
 from vivace.server.streaming import stream
 
@@ -29,13 +36,15 @@ class Form:
     """What one endpoint's answers look like.
 
     `chunks` makes the encoder of the index-th choice of a stream, `choice` the index-th choice of a
-    whole answer, `answer` is what holds the choices. `kind` is the `object` of a stream's events.
+    whole answer and `details` its log-probabilities, `answer` is what holds the choices. `kind` is
+    the `object` of a stream's events.
     """
 
     kind: str
     logprobs: bool
     chunks: Callable[[Shape, int], Encode]
-    choice: Callable[[int, Piece], Choice]
+    choice: Callable[[int, Piece], ChatChoice | CompletionChoice]
+    details: Callable[[Piece], Work[msgspec.Raw]]
     answer: type[ChatAnswer] | type[CompletionAnswer]
     service_tier: str | None = None
 
@@ -76,7 +85,7 @@ async def answer(
     pieces = await complete(context, requests)
     for index, piece in enumerate(pieces):
         tally.note(index, piece)
-    choices = await context.pace.run(encode_list(map(form.choice, count(), pieces)))
+    choices = await context.pace.run(finished(form, pieces))
     whole = form.answer(
         id=rid,
         created=created,
@@ -90,6 +99,18 @@ async def answer(
     if form.service_tier is not None:
         whole.service_tier = form.service_tier
     return json_response(whole)
+
+
+def finished(form: Form, pieces: list[Piece]) -> Work[msgspec.Raw]:
+    """The choices of a whole answer as JSON."""
+    shown: list[bytes] = []
+    for index, piece in enumerate(pieces):
+        choice = form.choice(index, piece)
+        if form.logprobs:
+            choice.logprobs = cast(Any, (yield from form.details(piece)))
+        shown.append(msgspec.json.encode(choice, enc_hook=str))
+        yield
+    return msgspec.Raw(b"[%b]" % b",".join(shown))
 
 
 def add_ids(choice: Choice, asked: SamplingFields, piece: Piece, request: Request) -> None:

@@ -8,7 +8,6 @@ from aiohttp import web
 
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.piece import Piece
-from vivace.frontend.tokenizer import Tokenizer
 from vivace.protocol.request import Request
 from vivace.server.auth import CLIENT
 from vivace.server.body import Body
@@ -28,7 +27,7 @@ from vivace.server.openai.asking import (
     request_id,
 )
 from vivace.server.openai.chunks import ChatChunks
-from vivace.server.openai.logprobs import chat_logprobs
+from vivace.server.openai.logprobs import encoded_chat_logprobs
 from vivace.server.openai.schema import (
     CHAT_HARMLESS,
     CHAT_REFUSED,
@@ -64,7 +63,8 @@ async def chat_completions(context: Context, http: web.Request, body: Body) -> w
         kind="chat.completion.chunk",
         logprobs=bool(asked.logprobs),
         chunks=ChatChunks,
-        choice=lambda index, piece: choice(asked, index, piece, requests[index], tokenizer),
+        choice=lambda index, piece: choice(asked, index, piece, requests[index]),
+        details=lambda piece: encoded_chat_logprobs(piece.logprobs or (), tokenizer),
         answer=ChatAnswer,
         service_tier=SERVED_TIER if asked.service_tier else None,
     )
@@ -102,10 +102,8 @@ def ask(asked: ChatRequest, tokens: list[int], rid: str) -> Ask:
     )
 
 
-def choice(
-    asked: ChatRequest, index: int, piece: Piece, request: Request, tokenizer: Tokenizer
-) -> ChatChoice:
-    """One finished choice."""
+def choice(asked: ChatRequest, index: int, piece: Piece, request: Request) -> ChatChoice:
+    """One finished choice, without its log-probabilities."""
     finish = piece.finish
     result = ChatChoice(
         index=index,
@@ -113,8 +111,6 @@ def choice(
         finish_reason=finish.type if finish else None,
         matched_stop=finish.matched if finish else None,
     )
-    if asked.logprobs:
-        result.logprobs = chat_logprobs(piece.logprobs or (), tokenizer)
     add_ids(result, asked, piece, request)
     result.response_token_ids = result.token_ids
     return result

@@ -28,7 +28,7 @@ from vivace.server.openai.asking import (
     request_id,
 )
 from vivace.server.openai.chunks import CompletionChunks
-from vivace.server.openai.logprobs import completion_logprobs
+from vivace.server.openai.logprobs import encoded_completion_logprobs
 from vivace.server.openai.schema import (
     COMPLETION_REFUSED,
     CompletionAnswer,
@@ -72,7 +72,8 @@ async def completions(context: Context, http: web.Request, body: Body) -> web.St
         kind="text_completion",
         logprobs=asked.logprobs is not None,
         chunks=lambda shape, i: CompletionChunks(shape, i, echoes[i], bool(asked.echo)),
-        choice=lambda i, piece: choice(asked, i, piece, echoes[i], requests[i], tokenizer),
+        choice=lambda i, piece: choice(asked, i, piece, echoes[i], requests[i]),
+        details=lambda piece: encoded_completion_logprobs(scored(asked, piece), tokenizer),
         answer=CompletionAnswer,
     )
     return await answer(
@@ -155,9 +156,8 @@ def choice(
     piece: Piece,
     echo: str,
     request: Request,
-    tokenizer: Tokenizer,
 ) -> CompletionChoice:
-    """One finished choice."""
+    """One finished choice, without its log-probabilities."""
     finish = piece.finish
     result = CompletionChoice(
         index=index,
@@ -165,10 +165,11 @@ def choice(
         finish_reason=finish.type if finish else None,
         matched_stop=finish.matched if finish else None,
     )
-    if asked.logprobs is not None:
-        entries: list[TokenLogprob] = list(piece.logprobs or ())
-        if asked.echo:
-            entries = [*(piece.prompt_logprobs or ()), *entries]
-        result.logprobs = completion_logprobs(entries, tokenizer, 0)
     add_ids(result, asked, piece, request)
     return result
+
+
+def scored(asked: CompletionRequest, piece: Piece) -> list[TokenLogprob]:
+    """The tokens whose log-probabilities are shown."""
+    prompt = piece.prompt_logprobs if asked.echo else None
+    return [*(prompt or ()), *(piece.logprobs or ())]

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec import Raw
+from msgspec.json import encode
+
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.protocol.output import TokenLogprob
+from vivace.server.encoding import ROWS, encode_list
 from vivace.server.openai.schema import (
     ChatLogprobs,
     CompletionLogprobs,
     ContentLogprob,
     TopLogprob,
 )
+from vivace.server.pace import Work
 
 LOWEST = -9999.0
 """Stands for minus infinity, which JSON cannot say."""
@@ -19,24 +24,43 @@ LOWEST = -9999.0
 
 def chat_logprobs(entries: Sequence[TokenLogprob], tokenizer: Tokenizer) -> ChatLogprobs:
     """content[{token, logprob, bytes, top_logprobs}], one per token."""
-    return ChatLogprobs(
-        content=[
-            ContentLogprob(
-                token=tokenizer.token_text(entry.token),
-                logprob=finite(entry.logprob),
-                bytes=list(tokenizer.token_bytes(entry.token)),
-                top_logprobs=[
-                    TopLogprob(
-                        token=tokenizer.token_text(token),
-                        logprob=finite(logprob),
-                        bytes=list(tokenizer.token_bytes(token)),
-                    )
-                    for logprob, token in entry.top or ()
-                ],
+    return ChatLogprobs(content=[content_of(entry, tokenizer) for entry in entries])
+
+
+def content_of(entry: TokenLogprob, tokenizer: Tokenizer) -> ContentLogprob:
+    return ContentLogprob(
+        token=tokenizer.token_text(entry.token),
+        logprob=finite(entry.logprob),
+        bytes=list(tokenizer.token_bytes(entry.token)),
+        top_logprobs=[
+            TopLogprob(
+                token=tokenizer.token_text(token),
+                logprob=finite(logprob),
+                bytes=list(tokenizer.token_bytes(token)),
             )
-            for entry in entries
-        ]
+            for logprob, token in entry.top or ()
+        ],
     )
+
+
+def encoded_chat_logprobs(entries: Sequence[TokenLogprob], tokenizer: Tokenizer) -> Work[Raw]:
+    """`chat_logprobs` as JSON, in slices."""
+    content = yield from encode_list((content_of(entry, tokenizer) for entry in entries), ROWS)
+    return Raw(encode({"content": content, "refusal": None}))
+
+
+def encoded_completion_logprobs(entries: Sequence[TokenLogprob], tokenizer: Tokenizer) -> Work[Raw]:
+    """`completion_logprobs` of a whole answer as JSON, in slices."""
+    parts: dict[str, list[bytes]] = {}
+    offset = 0
+    for start in range(0, len(entries), ROWS):
+        some = completion_logprobs(entries[start : start + ROWS], tokenizer, offset)
+        offset = some.text_offset[-1] + len(some.tokens[-1])
+        for name in some.__struct_fields__:
+            parts.setdefault(name, []).append(encode(getattr(some, name))[1:-1])
+        yield
+    names = CompletionLogprobs.__struct_fields__
+    return Raw(encode({name: Raw(b"[%b]" % b",".join(parts.get(name, ()))) for name in names}))
 
 
 def completion_logprobs(
