@@ -126,7 +126,7 @@ def test_meta_info_is_complete(server: Running, stream: bool) -> None:
     for event in found[:-1]:
         assert event["meta_info"].keys() == META
     meta = found[-1]["meta_info"]
-    assert meta.keys() == META | TIMES
+    assert meta.keys() == META | TIMES | {"max_new_tokens"}
     assert not meta.keys() & MISSING.keys()
     assert meta["cached_tokens_details"] == {"device": meta["cached_tokens"], "host": 0}
     assert (meta["dp_rank"], meta["num_retractions"], meta["weight_version"]) == (0, 0, "default")

@@ -268,7 +268,8 @@ class GenerateMeta(msgspec.Struct, kw_only=True):
     weight_version: str
     dp_rank: int
     num_retractions: int
-    # With the end of an answer: seconds, and Unix times (`_ts`).
+    # With the end of an answer: the limit in effect, seconds, and Unix times (`_ts`).
+    max_new_tokens: int | None = None
     e2e_latency: float | None = None
     queue_time: float | None = None
     inference_time: float | None = None
