@@ -59,6 +59,24 @@ def test_nothing_happens_before_its_time_or_twice() -> None:
     assert rig.loop.patience() is None
 
 
+def test_every_pause_is_told_to_the_worker_once() -> None:
+    """It keeps memory for the next step, whether or not pages go back."""
+    rig = Rig(SETTINGS, pages=200, cache_share=200)
+    plans: list[int | None] = []
+    rig.executor.submit = lambda plan, run=rig.executor.submit: (  # type: ignore[method-assign]
+        plans.append(plan.vacant),
+        run(plan),
+    )[1]
+    for _ in range(2):
+        rig.send(1, PROMPT, 8, ignore_eos=True)
+        rig.run()
+        plans.clear()
+        rig.rest(IDLE_SECONDS)
+        rig.rest(10 * IDLE_SECONDS)
+        assert plans == [touched(rig)]
+    assert rig.scheduler.state().cached_tokens > 40
+
+
 def test_a_device_that_has_its_memory_anyway_is_left_alone() -> None:
     rig = Rig(SETTINGS, pages=200)
     burst(rig, 1)

@@ -1,4 +1,5 @@
-"""What an idle engine does: cached prefixes move together, and memory goes back to the system.
+"""What an idle engine does: cached prefixes move together, and memory goes back to the system:
+that of KV pages nobody needs, and what the worker keeps from step to step.
 
 Only while nobody lives and no step is in flight; a request that comes in between waits for one
 small step of copies at most.
@@ -27,6 +28,8 @@ class Compaction:
         self._lazy = lazy
         self._number: int | None = None
         """of the plan in flight"""
+        self._settled: float | None = None
+        """`rested` of the last plan: steps since then may have left memory that nobody holds"""
 
     @property
     def in_flight(self) -> bool:
@@ -36,7 +39,7 @@ class Compaction:
         """When there is something to do, if the last step landed at `rested` and nobody lives."""
         if not self._lazy:
             return None
-        if self._worthwhile():
+        if self._worthwhile() or rested != self._settled:
             return rested + IDLE_SECONDS
         return rested + FORGET_SECONDS if self._leases.share_grown else None
 
@@ -50,9 +53,13 @@ class Compaction:
             return None
         if now >= rested + FORGET_SECONDS:
             self._leases.forget_returns()
-        if not self._worthwhile():
+        worthwhile = self._worthwhile()
+        if not worthwhile and rested == self._settled:
             return None
-        moves, vacant = self._leases.compact(MOST_COPIES)
+        self._settled = rested
+        moves, vacant = (
+            self._leases.compact(MOST_COPIES) if worthwhile else ({}, self._leases.touched)
+        )
         self._number = number
         copies = [Copy(source, target) for source, target in moves.items()]
         return StepPlan(number=number, leaves=leaves, copies=copies, vacant=vacant)
