@@ -19,8 +19,8 @@ NEWEST_PYTHON = (3, 12)
 OLDEST_TORCH = (2, 7)
 NEWEST_TORCH = (2, 14)
 """minor releases that Vivace is tested with (docs/compatibility.md)"""
-PROCESSES = GIB
-"""bytes that supervisor, frontend and engine (PyTorch above all) take besides the weights and KV"""
+PROCESSES = 600 << 20
+"""bytes of all processes besides weights and KV; measured at rest: half of that"""
 SHOWN_MODELS = 3
 
 

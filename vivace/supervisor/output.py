@@ -51,8 +51,9 @@ class ChildOutput:
         if len(self._unfinished) > LONGEST_LINE:
             lines.append(self._unfinished)
             self._unfinished = b""
-        for line in lines:
-            self._write(escape(line.decode(errors="backslashreplace")) + "\n")
+        texts = (escape(line.decode(errors="backslashreplace")) + "\n" for line in lines)
+        if lines:
+            self._write("".join(texts))
 
 
 class Outputs:

@@ -99,17 +99,21 @@ class TerminalScreen:
     def __init__(self, stream: TextIO) -> None:
         from rich.console import Console
 
+        self._stream = stream
         self._console = Console(file=stream, force_terminal=True)
         self._bar: Bar | None = None
         self.update = self._draw
 
     def write(self, text: str, /) -> int:
         """The terminal breaks long lines, not we: then it joins them again when they are copied."""
-        self._console.out(text.removesuffix("\n"), highlight=False)
+        if self._bar is None:
+            self._stream.write(text)  # costs far less than rich does
+        else:
+            self._console.out(text.removesuffix("\n"), highlight=False)
         return len(text)
 
     def flush(self) -> None:
-        """Lines do not wait."""
+        self._stream.flush()
 
     def show(self, summary: Summary) -> None:
         for line in styled_lines(summary):
