@@ -106,8 +106,9 @@ class Terminal:
         self.width, self.height = width, height
         self.rows: list[str] = [""]
         self.rewritten: list[str] = []
-        self._row = 0
-        self._before: dict[int, str] = {}
+        self._row = self._column = 0
+        self._before: str | None = None
+        """what the row held when the cursor came to write there"""
 
     def write(self, text: str) -> int:
         for piece in re.findall(r"\x1b\[[0-9;]*[A-Za-z]|\n|[^\x1b\n]+", text):
@@ -130,28 +131,31 @@ class Terminal:
         return rows
 
     def _down(self) -> None:
-        if self._before.pop(self._row, None) == self.rows[self._row]:
-            self.rewritten.append(self.rows[self._row])
-        self._row += 1
+        if self._before and self._before == self.rows[self._row]:
+            self.rewritten.append(self._before)
+        self._move(self._row + 1)
         if self._row == len(self.rows):
             self.rows.append("")
 
+    def _move(self, row: int) -> None:
+        self._row, self._column, self._before = row, 0, None
+
     def _put(self, piece: str) -> None:
-        if self._row not in self._before and self.rows[self._row]:
-            self._before[self._row] = self.rows[self._row]
-            self.rows[self._row] = ""
-        self.rows[self._row] += piece
-        assert len(self.rows[self._row]) < self.width, "the terminal would break this line"
+        row = self.rows[self._row]
+        if self._before is None:
+            self._before = row
+        end = self._column + len(piece)
+        assert end < self.width, "the terminal would break this line"
+        self.rows[self._row] = row[: self._column] + piece + row[end:]
+        self._column = end
 
     def _obey(self, number: str, what: str) -> None:
         if what == "A":
-            top = max(0, len(self.rows) - self.height)
-            self._row = max(top, self._row - int(number))
+            self._move(max(0, len(self.rows) - self.height, self._row - int(number)))
         elif what == "J":
             del self.rows[self._row + 1 :]
-            self.rows[self._row] = ""
+            self.rows[self._row] = self.rows[self._row][: self._column]
         elif what == "K":
-            if self._row not in self._before and self.rows[self._row]:
-                pass  # the text of this line has just been written
+            self.rows[self._row] = self.rows[self._row][: self._column]
         else:
             assert what == "m", f"unexpected code {what}"

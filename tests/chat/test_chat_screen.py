@@ -59,6 +59,13 @@ def test_token_by_token_nothing_flickers(layout: str) -> None:
     assert not streamed.rewritten
 
 
+@pytest.mark.parametrize(
+    "parts", [["text\n", "#", "hashtag\n"], ["text\n", "-", "--\n"], ["1. a\n", "2", ".b\n"]]
+)
+def test_half_a_line_settles_nothing(parts: list[str]) -> None:
+    assert shown(parts, "markdown").text == shown(["".join(parts)], "markdown").text
+
+
 def test_words_are_not_broken_and_markdown_is_rendered() -> None:
     lines = shown([MARKDOWN], "markdown").text
     assert lines[0].strip() == "Gravity" and lines[1] == "" and "**" not in "".join(lines)

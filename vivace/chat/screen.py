@@ -115,7 +115,8 @@ class ChangingLines:
         if not up and first >= len(lines):
             return
         move = f"\x1b[{up}A" if up else ""
-        text = "".join(f"{line}\x1b[K\n" for line in lines[first:])
+        pairs = itertools.zip_longest(lines[first:], self._shown[first : len(lines)])
+        text = "".join("\n" if line == old else f"{line}\x1b[K\n" for line, old in pairs)
         self._shown = lines
         self._out.write(move + text + ("\x1b[J" if fewer else ""))
         self._out.flush()
