@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 def configure(options: Options) -> Config:
     """Raises ConfigError, SourceError or PlatformError, before anything heavy is loaded."""
+    from vivace.ask_transformers import facts_by_transformers
     from vivace.checkpoint.source import locate
     from vivace.config import resolve
     from vivace.config.hub import hub_cache
@@ -31,6 +32,9 @@ def configure(options: Options) -> Config:
         revision=model.revision,
         cache=cache,
     )
-    check_architecture(source, model.model_impl)
-    facts = facts_of(source, model.model_impl)
+    if model.model_impl == "transformers":
+        facts = facts_by_transformers(source)
+    else:
+        check_architecture(source)
+        facts = facts_of(source)
     return resolve(options, source, facts, detect(options.runtime.device))

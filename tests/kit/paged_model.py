@@ -12,9 +12,11 @@ from torch import Tensor
 
 from vivace.checkpoint.source import ModelSource, locate
 from vivace.models.causal_lm import Model
-from vivace.models.facts import facts_of
+from vivace.models.facts import ModelFacts, facts_of
 from vivace.models.loading import load_model
+from vivace.models.transformers_facts import facts_from, question_of
 from vivace.models.transformers_impl import TransformersModel
+from vivace.models.transformers_trace import answer
 from vivace.platforms.attention import HostStep
 from vivace.platforms.cpu.attention import CpuAttention
 from vivace.platforms.cpu.ops import cpu_ops
@@ -41,7 +43,7 @@ def load(
     source: ModelSource | None = None,
 ) -> Model:
     found = source or locate(str(path) if path else None, overrides=overrides)
-    facts = facts_of(found, implementation)
+    facts = facts_of(found) if implementation == "auto" else traced(found)
     native = PLATFORM if implementation == "auto" else None
     return load_model(
         found,
@@ -53,8 +55,13 @@ def load(
         quantization=quantization,
         positions=positions or facts.context,
         progress=lambda stage, fraction: None,
-        implementation=implementation,
     )
+
+
+def traced(source: ModelSource) -> ModelFacts:
+    """As `facts_by_transformers`, in this process."""
+    question = question_of(source)
+    return facts_from(source, question, answer(question))
 
 
 class PagedModel:

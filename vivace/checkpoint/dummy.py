@@ -24,6 +24,12 @@ class DummyWeights:
     def has(self, name: str) -> bool:
         return True
 
+    def names(self) -> None:
+        """No files: every name is had."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        raise LookupError(name)
+
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         if name.endswith("norm.weight"):
             return torch.ones(shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
 import torch
@@ -24,6 +25,10 @@ class OpenWeights(Protocol):
     """some matrices are stored as int8 with a scale for each row"""
 
     def has(self, name: str) -> bool: ...
+
+    def names(self) -> Iterable[str] | None: ...
+
+    def shape(self, name: str) -> tuple[int, ...]: ...
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor: ...
 

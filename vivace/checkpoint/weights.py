@@ -61,6 +61,12 @@ class TrackedWeights:
     def has(self, name: str) -> bool:
         return name in self._names
 
+    def names(self) -> Iterable[str]:
+        return sorted(self._names)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._reader.shape(name)
+
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         self._check(name, shape)
         tensor = self._reader.read(name)

@@ -7,7 +7,7 @@ holds the architecture and no ranks, prefixes, quantisation or weight tables.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -30,6 +30,12 @@ class Weights(Protocol):
     """A checkpoint under Hugging Face's tensor names."""
 
     def has(self, name: str) -> bool: ...
+
+    def names(self) -> Iterable[str] | None:
+        """What the files have; None = whatever is asked for (a dummy)."""
+        ...
+
+    def shape(self, name: str) -> tuple[int, ...]: ...
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """The tensor on the CPU; raises CheckpointError when missing or of another shape."""

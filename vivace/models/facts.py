@@ -21,7 +21,7 @@ from vivace.checkpoint.fields import (
     whole,
 )
 from vivace.checkpoint.source import ModelSource
-from vivace.models.families import FAMILIES, GENERIC, Family
+from vivace.models.families import FAMILIES, Family
 from vivace.models.quantized import refuse_quantized
 from vivace.models.rope import LARGEST_HEAD, LONGEST_CONTEXT, Rope, rope_of
 
@@ -94,6 +94,43 @@ class DecoderFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AttentionFacts:
+    """One attention of a model that transformers' code runs, in the order of its forward pass.
+
+    `window` in tokens, None where attention is full; `sinks`: each head has a score that no key
+    has.
+    """
+
+    heads: int
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    scale: float
+    window: int | None
+    soft_cap: float | None
+    sinks: bool
+
+    @property
+    def head_dim(self) -> int:
+        """Numbers kept of a key and of a value: the shorter one is filled up with zeros."""
+        return max(self.key_dim, self.value_dim)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traced:
+    """What transformers' code makes of a configuration (`transformers_trace`); `parameters` are
+    counted, `limits` say why the context is shorter than the configuration's."""
+
+    attention: tuple[AttentionFacts, ...]
+    hidden_size: int
+    vocabulary: int
+    context: int
+    tied: bool
+    parameters: int
+    limits: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelFacts:
     """Shapes in elements, `context` in tokens; `layer_windows` has one entry per layer."""
 
@@ -114,7 +151,9 @@ class ModelFacts:
     layer_windows: tuple[int | None, ...]
     parameters: int
     decoder: DecoderFacts | None = None
-    """None for architectures that only transformers' code runs"""
+    """None where transformers' code runs the model"""
+    attention: tuple[AttentionFacts, ...] = ()
+    """where transformers' code runs the model"""
     config: dict[str, Any] = field(default_factory=dict)
     """for transformers' code, where that runs the model"""
     notices: tuple[str, ...] = ()
@@ -122,7 +161,8 @@ class ModelFacts:
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:
         """Keys and values of one token over all layers."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * element_bytes
+        numbers = sum(one.kv_heads * one.head_dim for one in self.attention)
+        return 2 * (numbers or self.layers * self.kv_heads * self.head_dim) * element_bytes
 
 
 class ModelFields(Fields):
@@ -146,25 +186,23 @@ class ModelFields(Fields):
         return self.need(key, TABLE[key])
 
 
-def facts_of(source: ModelSource, implementation: str = "auto") -> ModelFacts:
-    """Read the facts from a model's configuration. `implementation`: --model-impl.
+def facts_of(source: ModelSource) -> ModelFacts:
+    """Read the facts of an architecture that Vivace has written from a model's configuration.
 
     Raises SourceError naming the bad key.
     """
     config = ModelFields(source)
     architecture = architecture_of(source)
-    family = FAMILIES.get(architecture, GENERIC)
-    ours = family is not GENERIC and implementation != "transformers"
+    family = FAMILIES[architecture]
     refuse_quantized(config)
     heads, kv_heads, head_dim = heads_of(config, family)
     layers, vocabulary = config.need_known("num_hidden_layers"), config.need_known("vocab_size")
     windows = layer_windows(config, family, layers)
     context = config.get_known("max_position_embeddings", 2048)
-    tied = config.get_known("tie_word_embeddings", family.tied)
     ends, notices = ends_of(source, config, vocabulary)
     facts = ModelFacts(
         architecture=architecture,
-        model_type=model_type_of(config, architecture, family if ours else GENERIC),
+        model_type=model_type_of(config, architecture, family),
         hidden_size=config.need_known("hidden_size"),
         layers=layers,
         heads=heads,
@@ -173,17 +211,48 @@ def facts_of(source: ModelSource, implementation: str = "auto") -> ModelFacts:
         intermediate_size=config.need_known("intermediate_size"),
         vocabulary=vocabulary,
         context=context,
-        dtype=config.get_known("torch_dtype") or config.get_known("dtype") or "bfloat16",
-        tied=tied,
+        dtype=dtype_of(config),
+        tied=config.get_known("tie_word_embeddings", family.tied),
         eos_ids=ends,
         sliding_window=next((w for w in windows if w), None),
         layer_windows=windows,
         parameters=0,
-        decoder=decoder_of(config, family, head_dim, context) if ours else None,
-        config={} if ours else dict(config.values),
+        decoder=decoder_of(config, family, head_dim, context),
         notices=(*source.notices, *notices),
     )
     return replace(facts, parameters=parameter_count(facts))
+
+
+def traced_facts(source: ModelSource, traced: Traced) -> ModelFacts:
+    """The facts of a model that transformers' code runs, as it was traced."""
+    config = ModelFields(source)
+    windows = tuple(one.window for one in traced.attention)
+    ends, notices = ends_of(source, config, traced.vocabulary)
+    return ModelFacts(
+        architecture=architecture_of(source),
+        model_type=config.need_known("model_type"),
+        hidden_size=traced.hidden_size,
+        layers=len(traced.attention),
+        heads=max(one.heads for one in traced.attention),
+        kv_heads=max(one.kv_heads for one in traced.attention),
+        head_dim=max(one.head_dim for one in traced.attention),
+        intermediate_size=0,
+        vocabulary=traced.vocabulary,
+        context=traced.context,
+        dtype=dtype_of(config),
+        tied=traced.tied,
+        eos_ids=ends,
+        sliding_window=next((w for w in windows if w), None),
+        layer_windows=windows,
+        parameters=traced.parameters,
+        attention=traced.attention,
+        config=source.config,
+        notices=(*source.notices, *notices, *traced.limits),
+    )
+
+
+def dtype_of(config: ModelFields) -> str:
+    return config.get_known("torch_dtype") or config.get_known("dtype") or "bfloat16"
 
 
 def architecture_of(source: ModelSource) -> str:

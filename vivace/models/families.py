@@ -42,5 +42,3 @@ FAMILIES: dict[str, Family] = {
     ),
 }
 """architectures that Vivace has written"""
-GENERIC = Family()
-"""architectures that transformers' code runs"""

@@ -12,7 +12,7 @@ from vivace.checkpoint.source import ModelSource
 from vivace.layers.module import Bindings, as_stored, decoded
 from vivace.models.causal_lm import Model
 from vivace.models.facts import ModelFacts
-from vivace.models.registry import ARCHITECTURES, check_architecture
+from vivace.models.registry import ARCHITECTURES
 from vivace.platforms.ops.table import Ops
 from vivace.quantization.choose import linear_methods, scheme_of
 from vivace.quantization.method import Packed
@@ -34,7 +34,6 @@ def load_model(
     positions: int,
     longest: int | None = None,
     progress: Progress,
-    implementation: str = "auto",
     device: torch.device | None = None,
     seed: int = 0,
 ) -> Model:
@@ -46,9 +45,9 @@ def load_model(
     `narrow` multiplies those of at most six bits with activations in int8.
     `quantization` as --quantization: "w8a8_int8" or "w8a16" make int8 of what is not yet.
 
-    Raises SourceError for an architecture nobody has written, CheckpointError for bad weights.
+    Raises CheckpointError for bad weights.
     """
-    model = declare(source, facts, positions, implementation)
+    model = declare(facts, positions)
     place, matrices = device or torch.device("cpu"), matrix_dtype or dtype
     weights = open_weights(source, facts, seed=seed, progress=progress, dtype=matrices)
     scheme = scheme_of(quantization, weights.int8)
@@ -77,11 +76,10 @@ def load_model(
     return model
 
 
-def declare(source: ModelSource, facts: ModelFacts, positions: int, implementation: str) -> Model:
-    """Our own architecture file, or the generic transformers one when that was asked for."""
-    check_architecture(source, implementation)
-    if implementation == "transformers" or facts.decoder is None:
-        from vivace.models.transformers_impl import declare as declare_generic
+def declare(facts: ModelFacts, positions: int) -> Model:
+    """Our own architecture file, or transformers' code where that was asked for its facts."""
+    if facts.decoder is None:
+        from vivace.models.transformers_impl import TransformersModel
 
-        return declare_generic(facts)
+        return TransformersModel(facts)
     return cast(Model, ARCHITECTURES.get(facts.architecture)(facts, facts.decoder, positions))

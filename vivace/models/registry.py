@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.util import find_spec
 
 from vivace.checkpoint.source import ModelSource, SourceError
 from vivace.models.facts import DecoderFacts, ModelFacts, architecture_of
@@ -22,17 +21,11 @@ ARCHITECTURES: Registry[Callable[[ModelFacts, DecoderFacts, int], object]] = Reg
 )
 
 
-def check_architecture(source: ModelSource, implementation: str = "auto") -> None:
-    """Raises SourceError when no code here can run the model. `implementation`: --model-impl.
+def check_architecture(source: ModelSource) -> None:
+    """Raises SourceError when Vivace has not written the architecture.
 
     Cheap, so that it can be asked before any process is started.
     """
-    if implementation == "transformers":
-        if find_spec("transformers") is None:
-            raise SourceError(
-                "--model-impl transformers needs the package transformers: pip install transformers"
-            )
-        return
     if (name := architecture_of(source)) not in ARCHITECTURES:
         raise SourceError(
             f"{source.path}: the architecture {name} is not supported; supported: "

@@ -6,8 +6,16 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 
+class PassedOn(BaseModelOutputWithPast):
+    """A body's output with nothing but the last hidden state; heads may ask for more by name."""
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("_"):
+            raise AttributeError(name)
+
+
 class Passing(nn.Module):
     """Hands `inputs_embeds` through as the last hidden state."""
 
-    def forward(self, *, inputs_embeds: Tensor, **_: object) -> BaseModelOutputWithPast:
-        return BaseModelOutputWithPast(last_hidden_state=inputs_embeds)  # pyright: ignore[reportArgumentType]
+    def forward(self, *_: object, inputs_embeds: Tensor, **__: object) -> PassedOn:
+        return PassedOn(last_hidden_state=inputs_embeds)  # pyright: ignore[reportArgumentType]

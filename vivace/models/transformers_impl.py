@@ -1,45 +1,42 @@
 """`--model-impl transformers`: architectures Vivace has not written, run by transformers' code.
 
-Only classes that transformers itself ships are built (no code from a model directory); weights go
-through our checkpoint readers, attention through our paged backend by way of transformers'
-attention interface. Imported only when asked for.
+Only classes that transformers itself ships are built (no code from a model directory). Weights come
+from our checkpoint readers and go through transformers' own loading, which knows what published
+files call them. Attention goes through our paged backend by way of transformers' attention
+interface, as the trace of the model found it (`transformers_trace`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from threading import Lock
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.nn import functional
 
 from vivace.checkpoint.source import SourceError
+from vivace.checkpoint.weights import CheckpointError
 from vivace.layers.module import Bindings, Module, Weights
 from vivace.layers.step import ModelStep
-from vivace.models.facts import ModelFacts
+from vivace.models.facts import AttentionFacts, ModelFacts
+from vivace.models.transformers_check import check_same, probe
+from vivace.models.transformers_facts import Question
 from vivace.platforms.attention import AttentionLayer
 
 ATTENTION = "vivace_paged"
-NOT_CONFIG = ("architectures", "torch_dtype", "dtype", "auto_map", "_name_or_path", "model_type")
-
-
-def declare(facts: ModelFacts) -> TransformersModel:
-    """The generic model. Raises SourceError when transformers does not know its type."""
-    import transformers
-
-    if facts.model_type not in transformers.CONFIG_MAPPING:
-        raise SourceError(
-            f"transformers {transformers.__version__} has no model type {facts.model_type!r} "
-            "(code from a model directory is never run)"
-        )
-    return TransformersModel(facts)
 
 
 @dataclass
 class Running:
-    """What the attention function finds at its module: not every class passes keywords down."""
+    """The step that runs, and how many of its attentions have been."""
 
     layers: list[AttentionLayer]
     step: ModelStep | None = None
+    calls: int = 0
 
 
 class TransformersModel(Module):
@@ -49,15 +46,7 @@ class TransformersModel(Module):
     def __init__(self, facts: ModelFacts) -> None:
         self.facts = facts
         self.attention_layers = [
-            AttentionLayer(
-                index=index,
-                heads=facts.heads,
-                kv_heads=facts.kv_heads,
-                head_dim=facts.head_dim,
-                scale=facts.head_dim**-0.5,
-                window=facts.layer_windows[index],
-            )
-            for index in range(facts.layers)
+            attention_layer(index, found) for index, found in enumerate(facts.attention)
         ]
         self._running = Running(self.attention_layers)
         self._body: Any = None
@@ -68,56 +57,77 @@ class TransformersModel(Module):
         self._env = env
 
     def load(self, weights: Weights) -> None:
-        """Build the network, give it the checkpoint's tensors, and part body from head."""
+        """Build the network with the checkpoint's tensors, part body from head, and compare a few
+        tokens with what transformers computes by itself. Raises SourceError where they differ."""
         from vivace.models.transformers_body import Passing
 
-        network = self._network()
-        tied = {"lm_head.weight"} if self.facts.tied else set()
-        tensors = {
-            name: weights.take(name, tuple(old.shape)).to(self._env.device, old.dtype)
-            for name, old in network.state_dict().items()
-            if name not in tied
-        }
-        network.load_state_dict(tensors, strict=False, assign=True)
-        network.tie_weights()
-        network.eval().requires_grad_(False)
+        with quiet(), torch.inference_mode(False):
+            network = self._network(weights)
+        network.requires_grad_(False).to(self._env.device)
+        wanted = [reference(network, ids) for ids in probe(self.facts.vocabulary)]
         for module in network.modules():
-            if "layer_idx" in vars(module):
-                module.vivace_running = self._running
+            module.vivace_running = self._running
         self._body = network.base_model
         setattr(network, network.base_model_prefix, Passing())
         self._head = network
+        check_same(self, wanted, f"{self.facts.architecture} with --model-impl transformers")
 
-    def _network(self) -> Any:
+    def _network(self, weights: Weights) -> Any:
         import transformers
-        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-        ALL_ATTENTION_FUNCTIONS.register(ATTENTION, paged_attention)
-        keys = {k: v for k, v in self.facts.config.items() if k not in NOT_CONFIG}
+        from vivace.models.transformers_trace import Refused, class_of, config_of
+
+        transformers.AttentionInterface.register(ATTENTION, paged_attention)
+        architecture = self.facts.architecture
         try:
-            config = transformers.AutoConfig.for_model(self.facts.model_type, **keys)
-            return transformers.AutoModelForCausalLM.from_config(
-                config, attn_implementation=ATTENTION, dtype=self._env.dtype
+            config = config_of(Question(architecture, self.facts.config))
+            kind = class_of(config, architecture)
+            network, found = kind.from_pretrained(
+                None,
+                config=config,
+                state_dict=tensors_of(weights, kind, config),
+                attn_implementation=ATTENTION,
+                dtype=self._env.dtype,
+                output_loading_info=True,
             )
-        except Exception as error:  # whatever the class of the model makes of a bad value
+        except Refused as error:
+            raise SourceError(f"transformers cannot run {architecture}: {error}") from error
+        except (CheckpointError, SourceError):
+            raise
+        except Exception as error:  # whatever the class of the model makes of bad values
             reason = " ".join(str(error).split())[:400]
             raise SourceError(
-                f"transformers {transformers.__version__} cannot build {self.facts.architecture} "
-                f"from this configuration: {type(error).__name__}: {reason}"
+                f"transformers {transformers.__version__} cannot load {architecture} from these "
+                f"files: {type(error).__name__}: {reason}"
             ) from error
+        refuse_gaps(architecture, found)
+        return network
 
     def forward(self, step: ModelStep) -> Tensor:
         """One row of T tokens; which sequence each belongs to is the attention backend's affair."""
-        self._running.step = step
+        self._running.step, self._running.calls = step, 0
         output = self._body(
             input_ids=step.ids.unsqueeze(0),
             position_ids=step.positions.unsqueeze(0),
             use_cache=False,
         )
+        assert self._running.calls == len(self.attention_layers)
         return output.last_hidden_state[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self._head(inputs_embeds=hidden.unsqueeze(0), use_cache=False).logits[0].float()
+
+
+def attention_layer(index: int, found: AttentionFacts) -> AttentionLayer:
+    return AttentionLayer(
+        index=index,
+        heads=found.heads,
+        kv_heads=found.kv_heads,
+        head_dim=found.head_dim,
+        scale=found.scale,
+        window=found.window,
+        soft_cap=found.soft_cap,
+    )
 
 
 def paged_attention(
@@ -127,15 +137,84 @@ def paged_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    scaling: float | None = None,
-    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """transformers' attention interface: query[1, Hq, T, D], key and value[1, Hk, T, D]."""
+    """transformers' attention interface: query[1, Hq, T, D], key[1, Hk, T, D], value[1, Hk, T, Dv].
+
+    The n-th call of a forward pass is the n-th of its trace, whatever module it comes from.
+    """
     running: Running = module.vivace_running
-    layer, step = running.layers[module.layer_idx], running.step
+    layer, step = running.layers[running.calls], running.step
+    running.calls += 1
     assert step is not None
-    shape = replace(layer, scale=layer.scale if scaling is None else scaling, soft_cap=softcap)
-    q, k, v = (part[0].transpose(0, 1).contiguous() for part in (query, key, value))
-    attended = step.attention.attend(shape, q, k, v, step)
-    return attended.view(1, -1, layer.heads, layer.head_dim), None
+    if s_aux is not None:
+        layer = replace(layer, sinks=s_aux)
+    q, k, v = (
+        functional.pad(part[0].transpose(0, 1), (0, layer.head_dim - part.shape[3])).contiguous()
+        for part in (query, key, value)
+    )
+    attended = step.attention.attend(layer, q, k, v, step)
+    return attended.view(1, -1, layer.heads, layer.head_dim)[..., : value.shape[3]], None
+
+
+def reference(network: Any, ids: list[int]) -> Tensor:
+    """logits[T, vocabulary] of one sequence, by transformers' code alone."""
+    network.set_attn_implementation("eager")
+    found = network(input_ids=torch.tensor([ids]), use_cache=False).logits[0].float()
+    network.set_attn_implementation(ATTENTION)
+    return found
+
+
+class Stored:
+    """A tensor of the checkpoint, read when transformers' loading (in threads) wants it."""
+
+    def __init__(self, weights: Weights, name: str, lock: Lock) -> None:
+        self._weights, self._name, self._lock = weights, name, lock
+
+    def __getitem__(self, everything: object) -> Tensor:
+        with self._lock:
+            return self._weights.take(self._name, self._weights.shape(self._name))
+
+
+def tensors_of(weights: Weights, kind: Any, config: Any) -> dict[str, Any]:
+    """The checkpoint's tensors under its own names; for a dummy what the network asks for."""
+    lock = Lock()
+    if (names := weights.names()) is not None:
+        return {name: Stored(weights, name, lock) for name in names}
+    with torch.device("meta"):
+        network = kind._from_config(config)
+    shapes = {name: tuple(one.shape) for name, one in network.state_dict().items()}
+    return {name: weights.take(name, shape) for name, shape in shapes.items()}
+
+
+def refuse_gaps(architecture: str, found: dict[str, Any]) -> None:
+    """Raises CheckpointError for what transformers would fill with random numbers or leave out."""
+    troubles = {
+        "missing_keys": "are missing",
+        "mismatched_keys": "have another shape",
+        "unexpected_keys": "have no place",
+        "error_msgs": "",
+    }
+    for key, what in troubles.items():
+        if names := sorted(map(str, found.get(key) or ())):
+            more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+            raise CheckpointError(
+                f"the checkpoint does not fit {architecture}: {', '.join(names[:4])}{more} {what}"
+            )
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """transformers reports to us, not to the terminal."""
+    from transformers.utils import logging
+
+    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+        if bars:
+            logging.enable_progress_bar()

@@ -8,7 +8,7 @@ queries see the row's earlier KV, and each other causally.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -29,6 +29,9 @@ class AttentionLayer:
     """a query at position p sees positions p - window + 1 .. p; None = everything before it"""
     soft_cap: float | None = None
     """scores become cap * tanh(score / cap) before the softmax"""
+    sinks: Tensor | None = field(default=None, compare=False)
+    """[heads]: a score of each head that takes its part of the softmax and has no value; only
+    backends of torch operations have it"""
 
 
 class KVMemory(Protocol):

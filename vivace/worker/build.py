@@ -108,7 +108,6 @@ def load(config: Config, platform: Platform, longest: int, report: Report) -> Mo
         positions=context_of(config),
         longest=longest,
         progress=report,
-        implementation=config.model.model_impl,
         seed=config.runtime.random_seed or 0,
     )
 

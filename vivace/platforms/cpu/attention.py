@@ -115,7 +115,7 @@ class CpuAttention:
         history = self._history(kv, group, q.dtype)
         queries = q.unflatten(1, (layer.kv_heads, -1))
         keys, values = history[:, :, 0].transpose(1, 2), history[:, :, 1].transpose(1, 2)
-        attended = attend(layer, queries, keys, values, group.mask)
+        attended = attend(layer, queries, keys, values, group.mask, by_group(layer))
         return attended.reshape(group.rows, -1)
 
     def _decode_dense(
@@ -129,7 +129,8 @@ class CpuAttention:
         keys, values = copies[:, 0, :, : plan.keys], copies[:, 1, :, : plan.keys]
         if plan.order is not None:
             q = q.new_zeros(plan.rows, *q.shape[1:]).index_copy_(0, plan.order, q)
-        attended = attend(layer, q.unflatten(1, (layer.kv_heads, -1)), keys, values, plan.mask)
+        queries = q.unflatten(1, (layer.kv_heads, -1))
+        attended = attend(layer, queries, keys, values, plan.mask, by_group(layer))
         flat = attended.reshape(plan.rows, -1)
         return flat if plan.order is None else flat.index_select(0, plan.order)
 
@@ -148,6 +149,8 @@ class CpuAttention:
         else:
             history = self._history(kv, span.history, q.dtype)[0]
             keys, values = history[:, 0], history[:, 1]
+        sinks = by_group(layer)
+        sinks = None if sinks is None else sinks.unsqueeze(-1)
         for block in span.blocks:
             queries = by_kv_head(q[block.start : block.end], layer.kv_heads)
             attended = attend(
@@ -156,6 +159,7 @@ class CpuAttention:
                 shared_heads(keys[block.key_start : block.key_end], queries.shape[1]),
                 shared_heads(values[block.key_start : block.key_end], queries.shape[1]),
                 block.mask,
+                sinks,
                 causal=block.causal,
             )
             out[block.start : block.end].view(block.end - block.start, layer.heads, -1).copy_(
@@ -169,25 +173,41 @@ def attend(
     keys: Tensor,
     values: Tensor,
     mask: Tensor | None,
+    sinks: Tensor | None,
     *,
     causal: bool = False,
 ) -> Tensor:
     """queries[a, b, n, D] over keys and values [a, b, L, D] -> [a, b, n, D].
 
-    `mask` is added to the scores. The soft cap has no fused kernel and is spelt out.
+    `mask` is added to the scores, `sinks` (the layer's, as they broadcast to [a, b, n, 1]) stand
+    beside them. The soft cap and sinks have no fused kernel and are spelt out.
     """
-    if layer.soft_cap is None:
+    if layer.soft_cap is None and sinks is None:
         return functional.scaled_dot_product_attention(
             queries, keys, values, attn_mask=mask, is_causal=causal, scale=layer.scale
         )
     scores = torch.matmul(queries.float(), keys.transpose(-1, -2).float()).mul_(layer.scale)
-    scores.div_(layer.soft_cap).tanh_().mul_(layer.soft_cap)
+    if layer.soft_cap is not None:
+        scores.div_(layer.soft_cap).tanh_().mul_(layer.soft_cap)
     if causal:
         seen = torch.ones(scores.shape[-2:], dtype=torch.bool).tril_()
         scores.masked_fill_(~seen, -torch.inf)
     elif mask is not None:
         scores.add_(mask)
-    return torch.matmul(scores.softmax(-1), values.float()).to(queries.dtype)
+    return torch.matmul(shares(scores, sinks), values.float()).to(queries.dtype)
+
+
+def shares(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """The softmax over scores[a, b, n, L] beside `sinks`, which broadcast to [a, b, n, 1]."""
+    if sinks is None:
+        return scores.softmax(-1)
+    sinks = sinks.float().expand(*scores.shape[:-1], 1)
+    return torch.cat((scores, sinks), dim=-1).softmax(-1)[..., :-1]
+
+
+def by_group(layer: AttentionLayer) -> Tensor | None:
+    """sinks[kv_heads, group, 1], as the queries of a KV head stand side by side."""
+    return None if layer.sinks is None else layer.sinks.view(layer.kv_heads, -1, 1)
 
 
 def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from vivace.platforms.attention import AttentionLayer, KVMemory, Step
-from vivace.platforms.cpu.attention import Scratch, attend
+from vivace.platforms.cpu.attention import Scratch, attend, by_group
 from vivace.platforms.ops import norm
 from vivace.platforms.ops.cache import store_kv
 from vivace.platforms.ops.table import Ops
@@ -115,5 +115,5 @@ def _attend_each(layer: AttentionLayer, q: Tensor, history: Tensor, positions: T
         history[:, which].transpose(0, 1).unsqueeze(0).expand(count, -1, -1, -1) for which in (0, 1)
     )
     queries = q.unflatten(1, (layer.kv_heads, -1))
-    attended = attend(layer, queries, keys, values, mask[:, None, None, :])
+    attended = attend(layer, queries, keys, values, mask[:, None, None, :], by_group(layer))
     return attended.reshape(q.shape)

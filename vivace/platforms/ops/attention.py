@@ -81,4 +81,6 @@ def _attend_one(layer: AttentionLayer, q: Tensor, history: Tensor, position: int
     scores = torch.einsum("hd,lhd->hl", q, keys) * layer.scale
     if layer.soft_cap is not None:
         scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
-    return torch.einsum("hl,lhd->hd", scores.softmax(-1), values)
+    if layer.sinks is not None:
+        scores = torch.cat((scores, layer.sinks.float().unsqueeze(1)), dim=1)
+    return torch.einsum("hl,lhd->hd", scores.softmax(-1)[:, : len(seen)], values)

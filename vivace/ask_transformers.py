@@ -1,0 +1,46 @@
+"""Ask transformers' code, in a process of its own, whether and how it runs a model: this one loads
+no torch, and nothing is loaded for a model that is refused."""
+
+from __future__ import annotations
+
+import subprocess
+from importlib.util import find_spec
+
+import msgspec
+
+from vivace.checkpoint.errors import SourceError
+from vivace.checkpoint.source import ModelSource
+from vivace.config.child_process import bare_environment, python_module
+from vivace.models.facts import ModelFacts
+from vivace.models.transformers_facts import PACKAGE, Answer, Question, facts_from, question_of
+
+LONGEST = 300
+"""seconds for an answer; the largest models take ten"""
+
+
+def facts_by_transformers(source: ModelSource) -> ModelFacts:
+    """Raises SourceError with the reason when transformers' code cannot run here as it should."""
+    if find_spec(PACKAGE) is None:
+        raise SourceError(
+            f"--model-impl transformers needs the package {PACKAGE}: pip install {PACKAGE}"
+        )
+    question = question_of(source)
+    return facts_from(source, question, ask(question))
+
+
+def ask(question: Question) -> Answer:
+    try:
+        done = subprocess.run(
+            python_module("vivace.models.transformers_trace"),
+            input=msgspec.json.encode(question),
+            capture_output=True,
+            timeout=LONGEST,
+            check=False,
+            env={**bare_environment(), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+        )
+        return msgspec.json.decode(done.stdout, type=Answer)
+    except subprocess.TimeoutExpired:
+        return Answer(refused=f"it did not answer within {LONGEST} seconds")
+    except msgspec.DecodeError:
+        last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        return Answer(refused=f"it failed: {last[:300]}")

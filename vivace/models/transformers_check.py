@@ -1,0 +1,111 @@
+"""Before a model of transformers' code is served: the same tokens, computed as the engine does
+(several sequences in one step, in pieces), must give what transformers computes for each alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vivace.checkpoint.source import SourceError
+from vivace.models.causal_lm import Model
+from vivace.platforms.attention import AttentionBackend, AttentionLayer, HostStep
+from vivace.platforms.ops.attention import ReferenceAttention
+
+LENGTHS = (9, 6)
+"""tokens of each probed sequence"""
+STEPS = (((0, 5), (0, 4)), ((5, 8), (4, 5)), ((8, 9), (5, 6)))
+"""[first, last) token of each sequence in each step"""
+CLOSE = {torch.float32: 0.01}
+HALF = 0.1
+"""largest relative distance of the logits: wrong positions or masks give about 1"""
+
+
+def probe(vocabulary: int) -> list[list[int]]:
+    """Token ids, spread over the vocabulary."""
+    return [
+        [(7 + 31 * place + 17 * row) * 2654435761 % vocabulary for place in range(length)]
+        for row, length in enumerate(LENGTHS)
+    ]
+
+
+@dataclass
+class Memory:
+    """KVMemory of one page for each sequence."""
+
+    layers: list[Tensor]
+    page_size: int = max(LENGTHS)
+    versions: np.ndarray = field(default_factory=lambda: np.zeros(len(LENGTHS), np.int64))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbedStep:
+    """`ModelStep` of a span of every sequence."""
+
+    ids: Tensor
+    positions: Tensor
+    slots: Tensor
+    page_table: Tensor
+    lengths: Tensor
+    query_starts: Tensor
+    host: HostStep
+    attention: AttentionBackend
+
+
+def check_same(model: Model, wanted: list[Tensor], what: str) -> None:
+    """`wanted`: logits[T, vocabulary] of each probed sequence. Raises SourceError."""
+    ids = probe(wanted[0].shape[1])
+    memory = Memory([memory_of(layer, wanted[0].device) for layer in model.attention_layers])
+    attention = ReferenceAttention(model.attention_layers, memory, torch.float32)
+    kind = torch.float32
+    distances: list[Tensor] = []
+    for spans in STEPS:
+        hidden = model.forward(step_of(ids, spans, attention, memory.page_size))
+        kind = hidden.dtype
+        expected = torch.cat([rows[a:b] for rows, (a, b) in zip(wanted, spans, strict=True)])
+        distances.append(distance(model.logits(hidden), expected))
+    found = torch.cat(distances)
+    # in 16 bits a token may choose another expert by a hair, so that not every one has to agree
+    worst = float(found.max() if kind is torch.float32 else found.median())
+    if not worst <= CLOSE.get(kind, HALF):
+        raise SourceError(
+            f"{what} does not give what transformers itself computes (the logits of "
+            f"{len(found)} tokens are {worst:.2g} apart), so it is not served"
+        )
+
+
+def memory_of(layer: AttentionLayer, device: torch.device) -> Tensor:
+    shape = (len(LENGTHS), max(LENGTHS), 2, layer.kv_heads, layer.head_dim)
+    return torch.zeros(shape, device=device)
+
+
+def distance(found: Tensor, wanted: Tensor) -> Tensor:
+    """[T]: relative to the spread of the logits, which is what decides; NaN fits nothing."""
+    spread = (wanted - wanted.mean(-1, keepdim=True)).norm(dim=-1)
+    return (found - wanted).norm(dim=-1) / spread.clamp_min(1e-6)
+
+
+def step_of(
+    ids: list[list[int]],
+    spans: tuple[tuple[int, int], ...],
+    attention: AttentionBackend,
+    page_size: int,
+) -> ProbedStep:
+    starts = np.cumsum([0, *(last - first for first, last in spans)])
+    ends = np.array([last for _, last in spans])
+    pages = np.arange(len(spans))[:, None]
+    positions = [place for first, last in spans for place in range(first, last)]
+    rows = [row for row, (first, last) in enumerate(spans) for _ in range(first, last)]
+    host = HostStep(starts=starts, lengths=ends, pages=pages, decode=False)
+    return ProbedStep(
+        ids=torch.tensor([ids[row][place] for row, place in zip(rows, positions, strict=True)]),
+        positions=torch.tensor(positions),
+        slots=torch.tensor(rows) * page_size + torch.tensor(positions),
+        page_table=torch.from_numpy(pages),
+        lengths=torch.from_numpy(ends),
+        query_starts=torch.from_numpy(starts),
+        host=host,
+        attention=attention,
+    )
