@@ -38,9 +38,10 @@ def ask(question: Question) -> Answer:
             check=False,
             env={**bare_environment(), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
         )
-        return msgspec.json.decode(done.stdout, type=Answer)
     except subprocess.TimeoutExpired:
         return Answer(refused=f"it did not answer within {LONGEST} seconds")
+    try:
+        return msgspec.json.decode(done.stdout, type=Answer)
     except msgspec.DecodeError:
         last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-        return Answer(refused=f"it failed: {last[:300]}")
+        return Answer(refused=f"it failed with exit code {done.returncode}: {last[:300]}")

@@ -195,11 +195,10 @@ def test_a_window_that_is_off_is_not_judged(value: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["conv", "linear_attention", "mamba"])
 def test_layers_of_another_kind_are_named(kind: str, folder: Path) -> None:
     changed(folder / "config.json", layer_types=["full_attention", kind])
-    for implementation in ("auto", "transformers"):
-        with pytest.raises(SourceError) as caught:
-            facts_of(locate(str(folder)), implementation)
-        assert f"layers of kind '{kind}' are not supported" in str(caught.value)
-        assert "etch" not in str(caught.value)
+    with pytest.raises(SourceError) as caught:
+        facts_of(locate(str(folder)))
+    assert f"layers of kind '{kind}' are not supported" in str(caught.value)
+    assert "etch" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -43,8 +43,10 @@ def load(
     source: ModelSource | None = None,
 ) -> Model:
     found = source or locate(str(path) if path else None, overrides=overrides)
-    facts = facts_of(found) if implementation == "auto" else traced(found)
-    native = PLATFORM if implementation == "auto" else None
+    if implementation == "transformers":
+        return load_traced(found, traced(found), dtype=dtype)
+    facts = facts_of(found)
+    native = PLATFORM
     return load_model(
         found,
         facts,
@@ -54,6 +56,20 @@ def load(
         blocks=native is not None,
         quantization=quantization,
         positions=positions or facts.context,
+        progress=lambda stage, fraction: None,
+    )
+
+
+def load_traced(
+    source: ModelSource, facts: ModelFacts, *, dtype: torch.dtype = torch.float32
+) -> Model:
+    """What --model-impl transformers runs."""
+    return load_model(
+        source,
+        facts,
+        cpu_ops(),
+        dtype=dtype,
+        positions=facts.context,
         progress=lambda stage, fraction: None,
     )
 

@@ -49,7 +49,7 @@ def test_an_unknown_architecture_stops_the_command(
 
 def test_the_offline_api_refuses_it_too(tmp_path: Path) -> None:
     path = model(tmp_path, architectures=["XyzzyForCausalLM"])
-    with pytest.raises(SourceError, match="--model-impl transformers"):
+    with pytest.raises(SourceError, match="XyzzyForCausalLM is not supported"):
         configured({"model_path": path, "load_format": "dummy"})
 
 

@@ -223,34 +223,6 @@ def facts_of(source: ModelSource) -> ModelFacts:
     return replace(facts, parameters=parameter_count(facts))
 
 
-def traced_facts(source: ModelSource, traced: Traced) -> ModelFacts:
-    """The facts of a model that transformers' code runs, as it was traced."""
-    config = ModelFields(source)
-    windows = tuple(one.window for one in traced.attention)
-    ends, notices = ends_of(source, config, traced.vocabulary)
-    return ModelFacts(
-        architecture=architecture_of(source),
-        model_type=config.need_known("model_type"),
-        hidden_size=traced.hidden_size,
-        layers=len(traced.attention),
-        heads=max(one.heads for one in traced.attention),
-        kv_heads=max(one.kv_heads for one in traced.attention),
-        head_dim=max(one.head_dim for one in traced.attention),
-        intermediate_size=0,
-        vocabulary=traced.vocabulary,
-        context=traced.context,
-        dtype=dtype_of(config),
-        tied=traced.tied,
-        eos_ids=ends,
-        sliding_window=next((w for w in windows if w), None),
-        layer_windows=windows,
-        parameters=traced.parameters,
-        attention=traced.attention,
-        config=source.config,
-        notices=(*source.notices, *notices, *traced.limits),
-    )
-
-
 def dtype_of(config: ModelFields) -> str:
     return config.get_known("torch_dtype") or config.get_known("dtype") or "bfloat16"
 

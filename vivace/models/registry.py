@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from vivace.checkpoint.source import ModelSource, SourceError
 from vivace.models.facts import DecoderFacts, ModelFacts, architecture_of
+from vivace.models.tried import advice
 from vivace.registry import Registry
 
 ARCHITECTURES: Registry[Callable[[ModelFacts, DecoderFacts, int], object]] = Registry(
@@ -29,5 +30,5 @@ def check_architecture(source: ModelSource) -> None:
     if (name := architecture_of(source)) not in ARCHITECTURES:
         raise SourceError(
             f"{source.path}: the architecture {name} is not supported; supported: "
-            f"{', '.join(ARCHITECTURES)}. Others may run with --model-impl transformers."
+            f"{', '.join(ARCHITECTURES)}; {advice(name)}"
         )

@@ -15,7 +15,12 @@ class PassedOn(BaseModelOutputWithPast):
 
 
 class Passing(nn.Module):
-    """Hands `inputs_embeds` through as the last hidden state."""
+    """Hands `inputs_embeds` through as the last hidden state, and stands for its parts as well."""
+
+    def __getattr__(self, name: str) -> Passing:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return self
 
     def forward(self, *_: object, inputs_embeds: Tensor, **__: object) -> PassedOn:
         return PassedOn(last_hidden_state=inputs_embeds)  # pyright: ignore[reportArgumentType]

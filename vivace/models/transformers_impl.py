@@ -80,8 +80,9 @@ class TransformersModel(Module):
         transformers.AttentionInterface.register(ATTENTION, paged_attention)
         architecture = self.facts.architecture
         try:
-            config = config_of(Question(architecture, self.facts.config))
-            kind = class_of(config, architecture)
+            question = Question(architecture, self.facts.config)
+            kind = class_of(question)
+            config = config_of(question, kind)
             network, found = kind.from_pretrained(
                 None,
                 config=config,

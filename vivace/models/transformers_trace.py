@@ -50,23 +50,30 @@ IGNORED = frozenset(
 """keys of a config.json that are about other things than the network"""
 
 
+OWN_ATTENTION = "it attends by itself, not through transformers' attention interface"
+
+
 class Refused(SourceError):
     """Vivace cannot run the model through transformers; the text is the reason."""
 
 
 def trace(question: Question) -> Traced:
     """Raises Refused."""
-    config = config_of(question)
+    kind = class_of(question)
+    config = config_of(question, kind)
     text = config.get_text_config(decoder=True)
-    if not 0 < (getattr(text, "num_hidden_layers", None) or 1) <= MOST_LAYERS:
+    layers = getattr(text, "num_hidden_layers", None) or 1
+    if not 0 < layers <= MOST_LAYERS:
         raise Refused(f"it has more than {MOST_LAYERS} layers")
     said = getattr(text, "max_position_embeddings", None) or ASSUMED_CONTEXT
     seen = Seen(said)
-    with seen.registered(), torch.inference_mode():
-        network = network_of(config, question.architecture)
+    with seen.registered(), torch.no_grad():
+        network = network_of(kind, config)
         parameters = sum(one.numel() for one in network.parameters())
         seen.context, limits = longest_exact(network, said)
         hidden_size, vocabulary = run(network, seen)
+    if len(seen.calls) < layers:
+        raise Refused(f"of its {layers} layers {layers - len(seen.calls)} are no attention")
     return Traced(
         attention=tuple(seen.calls),
         hidden_size=hidden_size,
@@ -78,21 +85,33 @@ def trace(question: Question) -> Traced:
     )
 
 
-def config_of(question: Question) -> Any:
-    """transformers' configuration, without what a checkpoint may not decide."""
+def class_of(question: Question) -> Any:
+    """transformers' class for causal language models of the model's type."""
     model_type = question.config.get("model_type")
-    if model_type not in transformers.CONFIG_MAPPING:
+    if not isinstance(model_type, str) or model_type not in transformers.CONFIG_MAPPING:
         raise Refused(f"it has no model type {model_type!r}; code from a model is never run")
-    keys = {key: value for key, value in question.config.items() if key not in IGNORED}
-    with refusing("it does not take this configuration"):
-        return transformers.AutoConfig.for_model(model_type, **keys)
-
-
-def network_of(config: Any, architecture: str) -> Any:
-    """The network without content, of the class that the configuration names."""
-    kind = class_of(config, architecture)
+    settings = transformers.CONFIG_MAPPING[model_type]
+    if settings not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise Refused(f"it has no causal language model of the type {model_type!r}")
+    kind: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[settings]
+    if kind.__name__ != question.architecture:
+        raise Refused(f"its causal language model of the type {model_type!r} is {kind.__name__}")
     if kind._is_stateful:
         raise Refused("it keeps a state beside keys and values (recurrent or convolution layers)")
+    return kind
+
+
+def config_of(question: Question, kind: Any) -> Any:
+    """transformers' configuration, without what a checkpoint may not decide; its text model's part
+    where the class is that of the text model."""
+    keys = {key: value for key, value in question.config.items() if key not in IGNORED}
+    with refusing("it does not take this configuration"):
+        config = transformers.AutoConfig.for_model(question.config["model_type"], **keys)
+        return config if kind.config_class is type(config) else config.get_text_config()
+
+
+def network_of(kind: Any, config: Any) -> Any:
+    """The network without content."""
     with refusing("it cannot build this network"):
         config._attn_implementation = TRACED
         with torch.device("meta"):
@@ -106,16 +125,6 @@ def network_of(config: Any, architecture: str) -> Any:
     if mixing:
         raise Refused(f"it mixes tokens outside of attention ({', '.join(sorted(mixing))})")
     return network
-
-
-def class_of(config: Any, architecture: str) -> Any:
-    """transformers' class for causal language models of this configuration."""
-    if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise Refused("it has no causal language model of this type")
-    kind = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    if kind.__name__ != architecture:
-        raise Refused(f"its causal language model of this type is {kind.__name__}")
-    return kind
 
 
 def language_modules(body: nn.Module) -> Iterator[nn.Module]:
@@ -156,7 +165,7 @@ def run(network: Any, seen: Seen) -> tuple[int, int]:
             output = network.base_model(input_ids=ids, position_ids=ids, use_cache=False)
             hidden = output.last_hidden_state
         if not seen.calls:
-            raise Refused("it attends by itself, not through transformers' attention interface")
+            raise Refused(OWN_ATTENTION)
         with refusing("its head does not run without its body"):
             setattr(network, network.base_model_prefix, Passing())
             logits = network(inputs_embeds=hidden, use_cache=False).logits
@@ -292,6 +301,8 @@ def refusing(what: str) -> Iterator[None]:
     except Refused:
         raise
     except Exception as error:
+        if isinstance(error, KeyError) and TRACED in error.args:
+            raise Refused(OWN_ATTENTION) from error
         reason = " ".join(str(error).split())[:300]
         raise Refused(f"{what}: {type(error).__name__}: {reason}") from error
 
@@ -304,11 +315,11 @@ def answer(question: Question) -> Answer:
 
 
 def main() -> None:
-    output = sys.stdout.buffer
-    sys.stdout = sys.stderr
+    output, sys.stdout = sys.stdout.buffer, sys.stderr  # whatever transformers prints
     transformers.logging.set_verbosity_error()
     question = msgspec.json.decode(sys.stdin.buffer.read(), type=Question)
     output.write(msgspec.json.encode(answer(question)))
+    output.flush()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,48 @@
+"""docs/models.md follows from the code and from the table of what was tried."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vivace.checkpoint.source import ModelSource, SourceError
+from vivace.models.document import document
+from vivace.models.registry import ARCHITECTURES, check_architecture
+from vivace.models.tried import tried
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+@pytest.fixture(autouse=True)
+def operations() -> None:
+    """Once: nothing is computed."""
+
+
+def test_the_document_is_up_to_date() -> None:
+    assert (DOCS / "models.md").read_text() == document(), "run python -m vivace.models.document"
+
+
+def refusal(architecture: str, tmp_path: Path) -> str:
+    source = ModelSource(
+        path=tmp_path,
+        format="dummy",
+        files=(),
+        config={"architectures": [architecture]},
+        tokenizer_path=tmp_path,
+    )
+    with pytest.raises(SourceError) as caught:
+        check_architecture(source)
+    return str(caught.value)
+
+
+def test_a_refusal_recommends_transformers_only_where_that_works(tmp_path: Path) -> None:
+    """Every architecture of the table, and one that nobody knows."""
+    equal = {one.architecture for one in tried().models if one.equal}
+    for one in tried().models:
+        if one.architecture in ARCHITECTURES:
+            continue
+        said = refusal(one.architecture, tmp_path)
+        assert ("add --model-impl transformers" in said) == (one.architecture in equal)
+        assert one.architecture in equal or one.refused in said or one.untried in said
+    assert "add --model-impl" not in refusal("XyzzyForCausalLM", tmp_path)

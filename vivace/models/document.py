@@ -1,0 +1,149 @@
+"""`python -m vivace.models.document`: write docs/models.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from vivace.checkpoint.gguf_blocks import decoded
+from vivace.checkpoint.gguf_config import ARCHITECTURES as GGUF
+from vivace.models.families import FAMILIES, Family
+from vivace.models.registry import ARCHITECTURES
+from vivace.models.tried import TriedModel, tried
+from vivace.platforms.blocks import KEPT, NARROWED, PLAIN
+
+START = """# Models
+
+<!-- written by python -m vivace.models.document -->
+
+`--model-path` takes a folder with config.json, tokenizer.json and safetensors files, a GGUF file,
+or a model's name on the hub. The architecture is the first of `architectures` in config.json, or
+`general.architecture` of a GGUF file.
+"""
+OWN = """## Architectures of Vivace
+
+They run on the native CPU kernels, with captured decode steps, from safetensors (F32, F16, BF16;
+int8 with a scale for each output channel) and from GGUF files. `--quantization w8a8_int8` and
+`w8a16` make int8 of other matrices. Rotary embedding may be plain, linear, dynamic, llama3, yarn
+or longrope.
+"""
+TYPES = """## Types of GGUF matrices
+
+*kept*: used as they are stored, by the kernels; *decoded*: turned into numbers of `--dtype` when
+they are loaded, which takes more memory and is said at the start. Without the kernels everything
+is decoded.
+"""
+THROUGH = """## Architectures through transformers
+
+`--model-impl transformers` runs transformers' own code (`pip install transformers`) over Vivace's
+scheduler, pages and sampling; weights go through transformers' own conversion, so published files
+load as they are. It is slower: no native kernels, no captured steps, no int8, one device. Code
+from a model's folder is never run.
+
+Before weights are loaded, the model's forward pass is followed without them: which attention with
+which heads, windows, caps and sinks, and which masks. What is not known to be right is refused in
+one line. After loading, some tokens are computed as the engine does it and compared with what
+transformers computes alone; a difference ends the start.
+
+The tables are from trying every causal language model of transformers {version} at toy size with
+random weights, in float32: {equal} give the same greedy tokens, {refused} are refused, for
+{untried} there is no toy. A model's configuration may ask for more than the toy's does; it is
+followed and compared again whenever it is started.
+"""
+ORDINALS = {2: "2nd", 3: "3rd"}
+
+
+def document() -> str:
+    return "\n".join((START, own(), gguf_types(), through()))
+
+
+def own() -> str:
+    gguf = {architecture: name for name, (architecture, _) in GGUF.items()}
+    rows = [
+        (f"`{name}`", ", ".join(family.model_types), gguf.get(name, "as llama"), windows(family))
+        for name, family in FAMILIES.items()
+        if name in ARCHITECTURES
+    ]
+    return OWN + "\n" + table(("architecture", "model_type", "GGUF", "sliding windows"), rows)
+
+
+def windows(family: Family) -> str:
+    if not family.slides:
+        return "none"
+    if family.window_by_flag:
+        return "where `use_sliding_window` is set"
+    if family.full_every:
+        return f"all layers but every {ORDINALS.get(family.full_every, f'{family.full_every}th')}"
+    return "all layers, where `sliding_window` is set"
+
+
+def gguf_types() -> str:
+    rows = [(kind.name, what) for kind in GGMLQuantizationType if (what := treatment(kind))]
+    return TYPES + "\n" + table(("type", "what becomes of it"), rows)
+
+
+def treatment(kind: GGMLQuantizationType) -> str:
+    """ "" for a type that nobody stores matrices in."""
+    name = kind.name.lower()
+    if name in PLAIN:
+        return "numbers, used as they are"
+    if name in NARROWED:
+        return "kept; multiplied with activations in int8 or float (`--activation-dtype`)"
+    if name in KEPT:
+        return "kept; multiplied with activations in float"
+    size, nbytes = GGML_QUANT_SIZES[kind]
+    if size == 1:
+        return ""
+    try:
+        decoded(np.zeros((1, nbytes), np.uint8), kind, torch.float32)
+    except NotImplementedError:
+        return "refused"
+    return "decoded"
+
+
+def through() -> str:
+    found = tried()
+    equal = [one for one in found.models if one.equal]
+    refused = [one for one in found.models if one.refused]
+    untried = [one for one in found.models if one.untried]
+    start = THROUGH.format(
+        version=found.transformers, equal=len(equal), refused=len(refused), untried=len(untried)
+    )
+    same = table(("architecture", "model_type"), by_architecture(equal))
+    reasons = [(f"`{one.architecture}`", one.model_type, one.refused) for one in refused]
+    others = [(f"`{one.architecture}`", one.model_type, one.untried) for one in untried]
+    header = ("architecture", "model_type", "why")
+    return "\n".join(
+        (
+            start,
+            f"### Equal tokens\n\n{same}",
+            f"### Refused before loading\n\n{table(header, reasons)}",
+            f"### Not tried\n\n{table(header, others)}",
+        )
+    )
+
+
+def by_architecture(models: Iterable[TriedModel]) -> list[tuple[str, str]]:
+    types: dict[str, list[str]] = {}
+    for one in models:
+        types.setdefault(one.architecture, []).append(one.model_type)
+    return [(f"`{name}`", ", ".join(kinds)) for name, kinds in sorted(types.items())]
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def main() -> None:
+    file = Path(__file__).resolve().parents[2] / "docs" / "models.md"
+    file.write_text(document())
+    print(f"wrote {file}")
+
+
+if __name__ == "__main__":
+    main()
