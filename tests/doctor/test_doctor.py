@@ -229,7 +229,7 @@ def test_nvidia(tmp_path: Path) -> None:
         ({}, {"packages": {"torch": "3.0.0a1"}}, "torch", "note", "3.0.0a1"),
         ({}, {"kernels": None}, "kernels", "warning", "no C++ compiler"),
         ({}, {"kernels": "neon"}, "kernels", "ok", "neon runs (A CPU"),
-        ({"proc/meminfo": "MemTotal: 600000 kB\n"}, {}, "memory", "error", "0.7 GiB"),
+        ({"proc/meminfo": "MemTotal: 300000 kB\n"}, {}, "memory", "error", "0.6 GiB"),
         ({}, {}, "memory", "ok", "7.6 of 15.3 GiB free"),
         ({}, {"embedded": False}, "models", "ok", "none embedded; pulled: org/toy"),
         (
