@@ -4,29 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from toy_config import LLAMA
+
 from vivace.checkpoint.source import ModelSource
 from vivace.config import Config, Options, from_arguments, parse, resolve
 from vivace.models.facts import ModelFacts, facts_of
 from vivace.platforms.platform import PlatformFacts
 
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 300,
-    "max_position_embeddings": 512,
-    "torch_dtype": "bfloat16",
-    "eos_token_id": 2,
-}
 SOURCE = ModelSource(
     path=Path("/models/toy"),
     format="safetensors",
     files=(Path("/models/toy/model.safetensors"),),
-    config=CONFIG,
+    config=LLAMA,
     tokenizer_path=Path("/models/toy"),
 )
 PLATFORM = PlatformFacts(

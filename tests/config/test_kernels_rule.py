@@ -6,8 +6,9 @@ import dataclasses
 from typing import Any
 
 import pytest
-from config_kit import CONFIG, PLATFORM, SOURCE
+from config_kit import PLATFORM, SOURCE
 from gguf.constants import GGMLQuantizationType
+from toy_config import LLAMA
 
 from vivace.checkpoint.source import StoredKind
 from vivace.config import Config, ConfigError, parse, resolve
@@ -27,7 +28,7 @@ def resolved_for(
     file: tuple[StoredKind, ...] = (),
 ) -> Config:
     platform = dataclasses.replace(PLATFORM, features=features, dtypes=dtypes(features))
-    config = {**CONFIG, **(model or {})}
+    config = {**LLAMA, **(model or {})}
     source = dataclasses.replace(SOURCE, format=stored, config=config, stored=file)
     return resolve(parse(argv.split(), {}), source, facts_of(source), platform)
 

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 from deployments import case, mixed, separated
+from toy_config import LLAMA
 
 from vivace.deploy.command import rendered
 from vivace.deploy.memory.plan import plan_role
@@ -22,15 +23,6 @@ from vivace.deploy.spec.files import load
 from vivace.deploy.suggest import suggest
 
 RENDERINGS = ("shell", "systemd", "compose", "kubernetes", "ray")
-OTHER_CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "vocab_size": 300,
-    "max_position_embeddings": 512,
-}
 
 
 def structs_in(wanted: Any) -> list[type[msgspec.Struct]]:
@@ -152,7 +144,7 @@ def test_a_key_changes_something(key: str) -> None:
 
 
 def test_files_that_are_named_are_read(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_bytes(msgspec.json.encode(OTHER_CONFIG))
+    (tmp_path / "config.json").write_bytes(msgspec.json.encode(LLAMA))
     named = model(config=str(tmp_path / "config.json"), name=None)
     assert effects(named)["plans"] != effects(mixed())["plans"]
     (tmp_path / "base.yaml").write_text("name: base\n")

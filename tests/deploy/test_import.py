@@ -149,10 +149,10 @@ def test_a_script_without_servers_is_refused(tmp_path: Path) -> None:
         import_files([large])
 
 
-TEXT = "\n".join((SCRIPTS / name).read_text() for names in FAMILIES for name in names)
+TEXTS = ["\n".join((SCRIPTS / name).read_text() for name in names) for names in FAMILIES]
 SHREDS = st.lists(
     st.one_of(
-        st.sampled_from(TEXT.split("\n")),
+        st.sampled_from("\n".join(TEXTS).split("\n")),
         st.sampled_from(["<<EOF", "EOF", "\r", "'", '"', "`", "$((", "}", "\\", "é中🙂", "\x00"]),
         st.text(max_size=12),
     ),
@@ -169,10 +169,11 @@ def test_shredded_scripts_never_crash(pieces: list[str], joint: str) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, len(TEXT)), st.integers(0, 400))
-def test_truncated_scripts_import_or_say_why(start: int, length: int) -> None:
+@given(st.sampled_from(TEXTS), st.floats(0, 1), st.integers(0, 400))
+def test_truncated_scripts_import_or_say_why(text: str, place: float, length: int) -> None:
+    start = int(place * len(text))
     try:
-        found = import_scripts([("cut.sh", TEXT[: start - length] + TEXT[start:])])
+        found = import_scripts([("cut.sh", text[: max(0, start - length)] + text[start:])])
     except ScriptError:
         return
     assert found.deployment.roles or found.deployment.benchmarks
@@ -197,12 +198,16 @@ VARIABLES = st.dictionaries(
 )
 
 
+SIZES = [(1, 1), (2, 1), (1, 2), (2, 2), (3, 1), (1, 3)]
+"""Instances and nodes of one: every script is read in a process of its own."""
+
+
 @st.composite
 def deployments(draw: st.DrawFn) -> Deployment:
     """Roles on hosts of their own; what differs from node to node is drawn too."""
     roles: dict[str, Role] = {}
     for number, kind in enumerate(draw(st.permutations(["mixed", "prefill", "decode"]))[:2]):
-        instances, nodes = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+        instances, nodes = draw(st.sampled_from(SIZES))
         count = instances * nodes
         flags = {**draw(FLAGS), "host": "{host}"}
         if kind != "mixed":
@@ -222,7 +227,7 @@ def deployments(draw: st.DrawFn) -> Deployment:
     return Deployment(environment=draw(VARIABLES), roles=roles, unset=["http_proxy"])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(deployments())
 def test_rendered_scripts_import_as_what_they_start(deployment: Deployment) -> None:
     again = import_scripts(sorted(render_shell(deployment).items())).deployment

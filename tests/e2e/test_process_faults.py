@@ -208,7 +208,8 @@ def test_a_hanging_engine_is_replaced(tmp_path: Path, vocabulary: int) -> None:
 
 
 def test_requests_that_kill_engines_end_alone(tmp_path: Path, vocabulary: int) -> None:
-    """Four of them, one after another and together, among streams that notice nothing but time."""
+    """Three of them, one after another and together, among streams that notice nothing but time.
+    That is six deaths of engines; more than three that nobody explains would end the server."""
     flags = (*FLAGS, "--crash-dump-folder", str(tmp_path / "dumps"))
     faults = {**ORACLE, "VIVACE_TEST_FAULT": "engine-kill-token@77"}
 
@@ -225,14 +226,14 @@ def test_requests_that_kill_engines_end_alone(tmp_path: Path, vocabulary: int) -
     with RunningServer(*flags, environment=faults, log=tmp_path / "log") as server:
         server.wait_ready()
         with ThreadPoolExecutor(8) as pool:
-            streams = [pool.submit(tokens_of, server, seed, 400) for seed in range(6)]
+            streams = [pool.submit(tokens_of, server, seed, 250) for seed in range(6)]
             time.sleep(0.3)
-            ended = [poison(server, 0), poison(server, 1)]
-            together = [pool.submit(poison, server, number) for number in (2, 3)]
+            ended = [poison(server, 0)]
+            together = [pool.submit(poison, server, number) for number in (1, 2)]
             ended += [call.result(90) for call in together]
             got = [stream.result(100) for stream in streams]
-        assert got == [expected(seed, 400, vocabulary) for seed in range(6)]
-        assert [status for status, _ in ended] == [500] * 4
+        assert got == [expected(seed, 250, vocabulary) for seed in range(6)]
+        assert [status for status, _ in ended] == [500] * 3
         assert all(b"the engine died of this request" in page for _, page in ended)
         assert server.call("GET", "/health")[0] == 200
         pid = server.children()["engine"]
@@ -244,7 +245,7 @@ def test_requests_that_kill_engines_end_alone(tmp_path: Path, vocabulary: int) -
         heads = [
             json.loads(dump.read_bytes().splitlines()[0]) for dump in tmp_path.glob("dumps/*.jsonl")
         ]
-        assert sum("it killed the engine" in str(head["failed"]) for head in heads) >= 3
+        assert sum("it killed the engine" in str(head["failed"]) for head in heads) >= 2
 
 
 def test_a_taken_port_is_named(tmp_path: Path) -> None:

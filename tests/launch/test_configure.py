@@ -8,6 +8,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from toy_config import LLAMA
 
 from vivace import launch, process
 from vivace.checkpoint.source import SourceError
@@ -17,17 +18,6 @@ from vivace.offline.build import configured
 from vivace.supervisor import supervisor
 from vivace.supervisor.messages import Failure
 from vivace.supervisor.supervisor import Plan
-
-LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "vocab_size": 300,
-    "max_position_embeddings": 512,
-}
 
 
 def model(folder: Path, **changes: object) -> str:
@@ -57,7 +47,8 @@ def test_the_offline_api_logs_decisions_and_notices(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "vivace")
-    configured({"model_path": model(tmp_path), "load_format": "dummy", "sleep_on_idle": True})
+    asked = {"model_path": model(tmp_path), "load_format": "dummy", "verbose": True}
+    configured({**asked, "sleep_on_idle": True})
     lines = {record.getMessage(): record.levelname for record in caplog.records}
     assert any(line.startswith("--page-size: unset -> ") for line in lines)
     assert lines["--sleep-on-idle has no effect: an idle engine always sleeps"] == "WARNING"
@@ -155,7 +146,7 @@ def test_a_child_shows_a_traceback_only_for_our_own_mistakes(
 ) -> None:
     line, (ours, theirs) = ListeningLine(), socket.socketpair()
 
-    def fail(role: str, line: object) -> None:
+    def fail(*_: object) -> None:
         raise error
 
     for name in ("die_with", "leave_signals_to_the_supervisor"):

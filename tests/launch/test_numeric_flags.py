@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from served_toy import free_port
+from toy_config import LLAMA
 
 from vivace.assemble import build_runner
 from vivace.config import Config, from_arguments
@@ -43,19 +44,7 @@ pytestmark = pytest.mark.skipif(not kernels_built(), reason="the native kernels 
 
 FREE = 600 << 20
 """bytes of the made-up machine"""
-MODEL = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 300,
-    "max_position_embeddings": 512,
-    "torch_dtype": "float32",
-    "eos_token_id": 2,
-}
+MODEL = {**LLAMA, "torch_dtype": "float32"}
 INTS = (-1, 0, 1, 2, 7, 96, 1000, 65_000, 1_000_003, 1 << 40)
 FLOATS = (-1.0, 0.0, 0.01, 0.5, 0.99, 1.0, 100.0, 1e9, math.inf, math.nan)
 LISTS = ((), (0,), (1,), (1, 3), (3, 1, 1), (2, 1_000_000))
