@@ -42,6 +42,19 @@ def test_it_is_bounded_and_what_is_damaged_is_dropped(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [file]
 
 
+def test_of_a_file_that_is_too_large_the_newest_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "chat_history"
+    history = History(file, pytest.fail)
+    for number in range(100, 200):
+        history.add(f"entry {number}")
+    monkeypatch.setattr("vivace.chat.lines.LARGEST_FILE", 100)
+    kept = history.load()
+    assert kept[-1] == "entry 199" and 2 < len(kept) < 10
+    assert file.stat().st_size <= 100
+
+
 def test_trouble_is_told_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     told: list[str] = []

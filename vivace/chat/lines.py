@@ -14,7 +14,7 @@ MOST_ENTRIES = 1000
 LONGEST_ENTRY = 10_000
 """characters; longer ones are not kept"""
 LARGEST_FILE = 16 << 20
-"""bytes that are read of a history"""
+"""bytes that are read of a history, at its end"""
 FENCE = '"""'
 
 
@@ -76,6 +76,8 @@ class History:
         """The newest entries, oldest first."""
         try:
             with self._opened(os.O_RDONLY) as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - LARGEST_FILE))
                 lines = file.read(LARGEST_FILE).splitlines()
         except FileNotFoundError:
             return []
@@ -84,7 +86,7 @@ class History:
             return []
         found = [entry for line in lines if (entry := entry_of(line)) is not None]
         kept = found[-MOST_ENTRIES:]
-        if len(kept) < len(lines):
+        if len(kept) < len(lines) or size > LARGEST_FILE:
             self._write(kept)
         return kept
 
