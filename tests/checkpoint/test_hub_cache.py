@@ -135,4 +135,4 @@ def test_the_command_line_reaches_the_snapshot(
     assert config.source.commit == OLD
     capacity = Capacity(pages=4, page_size=16, rows=2, context=64, vocabulary=30)
     rows = dict(summary_of(config, capacity, "http://host").rows)
-    assert rows["model"] == f"org/toy (safetensors, commit {OLD[:12]})"
+    assert rows["model"].startswith(f"org/toy, safetensors, commit {OLD[:12]}, ")
