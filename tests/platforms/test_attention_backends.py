@@ -95,6 +95,8 @@ def test_equals_the_definition(backend, page_size, name):
         shaped(window=7),
         shaped(soft_cap=1.5),
         shaped(window=30, soft_cap=2.0),
+        shaped(sinks=torch.linspace(-2, 3, 6)),
+        shaped(window=7, soft_cap=2.0, sinks=torch.linspace(3, -2, 6)),
     ):
         for scattered in (True, False):
             step = made_step(STEPS[name], page_size, scattered=scattered)
@@ -163,3 +165,15 @@ def test_out_buffer_is_filled():
     backend.plan(step)
     assert backend.attend(layer, q, k, v, step, out=out) is out
     assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("backend", [*BACKENDS, ReferenceAttention])
+def test_a_sink_takes_its_part_of_the_softmax(backend):
+    """One key of score 0 and a sink of score s: the value counts 1 / (1 + e^s)."""
+    sinks = torch.tensor([0.0, 1.0, -1.0, 2.0, 5.0, -torch.inf])
+    layer, step = shaped(sinks=sinks, scale=0.0), made_step([(0, 1)], 16, scattered=True)
+    found, _ = run(backend, layer, step, 16, torch.float32)
+    plain, _ = run(backend, shaped(scale=0.0), step, 16, torch.float32)
+    part = 1 / (1 + sinks.exp())
+    expected = plain.view(6, 16) * part[:, None]
+    torch.testing.assert_close(found.view(6, 16), expected, rtol=1e-5, atol=1e-6)
