@@ -175,9 +175,11 @@ def test_any_steps_follow_the_definition_and_chunks_do_not_matter(data):
         for (row, _, _), part in zip(spans, out.split(counts), strict=True):
             pieces[row].append(part)
     whole = native(sequences, isa)
+    # A number halfway between two of int8 may be stored as either: one step of one of 400 weights.
+    atol = 1e-4 if sequences.dtype == torch.int8 else 3e-6
     for row, length in enumerate(sequences.lengths):
         found = torch.cat(pieces[row])
-        torch.testing.assert_close(found.double(), sequences.expected(row), atol=3e-6, rtol=2e-5)
+        torch.testing.assert_close(found.double(), sequences.expected(row), atol=atol, rtol=2e-5)
         assert torch.equal(found, sequences.run(whole, [(row, 0, length)]))
 
 

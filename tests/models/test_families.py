@@ -12,6 +12,7 @@ from toy_models import make, reference, tokens
 
 from vivace.checkpoint.source import SourceError, locate
 from vivace.models.facts import facts_of
+from vivace.models.registry import check_architecture
 
 SLIDING = {"sliding_window": 7}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -101,7 +102,7 @@ def test_overrides_change_the_model(tmp_path: Path) -> None:
 def test_unknown_architecture_names_the_known_ones(tmp_path: Path) -> None:
     make("Llama", tmp_path)
     with pytest.raises(SourceError, match=r"FooForCausalLM is not supported; .*Qwen3ForCausalLM"):
-        load(tmp_path, overrides={"architectures": ["FooForCausalLM"]})
+        check_architecture(locate(str(tmp_path), overrides={"architectures": ["FooForCausalLM"]}))
 
 
 def test_quantized_safetensors_are_refused(tmp_path: Path) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 KEYS_OF_THE_SERVER = ("VIVACE_API_KEY", "VIVACE_ADMIN_API_KEY")
 KEY_VARIABLES = ("VIVACE_API_KEY", "API_KEY", "OPENAI_API_KEY")
@@ -25,6 +28,8 @@ def client_key() -> str | None:
 def state_folder() -> Path | None:
     """Where the user's programs keep what outlives them: XDG_STATE_HOME/vivace. None without a
     home."""
+    from pathlib import Path
+
     given = os.environ.get("XDG_STATE_HOME", "")
     if given.startswith("/"):
         return Path(given) / "vivace"

@@ -32,8 +32,8 @@ class AccessLog(AbstractAccessLogger):
 def is_left_out(request: BaseRequest, status: int) -> bool:
     """Whether a line would tell nobody anything, or is not wanted. One that failed is told, but
     that a server that starts is not ready is no failure."""
-    if not isinstance(request, Request):  # it could not be read
-        return False
+    if not isinstance(request, Request) or request._match_info is None:
+        return False  # it could not be read, or was answered before a route was looked for
     context = request.app[CONTEXT]
     if request.raw_path.startswith(context.settings.access_log_excluded):
         return True
