@@ -34,6 +34,14 @@ BENCHES = {
     "sse": "CPU time of a streamed chunk in the frontend",
     "soak": "many streams with random aborts: nothing may leak or fail",
 }
+ELSEWHERE = {
+    "run": "`vivace chat --local --model-path MODEL` talks to one, `vivace serve` serves one",
+    "ps": "a server says what it runs: GET /server_info",
+    "show": "a server says what it runs: GET /model_info; `vivace list` has the models here",
+    "stop": "a server ends with Ctrl-C or SIGTERM",
+    "complete": '`vivace chat "TEXT"` answers one question',
+}
+"""what Ollama and vLLM call what is called otherwise here"""
 COMPLETION = ("--install-completion", "--show-completion", "--complete")
 BAD_COMMAND = 2
 
@@ -147,6 +155,9 @@ def help_text(program: str, what: str, table: dict[str, str]) -> str:
 def unknown(program: str, kind: str, word: str, table: dict[str, str]) -> int:
     import difflib
 
+    if word in ELSEWHERE and table is COMMANDS:
+        print(f"{program}: there is no {kind} {word!r}; {ELSEWHERE[word]}", file=sys.stderr)
+        return BAD_COMMAND
     near = difflib.get_close_matches(word, table, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(table)}"
     print(f"{program}: there is no {kind} {word!r}; {hint}", file=sys.stderr)

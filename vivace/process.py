@@ -105,8 +105,9 @@ def first_message(line: Line[ToChild], timeline: Timeline) -> Setup:
 
 def leave_signals_to_the_supervisor() -> None:
     """Ctrl-C and systemd signal every process of the group; only the supervisor decides."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (stopping := (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)):
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, stopping)  # the supervisor held them back
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
 

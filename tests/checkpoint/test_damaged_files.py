@@ -120,8 +120,11 @@ def text(value: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"", "cannot be opened"),
+        (b"", "the file is empty: fetch it again"),
+        (b"GGU", "not a GGUF file: it does not begin with 'GGUF'; fetch it again"),
         (b"GGML" + bytes(40), "not a GGUF file"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "a Git LFS pointer; fetch"),
+        (b"\n<!doctype html><html>", "a web page; fetch"),
         (header(version=1), "version 1; versions 2 and 3"),
         (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "versions 2 and 3"),
         (header(tensors=1 << 60), "tensors and"),

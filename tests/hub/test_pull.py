@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from fake_hub import COMMIT, FakeHub, serving
 
+from vivace.checkpoint.hub_cache import split_quantization
 from vivace.checkpoint.source import SourceError, locate
 from vivace.cli import main
 from vivace.config import parse
@@ -150,9 +151,22 @@ def test_a_full_disk_is_seen_before_anything_is_fetched(
     assert transfers(hub) == []
 
 
+@pytest.mark.parametrize("prefix", ["hf.co/", "huggingface.co/", "https://huggingface.co/"])
+def test_addresses_of_the_hub_are_names(prefix: str) -> None:
+    assert split_quantization(f"{prefix}org/toy:Q4_0") == ("org/toy", "Q4_0")
+
+
+def test_a_name_without_organization_is_not_offered(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"a name is org/name") as told:
+        configure(parse(["--model-path", "toy", "--download-dir", str(tmp_path)], {}))
+    assert "pull" not in str(told.value)
+
+
 def test_download_at_start_fetches_once(hub: FakeHub, tmp_path: Path) -> None:
     words = ["--model-path", "org/toy", "--download-dir", str(tmp_path)]
-    with pytest.raises(SourceError, match=r"`vivace pull org/toy`, or start with --download"):
+    with pytest.raises(
+        SourceError, match=r"`vivace pull org/toy`, or start the server with --download"
+    ):
         configure(parse(words, {}))
     for asked in (True, False):
         hub.requests.clear()

@@ -141,6 +141,20 @@ def test_a_reader_that_left_is_no_error(words: list[str]) -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+@pytest.mark.parametrize("word", cli.ELSEWHERE)
+def test_words_of_other_programs_lead_on(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert word not in cli.COMMANDS and exit_code([word, "llama3"]) == 2
+    assert cli.ELSEWHERE[word] in capsys.readouterr().err
+
+
+def test_a_model_without_its_flag_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("VIVACE_EXECUTOR", "oracle")
+    assert exit_code(["serve", "org/name"]) == 2
+    assert "--model-path org/name" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("module", ["serving", "offline_throughput", "one_batch"])
 def test_the_doors_of_benchmarks_lead_through_the_command(
     module: str, monkeypatch: pytest.MonkeyPatch

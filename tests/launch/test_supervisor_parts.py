@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import os
 import selectors
 import signal
 import socket
 import subprocess
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +27,7 @@ from vivace.launch import configure
 from vivace.protocol.control import Capacity, Command, Drain, Ready, Rewrite
 from vivace.protocol.pulse import Span
 from vivace.supervisor.budget import Backoff, Charges, CrashBudget, Verdict
-from vivace.supervisor.child import Child, describe_exit, process_command
+from vivace.supervisor.child import Child, describe_exit, process_command, spawn
 from vivace.supervisor.faults import FaultyRunner, InjectedDeath, frontend_countdown, with_fault
 from vivace.supervisor.line import LineClosed, child_end, supervisor_end
 from vivace.supervisor.listen import ListenError, bind, shortened, url_of
@@ -38,6 +40,25 @@ from vivace.supervisor.watch import PAUSE_SECONDS, Watchdog
 CAPACITY = Capacity(
     pages=1000, page_size=16, rows=64, context=8192, vocabulary=100, weight_bytes=269_000_000
 )
+
+
+@pytest.mark.parametrize("number", STOPPING)
+def test_ctrl_c_while_a_child_imports_is_the_supervisors_alone(number: signal.Signals) -> None:
+    """A child that has not said yet what signals are to it, as in its first imports."""
+
+    def command(role: str, line: int) -> list[str]:
+        code = "import sys, time; print(flush=True); time.sleep(0.3); print('alive', flush=True)"
+        return [sys.executable, "-c", code]
+
+    child = spawn("engine", command, piped=True)
+    assert child.output is not None
+    with os.fdopen(child.output, "rb") as said:
+        assert said.readline() == b"\n"
+        child.process.send_signal(number)
+        assert said.read() == b"alive\n"
+    assert child.process.wait(10) == 0
+    child.close()
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & set(STOPPING)
 
 
 @pytest.mark.parametrize(

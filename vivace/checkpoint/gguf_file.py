@@ -7,6 +7,7 @@ used. Format: ggml's gguf.md, versions 2 and 3, little endian.
 from __future__ import annotations
 
 import mmap
+import os
 import struct
 from dataclasses import dataclass
 from math import prod
@@ -20,6 +21,7 @@ from vivace.checkpoint.fields import shown
 from vivace.errors import CannotStart
 
 MAGIC = b"GGUF"
+LFS_POINTER = b"version https://git-lfs"
 VERSIONS = (2, 3)
 MAX_ENTRIES = 1 << 20
 MAX_STRING = 16 << 20
@@ -73,6 +75,8 @@ class GGUFFile:
     def _open(path: Path) -> mmap.mmap:
         try:
             with path.open("rb") as file:
+                if not os.fstat(file.fileno()).st_size:
+                    raise GGUFError(f"{path}: the file is empty: fetch it again")
                 return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:
             raise GGUFError(f"{path}: cannot be opened as a GGUF file: {error}") from None
@@ -87,6 +91,15 @@ class GGUFFile:
         """The raw bytes of a tensor, uint8[nbytes], a view on the file."""
         entry = self.tensors[name]
         return np.frombuffer(self._map, np.uint8, entry.nbytes, entry.offset)
+
+
+def instead(begin: bytes) -> str:
+    """What a file is that begins so, and what to do."""
+    if begin.startswith(LFS_POINTER):
+        return "it is a Git LFS pointer; fetch the file itself (`git lfs pull`, or `vivace pull`)"
+    if begin.lstrip().startswith(b"<"):
+        return "it is a web page; fetch the file itself (on the hub, the download link)"
+    return "it does not begin with 'GGUF'; fetch it again, or give another file"
 
 
 class _Reader:
@@ -123,8 +136,10 @@ class _Reader:
 
     def preamble(self) -> tuple[int, int]:
         """(tensors, metadata entries) after the magic number and version."""
-        if self.take(4) != MAGIC:
-            raise GGUFError(f"{self.path}: not a GGUF file (it does not begin with 'GGUF')")
+        begin = self.data[: len(LFS_POINTER)]
+        if not begin.startswith(MAGIC):
+            raise GGUFError(f"{self.path}: not a GGUF file: {instead(begin)}")
+        self.take(len(MAGIC))
         version = self.number("I")
         if version not in VERSIONS:
             raise GGUFError(f"{self.path}: GGUF version {version}; versions 2 and 3 are read")

@@ -37,6 +37,10 @@ class Snapshot:
     commit: str
 
 
+HUB_ADDRESSES = ("https://", "hf.co/", "huggingface.co/")
+"""what Ollama and browsers write before a name"""
+
+
 def is_repo_id(text: str) -> bool:
     """`name` or `organisation/name`, as the hub writes them."""
     return REPO_ID.fullmatch(text) is not None and ".." not in text and "--" not in text
@@ -86,6 +90,8 @@ def modelscope_folders(cache: Path, repo_id: str, revision: str) -> list[Path]:
 
 def split_quantization(name: str) -> tuple[str, str]:
     """`org/name:Q4_0` -> (repository, quantization); the second is empty when none is named."""
+    for prefix in HUB_ADDRESSES:
+        name = name.removeprefix(prefix)
     repo_id, _, quantization = name.partition(":")
     return repo_id, quantization
 

@@ -187,7 +187,7 @@ class Shelf:
         raise SourceError(
             f"{flag} {repo_id}:{quantization}: {len(files)} GGUF files of that quantization in "
             f"{snapshot.path} (there: {names}). Fetch it with `vivace pull "
-            f"{repo_id}:{quantization}`, or start with --download"
+            f"{repo_id}:{quantization}`, or start the server with --download"
         )
 
     def _missing(self, name: str) -> str:
@@ -197,9 +197,11 @@ class Shelf:
         )
         if self.cache is None or not is_repo_id(split_quantization(name)[0]):
             return f"no such file or directory. {read}"
+        if "/" not in name:
+            return f"no such file or directory. {read} On the hub a name is org/name."
         return (
             f"no such file or directory, and no such repository in {self.cache}. {read} "
-            f"Fetch it with `vivace pull {name}`, or start with --download."
+            f"Fetch it with `vivace pull {name}`, or start the server with --download."
         )
 
 
@@ -301,7 +303,7 @@ def safetensors_files(path: Path) -> tuple[Path, ...]:
         f"only {', '.join(pickled[:3])}, which hold pickled code and are never read: "
         "convert the model to safetensors"
         if pickled
-        else "no *.safetensors file"
+        else "no *.safetensors file: give the folder that has the model's files, or a GGUF file"
     )
     raise SourceError(f"{path}: {reason}")
 

@@ -37,7 +37,9 @@ def values_of(words: Sequence[str], program: str) -> dict[str, Any]:
     refuse_unknown(words)
     found, stray = build_parser(program).parse_known_args(words)
     if stray:
-        raise ConfigError(f"{stray[0]!r} belongs to no flag")
+        raise ConfigError(
+            f"{stray[0]!r} belongs to no flag; a model is named with --model-path {stray[0]}"
+        )
     known = {option.name: option for option in all_options()}
     return {name: checked(known[name], value) for name, value in vars(found).items()}
 

@@ -123,8 +123,8 @@ def explained(repo_id: str, revision: str | None) -> Iterator[None]:
 def no_network(repo_id: str, error: Exception) -> str:
     return (
         f"{repo_id} could not be fetched ({type(error).__name__}: {first_line(error)}). Without a "
-        f"network: fetch it elsewhere (`vivace pull {repo_id} --download-dir FOLDER`), copy the "
-        "folder here, and start with --download-dir FOLDER"
+        "network: fetch it elsewhere (the same `vivace pull` with --download-dir FOLDER), copy the "
+        "folder here, and start the server with --download-dir FOLDER"
     )
 
 

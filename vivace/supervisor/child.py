@@ -16,6 +16,7 @@ from vivace.config.child_process import child_environment, python_module
 from vivace.errors import CANNOT_START
 from vivace.supervisor.line import Line, supervisor_end
 from vivace.supervisor.messages import FromChild, Setup
+from vivace.supervisor.signals import held_back
 
 Role = Literal["engine", "frontend"]
 Command = Callable[[Role, int], Sequence[str]]
@@ -109,14 +110,15 @@ def spawn(role: Role, command: Command, *inherited: int, piped: bool = False) ->
     before = out_of_memory_kills()
     reader, writer = pipe_of_lines() if piped else (None, None)
     try:
-        process = subprocess.Popen(
-            command(role, theirs.fileno()),
-            pass_fds=[theirs.fileno(), *inherited],
-            stdin=subprocess.DEVNULL,
-            stdout=writer,
-            stderr=writer,
-            env=child_environment(),
-        )
+        with held_back():
+            process = subprocess.Popen(
+                command(role, theirs.fileno()),
+                pass_fds=[theirs.fileno(), *inherited],
+                stdin=subprocess.DEVNULL,
+                stdout=writer,
+                stderr=writer,
+                env=child_environment(),
+            )
     except OSError:
         ours.close()
         if reader is not None:

@@ -42,6 +42,17 @@ def caught(selector: selectors.BaseSelector, handler: Callable[[int], None]) -> 
         writer.close()
 
 
+@contextlib.contextmanager
+def held_back() -> Iterator[None]:
+    """What starts in here begins with the stopping signals blocked: until it says what they are to
+    it, Ctrl-C, which reaches every process of the terminal, would end it with a traceback."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def heeded() -> list[signal.Signals]:
     """Those of STOPPING that may stop this process; says which may not."""
     ignored = [number for number in STOPPING if signal.getsignal(number) is signal.SIG_IGN]

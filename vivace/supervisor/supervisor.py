@@ -346,7 +346,7 @@ class Supervisor:
         name = signal.Signals(number).name
         if self._signals > 1 or self._phase == "starting":
             log.warning("%s: stopping at once", name)
-            self._code = 128 + number if self._signals > 1 else 0
+            self._code = 128 + number
             self._phase = "stopping"
             self._kill_everything()
         elif self._phase == "serving":
