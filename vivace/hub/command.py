@@ -93,7 +93,7 @@ def show_list(argv: Sequence[str]) -> int:
         for model in models:
             print(json.dumps(record_of(model)))
         return 0
-    print(f"{'NAME':<31} {'FORMAT':<11} {'SIZE':>9} {'REVISION':<13} USED")
+    print(f"{'NAME':<33} {'FORMAT':<11} {'SIZE':>9} {'REVISION':<13} USED")
     for model in models:
         print(line_of(model))
     print(f"\nThe cache is {cache}. `vivace pull NAME` adds to it, `vivace rm NAME` removes.")
@@ -127,7 +127,7 @@ def line_of(model: HeldModel) -> str:
     if len(model.revisions) > 1:
         revisions += f" +{len(model.revisions) - 1}"
     used = time.strftime("%Y-%m-%d", time.localtime(model.used))
-    return f"{model.repo_id:<31} {formats:<11} {gigabytes(model.size):>9} {revisions:<13} {used}"
+    return f"{model.repo_id:<33} {formats:<11} {gigabytes(model.size):>9} {revisions:<13} {used}"
 
 
 def record_of(model: HeldModel) -> dict[str, object]:
