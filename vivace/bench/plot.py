@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from vivace.bench.figures import MS, token_times
+from vivace.bench.figures import MS, percentile, token_times
 from vivace.bench.transport import Record
 
 Points = Sequence[tuple[float, float]]
@@ -96,8 +96,3 @@ def throughput_panel(panels: Any, moments: Sequence[float]) -> None:
     right.set_xlabel("count")
     for panel in panels:
         panel.grid(alpha=0.3)
-
-
-def percentile(ordered: Sequence[float], percent: float) -> float:
-    """Of ascending values, the nearest one."""
-    return ordered[round((len(ordered) - 1) * percent / 100)]
