@@ -224,7 +224,7 @@ def test_nvidia(tmp_path: Path) -> None:
     ("changes", "more", "name", "state", "says"),
     [
         ({}, {"packages": {}}, "torch", "error", "pip install torch==2.13.0"),
-        ({}, {"packages": {"torch": "2.6.1+cpu"}}, "torch", "error", "needs 2.7 to 2.14"),
+        ({}, {"packages": {"torch": "2.6.1+cpu"}}, "torch", "error", "needs 2.7 to 2.15"),
         ({}, {"packages": {"torch": "2.7.0"}}, "torch", "ok", "2.7.0"),
         ({}, {"packages": {"torch": "3.0.0a1"}}, "torch", "note", "3.0.0a1"),
         ({}, {"kernels": None}, "kernels", "warning", "no C++ compiler"),
@@ -253,6 +253,16 @@ def test_what_every_server_needs(
     found = one(machine(tmp_path, changes, **{"environment": hub(tmp_path), **more}), name)
     assert found.state == state and says in f"{found.found} {found.why} {found.mend}"
     assert state not in ("error", "warning") or (found.why and found.mend)
+
+
+def test_the_releases_are_those_of_the_page() -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "compatibility.md"
+    bounds = (
+        *(serving.OLDEST_PYTHON, serving.NEWEST_PYTHON),
+        *(serving.OLDEST_TORCH, serving.NEWEST_TORCH),
+    )
+    oldest, newest, first, last = (f"{major}.{minor}" for major, minor in bounds)
+    assert f"Python {oldest} and {newest}; torch {first} to {last}." in page.read_text()
 
 
 def test_clusters_settings_are_for_nodes_of_clusters(tmp_path: Path) -> None:

@@ -17,8 +17,9 @@ GIB = 1 << 30
 OLDEST_PYTHON = (3, 11)
 NEWEST_PYTHON = (3, 12)
 OLDEST_TORCH = (2, 7)
-NEWEST_TORCH = (2, 14)
+NEWEST_TORCH = (2, 15)
 """minor releases that Vivace is tested with (docs/compatibility.md)"""
+INSTALL_TORCH = "pip install torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
 PROCESSES = 600 << 20
 """bytes of all processes besides weights and KV; measured at rest: half of that"""
 SHOWN_MODELS = 3
@@ -45,8 +46,9 @@ def torch(system: System, asked: Asked) -> Iterator[Diagnosis]:
     version = system.version("torch")
     if version is None:
         why = "the engine computes with it"
-        mend = "pip install torch==2.13.0"
-        yield Diagnosis(name="torch", state="error", found="not installed", why=why, mend=mend)
+        yield Diagnosis(
+            name="torch", state="error", found="not installed", why=why, mend=INSTALL_TORCH
+        )
         return
     number = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     tested = f"{OLDEST_TORCH[0]}.{OLDEST_TORCH[1]} to {NEWEST_TORCH[0]}.{NEWEST_TORCH[1]}"
@@ -56,7 +58,7 @@ def torch(system: System, asked: Asked) -> Iterator[Diagnosis]:
             state="error",
             found=version,
             why=f"Vivace needs {tested}",
-            mend="pip install torch==2.13.0",
+            mend=INSTALL_TORCH,
         )
     elif number > NEWEST_TORCH:
         why = f"Vivace is tested with {tested}"
