@@ -242,7 +242,7 @@ class Batching:
             entrance.open = clients.several and entrance.rows > 0
 
     def _has_room(self, sequence: Sequence, draft: Draft, budget: Budget) -> bool:
-        if not budget.open or not self._roster.rows.fits(sequence):
+        if not budget.open or not self._roster.rows.free:
             return False
         if budget.requests is not None and draft.admitted >= budget.requests:
             return False
@@ -332,7 +332,7 @@ class Batching:
     def _fits_now(self, head: Sequence) -> bool:
         expected = self._admission.expected(self._roster.filling, self._roster.decoding)
         self._pages.open(head)
-        fits = self._roster.rows.fits(head) and self._affordable(head, expected)
+        fits = self._roster.rows.free > 0 and self._affordable(head, expected)
         self._pages.give(head)
         return fits
 

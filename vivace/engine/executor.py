@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import msgspec
-
 from vivace.engine.oracle import Faults, OracleWorker
 from vivace.protocol.control import Capacity
 from vivace.protocol.step import StepPlan, StepResult
@@ -17,13 +15,6 @@ class StepSkipped(RuntimeError):
 
 class ExecutorDied(RuntimeError):
     """The executor cannot run any further step: the engine has to be restarted."""
-
-
-class WorkerEvent(msgspec.Struct, frozen=True, tag="worker_event"):
-    """Something a worker finished outside a step (a transfer, a compilation)."""
-
-    kind: str
-    detail: str = ""
 
 
 class Pending(Protocol):
@@ -45,8 +36,6 @@ class Executor(Protocol):
     capacity: Capacity
 
     def submit(self, plan: StepPlan) -> Pending: ...
-
-    def events(self) -> list[WorkerEvent]: ...
 
     def recover(self) -> None: ...
 
@@ -105,9 +94,6 @@ class InProcessExecutor:
             self._occupied.difference_update(plan.leaves)
         for join in plan.joins:
             self._occupied.add(join.row)
-
-    def events(self) -> list[WorkerEvent]:
-        return []
 
     def recover(self) -> None:
         """Empty every row; ExecutorDied when the worker does not even manage that."""

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from vivace.engine.executor import Executor, ExecutorDied, Pending, WorkerEvent
+from vivace.engine.executor import Executor, ExecutorDied, Pending
 from vivace.engine.scheduler import Scheduler
 from vivace.protocol.control import (
     Command,
@@ -21,7 +21,7 @@ from vivace.protocol.control import (
 )
 from vivace.protocol.output import FINISH_ABORT, Delta, Deltas, Finish
 from vivace.protocol.request import Cancel, Request, frontend_of
-from vivace.protocol.step import StepPlan, StepResult
+from vivace.protocol.step import StepPlan
 
 logger = logging.getLogger("vivace.engine")
 
@@ -43,28 +43,6 @@ class Mailbox(Protocol):
         ...
 
 
-class Observer(Protocol):
-    """Looks on: crash dumps, traces, watchdogs. Must not raise and must not block."""
-
-    def received(self, message: ToEngine) -> None: ...
-
-    def committed(self, plan: StepPlan, result: StepResult) -> None: ...
-
-    def failed(self, plan: StepPlan, error: Exception) -> None: ...
-
-    def event(self, event: WorkerEvent) -> None: ...
-
-
-class NoObserver:
-    def received(self, message: ToEngine) -> None: ...
-
-    def committed(self, plan: StepPlan, result: StepResult) -> None: ...
-
-    def failed(self, plan: StepPlan, error: Exception) -> None: ...
-
-    def event(self, event: WorkerEvent) -> None: ...
-
-
 class Loop:
     """Keeps up to `depth` plans in flight. One thread calls everything but `stop`.
 
@@ -80,7 +58,6 @@ class Loop:
         depth: int = 1,
         epoch: int = 0,
         clock: Callable[[], float],
-        observer: Observer | None = None,
     ) -> None:
         if depth < 1:
             raise ValueError(f"depth must be at least 1, not {depth}")
@@ -92,7 +69,6 @@ class Loop:
         self._depth = depth
         self._epoch = epoch
         self._clock = clock
-        self._observer = observer or NoObserver()
         self._in_flight: deque[tuple[StepPlan, Pending]] = deque()
         self._commands: deque[Command] = deque()
         self._drains: list[tuple[int, float]] = []
@@ -124,8 +100,6 @@ class Loop:
         """One round; False when there was nothing to do."""
         self.turns += 1
         received = self._receive(wait)
-        for event in self._executor.events():
-            self._observer.event(event)
         self._obey()
         plan, landing = self._plan(), bool(self._in_flight)
         if plan is not None:
@@ -144,7 +118,6 @@ class Loop:
             return False
         messages = self._mailbox.receive(wait)
         for message in messages:
-            self._observer.received(message)
             self._handle(message)
         return bool(messages)
 
@@ -235,10 +208,8 @@ class Loop:
         except ExecutorDied:
             raise
         except Exception as error:
-            self._observer.failed(plan, error)
             self._forward(self._recover(plan, error))
             return
-        self._observer.committed(plan, result)
         self._forward(self._scheduler.commit(plan, result))
 
     def _recover(self, plan: StepPlan, error: Exception) -> list[Delta]:

@@ -3,23 +3,10 @@
 from __future__ import annotations
 
 import heapq
-from typing import Protocol
 
 from vivace.engine.sequence import Sequence
 from vivace.kv.leases import Leases
 from vivace.kv.prefix_tree import TOKEN_BYTES
-
-
-class Resource(Protocol):
-    """A sequence may run when every resource fits it; what it took it gives back once."""
-
-    def fits(self, sequence: Sequence, count: int) -> bool:
-        """True when `take` with the same arguments succeeds now."""
-        ...
-
-    def take(self, sequence: Sequence, count: int) -> None: ...
-
-    def give(self, sequence: Sequence) -> None: ...
 
 
 class Rows:
@@ -37,10 +24,7 @@ class Rows:
     def free(self) -> int:
         return len(self._free)
 
-    def fits(self, sequence: Sequence, count: int = 1) -> bool:
-        return bool(self._free)
-
-    def take(self, sequence: Sequence, count: int = 1) -> None:
+    def take(self, sequence: Sequence) -> None:
         sequence.row = heapq.heappop(self._free)
 
     def give(self, sequence: Sequence) -> None:
@@ -72,12 +56,6 @@ class Pages:
         assert sequence.lease is not None
         room = (len(sequence.lease.pages) + self.leases.available) * self.page_size
         return min(count, room - sequence.upper)
-
-    def fits(self, sequence: Sequence, count: int) -> bool:
-        return self.coverable(sequence, count) == count
-
-    def take(self, sequence: Sequence, count: int) -> None:
-        self.cover(sequence, count)
 
     def cover(self, sequence: Sequence, count: int) -> list[int]:
         """Pages appended so that `count` more positions have a place."""
