@@ -36,6 +36,7 @@ format: $(VENV)/.lint
 docs: $(VENV)/.serve
 	$(VENV)/bin/python -m vivace.config.document
 	$(VENV)/bin/python -m vivace.deploy.document
+	$(VENV)/bin/python -m vivace.models.document
 	$(VENV)/bin/python -m vivace.server.openapi > docs/openapi.json
 
 # The native CPU kernels again, after a change of their sources; the set-up has built them once.

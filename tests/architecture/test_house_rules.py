@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import fnmatch
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -150,6 +152,43 @@ def test_imports_point_the_right_way() -> None:
         [str(lint), "--no-cache"], cwd=ROOT, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+FOR_ALL = {"errors", "registry", "version"}
+DOORS_OF_PYTHON = {"__init__", "__main__"}
+
+
+def rooms() -> Iterator[tuple[set[str], str]]:
+    """(packages and modules of a row of the table of the house, what they may import)"""
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    table = page.partition("| may import |")[2].partition("\n\n")[0]
+    modules = {path.stem for path in PACKAGE.iterdir()}
+    for row in table.splitlines()[2:]:
+        names, _, allowed = (cell.strip() for cell in row.strip("|").split("|"))
+        patterns = re.findall(r"`([\w*]+)(?:/|\.py)`", names)
+        yield {name for pattern in patterns for name in fnmatch.filter(modules, pattern)}, allowed
+
+
+def imports_of_rooms() -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for file, tree in parsed():
+        modules = [name.split(".") for _, name in imported_modules(tree)]
+        found.setdefault(file.parts[1].removesuffix(".py"), set()).update(
+            parts[1] for parts in modules if parts[0] == "vivace" and len(parts) > 1
+        )
+    return found
+
+
+def test_the_page_of_the_house_says_who_imports_whom() -> None:
+    imports, named, wrong = imports_of_rooms(), FOR_ALL | DOORS_OF_PYTHON, []
+    for names, allowed in rooms():
+        named = named | names
+        if allowed != "everything":
+            listed = set(re.findall(r"(\w+)(?: \([^)]*\))?(?:,|$)", allowed)) - {"ours"}
+            real = set().union(*(imports[name] for name in names)) - names - FOR_ALL
+            wrong += [f"{sorted(names)}: {name}" for name in sorted(real ^ listed)]
+    assert not wrong, "docs/architecture.md and the imports differ: " + "; ".join(wrong)
+    assert named == set(imports)
 
 
 def test_names_of_test_files_are_unique() -> None:
