@@ -80,6 +80,17 @@ class RunningServer:
         self.wait_for("The server is fired up and ready to roll!")
         return self
 
+    def wait_listening(self) -> None:
+        """Until connections are taken: long before the server is ready."""
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            with contextlib.suppress(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", self.port)).close()
+                return
+            assert self.process.poll() is None, self.text()
+            assert time.monotonic() < deadline, self.text()
+            time.sleep(0.02)
+
     def wait_for(self, text: str, seconds: float = START_SECONDS) -> None:
         deadline = time.monotonic() + seconds
         while text not in self.text():

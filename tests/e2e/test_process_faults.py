@@ -258,9 +258,20 @@ def test_a_taken_port_is_named(tmp_path: Path) -> None:
             assert f"port {port} is in use by process {os.getpid()}" in server.text()
 
 
+def test_what_is_asked_of_a_starting_server_is_answered(tmp_path: Path, vocabulary: int) -> None:
+    with RunningServer(*FLAGS, environment=ORACLE, log=tmp_path / "log") as server:
+        server.wait_listening()
+        assert "ready to roll" not in server.text()
+        assert tokens_of(server, 3, 20) == expected(3, 20, vocabulary)
+
+
 def test_an_engine_that_cannot_start_ends_the_server(tmp_path: Path) -> None:
-    faults = {**ORACLE, "VIVACE_TEST_FAULT": "engine-start"}
+    """Who waits for it is told why."""
+    faults = {**ORACLE, "VIVACE_TEST_FAULT": "engine-start@4"}
     with RunningServer(*FLAGS, environment=faults, log=tmp_path / "log") as server:
+        server.wait_listening()
+        status, page = server.call("POST", "/generate", body(4, 5))
+        assert status == 503 and b"this engine was told not to start" in page
         assert server.wait() == 1
         assert "the engine did not start: InjectedDeath: this engine was told" in server.text()
 

@@ -52,6 +52,11 @@ def main() -> None:
             file.write(f"{arguments.role} {number} {os.getpid()} {text}\n")
 
     note("start")
+    if act == "fail-when-served":
+        while "Serving" not in events.read_text():
+            time.sleep(0.02)
+        line.send(Failure("ValueError: no such tensor"))
+        sys.exit(1)
     if act == "fail-start":
         line.send(Failure("ValueError: no such tensor"))
         sys.exit(1)
@@ -66,6 +71,10 @@ def main() -> None:
         if act == "hang":
             pulse.decide()
         line.send(Ready(epoch=number, capacity=CAPACITY))
+        if act == "exit-while-warming":
+            while "WarmUp" not in events.read_text():
+                time.sleep(0.02)
+            os._exit(7)
         if act.startswith("die-with"):
             while not (folder / "go").exists():
                 time.sleep(0.02)
@@ -80,6 +89,8 @@ def main() -> None:
         if act == "hear-first":
             note(type(line.wait()).__name__)
         line.send(Serving())
+        if act == "tell-serving":
+            note("Serving")
     misbehave(act)
     try:
         while True:
@@ -89,7 +100,10 @@ def main() -> None:
                 case WarmUp():
                     if act == "die-warming":
                         os._exit(7)
-                    line.send(Warm("NaN" if act == "cold" else "", 0.1))
+                    if act != "slow-warm":
+                        line.send(Warm("NaN" if act == "cold" else "", 0.1))
+                case Ready(epoch=1) if act == "slow-warm":
+                    line.send(Warm("", 0.1))
                 case Command():
                     if act != "busy":
                         line.send(Reply(ticket=message.ticket, ok=True))

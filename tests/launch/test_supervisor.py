@@ -144,6 +144,23 @@ def test_a_failed_start_is_not_tried_again(
     assert server.told(f"{role} 1") == [] and server.ready == []
 
 
+def test_frontends_that_serve_are_told_of_a_failed_start(server: Server) -> None:
+    """They answer who waits for the engine; then they stop."""
+    script = {"engine": {"0": "fail-when-served"}, "frontend": {"0": "tell-serving"}}
+    assert server.run(script, frontends=2) == 1
+    assert server.told("frontend 0")[-2:] == ["Down", "Stop"]
+    assert server.ready == []
+
+
+def test_an_engine_that_was_ready_and_died_in_the_start_is_replaced(server: Server) -> None:
+    """What it died of may be a request that waited for it: that must not end the server."""
+    script = {"engine": {"0": "exit-while-warming"}, "frontend": {"0": "slow-warm"}}
+    assert server.run(script, when_ready=stop) == 0
+    told = server.told("frontend 0")
+    assert told.index("Down") < told.index("Ready 1")
+    assert len(server.ready) == 1
+
+
 @pytest.mark.parametrize("role", ["engine", "frontend"])
 def test_what_the_user_can_put_right_ends_a_start_in_one_line(
     server: Server, caplog: pytest.LogCaptureFixture, role: str

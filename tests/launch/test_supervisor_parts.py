@@ -288,7 +288,7 @@ def test_faults_happen_once_and_only_to_the_first_engine() -> None:
     assert isinstance(faulty, FaultyRunner)
     assert [faulty.run(SimpleNamespace(rows=[0])) for _ in range(2)] == ["result"] * 2
     with pytest.raises(InjectedDeath):
-        with_fault(runner, "engine-start", 0)
+        with_fault(runner, "engine-start@0", 0)
     assert frontend_countdown("frontend-kill@3", 1) is None
     assert frontend_countdown("frontend-kill@3", 0) is not None
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
+from aiohttp import web
 from tokenizers import Tokenizer as Core
 from tokenizers import decoders, models, pre_tokenizers, processors
 
@@ -230,6 +231,7 @@ class Running:
     port: int
     engine: ScriptedEngine
     frontend: Frontend
+    app: web.Application
     loop: asyncio.AbstractEventLoop
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -287,6 +289,7 @@ def running_server(
         tokenizer = make_tokenizer() if tokenizer else None  # type: ignore[assignment]
     frontend = Frontend(model, tokenizer, engine.send)  # type: ignore[arg-type]
     engine.frontend = frontend
+    app = make_app(frontend, settings)
     sock = socket.create_server(("127.0.0.1", 0))
     port = sock.getsockname()[1]
     loop = asyncio.new_event_loop()
@@ -296,7 +299,7 @@ def running_server(
     async def main() -> None:
         if ready:
             frontend.feed(Ready(epoch=1, capacity=capacity(model.context)))
-        runner = await start_site(make_app(frontend, settings), sock, settings)
+        runner = await start_site(app, sock, settings)
         started.set()
         await stop.wait()
         await runner.cleanup()
@@ -308,7 +311,7 @@ def running_server(
     thread.start()
     assert started.wait(20)
     try:
-        yield Running(f"http://127.0.0.1:{port}", port, engine, frontend, loop)
+        yield Running(f"http://127.0.0.1:{port}", port, engine, frontend, app, loop)
     finally:
         loop.call_soon_threadsafe(stop.set)
         thread.join(20)

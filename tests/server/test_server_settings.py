@@ -72,6 +72,11 @@ def test_defaults_are_open_and_quiet() -> None:
     assert settings.access_log_level == "info"
 
 
+def test_no_more_wait_for_the_engine_than_it_would_let_wait() -> None:
+    assert settings_of(config_of()).start_queue_limit == 1024
+    assert settings_of(config_of(max_queued_requests=7)).start_queue_limit == 7
+
+
 def test_a_server_of_a_real_config_shows_no_secret() -> None:
     config = config_of(api_key="user-key-123", admin_api_key="admin-key-456")
     engine = ScriptedEngine()

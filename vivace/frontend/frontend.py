@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from vivace.frontend.deadly import DeadlyRequests
+from vivace.frontend.engine_status import EngineStatus
 from vivace.frontend.errors import BadRequest, EngineUnavailable
 from vivace.frontend.fields import kind_of
 from vivace.frontend.live import LedgerGap, Live
@@ -101,23 +102,22 @@ class Frontend:
         self._rids: dict[str, int] = {}
         self._waiting: dict[int, Callable[[Reply], object]] = {}
         self._pool = TokenizerPool(threads)
+        self.engine = EngineStatus()
         self._epoch: int | None = None
-        self._engine = "starting"
-        self._draining = False
 
     # -- state -----------------------------------------------------------------------------------
 
     @property
     def status(self) -> str:
         """ "starting" (or restarting), "ready", "draining" or "down"."""
-        return "draining" if self._draining and self._engine == "ready" else self._engine
+        return self.engine.status
 
     @property
     def stall(self) -> str:
         """Why the engine makes no progress though it has work; "" while all is well.
 
         It may get over that by itself, so requests are still taken."""
-        return self._stall() if self._engine == "ready" else ""
+        return self._stall() if self.engine.up else ""
 
     @property
     def live(self) -> int:
@@ -126,7 +126,7 @@ class Frontend:
 
     def drain(self) -> None:
         """Take no new requests; those that are live go on."""
-        self._draining = True
+        self.engine.drain()
 
     def close(self) -> None:
         self._pool.close()
@@ -230,7 +230,7 @@ class Frontend:
 
     def abort(self, rid: str | None, everything: bool) -> None:
         """Abort by request id (all ids that begin with it), or all; sinks get an abort finish."""
-        if self._engine != "ready":
+        if not self.engine.up:
             self._abort_here(rid, everything)
         elif everything:
             self._send(Cancel(everything=True))
@@ -245,8 +245,8 @@ class Frontend:
 
     async def control(self, body: FlushCache | GetState | Drain, timeout: float = 10.0) -> Reply:
         """One control command. Raises EngineUnavailable when no answer comes within `timeout`."""
-        if self._engine != "ready":
-            raise EngineUnavailable(f"the engine is {self._engine}")
+        if not self.engine.up:
+            raise EngineUnavailable(f"the engine is {self.status}")
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         ticket = self.command(body, lambda reply: answer.done() or answer.set_result(reply))
         try:
@@ -323,7 +323,7 @@ class Frontend:
         self.capacity = message.capacity
         context = min(self._configured.context, message.capacity.context)
         self.served = replace(self._configured, context=context)
-        self._engine = "ready"
+        self.engine.ready()
         if message.epoch == self._epoch:
             return
         self._epoch = message.epoch
@@ -339,7 +339,10 @@ class Frontend:
             self._send(live.resumption())
 
     def _engine_down(self, message: Down) -> None:
-        self._engine = "starting" if message.restarting else "down"
+        if message.restarting:
+            self.engine.restarting()
+        else:
+            self.engine.down(message.reason)
         self._epoch = None
         waiting, self._waiting = self._waiting, {}
         for ticket, answered in waiting.items():
@@ -380,7 +383,7 @@ class Frontend:
     # -- limits ----------------------------------------------------------------------------------
 
     def _require_room(self, rid: str | None) -> None:
-        if self._engine != "ready" or self._draining:
+        if self.status != "ready":
             raise BadRequest(
                 "", f"the server is {self.status}; try again", 503, retry_after=RETRY_AFTER
             )

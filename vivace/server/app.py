@@ -20,6 +20,7 @@ from vivace.server.request_log import RequestLog, add_targets
 from vivace.server.routes import ROUTES, Route, check_routes
 from vivace.server.settings import ServerSettings, settings_of
 from vivace.server.site import SERVER, start_site
+from vivace.server.start_queue import StartQueue
 
 
 def build_app(
@@ -55,6 +56,7 @@ def make_app(
             form=settings.log_requests_format,
         ),
         bodies=BodyBudget(max(settings.bodies_limit, settings.body_limit)),
+        start_queue=StartQueue(frontend.engine, settings.start_queue_limit),
         document=document(routes, [access for access in Access if keys.needed_for(access)]),
     )
     prefixes = ("", settings.root_path) if settings.root_path else ("",)

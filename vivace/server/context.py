@@ -20,6 +20,7 @@ from vivace.server.pace import Pace
 from vivace.server.probe import Probe
 from vivace.server.request_log import RequestLog
 from vivace.server.settings import ServerSettings
+from vivace.server.start_queue import StartQueue
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,7 @@ class Context:
     http_metrics: HttpMetrics
     request_log: RequestLog
     bodies: BodyBudget
+    start_queue: StartQueue
     document: bytes = b""
     """The OpenAPI document."""
     probe: Probe = field(default_factory=Probe)
@@ -58,7 +60,7 @@ class Context:
         reasons = {
             "starting": ("the engine is starting; try again when /ready answers 200", 1.0),
             "draining": ("the server is shutting down", 5.0),
-            "down": ("the engine is down", 2.0),
+            "down": (f"the engine is down: {self.frontend.engine.down_because}", 2.0),
         }
         reason, retry = reasons[status]
         raise Refusal(503, reason, retry_after=retry)

@@ -1,4 +1,4 @@
-"""Around every handler: key, body limit, error form, counters."""
+"""Around every handler: key, body limit, wait for the engine, error form, counters."""
 
 from __future__ import annotations
 
@@ -46,6 +46,9 @@ def bind(context: Context, route: Route) -> Handle:
             return await route.handler(context, request, Body())
         body = await read_body(request, limit, settings.body_timeout, context.bodies)
         try:
+            if route.generates:
+                await context.start_queue.wait()
+                context.require_ready()
             return await route.handler(context, request, body)
         finally:
             body.release()

@@ -32,7 +32,6 @@ async def generate(context: Context, http: web.Request, body: Body) -> web.Strea
     arrival = time.monotonic()
     asked = await READER.read(context, body)
     asks, batch = await read_asks(context, asked)
-    context.require_ready()
     requests = await expand(
         context, asks, stream=asked.stream, arrival=arrival, client=http[CLIENT]
     )

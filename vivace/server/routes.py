@@ -46,6 +46,8 @@ class Route:
     answers: Any = None
     streams: Any = None
     """Struct of each event when `stream` is true."""
+    generates: bool = False
+    """Is answered by the engine: waits for one that starts."""
 
 
 def get(
@@ -78,6 +80,7 @@ def post(
     streams: Any = None,
     *,
     methods: tuple[str, ...] = ("POST",),
+    generates: bool = False,
 ) -> Route:
     return Route(
         methods=methods,
@@ -90,6 +93,7 @@ def post(
         accepts=accepts,
         answers=answers,
         streams=streams,
+        generates=generates,
     )
 
 
@@ -136,6 +140,7 @@ GENERATION = (
         schema.GenerateAnswer,
         schema.GenerateAnswer,
         methods=("POST", "PUT"),
+        generates=True,
     ),
     post(
         "/v1/completions",
@@ -144,6 +149,7 @@ GENERATION = (
         openai.CompletionRequest,
         openai.CompletionAnswer,
         openai.CompletionAnswer,
+        generates=True,
     ),
     post(
         "/v1/chat/completions",
@@ -152,6 +158,7 @@ GENERATION = (
         openai.ChatRequest,
         openai.ChatAnswer,
         openai.ChatChunk,
+        generates=True,
     ),
 )
 

@@ -11,6 +11,7 @@ from vivace.config.checks import loopback
 DEFAULT_BODY_LIMIT = 16 << 20
 KEEP_ALIVE = 75.0
 HEALTH_TIMEOUT = 20.0
+START_QUEUE_LIMIT = 1024
 STREAM_HIGH_WATER = 256 << 10
 STREAM_HOLD_LIMIT = 8 << 20
 
@@ -39,6 +40,8 @@ class ServerSettings:
     body_limit: int = DEFAULT_BODY_LIMIT
     bodies_limit: int = 8 * DEFAULT_BODY_LIMIT
     """Of all bodies that arrive or are being decoded; see `BodyBudget`."""
+    start_queue_limit: int = START_QUEUE_LIMIT
+    """Requests that wait for an engine that starts; those beyond are refused."""
     body_timeout: float = 60.0
     header_timeout: float = 20.0
     keepalive_timeout: float = KEEP_ALIVE
@@ -58,6 +61,7 @@ class ServerSettings:
 def settings_of(config: Config) -> ServerSettings:
     """Pick the HTTP settings out of a resolved configuration."""
     http, logging = config.http, config.logging
+    queue = config.schedule.max_queued_requests
     return ServerSettings(
         api_keys=tuple(key.reveal() for key in http.keys),
         admin_api_keys=tuple(key.reveal() for key in http.admin_keys),
@@ -74,6 +78,7 @@ def settings_of(config: Config) -> ServerSettings:
         log_requests_targets=logging.log_requests_target or (),
         access_log_level=logging.log_level_http or logging.log_level,
         access_log_excluded=http.uvicorn_access_log_exclude_prefixes or (),
+        start_queue_limit=START_QUEUE_LIMIT if queue is None else min(queue, START_QUEUE_LIMIT),
         health_timeout=float(config.environment.get("SGLANG_HEALTH_CHECK_TIMEOUT", HEALTH_TIMEOUT)),
         keepalive_timeout=float(config.environment.get("SGLANG_TIMEOUT_KEEP_ALIVE", KEEP_ALIVE)),
         public=public(config),

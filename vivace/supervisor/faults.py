@@ -1,6 +1,6 @@
 """Failures on request, for the tests of the supervisor: `VIVACE_TEST_FAULT=engine-exit@20`.
 
-`engine-start`     the engine raises while it starts
+`engine-start@N`   the engine raises while it starts, after N seconds
 `engine-exit@N`    the engine raises out of its loop at step N
 `engine-kill@N`    the engine is killed at step N, as by the kernel
 `engine-hang@N`    step N never returns
@@ -88,6 +88,7 @@ def with_fault(runner: Runner, text: str, epoch: int) -> Runner:
     if not kind.startswith("engine-") or epoch > 0:
         return runner
     if kind == "engine-start":
+        time.sleep(at)
         raise InjectedDeath("this engine was told not to start")
     return FaultyRunner(runner, kind, at)
 

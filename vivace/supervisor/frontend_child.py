@@ -160,8 +160,7 @@ class FrontendChild:
 
 async def warm_up(frontend: Frontend) -> str:
     """Generate a little through the whole engine; returns what went wrong, or ""."""
-    while frontend.status == "starting":
-        await asyncio.sleep(0.01)
+    await frontend.engine.settled()
     count = max(1, min(WARM_UP_TOKENS, frontend.served.context // 2))
     tokens = [index % frontend.served.vocabulary for index in range(count)]
     sampling = SamplingParams(max_new_tokens=count, temperature=0.0)

@@ -64,7 +64,6 @@ class Supervisor:
         self._frontends: list[Child] = []
         self._ready: Ready | None = None
         self._warming = False
-        self._announced = False
         self._budget = CrashBudget(plan.crashes, plan.crash_window)
         self._charges = Charges(self._budget)
         self._backoff = Backoff(plan.crashes, plan.crash_window)
@@ -214,7 +213,6 @@ class Supervisor:
 
     def _complete_start(self) -> None:
         assert self._ready is not None
-        self._announced = True
         self._phase = "serving"
         self._hooks.ready(self._ready.capacity)
 
@@ -237,7 +235,7 @@ class Supervisor:
         self._ready = None
         if self._phase == "stopping":
             return
-        if self._phase == "starting":
+        if self._phase == "starting" and not engine.serving:
             self._give_up(f"the engine did not start: {cause}", engine.exit_code)
         elif self._phase == "draining":
             self._tell_frontends(Down(reason=cause, restarting=False))
@@ -309,7 +307,8 @@ class Supervisor:
     def _give_up(self, reason: str, code: int = FAILED) -> None:
         log.error("The server stops: %s", reason)
         self._code = code
-        if self._announced:
+        if any(child.serving for child in self._frontends):
+            self._tell_frontends(Down(reason=reason, restarting=False))
             self._stop_frontends(FINAL_WORDS_SECONDS)
         else:
             self._phase = "stopping"

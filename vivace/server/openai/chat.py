@@ -48,7 +48,6 @@ async def chat_completions(context: Context, http: web.Request, body: Body) -> w
     asked = await READER.read(context, body)
     check(context, asked)
     tokenizer = context.tokenizer("messages")
-    context.require_ready()
     text = await chat_text(context, asked.messages, asked)
     tokens = await context.frontend.encode(text, add_special_tokens=False)
     rid = request_id(asked, 0, 1, new_id("chatcmpl"))

@@ -55,7 +55,6 @@ async def completions(context: Context, http: web.Request, body: Body) -> web.St
     asked = await READER.read(context, body)
     check(context, asked)
     tokenizer = context.tokenizer("prompt")
-    context.require_ready()
     prompts = await read_prompts(context, asked.prompt)
     answer_id = new_id("cmpl")
     with openai_names():

@@ -1,0 +1,147 @@
+"""Requests that come while the engine starts wait and are answered; probes do not wait."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+from server_kit import CONTEXT, Answer, Running, ask, capacity, events, running_server
+
+from vivace.protocol.control import Down, Ready
+from vivace.server.context import CONTEXT as CONTEXT_KEY
+from vivace.server.routes import ROUTES
+from vivace.server.settings import ServerSettings
+
+SHORT: dict[str, Any] = {"max_tokens": 3, "temperature": 0}
+BODIES: dict[str, dict[str, Any]] = {
+    "/generate": {"text": "x", "sampling_params": {"max_new_tokens": 3}},
+    "/v1/completions": {"model": "toy", "prompt": "x", **SHORT},
+    "/v1/chat/completions": {
+        "model": "toy",
+        "messages": [{"role": "user", "content": "x"}],
+        **SHORT,
+    },
+}
+
+
+def get_ready(server: Running, epoch: int = 1) -> None:
+    server.call(server.frontend.feed, Ready(epoch=epoch, capacity=capacity(CONTEXT)))
+
+
+@contextmanager
+def waiting(server: Running, *asked: tuple[str, Any]) -> Iterator[list[Future[Answer]]]:
+    """Requests that are in the queue, in this order."""
+    with ThreadPoolExecutor(len(asked)) as pool:
+        answers = []
+        for path, body in asked:
+            before = in_queue(server)
+            answers.append(pool.submit(ask, server, path, body))
+            server.until(lambda before=before: in_queue(server) == before + 1)
+        yield answers
+
+
+def in_queue(server: Running) -> int:
+    return server.app[CONTEXT_KEY].start_queue.waiting
+
+
+def test_every_route_that_generates_waits() -> None:
+    assert {route.path for route in ROUTES if route.generates} == set(BODIES)
+
+
+def test_requests_are_answered_in_order_when_the_engine_is_there() -> None:
+    asked = [("/generate", {**BODIES["/generate"], "rid": f"r{i}"}) for i in range(6)]
+    with running_server(ready=False) as server:
+        with waiting(server, *asked, *BODIES.items()) as answers:
+            assert ask(server, "/ready", method="GET").status == 503
+            assert not any(answer.done() for answer in answers)
+            assert server.engine.requests == []
+            get_ready(server)
+            got = [answer.result(20) for answer in answers]
+        assert [answer.status for answer in got] == [200] * len(answers)
+        assert [one.rid for one in server.engine.requests][:6] == [f"r{i}" for i in range(6)]
+        assert in_queue(server) == 0
+
+
+def test_a_stream_and_a_wrong_request_wait_too() -> None:
+    """What the model's limits are is known when it is there."""
+    stream = {**BODIES["/v1/chat/completions"], "stream": True}
+    wrong = {**BODIES["/generate"], "sampling_params": {"temperature": -1}}
+    with running_server(ready=False) as server:
+        asked = (("/v1/chat/completions", stream), ("/generate", wrong))
+        with waiting(server, *asked) as answers:
+            get_ready(server)
+            streamed, refused = (answer.result(20) for answer in answers)
+        assert streamed.status == 200 and events(streamed.text)[-1] == "[DONE]"
+        assert refused.status == 400 and "temperature" in refused.json["message"]
+
+
+@pytest.mark.parametrize("most", [0, 2])
+def test_no_more_wait_than_there_is_room_for(most: int) -> None:
+    settings = ServerSettings(start_queue_limit=most)
+    with running_server(settings, ready=False) as server, ThreadPoolExecutor(most + 1) as pool:
+        kept = [pool.submit(ask, server, *item) for item in [*BODIES.items()][:most]]
+        server.until(lambda: in_queue(server) == most)
+        refused = ask(server, "/generate", BODIES["/generate"])
+        assert refused.status == 503 and int(refused.headers["Retry-After"]) >= 1
+        assert "starting" in refused.json["message"]
+        get_ready(server)
+        assert [answer.result(20).status for answer in kept] == [200] * most
+
+
+def test_bodies_that_wait_stay_within_the_memory_for_bodies() -> None:
+    settings = ServerSettings(body_limit=250_000, bodies_limit=250_000)
+    large = {**BODIES["/generate"], "text": "x", "cache_salt": "y" * 200_000}
+    with running_server(settings, ready=False) as server:
+        with waiting(server, ("/generate", large)) as (kept,):
+            refused = ask(server, "/generate", large)
+            assert refused.status == 503 and "no room" in refused.json["message"]
+            assert ask(server, "/health", method="GET").status == 503
+            get_ready(server)
+            assert kept.result(20).status in (200, 400)
+        assert ask(server, "/generate", large).status in (200, 400), "the room was given back"
+
+
+def test_a_client_that_leaves_waits_no_more() -> None:
+    with running_server(ready=False) as server:
+
+        async def leave() -> None:
+            timeout = aiohttp.ClientTimeout(total=0.3)
+            async with aiohttp.ClientSession(timeout=timeout) as session:
+                with pytest.raises(TimeoutError):
+                    await session.post(server.url + "/generate", json=BODIES["/generate"])
+
+        server.run(leave())
+        server.until(lambda: in_queue(server) == 0)
+        get_ready(server)
+        assert ask(server, "/generate", BODIES["/generate"]).status == 200
+        assert len(server.engine.requests) == 1
+
+
+def test_a_start_that_fails_is_told_with_the_reason() -> None:
+    with running_server(ready=False) as server, waiting(server, *BODIES.items()) as answers:
+        server.call(server.frontend.feed, Down(reason="toy.gguf: truncated", restarting=False))
+        for answer in answers:
+            got = answer.result(20)
+            assert got.status == 503 and "toy.gguf: truncated" in got.json["message"]
+        assert ask(server, "/generate", BODIES["/generate"]).status == 503
+
+
+def test_a_server_that_stops_lets_nobody_wait() -> None:
+    with running_server(ready=False) as server, waiting(server, *BODIES.items()) as answers:
+        server.call(server.frontend.drain)
+        for answer in answers:
+            got = answer.result(20)
+            assert got.status == 503 and "shutting down" in got.json["message"]
+
+
+def test_requests_wait_for_an_engine_that_starts_again() -> None:
+    with running_server() as server:
+        server.call(server.frontend.feed, Down(reason="killed", restarting=True))
+        with waiting(server, *BODIES.items()) as answers:
+            assert ask(server, "/health", method="GET").status == 503
+            get_ready(server, epoch=1)
+            assert [answer.result(20).status for answer in answers] == [200] * len(BODIES)
