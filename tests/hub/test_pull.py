@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from fake_hub import COMMIT, FakeHub, serving
 
-from vivace.checkpoint.hub_cache import split_quantization
+from vivace.checkpoint.hub_cache import find_snapshot, modelscope_folders, split_quantization
 from vivace.checkpoint.source import SourceError, locate
 from vivace.cli import main
 from vivace.config import parse
 from vivace.configure import configure
 from vivace.hub import huggingface
+from vivace.hub.cached import cached_models, remove
 from vivace.hub.fetch import fetch
-from vivace.hub.held import held_models
 from vivace.hub.huggingface import HuggingFace
 from vivace.hub.listing import HubError, Listing, RepoFile, chosen_files
 
@@ -185,7 +185,7 @@ def test_list_and_rm(hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture
     assert held["formats"] == ["safetensors"]
     assert held["bytes"] >= len(WEIGHTS) and held["revisions"] == [COMMIT[:12]]
     assert main(["rm", "org/toy", "--yes", *place]) == 0
-    assert held_models(tmp_path) == [] and list(tmp_path.glob("models--*")) == []
+    assert cached_models(tmp_path) == [] and list(tmp_path.glob("models--*")) == []
     assert main(["rm", "org/toy", *place]) == 2
     assert "there is no model org/toy" in capsys.readouterr().err
 
@@ -203,11 +203,25 @@ def test_modelscopes_folders_are_found_listed_and_removed(tmp_path: Path) -> Non
         (tmp_path / folder).mkdir(parents=True)
         for name in ("config.json", "model.safetensors"):
             (tmp_path / folder / name).write_bytes(MODEL[name])
-    assert [model.repo_id for model in held_models(tmp_path)] == ["org/toy", "org/Toy-1.5B"]
+    assert [model.repo_id for model in cached_models(tmp_path)] == ["org/toy", "org/Toy-1.5B"]
     assert locate("org/toy", cache=tmp_path).commit == "master"
     assert locate("org/Toy-1.5B", cache=tmp_path).path.name == "Toy-1___5B"
     assert main(["rm", "-y", "org/Toy-1.5B", "--download-dir", str(tmp_path)]) == 0
-    assert [model.repo_id for model in held_models(tmp_path)] == ["org/toy"]
+    assert [model.repo_id for model in cached_models(tmp_path)] == ["org/toy"]
+
+
+@pytest.mark.parametrize("layout", range(4))
+def test_what_is_found_by_name_is_listed_and_removed(layout: int, tmp_path: Path) -> None:
+    folder = modelscope_folders(tmp_path, "org/Toy-1.5B", "master")[layout]
+    for place in (folder, tmp_path / "hub" / "datasets" / "org"):
+        place.mkdir(parents=True)
+        (place / "config.json").write_bytes(MODEL["config.json"])
+    found = find_snapshot(tmp_path, "org/Toy-1.5B", None)
+    assert found is not None and found.path == folder
+    assert [model.repo_id for model in cached_models(tmp_path)] == ["org/Toy-1.5B"]
+    remove(tmp_path, "org/Toy-1.5B")
+    assert find_snapshot(tmp_path, "org/Toy-1.5B", None) is None
+    assert (tmp_path / "hub" / "datasets" / "org").exists()
 
 
 def test_modelscope_without_its_library_says_how_to_get_it(

@@ -2,18 +2,22 @@
 
 Layout (huggingface_hub, "Understand caching"): `models--ORG--NAME/snapshots/<commit>/` holds a
 revision's files, `models--ORG--NAME/refs/<branch or tag>` the commit a name stands for.
-ModelScope's layouts are in `modelscope_folders`. Torch-free; nothing is downloaded or written.
+ModelScope's layouts are in `modelscope_folders`; `repositories` reads all of them backwards.
+Torch-free; nothing is downloaded or written.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from vivace.errors import CannotStart
 
 DEFAULT_REVISION = "main"
+PREFIX = "models--"
+"""of the folders of models in the Hugging Face hub's cache"""
 REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 QUANTIZATION = re.compile(r"[.-]((?:IQ|Q|TQ|BF|F|MXFP)\d[A-Za-z0-9_]*)$", re.IGNORECASE)
 """the last word of a GGUF file's name"""
@@ -23,6 +27,8 @@ LONGEST_REF = 256
 SHOWN = 8
 """revisions that an error names"""
 MODELSCOPE_REVISION = "master"
+NOT_MODELS = ("models", "datasets", "spaces")
+"""folders beside those of ModelScope's organizations, in the layouts without `models/`"""
 
 
 class SnapshotError(CannotStart):
@@ -42,7 +48,7 @@ HUB_ADDRESSES = ("https://", "hf.co/", "huggingface.co/")
 
 
 def is_repo_id(text: str) -> bool:
-    """`name` or `organisation/name`, as the hub writes them."""
+    """`name` or `organization/name`, as the hub writes them."""
     return REPO_ID.fullmatch(text) is not None and ".." not in text and "--" not in text
 
 
@@ -51,7 +57,7 @@ def find_snapshot(cache: Path, repo_id: str, revision: str | None) -> Snapshot |
 
     Raises SnapshotError when the repository is there and the revision is not.
     """
-    folder = cache / ("models--" + repo_id.replace("/", "--"))
+    folder = cache / (PREFIX + repo_id.replace("/", "--"))
     if not folder.is_dir():
         return find_modelscope(cache, repo_id, revision or MODELSCOPE_REVISION)
     name = revision or DEFAULT_REVISION
@@ -86,6 +92,35 @@ def modelscope_folders(cache: Path, repo_id: str, revision: str) -> list[Path]:
         cache / "hub" / "models" / owner / safe,
         cache / "hub" / owner / safe,
     ]
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A model's folder in a cache, with all its revisions."""
+
+    repo_id: str
+    folder: Path
+    revisions: tuple[str, ...]
+
+
+def repositories(cache: Path) -> Iterator[Repository]:
+    """Everything that `find_snapshot` could find, in no order."""
+    for folder in cache.glob(f"{PREFIX}*"):
+        repo_id = folder.name.removeprefix(PREFIX).replace("--", "/", 1)
+        if folder.is_dir() and is_repo_id(repo_id):
+            commits = [name for name in snapshots(folder) if COMMIT.fullmatch(name)]
+            yield Repository(repo_id, folder, tuple(commits))
+    for folder in cache.glob("models/*--*"):
+        repo_id = folder.name.replace("--", "/", 1)
+        if folder.is_dir() and is_repo_id(repo_id):
+            yield Repository(repo_id, folder, tuple(snapshots(folder)))
+    for layout in ("models/*/*", "hub/models/*/*", "hub/*/*"):
+        for folder in cache.glob(layout):
+            repo_id = f"{folder.parent.name}/{folder.name.replace('___', '.')}"
+            if layout == "hub/*/*" and folder.parent.name in NOT_MODELS:
+                continue
+            if folder.is_dir() and is_repo_id(repo_id):
+                yield Repository(repo_id, folder, (MODELSCOPE_REVISION,))
 
 
 def split_quantization(name: str) -> tuple[str, str]:

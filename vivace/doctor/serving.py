@@ -10,7 +10,7 @@ from vivace.config.hub import hub_cache
 from vivace.doctor.diagnosis import Asked, Diagnosis
 from vivace.doctor.system import System
 from vivace.errors import CannotStart
-from vivace.hub.held import held_models
+from vivace.hub.cached import cached_models
 from vivace.platforms.cpu import facts
 
 GIB = 1 << 30
@@ -97,7 +97,7 @@ def memory(system: System, asked: Asked) -> Iterator[Diagnosis]:
 
 def models(system: System, asked: Asked) -> Iterator[Diagnosis]:
     embedded = system.embedded_model()
-    pulled = [model.repo_id for model in held_models(hub_cache(None, system.environment))]
+    pulled = [model.repo_id for model in cached_models(hub_cache(None, system.environment))]
     shown = ", ".join(pulled[:SHOWN_MODELS]) or "none"
     more = f" and {len(pulled) - SHOWN_MODELS} more" if len(pulled) > SHOWN_MODELS else ""
     own = "SmolLM2-135M-Instruct (embedded)" if embedded is not None else "none embedded"

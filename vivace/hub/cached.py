@@ -1,0 +1,61 @@
+"""What the local cache of a hub holds: `vivace list` and `vivace rm`."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from vivace.checkpoint.hub_cache import Repository, is_repo_id, repositories
+from vivace.hub.listing import HubError
+
+SHORT = 12
+"""characters of a commit that are shown"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CachedModel:
+    """A model in the cache, all its revisions together. `size` in bytes on the disk."""
+
+    repo_id: str
+    folder: Path
+    revisions: tuple[str, ...]
+    formats: tuple[str, ...]
+    size: int
+    used: float
+    """when a file of it was last read or written, seconds since 1970"""
+
+
+def cached_models(cache: Path) -> list[CachedModel]:
+    """By name. A folder that cannot be read is left out."""
+    found = [cached_model(repository) for repository in repositories(cache)]
+    return sorted(found, key=lambda model: model.repo_id.lower())
+
+
+def cached_model(repository: Repository) -> CachedModel:
+    files = [file for file in repository.folder.rglob("*") if file.is_file()]
+    stats = [file.stat() for file in files if not file.is_symlink()]
+    suffixes = {file.suffix for file in files}
+    return CachedModel(
+        repo_id=repository.repo_id,
+        folder=repository.folder,
+        revisions=tuple(sorted(name[:SHORT] for name in repository.revisions)),
+        formats=tuple(s.removeprefix(".") for s in (".safetensors", ".gguf") if s in suffixes),
+        size=sum(stat.st_size for stat in stats),
+        used=max((max(stat.st_atime, stat.st_mtime) for stat in stats), default=0.0),
+    )
+
+
+def remove(cache: Path, repo_id: str) -> CachedModel:
+    """Delete a model with all its revisions. HubError when it is not there."""
+    if not is_repo_id(repo_id):
+        raise HubError(f"{repo_id!r} is not a name of a model; `vivace list` shows the names")
+    found = next((model for model in cached_models(cache) if model.repo_id == repo_id), None)
+    if found is None:
+        raise HubError(f"there is no model {repo_id} in {cache}; `vivace list` shows what there is")
+    if found.folder.is_symlink():
+        raise HubError(f"{found.folder} is a link to another place; remove it there")
+    shutil.rmtree(found.folder)
+    locks = cache / ".locks" / found.folder.name
+    shutil.rmtree(locks, ignore_errors=True)
+    return found
