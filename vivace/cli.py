@@ -87,8 +87,8 @@ def handlers() -> dict[str, Callable[[list[str]], int]]:
         "doctor": lambda words: import_module("vivace.doctor.command").main(words),
         "flags": lambda words: import_module("vivace.config.flags_command").main(words),
         "pull": lambda words: import_module("vivace.hub.command").pull(words),
-        "list": lambda words: import_module("vivace.hub.command").show_list(words),
-        "rm": lambda words: import_module("vivace.hub.command").show_remove(words),
+        "list": lambda words: import_module("vivace.hub.command").list_models(words),
+        "rm": lambda words: import_module("vivace.hub.command").remove_models(words),
         "version": version,
     }
 

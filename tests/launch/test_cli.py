@@ -12,7 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 from vivace import cli
+from vivace.checkpoint.source import EMBEDDED_NAME
 from vivace.hub import command
+from vivace.hub.cached import EMBEDDED_TITLE
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -195,7 +197,7 @@ def test_a_missing_file_is_named_once(
     assert told.count("/nope.yaml") == 1 and "No such file" in told and "Errno" not in told
 
 
-@pytest.mark.parametrize("name", [command.EMBEDDED, command.EMBEDDED.split()[0]])
+@pytest.mark.parametrize("name", [EMBEDDED_NAME, EMBEDDED_TITLE])
 def test_the_embedded_model_is_removed_as_a_package(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

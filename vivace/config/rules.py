@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from vivace.checkpoint.source import EMBEDDED_NAME
 from vivace.config.config import Options
 from vivace.platforms.blocks import NARROWED
 
@@ -18,7 +19,6 @@ CHUNKS = {"cpu": 1024}
 """most prompt tokens of one step; while others decode, --chunked-prefill-stall-target says fewer"""
 ROWS = {"cpu": 256}
 """sequences at once: beyond it a CPU's cores are busy and every further one waits the longer"""
-EMBEDDED_NAME = "SmolLM2-135M-Instruct"
 INITIAL_RATIO = "SGLANG_INIT_NEW_TOKEN_RATIO"
 DEFAULT_RATIO = 0.7
 DTYPE_NAMES = {"half": "float16", "float": "float32"}

@@ -10,7 +10,7 @@ from vivace.config.hub import hub_cache
 from vivace.doctor.diagnosis import Asked, Diagnosis
 from vivace.doctor.system import System
 from vivace.errors import CannotStart
-from vivace.hub.cached import cached_models
+from vivace.hub.cached import EMBEDDED_TITLE, cached_models
 from vivace.platforms.cpu import facts
 
 GIB = 1 << 30
@@ -100,7 +100,7 @@ def models(system: System, asked: Asked) -> Iterator[Diagnosis]:
     pulled = [model.repo_id for model in cached_models(hub_cache(None, system.environment))]
     shown = ", ".join(pulled[:SHOWN_MODELS]) or "none"
     more = f" and {len(pulled) - SHOWN_MODELS} more" if len(pulled) > SHOWN_MODELS else ""
-    own = "SmolLM2-135M-Instruct (embedded)" if embedded is not None else "none embedded"
+    own = EMBEDDED_TITLE if embedded is not None else "none embedded"
     found = f"{own}; pulled: {shown}{more}"
     if embedded is not None or pulled:
         yield Diagnosis(name="models", state="ok", found=found)

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vivace.checkpoint.hub_cache import Repository, is_repo_id, repositories
+from vivace.checkpoint.source import EMBEDDED_NAME, SourceError, embedded_file
 from vivace.hub.listing import HubError
 
+EMBEDDED_TITLE = f"{EMBEDDED_NAME} (embedded)"
 SHORT = 12
 """characters of a commit that are shown"""
 
@@ -44,6 +46,25 @@ def cached_model(repository: Repository) -> CachedModel:
         size=sum(stat.st_size for stat in stats),
         used=max((max(stat.st_atime, stat.st_mtime) for stat in stats), default=0.0),
     )
+
+
+def embedded_model() -> list[CachedModel]:
+    """The model that comes as a package; none where it is not installed."""
+    try:
+        file = embedded_file()
+    except SourceError:
+        return []
+    stat = file.stat()
+    return [
+        CachedModel(
+            repo_id=EMBEDDED_TITLE,
+            folder=file,
+            revisions=(),
+            formats=("gguf",),
+            size=stat.st_size,
+            used=max(stat.st_atime, stat.st_mtime),
+        )
+    ]
 
 
 def remove(cache: Path, repo_id: str) -> CachedModel:

