@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 
 import vivace
+from vivace.errors import CANNOT_START
 
 COMMANDS = {
     "serve": "start a server (OpenAI and SGLang compatible)",
@@ -43,7 +44,6 @@ ELSEWHERE = {
 }
 """what Ollama and vLLM call what is called otherwise here"""
 COMPLETION = ("--install-completion", "--show-completion", "--complete")
-BAD_COMMAND = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,7 +66,7 @@ def obey(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(help_text("vivace", "COMMAND", COMMANDS))
         print("`vivace --install-completion [bash|zsh|fish]` completes them in your shell.")
-        return 0 if words else BAD_COMMAND
+        return 0 if words else CANNOT_START
     if words[0] in ("-V", "--version"):
         return version([])
     if words[0] in COMPLETION:
@@ -96,7 +96,7 @@ def handlers() -> dict[str, Callable[[list[str]], int]]:
 def bench(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
         print(help_text("vivace bench", "BENCHMARK", BENCHES))
-        return 0 if words else BAD_COMMAND
+        return 0 if words else CANNOT_START
     if words[0] not in BENCHES:
         return unknown("vivace bench", "benchmark", words[0], BENCHES)
     module = import_module(f"vivace.bench.{words[0].replace('-', '_')}")
@@ -157,11 +157,11 @@ def unknown(program: str, kind: str, word: str, table: dict[str, str]) -> int:
 
     if word in ELSEWHERE and table is COMMANDS:
         print(f"{program}: there is no {kind} {word!r}; {ELSEWHERE[word]}", file=sys.stderr)
-        return BAD_COMMAND
+        return CANNOT_START
     near = difflib.get_close_matches(word, table, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(table)}"
     print(f"{program}: there is no {kind} {word!r}; {hint}", file=sys.stderr)
-    return BAD_COMMAND
+    return CANNOT_START
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from vivace import cli
+from vivace.errors import CANNOT_START
 
 BASH = """\
 _vivace() {
@@ -34,7 +35,6 @@ SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 CHOICES = r"{flag}(?:[ =]|, --?[\w-]+ ?)*\{{([\w,.-]+)\}}"
 PART = re.compile(r"^ {4}([a-z]+)  ", re.MULTILINE)
-BAD_COMMAND = 2
 
 
 def main(words: list[str], environment: Mapping[str, str]) -> int:
@@ -48,7 +48,7 @@ def main(words: list[str], environment: Mapping[str, str]) -> int:
     if shell not in SCRIPTS or len(words) > 2:
         said = f"no completion for {shell!r}" if shell else "which shell?"
         print(f"vivace {words[0]}: {said}; name one of {', '.join(SCRIPTS)}", file=sys.stderr)
-        return BAD_COMMAND
+        return CANNOT_START
     if words[0] == "--show-completion":
         print(SCRIPTS[shell], end="")
         return 0

@@ -9,4 +9,4 @@ class CannotStart(ValueError):
 
 
 CANNOT_START = 2
-"""exit code of a process that ends over a CannotStart"""
+"""exit code of a command that cannot be obeyed, as argparse has it"""

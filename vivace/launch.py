@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 READY_LINE = "The server is fired up and ready to roll!"
-BAD_COMMAND = CANNOT_START
 FAILED = 1
 
 
@@ -101,7 +100,7 @@ def serve(
         return launch(config, engine, shared, timeline)
     except CannotStart as error:
         print(f"{program}: {error}", file=sys.stderr)
-        return BAD_COMMAND
+        return CANNOT_START
 
 
 def with_hidden_keys(options: Options, argv: Sequence[str]) -> Options:

@@ -85,7 +85,7 @@ def test_a_refusal_is_one_line_and_the_exit_code_of_a_bad_command(
     monkeypatch.setattr(launch, "engine_ahead", lambda argv, memory: None)
     every_architecture.toy("jetmoe", tmp_path)
     argv = ["--model-path", str(tmp_path), "--load-format", "dummy"]
-    assert launch.main([*argv, "--model-impl", "transformers"]) == launch.BAD_COMMAND
+    assert launch.main([*argv, "--model-impl", "transformers"]) == launch.CANNOT_START
     (line,) = [one for one in capsys.readouterr().err.splitlines() if "JetMoe" in one]
     assert "cannot be followed" in line and "docs/models.md" in line
 

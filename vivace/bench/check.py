@@ -10,9 +10,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from vivace.errors import CANNOT_START
+
 GOAL = 0.2
 """seconds"""
-NO_SUCH_FILE = 2
 
 
 def main(argv: list[str]) -> int:
@@ -20,7 +21,7 @@ def main(argv: list[str]) -> int:
     missing = [file for file in chosen.files if not file.is_file()]
     if missing:
         print(f"vivace bench check: {missing[0]}: no such file", file=sys.stderr)
-        return NO_SUCH_FILE
+        return CANNOT_START
     empty = [timed(["-c", "pass"]) for _ in range(chosen.repetitions)]
     print(f"python alone        {median(empty)}")
     seconds: list[float] = []

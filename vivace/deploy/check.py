@@ -14,10 +14,9 @@ from vivace.deploy.rules.case import Case
 from vivace.deploy.rules.finding import Verdict
 from vivace.deploy.rules.judge import judge
 from vivace.deploy.shell.errors import ScriptError
-from vivace.errors import CannotStart
+from vivace.errors import CANNOT_START, CannotStart
 
 FOUND_ERRORS = 1
-BAD_USE = 2
 EPILOG = """examples:
   vivace check deployment.yaml --memory
   vivace check prefill.sh decode.sh --hardware atlas-800i-a3 --cards 32 \\
@@ -43,7 +42,7 @@ def main(words: Sequence[str]) -> int:
         raise
     except (CannotStart, ScriptError, OSError) as error:
         print(f"vivace check: {error}", file=sys.stderr)
-        return BAD_USE
+        return CANNOT_START
     return FOUND_ERRORS if verdict.errors else 0
 
 

@@ -11,9 +11,8 @@ from pathlib import Path
 from vivace.deploy.opening import Opened, Said, case_of, device_of, open_files, with_said
 from vivace.deploy.shell.errors import ScriptError
 from vivace.deploy.spec.deployment import Deployment
-from vivace.errors import CannotStart
+from vivace.errors import CANNOT_START, CannotStart
 
-BAD_USE = 2
 TARGETS = ("shell", "systemd", "compose", "kubernetes", "ray")
 VIVACE_PROGRAMS = {
     "sglang.launch_server": "vivace.launch_server",
@@ -30,7 +29,7 @@ def main(words: Sequence[str]) -> int:
         raise
     except (CannotStart, ScriptError, OSError) as error:
         print(f"vivace deploy: {error}", file=sys.stderr)
-        return BAD_USE
+        return CANNOT_START
 
 
 def parser() -> argparse.ArgumentParser:

@@ -15,7 +15,7 @@ from vivace.config.process_environment import process_environment
 from vivace.doctor import devices, kernel, network, serving, storage
 from vivace.doctor.diagnosis import STATES, Asked, Diagnosis, Probe
 from vivace.doctor.system import System
-from vivace.errors import CannotStart
+from vivace.errors import CANNOT_START, CannotStart
 
 NODE: tuple[Probe, ...] = (*devices.PROBES, *kernel.PROBES, *network.PROBES, *storage.PROBES)
 """of a node of a cluster, after those of any machine"""
@@ -34,7 +34,6 @@ SCREEN = 8
 UNBROKEN = 10_000
 """columns of what is no terminal"""
 FOUND_ERRORS = 1
-BAD_USE = 2
 
 
 def main(words: Sequence[str]) -> int:
@@ -53,7 +52,7 @@ def main(words: Sequence[str]) -> int:
         probes = probes_for(system, chosen)
     except CannotStart as error:
         print(f"vivace doctor: {error}", file=sys.stderr)
-        return BAD_USE
+        return CANNOT_START
     found = diagnose(system, asked, probes)
     if chosen.fix:
         told = mended(system, found)

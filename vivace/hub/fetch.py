@@ -14,6 +14,7 @@ from vivace.checkpoint.hub_cache import is_repo_id, split_quantization
 from vivace.checkpoint.source import SourceError, locate
 from vivace.config.environment import switched_on
 from vivace.config.hub import USE_MODELSCOPE
+from vivace.config.reading import size_text
 from vivace.hub.listing import HubError, Listing, RepoFile, chosen_files
 
 log = logging.getLogger(__name__)
@@ -65,7 +66,7 @@ def fetch(
     size = sum(file.size for file in missing)
     check_room(cache, size)
     if missing:
-        say(f"Fetching {repo_id} from {hub.name}: {len(missing)} files, {gigabytes(size)}")
+        say(f"Fetching {repo_id} from {hub.name}: {len(missing)} files, {size_text(size)}")
     folder = hub.download(listing, revision, files)
     for file in missing:
         check_hash(hub, folder / file.name, file)
@@ -93,7 +94,7 @@ def check_room(cache: Path, size: int) -> None:
     free = shutil.disk_usage(folder).free
     if size + SPARE > free:
         raise HubError(
-            f"{folder} has {gigabytes(free)} free, the files need {gigabytes(size)}: free some, or "
+            f"{folder} has {size_text(free)} free, the files need {size_text(size)}: free some, or "
             "name a folder on another disk with --download-dir"
         )
 
@@ -132,7 +133,3 @@ def hub_of(environment: Mapping[str, str], cache: Path) -> Hub:
     from vivace.hub.huggingface import HuggingFace
 
     return HuggingFace(cache, environment)
-
-
-def gigabytes(count: int) -> str:
-    return f"{count / 1e9:.2f} GB" if count >= 1e7 else f"{count / 1e6:.1f} MB"

@@ -10,14 +10,13 @@ import re
 from dataclasses import dataclass
 
 from vivace.checkpoint.hub_cache import quantization_of
+from vivace.checkpoint.source import INDEX_FILE, PICKLED
 from vivace.errors import CannotStart
 
 NAME = re.compile(r"[A-Za-z0-9][\w.+-]*", re.ASCII)
 """a file at the top of the repository; folders hold other formats of the same model"""
 PART_OF_GGUF = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
-INDEX = "model.safetensors.index.json"
 TEMPLATE = "chat_template.jinja"
-PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 LARGEST_JSON = 64 << 20
 SHOWN = 12
 
@@ -54,7 +53,7 @@ def chosen_files(listing: Listing, quantization: str = "") -> tuple[RepoFile, ..
     weights = gguf_file(listing, top, quantization) if quantization else safetensors(top)
     weights = weights or gguf_file(listing, top, quantization)
     if weights[0].name.endswith(".gguf"):
-        texts = [file for file in texts if file.name != INDEX]
+        texts = [file for file in texts if file.name != INDEX_FILE]
     return (*texts, *weights)
 
 
