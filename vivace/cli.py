@@ -155,12 +155,14 @@ def help_text(program: str, what: str, table: dict[str, str]) -> str:
 def unknown(program: str, kind: str, word: str, table: dict[str, str]) -> int:
     import difflib
 
+    from vivace.wrapping import print_wrapped
+
     if word in ELSEWHERE and table is COMMANDS:
-        print(f"{program}: there is no {kind} {word!r}; {ELSEWHERE[word]}", file=sys.stderr)
+        print_wrapped(f"{program}: there is no {kind} {word!r}; {ELSEWHERE[word]}")
         return CANNOT_START
     near = difflib.get_close_matches(word, table, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(table)}"
-    print(f"{program}: there is no {kind} {word!r}; {hint}", file=sys.stderr)
+    print_wrapped(f"{program}: there is no {kind} {word!r}; {hint}")
     return CANNOT_START
 
 

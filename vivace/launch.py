@@ -29,6 +29,7 @@ from vivace.supervisor.plan import WARMING_UP
 from vivace.supervisor.screen import Screen, is_terminal, screen_of
 from vivace.supervisor.startup_profile import SUPERVISOR, StartupProfile
 from vivace.supervisor.summary import summary_of
+from vivace.wrapping import print_wrapped
 
 if TYPE_CHECKING:
     import socket
@@ -99,7 +100,7 @@ def serve(
         read_ahead(config.source.files, config.platform.available_bytes)
         return launch(config, engine, shared, timeline)
     except CannotStart as error:
-        print(f"{program}: {error}", file=sys.stderr)
+        print_wrapped(f"{program}: {error}")
         return CANNOT_START
 
 

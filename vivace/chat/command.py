@@ -17,6 +17,7 @@ from vivace.chat.screen import screen_for
 from vivace.chat.session import Session
 from vivace.config.process_environment import KEY_VARIABLES, client_key, state_folder
 from vivace.errors import CANNOT_START, CannotStart
+from vivace.wrapping import console_of
 
 DEFAULT_URL = "http://127.0.0.1:30000"
 MAX_TOKENS = 1024
@@ -30,12 +31,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     pipe went wrong; 2 when the model cannot be loaded; 130 when a question was interrupted."""
     arguments = parser().parse_args(argv)
     settings = settings_of(arguments)
-    console = Console(stderr=True, highlight=False)
+    console = console_of(sys.stderr)
     try:
         question = question_of(arguments.prompt)
         backend = backend_of(arguments, console)
     except (ChatError, ValueError) as error:
-        console.print(str(error), style="red", markup=False, soft_wrap=True)
+        console.print(str(error), style="red", markup=False)
         return CANNOT_START if isinstance(error, CannotStart) else FAILED
     session = Session(
         backend,

@@ -100,7 +100,7 @@ class Session:
 
     def _complain(self, text: str) -> None:
         self._failures += 1
-        self._console.print(text, style="red", markup=False, soft_wrap=True)
+        self._console.print(text, style="red", markup=False)
 
 
 class Answer:

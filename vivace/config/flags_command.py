@@ -8,6 +8,7 @@ import sys
 
 from vivace.config.option import PLATFORMS
 from vivace.config.table import FlagRow, flag_table, render_text
+from vivace.wrapping import print_wrapped
 
 NO_MATCH = 1
 
@@ -21,12 +22,12 @@ def main(words: list[str]) -> int:
     if not rows:
         limits = [f"mentions {search!r}"] if search else []
         limits += [f"works on {works}"] if works else []
-        print(f"vivace flags: no flag {' and '.join(limits)}", file=sys.stderr)
+        print_wrapped(f"vivace flags: no flag {' and '.join(limits)}")
         return NO_MATCH
     if chosen.json:
         print(json.dumps([described(row) for row in rows], indent=1))
     else:
-        print(render_text(rows, chosen.platform))
+        print_wrapped(render_text(rows, chosen.platform), sys.stdout)
     return 0
 
 

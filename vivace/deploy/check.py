@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Sequence
 
 from vivace.deploy.disk import write
@@ -15,6 +14,7 @@ from vivace.deploy.rules.finding import Verdict
 from vivace.deploy.rules.judge import judge
 from vivace.deploy.shell.errors import ScriptError
 from vivace.errors import CANNOT_START, CannotStart
+from vivace.wrapping import print_wrapped
 
 FOUND_ERRORS = 1
 EPILOG = """examples:
@@ -41,7 +41,7 @@ def main(words: Sequence[str]) -> int:
     except BrokenPipeError:
         raise
     except (CannotStart, ScriptError, OSError) as error:
-        print(f"vivace check: {error}", file=sys.stderr)
+        print_wrapped(f"vivace check: {error}")
         return CANNOT_START
     return FOUND_ERRORS if verdict.errors else 0
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from vivace.deploy.opening import Opened, Said, case_of, device_of, open_files, 
 from vivace.deploy.shell.errors import ScriptError
 from vivace.deploy.spec.deployment import Deployment
 from vivace.errors import CANNOT_START, CannotStart
+from vivace.wrapping import print_wrapped
 
 TARGETS = ("shell", "systemd", "compose", "kubernetes", "ray")
 VIVACE_PROGRAMS = {
@@ -28,7 +28,7 @@ def main(words: Sequence[str]) -> int:
     except BrokenPipeError:
         raise
     except (CannotStart, ScriptError, OSError) as error:
-        print(f"vivace deploy: {error}", file=sys.stderr)
+        print_wrapped(f"vivace deploy: {error}")
         return CANNOT_START
 
 
@@ -70,20 +70,20 @@ def import_scripts(chosen: argparse.Namespace) -> int:
     if chosen.output.exists() and not chosen.force:
         raise CannotStart(f"{chosen.output} exists; --force writes over it")
     chosen.output.write_text(text, encoding="utf-8")
-    print(f"written: {chosen.output}", file=sys.stderr)
+    print_wrapped(f"written: {chosen.output}")
     return 0
 
 
 def tell(opened: Opened, deployment: Deployment) -> None:
     """On stderr: what was found, and every line that was not understood."""
     for each in opened.remarks:
-        print(f"{opened.file}: line {each.line}: {each.remark.text}", file=sys.stderr)
+        print_wrapped(f"{opened.file}: line {each.line}: {each.remark.text}")
     roles = [
         f"{name}: {role.instances} x {role.nodes} node(s)"
         for name, role in deployment.roles.items()
     ]
     found = "; ".join([*roles, f"{len(deployment.benchmarks)} benchmark(s)"])
-    print(found, file=sys.stderr)
+    print_wrapped(found)
 
 
 def render(chosen: argparse.Namespace) -> int:
@@ -102,7 +102,7 @@ def render(chosen: argparse.Namespace) -> int:
         path.write_text(content, encoding="utf-8")
         if name.endswith(".sh"):
             path.chmod(0o755)
-        print(f"written: {path}", file=sys.stderr)
+        print_wrapped(f"written: {path}")
     return 0
 
 

