@@ -12,7 +12,13 @@ from vivace.checkpoint.errors import SourceError
 from vivace.checkpoint.source import ModelSource
 from vivace.config.child_process import bare_environment, python_module
 from vivace.models.facts import ModelFacts
-from vivace.models.transformers_facts import PACKAGE, Answer, Question, facts_from, question_of
+from vivace.models.transformers_facts import (
+    PACKAGE,
+    TraceRequest,
+    TraceResult,
+    facts_from,
+    trace_request,
+)
 
 LONGEST = 300
 """seconds for an answer; the largest models take ten"""
@@ -24,24 +30,24 @@ def facts_by_transformers(source: ModelSource) -> ModelFacts:
         raise SourceError(
             f"--model-impl transformers needs the package {PACKAGE}: pip install {PACKAGE}"
         )
-    question = question_of(source)
-    return facts_from(source, question, ask(question))
+    request = trace_request(source)
+    return facts_from(source, request, ask(request))
 
 
-def ask(question: Question) -> Answer:
+def ask(request: TraceRequest) -> TraceResult:
     try:
         done = subprocess.run(
             python_module("vivace.models.transformers_trace"),
-            input=msgspec.json.encode(question),
+            input=msgspec.json.encode(request),
             capture_output=True,
             timeout=LONGEST,
             check=False,
             env={**bare_environment(), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
         )
     except subprocess.TimeoutExpired:
-        return Answer(refused=f"it did not answer within {LONGEST} seconds")
+        return TraceResult(refused=f"it did not answer within {LONGEST} seconds")
     try:
-        return msgspec.json.decode(done.stdout, type=Answer)
+        return msgspec.json.decode(done.stdout, type=TraceResult)
     except msgspec.DecodeError:
         last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-        return Answer(refused=f"it failed with exit code {done.returncode}: {last[:300]}")
+        return TraceResult(refused=f"it failed with exit code {done.returncode}: {last[:300]}")

@@ -19,7 +19,7 @@ from paged_model import PagedModel, load, traced
 from toy_models import VOCABULARY, reference, scramble, tokens
 
 from vivace.checkpoint.source import SourceError, locate
-from vivace.models.transformers_facts import Question
+from vivace.models.transformers_facts import TraceRequest
 from vivace.models.transformers_trace import Refused, class_of
 from vivace.models.tried import FILE, Tried, TriedModel
 
@@ -121,7 +121,7 @@ def sizes_for(kind: Any) -> dict[str, Any]:
 def outcome(model_type: str, folder: Path) -> str:
     """ "" = equal tokens, else why it was refused. Raises whatever else comes of it."""
     try:
-        class_of(Question(architecture(model_type), {"model_type": model_type}))
+        class_of(TraceRequest(architecture(model_type), {"model_type": model_type}))
     except Refused as error:
         return str(error)
     theirs = toy(model_type, folder)

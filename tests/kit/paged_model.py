@@ -14,9 +14,9 @@ from vivace.checkpoint.source import ModelSource, locate
 from vivace.models.causal_lm import Model
 from vivace.models.facts import ModelFacts, facts_of
 from vivace.models.loading import load_model
-from vivace.models.transformers_facts import facts_from, question_of
+from vivace.models.transformers_facts import facts_from, trace_request
 from vivace.models.transformers_impl import TransformersModel
-from vivace.models.transformers_trace import answer
+from vivace.models.transformers_trace import trace_result
 from vivace.platforms.attention import HostStep
 from vivace.platforms.cpu.attention import CpuAttention
 from vivace.platforms.cpu.ops import cpu_ops
@@ -76,8 +76,8 @@ def load_traced(
 
 def traced(source: ModelSource) -> ModelFacts:
     """As `facts_by_transformers`, in this process."""
-    question = question_of(source)
-    return facts_from(source, question, answer(question))
+    request = trace_request(source)
+    return facts_from(source, request, trace_result(request))
 
 
 class PagedModel:

@@ -16,7 +16,7 @@ import vivace.ask_transformers as asking
 from vivace import launch
 from vivace.checkpoint.source import SourceError, locate
 from vivace.checkpoint.weights import CheckpointError
-from vivace.models.transformers_facts import Question
+from vivace.models.transformers_facts import TraceRequest
 from vivace.models.transformers_trace import Refused, class_of, window_of
 from vivace.models.tried import tried
 
@@ -150,7 +150,7 @@ def test_model_type_nobody_knows(tmp_path: Path) -> None:
 
 def test_a_class_that_is_no_causal_language_model() -> None:
     with pytest.raises(Refused, match="is LlamaForCausalLM"):
-        class_of(Question("LlamaForSequenceClassification", {"model_type": "llama"}))
+        class_of(TraceRequest("LlamaForSequenceClassification", {"model_type": "llama"}))
 
 
 def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,7 +117,7 @@ class AttentionFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Traced:
+class TracedModel:
     """What transformers' code makes of a configuration (`transformers_trace`); `parameters` are
     counted, `limits` say why the context is shorter than the configuration's."""
 

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 
-class PassedOn(BaseModelOutputWithPast):
+class BodyOutput(BaseModelOutputWithPast):
     """A body's output with nothing but the last hidden state; heads may ask for more by name."""
 
     def __getattr__(self, name: str) -> None:
@@ -14,13 +14,13 @@ class PassedOn(BaseModelOutputWithPast):
             raise AttributeError(name)
 
 
-class Passing(nn.Module):
-    """Hands `inputs_embeds` through as the last hidden state, and stands for its parts as well."""
+class IdentityBody(nn.Module):
+    """Returns `inputs_embeds` as the last hidden state, and stands for its parts as well."""
 
-    def __getattr__(self, name: str) -> Passing:
+    def __getattr__(self, name: str) -> IdentityBody:
         if name.startswith("_"):
             raise AttributeError(name)
         return self
 
-    def forward(self, *_: object, inputs_embeds: Tensor, **__: object) -> PassedOn:
-        return PassedOn(last_hidden_state=inputs_embeds)  # pyright: ignore[reportArgumentType]
+    def forward(self, *_: object, inputs_embeds: Tensor, **__: object) -> BodyOutput:
+        return BodyOutput(last_hidden_state=inputs_embeds)  # pyright: ignore[reportArgumentType]

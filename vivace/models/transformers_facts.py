@@ -1,5 +1,5 @@
-"""Question and answer between who wants to know what transformers' code does with a model and
-who finds out (`transformers_trace`). Torch-free."""
+"""What is asked about transformers' code for a model, what a trace of it says
+(`transformers_trace` does it, in a process of its own), and the facts that follow. Torch-free."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vivace.checkpoint.source import ModelSource
 from vivace.models.facts import (
     ModelFacts,
     ModelFields,
-    Traced,
+    TracedModel,
     architecture_of,
     dtype_of,
     ends_of,
@@ -23,33 +23,35 @@ from vivace.models.quantized import refuse_quantized
 PACKAGE = "transformers"
 
 
-class Question(msgspec.Struct, frozen=True):
+class TraceRequest(msgspec.Struct, frozen=True):
+    """`config`: as in config.json."""
+
     architecture: str
     config: dict[str, Any]
 
 
-class Answer(msgspec.Struct, frozen=True):
-    """Either."""
+class TraceResult(msgspec.Struct, frozen=True):
+    """Either: `refused` is the reason why Vivace cannot run it."""
 
-    traced: Traced | None = None
+    traced: TracedModel | None = None
     refused: str = ""
 
 
-def question_of(source: ModelSource) -> Question:
+def trace_request(source: ModelSource) -> TraceRequest:
     refuse_quantized(ModelFields(source))
-    return Question(architecture_of(source), source.config)
+    return TraceRequest(architecture_of(source), source.config)
 
 
-def facts_from(source: ModelSource, question: Question, answer: Answer) -> ModelFacts:
-    if answer.traced is None:
+def facts_from(source: ModelSource, request: TraceRequest, result: TraceResult) -> ModelFacts:
+    if result.traced is None:
         raise SourceError(
-            f"{source.path}: {question.architecture} is not run by --model-impl transformers "
-            f"(transformers {version(PACKAGE)}): {answer.refused}. docs/models.md lists what is"
+            f"{source.path}: {request.architecture} is not run by --model-impl transformers "
+            f"(transformers {version(PACKAGE)}): {result.refused}. docs/models.md lists what is"
         )
-    return traced_facts(source, answer.traced)
+    return traced_facts(source, result.traced)
 
 
-def traced_facts(source: ModelSource, traced: Traced) -> ModelFacts:
+def traced_facts(source: ModelSource, traced: TracedModel) -> ModelFacts:
     """The facts of a model that transformers' code runs, as it was traced."""
     config = ModelFields(source)
     windows = tuple(one.window for one in traced.attention)

@@ -24,15 +24,16 @@ from vivace.layers.module import Bindings, Module, Weights
 from vivace.layers.step import ModelStep
 from vivace.models.facts import AttentionFacts, ModelFacts
 from vivace.models.transformers_check import check_same, probe
-from vivace.models.transformers_facts import Question
+from vivace.models.transformers_facts import TraceRequest
 from vivace.platforms.attention import AttentionLayer
 
 ATTENTION = "vivace_paged"
 
 
 @dataclass
-class Running:
-    """The step that runs, and how many of its attentions have been."""
+class ForwardContext:
+    """What the attention interface needs to know of the step under way, and how many of its
+    attentions have run."""
 
     layers: list[AttentionLayer]
     step: ModelStep | None = None
@@ -48,7 +49,7 @@ class TransformersModel(Module):
         self.attention_layers = [
             attention_layer(index, found) for index, found in enumerate(facts.attention)
         ]
-        self._running = Running(self.attention_layers)
+        self._context = ForwardContext(self.attention_layers)
         self._body: Any = None
         self._head: Any = None
 
@@ -59,16 +60,16 @@ class TransformersModel(Module):
     def load(self, weights: Weights) -> None:
         """Build the network with the checkpoint's tensors, part body from head, and compare a few
         tokens with what transformers computes by itself. Raises SourceError where they differ."""
-        from vivace.models.transformers_body import Passing
+        from vivace.models.transformers_body import IdentityBody
 
         with quiet(), torch.inference_mode(False):
             network = self._network(weights)
         network.requires_grad_(False).to(self._env.device)
         wanted = [reference(network, ids) for ids in probe(self.facts.vocabulary)]
         for module in network.modules():
-            module.vivace_running = self._running
+            module.vivace_context = self._context
         self._body = network.base_model
-        setattr(network, network.base_model_prefix, Passing())
+        setattr(network, network.base_model_prefix, IdentityBody())
         self._head = network
         check_same(self, wanted, f"{self.facts.architecture} with --model-impl transformers")
 
@@ -80,9 +81,9 @@ class TransformersModel(Module):
         transformers.AttentionInterface.register(ATTENTION, paged_attention)
         architecture = self.facts.architecture
         try:
-            question = Question(architecture, self.facts.config)
-            kind = class_of(question)
-            config = config_of(question, kind)
+            request = TraceRequest(architecture, self.facts.config)
+            kind = class_of(request)
+            config = config_of(request, kind)
             network, found = kind.from_pretrained(
                 None,
                 config=config,
@@ -106,13 +107,13 @@ class TransformersModel(Module):
 
     def forward(self, step: ModelStep) -> Tensor:
         """One row of T tokens; which sequence each belongs to is the attention backend's affair."""
-        self._running.step, self._running.calls = step, 0
+        self._context.step, self._context.calls = step, 0
         output = self._body(
             input_ids=step.ids.unsqueeze(0),
             position_ids=step.positions.unsqueeze(0),
             use_cache=False,
         )
-        assert self._running.calls == len(self.attention_layers)
+        assert self._context.calls == len(self.attention_layers)
         return output.last_hidden_state[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -145,9 +146,9 @@ def paged_attention(
 
     The n-th call of a forward pass is the n-th of its trace, whatever module it comes from.
     """
-    running: Running = module.vivace_running
-    layer, step = running.layers[running.calls], running.step
-    running.calls += 1
+    context: ForwardContext = module.vivace_context
+    layer, step = context.layers[context.calls], context.step
+    context.calls += 1
     assert step is not None
     if s_aux is not None:
         layer = replace(layer, sinks=s_aux)
@@ -167,7 +168,7 @@ def reference(network: Any, ids: list[int]) -> Tensor:
     return found
 
 
-class Stored:
+class LazyTensor:
     """A tensor of the checkpoint, read when transformers' loading (in threads) wants it."""
 
     def __init__(self, weights: Weights, name: str, lock: Lock) -> None:
@@ -182,7 +183,7 @@ def tensors_of(weights: Weights, kind: Any, config: Any) -> dict[str, Any]:
     """The checkpoint's tensors under its own names; for a dummy what the network asks for."""
     lock = Lock()
     if (names := weights.names()) is not None:
-        return {name: Stored(weights, name, lock) for name in names}
+        return {name: LazyTensor(weights, name, lock) for name in names}
     with torch.device("meta"):
         network = kind._from_config(config)
     shapes = {name: tuple(one.shape) for name, one in network.state_dict().items()}

@@ -4,7 +4,7 @@ tensors without content: how it attends, and whether Vivace can do the same.
 No key of a configuration is interpreted here. Shapes, scales and sinks of every attention are what
 the class hands to transformers' attention interface; masks are what it asks of transformers' mask
 functions. What is not known to be right is refused, with the reason. As a program it reads a
-`Question` and writes an `Answer` (`transformers_facts` asks).
+`TraceRequest` and writes a `TraceResult` (`ask_transformers` starts it).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import masking_utils
 
 from vivace.checkpoint.errors import SourceError
-from vivace.models.facts import MOST_LAYERS, AttentionFacts, Traced
-from vivace.models.transformers_facts import Answer, Question
+from vivace.models.facts import MOST_LAYERS, AttentionFacts, TracedModel
+from vivace.models.transformers_facts import TraceRequest, TraceResult
 
 TRACED = "vivace_traced"
 TOKENS = 5
@@ -57,56 +57,56 @@ class Refused(SourceError):
     """Vivace cannot run the model through transformers; the text is the reason."""
 
 
-def trace(question: Question) -> Traced:
+def trace(request: TraceRequest) -> TracedModel:
     """Raises Refused."""
-    kind = class_of(question)
-    config = config_of(question, kind)
+    kind = class_of(request)
+    config = config_of(request, kind)
     text = config.get_text_config(decoder=True)
     layers = getattr(text, "num_hidden_layers", None) or 1
     if not 0 < layers <= MOST_LAYERS:
         raise Refused(f"it has more than {MOST_LAYERS} layers")
     said = getattr(text, "max_position_embeddings", None) or ASSUMED_CONTEXT
-    seen = Seen(said)
-    with seen.registered(), torch.no_grad():
+    recorder = ForwardRecorder(said)
+    with recorder.registered(), torch.no_grad():
         network = network_of(kind, config)
         parameters = sum(one.numel() for one in network.parameters())
-        seen.context, limits = longest_exact(network, said)
-        hidden_size, vocabulary = run(network, seen)
-    if len(seen.calls) < layers:
-        raise Refused(f"of its {layers} layers {layers - len(seen.calls)} are no attention")
-    return Traced(
-        attention=tuple(seen.calls),
+        recorder.context, limits = longest_exact(network, said)
+        hidden_size, vocabulary = run(network, recorder)
+    if len(recorder.calls) < layers:
+        raise Refused(f"of its {layers} layers {layers - len(recorder.calls)} are no attention")
+    return TracedModel(
+        attention=tuple(recorder.calls),
         hidden_size=hidden_size,
         vocabulary=vocabulary,
-        context=seen.context,
+        context=recorder.context,
         tied=bool(getattr(config, "tie_word_embeddings", False)),
         parameters=parameters,
         limits=limits,
     )
 
 
-def class_of(question: Question) -> Any:
+def class_of(request: TraceRequest) -> Any:
     """transformers' class for causal language models of the model's type."""
-    model_type = question.config.get("model_type")
+    model_type = request.config.get("model_type")
     if not isinstance(model_type, str) or model_type not in transformers.CONFIG_MAPPING:
         raise Refused(f"it has no model type {model_type!r}; code from a model is never run")
     settings = transformers.CONFIG_MAPPING[model_type]
     if settings not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         raise Refused(f"it has no causal language model of the type {model_type!r}")
     kind: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[settings]
-    if kind.__name__ != question.architecture:
+    if kind.__name__ != request.architecture:
         raise Refused(f"its causal language model of the type {model_type!r} is {kind.__name__}")
     if kind._is_stateful:
         raise Refused("it keeps a state beside keys and values (recurrent or convolution layers)")
     return kind
 
 
-def config_of(question: Question, kind: Any) -> Any:
+def config_of(request: TraceRequest, kind: Any) -> Any:
     """transformers' configuration, without what a checkpoint may not decide; its text model's part
     where the class is that of the text model."""
-    keys = {key: value for key, value in question.config.items() if key not in IGNORED}
+    keys = {key: value for key, value in request.config.items() if key not in IGNORED}
     with refusing("it does not take this configuration"):
-        config = transformers.AutoConfig.for_model(question.config["model_type"], **keys)
+        config = transformers.AutoConfig.for_model(request.config["model_type"], **keys)
         return config if kind.config_class is type(config) else config.get_text_config()
 
 
@@ -155,19 +155,19 @@ def longest_exact(network: nn.Module, context: int) -> tuple[int, tuple[str, ...
     return context, ()
 
 
-def run(network: Any, seen: Seen) -> tuple[int, int]:
+def run(network: Any, recorder: ForwardRecorder) -> tuple[int, int]:
     """Body and head, once; returns (hidden size, vocabulary)."""
-    from vivace.models.transformers_body import Passing
+    from vivace.models.transformers_body import IdentityBody
 
     ids = torch.zeros((1, TOKENS), dtype=torch.int64, device="meta")
-    with Unknown():
+    with DataDependentOps():
         with refusing("its forward pass cannot be followed"):
             output = network.base_model(input_ids=ids, position_ids=ids, use_cache=False)
             hidden = output.last_hidden_state
-        if not seen.calls:
+        if not recorder.calls:
             raise Refused(OWN_ATTENTION)
         with refusing("its head does not run without its body"):
-            setattr(network, network.base_model_prefix, Passing())
+            setattr(network, network.base_model_prefix, IdentityBody())
             logits = network(inputs_embeds=hidden, use_cache=False).logits
     if tuple(logits.shape[:2]) != (1, TOKENS):
         raise Refused("its head does not give logits for each token")
@@ -175,8 +175,9 @@ def run(network: Any, seen: Seen) -> tuple[int, int]:
 
 
 @dataclass
-class Seen:
-    """What the forward pass asked for, within `context` tokens."""
+class ForwardRecorder:
+    """Stands in for transformers' attention and masks and keeps what a forward pass asks of them.
+    Windows are read within `context` tokens."""
 
     context: int
     calls: list[AttentionFacts] = field(default_factory=list)
@@ -278,8 +279,9 @@ def window_of(mask_function: Callable[..., Tensor], context: int) -> int | None:
     return None if window == context else window
 
 
-class Unknown(TorchDispatchMode):
-    """Answers for the content of tensors that have none: conditions hold, no expert is chosen."""
+class DataDependentOps(TorchDispatchMode):
+    """Answers what depends on the content of tensors that have none (`device="meta"`): conditions
+    hold, no expert is chosen."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -307,18 +309,18 @@ def refusing(what: str) -> Iterator[None]:
         raise Refused(f"{what}: {type(error).__name__}: {reason}") from error
 
 
-def answer(question: Question) -> Answer:
+def trace_result(request: TraceRequest) -> TraceResult:
     try:
-        return Answer(traced=trace(question))
+        return TraceResult(traced=trace(request))
     except Refused as error:
-        return Answer(refused=str(error))
+        return TraceResult(refused=str(error))
 
 
 def main() -> None:
     output, sys.stdout = sys.stdout.buffer, sys.stderr  # whatever transformers prints
     transformers.logging.set_verbosity_error()
-    question = msgspec.json.decode(sys.stdin.buffer.read(), type=Question)
-    output.write(msgspec.json.encode(answer(question)))
+    request = msgspec.json.decode(sys.stdin.buffer.read(), type=TraceRequest)
+    output.write(msgspec.json.encode(trace_result(request)))
     output.flush()
 
 
