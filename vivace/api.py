@@ -1,5 +1,6 @@
-"""The offline API: `vivace.Engine(...).generate(...)`, in one process and, on one device, one
-thread. Arguments and result fields are those of SGLang's Engine. docs/python.md shows them."""
+"""The offline API: `vivace.Engine(...).generate(...)`, in one process and one thread; only chat
+templates are rendered in a second process, which can be killed. Arguments and result fields are
+those of SGLang's Engine; docs/python.md shows them."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from vivace.offline.build import configured, report, start
 from vivace.offline.conversations import read_conversations
 from vivace.offline.driver import AsyncTurns
 from vivace.offline.job import Job, job_of
-from vivace.offline.prompts import Asked, read_call
+from vivace.offline.prompts import GenerateOptions, read_call
 from vivace.offline.scores import PLAIN, ScoreResult, score_prompts, scores_of
 from vivace.protocol.control import EngineState, FlushCache, GetState
 from vivace.server.schema import GenerateRequest
@@ -62,15 +63,15 @@ class Engine:
         prompt: str | list[str] | None = None,
         sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None,
         input_ids: list[int] | list[list[int]] | None = None,
-        **asked: Unpack[Asked],
+        **options: Unpack[GenerateOptions],
     ) -> Answer | list[Answer] | Iterator[Answer]:
         """Generate for one prompt (a dict) or a batch or n > 1 (a list of dicts, prompt by prompt).
 
-        Keyword arguments: see `Asked`. `stream=True` returns an iterator of dicts instead, `text`
-        growing from one to the next (only the news with the flag `stream_output`); in batches
-        `index` says whose it is.
+        Further keywords: `GenerateOptions`. `stream=True` returns an iterator of dicts instead,
+        `text` growing from one to the next (with the flag `stream_output`: only what is new); in
+        batches `index` says whose it is.
         """
-        call = read_call(sampling_params, asked)
+        call = read_call(sampling_params, options)
         job = self._job(call, prompt, input_ids)
         return self._stream(job) if call.stream else self._whole(job)
 
@@ -79,10 +80,10 @@ class Engine:
         prompt: str | list[str] | None = None,
         sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None,
         input_ids: list[int] | list[list[int]] | None = None,
-        **asked: Unpack[Asked],
+        **options: Unpack[GenerateOptions],
     ) -> Answer | list[Answer] | AsyncIterator[Answer]:
         """`generate` for asyncio; concurrent calls share the engine's steps."""
-        call = read_call(sampling_params, asked)
+        call = read_call(sampling_params, options)
         job = self._job(call, prompt, input_ids)
         return self._async_stream(job) if call.stream else await self._async_whole(job)
 
@@ -94,7 +95,7 @@ class Engine:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template_kwargs: dict[str, Any] | None = None,
-        **asked: Unpack[Asked],
+        **options: Unpack[GenerateOptions],
     ) -> Answer | list[Answer] | Iterator[Answer]:
         """Answer a conversation, or each of a list of them, through the model's chat template.
 
@@ -105,7 +106,7 @@ class Engine:
         how = _how(add_generation_prompt, continue_final_message, chat_template_kwargs)
         self._driver.require_alive()
         tokens = read_conversations(self._frontend, messages, how)
-        return self.generate(None, _open_ended(sampling_params), tokens, **asked)
+        return self.generate(None, _open_ended(sampling_params), tokens, **options)
 
     async def async_chat(
         self,
@@ -115,13 +116,13 @@ class Engine:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template_kwargs: dict[str, Any] | None = None,
-        **asked: Unpack[Asked],
+        **options: Unpack[GenerateOptions],
     ) -> Answer | list[Answer] | AsyncIterator[Answer]:
         """`chat` for asyncio; templates are rendered beside the event loop."""
         how = _how(add_generation_prompt, continue_final_message, chat_template_kwargs)
         self._driver.require_alive()
         tokens = await asyncio.to_thread(read_conversations, self._frontend, messages, how)
-        return await self.async_generate(None, _open_ended(sampling_params), tokens, **asked)
+        return await self.async_generate(None, _open_ended(sampling_params), tokens, **options)
 
     def score(
         self,
@@ -325,5 +326,5 @@ def _labels(label_token_ids: list[int] | None) -> list[int]:
     return label_token_ids
 
 
-def _label_logprobs(labels: list[int]) -> Asked:
-    return Asked(return_logprob=True, token_ids_logprob=labels)
+def _label_logprobs(labels: list[int]) -> GenerateOptions:
+    return GenerateOptions(return_logprob=True, token_ids_logprob=labels)

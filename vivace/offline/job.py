@@ -73,7 +73,7 @@ class Job:
     def start(self) -> None:
         try:
             for index, request in enumerate(self._requests):
-                self._frontend.start(request, _Slot(self._news, index))
+                self._frontend.start(request, JobSink(self._news, index))
         except BaseException:
             self.cancel()
             raise
@@ -122,7 +122,7 @@ class Job:
         raise EngineUnavailable(message)
 
 
-class _Slot:
+class JobSink:
     """The sink of one request of a job."""
 
     def __init__(self, news: deque[tuple[int, Piece]], index: int) -> None:

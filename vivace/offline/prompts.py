@@ -15,7 +15,7 @@ from vivace.server.fields import refuse_unsupported, validation_error
 from vivace.server.schema import HARMLESS, REFUSED, GenerateRequest
 
 
-class Asked(TypedDict, total=False):
+class GenerateOptions(TypedDict, total=False):
     """Keyword arguments of `generate` besides the prompt; a list has one entry per prompt."""
 
     return_logprob: bool | list[bool] | None
@@ -49,7 +49,7 @@ def read_call(settings: Any, arguments: Mapping[str, Any]) -> GenerateRequest:
 
     Raises TypeError for an argument nobody knows, BadRequest for the rest.
     """
-    known = {*Asked.__annotations__, *REFUSED, *UNAVAILABLE}
+    known = {*GenerateOptions.__annotations__, *REFUSED, *UNAVAILABLE}
     for name in arguments.keys() - known:
         raise TypeError(f"generate() got an unexpected keyword argument {name!r}")
     for name in arguments.keys() & UNAVAILABLE.keys():
