@@ -24,7 +24,7 @@ from vivace.protocol.engine_socket import listen, new_socket
 from vivace.protocol.shared_memory import SharedMemory, new_descriptor, reserve
 from vivace.supervisor.ahead import read_ahead
 from vivace.supervisor.child import Child, preloading, process_command, spawn
-from vivace.supervisor.listen import ListenError, allow_open_files, bind, url_of
+from vivace.supervisor.listen import PortInUse, allow_open_files, bind, url_of
 from vivace.supervisor.plan import WARMING_UP
 from vivace.supervisor.screen import Screen, is_terminal, screen_of
 from vivace.supervisor.startup_profile import SUPERVISOR, StartupProfile
@@ -129,7 +129,7 @@ def launch(config: Config, engine: Child | None, shared: Descriptors, timeline: 
         log_lines.setup(config.logging.log_level, stream=screen)
         try:
             listener = bind(config.http.host, config.http.port)
-        except ListenError as error:
+        except PortInUse as error:
             log.error("%s", error)
             return FAILED
         with listener:

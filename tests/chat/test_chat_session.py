@@ -112,7 +112,12 @@ def test_settings_are_sent_from_then_on() -> None:
         ("/set temperature hot", "'hot' is not a number"),
         ("/set max_tokens 1.5", "not a whole number"),
         ("/set temperature nan", "not possible"),
-        ("/set max_tokens -1", "not possible"),
+        ("/set max_tokens -1", "not possible; it is at least 0"),
+        ("/set temperature 9", "not possible; it is at least 0 and at most 2"),
+        ("/set temperature inf", "at most 2"),
+        ("/set top_p 0", "more than 0 and at most 1"),
+        ("/set top_k -2", "at least -1"),
+        ("/set repetition_penalty 0", "more than 0 and at most 2"),
         ("/save", "name of a file is missing"),
         ("/regenerate", "nothing has been asked"),
     ],
@@ -209,10 +214,21 @@ def test_a_model_in_this_process(
     assert len(shown) > 5 and "cut off after 4 tokens" in told and "Loading" not in told
 
 
-def test_a_setting_that_is_no_number_is_a_wrong_flag(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--temperature", "hot"], "--temperature: 'hot' is not a number"),
+        (["--temperature", "9"], "--temperature: 9 is not possible; it is at least 0 and at most"),
+        (["--max-tokens", "-3"], "--max-tokens: -3 is not possible; it is at least 0"),
+        (["--min-p", "1.5"], "--min-p: 1.5 is not possible"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_a_wrong_flag(
+    words: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as left:
-        main(["--temperature", "hot"])
-    assert left.value.code == 2 and "'hot' is not a number" in capsys.readouterr().err
+        main(words)
+    assert left.value.code == 2 and text in " ".join(capsys.readouterr().err.split())
 
 
 def test_remote_server(server: str) -> None:

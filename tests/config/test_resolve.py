@@ -97,6 +97,26 @@ def test_flags_that_the_others_leave_nothing_to_do(argv: str, words: str) -> Non
     assert "has no effect" in notice and words in notice
 
 
+def test_more_threads_than_cores_are_told() -> None:
+    cores = resolved().platform.cores
+    (notice,) = resolved("--cpu-threads", str(cores + 97)).notices
+    assert f"--cpu-threads {cores + 97}" in notice and str(cores) in notice
+    assert resolved("--cpu-threads", str(cores)).notices == ()
+
+
+@pytest.mark.parametrize(
+    ("argv", "today"),
+    [
+        ("--oltp-traces-endpoint h:1", "--otlp-traces-endpoint h:1"),
+        ("--enable-deepep-moe", "--moe-a2a-backend deepep"),
+    ],
+)
+def test_the_refusal_of_a_retired_spelling_names_what_was_typed(argv: str, today: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolved(*argv.split())
+    assert today in str(caught.value) and f"given as {argv.split()[0]}," in str(caught.value)
+
+
 def test_flags_that_are_needed_are_switches() -> None:
     known = {option.name: option for option in all_options()}
     assert all(known[switch].shape == "bool" for switch in NEEDED.values())

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,7 @@ class Made(System):
     packages: dict[str, str] = field(default_factory=dict)
     names: tuple[str, ...] = ("10.0.0.7",)
     taken: tuple[int, ...] = ()
+    owners: dict[int, str] = field(default_factory=dict)
     kernels: str | None = "avx2"
     """the instruction set; None: they were not built"""
     embedded: bool = True
@@ -61,6 +63,9 @@ class Made(System):
 
     def listens(self, port: int) -> bool:
         return port in self.taken
+
+    def port_owner(self, port: int) -> str:
+        return self.owners.get(port, "")
 
     def isa(self) -> str:
         if self.kernels is None:
@@ -165,6 +170,9 @@ def test_network(tmp_path: Path) -> None:
     )
     asked = Asked(ports=(8000, 8001))
     assert "8001" in one(system, "ports", asked).found
+    known = replace(system, owners={8001: "process 4711 (nginx)"})
+    found = one(known, "ports", asked)
+    assert found.found == "8001 taken by process 4711 (nginx)" and "ss -ltnp" not in found.mend
     assert one(system, "proxies").mend == "unset http_proxy"
     assert "bond9" in one(system, "interfaces").found and "eth0" in one(system, "interfaces").found
     assert "/etc/hosts" in one(system, "address").mend
@@ -304,7 +312,8 @@ def test_the_command_on_this_machine(capsys: pytest.CaptureFixture[str]) -> None
         port = taken.getsockname()[1]
         assert main(["--json", "--port", str(port)]) == 1
     found = {each["name"]: each for each in json.loads(capsys.readouterr().out)}
-    assert str(port) in found["ports"]["found"] and found["torch"]["state"] == "ok"
+    assert f"{port} taken by process {os.getpid()} (" in found["ports"]["found"]
+    assert found["torch"]["state"] == "ok"
     assert main(["--all", "--port", "70000"]) == 2
 
 

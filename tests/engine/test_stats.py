@@ -31,6 +31,17 @@ def rig_with(**options: object) -> Rig:
     return Rig(EngineSettings(eos_ids=(EOS,), depth=1, **options), page_size=2)  # type: ignore[arg-type]
 
 
+def test_probes_and_the_warm_up_are_no_traffic(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "vivace.engine")
+    rig = rig_with(rows=2)
+    rig.send(1, [1, 2, 3], 2, ignore_eos=True, log_metrics=False)
+    rig.run()
+    assert not caplog.records
+    rig.send(2, [1, 2, 3], 2, ignore_eos=True)
+    rig.run()
+    assert PREFILL.match(caplog.records[0].message)
+
+
 def test_log_lines(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "vivace.engine")
     rig = rig_with(decode_log_interval=4, rows=2)

@@ -35,7 +35,7 @@ from vivace.protocol.control import Capacity
 from vivace.protocol.engine_socket import new_socket
 from vivace.protocol.shared_memory import new_descriptor
 from vivace.server.settings import settings_of as server_settings
-from vivace.supervisor.listen import ListenError, bind
+from vivace.supervisor.listen import PortInUse, bind
 from vivace.supervisor.summary import plain_lines, summary_of
 from vivace.supervisor.supervisor import Plan
 from vivace.worker.sizing import PAGE_COST
@@ -189,7 +189,7 @@ def test_what_was_asked_runs_or_is_explained(option: Option, model: Path) -> Non
             asked = {**crowd, option.name: value}
             try:
                 it = started(asked, model)
-            except (CannotStart, ListenError) as refusal:
+            except (CannotStart, PortInUse) as refusal:
                 refused(str(refusal), asked)
                 continue
             explain(it, option, value)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
+import re
 import selectors
 import signal
 import socket
@@ -23,6 +25,8 @@ from msgspec import structs
 
 from vivace.config import Config, parse
 from vivace.config.reading import size_text
+from vivace.doctor.port import shortened
+from vivace.errors import CannotStart
 from vivace.launch import configure
 from vivace.protocol.control import Capacity, Command, Drain, Ready, Rewrite
 from vivace.protocol.pulse import Span
@@ -30,7 +34,7 @@ from vivace.supervisor.budget import Backoff, Charges, CrashBudget, Verdict
 from vivace.supervisor.child import Child, describe_exit, process_command, spawn
 from vivace.supervisor.faults import FaultyRunner, InjectedDeath, frontend_countdown, with_fault
 from vivace.supervisor.line import LineClosed, child_end, supervisor_end
-from vivace.supervisor.listen import ListenError, bind, shortened, url_of
+from vivace.supervisor.listen import PortInUse, bind, url_of
 from vivace.supervisor.messages import Failure, Progress, Serving, Setup, Stop
 from vivace.supervisor.screen import PlainScreen
 from vivace.supervisor.signals import STOPPING, caught
@@ -237,17 +241,46 @@ def test_partial_messages_wait_for_the_rest() -> None:
 def test_a_taken_port_names_its_owner() -> None:
     with bind("127.0.0.1", 0) as first:
         port = first.getsockname()[1]
-        with pytest.raises(ListenError) as caught:
+        with pytest.raises(PortInUse) as caught:
             bind("127.0.0.1", port)
     text = str(caught.value)
     assert f"port {port} is in use by process" in text and "--port" in text
 
 
 def test_a_foreign_address_is_explained() -> None:
-    with pytest.raises(ListenError, match="no address of this machine"):
-        bind("203.0.113.7", 0)
-    with pytest.raises(ListenError, match="--host"):
-        bind("no such host", 0)
+    for host in ("203.0.113.7", "2001:db8::1", "no such host", "1.2.3.4.5"):
+        with pytest.raises(CannotStart, match=f"--host '?{re.escape(host)}'? .*this machine"):
+            bind(host, 0)
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (errno.EAFNOSUPPORT, "--host ::1 is no address of this machine"),
+        (errno.EADDRNOTAVAIL, "--host ::1 is no address of this machine"),
+        (errno.EACCES, "--port 80 needs privileges"),
+        (errno.ENOPROTOOPT, "--host ::1 --port 80"),
+    ],
+)
+@pytest.mark.parametrize("call", ["socket", "bind"])
+def test_an_address_that_will_not_do_ends_the_launch(
+    monkeypatch: pytest.MonkeyPatch, call: str, number: int, words: str
+) -> None:
+    """On machines without IPv6 not even the socket can be made."""
+
+    class Refusing(socket.socket):
+        def __init__(self, *arguments: int) -> None:
+            if call == "socket":
+                raise OSError(number, os.strerror(number))
+            super().__init__()
+
+        def bind(self, _: object) -> None:
+            raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("vivace.supervisor.listen.socket.socket", Refusing)
+    with pytest.raises(CannotStart) as caught:
+        bind("::1", 80)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_addresses() -> None:

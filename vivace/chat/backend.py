@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,14 +11,32 @@ Message = dict[str, str]
 Settings = Mapping[str, float]
 """by the names of `SETTINGS`; what is absent is left to the model's defaults"""
 
-SETTINGS: dict[str, type[int] | type[float]] = {
-    "temperature": float,
-    "top_p": float,
-    "top_k": int,
-    "min_p": float,
-    "repetition_penalty": float,
-    "max_tokens": int,
-    "seed": int,
+
+@dataclass(frozen=True)
+class Range:
+    """What a setting may be. `steps`: whole numbers only; `open_low`: more than `low`."""
+
+    low: float
+    high: float = math.inf
+    steps: bool = False
+    open_low: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        return self.low <= value <= self.high and not (self.open_low and value == self.low)
+
+    def __str__(self) -> str:
+        least = f"more than {self.low:g}" if self.open_low else f"at least {self.low:g}"
+        return least if self.high == math.inf else f"{least} and at most {self.high:g}"
+
+
+SETTINGS = {
+    "temperature": Range(0, 2),
+    "top_p": Range(0, 1, open_low=True),
+    "top_k": Range(-1, steps=True),
+    "min_p": Range(0, 1),
+    "repetition_penalty": Range(0, 2, open_low=True),
+    "max_tokens": Range(0, steps=True),
+    "seed": Range(-math.inf, steps=True),
 }
 NO_LIMIT = 0
 """a `max_tokens` that leaves an answer the rest of the context"""
@@ -47,12 +66,12 @@ class Backend(Protocol):
 
 def read_setting(name: str, text: str) -> float:
     """The value of a setting as it was typed. Raises ChatError."""
-    kind = SETTINGS[name]
+    allowed = SETTINGS[name]
     try:
-        value = kind(text)
+        value = int(text) if allowed.steps else float(text)
     except ValueError:
-        wanted = "a whole number" if kind is int else "a number"
+        wanted = "a whole number" if allowed.steps else "a number"
         raise ChatError(f"{name}: {text!r} is not {wanted}") from None
-    if value != value or (value < 0 and name not in ("top_k", "seed")):
-        raise ChatError(f"{name}: {text} is not possible")
+    if value not in allowed:
+        raise ChatError(f"{name}: {text} is not possible; it is {allowed}")
     return value

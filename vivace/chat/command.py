@@ -101,7 +101,8 @@ def settings_of(arguments: argparse.Namespace) -> dict[str, float]:
     try:
         return {name: read_setting(name, text) for name, text in texts.items() if text is not None}
     except ChatError as error:
-        parser().error(f"--{error}")
+        name, _, problem = str(error).partition(":")
+        parser().error(f"--{name.replace('_', '-')}:{problem}")
 
 
 def history_of(arguments: argparse.Namespace, console: Console) -> History | None:

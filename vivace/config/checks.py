@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from vivace.config.config import ConfigError, Options, all_options, value_of
 from vivace.config.environment import switched_on
-from vivace.config.option import Kind
+from vivace.config.option import Kind, Option
 from vivace.config.reading import size_text
 from vivace.config.rules import why_float_activations
+from vivace.config.sglang import RETIRED_SPELLING
 from vivace.platforms.blocks import KEPT, PLAIN
 
 if TYPE_CHECKING:
@@ -80,12 +81,20 @@ def availability(options: Options, around: Surroundings) -> list[str]:
         if state.kind is Kind.NOT_AVAILABLE:
             shown = "" if option.shape == "bool" else f" {value}"
             raise ConfigError(
-                f"{option.flag}{shown} is {state.text()} "
+                f"{option.flag}{shown}{typed_as(options, option)} is {state.text()} "
                 f"(device {around.platform.name}; see `vivace flags --search {option.flag[2:]}`)"
             )
         if state.kind is Kind.NO_EFFECT:
             notices.append(f"{option.flag} has {state.text()}")
     return notices
+
+
+def typed_as(options: Options, option: Option) -> str:
+    """The retired spelling that stands on the command line instead, with the reason."""
+    for rewrite in options.rewrites:
+        if rewrite.rule == RETIRED_SPELLING and str(rewrite.after).split(" ")[0] in option.flags:
+            return f" (given as --{rewrite.field.replace('_', '-')}, {rewrite.reason})"
+    return ""
 
 
 def of_the_model(options: Options, around: Surroundings) -> list[str]:
@@ -323,6 +332,14 @@ def retractions(options: Options, around: Surroundings) -> list[str]:
     return []
 
 
+def threads(options: Options, around: Surroundings) -> list[str]:
+    wanted, cores = options.runtime.cpu_threads, around.platform.cores
+    if wanted is None or wanted <= cores:
+        return []
+    words = "1 core" if cores == 1 else f"{cores} cores"
+    return [f"--cpu-threads {wanted}: more than the {words} this process may use is slower"]
+
+
 CHECKS: list[Callable[[Options, Surroundings], list[str]]] = [
     of_the_model,
     availability,
@@ -336,6 +353,7 @@ CHECKS: list[Callable[[Options, Surroundings], list[str]]] = [
     hosts,
     formats,
     retractions,
+    threads,
 ]
 """before the rules"""
 FINAL_CHECKS: list[Callable[[Options, Surroundings], list[str]]] = [

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from vivace.config.config import Rewrite
 
+RETIRED_SPELLING = "retired spelling"
+"""rule of the rewrites of `RETIRED`"""
 TP_FLAGS = ("--tp", "--tp-size", "--tensor-parallel-size")
 
 
@@ -119,8 +121,9 @@ def replacement(flag: str, today: list[str], why: str) -> Rewrite:
 
     field = flag.removeprefix("--").replace("-", "_")
     after = " ".join(today) or "left out"
-    rule = "retired spelling"
-    return Rewrite(field=field, before="given", after=after, rule=rule, reason=why, typed=True)
+    return Rewrite(
+        field=field, before="given", after=after, rule=RETIRED_SPELLING, reason=why, typed=True
+    )
 
 
 def typed_value(words: Sequence[str], flags: tuple[str, ...]) -> str | None:

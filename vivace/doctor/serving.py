@@ -117,13 +117,15 @@ def models(system: System, asked: Asked) -> Iterator[Diagnosis]:
 def port(system: System, asked: Asked) -> Iterator[Diagnosis]:
     taken = [number for number in asked.ports if system.listens(number)]
     if taken:
-        listed = ", ".join(map(str, taken))
+        owners = {number: system.port_owner(number) for number in taken}
+        listed = ", ".join(f"{n} taken" + (f" by {by}" if by else "") for n, by in owners.items())
+        who = f"stop who has it: ss -ltnp 'sport = :{taken[0]}'"
         yield Diagnosis(
             name="ports",
             state="error",
-            found=f"{listed} taken",
+            found=listed,
             why="a server stops with `port is in use`",
-            mend=f"vivace serve --port, or stop who has it: ss -ltnp 'sport = :{taken[0]}'",
+            mend="vivace serve --port NUMBER, or " + ("stop it" if all(owners.values()) else who),
         )
     else:
         yield Diagnosis(name="ports", state="ok", found=f"{', '.join(map(str, asked.ports))} free")

@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 from vivace.checkpoint.source import SourceError, embedded_file
+from vivace.doctor.port import port_owner
 from vivace.platforms.cpu.library import best_isa
 
 SECONDS = 10
@@ -67,6 +68,10 @@ class System:
 
     def hostname(self) -> str:
         return socket.gethostname()
+
+    def port_owner(self, port: int) -> str:
+        """`process 4711 (python -m http.server)`, or "" when that cannot be found out."""
+        return port_owner(port)
 
     def isa(self) -> str:
         """The instruction set that the native kernels run with. Raises NoKernels."""

@@ -94,7 +94,7 @@ class Stats:
         self._resting = True
 
     def planned(self, draft: Draft, now: float) -> None:
-        """A step goes out; steps with chunks are logged."""
+        """A step goes out; one with chunks is logged, unless it is for probes or the warm-up."""
         if self._resting:
             self._resting = False
             self._decode_mark = self._prefill_mark = now
@@ -109,7 +109,7 @@ class Stats:
         seconds = max(now - self._prefill_mark, 1e-9)
         throughput, self._prefill_tokens = self._prefill_tokens / seconds, computed
         self._prefill_mark = now
-        if logger.isEnabledFor(logging.INFO):
+        if logger.isEnabledFor(logging.INFO) and any(one.log_metrics for one in draft.chunks):
             load = self._load()
             logger.info(
                 "Prefill batch, #new-seq: %d, #new-token: %d, #cached-token: %d, "

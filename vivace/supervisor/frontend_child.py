@@ -164,7 +164,7 @@ async def warm_up(frontend: Frontend) -> str:
     count = max(1, min(WARM_UP_TOKENS, frontend.served.context // 2))
     tokens = [index % frontend.served.vocabulary for index in range(count)]
     sampling = SamplingParams(max_new_tokens=count, temperature=0.0)
-    request = frontend.request(tokens, sampling, rid="HEALTH_CHECK_warm_up")
+    request = frontend.request(tokens, sampling, rid="HEALTH_CHECK_warm_up", log_metrics=False)
     finish = None
     async for piece in frontend.generate(request):
         finish = piece.finish

@@ -1,0 +1,49 @@
+"""Who has a port: its process, where the system lets us see that."""
+
+from __future__ import annotations
+
+import contextlib
+import textwrap
+from pathlib import Path
+
+LONGEST_COMMAND = 120
+"""characters of a command line that are shown"""
+
+
+def port_owner(port: int) -> str:
+    """`process 4711 (python -m http.server)`, or "" when that cannot be found out."""
+    inodes = listening_inodes(port)
+    if not inodes:
+        return ""
+    wanted = {f"socket:[{inode}]" for inode in inodes}
+    for process in Path("/proc").glob("[0-9]*"):
+        if holds_socket(process, wanted):
+            words = (process / "cmdline").read_bytes().split(b"\0")
+            command = b" ".join(words).decode(errors="replace").strip()
+            return f"process {process.name} ({shortened(command)})"
+    return ""
+
+
+def shortened(command: str) -> str:
+    return textwrap.shorten(command, LONGEST_COMMAND, placeholder=" ...")
+
+
+def listening_inodes(port: int) -> set[str]:
+    """Inodes of the TCP sockets that listen on `port` (state 0A in /proc/net/tcp)."""
+    inodes: set[str] = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path(table).read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == "0A" and int(fields[1].rsplit(":", 1)[1], 16) == port:
+                    inodes.add(fields[9])
+    return inodes
+
+
+def holds_socket(process: Path, wanted: set[str]) -> bool:
+    with contextlib.suppress(OSError):
+        for descriptor in (process / "fd").iterdir():
+            with contextlib.suppress(OSError):
+                if str(descriptor.readlink()) in wanted:
+                    return True
+    return False
