@@ -17,6 +17,10 @@ MARKDOWN = (
 )
 
 
+STEERING = "\x1b[2J\x1b]52;c;AAAA\x07\x9b31m"
+"""what clears a screen, fills a clipboard and turns a terminal red"""
+
+
 class Scripted:
     """Answers "echo: <last message>" in two bits; may fail or be interrupted behind the first."""
 
@@ -52,6 +56,9 @@ class Handler(BaseHTTPRequestHandler):
         if self.path.startswith("/closed") and self.headers["Authorization"] != "Bearer secret":
             self._send(401, b'{"error": {"message": "no key"}}')
             return
+        if self.path.startswith("/hostile"):
+            self._send(200, json.dumps({"data": [{"id": f"toy{STEERING}"}]}).encode())
+            return
         self._send(200, json.dumps({"data": [{"id": "toy"}]}).encode())
 
     def do_POST(self) -> None:
@@ -62,6 +69,11 @@ class Handler(BaseHTTPRequestHandler):
             self._send(400, b'{"error": {"message": "messages: refused"}}')
         elif asked == "cut":
             self._send(200, b'data: {"choices": [{"delta": {"content": "He"}}]}\n\n')
+        elif asked.startswith("status "):
+            self._send(400, asked.removeprefix("status ").encode("utf-8", "surrogateescape"))
+        elif asked.startswith("event "):
+            data = f"data: {asked.removeprefix('event ')}\n\ndata: [DONE]\n\n"
+            self._send(200, data.encode("utf-8", "surrogateescape"))
         elif asked == "odd":
             self._send(200, b"data: <html>\n\n")
         elif asked == "slow":

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import http.client
 import io
 import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
-from chat_kit import Handler, Scripted, serving
+from chat_kit import STEERING, Handler, Scripted, serving
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from rich.console import Console
 
+from vivace.chat import remote
 from vivace.chat.backend import SETTINGS, ChatError
 from vivace.chat.command import main
 from vivace.chat.conversation import Conversation
 from vivace.chat.lines import Lines
-from vivace.chat.remote import RemoteBackend
+from vivace.chat.remote import NO_ANSWER, RemoteBackend, bits_of, events
 from vivace.chat.screen import PassingScreen
 from vivace.chat.session import Session
 from vivace.config.process_environment import GIVE_A_KEY, KEY_VARIABLES
@@ -243,6 +247,73 @@ def test_remote_server(server: str) -> None:
         list(backend.answer([{"role": "user", "content": "bad"}], {}))
 
 
+def controls(text: str) -> list[str]:
+    return [c for c in text if c != "\n" and (c < " " or "\x7f" <= c <= "\x9f")]
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        f"status {json.dumps({'error': {'message': STEERING}})}",
+        f"status {json.dumps({'message': STEERING})}",
+        f"status {STEERING}",
+        f"event {json.dumps({'error': {'message': STEERING}})}",
+        f"event {json.dumps({'error': STEERING})}",
+        f"event {json.dumps({'choices': [{'delta': {'content': STEERING}}]})}",
+        f"event {json.dumps({'choices': STEERING})}",
+    ],
+)
+def test_no_word_of_a_server_steers_the_terminal(
+    server: str, question: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{question}\n"))
+    main(["--url", f"{server}/hostile"])
+    seen = capsys.readouterr()
+    assert "toy[2J]52;c;AAAA31m at " in seen.err.replace("\n", " ")
+    assert controls(seen.err) == controls(seen.out) == []
+
+
+DEEP = "[" * 100_000
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.just("x") | st.just("\ud800"),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(
+            st.sampled_from("choices delta content usage completion_tokens error message".split()),
+            inner,
+            max_size=3,
+        )
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(VALUES)
+def test_an_event_of_any_form_is_an_answer_or_an_error(value: object) -> None:
+    stream = io.BytesIO(b"data: " + json.dumps(value).encode() + b"\ndata: [DONE]\n")
+    try:
+        bits = list(bits_of(events(cast("http.client.HTTPResponse", stream))))
+    except (ChatError, *NO_ANSWER):
+        return
+    assert all(type(bit.text) is str and type(bit.tokens) is int for bit in bits)
+
+
+@pytest.mark.parametrize("data", [DEEP, '{"x": ' + DEEP, '{"error": ' + DEEP, "\udcff", '"\udcff"'])
+def test_what_is_no_event_is_an_error(server: str, data: str) -> None:
+    for kind in ("event", "status"):
+        backend = RemoteBackend(server, None, "toy")
+        with pytest.raises(ChatError):
+            list(backend.answer([{"role": "user", "content": f"{kind} {data}"}], {}))
+
+
+@pytest.mark.parametrize("line", [b"data: ", b"x", b": "])
+def test_a_line_without_end_is_not_kept(monkeypatch: pytest.MonkeyPatch, line: bytes) -> None:
+    monkeypatch.setattr(remote, "LONGEST_LINE", 1000)
+    with pytest.raises(ChatError, match="more than 1,000 bytes"):
+        list(events(cast("http.client.HTTPResponse", io.BytesIO(line + b"y" * 10_000))))
+
+
 def test_no_server(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--url", "http://127.0.0.1:9"]) == 1
     assert "vivace serve" in capsys.readouterr().err.replace("\n", " ")
@@ -256,7 +327,7 @@ def test_no_server(capsys: pytest.CaptureFixture[str]) -> None:
         ("/foo\n", 1, "no command /foo"),
         ("hi\nbad\nhi\n", 1, "400: messages: refused"),
         ("cut\n", 1, "broke off"),
-        ("odd\n", 1, "no JSON"),
+        ("odd\n", 1, "no answer"),
         ("", 0, ""),
     ],
 )

@@ -13,7 +13,7 @@ from vivace.chat.commands import TYPING
 from vivace.chat.conversation import Conversation
 from vivace.chat.lines import History, Lines, remembering, typed
 from vivace.chat.remote import RemoteBackend
-from vivace.chat.screen import screen_for
+from vivace.chat.screen import printable, screen_for
 from vivace.chat.session import Session
 from vivace.config.process_environment import KEY_VARIABLES, client_key, state_folder
 from vivace.errors import CANNOT_START, CannotStart
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         question = question_of(arguments.prompt)
         backend = backend_of(arguments, console)
     except (ChatError, ValueError) as error:
-        console.print(str(error), style="red", markup=False)
+        console.print(printable(str(error)), style="red", markup=False)
         return CANNOT_START if isinstance(error, CannotStart) else FAILED
     session = Session(
         backend,

@@ -9,8 +9,40 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
+
 from vivace.chat.backend import NO_LIMIT, Bit, ChatError, Message, Settings
 from vivace.config.process_environment import GIVE_A_KEY
+
+LARGEST_LIST = 4 << 20
+"""bytes of a list of models"""
+LONGEST_LINE = 16 << 20
+"""bytes of a line of an answer"""
+LARGEST_ERROR = 65536
+"""bytes that are read of one"""
+NO_ANSWER = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""what decoding says of bytes that are no `Event`"""
+
+
+class Delta(msgspec.Struct):
+    content: str | None = None
+
+
+class Choice(msgspec.Struct):
+    delta: Delta | None = None
+    finish_reason: str | None = None
+
+
+class Usage(msgspec.Struct):
+    completion_tokens: int | None = None
+
+
+class Event(msgspec.Struct):
+    """What is read of a chunk of a chat completion; a server may be anybody's."""
+
+    choices: list[Choice] | None = None
+    usage: Usage | None = None
+    error: Any = None
 
 
 class RemoteBackend:
@@ -47,15 +79,15 @@ class RemoteBackend:
         with self._response("POST", "/v1/chat/completions", json.dumps(body)) as response:
             try:
                 yield from bits_of(events(response))
-            except ValueError as error:
-                raise ChatError(f"{self._url} sends what is no JSON: {error}") from None
+            except NO_ANSWER as error:
+                raise ChatError(f"{self._url} sends what is no answer: {error}") from None
 
     def _first_model(self) -> str:
         with self._response("GET", "/v1/models") as response:
-            data = response.read()
+            data = response.read(LARGEST_LIST)
         try:
             return str(json.loads(data)["data"][0]["id"])
-        except (ValueError, KeyError, IndexError, TypeError):
+        except (ValueError, KeyError, IndexError, TypeError, RecursionError):
             raise ChatError(f"{self._url}: /v1/models lists no model; use --model") from None
 
     @contextlib.contextmanager
@@ -79,36 +111,43 @@ class RemoteBackend:
             connection.close()
 
 
-def events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
+def events(response: http.client.HTTPResponse) -> Iterator[Event]:
     """The data of server-sent events, up to [DONE]."""
-    for line in response:
+    while line := response.readline(LONGEST_LINE + 1):
+        if len(line) > LONGEST_LINE:
+            raise ChatError(f"the answer broke off: a line has more than {LONGEST_LINE:,} bytes")
         if not line.startswith(b"data:"):
             continue
         data = line[5:].strip()
         if data == b"[DONE]":
             return
-        yield json.loads(data)
+        yield msgspec.json.decode(data, type=Event)
     raise ChatError("the answer broke off: the connection ended before its end")
 
 
-def bits_of(found: Iterator[dict[str, Any]]) -> Iterator[Bit]:
+def bits_of(found: Iterator[Event]) -> Iterator[Bit]:
     count = 0
     for event in found:
-        if "error" in event:
-            raise ChatError(str(event["error"].get("message", event["error"])))
-        usage = event.get("usage") or {}
-        choice = (event.get("choices") or [{}])[0]
-        text = choice.get("delta", {}).get("content") or ""
-        count = usage.get("completion_tokens") or count + bool(text)
-        yield Bit(text=text, tokens=count, cut=choice.get("finish_reason") == "length")
+        if event.error is not None:
+            raise ChatError(told(event.error))
+        usage = event.usage or Usage()
+        choice = event.choices[0] if event.choices else Choice()
+        text = (choice.delta.content if choice.delta else None) or ""
+        count = usage.completion_tokens or count + bool(text)
+        yield Bit(text=text, tokens=count, cut=choice.finish_reason == "length")
+
+
+def told(error: Any) -> str:
+    """What an error says, whatever its form."""
+    return str(error.get("message") or error) if isinstance(error, dict) else str(error)
 
 
 def error_text(response: http.client.HTTPResponse) -> str:
-    data = response.read(65536)
+    data = response.read(LARGEST_ERROR)
     try:
         found = json.loads(data)
-        message = found.get("error", {}).get("message") or found.get("message")
-    except (ValueError, AttributeError):
+        message = found.get("message") or told(found["error"])
+    except (ValueError, AttributeError, KeyError, RecursionError):
         message = data[:200].decode("utf-8", "replace")
     advice = f"; {GIVE_A_KEY}" if response.status == 401 else ""
     return f"the server answers {response.status}: {message or response.reason}{advice}"

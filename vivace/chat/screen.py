@@ -127,5 +127,7 @@ class ChangingLines:
 
 
 def printable(text: str) -> str:
-    """Text without control characters: an answer must not steer the terminal."""
-    return "".join(c for c in text if c in "\n\t" or (c >= " " and not "\x7f" <= c <= "\x9f"))
+    """Text without control characters and halves of surrogate pairs: what a server or a model
+    says must not steer the terminal, nor stop the program that writes it."""
+    kept = (c for c in text if c in "\n\t" or (c >= " " and not "\x7f" <= c <= "\x9f"))
+    return "".join(c for c in kept if not "\ud800" <= c <= "\udfff")

@@ -11,7 +11,7 @@ from vivace.chat.backend import Backend, ChatError
 from vivace.chat.commands import Commands, Leave
 from vivace.chat.conversation import Conversation
 from vivace.chat.lines import Lines
-from vivace.chat.screen import Screen
+from vivace.chat.screen import Screen, printable
 
 
 class Session:
@@ -96,11 +96,11 @@ class Session:
 
     def _tell(self, text: str) -> None:
         if text:
-            self._console.print(text, style="dim", markup=False)
+            self._console.print(printable(text), style="dim", markup=False)
 
     def _complain(self, text: str) -> None:
         self._failures += 1
-        self._console.print(text, style="red", markup=False)
+        self._console.print(printable(text), style="red", markup=False)
 
 
 class Answer:
