@@ -27,6 +27,8 @@ class FakeHub:
     """files that arrive with other bytes than listed"""
     cut: dict[str, int] = field(default_factory=dict)
     """files whose first transfer breaks off after so many bytes"""
+    said: dict[str, object] = field(default_factory=dict)
+    """what stands in the answer about a model or of its files instead"""
     silent: bool = False
     """accepts and never answers"""
     requests: list[str] = field(default_factory=list)
@@ -106,7 +108,11 @@ class Handler(BaseHTTPRequestHandler):
             self.send_json([tree_entry(name, data) for name, data in files.items()])
         else:
             siblings = [entry(name, data) for name, data in files.items()]
-            self.send_json({"id": repo_id, "sha": COMMIT, "siblings": siblings})
+            described = {"id": repo_id, "sha": COMMIT, "siblings": siblings}
+            for key, value in self.hub.said.items():
+                for place in (described, *siblings):
+                    place.update({key: value} if key in place else {})
+            self.send_json(described)
 
     def file(self, name: str, files: dict[str, bytes], *, body: bool) -> None:
         if name not in files:

@@ -17,6 +17,7 @@ from vivace.checkpoint.source import SourceError, locate
 from vivace.cli import main
 from vivace.config import parse
 from vivace.configure import configure
+from vivace.hub import fetch as fetching
 from vivace.hub import huggingface
 from vivace.hub.cached import cached_models, remove
 from vivace.hub.fetch import fetch
@@ -94,6 +95,62 @@ def test_damaged_files_are_noticed_and_removed(hub: FakeHub, tmp_path: Path, nam
         pull(hub, tmp_path)
     hub.damaged.clear()
     assert (pull(hub, tmp_path) / name).read_bytes() == MODEL[name]
+
+
+def test_every_damaged_file_is_removed(hub: FakeHub, tmp_path: Path) -> None:
+    hub.damaged |= {"model.safetensors", "config.json", "tokenizer.json"}
+    with pytest.raises(HubError, match=r"config.json, tokenizer.json, model.safetensors: what"):
+        pull(hub, tmp_path)
+    hub.damaged.clear()
+    assert (pull(hub, tmp_path) / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_files_of_a_fetch_that_was_killed_are_checked(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.damaged.add("model.safetensors")
+    with monkeypatch.context() as patch:
+        patch.setattr(fetching, "check_hashes", lambda *_: None)
+        pull(hub, tmp_path)
+    hub.damaged.clear()
+    with pytest.raises(HubError, match=r"model.safetensors: what arrived is not"):
+        pull(hub, tmp_path)
+    assert (pull(hub, tmp_path) / "model.safetensors").read_bytes() == WEIGHTS
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("sha", None),
+        ("sha", "../../evil"),
+        ("sha", "main"),
+        ("size", "12"),
+        ("size", -1),
+        ("size", 1.5),
+        ("size", True),
+        ("rfilename", 5),
+        ("blobId", "../../evil"),
+        ("blobId", 7),
+        ("lfs", 7),
+        ("lfs", {"sha256": "../evil", "size": 3, "pointerSize": 1}),
+        ("siblings", [3]),
+    ],
+)
+def test_a_listing_of_wrong_things_is_refused(
+    hub: FakeHub, tmp_path: Path, key: str, value: object
+) -> None:
+    hub.said[key] = value
+    with pytest.raises(HubError):
+        pull(hub, tmp_path)
+    assert transfers(hub) == [] and not list(tmp_path.rglob("*evil*"))
+
+
+def test_a_file_without_a_hash_is_said(
+    hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.said["lfs"] = {"sha256": None, "size": len(WEIGHTS), "pointerSize": 1}
+    pull(hub, tmp_path)
+    assert "no hash of model.safetensors: only the size was checked" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def pull_model(name: str, revision: str | None, download_dir: str | None) -> Non
     fetched = fetch(name, revision, hub_of(environment, cache), cache, tell)
     if fetched.bytes_fetched:
         seconds = time.monotonic() - begin
-        tell(f"Fetched {size_text(fetched.bytes_fetched)} in {seconds:.0f} s; hashes are right")
+        tell(f"Fetched {size_text(fetched.bytes_fetched)} in {seconds:.0f} s; they are as listed")
     flags = f" --revision {revision}" if revision else ""
     flags += f" --download-dir {download_dir}" if download_dir else ""
     tell(f"The model is at {fetched.path}. Start it with: vivace serve --model-path {name}{flags}")

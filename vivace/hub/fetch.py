@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -68,8 +68,10 @@ def fetch(
     if missing:
         say(f"Fetching {repo_id} from {hub.name}: {len(missing)} files, {size_text(size)}")
     folder = hub.download(listing, revision, files)
-    for file in missing:
-        check_hash(hub, folder / file.name, file)
+    check_hashes(hub, folder, files)
+    unhashed = [file.name for file in files if not (file.sha256 or file.git_blob)]
+    if unhashed:
+        say(f"{hub.name} lists no hash of {', '.join(unhashed)}: only the size was checked")
     weights = folder / files[-1].name
     return Fetched(
         path=weights if quantization else folder, commit=listing.commit, bytes_fetched=size
@@ -99,15 +101,24 @@ def check_room(cache: Path, size: int) -> None:
         )
 
 
-def check_hash(hub: Hub, path: Path, file: RepoFile) -> None:
-    """HubError, and the file is removed, when its content is not what the hub lists."""
-    if path.stat().st_size == file.size and digest(path, file) == (file.sha256 or file.git_blob):
-        return
-    hub.discard(path)
-    raise HubError(
-        f"{file.name}: what arrived is not what {hub.name} lists (another hash or size); it was "
-        "removed. Fetch it again; when that does not help, a proxy in between changes it"
-    )
+def check_hashes(hub: Hub, folder: Path, files: Sequence[RepoFile]) -> None:
+    """HubError when the content of files is not what the hub lists; all of those are removed.
+
+    Files that were there before are checked too: a fetch that was killed leaves whole files that
+    nobody has looked at."""
+    wrong = [file.name for file in files if not is_as_listed(folder / file.name, file)]
+    for name in wrong:
+        hub.discard(folder / name)
+    if wrong:
+        raise HubError(
+            f"{', '.join(wrong)}: what arrived is not what {hub.name} lists (another hash or "
+            "size); it was removed. Fetch it again; when that does not help, a proxy in between "
+            "changes it"
+        )
+
+
+def is_as_listed(path: Path, file: RepoFile) -> bool:
+    return path.stat().st_size == file.size and digest(path, file) == (file.sha256 or file.git_blob)
 
 
 def digest(path: Path, file: RepoFile) -> str:

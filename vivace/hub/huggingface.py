@@ -8,15 +8,19 @@ from __future__ import annotations
 import glob
 import logging
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from vivace.checkpoint.hub_cache import COMMIT
 from vivace.config.environment import switched_on
 from vivace.hub.listing import HubError, Listing, RepoFile
 
+HASH = re.compile(r"([0-9a-f]{40}|[0-9a-f]{64})?")
+"""of git or SHA-256; nothing where there is none"""
 TIMEOUT_SECONDS = 10.0
 """for the hub's first answer to a question about names and versions"""
 
@@ -43,8 +47,10 @@ class HuggingFace:
             found = api.model_info(
                 repo_id, revision=revision, timeout=TIMEOUT_SECONDS, files_metadata=True
             )
+        if not isinstance(found.sha, str) or not COMMIT.fullmatch(found.sha):
+            raise HubError(f"{repo_id}: the hub names no commit; is HF_ENDPOINT a hub?")
         files = tuple(repo_file(sibling) for sibling in found.siblings or ())
-        return Listing(repo_id=repo_id, commit=found.sha or "", files=files)
+        return Listing(repo_id=repo_id, commit=found.sha, files=files)
 
     def present(self, listing: Listing, file: RepoFile) -> bool:
         from huggingface_hub import try_to_load_from_cache
@@ -82,13 +88,16 @@ class HuggingFace:
 
 
 def repo_file(sibling: Any) -> RepoFile:
+    """Raises HubError when the hub describes a file by what can be no name, size or hash."""
     lfs = sibling.lfs
-    return RepoFile(
-        name=sibling.rfilename,
-        size=sibling.size or 0,
-        sha256=lfs.sha256 if lfs is not None else "",
-        git_blob="" if lfs is not None else sibling.blob_id or "",
-    )
+    name, size = sibling.rfilename, 0 if sibling.size is None else sibling.size
+    sha256 = (lfs.sha256 or "") if lfs is not None else ""
+    git_blob = "" if lfs is not None else sibling.blob_id or ""
+    if not isinstance(name, str) or type(size) is not int or size < 0:
+        raise HubError(f"the hub lists a file named {name!r:.80} of {size!r:.40} bytes")
+    if not all(isinstance(text, str) and HASH.fullmatch(text) for text in (sha256, git_blob)):
+        raise HubError(f"the hub lists {name!r:.80} with what is no hash")
+    return RepoFile(name=name, size=size, sha256=sha256, git_blob=git_blob)
 
 
 @contextmanager
