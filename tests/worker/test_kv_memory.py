@@ -61,6 +61,17 @@ def test_a_scrubbed_token_is_zero_and_its_neighbours_stay(dtype):
     assert torch.equal(read[others], restored(stored(x[others], dtype), 32))
 
 
+@pytest.mark.parametrize("slots", [[-1], [-5], [12], [5, 16], [0, 2**62], [-(2**62)]])
+def test_nothing_is_scrubbed_where_a_slot_is_not_of_the_pool(slots):
+    memory, _ = filled(torch.float32)
+    before, versions = [layer.clone() for layer in memory.layers], memory.versions.copy()
+    with pytest.raises(ValueError, match="outside the pool of 12"):
+        memory.scrub(torch.tensor(slots))
+    assert all(map(torch.equal, memory.layers, before))
+    assert (memory.versions == versions).all()
+    memory.scrub(torch.tensor([], dtype=torch.int64))
+
+
 @pytest.mark.parametrize("dtype", TYPES)
 def test_vacated_pages_are_finite_and_the_others_stay(dtype):
     memory, _ = filled(dtype)

@@ -78,7 +78,12 @@ class PagedKV:
             memory.give_back(first * size, self.pages * size)
 
     def scrub(self, slots: Tensor) -> None:
-        """Forget `slots[n]`: numbers that are not finite must not stay where others may read."""
+        """Forget `slots[n]`: numbers that are not finite must not stay where others may read.
+        ValueError, and nothing is forgotten, when one is outside of the pool: a negative one would
+        be counted from the end, where others have theirs."""
+        end = self.pages * self.page_size
+        if slots.numel() and not (slots.min() >= 0 and slots.max() < end):
+            raise ValueError(f"slots to scrub are outside the pool of {end}: {slots.tolist()[:8]}")
         self.versions[slots.numpy() // self.page_size] += 1
         for layer in self.layers:
             layer.flatten(0, 1).index_fill_(0, slots, 0)
