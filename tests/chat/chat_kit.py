@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from vivace.chat.backend import Bit
+from vivace.chat.backend import Answering, TextChunk
 
 MARKDOWN = (
     "# Gravity\n\nIt is a **force** that " + "pulls things together " * 8 + "\n\n- one\n- two\n"
@@ -22,7 +22,7 @@ STEERING = "\x1b[2J\x1b]52;c;AAAA\x07\x9b31m"
 
 
 class Scripted:
-    """Answers "echo: <last message>" in two bits; may fail or be interrupted behind the first."""
+    """Answers "echo: <last message>" in two chunks; may fail or be interrupted behind the first."""
 
     def __init__(self, trouble: BaseException | None = None, *, cut: bool = False) -> None:
         self.asked: list[list[dict[str, str]]] = []
@@ -33,15 +33,13 @@ class Scripted:
     def describe(self) -> str:
         return "scripted"
 
-    def answer(
-        self, messages: list[dict[str, str]], settings: Mapping[str, float]
-    ) -> Iterator[Bit]:
+    def answer(self, messages: list[dict[str, str]], settings: Mapping[str, float]) -> Answering:
         self.asked.append(messages)
         self.settings.append(dict(settings))
-        yield Bit(text="echo: ", tokens=1)
+        yield TextChunk(text="echo: ", tokens=1)
         if self.trouble is not None:
             raise self.trouble
-        yield Bit(text=messages[-1]["content"], tokens=2, cut=self.cut)
+        yield TextChunk(text=messages[-1]["content"], tokens=2, cut=self.cut)
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -21,7 +21,7 @@ from vivace.chat.backend import SETTINGS, ChatError
 from vivace.chat.command import main
 from vivace.chat.conversation import Conversation
 from vivace.chat.lines import Lines
-from vivace.chat.remote import NO_ANSWER, RemoteBackend, bits_of, events
+from vivace.chat.remote import NO_ANSWER, RemoteBackend, chunks_of, events
 from vivace.chat.screen import PassingScreen
 from vivace.chat.session import Session
 from vivace.config.process_environment import GIVE_A_KEY, KEY_VARIABLES
@@ -238,8 +238,8 @@ def test_a_setting_that_cannot_be_is_a_wrong_flag(
 def test_remote_server(server: str) -> None:
     backend = RemoteBackend(server + "/v1", "secret", None)
     settings = {"temperature": 0.5, "max_tokens": 9}
-    bits = list(backend.answer([{"role": "user", "content": "hi"}], settings))
-    assert "".join(bit.text for bit in bits) == "Héllo" and bits[-1].tokens == 7
+    chunks = list(backend.answer([{"role": "user", "content": "hi"}], settings))
+    assert "".join(chunk.text for chunk in chunks) == "Héllo" and chunks[-1].tokens == 7
     asked = Handler.seen[-1]
     assert (asked["model"], asked["temperature"], asked["max_tokens"]) == ("toy", 0.5, 9)
     assert asked["key"] == "Bearer secret" and "top_p" not in asked
@@ -293,10 +293,10 @@ VALUES = st.recursive(
 def test_an_event_of_any_form_is_an_answer_or_an_error(value: object) -> None:
     stream = io.BytesIO(b"data: " + json.dumps(value).encode() + b"\ndata: [DONE]\n")
     try:
-        bits = list(bits_of(events(cast("http.client.HTTPResponse", stream))))
+        chunks = list(chunks_of(events(cast("http.client.HTTPResponse", stream))))
     except (ChatError, *NO_ANSWER):
         return
-    assert all(type(bit.text) is str and type(bit.tokens) is int for bit in bits)
+    assert all(type(chunk.text) is str and type(chunk.tokens) is int for chunk in chunks)
 
 
 @pytest.mark.parametrize("data", [DEEP, '{"x": ' + DEEP, '{"error": ' + DEEP, "\udcff", '"\udcff"'])
@@ -317,7 +317,9 @@ def test_a_line_without_end_is_not_kept(monkeypatch: pytest.MonkeyPatch, line: b
 def test_no_server(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--url", "http://127.0.0.1:9"]) == 1
     assert "vivace serve" in capsys.readouterr().err.replace("\n", " ")
-    assert main(["--url", "ftp://x"]) == 1
+    for address in ("ftp://x", "http://127.0.0.1:99999"):
+        assert main(["--url", address]) == 2
+        assert f"--url {address}: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -348,9 +350,9 @@ def test_a_model_path_means_this_process(capsys: pytest.CaptureFixture[str]) -> 
     assert main(["--model-path", "/nope"]) == 2
     told = capsys.readouterr().err.replace("\n", " ")
     assert "means --local" in told and "is loaded" not in told and "no such file" in told
-    assert main(["--model-path", "/nope", "--url", "http://127.0.0.1:9"]) == 1
+    assert main(["--model-path", "/nope", "--url", "http://127.0.0.1:9"]) == 2
     assert "one or the other" in capsys.readouterr().err.replace("\n", " ")
-    assert main(["--local", "--api-key", "x"]) == 1
+    assert main(["--local", "--api-key", "x"]) == 2
     assert "--local" in capsys.readouterr().err
 
 

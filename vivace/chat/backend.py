@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -47,7 +47,7 @@ class ChatError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bit:
+class TextChunk:
     """A part of an answer: new text, and how many tokens the answer has so far. `cut`: it ended
     because `max_tokens` or the context was used up."""
 
@@ -56,10 +56,13 @@ class Bit:
     cut: bool = False
 
 
-class Backend(Protocol):
-    """Answers a conversation bit by bit. Closing the iterator stops the generation."""
+Answering = Generator[TextChunk, None, None]
 
-    def answer(self, messages: list[Message], settings: Settings) -> Iterator[Bit]: ...
+
+class Backend(Protocol):
+    """Answers a conversation chunk by chunk. Closing the generator stops the generation."""
+
+    def answer(self, messages: list[Message], settings: Settings) -> Answering: ...
 
     def describe(self) -> str: ...
 

@@ -28,14 +28,15 @@ FAILED, INTERRUPTED = 1, 130
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0; 1 when nothing answers or anything that was asked in a line of its own or in a
-    pipe went wrong; 2 when the model cannot be loaded; 130 when a question was interrupted."""
+    pipe went wrong; 2 for wrong flags and models that cannot be loaded; 130 when a question was
+    interrupted."""
     arguments = parser().parse_args(argv)
     settings = settings_of(arguments)
     console = console_of(sys.stderr)
     try:
         question = question_of(arguments.prompt)
         backend = backend_of(arguments, console)
-    except (ChatError, ValueError) as error:
+    except (ChatError, CannotStart) as error:
         console.print(printable(str(error)), style="red", markup=False)
         return CANNOT_START if isinstance(error, CannotStart) else FAILED
     session = Session(
@@ -74,6 +75,7 @@ def question_of(words: list[str]) -> str | None:
 
 
 def backend_of(arguments: argparse.Namespace, console: Console) -> Backend:
+    """Who answers. Raises CannotStart, and ChatError when a server does not."""
     remote = {
         "--url": arguments.url, "--api-key": arguments.api_key, "--model": arguments.model
     }  # fmt: skip
@@ -83,9 +85,10 @@ def backend_of(arguments: argparse.Namespace, console: Console) -> Backend:
         return RemoteBackend(arguments.url or DEFAULT_URL, key, arguments.model)
     local = "--local" if arguments.local else "--model-path"
     if given:
-        raise ChatError(
-            f"{local} loads a model in this process, {' and '.join(given)} mean a running server: "
-            "give one or the other"
+        verb = "means" if len(given) == 1 else "mean"
+        raise CannotStart(
+            f"{local} loads a model in this process, {' and '.join(given)} {verb} a running "
+            "server: give one or the other"
         )
     if not arguments.local:
         text = "--model-path means --local: the model is to be loaded in this process."

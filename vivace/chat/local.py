@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Console
 
-from vivace.chat.backend import NO_LIMIT, Bit, ChatError, Message, Settings
+from vivace.chat.backend import NO_LIMIT, Answering, ChatError, Message, Settings, TextChunk
+from vivace.errors import CannotStart
 
 NAMES = {"max_tokens": "max_new_tokens", "seed": "sampling_seed"}
 """settings that the engine calls otherwise"""
@@ -28,12 +28,12 @@ class LocalBackend:
 
             self._engine = Engine(model_path, stream_output=True, on_progress=show)
         if self._engine.tokenizer is None or self._engine.tokenizer.chat is None:
-            raise ChatError("the model has no chat template; it is not made for chatting")
+            raise CannotStart("the model has no chat template; it is not made for chatting")
 
     def describe(self) -> str:
         return f"{self._engine.config.source.path.name} in this process"
 
-    def answer(self, messages: list[Message], settings: Settings) -> Iterator[Bit]:
+    def answer(self, messages: list[Message], settings: Settings) -> Answering:
         from vivace import BadRequest, EngineUnavailable
 
         sampling: dict[str, Any] = {NAMES.get(name, name): settings[name] for name in settings}
@@ -45,7 +45,7 @@ class LocalBackend:
                 for event in found:
                     meta = event["meta_info"]
                     ended = (meta["finish_reason"] or {}).get("type")
-                    yield Bit(
+                    yield TextChunk(
                         text=event["text"],
                         tokens=meta["completion_tokens"],
                         cut=ended == "length",

@@ -11,8 +11,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from vivace.chat.backend import NO_LIMIT, Bit, ChatError, Message, Settings
+from vivace.chat.backend import NO_LIMIT, Answering, ChatError, Message, Settings, TextChunk
 from vivace.config.process_environment import GIVE_A_KEY
+from vivace.errors import CannotStart
 
 LARGEST_LIST = 4 << 20
 """bytes of a list of models"""
@@ -46,15 +47,20 @@ class Event(msgspec.Struct):
 
 
 class RemoteBackend:
-    """`url` may have a path prefix; `model`: the server's first one when None."""
+    """`url` may have a path prefix; `model`: the server's first one when None. Raises CannotStart
+    for an address that is none, ChatError when the server does not answer."""
 
     def __init__(self, url: str, api_key: str | None, model: str | None) -> None:
         parts = urlsplit(url if "//" in url else f"http://{url}")
+        try:
+            port = parts.port
+        except ValueError as error:
+            raise CannotStart(f"--url {url}: {error}") from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ChatError(f"{url}: not an http(s) address")
+            raise CannotStart(f"--url {url}: not an http(s) address")
         self._secure = parts.scheme == "https"
         self._host = parts.hostname
-        self._port = parts.port
+        self._port = port
         self._prefix = parts.path.rstrip("/").removesuffix("/v1")
         self._headers = {"Content-Type": "application/json"}
         if api_key:
@@ -65,7 +71,7 @@ class RemoteBackend:
     def describe(self) -> str:
         return f"{self._model} at {self._url}"
 
-    def answer(self, messages: list[Message], settings: Settings) -> Iterator[Bit]:
+    def answer(self, messages: list[Message], settings: Settings) -> Answering:
         given = dict(settings)
         if given.get("max_tokens") == NO_LIMIT:
             del given["max_tokens"]
@@ -78,7 +84,7 @@ class RemoteBackend:
         }
         with self._response("POST", "/v1/chat/completions", json.dumps(body)) as response:
             try:
-                yield from bits_of(events(response))
+                yield from chunks_of(events(response))
             except NO_ANSWER as error:
                 raise ChatError(f"{self._url} sends what is no answer: {error}") from None
 
@@ -125,7 +131,7 @@ def events(response: http.client.HTTPResponse) -> Iterator[Event]:
     raise ChatError("the answer broke off: the connection ended before its end")
 
 
-def bits_of(found: Iterator[Event]) -> Iterator[Bit]:
+def chunks_of(found: Iterator[Event]) -> Iterator[TextChunk]:
     count = 0
     for event in found:
         if event.error is not None:
@@ -134,7 +140,7 @@ def bits_of(found: Iterator[Event]) -> Iterator[Bit]:
         choice = event.choices[0] if event.choices else Choice()
         text = (choice.delta.content if choice.delta else None) or ""
         count = usage.completion_tokens or count + bool(text)
-        yield Bit(text=text, tokens=count, cut=choice.finish_reason == "length")
+        yield TextChunk(text=text, tokens=count, cut=choice.finish_reason == "length")
 
 
 def told(error: Any) -> str:

@@ -74,18 +74,18 @@ class Session:
     def _answer(self, *, quiet: bool) -> Answer:
         answer = Answer()
         screen = self._screen()
-        bits = self._backend.answer(self._conversation.messages(), self._settings)
+        chunks = self._backend.answer(self._conversation.messages(), self._settings)
         problem = ""
         try:
-            for bit in bits:
-                answer.take(bit.text, bit.tokens, bit.cut)
-                screen.add(bit.text)
+            for chunk in chunks:
+                answer.take(chunk.text, chunk.tokens, chunk.cut)
+                screen.add(chunk.text)
         except KeyboardInterrupt:
             answer.interrupted = True
         except ChatError as error:
             answer.failed, problem = True, str(error)
         finally:
-            bits.close()  # type: ignore[attr-defined]
+            chunks.close()
         if answer.text or not answer.failed:
             screen.end()
         if answer.failed:
