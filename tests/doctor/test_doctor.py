@@ -15,7 +15,7 @@ from terminal import ProcessOnTerminal
 
 from vivace.doctor import devices, kernel, network, serving
 from vivace.doctor.command import diagnose, main, mended, parser, probes_for
-from vivace.doctor.diagnosis import Asked, Diagnosis
+from vivace.doctor.diagnosis import Diagnosis, ProbeOptions
 from vivace.doctor.system import System
 from vivace.platforms.cpu.library import NoKernels
 
@@ -91,17 +91,17 @@ def hub(folder: Path) -> dict[str, str]:
     return {"HF_HUB_CACHE": str(folder / "hub")}
 
 
-Probe = Callable[[System, Asked], object]
+Probe = Callable[[System, ProbeOptions], object]
 PROBES = (*serving.PROBES, *kernel.PROBES[:5], *network.PROBES, *devices.PROBES)
 
 
-def states(system: System, asked: Asked | None = None) -> dict[str, str]:
-    found = diagnose(system, asked or Asked(), PROBES)
+def states(system: System, options: ProbeOptions | None = None) -> dict[str, str]:
+    found = diagnose(system, options or ProbeOptions(), PROBES)
     return {each.name: each.state for each in found}
 
 
-def one(system: System, name: str, asked: Asked | None = None) -> Diagnosis:
-    found = diagnose(system, asked or Asked(), (*PROBES, kernel.cores))
+def one(system: System, name: str, options: ProbeOptions | None = None) -> Diagnosis:
+    found = diagnose(system, options or ProbeOptions(), (*PROBES, kernel.cores))
     return next(each for each in found if each.name == name)
 
 
@@ -168,10 +168,10 @@ def test_network(tmp_path: Path) -> None:
         names=("127.0.1.1",),
         taken=(8001,),
     )
-    asked = Asked(ports=(8000, 8001))
-    assert "8001" in one(system, "ports", asked).found
+    options = ProbeOptions(ports=(8000, 8001))
+    assert "8001" in one(system, "ports", options).found
     known = replace(system, owners={8001: "process 4711 (nginx)"})
-    found = one(known, "ports", asked)
+    found = one(known, "ports", options)
     assert found.found == "8001 taken by process 4711 (nginx)" and "ss -ltnp" not in found.mend
     assert one(system, "proxies").mend == "unset http_proxy"
     assert "bond9" in one(system, "interfaces").found and "eth0" in one(system, "interfaces").found

@@ -13,7 +13,7 @@ import msgspec
 
 from vivace.config.process_environment import process_environment
 from vivace.doctor import devices, kernel, network, serving, storage
-from vivace.doctor.diagnosis import STATES, Asked, Diagnosis, Probe
+from vivace.doctor.diagnosis import STATES, Diagnosis, Probe, ProbeOptions
 from vivace.doctor.system import System
 from vivace.errors import CANNOT_START, CannotStart
 from vivace.wrapping import console_of, print_wrapped, wrapped
@@ -21,7 +21,7 @@ from vivace.wrapping import console_of, print_wrapped, wrapped
 NODE: tuple[Probe, ...] = (*devices.PROBES, *kernel.PROBES, *network.PROBES, *storage.PROBES)
 """of a node of a cluster, after those of any machine"""
 PLATFORMS = ("auto", "cpu", "cuda", "npu")
-COLOURS = {
+COLORS = {
     "error": "bold red",
     "warning": "yellow",
     "note": "cyan",
@@ -47,16 +47,16 @@ def main(words: Sequence[str]) -> int:
 
             return measure()
         system = System(environment=process_environment())
-        asked = asked_of(chosen)
+        options = probe_options(chosen)
         probes = probes_for(system, chosen)
     except CannotStart as error:
         print_wrapped(f"vivace doctor: {error}")
         return CANNOT_START
-    found = diagnose(system, asked, probes)
+    found = diagnose(system, options, probes)
     if chosen.fix:
         told = mended(system, found)
         print_wrapped("\n".join(told) or "nothing to mend that is safe to")
-        found = diagnose(system, asked, probes)
+        found = diagnose(system, options, probes)
     if chosen.json:
         print(json.dumps(msgspec.to_builtins(found), indent=2))
     else:
@@ -89,7 +89,7 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def asked_of(chosen: argparse.Namespace) -> Asked:
+def probe_options(chosen: argparse.Namespace) -> ProbeOptions:
     ports, interfaces = list(chosen.port), list[str]()
     wrong = [port for port in ports if not 0 < port < 65536]
     if wrong:
@@ -100,7 +100,7 @@ def asked_of(chosen: argparse.Namespace) -> Asked:
         for server in case_of(open_files([chosen.deployment]), Said()).all:
             ports.append(server.number("port") or 30000)
             interfaces.append(server.variable("HCCL_SOCKET_IFNAME"))
-    return Asked(
+    return ProbeOptions(
         ports=tuple(dict.fromkeys(ports)) or (30000,),
         interfaces=tuple(dict.fromkeys(name for name in interfaces if name and "<" not in name)),
         models=chosen.models,
@@ -114,9 +114,9 @@ def probes_for(system: System, chosen: argparse.Namespace) -> tuple[Probe, ...]:
     return serving.PROBES
 
 
-def diagnose(system: System, asked: Asked, probes: Iterable[Probe]) -> list[Diagnosis]:
+def diagnose(system: System, options: ProbeOptions, probes: Iterable[Probe]) -> list[Diagnosis]:
     """Worst first, else in the order of the probes."""
-    found = [diagnosis for probe in probes for diagnosis in probe(system, asked)]
+    found = [diagnosis for probe in probes for diagnosis in probe(system, options)]
     return sorted(found, key=lambda diagnosis: STATES.index(diagnosis.state))
 
 
@@ -148,7 +148,7 @@ def show(found: Sequence[Diagnosis], *, everything: bool) -> None:
         for line in lines:
             line.rstrip()
         for state, line in zip_longest((each.state,), lines, fillvalue=""):
-            out.print(Text(f"{state:{INDENT}}", style=COLOURS[each.state]) + line)
+            out.print(Text(f"{state:{INDENT}}", style=COLORS[each.state]) + line)
         if each.mend:
             margin = " " * INDENT
             for line in wrapped(f"{margin}-> {each.mend}", out.width, f"{margin}   "):

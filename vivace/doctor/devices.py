@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from vivace.doctor.diagnosis import Asked, Diagnosis
+from vivace.doctor.diagnosis import Diagnosis, ProbeOptions
 from vivace.doctor.system import System
 
 CANN_FILES = (
@@ -23,7 +23,7 @@ PAIRS = {
 """CANN -> the releases of torch_npu made for it (COMPATIBILITY of Ascend/pytorch)"""
 
 
-def ascend(system: System, asked: Asked) -> Iterator[Diagnosis]:
+def ascend(system: System, options: ProbeOptions) -> Iterator[Diagnosis]:
     present = system.find("/dev/davinci[0-9]*")
     driver = version_in(system.read(DRIVER_FILE))
     cann = next((found for file in CANN_FILES if (found := version_in(system.read(file)))), None)
@@ -83,7 +83,7 @@ def pairing(torch: str | None, npu: str | None, cann: str | None) -> Iterator[Di
     )
 
 
-def cuda(system: System, asked: Asked) -> Iterator[Diagnosis]:
+def cuda(system: System, options: ProbeOptions) -> Iterator[Diagnosis]:
     driver = version_in(system.read("/proc/driver/nvidia/version"))
     if driver is None:
         yield Diagnosis(name="cuda", state="ok", found="no NVIDIA driver")

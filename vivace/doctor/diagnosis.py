@@ -27,8 +27,8 @@ class Diagnosis:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What the command line wants looked at besides the node itself."""
+class ProbeOptions:
+    """What the command line wants probed besides the machine itself."""
 
     ports: tuple[int, ...] = (30000,)
     interfaces: tuple[str, ...] = ()
@@ -36,4 +36,4 @@ class Asked:
     """folder of the weights"""
 
 
-Probe = Callable[[System, Asked], Iterable[Diagnosis]]
+Probe = Callable[[System, ProbeOptions], Iterable[Diagnosis]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 from collections.abc import Iterator
 
-from vivace.doctor.diagnosis import Asked, Diagnosis
+from vivace.doctor.diagnosis import Diagnosis, ProbeOptions
 from vivace.doctor.system import System
 
 GOVERNORS = "/sys/devices/system/cpu/cpu*/cpufreq/scaling_governor"
@@ -19,7 +19,7 @@ FILES = 65_536
 PROCESSES = 32_768
 
 
-def governor(system: System, asked: Asked) -> Iterator[Diagnosis]:
+def governor(system: System, options: ProbeOptions) -> Iterator[Diagnosis]:
     files = system.find(GOVERNORS)
     found = {file: file.read_text().strip() for file in files if file.is_file()}
     slow = [file for file, value in found.items() if value != "performance"]
@@ -40,7 +40,7 @@ def governor(system: System, asked: Asked) -> Iterator[Diagnosis]:
         )
 
 
-def swappiness(system: System, asked: Asked) -> Iterator[Diagnosis]:
+def swappiness(system: System, options: ProbeOptions) -> Iterator[Diagnosis]:
     value = system.read("/proc/sys/vm/swappiness")
     if value is None or not value.isdecimal():
         yield Diagnosis(
@@ -59,7 +59,7 @@ def swappiness(system: System, asked: Asked) -> Iterator[Diagnosis]:
         )
 
 
-def numa_balancing(system: System, asked: Asked) -> Iterator[Diagnosis]:
+def numa_balancing(system: System, options: ProbeOptions) -> Iterator[Diagnosis]:
     value = system.read("/proc/sys/kernel/numa_balancing")
     if value in (None, "0"):
         found = "off" if value == "0" else "this kernel has none"
@@ -75,7 +75,7 @@ def numa_balancing(system: System, asked: Asked) -> Iterator[Diagnosis]:
         )
 
 
-def migration_cost(system: System, asked: Asked) -> Iterator[Diagnosis]:
+def migration_cost(system: System, options: ProbeOptions) -> Iterator[Diagnosis]:
     for file in MIGRATION_FILES:
         value = system.read(file)
         if value is None:
@@ -97,7 +97,7 @@ def migration_cost(system: System, asked: Asked) -> Iterator[Diagnosis]:
     yield Diagnosis(name="migration-cost", state="unknown", found="this kernel does not show it")
 
 
-def huge_pages(system: System, asked: Asked) -> Iterator[Diagnosis]:
+def huge_pages(system: System, options: ProbeOptions) -> Iterator[Diagnosis]:
     file = "/sys/kernel/mm/transparent_hugepage/enabled"
     value = system.read(file)
     if value is None:
@@ -117,7 +117,7 @@ def huge_pages(system: System, asked: Asked) -> Iterator[Diagnosis]:
         )
 
 
-def limits(system: System, asked: Asked) -> Iterator[Diagnosis]:
+def limits(system: System, options: ProbeOptions) -> Iterator[Diagnosis]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     yield limit("open-files", soft, hard, FILES, "-n", "every connection and shared file counts")
     soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
@@ -138,7 +138,7 @@ def limit(name: str, soft: int, hard: int, wanted: int, letter: str, why: str) -
     )
 
 
-def cores(system: System, asked: Asked) -> Iterator[Diagnosis]:
+def cores(system: System, options: ProbeOptions) -> Iterator[Diagnosis]:
     """A container may have fewer cores than the machine, which programs that count do not see."""
     quota = (system.read("/sys/fs/cgroup/cpu.max") or "max").split()
     online = len(system.find("/sys/devices/system/cpu/cpu[0-9]*"))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vivace.doctor.diagnosis import Asked, Diagnosis
+from vivace.doctor.diagnosis import Diagnosis, ProbeOptions
 from vivace.doctor.system import System
 
 PROXIES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
 LOCAL = ("127.0.0.1", "localhost")
 
 
-def proxies(system: System, asked: Asked) -> Iterator[Diagnosis]:
+def proxies(system: System, options: ProbeOptions) -> Iterator[Diagnosis]:
     found = [name for name in PROXIES if system.environment.get(name)]
     past = system.environment.get("no_proxy") or system.environment.get("NO_PROXY") or ""
     if not found:
@@ -28,7 +28,7 @@ def proxies(system: System, asked: Asked) -> Iterator[Diagnosis]:
         )
 
 
-def own_address(system: System, asked: Asked) -> Iterator[Diagnosis]:
+def own_address(system: System, options: ProbeOptions) -> Iterator[Diagnosis]:
     name = system.hostname()
     found = system.addresses(name)
     real = [each for each in found if not each.startswith(("127.", "::1"))]
@@ -45,13 +45,13 @@ def own_address(system: System, asked: Asked) -> Iterator[Diagnosis]:
         )
 
 
-def interfaces(system: System, asked: Asked) -> Iterator[Diagnosis]:
+def interfaces(system: System, options: ProbeOptions) -> Iterator[Diagnosis]:
     present = {path.name: path for path in system.find("/sys/class/net/*")}
     named = {
         name: system.environment.get(name, "")
         for name in ("HCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
     }
-    wanted = dict.fromkeys([*asked.interfaces, *(value for value in named.values() if value)])
+    wanted = dict.fromkeys([*options.interfaces, *(value for value in named.values() if value)])
     missing = [name for name in wanted if name not in present]
     if missing:
         yield Diagnosis(
@@ -77,15 +77,15 @@ def speed_of(system: System, name: str) -> str:
     return f" ({int(value) / 1000:g} Gbit/s)" if value.isdecimal() and int(value) > 0 else ""
 
 
-def clock(system: System, asked: Asked) -> Iterator[Diagnosis]:
+def clock(system: System, options: ProbeOptions) -> Iterator[Diagnosis]:
     said = system.run(["timedatectl", "show", "--property", "NTPSynchronized", "--value"])
     if said == "yes" or system.read("/run/systemd/timesync/synchronized") is not None:
-        yield Diagnosis(name="clock", state="ok", found="synchronised")
+        yield Diagnosis(name="clock", state="ok", found="synchronized")
     elif said == "no":
         yield Diagnosis(
             name="clock",
             state="warning",
-            found="not synchronised",
+            found="not synchronized",
             why="latencies across nodes and log lines do not fit together",
             mend="timedatectl set-ntp true",
         )

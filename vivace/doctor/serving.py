@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from vivace.config.hub import hub_cache
-from vivace.doctor.diagnosis import Asked, Diagnosis
+from vivace.doctor.diagnosis import Diagnosis, ProbeOptions
 from vivace.doctor.system import System
 from vivace.errors import CannotStart
 from vivace.hub.cached import EMBEDDED_TITLE, cached_models
@@ -25,7 +25,7 @@ PROCESSES = 600 << 20
 SHOWN_MODELS = 3
 
 
-def python(system: System, asked: Asked) -> Iterator[Diagnosis]:
+def python(system: System, options: ProbeOptions) -> Iterator[Diagnosis]:
     version = tuple(int(part) for part in platform.python_version_tuple()[:2])
     found = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     if OLDEST_PYTHON <= version <= NEWEST_PYTHON:
@@ -41,7 +41,7 @@ def python(system: System, asked: Asked) -> Iterator[Diagnosis]:
     )
 
 
-def torch(system: System, asked: Asked) -> Iterator[Diagnosis]:
+def torch(system: System, options: ProbeOptions) -> Iterator[Diagnosis]:
     """The release; which platform's extension it goes with is asked where there is a device."""
     version = system.version("torch")
     if version is None:
@@ -67,7 +67,7 @@ def torch(system: System, asked: Asked) -> Iterator[Diagnosis]:
         yield Diagnosis(name="torch", state="ok", found=f"{version} (tested: {tested})")
 
 
-def kernels(system: System, asked: Asked) -> Iterator[Diagnosis]:
+def kernels(system: System, options: ProbeOptions) -> Iterator[Diagnosis]:
     """Which instruction set computes, or why torch's operations do."""
     cpu = f"{facts.model_name(system.root)}, {facts.cores(system.root)} cores"
     try:
@@ -82,7 +82,7 @@ def kernels(system: System, asked: Asked) -> Iterator[Diagnosis]:
         )
 
 
-def memory(system: System, asked: Asked) -> Iterator[Diagnosis]:
+def memory(system: System, options: ProbeOptions) -> Iterator[Diagnosis]:
     total, available = facts.memory(system.root)
     model = system.embedded_model()
     need = PROCESSES + (model.stat().st_size if model is not None else 0)
@@ -95,7 +95,7 @@ def memory(system: System, asked: Asked) -> Iterator[Diagnosis]:
         yield Diagnosis(name="memory", state="error", found=found, why=wanted, mend=mend)
 
 
-def models(system: System, asked: Asked) -> Iterator[Diagnosis]:
+def models(system: System, options: ProbeOptions) -> Iterator[Diagnosis]:
     embedded = system.embedded_model()
     pulled = [model.repo_id for model in cached_models(hub_cache(None, system.environment))]
     shown = ", ".join(pulled[:SHOWN_MODELS]) or "none"
@@ -114,8 +114,8 @@ def models(system: System, asked: Asked) -> Iterator[Diagnosis]:
         )
 
 
-def port(system: System, asked: Asked) -> Iterator[Diagnosis]:
-    taken = [number for number in asked.ports if system.listens(number)]
+def port(system: System, options: ProbeOptions) -> Iterator[Diagnosis]:
+    taken = [number for number in options.ports if system.listens(number)]
     if taken:
         owners = {number: system.port_owner(number) for number in taken}
         listed = ", ".join(f"{n} taken" + (f" by {by}" if by else "") for n, by in owners.items())
@@ -128,7 +128,9 @@ def port(system: System, asked: Asked) -> Iterator[Diagnosis]:
             mend="vivace serve --port NUMBER, or " + ("stop it" if all(owners.values()) else who),
         )
     else:
-        yield Diagnosis(name="ports", state="ok", found=f"{', '.join(map(str, asked.ports))} free")
+        yield Diagnosis(
+            name="ports", state="ok", found=f"{', '.join(map(str, options.ports))} free"
+        )
 
 
 PROBES = (python, torch, kernels, memory, models, port)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from vivace.doctor.diagnosis import Asked, Diagnosis
+from vivace.doctor.diagnosis import Diagnosis, ProbeOptions
 from vivace.doctor.system import System
 
 GIB = 1 << 30
@@ -23,8 +23,8 @@ SLOW = 200 << 20
 """bytes a second: a model of 100 GB takes more than eight minutes"""
 
 
-def space(system: System, asked: Asked) -> Iterator[Diagnosis]:
-    for folder in dict.fromkeys((tempfile.gettempdir(), asked.models or tempfile.gettempdir())):
+def space(system: System, options: ProbeOptions) -> Iterator[Diagnosis]:
+    for folder in dict.fromkeys((tempfile.gettempdir(), options.models or tempfile.gettempdir())):
         if not Path(folder).is_dir():
             yield Diagnosis(name="disk-space", state="error", found=f"{folder} is no folder")
             continue
@@ -39,9 +39,9 @@ def space(system: System, asked: Asked) -> Iterator[Diagnosis]:
             )
 
 
-def speed(system: System, asked: Asked) -> Iterator[Diagnosis]:
+def speed(system: System, options: ProbeOptions) -> Iterator[Diagnosis]:
     """Of the weights' folder where one is named and can be written to, else of /tmp."""
-    folder = asked.models if asked.models and os.access(asked.models, os.W_OK) else None
+    folder = options.models if options.models and os.access(options.models, os.W_OK) else None
     try:
         rate = reading_rate(folder)
     except OSError as error:
@@ -72,7 +72,7 @@ def reading_rate(folder: str | None) -> float:
         return SAMPLE / (time.perf_counter() - began)
 
 
-def shared_memory(system: System, asked: Asked) -> Iterator[Diagnosis]:
+def shared_memory(system: System, options: ProbeOptions) -> Iterator[Diagnosis]:
     folder = system.root / "dev/shm"
     if not folder.is_dir():
         yield Diagnosis(

@@ -195,7 +195,12 @@ class Leases:
         lease.shared = full
 
     def close(self, lease: Lease, key: bytes = b"") -> None:
-        """Give everything back; what `key` covers stays as cache, duplicates are freed."""
+        """Give everything back; what `key` covers stays as cache, duplicates are freed.
+
+        pages   [ the tree's ][ somebody published them, too ][ new ][ not in `key` ]
+                0       lease.shared                         had   full
+        becomes   unlocked            freed                  tree's   freed
+        """
         del self._live[id(lease)]
         full = self._whole_pages(key)
         if full > lease.shared:
