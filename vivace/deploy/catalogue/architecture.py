@@ -119,10 +119,6 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     def expert_layers(self) -> int:
         return self.layers - self.dense_layers
 
-    @property
-    def latent(self) -> bool:
-        return isinstance(self.attention, LatentAttention)
-
     def parameters(self, *, active: bool = False) -> int:
         """All of them without draft layers, or those one token passes."""
         by_head, everywhere = self.attention.parameters(self.hidden)
