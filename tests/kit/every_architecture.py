@@ -93,9 +93,6 @@ LARGEST_TOY = 200_000_000
 """parameters"""
 PROMPT, DRAWN = 11, 12
 UNEXPECTED = ("it does not take", "it cannot build", "its forward", "its head")
-LARGEST_TOY = 200_000_000
-"""parameters"""
-PROMPT, DRAWN = 11, 12
 
 
 def toy_config(model_type: str) -> Any:
