@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from vivace.checkpoint.json_files import is_file
 from vivace.errors import CannotStart
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def check_template(choice: str | None) -> None:
 def check_tokenizer_place(config: Config) -> None:
     """A folder needs tokenizer.json; without one the loader has the words for what is there."""
     place = config.source.tokenizer_path
-    if place.suffix == ".gguf" or (place / "tokenizer.json").is_file():
+    if place.suffix == ".gguf" or is_file(place / "tokenizer.json"):
         return
     from vivace.frontend.tokenizer_files import load_from_folder
 

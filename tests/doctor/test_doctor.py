@@ -247,6 +247,7 @@ def test_nvidia(tmp_path: Path) -> None:
             "warning",
             "pull",
         ),
+        ({}, {"environment": {"HF_HUB_CACHE": "/" + "a" * 300}}, "models", "warning", "too long"),
         ({}, {"taken": (30000,)}, "ports", "error", "30000 taken"),
     ],
 )

@@ -197,6 +197,36 @@ def test_a_missing_file_is_named_once(
     assert told.count("/nope.yaml") == 1 and "No such file" in told and "Errno" not in told
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["serve", "--model-path"],
+        ["serve", "--tokenizer-path"],
+        ["serve", "--chat-template"],
+        ["serve", "--api-key-file"],
+        ["serve", "--config"],
+        ["serve", "--model-path", "org/name", "--download-dir"],
+        ["chat", "Hi", "--local", "--model-path"],
+        ["check"],
+        ["deploy", "import"],
+        ["doctor"],
+        ["list", "--download-dir"],
+        ["rm", "org/name", "--download-dir"],
+    ],
+    ids=" ".join,
+)
+def test_a_path_that_the_system_refuses_is_one_line(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A name that is too long stands for all that stat() refuses, as a folder of another user: that
+    would not be refused to root."""
+    monkeypatch.setenv("VIVACE_EXECUTOR", "oracle")  # `serve` starts no engine ahead
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert exit_code([*words, "/tmp/" + "a" * 300]) == 2
+    told = capsys.readouterr().err.strip()
+    assert "File name too long" in told and "\n" not in told
+
+
 @pytest.mark.parametrize("name", [EMBEDDED_NAME, EMBEDDED_TITLE])
 def test_the_embedded_model_is_removed_as_a_package(
     name: str, capsys: pytest.CaptureFixture[str]

@@ -150,8 +150,11 @@ class Shelf:
     def find(self, name: str, flag: str) -> Place:
         """A path wins over a repository of the same name, as in the hub's own tools."""
         path = Path(name).expanduser()
-        if path.exists():
-            return Place(path)
+        try:
+            if path.exists():
+                return Place(path)
+        except OSError as error:
+            raise SourceError(f"{flag} {name}: {error.strerror}") from None
         repo_id, quantization = split_quantization(name)
         snapshot = self._snapshot(repo_id, flag)
         if snapshot is not None and quantization:
@@ -293,10 +296,10 @@ def located_directory(path: Path, load_format: str) -> ModelSource:
 def safetensors_files(path: Path) -> tuple[Path, ...]:
     """The shards named by the index, or the single file, or every *.safetensors."""
     index = path / INDEX_FILE
-    if index.exists():
+    if is_file(index):
         return indexed_files(path, index)
     single = path / SINGLE_FILE
-    files = (single,) if single.exists() else tuple(sorted(path.glob("*.safetensors")))
+    files = (single,) if is_file(single) else tuple(sorted(path.glob("*.safetensors")))
     if files:
         return files
     pickled = sorted(file.name for file in path.iterdir() if file.suffix in PICKLED)

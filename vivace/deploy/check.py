@@ -12,7 +12,6 @@ from vivace.deploy.rules.all import RULES, rule_named
 from vivace.deploy.rules.case import Case
 from vivace.deploy.rules.finding import Verdict
 from vivace.deploy.rules.judge import judge
-from vivace.deploy.shell.errors import ScriptError
 from vivace.errors import CANNOT_START, CannotStart
 from vivace.wrapping import print_wrapped
 
@@ -40,7 +39,7 @@ def main(words: Sequence[str]) -> int:
         report(case, verdict, chosen)
     except BrokenPipeError:
         raise
-    except (CannotStart, ScriptError, OSError) as error:
+    except (CannotStart, OSError) as error:
         print_wrapped(f"vivace check: {error}")
         return CANNOT_START
     return FOUND_ERRORS if verdict.errors else 0

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vivace.deploy.opening import Opened, Said, case_of, device_of, open_files, with_said
-from vivace.deploy.shell.errors import ScriptError
 from vivace.deploy.spec.deployment import Deployment
 from vivace.errors import CANNOT_START, CannotStart
 from vivace.wrapping import print_wrapped
@@ -27,7 +26,7 @@ def main(words: Sequence[str]) -> int:
         return COMMANDS[chosen.command](chosen)
     except BrokenPipeError:
         raise
-    except (CannotStart, ScriptError, OSError) as error:
+    except (CannotStart, OSError) as error:
         print_wrapped(f"vivace deploy: {error}")
         return CANNOT_START
 

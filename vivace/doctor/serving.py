@@ -11,6 +11,7 @@ from vivace.doctor.diagnosis import Diagnosis, ProbeOptions
 from vivace.doctor.system import System
 from vivace.errors import CannotStart
 from vivace.hub.cached import EMBEDDED_TITLE, cached_models
+from vivace.hub.listing import HubError
 from vivace.platforms.cpu import facts
 
 GIB = 1 << 30
@@ -97,7 +98,17 @@ def memory(system: System, options: ProbeOptions) -> Iterator[Diagnosis]:
 
 def models(system: System, options: ProbeOptions) -> Iterator[Diagnosis]:
     embedded = system.embedded_model()
-    pulled = [model.repo_id for model in cached_models(hub_cache(None, system.environment))]
+    try:
+        pulled = [model.repo_id for model in cached_models(hub_cache(None, system.environment))]
+    except HubError as error:
+        yield Diagnosis(
+            name="models",
+            state="warning",
+            found=str(error),
+            why="models are found there by name",
+            mend="HF_HUB_CACHE=FOLDER, one that this user can read",
+        )
+        return
     shown = ", ".join(pulled[:SHOWN_MODELS]) or "none"
     more = f" and {len(pulled) - SHOWN_MODELS} more" if len(pulled) > SHOWN_MODELS else ""
     own = EMBEDDED_TITLE if embedded is not None else "none embedded"

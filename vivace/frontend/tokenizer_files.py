@@ -9,7 +9,7 @@ from tokenizers import AddedToken, processors
 from tokenizers import Tokenizer as Core
 
 from vivace.checkpoint.fields import Fields, Flag, Several, Text, printable
-from vivace.checkpoint.json_files import read_bytes, read_json
+from vivace.checkpoint.json_files import is_file, read_bytes, read_json
 from vivace.frontend.chat_template import TemplateSet
 from vivace.frontend.tokenizer import TokenizerError, built
 
@@ -78,7 +78,7 @@ def _check_ids(core: Core, file: Path) -> None:
 
 
 def _missing(folder: Path) -> str:
-    found = [name for name in ("tokenizer.model", "vocab.json") if (folder / name).is_file()]
+    found = [name for name in ("tokenizer.model", "vocab.json") if is_file(folder / name)]
     if found:
         return (
             f"{folder}: there is {found[0]} but no tokenizer.json. Convert it once with "

@@ -29,8 +29,14 @@ class CachedModel:
 
 
 def cached_models(cache: Path) -> list[CachedModel]:
-    """By name. A folder that cannot be read is left out."""
-    found = [cached_model(repository) for repository in repositories(cache)]
+    """By name. HubError when the cache cannot be read."""
+    try:
+        found = [cached_model(repository) for repository in repositories(cache)]
+    except OSError as error:
+        raise HubError(
+            f"{error.filename or cache}: {error.strerror}; HF_HUB_CACHE or --download-dir names "
+            "another cache"
+        ) from None
     return sorted(found, key=lambda model: model.repo_id.lower())
 
 

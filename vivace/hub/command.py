@@ -94,16 +94,19 @@ def list_models(argv: Sequence[str]) -> int:
     chosen = parser.parse_args(argv)
     environment, _ = read_environment(process_environment())
     cache = hub_cache(chosen.download_dir, environment)
+    return guarded("list", lambda: show_models(cache, as_json=chosen.json))
+
+
+def show_models(cache: Path, *, as_json: bool) -> None:
     models = [*embedded_model(), *cached_models(cache)]
-    if chosen.json:
+    if as_json:
         for model in models:
             print(json.dumps(record_of(model)))
-        return 0
+        return
     print(f"{'NAME':<33} {'FORMAT':<11} {'SIZE':>9} {'REVISION':<13} USED")
     for model in models:
         print(line_of(model))
     tell(f"\nThe cache is {cache}. `vivace pull NAME` adds to it, `vivace rm NAME` removes.")
-    return 0
 
 
 def line_of(model: CachedModel) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from vivace.errors import CannotStart
 
-class ScriptError(ValueError):
+
+class ScriptError(CannotStart):
     """The script cannot be followed at all; the text says why."""
