@@ -72,10 +72,10 @@ def filled(parts: Iterable[str], columns: int) -> list[str]:
     return [line if line.endswith(",") else f"{line} \\" for line in lines[:-1]] + lines[-1:]
 
 
-def print_wrapped(text: str, stream: TextIO | None = None) -> None:
+def print_wrapped(text: str, stream: TextIO | None = None, indent: str = "    ") -> None:
     """Print to standard error, or to another stream."""
     out = stream or sys.stderr
-    print(wrapped_text(text, columns_of(out)), file=out)
+    print(wrapped_text(text, columns_of(out), indent), file=out)
 
 
 def console_of(stream: TextIO) -> Console:

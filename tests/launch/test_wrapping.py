@@ -34,6 +34,12 @@ COMMANDS = (
     ("bench", "--help"),
     ("chat", "--help"),
     ("serve", "--help"),
+    ("check", "--help"),
+    ("doctor", "--help"),
+    ("bench", "serving", "--help"),
+    ("bench", "offline", "--help"),
+    ("bench", "one-batch", "--help"),
+    ("bench", "peers", "--help"),
 )
 words = st.text(st.characters(codec="ascii", exclude_categories=["C", "Z"]), min_size=1)
 

@@ -61,7 +61,11 @@ class Refused(argparse.Action):
 
     def __init__(self, *, reason: str, **kwargs: Any) -> None:
         super().__init__(
-            nargs="*", default=argparse.SUPPRESS, help=f"not offered: {reason}", **kwargs
+            nargs="*",
+            metavar="VALUE",
+            default=argparse.SUPPRESS,
+            help=f"not offered: {reason}",
+            **kwargs,
         )
         self._reason = reason
 
@@ -78,6 +82,7 @@ class Refused(argparse.Action):
 def build_parser(program: str = "vivace bench serving") -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=program,
+        usage="%(prog)s [FLAGS]",
         description="Measure a server under load: SGLang's bench_serving, with its definitions.",
         allow_abbrev=False,
     )
@@ -121,7 +126,9 @@ def _server_flags(group: argparse._ArgumentGroup) -> None:
         "--backend",
         default="sglang",
         choices=[*backends.BACKENDS, *backends.NOT_OFFERED],
-        help="protocol to speak: native /generate, or OpenAI completions or chat",
+        metavar="NAME",
+        help="protocol to speak, native /generate, OpenAI completions or chat: "
+        + ", ".join(backends.BACKENDS),
     )
     add("--base-url", help="address of the server, instead of --host and --port")
     add("--host", default="0.0.0.0", help="default: 0.0.0.0, which means this host")
@@ -152,7 +159,8 @@ def _common_dataset_flags(group: argparse._ArgumentGroup, dataset: str) -> None:
         "--dataset-name",
         default=dataset,
         choices=[*datasets.DATASETS, *datasets.NOT_OFFERED],
-        help=f"where prompts come from; default: {dataset}",
+        metavar="NAME",
+        help=f"where prompts come from: {', '.join(datasets.DATASETS)}; default: {dataset}",
     )
     add("--dataset-path", default="", help="local file; nothing is downloaded")
     add("--num-prompts", type=int, default=1000, help="requests; default: 1000")

@@ -168,6 +168,7 @@ def render(result: dict[str, Any]) -> str:
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(
         prog=PROGRAM,
+        usage="%(prog)s [FLAGS]",
         description="Throughput of the engine in this process. Flags that are not listed here are "
         "the server's (see `vivace flags`), for example --model-path.",
         allow_abbrev=False,

@@ -307,6 +307,7 @@ def show_progress(stage: str, fraction: float) -> None:
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(
         prog=PROGRAM,
+        usage="%(prog)s [FLAGS]",
         description="Prefill and decode time of one batch. Flags that are not listed here are the "
         "server's (see `vivace flags`), for example --model-path.",
         allow_abbrev=False,

@@ -25,6 +25,8 @@ class Range:
         return self.low <= value <= self.high and not (self.open_low and value == self.low)
 
     def __str__(self) -> str:
+        if self.low == -math.inf:
+            return "any whole number"
         least = f"more than {self.low:g}" if self.open_low else f"at least {self.low:g}"
         return least if self.high == math.inf else f"{least} and at most {self.high:g}"
 

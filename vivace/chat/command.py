@@ -145,7 +145,11 @@ def parser() -> argparse.ArgumentParser:
     )
     for name in SETTINGS:
         if name != "max_tokens":
-            add(f"--{name.replace('_', '-')}", metavar="N", help="default: the model's")
+            add(
+                f"--{name.replace('_', '-')}",
+                metavar="N",
+                help=f"{SETTINGS[name]} (default: the model's)",
+            )
     add("--plain", action="store_true", help="show answers as they come, without Markdown")
     add("--no-history", action="store_true", help="neither read nor keep what is typed")
     return parser

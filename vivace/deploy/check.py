@@ -60,8 +60,10 @@ def parser() -> argparse.ArgumentParser:
         epilog=EPILOG,
         formatter_class=as_wide_as_the_terminal,
     )
-    made.add_argument("files", nargs="*", metavar="FILE")
-    made.add_argument("--target", help="engine to judge for: vivace, sglang, sglang==0.5.10 ..")
+    made.add_argument(
+        "files", nargs="*", metavar="FILE", help="a deployment (YAML), or launch scripts"
+    )
+    made.add_argument("--target", help="engine to judge for: vivace, sglang, sglang==0.5.10")
     made.add_argument("--memory", action="store_true", help="the memory of a device of each role")
     made.add_argument("--notes", action="store_true", help="show notes and remarks on documents")
     made.add_argument("--json", action="store_true", help="the verdict as JSON")
@@ -75,9 +77,9 @@ def parser() -> argparse.ArgumentParser:
     about.add_argument("--cards", type=int, metavar="N", help="of all nodes together")
     about.add_argument("--model", metavar="NAME", help="a known name, or a config.json")
     about.add_argument("--quantization", metavar="FORM", help="of the weights: bf16, w8a8, w4a8")
-    about.add_argument("--input", type=int, metavar="TOKENS")
-    about.add_argument("--output", type=int, metavar="TOKENS")
-    about.add_argument("--concurrency", type=int, metavar="N")
+    about.add_argument("--input", type=int, metavar="TOKENS", help="of a prompt")
+    about.add_argument("--output", type=int, metavar="TOKENS", help="of an answer")
+    about.add_argument("--concurrency", type=int, metavar="N", help="requests at a time")
     return made
 
 

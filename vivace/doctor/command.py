@@ -69,7 +69,11 @@ def parser() -> argparse.ArgumentParser:
         prog="vivace doctor", description="Is this machine set up to serve? What mends it?"
     )
     made.add_argument(
-        "deployment", nargs="?", type=Path, help="look at its ports and interfaces too"
+        "deployment",
+        nargs="?",
+        type=Path,
+        metavar="DEPLOYMENT",
+        help="a deployment file: look at its ports and interfaces too",
     )
     made.add_argument(
         "--platform",
@@ -78,11 +82,13 @@ def parser() -> argparse.ArgumentParser:
         help="what it is to serve on: cuda and npu look at the node's settings too, as auto does "
         "where there are such devices",
     )
-    made.add_argument("--port", type=int, action="append", default=[], help="must be free (30000)")
+    made.add_argument(
+        "--port", type=int, action="append", default=[], help="one that must be free (30000)"
+    )
     made.add_argument("--models", default="", metavar="FOLDER", help="where the weights lie")
     made.add_argument("--fix", action="store_true", help="apply what is safe while things run")
     made.add_argument("--all", action="store_true", help="show what is in order too")
-    made.add_argument("--json", action="store_true")
+    made.add_argument("--json", action="store_true", help="a list of objects, for programs")
     made.add_argument(
         "--measure", action="store_true", help="measure this CPU and put it into the catalogue"
     )

@@ -176,5 +176,5 @@ def guarded(name: str, work: Callable[[], None]) -> int:
 
 
 def tell(text: str) -> None:
-    print_wrapped(text, sys.stdout)
+    print_wrapped(text, sys.stdout, indent="")
     sys.stdout.flush()

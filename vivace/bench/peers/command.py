@@ -170,16 +170,24 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--setup", choices=NAMES, help="install this peer under --dir, say how, and end")
+    add("--setup", choices=NAMES, metavar="PEER", help="install it under --dir, say how, and end")
     add("--dir", type=Path, default=Path("peers"), help="where peers and their models are")
-    add("--peer", nargs="+", choices=NAMES, default=["llama.cpp"], help="servers to compare with")
+    add(
+        "--peer",
+        nargs="+",
+        choices=NAMES,
+        metavar="PEER",
+        default=["llama.cpp"],
+        help=f"servers to compare with: {', '.join(NAMES)}; default: llama.cpp",
+    )
     add("--ours", choices=("vivace", "scripted"), default="vivace", help=argparse.SUPPRESS)
     add(
         "--workload",
         nargs="+",
         choices=list(WORKLOADS),
+        metavar="NAME",
         default=list(DEFAULT),
-        help=f"default: {' '.join(DEFAULT)}",
+        help=f"what to run: {', '.join(WORKLOADS)}; default: {' '.join(DEFAULT)}",
     )
     add("--repetitions", type=int, default=3, help="runs per server and workload; default: 3")
     add("--max-foreign", type=float, default=0.06, help="CPU share of others that disturbs a run")
