@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,6 +33,16 @@ FISH = """\
 complete -c vivace -a '(vivace --complete (commandline -opc)[2..] (commandline -ct) 2>/dev/null)'
 """
 SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
+READ_BY = {
+    "bash": """\
+New shells complete `vivace` where the package bash-completion is installed.
+Without it add to ~/.bashrc:  . {path}""",
+    "zsh": """\
+New shells complete `vivace` when ~/.zshrc has
+  fpath=({folder} $fpath); autoload -Uz compinit; compinit""",
+    "fish": "New shells complete `vivace`.",
+}
+"""what makes a shell read its script"""
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 CHOICES = r"{flag}(?:[ =]|, --?[\w-]+ ?)*\{{([\w,.-]+)\}}"
 PART = re.compile(r"^ {4}([a-z]+)  ", re.MULTILINE)
@@ -63,9 +74,7 @@ def install(shell: str, path: Path) -> int:
         print(f"vivace --install-completion: {path}: {error.strerror}", file=sys.stderr)
         return 1
     print(f"written: {path}")
-    if shell == "zsh":
-        print(f"In ~/.zshrc, before compinit:  fpath=({path.parent} $fpath)")
-    print("New shells complete `vivace`.")
+    print(READ_BY[shell].format(path=shlex.quote(str(path)), folder=shlex.quote(str(path.parent))))
     return 0
 
 

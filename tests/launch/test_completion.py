@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import re
+import select
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -36,23 +41,62 @@ def test_every_command_completes_its_flags(command: str) -> None:
     assert completion.candidates([command, "--"]), command
 
 
-def test_an_installed_completion_works_in_bash(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+STARTS = {"bash": ["bash", "--norc", "-i"], "zsh": ["zsh", "-i"], "fish": ["fish"]}
+
+
+@pytest.mark.parametrize("shell", STARTS)
+def test_the_tab_key_completes_when_what_the_installation_says_is_done(
+    shell: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    assert cli.main(["--install-completion", "bash"]) == 0
-    script = tmp_path / "bash-completion/completions/vivace"
-    assert str(script) in capsys.readouterr().out
-    bash = shutil.which("bash")
-    if bash is None:
-        pytest.skip("no bash here")
-    ask = f"""
-    vivace() {{ {sys.executable} -m vivace "$@"; }}
-    source {script}
-    COMP_WORDS=(vivace bench one); COMP_CWORD=2; _vivace; echo "${{COMPREPLY[@]}}"
-    """
-    done = subprocess.run([bash, "-c", ask], capture_output=True, text=True, timeout=60)
-    assert done.stdout.strip() == "one-batch", done.stderr
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    assert cli.main(["--install-completion", shell]) == 0
+    said = capsys.readouterr().out
+    if shutil.which(shell) is None:
+        pytest.skip(f"no {shell} here")
+    program = tmp_path / "bin/vivace"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m vivace "$@"\n')
+    program.chmod(0o755)
+    line = {
+        "bash": re.search(r"~/.bashrc:  (.*)", said),
+        "zsh": re.search(r"~/.zshrc has\n  (.*)", said),
+    }.get(shell)
+    (tmp_path / ".zshrc").write_text(line[1] + "\n" if line else "")
+    environment = {
+        **os.environ,
+        "HOME": str(tmp_path),
+        "ZDOTDIR": str(tmp_path),
+        "TERM": "xterm",
+        "PATH": f"{program.parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(Path(cli.__file__).parents[1]),
+    }
+    ours, theirs = pty.openpty()
+    words = ["setsid", "--ctty", *STARTS[shell]]  # fish wants the terminal to be its own
+    process = subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+    os.close(theirs)
+    try:
+        if shell == "bash" and line:
+            os.write(ours, f"{line[1]}\n".encode())
+        os.write(ours, b"echo be''gun\n")
+        read_until(ours, "begun")
+        os.write(ours, b"vivace bench one\t")
+        read_until(ours, "-batch")
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
+def read_until(file: int, text: str) -> None:
+    seen, deadline = "", time.monotonic() + 60
+    while text not in seen:
+        assert time.monotonic() < deadline, seen
+        if select.select([file], [], [], 0.1)[0]:
+            seen += os.read(file, 1 << 16).decode(errors="replace")
 
 
 @pytest.mark.parametrize("shell", completion.SCRIPTS)
