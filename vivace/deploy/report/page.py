@@ -33,13 +33,14 @@ svg { max-width: 100% } svg text { font: 12px system-ui, sans-serif }
 
 def page(case: Case, verdict: Verdict) -> str:
     """HTML with everything in it."""
-    title = escape(case.deployment.name or case.file)
+    name, *known = headline(case)
+    title = escape(name)
     parts = [
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>{title}</title><style>{STYLE}</style></head><body>",
-        f"<h1>{title}</h1><p>{escape(headline(case))}</p>",
+        f"<h1>{title}</h1><p>{escape(' · '.join(known))}</p>",
         "<h2>What runs where</h2>",
         topology(case),
     ]

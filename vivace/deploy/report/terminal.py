@@ -56,7 +56,7 @@ def show(case: Case, verdict: Verdict, *, notes: bool, memory: bool) -> None:
 
 
 def report(case: Case, verdict: Verdict, *, notes: bool, memory: bool) -> Iterator[Line]:
-    yield [(headline(case), "bold")]
+    yield [("  ".join(headline(case)), "bold")]
     shown = [f for f in verdict.findings if notes or f.severity in ("error", "warning")]
     for finding in shown:
         yield from lines_of(finding)
@@ -70,7 +70,8 @@ def report(case: Case, verdict: Verdict, *, notes: bool, memory: bool) -> Iterat
     yield [(summary(verdict, hidden=len(verdict.findings) - len(shown)), "")]
 
 
-def headline(case: Case) -> str:
+def headline(case: Case) -> list[str]:
+    """Name, model, devices, roles and target, as far as they are known."""
     parts = [case.deployment.name or case.file]
     if case.model is not None:
         parts.append(case.model.title)
@@ -82,7 +83,7 @@ def headline(case: Case) -> str:
         + (f" of {server.role.nodes} nodes" if server.role.nodes > 1 else "")
         for server in case.all
     ]
-    return "  ".join([*parts, ", ".join(roles) or "no roles", f"for {case.target.text}"])
+    return [*parts, ", ".join(roles) or "no roles", f"for {case.target.text}"]
 
 
 def lines_of(finding: Finding) -> Iterator[Line]:
