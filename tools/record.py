@@ -15,6 +15,7 @@ import os
 import pty
 import re
 import select
+import signal
 import struct
 import sys
 import termios
@@ -70,6 +71,8 @@ class Shell:
         self._cast, self._prompt = cast, ""
         child, self._file = pty.fork()
         if child == 0:
+            for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+                signal.signal(number, signal.SIG_DFL)  # nohup and & have them ignored
             os.environ["TERM"] = "xterm-256color"
             os.execvp("bash", ["bash", "--norc", "-i"])
         self.open.append(self._file)

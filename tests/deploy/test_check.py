@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from deployments import case, mixed, separated
 
 from vivace.deploy.check import main
 from vivace.deploy.report.page import page
+from vivace.deploy.report.terminal import not_asked
+from vivace.deploy.rules.finding import Verdict
 from vivace.deploy.rules.judge import judge
 from vivace.deploy.spec.files import deployment_of, load, written
 
@@ -182,6 +185,13 @@ def test_typing_extensions_can_still_be_loaded_afterwards() -> None:
     assert done.stdout.endswith("{'a': 1}\n"), done
 
 
+@pytest.mark.parametrize(("names", "said"), [(["a"], "1 rule not"), (["a", "b"], "2 rules not")])
+def test_rules_that_are_not_asked_are_counted(names: list[str], said: str) -> None:
+    it = case(mixed())
+    verdict = Verdict(findings=(), skipped={"model": tuple(names)})
+    assert said in page(it, verdict) and not_asked(verdict)[0].startswith(said)
+
+
 class Tags(HTMLParser):
     """Every tag that is opened is closed; what is loaded from elsewhere is remembered."""
 
@@ -212,6 +222,8 @@ def test_the_page_stands_alone(tmp_path: Path) -> None:
     assert tags.open == [] and tags.loads == [] and "<script" not in text
     for part in ("handshake", "KV cache", "10.0.1.2", "HCCS 196 GB/s", "router :6688"):
         assert part in text
+    title = escape(content["name"])
+    assert [text.count(before + title) for before in ("<title>", "<h1>", "")] == [1, 1, 2]
     path = tmp_path / "page.html"
     assert main([str(spec(tmp_path, content)), "--html", str(path)]) == 1
     assert path.read_text() == text.replace("made.yaml", str(tmp_path / "deployment.yaml"))

@@ -29,7 +29,7 @@ def test_no_link_of_the_readme_breaks_on_an_index() -> None:
 
 
 def test_every_link_of_the_documents_leads_somewhere() -> None:
-    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
         for url in LINK.findall(page.read_text()):
             if not url.startswith(("http://", "https://", "#")):
                 assert (page.parent / url.partition("#")[0]).exists(), (page.name, url)

@@ -87,7 +87,8 @@ def throughput_panel(panels: Any, moments: Sequence[float]) -> None:
         seen[min(int(moment / width), count - 1)] += 1
     rates = [tokens / width for tokens in seen]
     left.stairs(rates, [width * edge for edge in range(count + 1)], fill=True, alpha=0.5)
-    left.axhline(len(moments) / end, color="black", lw=1, ls="--", label="mean")
+    mean = len(moments) / end
+    left.axhline(mean, color="black", lw=1, ls="--", label=f"mean {mean:.1f} tok/s")
     left.set_xlabel("seconds after the first send")
     left.set_ylabel("output tok/s")
     left.set_ylim(bottom=0)

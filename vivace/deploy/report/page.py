@@ -6,7 +6,7 @@ from html import escape
 
 from vivace.deploy.catalogue.hardware import GIB
 from vivace.deploy.memory.plan import MemoryPlan
-from vivace.deploy.report.terminal import NEEDS, headline, held_text
+from vivace.deploy.report.terminal import headline, held_text, not_asked
 from vivace.deploy.report.topology import topology
 from vivace.deploy.rules.case import Case
 from vivace.deploy.rules.finding import Finding, Verdict
@@ -47,10 +47,7 @@ def page(case: Case, verdict: Verdict) -> str:
     parts += [memory(plan) for _, plan in plans(case)]
     parts.append(f"<h2>Findings ({len(verdict.findings)})</h2>")
     parts += [finding(each) for each in verdict.findings] or ["<p>Nothing was found.</p>"]
-    parts += [
-        f'<p class="why">{len(names)} rules not asked: {escape(NEEDS[need])}</p>'
-        for need, names in verdict.skipped.items()
-    ]
+    parts += [f'<p class="why">{escape(line)}</p>' for line in not_asked(verdict)]
     parts.append("</body></html>")
     return "\n".join(parts) + "\n"
 

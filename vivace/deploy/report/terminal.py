@@ -65,8 +65,7 @@ def report(case: Case, verdict: Verdict, *, notes: bool, memory: bool) -> Iterat
             yield from lines_of_plan(plan)
         if case.lacks("model") or case.lacks("device"):
             yield [("no memory table: it needs --model and --hardware", "")]
-    for need, names in verdict.skipped.items():
-        yield [(f"{len(names)} rules not asked: {NEEDS[need]}", "dim")]
+    yield from ([(line, "dim")] for line in not_asked(verdict))
     yield [(summary(verdict, hidden=len(verdict.findings) - len(shown)), "")]
 
 
@@ -98,6 +97,13 @@ def lines_of(finding: Finding) -> Iterator[Line]:
     yield [(f"{INDENT}{finding.text}", "")]
     if finding.remedy:
         yield [(f"{INDENT}-> {finding.remedy}", "green")]
+
+
+def not_asked(verdict: Verdict) -> list[str]:
+    return [
+        f"{len(names)} rule{'s' if len(names) != 1 else ''} not asked: {NEEDS[need]}"
+        for need, names in verdict.skipped.items()
+    ]
 
 
 def summary(verdict: Verdict, hidden: int) -> str:
