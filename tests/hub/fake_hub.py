@@ -7,7 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
@@ -29,6 +29,12 @@ class FakeHub:
     """files whose first transfer breaks off after so many bytes"""
     said: dict[str, object] = field(default_factory=dict)
     """what stands in the answer about a model or of its files instead"""
+    refusal: dict[str, str] = field(default_factory=dict)
+    """headers of a 403 that answers every question about a model"""
+    etag: str = ""
+    """what all files have instead of their own"""
+    endless: set[str] = field(default_factory=set)
+    """what is sent until the client leaves: names of files, or "about"; "slow": a byte at a time"""
     silent: bool = False
     """accepts and never answers"""
     requests: list[str] = field(default_factory=list)
@@ -100,10 +106,15 @@ class Handler(BaseHTTPRequestHandler):
         if repo_id in self.hub.gated:
             self.send(403, b'{"error": "gated"}', {"X-Error-Code": "GatedRepo"})
             return
+        if self.hub.refusal:
+            self.send(403, b"{}", self.hub.refusal)
+            return
         rest = path.removeprefix(f"/api/models/{repo_id}").strip("/")
         kind, _, revision = rest.partition("/")
         if revision not in ("", "main", COMMIT):
             self.send(404, b'{"error": "no"}', {"X-Error-Code": "RevisionNotFound"})
+        elif "about" in self.hub.endless:
+            self.without_end(b" " * (1 if "slow" in self.hub.endless else 1 << 16), {})
         elif kind == "tree":
             self.send_json([tree_entry(name, data) for name, data in files.items()])
         else:
@@ -119,10 +130,13 @@ class Handler(BaseHTTPRequestHandler):
             self.send(404, b"", {"X-Error-Code": "EntryNotFound"})
             return
         data = files[name]
-        etag = sha256(data) if is_large(name) else git_blob(data)
+        etag = self.hub.etag or (sha256(data) if is_large(name) else git_blob(data))
         headers = {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
         if is_large(name):
             headers |= {"X-Linked-Etag": f'"{etag}"', "X-Linked-Size": str(len(data))}
+        if body and name in self.hub.endless and self.command == "GET":
+            self.without_end(bytes(1 << 16), headers)
+            return
         if name in self.hub.damaged:
             data = bytes(len(data))
         asked = self.headers.get("Range", "")
@@ -137,6 +151,18 @@ class Handler(BaseHTTPRequestHandler):
             body=body,
             most=self.hub.cut.pop(name, None) if body else None,
         )
+
+    def without_end(self, block: bytes, headers: dict[str, str]) -> None:
+        """Blocks of an answer that says no length, until the client leaves."""
+        self.send_response(200)
+        for name, value in {"Content-Type": "application/json", **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.close_connection = True
+        with suppress(OSError):
+            while self.hub.endless:
+                self.wfile.write(block)
+                time.sleep(0.01 if len(block) == 1 else 0)
 
     def send_json(self, value: object) -> None:
         self.send(200, json.dumps(value).encode(), {"X-Repo-Commit": COMMIT})
@@ -173,5 +199,6 @@ def serving(hub: FakeHub) -> Iterator[FakeHub]:
         yield hub
     finally:
         hub.silent = False
+        hub.endless.clear()
         server.shutdown()
         server.server_close()

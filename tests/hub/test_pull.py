@@ -145,6 +145,51 @@ def test_a_listing_of_wrong_things_is_refused(
     assert transfers(hub) == [] and not list(tmp_path.rglob("*evil*"))
 
 
+@pytest.mark.parametrize("etag", ["../../../evil", "/evil", "x/../../../evil"])
+def test_an_etag_names_nothing_outside_of_the_cache(
+    hub: FakeHub, tmp_path: Path, etag: str
+) -> None:
+    hub.etag = etag
+    with pytest.raises(HubError, match="leaves the cache"):
+        pull(hub, tmp_path / "a/b/cache")
+    assert not list(tmp_path.rglob("*evil*")) and not Path("/evil").exists()
+
+
+@pytest.mark.parametrize("what", ["model.safetensors", "config.json", "about"])
+def test_an_answer_without_end_is_ended(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr(huggingface, "LARGEST_LISTING", 300_000)
+    hub.endless.add(what)
+    with pytest.raises(HubError, match="more than the 300,000 bytes"):
+        pull(hub, tmp_path)
+    assert sum(file.stat().st_size for file in tmp_path.rglob("*") if file.is_file()) < 1_000_000
+
+
+def test_a_listing_of_a_byte_now_and_then_is_given_up(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huggingface, "LISTING_SECONDS", 0.3)
+    hub.endless |= {"about", "slow"}
+    with pytest.raises(HubError, match="does not end"):
+        pull(hub, tmp_path)
+
+
+def test_no_word_of_a_hub_steers_the_terminal(hub: FakeHub, tmp_path: Path) -> None:
+    hub.refusal = {"X-Error-Message": "no \x1b[2J\x9b31m way"}
+    with pytest.raises(HubError, match="way") as caught:
+        pull(hub, tmp_path)
+    assert str(caught.value).isprintable()
+
+
+def test_a_model_has_a_name_only_when_its_files_are_right(hub: FakeHub, tmp_path: Path) -> None:
+    hub.damaged.add("model.safetensors")
+    with pytest.raises(HubError, match="what arrived is not"):
+        pull(hub, tmp_path)
+    with pytest.raises(SourceError, match="revision 'main' is not in the cache"):
+        locate("org/toy", cache=tmp_path)
+
+
 def test_a_file_without_a_hash_is_said(
     hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

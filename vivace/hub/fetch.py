@@ -37,8 +37,12 @@ class Hub(Protocol):
         """Whether the file is in the cache already."""
         ...
 
-    def download(self, listing: Listing, revision: str | None, files: tuple[RepoFile, ...]) -> Path:
+    def download(self, listing: Listing, files: tuple[RepoFile, ...]) -> Path:
         """The folder with the files; continues what was begun. Raises HubError."""
+        ...
+
+    def accept(self, listing: Listing, revision: str | None) -> None:
+        """The files were checked: from now on the revision's name stands for this commit."""
         ...
 
     def discard(self, path: Path) -> None:
@@ -67,8 +71,9 @@ def fetch(
     check_room(cache, size)
     if missing:
         say(f"Fetching {repo_id} from {hub.name}: {len(missing)} files, {size_text(size)}")
-    folder = hub.download(listing, revision, files)
+    folder = hub.download(listing, files)
     check_hashes(hub, folder, files)
+    hub.accept(listing, revision)
     unhashed = [file.name for file in files if not (file.sha256 or file.git_blob)]
     if unhashed:
         say(f"{hub.name} lists no hash of {', '.join(unhashed)}: only the size was checked")

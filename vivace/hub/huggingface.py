@@ -15,14 +15,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from vivace.checkpoint.hub_cache import COMMIT
+from vivace.checkpoint.hub_cache import COMMIT, DEFAULT_REVISION, is_revision
 from vivace.config.environment import switched_on
+from vivace.hub.guard import guarded
 from vivace.hub.listing import HubError, Listing, RepoFile
 
 HASH = re.compile(r"([0-9a-f]{40}|[0-9a-f]{64})?")
 """of git or SHA-256; nothing where there is none"""
 TIMEOUT_SECONDS = 10.0
 """for the hub's first answer to a question about names and versions"""
+LISTING_SECONDS = 60.0
+"""until such an answer is whole"""
+LARGEST_LISTING = 64 << 20
+"""bytes of it"""
 
 
 class HuggingFace:
@@ -42,8 +47,10 @@ class HuggingFace:
     def list(self, repo_id: str, revision: str | None) -> Listing:
         from huggingface_hub import HfApi
 
+        if revision is not None and not is_revision(revision):
+            raise HubError(f"{revision!r} is no revision: a branch, a tag or a commit is wanted")
         api = HfApi(endpoint=self._endpoint)
-        with explained(repo_id, revision):
+        with guarded(LARGEST_LISTING, LISTING_SECONDS), explained(repo_id, revision):
             found = api.model_info(
                 repo_id, revision=revision, timeout=TIMEOUT_SECONDS, files_metadata=True
             )
@@ -60,25 +67,37 @@ class HuggingFace:
         )
         return isinstance(found, str) and Path(found).stat().st_size == file.size
 
-    def download(self, listing: Listing, revision: str | None, files: tuple[RepoFile, ...]) -> Path:
+    def download(self, listing: Listing, files: tuple[RepoFile, ...]) -> Path:
         from huggingface_hub import snapshot_download
         from huggingface_hub.utils import disable_progress_bars
 
         if not sys.stderr.isatty():
             disable_progress_bars()
         logging.getLogger("httpx").setLevel(logging.WARNING)
-        with explained(listing.repo_id, revision):
+        largest = max(file.size for file in files)
+        limit = guarded(max(largest, LARGEST_LISTING))
+        with limit, explained(listing.repo_id, listing.commit):
             folder = snapshot_download(
                 listing.repo_id,
-                revision=revision,
+                revision=listing.commit,
                 cache_dir=self._cache,
                 allow_patterns=[glob.escape(file.name) for file in files],
                 etag_timeout=TIMEOUT_SECONDS,
                 endpoint=self._endpoint,
             )
-        if Path(folder).name != listing.commit:
-            raise HubError(f"{listing.repo_id} changed while it was fetched; fetch it again")
         return Path(folder)
+
+    def accept(self, listing: Listing, revision: str | None) -> None:
+        """The ref of the revision, by which the model is found (`hub_cache.commit_of`)."""
+        name = revision or DEFAULT_REVISION
+        if name == listing.commit:
+            return
+        repository = self._cache / f"models--{listing.repo_id.replace('/', '--')}"
+        ref = repository / "refs" / name
+        ref.parent.mkdir(parents=True, exist_ok=True)
+        beside = ref.with_name(f"{ref.name}.{os.getpid()}.tmp")
+        beside.write_text(listing.commit)
+        beside.replace(ref)
 
     def discard(self, path: Path) -> None:
         """The link of a snapshot and the blob behind it."""
@@ -139,4 +158,6 @@ def no_network(repo_id: str, error: Exception) -> str:
 
 def first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
-    return lines[0][:300] if lines else type(error).__name__
+    # Words of the hub stand in it, which must not steer a terminal.
+    words = "".join(c if c.isprintable() else " " for c in lines[0][:300]) if lines else ""
+    return words or type(error).__name__

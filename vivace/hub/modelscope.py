@@ -48,17 +48,20 @@ class ModelScope:
         found = next((place / file.name for place in places if (place / file.name).is_file()), None)
         return found is not None and found.stat().st_size == file.size
 
-    def download(self, listing: Listing, revision: str | None, files: tuple[RepoFile, ...]) -> Path:
+    def download(self, listing: Listing, files: tuple[RepoFile, ...]) -> Path:
         with explained(listing.repo_id):
             return Path(
                 self._api.download_repo(
                     listing.repo_id,
                     "model",
-                    revision=revision,
+                    revision=listing.commit,
                     cache_dir=self._cache,
                     allow_patterns=[glob.escape(file.name) for file in files],
                 )
             )
+
+    def accept(self, listing: Listing, revision: str | None) -> None:
+        """ModelScope's folders are named by the revision itself."""
 
     def discard(self, path: Path) -> None:
         path.unlink(missing_ok=True)
