@@ -1,4 +1,4 @@
-"""GGUF's blocks of quantised numbers -> tensors.
+"""GGUF's blocks of quantized numbers -> tensors.
 
 Blocks are decoded a few at a time, in threads, by torch for the commonest types and by the gguf
 package for the others; the numbers are the gguf package's to the last bit.

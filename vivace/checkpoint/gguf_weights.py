@@ -46,7 +46,7 @@ LAYER = re.compile(r"blk\.(\d+)\.(.+)\.(weight|bias)")
 
 
 class GGUFWeights:
-    """Dequantises on reading: blocks become `dtype`; F32, F16 and BF16 stay what they are."""
+    """Dequantizes on reading: blocks become `dtype`; F32, F16 and BF16 stay what they are."""
 
     int8 = False
 

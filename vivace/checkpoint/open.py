@@ -45,7 +45,7 @@ def open_weights(
     progress: Progress,
     dtype: torch.dtype = torch.float32,
 ) -> OpenWeights:
-    """A fresh reader. `dtype` is what quantised tensors become; others stay what they are.
+    """A fresh reader. `dtype` is what quantized tensors become; others stay what they are.
 
     Raises CheckpointError when the files are damaged.
     """

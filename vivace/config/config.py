@@ -56,7 +56,7 @@ class Slices:
 @dataclass(frozen=True, kw_only=True)
 class Options(Slices):
     """What was asked. `rewrites`: what reading already replaced (retired spellings); `notices`:
-    lines to show; `environment`: the honoured variables; `given`: options somebody has set."""
+    lines to show; `environment`: the honored variables; `given`: options somebody has set."""
 
     rewrites: tuple[Rewrite, ...] = ()
     notices: tuple[str, ...] = ()

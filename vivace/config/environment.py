@@ -15,12 +15,12 @@ OWN = "VIVACE_"
 
 
 def read_environment(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """(honoured variables, one notice for every other that looks meant for us).
+    """(honored variables, one notice for every other that looks meant for us).
 
     `VIVACE_X` stands for `SGLANG_X` and wins over it. ConfigError for a value that cannot be, and
     for a variable that is not available.
     """
-    honoured: dict[str, str] = {}
+    honored: dict[str, str] = {}
     notices: list[str] = []
     for name, value in sorted(environ.items()):
         listed = canonical(name)
@@ -29,10 +29,10 @@ def read_environment(environ: Mapping[str, str]) -> tuple[dict[str, str], list[s
             if name.startswith(PREFIXES):
                 notices.append(f"{name} is not known and has no effect{nearest(name, VARIABLES)}")
         elif known.state.kind is Kind.WORKS:
-            honoured[listed] = valid(name, known, value)
+            honored[listed] = valid(name, known, value)
         elif asks(known, value):
             notices += told(name, known, value)
-    return honoured, notices
+    return honored, notices
 
 
 def canonical(name: str) -> str:
@@ -68,6 +68,6 @@ def told(name: str, known: Variable, value: str) -> list[str]:
 
 
 def switched_on(environment: Mapping[str, str], name: str) -> bool:
-    """Whether an honoured switch is set and true."""
+    """Whether an honored switch is set and true."""
     text = environment.get(name, "")
     return bool(text) and switch(text)

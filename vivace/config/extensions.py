@@ -90,7 +90,7 @@ class SpeculativeOptions:
         help="Kernels of the draft's attention.", choices=ATTENTION, cpu=NO_SPECULATION
     )
     speculative_draft_model_quantization: str | None = option(
-        help="Quantisation of the draft; unquant: none.",
+        help="Quantization of the draft; unquant: none.",
         choices=["unquant", "gguf", *QUANTIZATIONS],
         cpu=NO_SPECULATION,
     )

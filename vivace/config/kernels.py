@@ -1,4 +1,4 @@
-"""Kernel choices, quantisation, graphs and other ways to compute."""
+"""Kernel choices, quantization, graphs and other ways to compute."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ NO_COMPILE = not_available("torch.compile is not used: it would need a compiler 
 class QuantizationOptions:
     quantization: str | None = option(
         help="Weights in int8: w8a8_int8 (activations too), w8a16 (they stay floats); what is not "
-        "int8 in the checkpoint becomes it while loading. gguf: blocks as stored (recognised by "
+        "int8 in the checkpoint becomes it while loading. gguf: blocks as stored (recognized by "
         "itself). unquant: int8 of the checkpoint becomes floats. The head is left as it is.",
         choices=["gguf", "unquant", "w8a8_int8", "w8a16", *QUANTIZATIONS],
         values=dict.fromkeys(QUANTIZATIONS, NO_QUANTIZATION),
@@ -50,7 +50,7 @@ class QuantizationOptions:
     activation_dtype: str = option(
         "auto",
         "What GGUF blocks of at most six bits are multiplied with: floats, or int8 with one scale "
-        "for 32 neighbours, as llama.cpp does it (faster). auto: int8 where the kernels take it. "
+        "for 32 neighbors, as llama.cpp does it (faster). auto: int8 where the kernels take it. "
         "The head's are floats.",
         choices=["auto", "float", "int8"],
     )
@@ -63,7 +63,7 @@ class QuantizationOptions:
         cpu=not_available("the head computes in --dtype", "use --dtype float32"),
     )
     modelopt_quant: str | None = option(
-        help="NVIDIA ModelOpt recipe to quantise with while loading.", cpu=NO_MODELOPT
+        help="NVIDIA ModelOpt recipe to quantize with while loading.", cpu=NO_MODELOPT
     )
     modelopt_checkpoint_restore_path: str | None = option(
         help="Saved ModelOpt state to start from.", cpu=NO_MODELOPT
@@ -72,14 +72,14 @@ class QuantizationOptions:
         help="Where ModelOpt state is saved.", cpu=NO_MODELOPT
     )
     modelopt_export_path: str | None = option(
-        help="Where ModelOpt exports the quantised model.", cpu=NO_MODELOPT
+        help="Where ModelOpt exports the quantized model.", cpu=NO_MODELOPT
     )
-    quantize_and_serve: bool = option(False, "Quantise with ModelOpt, then serve.", cpu=NO_MODELOPT)
+    quantize_and_serve: bool = option(False, "Quantize with ModelOpt, then serve.", cpu=NO_MODELOPT)
     rl_quant_profile: str | None = option(
         help="Profile file of FlashRL loading.", cpu=NO_QUANTIZATION
     )
     torchao_config: str | None = option(
-        help="Quantisation by torchao, as int8wo.", trivial=[""], cpu=NO_QUANTIZATION
+        help="Quantization by torchao, as int8wo.", trivial=[""], cpu=NO_QUANTIZATION
     )
 
 
@@ -138,7 +138,7 @@ class KernelOptions:
         False, "Do not tune FlashInfer's kernels at start.", cpu=GPU_KERNELS
     )
     disable_flashinfer_cutlass_moe_fp4_allgather: bool = option(
-        False, "Gather expert inputs before quantising them to FP4.", cpu=GPU_KERNELS
+        False, "Gather expert inputs before quantizing them to FP4.", cpu=GPU_KERNELS
     )
     triton_attention_reduce_in_fp32: bool = option(
         False, "Keep partial results of Triton attention in float32.", cpu=GPU_KERNELS

@@ -185,7 +185,7 @@ class ExpertOptions:
         help="Layers moved in one step.", cpu=NO_EXPERTS
     )
     eplb_min_rebalancing_utilization_threshold: float = option(
-        1.0, "Skip a rebalance above this mean utilisation.", cpu=NO_EXPERTS
+        1.0, "Skip a rebalance above this mean utilization.", cpu=NO_EXPERTS
     )
     expert_distribution_recorder_mode: str | None = option(
         help="What is recorded about routing: stat, stat_approx, per_pass, per_token.",

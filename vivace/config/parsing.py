@@ -14,7 +14,7 @@ from vivace.config.environment import read_environment
 from vivace.config.keys import with_keys
 from vivace.config.newer import NEWER
 from vivace.config.process_environment import KEYS_OF_THE_SERVER, process_environment
-from vivace.config.sglang import RETIRED, modernised, renamed, today_values
+from vivace.config.sglang import RETIRED, modernized, renamed, today_values
 from vivace.config.values import checked, nearest
 
 
@@ -24,7 +24,7 @@ def parse(
     """What a user typed. Raises ConfigError for anything wrong; --help prints and exits."""
     path, typed = without_config(argv)
     from_file, told = file_values(path, program)
-    words, rewrites = modernised(typed)
+    words, rewrites = modernized(typed)
     notices = [*told.notices, *renamed(typed), *given_twice(words)]
     values = {**from_file, **values_of(words, program)}
     return built(values, environ, Told((*told.rewrites, *rewrites), tuple(notices)))
@@ -68,7 +68,7 @@ def file_values(path: Path | None, program: str) -> tuple[dict[str, Any], Told]:
     """What the --config file sets; errors name the file."""
     if path is None:
         return {}, Told()
-    words, rewrites = modernised(words_of_file(path))
+    words, rewrites = modernized(words_of_file(path))
     try:
         return values_of(words, program), Told(tuple(rewrites))
     except ConfigError as error:
@@ -77,13 +77,13 @@ def file_values(path: Path | None, program: str) -> tuple[dict[str, Any], Told]:
 
 def built(values: dict[str, Any], environ: Mapping[str, str], told: Told) -> Options:
     values, replaced = today_values(values)
-    honoured, about_variables = read_environment(environ)
+    honored, about_variables = read_environment(environ)
     options = with_values(Options(), values)
     return dataclasses.replace(
         options,
-        http=with_keys(options.http, honoured),
+        http=with_keys(options.http, honored),
         rewrites=(*told.rewrites, *replaced),
         notices=(*told.notices, *about_variables),
         given=tuple(values),
-        environment={name: honoured[name] for name in honoured if name not in KEYS_OF_THE_SERVER},
+        environment={name: honored[name] for name in honored if name not in KEYS_OF_THE_SERVER},
     )

@@ -23,9 +23,9 @@ NO_HOT_WEIGHTS = not_available(
     "weights cannot be changed while serving in this version", "restart the server"
 )
 NO_TRACE = not_available("tracing is not in this version", "use --enable-metrics")
-NO_MODELOPT = not_available("ModelOpt is NVIDIA's", "use an unquantised or GGUF checkpoint")
+NO_MODELOPT = not_available("ModelOpt is NVIDIA's", "use an unquantized or GGUF checkpoint")
 NO_QUANTIZATION = not_available(
-    "this checkpoint format is not read in this version", "use an unquantised or GGUF checkpoint"
+    "this checkpoint format is not read in this version", "use an unquantized or GGUF checkpoint"
 )
 NO_DUMPS = not_available("tensor dumps are not in this version")
 NO_SPARSITY = not_available("double sparsity was removed by SGLang too")

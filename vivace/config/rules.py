@@ -186,7 +186,7 @@ def overlap(options: Options, around: Surroundings) -> Iterator[Change]:
 
 def tokenizer_workers(options: Options, around: Surroundings) -> Iterator[Change]:
     if options.model.skip_tokenizer_init:
-        yield "tokenizer_worker_num", 1, "--skip-tokenizer-init leaves nothing to tokenise"
+        yield "tokenizer_worker_num", 1, "--skip-tokenizer-init leaves nothing to tokenize"
 
 
 def access_log(options: Options, around: Surroundings) -> Iterator[Change]:

@@ -278,18 +278,18 @@ class RuntimeOptions:
     )
     disable_tokenizer_batch_decode: bool = option(
         False,
-        "Detokenise outputs one by one.",
+        "Detokenize outputs one by one.",
         cpu=no_effect("text is made incrementally per request"),
     )
     enable_tokenizer_batch_encode: bool = option(
         False,
-        "Tokenise a list of prompts in one call.",
-        cpu=no_effect("the prompts of a list are always tokenised side by side"),
+        "Tokenize a list of prompts in one call.",
+        cpu=no_effect("the prompts of a list are always tokenized side by side"),
     )
     enable_dynamic_batch_tokenizer: bool = option(
         False,
-        "Gather concurrent requests and tokenise them together.",
-        cpu=no_effect("tokenising one by one is quick enough"),
+        "Gather concurrent requests and tokenize them together.",
+        cpu=no_effect("tokenizing one by one is quick enough"),
     )
     dynamic_batch_tokenizer_batch_size: int = option(
         32, "Most requests gathered so.", cpu=no_effect("requests are not gathered")

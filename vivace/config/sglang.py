@@ -93,7 +93,7 @@ VALUES = {
 """(option name, retired or later value) -> (the value that stands for it, why)"""
 
 
-def modernised(words: Sequence[str]) -> tuple[list[str], list[Rewrite]]:
+def modernized(words: Sequence[str]) -> tuple[list[str], list[Rewrite]]:
     """The words with retired flags replaced, and a record of each replacement."""
     tensor_ranks = typed_value(words, TP_FLAGS) or "1"
     result: list[str] = []

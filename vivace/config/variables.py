@@ -37,59 +37,59 @@ CODE = not_available("code from outside is never run", "unset it")
 FIXED = no_effect("this limit is fixed here")
 
 
-def honoured(meaning: str, kind: str, default: str = "") -> Variable:
+def honored(meaning: str, kind: str, default: str = "") -> Variable:
     return Variable(WORKS, meaning, kind, default)
 
 
 WORKING = {
-    "SGLANG_SET_CPU_AFFINITY": honoured(
+    "SGLANG_SET_CPU_AFFINITY": honored(
         "keep each computing thread of the kernels on one core", "switch", "0"
     ),
-    "SGLANG_INIT_NEW_TOKEN_RATIO": honoured(
+    "SGLANG_INIT_NEW_TOKEN_RATIO": honored(
         "share of the possible output that admission expects at first", "number", "0.7"
     ),
-    "SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR": honoured(
+    "SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR": honored(
         "factor to which that share decays", "number", "0.14"
     ),
-    "SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS": honoured("steps of the decay", "whole number", "600"),
-    "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": honoured(
+    "SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS": honored("steps of the decay", "whole number", "600"),
+    "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": honored(
         "longest output, in tokens, that admission believes in", "whole number", "4096"
     ),
-    "SGLANG_RETRACT_DECODE_STEPS": honoured(
+    "SGLANG_RETRACT_DECODE_STEPS": honored(
         "decode steps that must fit after a retraction", "whole number", "20"
     ),
-    "SGLANG_REQ_WAITING_TIMEOUT": honoured(
+    "SGLANG_REQ_WAITING_TIMEOUT": honored(
         "seconds a request may wait before it is refused; 0 or less: for ever", "number", "-1"
     ),
-    "SGLANG_REQ_RUNNING_TIMEOUT": honoured(
+    "SGLANG_REQ_RUNNING_TIMEOUT": honored(
         "seconds a request may run before it is ended; 0 or less: for ever", "number", "-1"
     ),
-    "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": honoured(
+    "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": honored(
         "allow a --context-length above the model's", "switch", "0"
     ),
-    "SGLANG_RETURN_ORIGINAL_LOGPROB": honoured(
+    "SGLANG_RETURN_ORIGINAL_LOGPROB": honored(
         "log-probabilities of the model, before temperature and filters", "switch", "0"
     ),
-    "SGLANG_TEST_RETRACT": honoured("test aid: retract sequences regularly", "switch", "0"),
-    "SGLANG_TEST_RETRACT_INTERVAL": honoured(
+    "SGLANG_TEST_RETRACT": honored("test aid: retract sequences regularly", "switch", "0"),
+    "SGLANG_TEST_RETRACT_INTERVAL": honored(
         "test aid: decode steps between those retractions", "whole number", "3"
     ),
-    "HF_HUB_CACHE": honoured("the hub's local cache, where repository ids are looked up", "text"),
-    "HUGGINGFACE_HUB_CACHE": honoured("old name of HF_HUB_CACHE", "text"),
-    "HF_HOME": honoured("folder whose `hub` is that cache", "text", "~/.cache/huggingface"),
-    "HF_ENDPOINT": honoured("address of the hub, where it is not huggingface.co", "text"),
-    "HF_HUB_OFFLINE": honoured("fetch nothing from the hub", "switch", "0"),
-    "SGLANG_USE_MODELSCOPE": honoured("models come from ModelScope", "switch", "0"),
-    "MODELSCOPE_CACHE": honoured("ModelScope's local cache", "text", "~/.cache/modelscope"),
-    "XDG_CACHE_HOME": honoured("folder whose `huggingface` is HF_HOME", "text", "~/.cache"),
-    "XDG_STATE_HOME": honoured(
+    "HF_HUB_CACHE": honored("the hub's local cache, where repository ids are looked up", "text"),
+    "HUGGINGFACE_HUB_CACHE": honored("old name of HF_HUB_CACHE", "text"),
+    "HF_HOME": honored("folder whose `hub` is that cache", "text", "~/.cache/huggingface"),
+    "HF_ENDPOINT": honored("address of the hub, where it is not huggingface.co", "text"),
+    "HF_HUB_OFFLINE": honored("fetch nothing from the hub", "switch", "0"),
+    "SGLANG_USE_MODELSCOPE": honored("models come from ModelScope", "switch", "0"),
+    "MODELSCOPE_CACHE": honored("ModelScope's local cache", "text", "~/.cache/modelscope"),
+    "XDG_CACHE_HOME": honored("folder whose `huggingface` is HF_HOME", "text", "~/.cache"),
+    "XDG_STATE_HOME": honored(
         "folder whose `vivace/chat_history` has what was typed", "text", "~/.local/state"
     ),
-    "VIVACE_API_KEY": honoured("--api-key, where no list of processes shows it", "text"),
-    "VIVACE_ADMIN_API_KEY": honoured("--admin-api-key, likewise", "text"),
-    "VIVACE_EXECUTOR": honoured("test aid: `oracle[:seconds per step]` runs no model", "text"),
-    "VIVACE_TEST_FAULT": honoured("test aid: make a process fail, as `engine-exit@20`", "text"),
-    "VIVACE_SLOW_TESTS": honoured("test aid: run the slow tests too", "switch", "0"),
+    "VIVACE_API_KEY": honored("--api-key, where no list of processes shows it", "text"),
+    "VIVACE_ADMIN_API_KEY": honored("--admin-api-key, likewise", "text"),
+    "VIVACE_EXECUTOR": honored("test aid: `oracle[:seconds per step]` runs no model", "text"),
+    "VIVACE_TEST_FAULT": honored("test aid: make a process fail, as `engine-exit@20`", "text"),
+    "VIVACE_SLOW_TESTS": honored("test aid: run the slow tests too", "switch", "0"),
 }
 OF_SGLANG = {
     "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": Variable(
@@ -97,8 +97,8 @@ OF_SGLANG = {
         "generate for /health",
         default="true",
     ),
-    "SGLANG_HEALTH_CHECK_TIMEOUT": honoured("seconds /health_generate waits", "number", "20"),
-    "SGLANG_TIMEOUT_KEEP_ALIVE": honoured("seconds an idle connection is kept", "number", "75"),
+    "SGLANG_HEALTH_CHECK_TIMEOUT": honored("seconds /health_generate waits", "number", "20"),
+    "SGLANG_TIMEOUT_KEEP_ALIVE": honored("seconds an idle connection is kept", "number", "75"),
     "SGLANG_WARMUP_TIMEOUT": Variable(FIXED, "seconds the warm-up may take"),
     "SGLANG_REQUEST_STATE_WAIT_TIMEOUT": Variable(
         no_effect("results are pushed, nobody polls for them"), "seconds of a poll", default="4"
@@ -208,7 +208,7 @@ OF_OTHERS = {
     "DEEPEP_NORMAL_LONG_SEQ_ROUND": Variable(NPU_LIBRARY, "rounds of a long dispatch"),
     "DEEPEP_NORMAL_LONG_SEQ_PER_ROUND_TOKENS": Variable(NPU_LIBRARY, "tokens of a round"),
     "ENABLE_MOE_NZ": Variable(DEAD, "expert weights in NZ layout, presumably"),
-    "DISABLE_EAGLE3_QUANT": Variable(DEAD, "unquantised draft head, presumably"),
+    "DISABLE_EAGLE3_QUANT": Variable(DEAD, "unquantized draft head, presumably"),
     "ENABLE_ASCEND_TRANSFER_WITH_MOONCAKE": Variable(PD, "KV transport of Ascend"),
     "ASCEND_MF_STORE_URL": Variable(PD, "store of the KV transport"),
     "ASCEND_NPU_PHY_ID": Variable(NPU_LIBRARY, "physical device"),

@@ -292,5 +292,5 @@ class OracleWorker:
 
 
 def oracle_logprob(token: int, position: int) -> TokenLogprob:
-    """What the oracle reports for a token: recognisable, and different at every position."""
+    """What the oracle reports for a token: recognizable, and different at every position."""
     return TokenLogprob(token, -1.0 - position / 1024)

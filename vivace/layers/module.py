@@ -2,7 +2,7 @@
 
 Layers are declared with global shapes and nothing else. One walk binds names and what the device
 offers, a second lets each layer pull its own tensors from the checkpoint. A model file therefore
-holds the architecture and no ranks, prefixes, quantisation or weight tables.
+holds the architecture and no ranks, prefixes, quantization or weight tables.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Weights(Protocol):
         ...
 
     def stored(self, name: str, shape: tuple[int, ...]) -> Matrix:
-        """As `take`, but quantised blocks stay as the file has them."""
+        """As `take`, but quantized blocks stay as the file has them."""
         ...
 
 
@@ -54,7 +54,7 @@ class Bindings:
     dtype: torch.dtype
     """of activations and of what is not a matrix"""
     matrix_dtype: torch.dtype
-    """of matrices that are not quantised"""
+    """of matrices that are not quantized"""
     device: torch.device
     read: Callable[[Weights, str, tuple[int, int]], Matrix]
     """how a matrix is taken from the checkpoint: decoded, or as it is stored"""

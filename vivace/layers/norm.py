@@ -1,4 +1,4 @@
-"""Root mean square normalisation with a learned scale."""
+"""Root mean square normalization with a learned scale."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def load_model(
     = what the device's memory can hold of it, where that may be less.
 
     `dtype` is that of activations, `matrix_dtype` that of plain matrices (None: the same);
-    `blocks` leaves quantised matrices as they are stored, for ops that read them;
+    `blocks` leaves quantized matrices as they are stored, for ops that read them;
     `narrow` multiplies those of at most six bits with activations in int8.
     `quantization` as --quantization: "w8a8_int8" or "w8a16" make int8 of what is not yet.
 

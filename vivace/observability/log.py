@@ -2,7 +2,7 @@
 
 The bracket names the role and, when it is not plain information, the level:
 `[2026-11-21 04:34:00 engine WARNING] ...`. One event is one line: control characters that came in
-with a model name, an id or a header are escaped, so nobody can forge a line or colour a terminal.
+with a model name, an id or a header are escaped, so nobody can forge a line or color a terminal.
 """
 
 from __future__ import annotations

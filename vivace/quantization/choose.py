@@ -30,9 +30,9 @@ def linear_methods(
     blocks: bool,
     narrow: bool = False,
 ) -> Callable[[str], LinearMethod]:
-    """Full layer name -> a fresh method. `plain` makes the unquantised one; `blocks`: the device
+    """Full layer name -> a fresh method. `plain` makes the unquantized one; `blocks`: the device
     reads int8 rows as they are; `narrow`: GGUF's blocks are multiplied with activations in int8.
-    The head is never quantised here, nor what it reads: its error decides tokens."""
+    The head is never quantized here, nor what it reads: its error decides tokens."""
     if scheme is None:
         return lambda name: NarrowBlocks(plain(name)) if narrow and name != HEAD else plain(name)
 

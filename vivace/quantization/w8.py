@@ -16,7 +16,7 @@ class Int8:
     """Turns a layer's pieces into int8 rows and leaves the rest to the method it wraps.
 
     `narrow`: activations become int8 too (W8A8), otherwise they stay floats (W8A16). `online`:
-    floats and blocks are quantised here; otherwise a layer that the checkpoint left alone stays
+    floats and blocks are quantized here; otherwise a layer that the checkpoint left alone stays
     as it is, and so does a weight that was packed already (a head that shares the embedding's).
     `decode`: the device has no product of floats with int8, so W8A16 weights become floats again.
     """
