@@ -20,6 +20,8 @@ class Range:
     high: float = math.inf
     steps: bool = False
     open_low: bool = False
+    default: str = "the model's"
+    """in words"""
 
     def __contains__(self, value: float) -> bool:
         return self.low <= value <= self.high and not (self.open_low and value == self.low)
@@ -38,7 +40,7 @@ SETTINGS = {
     "min_p": Range(0, 1),
     "repetition_penalty": Range(0, 2, open_low=True),
     "max_tokens": Range(0, steps=True),
-    "seed": Range(-math.inf, steps=True),
+    "seed": Range(-math.inf, steps=True, default="another for each answer"),
 }
 NO_LIMIT = 0
 """a `max_tokens` that leaves an answer the rest of the context"""

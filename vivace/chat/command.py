@@ -148,7 +148,7 @@ def parser() -> argparse.ArgumentParser:
             add(
                 f"--{name.replace('_', '-')}",
                 metavar="N",
-                help=f"{SETTINGS[name]} (default: the model's)",
+                help=f"{SETTINGS[name]} (default: {SETTINGS[name].default})",
             )
     add("--plain", action="store_true", help="show answers as they come, without Markdown")
     add("--no-history", action="store_true", help="neither read nor keep what is typed")
