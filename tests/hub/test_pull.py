@@ -312,6 +312,24 @@ def test_modelscopes_folders_are_found_listed_and_removed(tmp_path: Path) -> Non
     assert [model.repo_id for model in cached_models(tmp_path)] == ["org/toy"]
 
 
+def test_list_goes_on_beside_a_download(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["pull", "org/toy", "--download-dir", str(tmp_path)]) == 0
+    (whole,) = cached_models(tmp_path)
+    taken = whole.folder / "blobs" / "x.incomplete"
+    taken.write_bytes(b"x" * 1000)
+    is_link = Path.is_symlink
+
+    def vanishing(path: Path) -> bool:
+        if path == taken:
+            path.unlink(missing_ok=True)
+        return is_link(path)
+
+    monkeypatch.setattr(Path, "is_symlink", vanishing)
+    assert cached_models(tmp_path) == [whole]
+
+
 @pytest.mark.parametrize("layout", range(4))
 def test_what_is_found_by_name_is_listed_and_removed(layout: int, tmp_path: Path) -> None:
     folder = modelscope_folders(tmp_path, "org/Toy-1.5B", "master")[layout]

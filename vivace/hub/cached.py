@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,9 +43,13 @@ def cached_models(cache: Path) -> list[CachedModel]:
 
 
 def cached_model(repository: Repository) -> CachedModel:
-    files = [file for file in repository.folder.rglob("*") if file.is_file()]
-    stats = [file.stat() for file in files if not file.is_symlink()]
-    suffixes = {file.suffix for file in files}
+    stats: list[os.stat_result] = []
+    suffixes: set[str] = set()
+    for file in repository.folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):  # a download under way has taken it away
+            if file.is_file():
+                suffixes.add(file.suffix)
+                stats += [] if file.is_symlink() else [file.stat()]
     return CachedModel(
         repo_id=repository.repo_id,
         folder=repository.folder,
