@@ -82,7 +82,7 @@ def availability(options: Options, around: Surroundings) -> list[str]:
             shown = "" if option.shape == "bool" else f" {value}"
             raise ConfigError(
                 f"{option.flag}{shown}{typed_as(options, option)} is {state.text()} "
-                f"(device {around.platform.name}; see `vivace flags --search {option.flag[2:]}`)"
+                f"(device {around.platform.name}; see `vivace flags {option.flag[2:]}`)"
             )
         if state.kind is Kind.NO_EFFECT:
             notices.append(f"{option.flag} has {state.text()}")
