@@ -377,6 +377,9 @@ def test_summary_tells_the_share_of_cached_prefixes() -> None:
     capacity = msgspec.structs.replace(CAPACITY, kv_bytes=4_000_000_000, cache_share=125)
     rows = dict(summary_of(config(), capacity, "http://127.0.0.1:1").rows)
     assert rows["memory"] == "269 MB of weights; KV up to 16,000 tokens, 4.00 GB (prefixes 500 MB)"
+    without = config("--disable-radix-cache", "--verbose")
+    rows = dict(summary_of(without, capacity, "http://127.0.0.1:1").rows)
+    assert rows["memory"].endswith("4.00 GB (no prefixes)") and rows["cached prefixes"] == "off"
 
 
 @pytest.mark.parametrize(

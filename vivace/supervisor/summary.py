@@ -53,7 +53,7 @@ def summary_of(config: Config, capacity: Capacity, url: str) -> Summary:
     name = served_model(config, None).name
     rows = (
         ("model", ", ".join((name, *origin(config.source), *size_of_model(config)))),
-        ("memory", memory_text(capacity)),
+        ("memory", memory_text(config, capacity)),
         ("limits", limits_text(capacity)),
         ("sampling", sampling_defaults(config).text()),
         ("device", device_text(config, capacity)),
@@ -72,11 +72,12 @@ def size_of_model(config: Config) -> list[str]:
     return [f"{count_text(parameters)} parameters"] if parameters else []
 
 
-def memory_text(capacity: Capacity) -> str:
+def memory_text(config: Config, capacity: Capacity) -> str:
     """Of the pool, what it may take at most; and of that, cached prefixes."""
     kv = f"{capacity.tokens:,} tokens, {size_text(capacity.kv_bytes)}"
     if (share := share_bytes(capacity)) is not None:
-        kv = f"up to {kv} (prefixes {size_text(share)})"
+        prefixes = "no prefixes" if prefixes_are_off(config) else f"prefixes {size_text(share)}"
+        kv = f"up to {kv} ({prefixes})"
     return f"{size_text(capacity.weight_bytes)} of weights; KV {kv}"
 
 
@@ -86,7 +87,13 @@ def share_bytes(capacity: Capacity) -> int | None:
     return None if share is None else capacity.kv_bytes * share // capacity.pages
 
 
-def share_text(capacity: Capacity) -> str:
+def prefixes_are_off(config: Config) -> bool:
+    return config.memory.disable_radix_cache
+
+
+def share_text(config: Config, capacity: Capacity) -> str:
+    if prefixes_are_off(config):
+        return "off"
     share = share_bytes(capacity)
     if share is None:
         return "up to the whole pool"
@@ -110,7 +117,7 @@ def details(config: Config, capacity: Capacity) -> tuple[Row, ...]:
     return (
         ("architecture", f"{facts.architecture}, {facts.layers} layers"),
         ("dtype", str(config.model.dtype)),
-        ("cached prefixes", share_text(capacity)),
+        ("cached prefixes", share_text(config, capacity)),
         ("captured steps", size_text(capacity.graph_bytes) if capacity.graph_bytes else "none"),
         ("page size", f"{capacity.page_size} tokens"),
         ("prefill chunk", chunk_text(config.schedule.chunked_prefill_size)),
