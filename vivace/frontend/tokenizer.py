@@ -153,6 +153,7 @@ def load_tokenizer(
     and slow mean the same, there is one implementation."""
     if mode not in ("auto", "slow"):
         raise TokenizerError(f"--tokenizer-mode {mode} is unknown; use auto")
+    from vivace.checkpoint.layouts import is_gguf_file
     from vivace.frontend.chat_template import own_template
     from vivace.frontend.renderer import Renderer
     from vivace.frontend.tokenizer_files import load_from_folder
@@ -162,7 +163,7 @@ def load_tokenizer(
     renderer = Renderer()  # its process starts while the vocabulary is loaded
     chat = None
     try:
-        load = load_from_gguf if path.suffix == ".gguf" else load_from_folder
+        load = load_from_gguf if is_gguf_file(path) else load_from_folder
         core, templates, ends, bos = load(path)
         chat = own_template(chat_template, templates, template_name, renderer)
     finally:

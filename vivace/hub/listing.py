@@ -10,12 +10,12 @@ import re
 from dataclasses import dataclass
 
 from vivace.checkpoint.hub_cache import quantization_of
+from vivace.checkpoint.layouts import PART_OF_GGUF, is_whole_model
 from vivace.checkpoint.source import INDEX_FILE, PICKLED
 from vivace.errors import CannotStart
 
 NAME = re.compile(r"[A-Za-z0-9][\w.+-]*", re.ASCII)
 """a file at the top of the repository; folders hold other formats of the same model"""
-PART_OF_GGUF = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 TEMPLATE = "chat_template.jinja"
 LARGEST_JSON = 64 << 20
 SHOWN = 12
@@ -70,9 +70,7 @@ def safetensors(top: list[RepoFile]) -> list[RepoFile]:
 
 def gguf_file(listing: Listing, top: list[RepoFile], quantization: str) -> list[RepoFile]:
     """The one GGUF file that is meant."""
-    whole = [f for f in top if f.name.endswith(".gguf") and not PART_OF_GGUF.search(f.name)]
-    # The projector of a vision model is no model of its own.
-    whole = [file for file in whole if not file.name.lower().startswith("mmproj")]
+    whole = [file for file in top if is_whole_model(file.name)]
     found = [file for file in whole if named(file.name, quantization)]
     if len(found) == 1:
         return found

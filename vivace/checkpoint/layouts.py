@@ -1,0 +1,59 @@
+"""How other tools lay models out: which files are GGUF, which of them are models, and where a model
+is when the folder that was named has none. Torch-free."""
+
+from __future__ import annotations
+
+import re
+from itertools import islice
+from pathlib import Path
+
+from vivace.checkpoint.json_files import is_file
+
+GGUF_MAGIC = b"GGUF"
+PART_OF_GGUF = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
+MISTRALS_CONFIG, OLLAMAS_RECIPE = "params.json", "Modelfile"
+BELOW = ("*/config.json", "*/*.gguf", "snapshots/*/config.json", "snapshots/*/*.gguf")
+"""where models lie in folders of several: other precisions, a repository of the hub's cache"""
+SHOWN = 4
+
+
+def is_gguf_file(path: Path) -> bool:
+    """By its content where the name says nothing: Ollama names its blobs by their hashes."""
+    if path.suffix == ".gguf":
+        return path.is_file()
+    try:
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            return file.read(len(GGUF_MAGIC)) == GGUF_MAGIC
+    except OSError:
+        return False
+
+
+def is_whole_model(name: str) -> bool:
+    """Whether a GGUF file of this name is a model of its own: no part of one, and no projector of
+    a vision model."""
+    return (
+        name.endswith(".gguf")
+        and not PART_OF_GGUF.search(name)
+        and not name.lower().startswith("mmproj")
+    )
+
+
+def where_a_model_is(folder: Path) -> str:
+    """What to do about a folder without config.json and GGUF files."""
+    found = {place.parent for pattern in BELOW for place in islice(folder.glob(pattern), SHOWN)}
+    if found:
+        names = ", ".join(str(place) for place in sorted(found)[:SHOWN])
+        return f"no model lies in it, but below: give --model-path {names}"
+    if is_file(folder / MISTRALS_CONFIG):
+        return (
+            f"{MISTRALS_CONFIG} and no config.json: Mistral's own layout, which is not read; fetch "
+            "the files in Hugging Face's (config.json, model*.safetensors, tokenizer.json)"
+        )
+    if is_file(folder / OLLAMAS_RECIPE):
+        return (
+            f"a {OLLAMAS_RECIPE} is no model: give the GGUF file that its line FROM names (Ollama "
+            "keeps them as ~/.ollama/models/blobs/sha256-...)"
+        )
+    return "config.json is missing; a model's folder needs it, or give a GGUF file"
