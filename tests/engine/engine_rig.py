@@ -13,6 +13,7 @@ from vivace.engine.loop import Loop
 from vivace.engine.oracle import oracle_answer
 from vivace.engine.scheduler import Scheduler
 from vivace.engine.settings import EngineSettings
+from vivace.frontend.prompt_logprobs import PromptRows
 from vivace.protocol.channel import LocalMailbox
 from vivace.protocol.control import Capacity, Reply
 from vivace.protocol.output import Delta, Deltas, Finish, TokenLogprob
@@ -40,6 +41,8 @@ class Answer:
     deltas: list[Delta] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] | None = None
+    """as soon as the first token, or the end, is there"""
+    prompt_rows: PromptRows | None = None
     finish: Finish | None = None
     times: list[float] = field(default_factory=list)
     """when each delta came"""
@@ -54,9 +57,20 @@ class Answer:
         self.times.append(now)
         self.tokens += delta.tokens
         self.logprobs += delta.logprobs or []
-        if delta.prompt_logprobs is not None:
-            assert self.prompt_logprobs is None, "prompt log-probabilities came twice"
-            self.prompt_logprobs = delta.prompt_logprobs
+        options = self.request.logprobs
+        if (part := delta.prompt_logprobs) is not None:
+            assert options is not None
+            assert not (delta.tokens or self.tokens or delta.finish), (
+                "before the first token, alone"
+            )
+            self.prompt_rows = self.prompt_rows or PromptRows(self.request.tokens, options)
+            assert part.start == self.prompt_rows.next, "prompt log-probabilities came twice"
+            assert self.prompt_rows.add(part)
+            return
+        if options is not None and options.start >= 0 and self.prompt_logprobs is None:
+            self.prompt_rows = self.prompt_rows or PromptRows(self.request.tokens, options)
+            assert self.prompt_rows.complete or not delta.tokens
+            self.prompt_logprobs = list(self.prompt_rows)
         self.finish = delta.finish
 
 

@@ -5,9 +5,17 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prompt_parts import rows_of
 
-from vivace.engine.oracle import OracleMismatch, OracleWorker, oracle_answer, oracle_token
+from vivace.engine.oracle import (
+    OracleMismatch,
+    OracleWorker,
+    oracle_answer,
+    oracle_logprob,
+    oracle_token,
+)
 from vivace.protocol.control import Capacity
+from vivace.protocol.output import TokenLogprob
 from vivace.protocol.request import LogprobOptions, SamplingParams
 from vivace.protocol.step import Copy, Join, StepPlan
 
@@ -84,8 +92,8 @@ def test_prompt_logprobs_cover_each_asked_position_once() -> None:
     plans += [StepPlan(number=n, rows=[0], counts=[1]) for n in (1, 2)]
     for plan in plans:
         scored += oracle.run(plan).prompt_logprobs.get(0, [])
-    assert [entry.token for entry in scored] == [1, 2, 3]
-    assert scored[0].logprob is None and scored[1].logprob is not None
+    rows = rows_of([1, 2, 3], options, scored)
+    assert rows == [TokenLogprob(1, None), oracle_logprob(2, 1), oracle_logprob(3, 2)]
 
 
 @given(st.integers(0, 2**63), st.integers(0, 5000), st.integers(1, 200000))

@@ -20,6 +20,7 @@ from vivace.engine.executor import InProcessExecutor
 from vivace.engine.loop import Loop
 from vivace.engine.scheduler import Scheduler
 from vivace.engine.settings import settings_of
+from vivace.frontend.prompt_logprobs import PromptRows
 from vivace.models.facts import facts_of
 from vivace.platforms.cpu.facts import kernels_built
 from vivace.platforms.platform import detect
@@ -105,6 +106,11 @@ class Engine:
         waiting = [dataclass_with_key(request, next(self._keys)) for request in requests]
         names = {request.key: request.rid for request in waiting}
         answers = {request.rid: Answer() for request in requests}
+        rows = {
+            one.key: PromptRows(one.tokens, one.logprobs)
+            for one in waiting
+            if one.logprobs is not None and one.logprobs.start >= 0
+        }
         finished: set[int] = set()
         while len(finished) < len(names):
             count = len(waiting) if arrivals is None else min(len(waiting), arrivals.randint(0, 3))
@@ -115,7 +121,12 @@ class Engine:
             for message in self._mailbox.collect():
                 if isinstance(message, Deltas):
                     for delta in message.deltas:
+                        if delta.prompt_logprobs is not None:
+                            assert rows[delta.key].add(delta.prompt_logprobs)
                         self._book(delta, answers[names[delta.key]], finished)
+        for key, own in rows.items():
+            assert own.complete
+            answers[names[key]].prompt_logprobs = list(own)
         return answers
 
     def rest(self) -> int:
@@ -136,7 +147,6 @@ class Engine:
     def _book(self, delta: Delta, answer: Answer, finished: set[int]) -> None:
         assert delta.index == len(answer.tokens)
         answer.tokens += delta.tokens
-        answer.prompt_logprobs += delta.prompt_logprobs or []
         answer.logprobs += delta.logprobs or []
         self.retractions += delta.retractions if delta.finish else 0
         if delta.finish:

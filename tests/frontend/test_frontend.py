@@ -7,12 +7,13 @@ import pytest
 from frontend_fakes import EPOCH, Edge, Recorder, byte_tokenizer, capacity
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from prompt_parts import part_of
 
 from vivace.frontend.errors import BadRequest, EngineUnavailable
 from vivace.frontend.frontend import Frontend
 from vivace.protocol.control import Command, Down, FlushCache, Ready, Reply
 from vivace.protocol.output import Delta, Deltas, Finish, TokenLogprob
-from vivace.protocol.request import Cancel, Request, SamplingParams
+from vivace.protocol.request import Cancel, LogprobOptions, Request, SamplingParams
 
 LENGTH = Finish(type="length", length=3)
 END = 261
@@ -22,10 +23,20 @@ def ids(text: str) -> list[int]:
     return list(text.encode())
 
 
-def start(edge: Edge, *, rid: str | None = None, **sampling: Any) -> tuple[Request, Recorder]:
+def start(
+    edge: Edge,
+    *,
+    rid: str | None = None,
+    prompt: str = "hi",
+    logprobs: LogprobOptions | None = None,
+    **sampling: Any,
+) -> tuple[Request, Recorder]:
     sink = Recorder()
     request = edge.frontend.request(
-        ids("hi"), SamplingParams(**{"max_new_tokens": 50, **sampling}), rid=rid
+        ids(prompt),
+        SamplingParams(**{"max_new_tokens": 50, **sampling}),
+        rid=rid,
+        logprobs=logprobs,
     )
     edge.frontend.start(request, sink)
     return request, sink
@@ -78,11 +89,58 @@ def test_repeats_keep_logprobs_in_step() -> None:
     edge = Edge()
     request, sink = start(edge)
     entries = [TokenLogprob(token, -1.0) for token in ids("abc")]
-    edge.feed(delta(request, 0, "ab", logprobs=entries[:2], prompt_logprobs=entries[:1]))
-    edge.feed(delta(request, 1, "bc", logprobs=entries[1:], prompt_logprobs=entries[:1]))
+    edge.feed(delta(request, 0, "ab", logprobs=entries[:2]))
+    edge.feed(delta(request, 1, "bc", logprobs=entries[1:]))
     found = [entry for piece in sink.pieces for entry in piece.logprobs or []]
     assert found == entries
-    assert [piece.prompt_logprobs for piece in sink.pieces] == [entries[:1], None]
+
+
+PROMPT = "prompt"
+ROWS = [TokenLogprob(token, -float(token), [(-1.0, token)]) for token in ids(PROMPT)]
+SCORED = LogprobOptions(start=2, top=1)
+
+
+def part(request: Request, first: int, end: int) -> Delta:
+    """Log-probabilities of prompt tokens `first` to `end`."""
+    return delta(request, 0, "", prompt_logprobs=part_of(first, ROWS[first:end]))
+
+
+def test_prompt_logprobs_come_in_parts_and_are_shown_once_with_the_first_token() -> None:
+    edge = Edge()
+    request, sink = start(edge, prompt=PROMPT, logprobs=SCORED)
+    edge.feed(part(request, 2, 3), part(request, 2, 3), part(request, 3, 6), part(request, 2, 4))
+    assert not sink.pieces
+    edge.feed(delta(request, 0, "a"), delta(request, 1, "b", finish=LENGTH))
+    first, second = sink.pieces
+    assert list(first.prompt_logprobs or ()) == ROWS[2:] and second.prompt_logprobs is None
+
+
+def test_lost_prompt_logprobs_end_the_answer() -> None:
+    for news in ([(3, 6)], [(2, 4), (5, 6)], [(2, 4)]):
+        edge = Edge()
+        request, sink = start(edge, prompt=PROMPT, logprobs=SCORED)
+        edge.feed(*(part(request, first, end) for first, end in news), delta(request, 0, "a"))
+        assert sink.last.finish is not None and sink.last.finish.status == 500
+        assert sink.text == "" and edge.sent[-1] == Cancel(keys=[request.key], finished=True)
+
+
+def test_a_restart_asks_only_for_prompt_logprobs_that_have_not_come() -> None:
+    edge = Edge()
+    request, sink = start(edge, prompt=PROMPT, logprobs=SCORED)
+    edge.feed(part(request, 2, 4))
+    edge.frontend.feed(Down(reason="killed", restarting=True))
+    edge.ready(EPOCH + 1)
+    again = edge.sent[-1]
+    assert isinstance(again, Request) and again.logprobs == LogprobOptions(start=4, top=1)
+    edge.feed(part(request, 4, 6), delta(request, 0, "a", finish=LENGTH))
+    assert list(sink.last.prompt_logprobs or ()) == ROWS[2:]
+
+
+def test_an_abort_in_the_middle_of_the_prompt_shows_none_of_its_logprobs() -> None:
+    edge = Edge()
+    request, sink = start(edge, prompt=PROMPT, logprobs=SCORED)
+    edge.feed(part(request, 2, 4), delta(request, 0, "", finish=Finish(type="abort")))
+    assert sink.last.finish == Finish(type="abort") and sink.last.prompt_logprobs is None
 
 
 def test_stop_string_ends_the_answer_and_cancels() -> None:

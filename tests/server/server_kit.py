@@ -12,6 +12,7 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
+from prompt_parts import part_of
 from tokenizers import Tokenizer as Core
 from tokenizers import decoders, models, pre_tokenizers, processors
 
@@ -30,7 +31,7 @@ from vivace.protocol.control import (
     Ready,
     Reply,
 )
-from vivace.protocol.output import Delta, Deltas, Finish, TokenLogprob
+from vivace.protocol.output import Delta, Deltas, Finish, PromptLogprobs, TokenLogprob
 from vivace.protocol.request import Cancel, Request
 from vivace.server.app import make_app
 from vivace.server.settings import ServerSettings
@@ -147,6 +148,9 @@ class ScriptedEngine:
             finish = Finish(type="stop", matched=tokens[-1])
         else:
             finish = Finish(type="length", length=len(tokens))
+        for part in parts_of(request):
+            delta = Delta(key=request.key, index=0, tokens=[], prompt_logprobs=part)
+            self._feed(delta)
         for index in range(0, max(1, len(tokens)), self.chunk):
             await asyncio.sleep(self.pause)
             part = tokens[index : index + self.chunk]
@@ -159,17 +163,9 @@ class ScriptedEngine:
         self, request: Request, index: int, tokens: list[int], finish: Finish | None
     ) -> Delta:
         wanted = request.logprobs
-        logprobs = prompt = None
+        logprobs = None
         if wanted is not None:
             logprobs = [entry(token, wanted.top, wanted.token_ids) for token in tokens]
-            if index == 0 and wanted.start >= 0:
-                prompt = [
-                    TokenLogprob(token, None, [], None)
-                    if place == 0
-                    else entry(token, wanted.top, wanted.token_ids)
-                    for place, token in enumerate(request.tokens)
-                    if place >= wanted.start
-                ]
         return Delta(
             key=request.key,
             index=index,
@@ -177,7 +173,6 @@ class ScriptedEngine:
             finish=finish,
             cached_tokens=3,
             logprobs=logprobs,
-            prompt_logprobs=prompt,
         )
 
     def _answer(self, command: Command) -> None:
@@ -188,6 +183,16 @@ class ScriptedEngine:
             self.frontend.feed(Reply(ticket=command.ticket, ok=not busy, message=message))
             return
         self.frontend.feed(Reply(ticket=command.ticket, ok=True, state=self.state or some_state()))
+
+
+def parts_of(request: Request) -> list[PromptLogprobs]:
+    """The log-probabilities of the prompt that were asked for, of three tokens at a time."""
+    wanted = request.logprobs
+    if wanted is None or wanted.start < 0:
+        return []
+    rows = [entry(token, wanted.top, wanted.token_ids) for token in request.tokens]
+    first, prompt = max(1, wanted.start), len(rows)
+    return [part_of(at, rows[at : at + 3]) for at in range(first, prompt, 3)]
 
 
 def entry(token: int, top: int, chosen: tuple[int, ...]) -> TokenLogprob:

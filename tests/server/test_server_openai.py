@@ -299,7 +299,7 @@ def test_completion_scoring_of_a_prompt_without_generation(client: openai.OpenAI
     (choice,) = answer.choices
     assert choice.text == "AB"
     assert choice.logprobs is not None
-    assert choice.logprobs.token_logprobs == [None, -66 / 1000]
+    assert choice.logprobs.token_logprobs == [None, pytest.approx(-66 / 1000)]
     assert choice.logprobs.text_offset == [0, 1]
 
 

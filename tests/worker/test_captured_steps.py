@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from prompt_parts import rows_of
 from toy_model import VOCABULARY, Driver, ToyModel, skip_unbuilt, toy_worker
 
 from vivace.platforms.platform import CaptureError
@@ -38,7 +39,11 @@ def answers(**worker):
         for index, row in enumerate(rows):
             logprobs[row][0].extend(result.prompt_logprobs.get(index, []))
             logprobs[row][1].extend(result.logprobs.get(index, []))
-    return [tokens_of(driver, row) for row in range(ROWS)], logprobs, captured
+    scored = {
+        row: (rows_of(prompts[row], LogprobOptions(start=0, top=3), parts), drawn)
+        for row, (parts, drawn) in logprobs.items()
+    }
+    return [tokens_of(driver, row) for row in range(ROWS)], scored, captured
 
 
 def tokens_of(driver, row):

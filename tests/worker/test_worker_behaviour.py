@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from prompt_parts import rows_of
 from toy_model import CONTEXT, VOCABULARY, Driver, toy_worker
 
 from vivace.protocol.request import LogprobOptions
@@ -114,11 +115,13 @@ def test_prompt_logprobs(monkeypatch, start, chunk):
     monkeypatch.setattr("vivace.worker.heads.SCORE_ELEMENTS", 3 * VOCABULARY)
     worker, model = toy_worker()
     driver = Driver(worker)
-    driver.join(4, PROMPT, logprobs=LogprobOptions(start=start, top=2, token_ids=(8,)))
-    found = []
+    options = LogprobOptions(start=start, top=2, token_ids=(8,))
+    driver.join(4, PROMPT, logprobs=options)
+    parts = []
     while driver.sequences[4]["done"] < len(PROMPT):
         result = driver.step({4: driver.advance(4, chunk)})
-        found += result.prompt_logprobs.get(0, [])
+        parts += result.prompt_logprobs.get(0, [])
+    found = rows_of(PROMPT, options, parts)
     assert [one.token for one in found] == PROMPT[start:]
     table = naive_logprobs(model, PROMPT)
     for position, one in enumerate(found, start):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from prompt_parts import rows_of
 from toy_model import VOCABULARY, Driver, toy_worker
 
 from vivace.protocol.request import LogprobOptions
@@ -139,9 +140,8 @@ def test_bitwise_equal(dtype, operations):
                 0
             ]
         )
-        driver.join(
-            2, prompts()[2], temperature=0.8, seed=7, logprobs=LogprobOptions(start=0, top=3)
-        )
+        options = LogprobOptions(start=0, top=3)
+        driver.join(2, prompts()[2], temperature=0.8, seed=7, logprobs=options)
         for row in companions:
             driver.join(row, prompts()[row % 6], temperature=1.0, seed=row)
         logprobs, prompt_logprobs = [], []
@@ -150,7 +150,8 @@ def test_bitwise_equal(dtype, operations):
             result = driver.step(spans)
             logprobs += result.logprobs.get(len(companions), [])
             prompt_logprobs += result.prompt_logprobs.get(len(companions), [])
-        return driver.sequences[2]["tokens"], logprobs, prompt_logprobs
+        tokens = driver.sequences[2]["tokens"]
+        return tokens, logprobs, rows_of(prompts()[2], options, prompt_logprobs)
 
     first = run(10_000, [], 16)
     assert run(11, [], 16) == first

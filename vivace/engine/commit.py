@@ -52,8 +52,8 @@ class Commit:
                 continue
             try:
                 drawn = result.tokens[index]
-                if sequence.prompt_logprobs is not None and not sequence.prompt_scored:
-                    sequence.prompt_logprobs += result.prompt_logprobs.get(index, ())
+                if scored := result.prompt_logprobs.get(index):
+                    deltas += sequence.answer_scored(scored)
                 self._roster.pages.publish(sequence)
                 if drawn:
                     total += len(drawn)
@@ -67,7 +67,6 @@ class Commit:
     def _arrive(self, sequence: Sequence, now: float) -> None:
         """All that was known is computed: from now on one token per step."""
         self._roster.arrived(sequence)
-        sequence.prompt_scored = True
         sequence.token_time = now
         if not sequence.first_token:
             self._stats.started(sequence, now)

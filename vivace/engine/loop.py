@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from vivace.engine.executor import Executor, ExecutorDied, Pending
+from vivace.engine.message_size import small_messages
 from vivace.engine.scheduler import Scheduler
 from vivace.protocol.control import (
     Command,
@@ -144,14 +145,15 @@ class Loop:
             return [Delta(key=request.key, index=index, tokens=[], finish=finish)]
 
     def _forward(self, deltas: list[Delta]) -> None:
-        """One message per frontend."""
+        """One message per frontend, or several small ones."""
         if not deltas:
             return
         groups: dict[int, list[Delta]] = {}
         for delta in deltas:
             groups.setdefault(frontend_of(delta.key), []).append(delta)
         for frontend, group in groups.items():
-            self._mailbox.send(frontend, Deltas(self._epoch, group))
+            for some in small_messages(group):
+                self._mailbox.send(frontend, Deltas(self._epoch, some))
 
     # --- control ----------------------------------------------------------------------------
 

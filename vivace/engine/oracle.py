@@ -10,10 +10,12 @@ foreign or stale token or page raises OracleMismatch.
 from __future__ import annotations
 
 import time
+from array import array
 from dataclasses import dataclass, field
 
 from vivace.protocol.control import Capacity
-from vivace.protocol.output import TokenLogprob
+from vivace.protocol.output import PromptLogprobs, TokenLogprob
+from vivace.protocol.request import LogprobOptions
 from vivace.protocol.step import Join, StepPlan, StepResult
 
 _MASK = (1 << 64) - 1
@@ -240,7 +242,7 @@ class OracleWorker:
         if row.join.logprobs is not None:
             scored = self._prompt_logprobs(row, start, end)
             if scored:
-                result.prompt_logprobs[index] = scored
+                result.prompt_logprobs[index] = [scored]
         result.tokens.append(self._draw(result, index, row) if end == len(row.tokens) else [])
 
     def _check_prefix(self, row: _Row, length: int) -> None:
@@ -274,23 +276,39 @@ class OracleWorker:
             masked=len(row.tokens) - join.prompt < join.sampling.min_new_tokens,
         )
         if join.logprobs is not None:
-            result.logprobs[index] = [oracle_logprob(token, len(row.tokens))]
+            result.logprobs[index] = [oracle_logprob(token, len(row.tokens), join.logprobs)]
         row.tokens.append(token)
         return [token]
 
-    def _prompt_logprobs(self, row: _Row, start: int, end: int) -> list[TokenLogprob]:
+    def _prompt_logprobs(self, row: _Row, start: int, end: int) -> PromptLogprobs | None:
         options = row.join.logprobs
         if options is None or options.start < 0:
-            return []
-        scored = []
-        if start == 0 and options.start == 0:
-            scored.append(TokenLogprob(row.tokens[0], None))
+            return None
         first = max(start + 1, options.start)
-        for position in range(first, min(end + 1, row.join.prompt)):
-            scored.append(oracle_logprob(row.tokens[position], position))
-        return scored
+        positions = range(first, min(end + 1, row.join.prompt))
+        scored = [oracle_logprob(row.tokens[position], position, options) for position in positions]
+        return packed(first, scored) if scored else None
 
 
-def oracle_logprob(token: int, position: int) -> TokenLogprob:
-    """What the oracle reports for a token: recognizable, and different at every position."""
-    return TokenLogprob(token, -1.0 - position / 1024)
+def oracle_logprob(
+    token: int, position: int, options: LogprobOptions | None = None
+) -> TokenLogprob:
+    """What the oracle reports for a token: recognizable, and different at every position. Every
+    value fits float32."""
+    logprob = -1.0 - position / 1024
+    top = [(logprob - rank, max(0, token - rank)) for rank in range(options.top if options else 0)]
+    chosen = [(logprob, one) for one in (options.token_ids if options else ())]
+    return TokenLogprob(token, logprob, top or None, chosen or None)
+
+
+def packed(start: int, scored: list[TokenLogprob]) -> PromptLogprobs:
+    """As a worker packs them."""
+    tops = [pair for one in scored for pair in one.top or ()]
+    chosen = [pair for one in scored for pair in one.chosen or ()]
+    return PromptLogprobs(
+        start=start,
+        logprobs=array("f", [one.logprob or 0.0 for one in scored]).tobytes(),
+        top=array("f", [logprob for logprob, _ in tops]).tobytes(),
+        top_ids=array("i", [token for _, token in tops]).tobytes(),
+        chosen=array("f", [logprob for logprob, _ in chosen]).tobytes(),
+    )

@@ -75,8 +75,6 @@ class Roster:
         self._release(sequence)
         sequence.state = State.WAITING
         sequence.retractions += 1
-        if not sequence.prompt_scored:
-            sequence.prompt_logprobs = []
         self.waiting.add(sequence)
 
     def end(self, sequence: Sequence) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
 
+from vivace.engine.message_size import parts, tokens_per_message
 from vivace.engine.settings import EngineSettings
 from vivace.kv.leases import Lease
 from vivace.kv.prefix_tree import pack
@@ -12,6 +14,7 @@ from vivace.protocol.output import (
     FINISH_STOP,
     Delta,
     Finish,
+    PromptLogprobs,
     TokenLogprob,
 )
 from vivace.protocol.request import Request
@@ -53,12 +56,11 @@ class Sequence:
         "mentioned",
         "prefix",
         "prompt",
-        "prompt_logprobs",
-        "prompt_scored",
         "request",
         "resumed",
         "retractions",
         "row",
+        "scored",
         "started",
         "state",
         "stop_ids",
@@ -119,9 +121,8 @@ class Sequence:
         self.logprobs: list[TokenLogprob] | None = None if request.logprobs is None else []
         self.elaborate = self.logprobs is not None
         """its tokens carry more than themselves"""
-        self.prompt_scored = bool(request.resumed) or not wants_prompt_logprobs(request)
-        """prompt log-probabilities are complete (or nobody wants them)"""
-        self.prompt_logprobs: list[TokenLogprob] | None = None if self.prompt_scored else []
+        self.scored = self.prompt if request.resumed else first_scored(request)
+        """prompt position from which on log-probabilities are still to be sent"""
 
         self.log_metrics = request.log_metrics
         self.arrival = request.arrival or now
@@ -141,12 +142,10 @@ class Sequence:
         """Most tokens a prefix hit may cover.
 
         One token is left to compute, and the logits before the first prompt position whose
-        log-probability is wanted.
+        log-probability is still wanted.
         """
         most = len(self.tokens) - 1
-        if not self.prompt_scored and self.request.logprobs is not None:
-            most = min(most, max(0, self.request.logprobs.start - 1))
-        return most
+        return min(most, self.scored - 1) if self.scored < self.prompt else most
 
     def accept(self, drawn: list[int]) -> Finish | None:
         """Append drawn tokens; the reason when one of them ends the sequence."""
@@ -184,6 +183,14 @@ class Sequence:
             retractions=self.retractions,
         )
 
+    def answer_scored(self, scored: list[PromptLogprobs]) -> Iterator[Delta]:
+        """Deltas with log-probabilities of the prompt, those that were sent before left out."""
+        for part in (part for one in scored for part in parts(one, self.scored)):
+            self.scored = part.start + len(part.logprobs) // 4
+            yield Delta(
+                key=self.key, index=self.told - self.prompt, tokens=[], prompt_logprobs=part
+            )
+
     def answer(self, finish: Finish | None = None) -> Delta:
         """Everything that was not sent yet, as one delta."""
         index = self.told - self.prompt
@@ -200,8 +207,6 @@ class Sequence:
         )
         if self.logprobs is not None:
             delta.logprobs, self.logprobs = self.logprobs, []
-        if self.prompt_logprobs is not None and self.prompt_scored:
-            delta.prompt_logprobs, self.prompt_logprobs = self.prompt_logprobs, None
         if finish is not None or index == self.resumed:
             delta.queue_time = max(0.0, self.started - self.arrival) if self.started else 0.0
             if self.first_token:
@@ -225,11 +230,14 @@ def interval_of(request: Request, settings: EngineSettings) -> int:
     stop strings in time.
     """
     own = request.sampling.stream_interval or settings.stream_interval
-    if request.stream or request.sampling.stop:
-        return max(1, own)
-    return max(1, settings.coarse_interval)
+    interval = own if request.stream or request.sampling.stop else settings.coarse_interval
+    if request.logprobs is not None:
+        interval = min(interval, tokens_per_message(request.logprobs))
+    return max(1, interval)
 
 
-def wants_prompt_logprobs(request: Request) -> bool:
-    options = request.logprobs
-    return options is not None and 0 <= options.start < len(request.tokens)
+def first_scored(request: Request) -> int:
+    """The first prompt position whose log-probability is wanted and exists; behind the prompt
+    when there is none."""
+    options, prompt = request.logprobs, len(request.tokens)
+    return min(prompt, max(1, options.start)) if options and options.start >= 0 else prompt

@@ -99,14 +99,16 @@ def join_of(sequence: Sequence) -> Join:
         cached=sequence.computed,
         pages=sequence.lease.pages.copy(),
         sampling=request.sampling,
-        logprobs=_open_logprobs(request.logprobs, sequence.prompt_scored),
+        logprobs=_open_logprobs(sequence),
         stop_ids=sequence.stop_ids,
         suspect=request.suspect,
     )
 
 
-def _open_logprobs(options: LogprobOptions | None, scored: bool) -> LogprobOptions | None:
+def _open_logprobs(sequence: Sequence) -> LogprobOptions | None:
     """Prompt positions are scored once, not again after a retraction."""
-    if options is None or not scored or options.start < 0:
+    options = sequence.request.logprobs
+    if options is None or options.start < 0:
         return options
-    return msgspec.structs.replace(options, start=-1)
+    start = sequence.scored if sequence.scored < sequence.prompt else -1
+    return msgspec.structs.replace(options, start=start)

@@ -8,14 +8,15 @@ import msgspec
 
 from vivace.frontend.detokenizer import Detokenizer, detokenizer
 from vivace.frontend.piece import Piece, Sink, TextSink
+from vivace.frontend.prompt_logprobs import PromptRows
 from vivace.frontend.stop_strings import StopHit, StopStrings
 from vivace.frontend.tokenizer import Tokenizer
-from vivace.protocol.output import FINISH_LENGTH, FINISH_STOP, Delta, Finish, TokenLogprob
+from vivace.protocol.output import FINISH_LENGTH, FINISH_STOP, Delta, Finish, PromptLogprobs
 from vivace.protocol.request import Request
 
 
 class LedgerGap(Exception):
-    """Tokens of an answer never arrived; what came behind them must not be shown."""
+    """Part of an answer never arrived; what came behind it must not be shown."""
 
 
 class Live:
@@ -32,7 +33,7 @@ class Live:
         "_first",
         "_offer",
         "_prompt",
-        "_prompt_logprobs_shown",
+        "_prompt_rows",
         "_queue",
         "_retractions",
         "_sent",
@@ -71,7 +72,11 @@ class Live:
         self._sent = clock() - request.arrival
         self._queue = 0.0
         self._first = 0.0
-        self._prompt_logprobs_shown = False
+        options = request.logprobs
+        self._prompt_rows = (
+            PromptRows(request.tokens, options) if options and options.start >= 0 else None
+        )
+        """log-probabilities of the prompt, until a piece shows them"""
 
     def passed(self, delta: Delta) -> bool:
         """Hand a delta of nothing but tokens to a sink that takes mere text, if this is the middle
@@ -91,10 +96,12 @@ class Live:
     def accept(self, delta: Delta) -> Piece | None:
         """The piece this delta makes; None when it brings nothing new. Raises LedgerGap."""
         ledger = self.ledger
+        if delta.prompt_logprobs is not None:
+            self._gather(delta.prompt_logprobs)
         if delta.index != len(ledger):
             delta = self._without_repeats(delta)
         tokens, finish = delta.tokens, delta.finish
-        if not tokens and finish is None and delta.prompt_logprobs is None:
+        if not tokens and finish is None:
             return None
         timings = None if ledger and finish is None else self._note_start(delta)
         logprobs = delta.logprobs
@@ -117,7 +124,7 @@ class Live:
             prompt_tokens=self._prompt,
             completion_tokens=len(ledger),
             cached_tokens=self._cached,
-            prompt_logprobs=self._prompt_logprobs(delta),
+            prompt_logprobs=self._prompt_logprobs(tokens),
             logprobs=logprobs,
             retractions=self._retractions,
             timings=timings,
@@ -148,10 +155,13 @@ class Live:
         )
 
     def resumption(self) -> Request:
-        """The request as a new engine needs it: generation goes on behind the ledger."""
-        return msgspec.structs.replace(
-            self.request, resumed=list(self.ledger), suspect=self.suspect
-        )
+        """The request as a new engine needs it: it goes on behind the ledger, and behind what is
+        known of the prompt."""
+        request, rows = self.request, self._prompt_rows
+        if request.logprobs is not None and rows is not None:
+            logprobs = msgspec.structs.replace(request.logprobs, start=rows.next)
+            request = msgspec.structs.replace(request, logprobs=logprobs)
+        return msgspec.structs.replace(request, resumed=list(self.ledger), suspect=self.suspect)
 
     def reached_end(self, eos_ids: tuple[int, ...]) -> Finish | None:
         """The finish that was lost with an engine, when the ledger shows that there was one."""
@@ -225,11 +235,22 @@ class Live:
             logprobs=logprobs[repeated:] if logprobs is not None else None,
         )
 
-    def _prompt_logprobs(self, delta: Delta) -> list[TokenLogprob] | None:
-        if delta.prompt_logprobs is None or self._prompt_logprobs_shown:
+    def _gather(self, part: PromptLogprobs) -> None:
+        rows = self._prompt_rows
+        if rows is not None and not rows.add(part):
+            raise rows_lost(rows)
+
+    def _prompt_logprobs(self, tokens: list[int]) -> PromptRows | None:
+        """Once, with the first piece behind the prompt; an answer may end before that."""
+        rows = self._prompt_rows
+        if rows is None:
             return None
-        self._prompt_logprobs_shown = True
-        return delta.prompt_logprobs
+        if rows.complete:
+            self._prompt_rows = None
+            return rows
+        if tokens:
+            raise rows_lost(rows)
+        return None
 
     # -- times -----------------------------------------------------------------------------------
 
@@ -250,3 +271,7 @@ class Live:
             "first": self._first,
             "e2e": self._clock() - self.request.arrival,
         }
+
+
+def rows_lost(rows: PromptRows) -> LedgerGap:
+    return LedgerGap(f"log-probabilities from prompt token {rows.next} on were lost")

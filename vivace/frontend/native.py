@@ -4,7 +4,7 @@ offline API."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from vivace.frontend.piece import Piece
@@ -45,7 +45,7 @@ class NativeAnswer:
         self._texts: list[str] = []
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
-        self._prompt_logprobs: list[TokenLogprob] = []
+        self._prompt_logprobs: Iterable[TokenLogprob] = ()
         self._last: Piece | None = None
 
     @property
@@ -61,8 +61,8 @@ class NativeAnswer:
         self.extend(piece.text, piece.tokens)
         if piece.logprobs:
             self._logprobs.extend(piece.logprobs)
-        if piece.prompt_logprobs:
-            self._prompt_logprobs.extend(piece.prompt_logprobs)
+        if piece.prompt_logprobs is not None:
+            self._prompt_logprobs = piece.prompt_logprobs
         self._last = piece
 
     def event(self, piece: Piece) -> dict[str, Any]:
@@ -85,8 +85,8 @@ class NativeAnswer:
         self,
         text: str,
         tokens: list[int],
-        logprobs: Sequence[TokenLogprob],
-        prompt_logprobs: Sequence[TokenLogprob],
+        logprobs: Iterable[TokenLogprob],
+        prompt_logprobs: Iterable[TokenLogprob],
         rows: Rows = list,
     ) -> dict[str, Any]:
         body: dict[str, Any] = {
@@ -122,8 +122,8 @@ class NativeAnswer:
 
     def _logprob_fields(
         self,
-        logprobs: Sequence[TokenLogprob],
-        prompt_logprobs: Sequence[TokenLogprob],
+        logprobs: Iterable[TokenLogprob],
+        prompt_logprobs: Iterable[TokenLogprob],
         rows: Rows,
     ) -> dict[str, Any]:
         options = self._request.logprobs

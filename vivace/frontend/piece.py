@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -24,7 +25,7 @@ class Piece(msgspec.Struct, omit_defaults=True, kw_only=True):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
-    prompt_logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: Iterable[TokenLogprob] | None = None
     logprobs: list[TokenLogprob] | None = None
     retractions: int = 0
     timings: dict[str, float] | None = None

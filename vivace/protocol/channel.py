@@ -40,6 +40,8 @@ SUPERVISOR = 1 << 20
 """Frontend index in the tickets of the supervisor's own commands."""
 LARGEST_BATCH = 512
 """Messages taken per turn; the rest waits for the next one."""
+ENGINE_BYTES, FRONTEND_BYTES = 1 << 20, 1 << 16
+"""Of messages taken per turn, the last one not counted."""
 RECONNECT_MILLISECONDS = 20
 
 
@@ -87,15 +89,17 @@ def name_of(frontend: int) -> bytes:
     return b"%d" % frontend
 
 
-def take_frames(socket: zmq.Socket[bytes], limit: int = LARGEST_BATCH) -> list[bytes]:
-    """What has arrived, without waiting and without the senders' names."""
+def take_frames(socket: zmq.Socket[bytes], room: int) -> tuple[list[bytes], bool]:
+    """What has arrived, without waiting and without the senders' names, until it has `room` bytes;
+    and whether that was all."""
     frames: list[bytes] = []
     try:
-        while len(frames) < limit:
+        while room > 0 and len(frames) < LARGEST_BATCH:
             frames.append(socket.recv_multipart(zmq.NOBLOCK)[-1])
+            room -= len(frames[-1])
     except zmq.Again:
-        pass
-    return frames
+        return frames, True
+    return frames, False
 
 
 class LiveKeys:
@@ -160,7 +164,7 @@ class EngineMailbox:
             self._poller.poll(None if wait is None else math.ceil(wait * 1000))
             self._hush()
         messages = [self._posted.popleft() for _ in range(len(self._posted))]
-        for frame in take_frames(self._socket):
+        for frame in take_frames(self._socket, ENGINE_BYTES)[0]:
             envelope = self._reader.read(frame)
             if envelope is None:
                 continue
@@ -271,12 +275,12 @@ class FrontendMailbox:
         # again.
         if self._socket.closed:
             return
-        frames = take_frames(self._socket)
+        frames, all_taken = take_frames(self._socket, FRONTEND_BYTES)
         for frame in frames:
             envelope = self._reader.read(frame)
             if envelope is not None:
                 self._keep(envelope.body, envelope.epoch)
-        if len(frames) == LARGEST_BATCH and self._loop is not None:
+        if not all_taken and self._loop is not None:
             self._loop.call_soon(self._readable)
         self._notify()
 

@@ -32,6 +32,22 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     """For `LogprobOptions.token_ids`, in the asked order."""
 
 
+class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """Log-probabilities of the prompt tokens at `start`, `start` + 1 ... as bytes in the machine's
+    order: who reads the message makes no object of each. `start` is at least 1, as nothing stands
+    before the first token."""
+
+    start: int
+    logprobs: bytes
+    """[n] float32"""
+    top: bytes = b""
+    """[n, k] float32, best first; k is what was asked for, or the vocabulary"""
+    top_ids: bytes = b""
+    """[n, k] int32"""
+    chosen: bytes = b""
+    """[n, m] float32, for `LogprobOptions.token_ids` in the asked order"""
+
+
 class Delta(msgspec.Struct, omit_defaults=True, kw_only=True):
     """News of one request. `index` = how many output tokens were sent before (the ledger)."""
 
@@ -40,8 +56,8 @@ class Delta(msgspec.Struct, omit_defaults=True, kw_only=True):
     tokens: list[int]
     finish: Finish | None = None
     cached_tokens: int = 0
-    prompt_logprobs: list[TokenLogprob] | None = None
-    """Once, with the first delta."""
+    prompt_logprobs: PromptLogprobs | None = None
+    """The next of them; with nothing else, and all before the first token."""
     logprobs: list[TokenLogprob] | None = None
     """One per token of `tokens`, when asked for."""
     retractions: int = 0
@@ -53,7 +69,8 @@ class Delta(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class Deltas(msgspec.Struct, tag="deltas"):
-    """All news of one step for one frontend. `epoch` changes when the engine restarts."""
+    """News of one step for one frontend, in several messages where they are many. `epoch` changes
+    when the engine restarts."""
 
     epoch: int
     deltas: list[Delta]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from vivace.protocol.output import TokenLogprob
+from vivace.protocol.output import PromptLogprobs, TokenLogprob
 from vivace.protocol.request import LogprobOptions, SamplingParams
 
 
@@ -74,8 +74,8 @@ class StepResult(msgspec.Struct, omit_defaults=True, kw_only=True, tag="result")
     tokens: list[list[int]]
     logprobs: dict[int, list[TokenLogprob]] = {}
     """span index -> one per drawn token"""
-    prompt_logprobs: dict[int, list[TokenLogprob]] = {}
-    """span index -> prompt positions computed in this step that were asked for"""
+    prompt_logprobs: dict[int, list[PromptLogprobs]] = {}
+    """span index -> prompt positions decided in this step that were asked for, in their order"""
     bad: dict[int, str] = {}
     seconds: float = 0.0
     """Device time of the step."""

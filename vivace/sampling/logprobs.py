@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from vivace.platforms.ops.sampling import SamplingOps
-from vivace.protocol.output import TokenLogprob
+from vivace.protocol.output import PromptLogprobs, TokenLogprob
 from vivace.protocol.request import LogprobOptions
 
 Scored = list[tuple[float, int]]
@@ -26,7 +26,7 @@ def score(
     token id [n] int64: log(softmax(logits / temperature))."""
     scores = _Scores(ops, logits, temperature)
     chosen = scores.of(np.arange(len(tokens)), tokens).tolist()
-    tops = _top(ops, scores, [option.top for option in options])
+    tops = _top(scores, [option.top for option in options])
     asked = [_asked(scores, row, option.token_ids) for row, option in enumerate(options)]
     return [
         TokenLogprob(token, logprob, top, ids)
@@ -34,11 +34,34 @@ def score(
     ]
 
 
+def score_prompt(
+    ops: SamplingOps, logits: Tensor, tokens: np.ndarray, start: int, options: LogprobOptions
+) -> PromptLogprobs:
+    """log(softmax(logits)) of logits[n, V] float32 for the prompt tokens [n] int64 at position
+    `start` and behind it, packed."""
+    rows, ids = np.arange(len(tokens)), np.array(options.token_ids, np.int64)
+    scores = _Scores(ops, logits, np.ones(len(tokens), np.float32))
+    values, best = scores.top(options.top)
+    chosen = scores.of(rows.repeat(len(ids)), np.tile(ids, len(rows)))
+    return PromptLogprobs(
+        start=start,
+        logprobs=_packed(scores.of(rows, tokens), np.float32),
+        top=_packed(values, np.float32),
+        top_ids=_packed(best, np.int32),
+        chosen=_packed(chosen, np.float32),
+    )
+
+
+def _packed(values: np.ndarray, kind: type[np.generic]) -> bytes:
+    return values.astype(kind, copy=False).tobytes()
+
+
 class _Scores:
     """Log-probabilities of logits[n, V], computed where they are looked at."""
 
     def __init__(self, ops: SamplingOps, logits: Tensor, temperature: np.ndarray) -> None:
         self.logits = logits
+        self._ops = ops
         self.vocabulary = logits.shape[1]
         self._values = logits.numpy()
         self._temperature = temperature
@@ -54,20 +77,24 @@ class _Scores:
         """Log-probabilities [m] of tokens whose logits are `values[m]`."""
         return values / self._temperature[rows] - self._totals[rows]
 
+    def top(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """(log-probabilities, ids) [n, k] of the best k of each row, best first; k is `count`, or
+        the vocabulary."""
+        count = min(count, self.vocabulary)
+        rows = np.arange(len(self.logits))
+        if not count:
+            return np.empty((len(rows), 0), np.float32), np.empty((len(rows), 0), np.int64)
+        values, ids = self._ops.top(self.logits, count)
+        normalised = self.normalised(rows.repeat(count), values.ravel())
+        return normalised.reshape(values.shape), ids
 
-def _top(ops: SamplingOps, scores: _Scores, wanted: list[int]) -> list[Scored | None]:
+
+def _top(scores: _Scores, wanted: list[int]) -> list[Scored | None]:
     """The best k of each row, best first; None where k is 0."""
-    most = min(max(wanted, default=0), scores.vocabulary)
-    if most == 0:
-        return [None] * len(wanted)
-    values, ids = ops.top(scores.logits, most)
-    rows = np.arange(len(wanted)).repeat(most)
-    normalised = scores.normalised(rows, values.ravel()).reshape(values.shape)
+    values, ids = scores.top(max(wanted, default=0))
     return [
         list(zip(row_values[:count], row_ids[:count], strict=True)) if count else None
-        for count, row_values, row_ids in zip(
-            wanted, normalised.tolist(), ids.tolist(), strict=True
-        )
+        for count, row_values, row_ids in zip(wanted, values.tolist(), ids.tolist(), strict=True)
     ]
 
 

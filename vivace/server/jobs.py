@@ -122,7 +122,7 @@ def join(pieces: list[Piece]) -> Piece:
         text="".join(piece.text for piece in pieces),
         tokens=[token for piece in pieces for token in piece.tokens],
         logprobs=_chain([piece.logprobs for piece in pieces]),
-        prompt_logprobs=_chain([piece.prompt_logprobs for piece in pieces]),
+        prompt_logprobs=pieces[0].prompt_logprobs,
     )
 
 

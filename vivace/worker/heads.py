@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from vivace.platforms.ops.sampling import SamplingOps
-from vivace.protocol.output import TokenLogprob
+from vivace.protocol.output import PromptLogprobs, TokenLogprob
 from vivace.protocol.request import LogprobOptions
 from vivace.sampling.adjust import Histories
-from vivace.sampling.logprobs import score
+from vivace.sampling.logprobs import score_prompt
 from vivace.sampling.sampler import BAD_NUMBERS, Sampler
 from vivace.worker.inputs import Spans, StepInput
 from vivace.worker.runner import RunnableModel
@@ -31,7 +31,7 @@ class Output:
     tokens: np.ndarray
     """[n] int64"""
     logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
-    prompt_logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
+    prompt_logprobs: dict[int, list[PromptLogprobs]] = field(default_factory=dict)
     bad: dict[int, str] = field(default_factory=dict)
     """spans whose numbers went wrong; they drew nothing and did not move on"""
 
@@ -107,13 +107,11 @@ class TokenHead:
 
     def _score_prompt(
         self, spans: Spans, hidden: Tensor, span: int, row: int, options: LogprobOptions
-    ) -> list[TokenLogprob]:
+    ) -> list[PromptLogprobs]:
         """Prompt positions this span decides: position p is scored by the token before it."""
         before, count = int(spans.before[span]), int(spans.counts[span])
         prompt = int(self._slots.prompt[row])
-        scored: list[TokenLogprob] = []
-        if before == 0 and options.start == 0:
-            scored.append(TokenLogprob(int(self._slots.tokens[row, 0]), None))
+        scored: list[PromptLogprobs] = []
         first = max(before + 1, options.start)
         end = min(before + count + 1, prompt)
         start = int(spans.starts[span])
@@ -123,9 +121,7 @@ class TokenHead:
             offset = start + position - 1 - before
             logits = self._model.logits(hidden[offset : offset + stop - position])
             tokens = self._slots.tokens[row, position:stop].astype(np.int64)
-            asked = [options] * len(tokens)
-            plain = np.ones(len(tokens), np.float32)
-            scored += score(self._ops, logits, plain, tokens, asked)
+            scored.append(score_prompt(self._ops, logits, tokens, position, options))
         return scored
 
 

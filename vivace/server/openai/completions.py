@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 
 from aiohttp import web
 
@@ -168,7 +170,7 @@ def choice(
     return result
 
 
-def scored(asked: CompletionRequest, piece: Piece) -> list[TokenLogprob]:
+def scored(asked: CompletionRequest, piece: Piece) -> Iterable[TokenLogprob]:
     """The tokens whose log-probabilities are shown."""
     prompt = piece.prompt_logprobs if asked.echo else None
-    return [*(prompt or ()), *(piece.logprobs or ())]
+    return chain(prompt or (), piece.logprobs or ())

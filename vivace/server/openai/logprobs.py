@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from msgspec import Raw
 from msgspec.json import encode
@@ -49,12 +50,13 @@ def encoded_chat_logprobs(entries: Sequence[TokenLogprob], tokenizer: Tokenizer)
     return Raw(encode({"content": content, "refusal": None}))
 
 
-def encoded_completion_logprobs(entries: Sequence[TokenLogprob], tokenizer: Tokenizer) -> Work[Raw]:
+def encoded_completion_logprobs(entries: Iterable[TokenLogprob], tokenizer: Tokenizer) -> Work[Raw]:
     """`completion_logprobs` of a whole answer as JSON, in slices."""
     parts: dict[str, list[bytes]] = {}
     offset = 0
-    for start in range(0, len(entries), ROWS):
-        some = completion_logprobs(entries[start : start + ROWS], tokenizer, offset)
+    rest = iter(entries)
+    while batch := list(islice(rest, ROWS)):
+        some = completion_logprobs(batch, tokenizer, offset)
         offset = some.text_offset[-1] + len(some.tokens[-1])
         for name in some.__struct_fields__:
             parts.setdefault(name, []).append(encode(getattr(some, name))[1:-1])

@@ -1,0 +1,24 @@
+"""Log-probabilities of a prompt as the engine sends them, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from vivace.engine.oracle import packed
+from vivace.frontend.prompt_logprobs import PromptRows
+from vivace.protocol.output import PromptLogprobs, TokenLogprob
+from vivace.protocol.request import LogprobOptions
+
+
+def rows_of(
+    tokens: list[int], options: LogprobOptions, parts: Iterable[PromptLogprobs]
+) -> list[TokenLogprob]:
+    """What the parts say of a prompt; they go on where the one before ended."""
+    rows = PromptRows(tokens, options)
+    for part in parts:
+        assert part.start == rows.next and rows.add(part)
+    return list(rows)
+
+
+def part_of(start: int, rows: list[TokenLogprob]) -> PromptLogprobs:
+    return packed(start, rows)
