@@ -69,7 +69,7 @@ class Answer:
             return
         if options is not None and options.start >= 0 and self.prompt_logprobs is None:
             self.prompt_rows = self.prompt_rows or PromptRows(self.request.tokens, options)
-            assert self.prompt_rows.complete or not delta.tokens
+            assert self.prompt_rows.complete or self.request.resumed or not delta.tokens
             self.prompt_logprobs = list(self.prompt_rows)
         self.finish = delta.finish
 

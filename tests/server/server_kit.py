@@ -369,3 +369,37 @@ def events(text: str) -> list[str]:
             assert block.startswith("data: "), block
             found.append(block[len("data: ") :])
     return found
+
+
+class Wire:
+    """A transport that keeps what is written; `unsent` bytes are still in its buffer."""
+
+    def __init__(self) -> None:
+        self.data = b""
+        self.unsent = 0
+        self.closing = False
+
+    def write(self, data: bytes) -> None:
+        self.data += data
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
+
+    def abort(self) -> None:
+        self.closing = True
+
+
+def unchunk(data: bytes) -> bytes:
+    """The body of a chunked answer (without the last, empty chunk, which aiohttp writes)."""
+    body = b""
+    while data:
+        size, _, data = data.partition(b"\r\n")
+        length = int(size, 16)
+        assert length > 0, "an empty chunk would end the answer"
+        body += data[:length]
+        assert data[length : length + 2] == b"\r\n"
+        data = data[length + 2 :]
+    return body

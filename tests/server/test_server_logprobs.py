@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import Callable
 from typing import Any, cast
 
 import msgspec
 import pytest
-from server_kit import ScriptedEngine, ask, running_server
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import Raw
+from server_kit import ScriptedEngine, Wire, ask, events, running_server, unchunk
 
 from vivace.frontend.native import NativeAnswer
 from vivace.frontend.piece import Piece
@@ -15,15 +20,18 @@ from vivace.frontend.tokenizer import Tokenizer
 from vivace.protocol.output import Finish, TokenLogprob
 from vivace.protocol.request import LogprobOptions, Request, SamplingParams
 from vivace.server.encoding import ROWS
-from vivace.server.native import finished
+from vivace.server.native import finished, list_of
+from vivace.server.native_events import NativeEvents
 from vivace.server.openai.logprobs import (
     chat_logprobs,
     completion_logprobs,
     encoded_chat_logprobs,
     encoded_completion_logprobs,
 )
-from vivace.server.pace import Work
+from vivace.server.pace import Pace, Work
+from vivace.server.parts import JOINED
 from vivace.server.schema import GenerateRequest
+from vivace.server.sse import EventStream, StreamLimits
 
 TOKENS, TOP = 203, 40
 ENTRIES = [
@@ -77,7 +85,11 @@ def native(tokenizer: CountingTokenizer) -> tuple[Work[Any], Callable[[], Any]]:
         plain.add(piece)
         return [plain.body()]
 
-    return finished(GenerateRequest(), [request], [answer()], [piece]), whole
+    def work() -> Work[Any]:
+        results = yield from finished(GenerateRequest(), [request], [answer()], [piece])
+        return Raw(b"".join(list_of(results)))
+
+    return work(), whole
 
 
 def chat(tokenizer: CountingTokenizer) -> tuple[Work[Any], Callable[[], Any]]:
@@ -88,7 +100,7 @@ def chat(tokenizer: CountingTokenizer) -> tuple[Work[Any], Callable[[], Any]]:
 def completion(tokenizer: CountingTokenizer) -> tuple[Work[Any], Callable[[], Any]]:
     known = cast(Tokenizer, tokenizer)
     work = encoded_completion_logprobs(ENTRIES, known)
-    return work, lambda: completion_logprobs(ENTRIES, known, 0)
+    return first_of(work), lambda: completion_logprobs(ENTRIES, known, 0)
 
 
 @pytest.mark.parametrize("made", [native, chat, completion])
@@ -109,9 +121,14 @@ def test_no_tokens_make_empty_lists() -> None:
     assert msgspec.json.decode(bytes(shown)) == lists
 
 
+def first_of(work: Work[tuple[Any, Any]]) -> Work[Any]:
+    first, _ = yield from work
+    return first
+
+
 def completion_of_none() -> tuple[Work[Any], CountingTokenizer]:
     tokenizer = CountingTokenizer()
-    return encoded_completion_logprobs([], cast(Tokenizer, tokenizer)), tokenizer
+    return first_of(encoded_completion_logprobs([], cast(Tokenizer, tokenizer))), tokenizer
 
 
 @pytest.mark.parametrize(
@@ -142,3 +159,105 @@ def test_more_than_an_answer_may_hold_is_refused_before_it_is_made(
             fine = {**lengths, **{k: v for k, v in asked.items() if k not in small}}
             fine.pop("top_logprobs_num", None)
             assert ask(server, path, fine).status == 200
+
+
+PROMPT = LogprobOptions(start=0, top=TOP)
+
+
+def pieces_of(prompt: int, drawn: int) -> list[Piece]:
+    """A first piece with the prompt's log-probabilities, then one per token, then the end."""
+    first = Piece(text="", tokens=[], prompt_logprobs=ENTRIES[:prompt])
+    middle = [
+        Piece(text=f"{n}", tokens=[n], completion_tokens=n + 1, logprobs=[ENTRIES[n]])
+        for n in range(drawn)
+    ]
+    return [first, *middle, Piece(text="", tokens=[], finish=Finish("length", length=drawn))]
+
+
+def native_events(tokenizer: CountingTokenizer, *, disjoint: bool) -> NativeEvents:
+    request = Request(key=1, rid="r", tokens=[1, 2], sampling=SamplingParams(), logprobs=PROMPT)
+    answer = NativeAnswer(
+        request, token_text=tokenizer.token_text, disjoint=disjoint, wall=lambda: 0.0
+    )
+    return NativeEvents(request, answer, disjoint=disjoint, prompt_ids=True)
+
+
+@pytest.mark.parametrize("disjoint", [False, True])
+@pytest.mark.parametrize("prompt", [0, 1, ROWS, TOKENS])
+def test_events_say_what_whole_answers_say(disjoint: bool, prompt: int) -> None:
+    tokenizer = CountingTokenizer()
+    encode = native_events(tokenizer, disjoint=disjoint)
+    plain = native_events(CountingTokenizer(), disjoint=disjoint)._answer
+    for piece in pieces_of(prompt, 9):
+        work = encode.parts(piece)
+        assert work is not None
+        parts, most = sliced(work, tokenizer)
+        assert most <= ROWS * (1 + TOP), "texts of a few tokens at once"
+        wanted = plain.event(piece)
+        wanted["meta_info"]["prompt_token_ids"] = [1, 2]
+        (data,) = events(b"".join(parts).decode())
+        assert msgspec.json.decode(data) == msgspec.json.decode(msgspec.json.encode(wanted))
+
+
+def test_what_was_shown_is_neither_made_nor_copied_again() -> None:
+    tokenizer = CountingTokenizer()
+    encode = native_events(tokenizer, disjoint=False)
+    pieces = pieces_of(TOKENS, 9)
+    before, _ = sliced(cast(Any, encode.parts(pieces[0])), tokenizer)
+    asked = tokenizer.asked
+    kept = {id(part) for part in before if len(part) > 1 << 12}
+    assert sum(len(part) for part in before if id(part) in kept) > 0.9 * sum(map(len, before))
+    for number, piece in enumerate(pieces[1:-1], 1):
+        parts, _ = sliced(cast(Any, encode.parts(piece)), tokenizer)
+        assert tokenizer.asked == asked + number * (1 + TOP), "texts of the new token only"
+        assert kept <= {id(part) for part in parts}
+
+
+async def streamed(pieces: list[Piece], turns: list[bool]) -> tuple[list[Any], int]:
+    """(the events of a stream that gets pieces while a long one is on its way, slices of it)."""
+    stream = EventStream(StreamLimits(1 << 30, 1 << 20, 30.0), pace=Pace(0.0))
+    wire = Wire()
+    stream._transport = cast(Any, wire)
+    outlet = stream.outlet(native_events(CountingTokenizer(), disjoint=False))
+    stream._resume()
+    busy = 0
+    for piece, turn in zip(pieces, turns, strict=True):
+        outlet.push(piece)
+        busy += bool(stream._encoders)
+        if turn:
+            await asyncio.sleep(0)
+    await asyncio.wait_for(stream._over, 10)
+    *found, last = events(unchunk(wire.data).decode())
+    assert last == "[DONE]"
+    return [msgspec.json.decode(data) for data in found], busy
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.booleans(), min_size=11, max_size=11))
+def test_pieces_behind_a_long_one_wait_for_it(turns: list[bool]) -> None:
+    found, busy = asyncio.run(streamed(pieces_of(TOKENS, 9), turns))
+    assert busy, "the first piece is long"
+    assert found[-1]["text"] == "012345678" and found[-1]["output_ids"] == list(range(9))
+    for answer in found:
+        assert len(answer["meta_info"]["input_token_logprobs"]) == TOKENS
+        assert len(answer["meta_info"]["output_top_logprobs"]) == len(answer["output_ids"])
+
+
+def test_long_answers_arrive_whole() -> None:
+    """Longer than what becomes one body, streamed and not."""
+    asked = {
+        "input_ids": [5 + i % 90 for i in range(500)],
+        "return_logprob": True,
+        "logprob_start_len": 0,
+        "top_logprobs_num": 100,
+        "sampling_params": {"max_new_tokens": 3, "sampling_seed": 0},
+    }
+    with running_server() as server:
+        whole = ask(server, "/generate", asked)
+        (last,) = events(ask(server, "/generate", {**asked, "stream": True}).text)[-2:-1]
+        several = ask(server, "/generate", {**asked, "input_ids": [asked["input_ids"]] * 2})
+    meta = whole.json["meta_info"]
+    assert len(whole.text) > JOINED and len(meta["input_top_logprobs"]) == 500
+    for other in (json.loads(last), *several.json):
+        for name in ("input_token_logprobs", "input_top_logprobs", "output_top_logprobs"):
+            assert other["meta_info"][name] == meta[name]

@@ -12,7 +12,16 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from server_kit import Running, ScriptedEngine, ask, events, make_tokenizer, running_server
+from server_kit import (
+    Running,
+    ScriptedEngine,
+    Wire,
+    ask,
+    events,
+    make_tokenizer,
+    running_server,
+    unchunk,
+)
 
 from vivace.frontend.frontend import Frontend
 from vivace.frontend.native import NativeAnswer
@@ -29,40 +38,6 @@ from vivace.server.sse import EventStream, Outlet, StreamLimits
 
 TOKENIZER = make_tokenizer()
 TEXTS = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=20), max_size=12)
-
-
-class Wire:
-    """A transport that keeps what is written; `unsent` bytes are still in its buffer."""
-
-    def __init__(self) -> None:
-        self.data = b""
-        self.unsent = 0
-        self.closing = False
-
-    def write(self, data: bytes) -> None:
-        self.data += data
-
-    def is_closing(self) -> bool:
-        return self.closing
-
-    def get_write_buffer_size(self) -> int:
-        return self.unsent
-
-    def abort(self) -> None:
-        self.closing = True
-
-
-def unchunk(data: bytes) -> bytes:
-    """The body of a chunked answer (without the last, empty chunk, which aiohttp writes)."""
-    body = b""
-    while data:
-        size, _, data = data.partition(b"\r\n")
-        length = int(size, 16)
-        assert length > 0, "an empty chunk would end the answer"
-        body += data[:length]
-        assert data[length : length + 2] == b"\r\n"
-        data = data[length + 2 :]
-    return body
 
 
 def shape(**options: Any) -> Shape:

@@ -4,7 +4,7 @@ offline API."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from vivace.frontend.piece import Piece
@@ -14,9 +14,6 @@ from vivace.protocol.request import Request
 _ABORT_NAMES = {400: "BadRequestError", 429: "TooManyRequests", 503: "ServiceUnavailable"}
 
 TokenText = Callable[[int], str]
-
-
-Rows = Callable[[Iterator[Any]], Any]
 
 
 class NativeAnswer:
@@ -65,35 +62,30 @@ class NativeAnswer:
             self._prompt_logprobs = piece.prompt_logprobs
         self._last = piece
 
-    def event(self, piece: Piece) -> dict[str, Any]:
-        """One streamed event: the whole answer so far, or only the news when `disjoint`."""
+    def event(self, piece: Piece, *, logprobs: bool = True) -> dict[str, Any]:
+        """One streamed event: the whole answer so far, or only the news when `disjoint`.
+        `logprobs`: as in `body`."""
         self.add(piece)
         if not self._disjoint:
-            return self.body()
-        return self._body(
-            piece.text, piece.tokens, piece.logprobs or [], piece.prompt_logprobs or []
-        )
+            return self.body(logprobs=logprobs)
+        body = self._body(piece.text, piece.tokens)
+        if logprobs:
+            sides = (piece.prompt_logprobs or (), piece.logprobs or ())
+            body["meta_info"] |= self._logprob_fields(*sides)
+        return body
 
-    def body(self, rows: Rows = list) -> dict[str, Any]:
-        """The answer as far as it has come; valid after the first `add`. `rows`: what becomes of
-        each list of log-probabilities, which may be millions; `iter` leaves them to be made."""
+    def body(self, *, logprobs: bool = True) -> dict[str, Any]:
+        """The answer as far as it has come; valid after the first `add`. Without `logprobs` it has
+        no log-probabilities: they may be millions (see `logprob_rows`)."""
         text = "".join(self._texts)
         self._texts = [text]
-        return self._body(text, list(self._tokens), self._logprobs, self._prompt_logprobs, rows)
+        body = self._body(text, list(self._tokens))
+        if logprobs:
+            body["meta_info"] |= self._logprob_fields(self._prompt_logprobs, self._logprobs)
+        return body
 
-    def _body(
-        self,
-        text: str,
-        tokens: list[int],
-        logprobs: Iterable[TokenLogprob],
-        prompt_logprobs: Iterable[TokenLogprob],
-        rows: Rows = list,
-    ) -> dict[str, Any]:
-        body: dict[str, Any] = {
-            "text": text,
-            "output_ids": tokens,
-            "meta_info": {**self._meta(), **self._logprob_fields(logprobs, prompt_logprobs, rows)},
-        }
+    def _body(self, text: str, tokens: list[int]) -> dict[str, Any]:
+        body: dict[str, Any] = {"text": text, "output_ids": tokens, "meta_info": self._meta()}
         if self._index is not None:
             body["index"] = self._index
         return body
@@ -121,23 +113,27 @@ class NativeAnswer:
         return meta
 
     def _logprob_fields(
-        self,
-        logprobs: Iterable[TokenLogprob],
-        prompt_logprobs: Iterable[TokenLogprob],
-        rows: Rows,
+        self, prompt_logprobs: Iterable[TokenLogprob], logprobs: Iterable[TokenLogprob]
     ) -> dict[str, Any]:
+        sides = (("input", list(prompt_logprobs)), ("output", list(logprobs)))
+        return {
+            f"{side}_{name}": rows
+            for side, entries in sides
+            for name, rows in self.logprob_rows(entries).items()
+        }
+
+    def logprob_rows(self, entries: list[TokenLogprob]) -> dict[str, list[Any]]:
+        """What some tokens add to the lists of meta_info, by their names without "input_" or
+        "output_"; empty when nobody asked."""
         options = self._request.logprobs
         if options is None:
             return {}
-        fields: dict[str, Any] = {}
-        for side, entries in (("input", prompt_logprobs), ("output", logprobs)):
-            fields[f"{side}_token_logprobs"] = rows(map(self._row, entries))
-            if options.top:
-                fields[f"{side}_top_logprobs"] = rows(self._pairs(entry.top) for entry in entries)
-            if options.token_ids:
-                chosen = (self._pairs(entry.chosen) for entry in entries)
-                fields[f"{side}_token_ids_logprobs"] = rows(chosen)
-        return fields
+        rows: dict[str, list[Any]] = {"token_logprobs": [self._row(entry) for entry in entries]}
+        if options.top:
+            rows["top_logprobs"] = [self._pairs(entry.top) for entry in entries]
+        if options.token_ids:
+            rows["token_ids_logprobs"] = [self._pairs(entry.chosen) for entry in entries]
+        return rows
 
     def _row(self, entry: TokenLogprob) -> tuple[float | None, int, str | None]:
         return entry.logprob, entry.token, self._text(entry.token)

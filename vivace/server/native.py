@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
-import msgspec
 from aiohttp import web
 
 from vivace.frontend.native import NativeAnswer
@@ -14,12 +12,12 @@ from vivace.protocol.request import Request
 from vivace.server.auth import CLIENT
 from vivace.server.body import Body
 from vivace.server.context import Context
-from vivace.server.encoding import ROWS, encode_list
-from vivace.server.errors import json_response
 from vivace.server.jobs import complete, expand
 from vivace.server.native_asks import read_asks
 from vivace.server.native_events import NativeEvents
+from vivace.server.native_logprobs import NativeLogprobs
 from vivace.server.pace import Work
+from vivace.server.parts import json_parts
 from vivace.server.reader import Reader
 from vivace.server.schema import GenerateRequest
 from vivace.server.streaming import stream
@@ -58,7 +56,7 @@ async def generate(context: Context, http: web.Request, body: Body) -> web.Strea
         return await stream(context, http, requests, encoders, quiet=quiet)
     pieces = await complete(context, requests, quiet=quiet)
     shown = await context.pace.run(finished(asked, requests, answers, pieces))
-    return json_response(msgspec.Raw(b"[%b]" % b",".join(shown)) if several else shown[0])
+    return await json_parts(http, list_of(shown) if several else shown[0])
 
 
 def answer_of(
@@ -75,23 +73,29 @@ def answer_of(
     )
 
 
+def list_of(results: list[list[bytes]]) -> list[bytes]:
+    """A JSON list of what is JSON in parts."""
+    parts = [b"["]
+    for number, result in enumerate(results):
+        parts += [b",", *result] if number else result
+    return [*parts, b"]"]
+
+
 def finished(
     asked: GenerateRequest,
     requests: list[Request],
     answers: list[NativeAnswer],
     pieces: list[Piece],
-) -> Work[list[msgspec.Raw]]:
-    """The results as JSON, with what only some requests ask for."""
-    shown: list[msgspec.Raw] = []
+) -> Work[list[list[bytes]]]:
+    """Each result as JSON in parts, with what only some requests ask for."""
+    shown: list[list[bytes]] = []
     for request, answer, piece in zip(requests, answers, pieces, strict=True):
         answer.add(piece)
-        body = answer.body(iter)
-        meta = body["meta_info"]
-        for name, rows in meta.items():
-            if isinstance(rows, Iterator):
-                meta[name] = yield from encode_list(rows, ROWS)
+        logprobs = NativeLogprobs(answer)
+        yield from logprobs.add(piece)
+        body = answer.body(logprobs=False)
         if asked.return_prompt_token_ids:
-            meta["prompt_token_ids"] = request.tokens
-        shown.append(msgspec.Raw(msgspec.json.encode(body, enc_hook=str)))
+            body["meta_info"]["prompt_token_ids"] = request.tokens
+        shown.append(logprobs.shown_in(body))
         yield
     return shown

@@ -11,6 +11,8 @@ from vivace.frontend.native import NativeAnswer
 from vivace.frontend.piece import Piece
 from vivace.protocol.request import Request
 from vivace.server.jobs import failure
+from vivace.server.native_logprobs import NativeLogprobs
+from vivace.server.pace import Work
 from vivace.server.sse import event
 
 encode = msgspec.json.encode
@@ -33,6 +35,9 @@ class NativeEvents:
         self._disjoint = disjoint
         self._prompt_ids = prompt_ids
         self._plain = request.logprobs is None
+        self._logprobs = NativeLogprobs(answer)
+        """of the whole answer"""
+        self._prompt = b""
         self._learnt = False
         self._retractions = 0
         self._cached = 0
@@ -40,6 +45,26 @@ class NativeEvents:
         self._ids = b""
         self._meta = b""
         self._tail = b""
+
+    def parts(self, piece: Piece) -> Work[list[bytes]] | None:
+        """The event of a piece with log-probabilities, which may be long; None for others."""
+        if self._plain or failure(piece.finish) is not None:
+            return None
+        return self._with_logprobs(piece)
+
+    def _with_logprobs(self, piece: Piece) -> Work[list[bytes]]:
+        logprobs = NativeLogprobs(self._answer) if self._disjoint else self._logprobs
+        yield from logprobs.add(piece)
+        body = self._answer.event(piece, logprobs=False)
+        if self._prompt_ids:
+            body["meta_info"]["prompt_token_ids"] = self._encoded_prompt()
+        return [b"data: ", *logprobs.shown_in(body), b"\n\n"]
+
+    def _encoded_prompt(self) -> msgspec.Raw:
+        """Once for all events."""
+        if not self._prompt:
+            self._prompt = encode(self._request.tokens)
+        return msgspec.Raw(self._prompt)
 
     def __call__(self, piece: Piece) -> bytes:
         if self._differs_in_text_only(piece):
@@ -49,8 +74,8 @@ class NativeEvents:
             return failed
         body = self._answer.event(piece)
         if self._prompt_ids:
-            body["meta_info"]["prompt_token_ids"] = self._request.tokens
-        if self._plain and piece.finish is None:
+            body["meta_info"]["prompt_token_ids"] = self._encoded_prompt()
+        if piece.finish is None:
             self._learn(body, piece)
         return event(encode(body))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,6 +19,7 @@ from aiohttp import HttpVersion11, web
 
 from vivace.frontend.piece import Piece, merge
 from vivace.server.errors import error_body
+from vivace.server.pace import Pace, Work
 
 log = logging.getLogger("vivace.server")
 
@@ -39,6 +40,11 @@ class Encode(Protocol):
     """What one sequence says, as complete events (b"" for nothing to say)."""
 
     def __call__(self, piece: Piece) -> bytes: ...
+
+    def parts(self, piece: Piece, /) -> Work[list[bytes]] | None:
+        """The same as work, when it may be more than a turn of the loop has time for: bytes to be
+        written one after the other. None: call it."""
+        ...
 
     def quick(self, text: str, tokens: list[int], count: int, /) -> bytes | None:
         """News of mere text (see `TextSink.offer`); None when it takes a piece to say it."""
@@ -69,18 +75,20 @@ def event(data: bytes) -> bytes:
 class Outlet:
     """Where the pieces of one sequence enter the stream."""
 
-    __slots__ = ("_encode", "_quick", "_stream", "held")
+    __slots__ = ("_encode", "_encoding", "_quick", "_stream", "held")
 
     def __init__(self, stream: EventStream, encode: Encode) -> None:
         self._stream = stream
         self._encode = encode
+        self._encoding = False
+        """a long piece is on its way: what comes behind it is held"""
         self._quick = encode.quick
         self.held: Piece | None = None
 
     def offer(self, text: str, tokens: list[int], count: int) -> bool:
         """Write mere text when nothing is in its way; never blocks, never raises."""
         stream = self._stream
-        if not stream.flowing:
+        if not stream.flowing or self._encoding:
             return False
         try:
             data = self._quick(text, tokens, count)
@@ -95,17 +103,39 @@ class Outlet:
         """Write or hold one piece; never blocks, never raises."""
         stream = self._stream
         try:
-            if stream.flowing:
-                data = self._encode(piece)
-                if piece.finish is not None:
-                    stream.end(data)
-                else:
-                    stream.write(data)
+            if stream.flowing and not self._encoding:
+                self._show(piece)
             else:
                 self.held = piece if self.held is None else merge(self.held, piece)
                 stream.note_held(self.held)
         except Exception as error:
             stream.fail(error)
+
+    def _show(self, piece: Piece) -> None:
+        """Write it, or begin to encode it."""
+        work = self._encode.parts(piece)
+        if work is None:
+            self._write([self._encode(piece)], piece)
+            return
+        try:
+            next(work)
+        except StopIteration as end:
+            self._write(end.value, piece)
+        else:
+            self._encoding = True
+            self._stream.go_on(work, lambda parts: self._encoded(parts, piece))
+
+    def _encoded(self, parts: list[bytes], piece: Piece) -> None:
+        self._encoding = False
+        self._write(parts, piece)
+        if self._stream.flowing:
+            self.release()
+
+    def _write(self, parts: list[bytes], piece: Piece) -> None:
+        if piece.finish is not None:
+            self._stream.end(parts)
+        else:
+            self._stream.write(*parts)
 
     def release(self) -> None:
         """Write what was held."""
@@ -117,13 +147,21 @@ class Outlet:
 class EventStream:
     """The answer to one HTTP request as events; several outlets (n > 1, a batch) share it."""
 
-    def __init__(self, limits: StreamLimits, epilogue: Callable[[], bytes] = bytes) -> None:
-        """`epilogue` gives the events between the last piece and [DONE]."""
+    def __init__(
+        self,
+        limits: StreamLimits,
+        epilogue: Callable[[], bytes] = bytes,
+        pace: Pace | None = None,
+    ) -> None:
+        """`epilogue` gives the events between the last piece and [DONE]; at `pace` long pieces are
+        encoded."""
         self.flowing = False
         self.failed = False
         self._limits = limits
         self._high_water = limits.high_water
         self._epilogue = epilogue
+        self._pace = pace or Pace()
+        self._encoders: set[asyncio.Task[None]] = set()
         self._outlets: list[Outlet] = []
         self._open = 0
         self._transport: asyncio.Transport | None = None
@@ -166,6 +204,8 @@ class EventStream:
             self.flowing = False
             if self._poll is not None:
                 self._poll.cancel()
+            for task in self._encoders:
+                task.cancel()
         return response
 
     async def _flow(self) -> None:
@@ -178,25 +218,52 @@ class EventStream:
         except Exception:
             self.failed = True
 
-    def write(self, data: bytes) -> None:
+    def go_on(self, work: Work[list[bytes]], done: Callable[[list[bytes]], None]) -> None:
+        """Encode in slices what was begun."""
+        task = asyncio.create_task(self._encode(work, done))
+        self._encoders.add(task)
+        task.add_done_callback(self._encoders.discard)
+
+    async def _encode(self, work: Work[list[bytes]], done: Callable[[list[bytes]], None]) -> None:
+        try:
+            done(await self._pace.run(work))
+        except Exception as error:
+            self.fail(error)
+
+    def write(self, *parts: bytes) -> None:
         """Put complete events on the wire; pauses the stream when they pile up.
 
         Nothing must not be written: an empty chunk would end the answer.
         """
         transport = self._transport
-        if not data or transport is None or transport.is_closing():
+        if transport is None or transport.is_closing():
             return
-        transport.write(chunk(data) if self._chunked else data)
+        if len(parts) == 1:
+            if not parts[0]:
+                return
+            transport.write(chunk(parts[0]) if self._chunked else parts[0])
+        else:
+            self._write_parts(transport, parts)
         if transport.get_write_buffer_size() > self._high_water:
             self._pause(transport)
 
-    def end(self, data: bytes) -> None:
+    def _write_parts(self, transport: asyncio.Transport, parts: Sequence[bytes]) -> None:
+        """As one chunk, without making one piece of them."""
+        if self._chunked:
+            transport.write(b"%x\r\n" % sum(map(len, parts)))
+        for part in parts:
+            transport.write(part)
+        if self._chunked:
+            transport.write(CRLF)
+
+    def end(self, parts: list[bytes]) -> None:
         """The last events of one sequence; the last sequence brings the epilogue with it."""
         self._open -= 1
         if self._open:
-            self.write(data)
+            self.write(*parts)
             return
-        self.write(data + self._epilogue() + DONE)
+        end = self._epilogue() + DONE
+        self.write(*parts[:-1], parts[-1] + end)
         if not self._over.done():
             self._over.set_result(None)
 

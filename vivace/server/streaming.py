@@ -11,6 +11,7 @@ from vivace.frontend.piece import Piece
 from vivace.protocol.request import Request
 from vivace.server.context import Context
 from vivace.server.jobs import refusal_of, start
+from vivace.server.pace import Work
 from vivace.server.request_log import RequestLog
 from vivace.server.sse import Encode, EventStream, StreamLimits
 
@@ -32,7 +33,7 @@ async def stream(
     limits = StreamLimits(
         settings.stream_high_water, settings.stream_hold_limit, settings.stream_stall
     )
-    events = EventStream(limits, epilogue)
+    events = EventStream(limits, epilogue, context.pace)
     try:
         outlets = [
             events.outlet(encode if quiet else logged(context, request, encode))
@@ -66,6 +67,15 @@ class Logged:
         self._encode = encode
 
     def __call__(self, piece: Piece) -> bytes:
+        self._look_at(piece)
+        return self._encode(piece)
+
+    def parts(self, piece: Piece) -> Work[list[bytes]] | None:
+        work = self._encode.parts(piece)
+        if work is not None:
+            self._look_at(piece)
+        return work
+
+    def _look_at(self, piece: Piece) -> None:
         if piece.finish is not None:
             self._log.finished(self._request, piece, time.monotonic() - self._request.arrival)
-        return self._encode(piece)

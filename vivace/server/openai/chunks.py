@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 
 import msgspec
 
@@ -10,8 +11,12 @@ from vivace.frontend.piece import Piece
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.protocol.output import Finish
 from vivace.server.jobs import failure
-from vivace.server.openai.logprobs import chat_logprobs, completion_logprobs
+from vivace.server.openai.logprobs import (
+    encoded_chat_logprobs,
+    encoded_completion_logprobs,
+)
 from vivace.server.openai.usage import Tally, sglext
+from vivace.server.pace import Work, whole
 
 encode = msgspec.json.encode
 
@@ -88,7 +93,15 @@ class ChatChunks:
             data = self.quick(piece.text, piece.tokens, piece.completion_tokens)
             if data is not None:
                 return data
-        return self._general(piece)
+        return self._general(piece, whole(self._logprobs(piece)))
+
+    def parts(self, piece: Piece) -> Work[list[bytes]] | None:
+        """The events of a piece with log-probabilities, which may be long; None for others."""
+        return self._in_parts(piece) if self._shape.logprobs else None
+
+    def _in_parts(self, piece: Piece) -> Work[list[bytes]]:
+        logprobs = yield from self._logprobs(piece)
+        return [self._general(piece, logprobs)]
 
     def quick(self, text: str, _tokens: list[int], _count: int) -> bytes | None:
         """The event of mere text; None before the first piece, and when events show more."""
@@ -96,7 +109,7 @@ class ChatChunks:
             return None
         return b"".join((self._prefix, encode(text), self._suffix)) if text else b""
 
-    def _general(self, piece: Piece) -> bytes:
+    def _general(self, piece: Piece, logprobs: bytes) -> bytes:
         """Any piece; the first, the last and those with details come here."""
         self._shape.tally.note(self._index, piece)
         self._quick = self._shape.plain
@@ -105,7 +118,9 @@ class ChatChunks:
             return failed
         data = b"" if self._begun else self._event(b'{"role":"assistant","content":""}')
         self._begun = True
-        logprobs, ids = self._details(piece)
+        ids = b""
+        if self._shape.token_ids and piece.tokens:
+            ids = b',"token_ids":' + encode(piece.tokens)
         if piece.text or ids or logprobs != b"null":
             delta = b'{"content":' + encode(piece.text) + b"}"
             data += self._event(delta, logprobs=logprobs, ids=ids)
@@ -113,14 +128,11 @@ class ChatChunks:
             data += self._event(b"{}", finish=piece.finish)
         return data
 
-    def _details(self, piece: Piece) -> tuple[bytes, bytes]:
-        """JSON of the log-probabilities, and the token_ids field with its leading comma."""
-        logprobs, ids = b"null", b""
-        if self._shape.logprobs and piece.logprobs:
-            logprobs = encode(chat_logprobs(piece.logprobs, self._shape.tokenizer))
-        if self._shape.token_ids and piece.tokens:
-            ids = b',"token_ids":' + encode(piece.tokens)
-        return logprobs, ids
+    def _logprobs(self, piece: Piece) -> Work[bytes]:
+        """JSON of the log-probabilities; pauses only where there is more to do."""
+        if not self._shape.logprobs or not piece.logprobs:
+            return b"null"
+        return bytes((yield from encoded_chat_logprobs(piece.logprobs, self._shape.tokenizer)))
 
     def _event(
         self,
@@ -157,7 +169,15 @@ class CompletionChunks:
             data = self.quick(piece.text, piece.tokens, piece.completion_tokens)
             if data is not None:
                 return data
-        return self._general(piece)
+        return self._general(piece, whole(self._logprobs(piece)))
+
+    def parts(self, piece: Piece) -> Work[list[bytes]] | None:
+        """The event of a piece with log-probabilities, which may be long; None for others."""
+        return self._in_parts(piece) if self._shape.logprobs else None
+
+    def _in_parts(self, piece: Piece) -> Work[list[bytes]]:
+        logprobs = yield from self._logprobs(piece)
+        return [self._general(piece, logprobs)]
 
     def quick(self, text: str, _tokens: list[int], _count: int) -> bytes | None:
         """The event of mere text; None before the first piece, and when events show more."""
@@ -165,7 +185,7 @@ class CompletionChunks:
             return None
         return b"".join((self._choice, encode(text), self._suffix)) if text else b""
 
-    def _general(self, piece: Piece) -> bytes:
+    def _general(self, piece: Piece, logprobs: bytes) -> bytes:
         """Any piece; the first, the last and those with details come here."""
         self._shape.tally.note(self._index, piece)
         self._quick = self._shape.plain
@@ -174,7 +194,6 @@ class CompletionChunks:
             return failed
         text = piece.text if self._begun else self._echo + piece.text
         self._begun = True
-        logprobs = self._logprobs(piece)
         if not text and piece.finish is None and logprobs == b"null" and not piece.tokens:
             return b""
         ids = b""
@@ -184,12 +203,12 @@ class CompletionChunks:
         fields = b"".join((b',"logprobs":', logprobs, finish_fields(piece.finish), ids, b"}"))
         return b"".join((self._choice, encode(text), fields, tail))
 
-    def _logprobs(self, piece: Piece) -> bytes:
-        entries = list(piece.logprobs or ())
-        if self._prompt:
-            entries = [*(piece.prompt_logprobs or ()), *entries]
-        if not self._shape.logprobs or not entries:
+    def _logprobs(self, piece: Piece) -> Work[bytes]:
+        """JSON of the log-probabilities; pauses only where there is more to do."""
+        prompt = (piece.prompt_logprobs if self._prompt else None) or ()
+        if not self._shape.logprobs or not (prompt or piece.logprobs):
             return b"null"
-        logprobs = completion_logprobs(entries, self._shape.tokenizer, self._offset)
-        self._offset = logprobs.text_offset[-1] + len(logprobs.tokens[-1])
-        return encode(logprobs)
+        entries = chain(prompt, piece.logprobs or ())
+        work = encoded_completion_logprobs(entries, self._shape.tokenizer, self._offset)
+        logprobs, self._offset = yield from work
+        return bytes(logprobs)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
 
 from aiohttp import web
+from msgspec import Raw
 
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.piece import Piece
 from vivace.frontend.tokenizer import Tokenizer
-from vivace.protocol.output import TokenLogprob
 from vivace.protocol.request import Request
 from vivace.server.auth import CLIENT
 from vivace.server.body import Body
@@ -74,7 +73,7 @@ async def completions(context: Context, http: web.Request, body: Body) -> web.St
         logprobs=asked.logprobs is not None,
         chunks=lambda shape, i: CompletionChunks(shape, i, echoes[i], bool(asked.echo)),
         choice=lambda i, piece: choice(asked, i, piece, echoes[i], requests[i]),
-        details=lambda piece: encoded_completion_logprobs(scored(asked, piece), tokenizer),
+        details=lambda piece: details(asked, piece, tokenizer),
         answer=CompletionAnswer,
     )
     return await answer(
@@ -170,7 +169,9 @@ def choice(
     return result
 
 
-def scored(asked: CompletionRequest, piece: Piece) -> Iterable[TokenLogprob]:
-    """The tokens whose log-probabilities are shown."""
+def details(asked: CompletionRequest, piece: Piece, tokenizer: Tokenizer) -> Work[Raw]:
+    """Log-probabilities of the tokens that are shown, as JSON."""
     prompt = piece.prompt_logprobs if asked.echo else None
-    return chain(prompt or (), piece.logprobs or ())
+    entries = chain(prompt or (), piece.logprobs or ())
+    encoded, _ = yield from encoded_completion_logprobs(entries, tokenizer)
+    return encoded

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import islice
 
 from msgspec import Raw
 from msgspec.json import encode
 
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.protocol.output import TokenLogprob
-from vivace.server.encoding import ROWS, encode_list
+from vivace.server.encoding import EncodedList, batches
 from vivace.server.openai.schema import (
     ChatLogprobs,
     CompletionLogprobs,
@@ -46,23 +45,28 @@ def content_of(entry: TokenLogprob, tokenizer: Tokenizer) -> ContentLogprob:
 
 def encoded_chat_logprobs(entries: Sequence[TokenLogprob], tokenizer: Tokenizer) -> Work[Raw]:
     """`chat_logprobs` as JSON, in slices."""
-    content = yield from encode_list((content_of(entry, tokenizer) for entry in entries), ROWS)
-    return Raw(encode({"content": content, "refusal": None}))
+    content = EncodedList()
+    for number, batch in enumerate(batches(entries)):
+        if number:
+            yield
+        content.extend([content_of(entry, tokenizer) for entry in batch])
+    return Raw(b'{"content":%b,"refusal":null}' % b"".join(content.parts()))
 
 
-def encoded_completion_logprobs(entries: Iterable[TokenLogprob], tokenizer: Tokenizer) -> Work[Raw]:
-    """`completion_logprobs` of a whole answer as JSON, in slices."""
-    parts: dict[str, list[bytes]] = {}
-    offset = 0
-    rest = iter(entries)
-    while batch := list(islice(rest, ROWS)):
+def encoded_completion_logprobs(
+    entries: Iterable[TokenLogprob], tokenizer: Tokenizer, offset: int = 0
+) -> Work[tuple[Raw, int]]:
+    """`completion_logprobs` as JSON, in slices; and the offset behind the last token."""
+    lists = {name: EncodedList() for name in CompletionLogprobs.__struct_fields__}
+    for number, batch in enumerate(batches(entries)):
+        if number:
+            yield
         some = completion_logprobs(batch, tokenizer, offset)
         offset = some.text_offset[-1] + len(some.tokens[-1])
-        for name in some.__struct_fields__:
-            parts.setdefault(name, []).append(encode(getattr(some, name))[1:-1])
-        yield
-    names = CompletionLogprobs.__struct_fields__
-    return Raw(encode({name: Raw(b"[%b]" % b",".join(parts.get(name, ()))) for name in names}))
+        for name, column in lists.items():
+            column.extend(getattr(some, name))
+    columns = {name: Raw(b"".join(column.parts())) for name, column in lists.items()}
+    return Raw(encode(columns)), offset
 
 
 def completion_logprobs(
