@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 
@@ -54,6 +55,26 @@ def test_memory_of_the_first_cgroup_version(machine):
         "sys/fs/cgroup/memory/memory.usage_in_bytes": "48000",
     }
     assert facts.memory(machine(files)) == (2048000, 2000000)
+
+
+def test_memory_is_cut_to_what_this_process_may_map(machine, monkeypatch):
+    files = {"proc/self/statm": "100 50 30 1 0 20 0\n"}
+    mapped = 100 * os.sysconf("SC_PAGE_SIZE")
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (5_000_000, resource.RLIM_INFINITY))
+    assert facts.memory(machine(files)) == (5_000_000, 5_000_000 - mapped)
+
+
+def test_memory_is_cut_to_what_the_system_promises(machine):
+    files = {
+        "proc/meminfo": "MemTotal: 8000 kB\nMemAvailable: 6000 kB\n"
+        "CommitLimit: 5000 kB\nCommitted_AS: 3000 kB\n",
+        "proc/sys/vm/overcommit_memory": "2\n",
+    }
+    assert facts.memory(machine(files)) == (5000 * 1024, 2000 * 1024)
+    assert facts.memory(machine({**files, "proc/sys/vm/overcommit_memory": "0\n"})) == (
+        8000 * 1024,
+        6000 * 1024,
+    )
 
 
 def test_pages_of_files_are_available(machine):

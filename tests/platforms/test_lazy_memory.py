@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from vivace.errors import CannotStart
 from vivace.platforms.memory import LazyMemory, zeroed_memory
 
 MIB = 1 << 20
@@ -51,5 +52,5 @@ def test_a_buffer_begins_with_a_system_page() -> None:
 
 @linux
 def test_more_than_there_is_address_space_for() -> None:
-    with pytest.raises(MemoryError, match="bytes for keys and values"):
+    with pytest.raises(CannotStart, match="bytes for keys and values"):
         LazyMemory(1 << 60)

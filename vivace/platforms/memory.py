@@ -10,6 +10,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from vivace.errors import CannotStart
+
 HUGE_PAGE = 2 << 20
 """bytes"""
 
@@ -52,7 +54,10 @@ class LazyMemory:
         try:
             self._map = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError as error:
-            raise MemoryError(f"{nbytes} bytes for keys and values: {error.strerror}") from error
+            raise CannotStart(
+                f"{nbytes} bytes for keys and values: {error.strerror} (`ulimit -v`, or the "
+                "system's overcommit rules); --max-total-tokens with a smaller number takes less"
+            ) from error
         if length > HUGE_PAGE:
             with contextlib.suppress(OSError):  # a kernel without huge pages
                 self._map.madvise(mmap.MADV_HUGEPAGE, HUGE_PAGE)

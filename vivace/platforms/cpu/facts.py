@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import platform
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,18 +33,21 @@ RELEVANT = (
 CACHED = ("active_file", "inactive_file")
 """of memory.stat: pages of files"""
 NO_LIMIT = 1 << 60
+NEVER_OVERCOMMIT = 2
+"""of vm.overcommit_memory"""
 BF16_HARDWARE = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 
 
 def memory(root: Path = ROOT) -> tuple[int, int]:
-    """(total, available) bytes: what the machine has, cut to the container's limit.
+    """(total, available) bytes: what the machine has, cut to the container's limit and to what this
+    process may map.
 
     Pages of files (a mapped model, above all) count as available: they are read again when needed.
     """
     table = _meminfo(root)
     total = table.get("MemTotal", 0) or _sysconf_memory()
     available = table.get("MemAvailable", table.get("MemFree", total))
-    for limit, used in _cgroup_memory(root):
+    for limit, used in (*_cgroup_memory(root), *_address_space(root)):
         total, available = min(total, limit), min(available, max(0, limit - used))
     return total, available
 
@@ -124,6 +128,17 @@ def _cgroup_memory(root: Path) -> Iterator[tuple[int, int]]:
                 table = _table(folder / "memory.stat")
                 cached = sum(table.get(field, 0) for field in in_files)
                 yield limit, max(0, (_number(folder / in_use) or 0) - cached)
+
+
+def _address_space(root: Path) -> Iterator[tuple[int, int]]:
+    """(limit, mapped) of `ulimit -v`, and of a system that promises no more than it has."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY:
+        pages = _text(root / "proc/self/statm").split()
+        yield limit, int(pages[0]) * os.sysconf("SC_PAGE_SIZE") if pages else 0
+    if _number(root / "proc/sys/vm/overcommit_memory") == NEVER_OVERCOMMIT:
+        table = _meminfo(root)
+        yield table.get("CommitLimit", NO_LIMIT), table.get("Committed_AS", 0)
 
 
 def _cgroup_cores(root: Path) -> int | None:
