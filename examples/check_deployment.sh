@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# For CI: judges deployment files or launch scripts before anything is started; needs no weights and no device.
+# `examples/check_deployment.sh FILE...` ends with 1 when one has an error, 2 when one cannot be read.
+set -uo pipefail
+VIVACE=${VIVACE:-vivace}
+worst=0
+for file in "$@"; do
+    echo "== $file"
+    "$VIVACE" check "$file" --memory
+    status=$?
+    ((status > worst)) && worst=$status
+done
+exit $worst

@@ -1,0 +1,24 @@
+"""Answers to prompts, one a line on standard input, as JSON lines. Nothing listens."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import vivace
+
+SYSTEM = {"role": "system", "content": "You answer in one short sentence."}
+
+
+def main() -> None:
+    prompts = [line.strip() for line in sys.stdin if line.strip()]
+    conversations = [[SYSTEM, {"role": "user", "content": prompt}] for prompt in prompts]
+    with vivace.Engine(*sys.argv[1:2], context_length=2048) as engine:
+        # one call: the engine computes them together and shares what they have in common
+        answers = engine.chat(conversations, {"temperature": 0, "max_new_tokens": 24})
+        for prompt, answer in zip(prompts, answers, strict=True):
+            print(json.dumps({"prompt": prompt, "answer": answer["text"]}))
+
+
+if __name__ == "__main__":
+    main()

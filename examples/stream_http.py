@@ -1,0 +1,45 @@
+"""An answer token by token, as server-sent events. URL and KEY are variables of the environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.request
+from collections.abc import Iterator
+
+URL = os.environ.get("URL", "http://127.0.0.1:30000")
+KEY = os.environ.get("KEY", "")
+
+
+def stream(path: str, body: dict[str, object]) -> Iterator[dict[str, object]]:
+    """The events of an answer; leaving the loop closes the connection, which ends the request."""
+    headers = {"Content-Type": "application/json"}
+    if KEY:
+        headers["Authorization"] = f"Bearer {KEY}"
+    request = urllib.request.Request(URL + path, json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=120) as answer:
+        for line in answer:
+            data = line.removeprefix(b"data: ").strip()
+            if data == b"[DONE]":
+                return
+            if data:
+                yield json.loads(data)
+
+
+def main() -> None:
+    body = {
+        "messages": [{"role": "user", "content": "Count from one to ten."}],
+        "temperature": 0,
+        "max_tokens": 32,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    for event in stream("/v1/chat/completions", body):
+        for choice in event["choices"]:
+            print(choice["delta"].get("content") or "", end="", flush=True)
+        if event.get("usage"):
+            print(f"\n({event['usage']['completion_tokens']} tokens)")
+
+
+if __name__ == "__main__":
+    main()
