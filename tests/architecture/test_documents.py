@@ -1,0 +1,76 @@
+"""Links and paths in the documents lead somewhere, and the site has every page."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.glob("*.md")), ROOT / "examples" / "README.md"]
+IDS = [str(page.relative_to(ROOT)) for page in PAGES]
+FENCE = re.compile(r"^(```|~~~).*?^\1", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\[[^]]*\]\(([^)\s]+)\)")
+PATH = re.compile(r"`((?:[\w.-]+/)+(?:[\w.-]+\.(?:py|sh|md|cpp|h|inc|json|txt|lock|yaml|yml))?)`")
+NAMED_ELSEWHERE = (DOCS / "performance-history.md",)
+"""pages about the past: their paths need not be there today"""
+
+
+def prose(page: Path) -> str:
+    return FENCE.sub("", page.read_text())
+
+
+def anchors(page: Path) -> set[str]:
+    """What a heading is called in a link: as GitHub and mkdocs both do it."""
+    titles = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
+    plain = (re.sub(r"[`*]|\[([^]]*)\]\([^)]*\)", r"\1", title) for title in titles)
+    return {re.sub(r"[^\w\- ]", "", title).strip().lower().replace(" ", "-") for title in plain}
+
+
+def dead_links(page: Path) -> Iterator[str]:
+    for link in LINK.findall(prose(page)):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists():
+            yield f"{link}: there is no such file"
+        elif anchor and target.suffix == ".md" and anchor not in anchors(target):
+            yield f"{link}: the page has no such heading"
+        elif page.parent == DOCS and DOCS not in target.parents:
+            yield f"{link}: leaves docs/, where the site cannot follow"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_links_lead_somewhere(page: Path) -> None:
+    assert not list(dead_links(page))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_paths_are_those_of_the_tree(page: Path) -> None:
+    """A path in backticks is of the repository or of the package."""
+    if page in NAMED_ELSEWHERE:
+        return
+    folders = {path.name for base in (ROOT, ROOT / "vivace") for path in base.iterdir()}
+    missing = [
+        path
+        for path in PATH.findall(prose(page))
+        if path.split("/")[0] in folders - {"build"}
+        and not any((base / path).exists() for base in (ROOT, ROOT / "vivace"))
+    ]
+    assert not missing, f"renamed or gone, mend the page: {missing}"
+
+
+def test_the_site_has_every_page() -> None:
+    def pages(nav: object) -> Iterator[str]:
+        if isinstance(nav, str):
+            yield nav
+        for each in nav.values() if isinstance(nav, dict) else nav if isinstance(nav, list) else ():
+            yield from pages(each)
+
+    shown = list(pages(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
+    assert sorted(shown) == sorted(page.name for page in DOCS.glob("*.md")), "nav of mkdocs.yml"
