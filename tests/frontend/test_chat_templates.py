@@ -124,6 +124,12 @@ def test_requests_cannot_replace_standard_variables() -> None:
             chat.render([USER], variables={name: "x"})
 
 
+@pytest.mark.parametrize("variables", [5, "x", [1], True])
+def test_variables_that_are_no_object_are_refused(variables: Any) -> None:
+    with pytest.raises(BadRequest, match="chat_template_kwargs: must be an object"):
+        template("{{ messages }}").render([USER], variables=variables)
+
+
 def test_templates_by_name_and_file(tmp_path: Path) -> None:
     brought = TemplateSet(sources={"default": "D", "tool_use": "T", "rag": "R"})
     assert own_template(None, brought, "rag").render([USER]) == "R"  # type: ignore[union-attr]

@@ -197,6 +197,8 @@ def chosen_source(choice: str) -> str:
 def _check_extra(extra: Mapping[str, Any]) -> None:
     """chat_template_kwargs are a few small settings; everything else has a field of its own."""
     field = "chat_template_kwargs"
+    if not isinstance(extra, Mapping):  # offline nobody has looked yet
+        raise BadRequest(field, "must be an object")
     taken = sorted(_RESERVED.intersection(extra))
     if taken:
         raise BadRequest(field, f"may not set {', '.join(taken)}")
