@@ -10,6 +10,7 @@ from sglang_spellings import SPELLINGS
 
 from vivace.config import ConfigError, from_arguments, parse
 from vivace.config.config import all_options, value_of
+from vivace.config.elsewhere import ELSEWHERE
 from vivace.config.option import Option
 from vivace.config.sglang import RETIRED
 
@@ -68,6 +69,15 @@ def test_wrong_flags_are_explained(argv: list[str], words: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
         parse(argv, {})
     assert all(word in str(caught.value) for word in words), caught.value
+
+
+@pytest.mark.parametrize("flag", ELSEWHERE)
+def test_flags_of_other_tools_name_ours(flag: str) -> None:
+    tool, ours = ELSEWHERE[flag]
+    known = {name for option in all_options() for name in option.flags}
+    assert flag not in known and ours in known
+    with pytest.raises(ConfigError, match=f"{flag} is a flag of {tool}; here it is {ours}"):
+        parse([flag, "4096"], {})
 
 
 def test_last_of_two_wins_and_is_told() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from vivace.config.config import ConfigError, all_options
+from vivace.config.elsewhere import ELSEWHERE
 from vivace.config.help import help_text
 from vivace.config.newer import NEWER
 from vivace.config.option import Option
@@ -85,6 +86,9 @@ def flags_among(words: Sequence[str]) -> list[str]:
 def unknown_text(flag: str) -> str:
     if flag in NEWER:
         return f"{flag} is a flag of SGLang 0.5.23 that this version does not have; leave it out"
+    if flag in ELSEWHERE:
+        tool, ours = ELSEWHERE[flag]
+        return f"{flag} is a flag of {tool}; here it is {ours}"
     near = nearest(flag, (name for option in all_options() for name in option.flags))
     return f"{flag} is no flag{near or '; `vivace flags` lists them all'}"
 

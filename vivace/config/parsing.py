@@ -10,6 +10,7 @@ from typing import Any
 from vivace.config.command_line import given_twice, unknown_text, values_of
 from vivace.config.config import ConfigError, Options, Rewrite, all_options, with_values
 from vivace.config.config_file import without_config, words_of_file
+from vivace.config.elsewhere import ELSEWHERE
 from vivace.config.environment import read_environment
 from vivace.config.keys import with_keys
 from vivace.config.newer import NEWER
@@ -53,7 +54,9 @@ def unknown_argument(name: str, known: Iterable[str]) -> str:
     if flag in RETIRED:
         today = " ".join(RETIRED[flag].today)
         return f"{name} is retired ({RETIRED[flag].why}); {'use ' + today if today else 'drop it'}"
-    return unknown_text(flag) if flag in NEWER else f"{name} is no argument{nearest(name, known)}"
+    if flag in NEWER or flag in ELSEWHERE:
+        return unknown_text(flag)
+    return f"{name} is no argument{nearest(name, known)}"
 
 
 @dataclasses.dataclass(frozen=True)
