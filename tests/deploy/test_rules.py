@@ -14,9 +14,8 @@ from vivace.deploy.catalogue.flags import FILE, made
 from vivace.deploy.disk import packaged
 from vivace.deploy.document import DOCS, pages
 from vivace.deploy.importing.flags import Remark
-from vivace.deploy.rules.all import RULES
 from vivace.deploy.rules.case import Remarked
-from vivace.deploy.rules.judge import judge
+from vivace.deploy.rules.judge import RULES, judge
 
 LONG = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
 DISPATCH = "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"

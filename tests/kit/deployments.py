@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from vivace.deploy.opening import Opened, Said, case_of
-from vivace.deploy.rules.all import rule_named
 from vivace.deploy.rules.case import Case, Remarked
-from vivace.deploy.rules.finding import Finding
-from vivace.deploy.rules.judge import judge
+from vivace.deploy.rules.judge import Finding, judge, rule_named
 from vivace.deploy.spec.files import deployment_of
 
 LEAVE_OUT = object()

@@ -8,10 +8,8 @@ from collections.abc import Sequence
 
 from vivace.deploy.disk import write
 from vivace.deploy.opening import SPECS, Opened, Said, case_of, open_command, open_files
-from vivace.deploy.rules.all import RULES, rule_named
 from vivace.deploy.rules.case import Case
-from vivace.deploy.rules.finding import Verdict
-from vivace.deploy.rules.judge import judge
+from vivace.deploy.rules.judge import RULES, Verdict, judge, rule_named
 from vivace.errors import CANNOT_START, CannotStart
 from vivace.wrapping import print_wrapped
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from vivace.deploy.catalogue.flags import FILE, made
 from vivace.deploy.disk import packaged
 from vivace.deploy.report.rules import render_markdown
-from vivace.deploy.rules.all import RULES
+from vivace.deploy.rules.judge import RULES
 from vivace.deploy.spec.schema import schema
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

@@ -75,7 +75,7 @@ def memory_suggestions(case: Case, server: Server, plan: MemoryPlan) -> Iterator
     if held is None or not server.decodes:
         return
     each = held if wanted is None else min(held, -(-wanted // server.role.instances))
-    most = each // server.layout.dp * server.layout.dp
+    most = each // server.parallelism.dp * server.parallelism.dp
     too_many = plan.needed is not None and plan.needed > plan.capacity
     if most and (server.running is None or too_many):
         why = (
@@ -110,7 +110,7 @@ def expert_suggestions(case: Case, server: Server) -> Iterator[Suggestion]:
     sends = server.decodes and server.expert_mode in ("low_latency", "auto", "fused")
     before = server.environment.get(DISPATCH)
     if sends and tokens is not None:
-        layout = server.layout
+        layout = server.parallelism
         yield Suggestion(
             server.name,
             "environment",
@@ -144,7 +144,7 @@ def chunk_suggestions(case: Case, server: Server) -> Iterator[Suggestion]:
     given = case.load.input
     if given is None or server.has("chunked_prefill_size") or not server.prefills:
         return
-    dp = server.layout.dp if server.layout.dp_attention else 1
+    dp = server.parallelism.dp if server.parallelism.dp_attention else 1
     whole = -(-given // PAGE) * PAGE
     size = min(whole, CHUNK_MOST) * dp
     why = f"a prompt of {given} tokens at once" + (f", divided by dp {dp}" if dp > 1 else "")

@@ -11,7 +11,7 @@ from vivace.deploy.catalogue.hardware import GIB, Device
 from vivace.deploy.memory import buffers
 from vivace.deploy.memory.weights import PRECISIONS, precision_name, weights
 from vivace.deploy.memory.windows import CHUNK, prefill_tokens
-from vivace.deploy.rules.case import Case, Load
+from vivace.deploy.rules.case import Case, RequestLoad
 from vivace.deploy.rules.server import Server
 
 MIB = 1 << 20
@@ -127,23 +127,23 @@ def plan_role(case: Case, server: Server) -> MemoryPlan | None:
         pool=pool,
         token_bytes=token_bytes(model, server),
         state_bytes=state_bytes(model, server),
-        groups=server.layout.dp if server.layout.dp_attention else 1,
+        groups=server.parallelism.dp if server.parallelism.dp_attention else 1,
         running=running_of(server, case.load),
         tokens_each=tokens_each(server, case.load),
         external_draft=server.value("speculative_algorithm") in ("EAGLE3", "STANDALONE"),
     )
 
 
-def running_of(server: Server, load: Load) -> int | None:
+def running_of(server: Server, load: RequestLoad) -> int | None:
     """Requests of one attention group at once: as many as are admitted and asked for."""
     asked = None
     if load.concurrency is not None:
-        asked = -(-load.concurrency // (server.role.instances * server.layout.dp))
+        asked = -(-load.concurrency // (server.role.instances * server.parallelism.dp))
     limits = [count for count in (server.running_per_rank, asked) if count is not None]
     return min(limits) if limits else None
 
 
-def tokens_each(server: Server, load: Load) -> int | None:
+def tokens_each(server: Server, load: RequestLoad) -> int | None:
     """A prefill server gives its KV away before the answer grows."""
     if load.input is None or load.output is None:
         return None
@@ -153,8 +153,8 @@ def tokens_each(server: Server, load: Load) -> int | None:
 def token_bytes(model: Architecture, server: Server) -> int:
     """KV of one token on one device, draft layers included."""
     size = ELEMENT_BYTES.get(str(server.value("kv_cache_dtype")), 2)
-    layers = model.kv_layers / server.layout.pp + drafted_layers(model, server)
-    return int(model.attention.kv_elements(server.layout.attention_tp) * layers * size)
+    layers = model.kv_layers / server.parallelism.pp + drafted_layers(model, server)
+    return int(model.attention.kv_elements(server.parallelism.attention_tp) * layers * size)
 
 
 def drafted_layers(model: Architecture, server: Server) -> int:
@@ -167,7 +167,7 @@ def state_bytes(model: Architecture, server: Server) -> int:
     if model.linear is None:
         return 0
     rows = max(1, server.draft_tokens)
-    return model.linear.state_bytes(server.layout.attention_tp) * model.linear_layers * rows
+    return model.linear.state_bytes(server.parallelism.attention_tp) * model.linear_layers * rows
 
 
 def outside_parts(model: Architecture, server: Server, case: Case) -> tuple[Part, ...]:
@@ -175,7 +175,7 @@ def outside_parts(model: Architecture, server: Server, case: Case) -> tuple[Part
     tokens = (prefill_tokens(server, case.load) or 0) if server.prefills else 0
     if not server.has("enable_nsa_prefill_context_parallel"):
         # Without context parallelism every rank of a group has all of its group's tokens.
-        tokens *= server.layout.attention_tp
+        tokens *= server.parallelism.attention_tp
     rows = (server.running_per_rank or 1) * server.draft_tokens
     graphs, shared = captured_rows(server), communicator_bytes(model, server, case)
     parts = [
@@ -198,22 +198,22 @@ def captured_rows(server: Server) -> int:
 def activation_bytes(model: Architecture, server: Server, tokens: int) -> int:
     """Eight hidden states, what attention widens and what an expert or MLP widens, in 16 bits."""
     by_head, everywhere = model.attention.parameters(model.hidden)
-    width = 2 * by_head / model.hidden / server.layout.attention_tp + everywhere / model.hidden
+    width = 2 * by_head / model.hidden / server.parallelism.attention_tp + everywhere / model.hidden
     inner = 3 * model.dense_width / dense_divisor(server)
     if model.experts is not None:
-        groups = server.layout.dp if server.layout.dp_attention else 1
-        share = groups * model.experts.chosen / server.layout.ep
+        groups = server.parallelism.dp if server.parallelism.dp_attention else 1
+        share = groups * model.experts.chosen / server.parallelism.ep
         inner = max(inner, share * (model.hidden + 3 * model.experts.width))
     return int(tokens * 2 * (8 * model.hidden + width + inner))
 
 
 def dense_divisor(server: Server) -> int:
-    return server.number("moe_dense_tp_size") or server.layout.tp
+    return server.number("moe_dense_tp_size") or server.parallelism.tp
 
 
 def communicator_bytes(model: Architecture, server: Server, case: Case) -> int:
     """Two buffers for each group of ranks that a device talks in."""
-    layout = server.layout
+    layout = server.parallelism
     shared_dense = model.dense_layers > 0 and server.number("moe_dense_tp_size") != 1
     groups = [
         layout.attention_tp > 1,
@@ -223,7 +223,7 @@ def communicator_bytes(model: Architecture, server: Server, case: Case) -> int:
     ]
     if case.platform != "npu":
         return sum(groups) * OTHER_COMMUNICATOR
-    each = server.whole_variable("HCCL_BUFFSIZE") or buffers.HCCL_DEFAULT
+    each = server.int_variable("HCCL_BUFFSIZE") or buffers.HCCL_DEFAULT
     return sum(groups) * 2 * each * MIB
 
 
@@ -233,7 +233,7 @@ def default_fraction(server: Server, device: Device) -> float:
     chunk = server.number("chunked_prefill_size") if server.has("chunked_prefill_size") else CHUNK
     chunk = chunk if chunk and chunk > 0 else server.number("max_prefill_tokens") or CHUNK
     rows = max(server.graphs, default=graph_default(server, device))
-    layout = server.layout
+    layout = server.parallelism
     reserved = 512 + 1.5 * max(chunk, 2048) + 2 * rows + 1024 * layout.tp * layout.pp / 8
     if layout.dp_attention:
         reserved += rows * layout.dp * (4.5 if rows > 300 else 3)
@@ -246,7 +246,7 @@ def default_fraction(server: Server, device: Device) -> float:
 
 
 def graph_default(server: Server, device: Device) -> int:
-    small = server.layout.tp < 4
+    small = server.parallelism.tp < 4
     if device.platform == "npu":
         if device.memory_gib <= 32:
             return 16 if small else 64

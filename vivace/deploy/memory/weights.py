@@ -7,7 +7,7 @@ import re
 import msgspec
 
 from vivace.deploy.catalogue.architecture import Architecture
-from vivace.deploy.rules.server import ALL_TO_ALL, Layout, Server
+from vivace.deploy.rules.server import ALL_TO_ALL, Parallelism, Server
 
 
 class Precision(msgspec.Struct, frozen=True):
@@ -48,7 +48,7 @@ def precision_name(server: Server, stated: str | None) -> str:
 
 def weights(model: Architecture, server: Server, precision: Precision) -> dict[str, int]:
     """Part -> bytes on one device. The stages of a pipeline are taken as equal."""
-    layout, hidden = server.layout, model.hidden
+    layout, hidden = server.parallelism, model.hidden
     by_head, everywhere = model.attention.parameters(hidden)
     attention = model.kv_layers * (by_head / layout.attention_tp + everywhere)
     if model.linear is not None:
@@ -68,7 +68,7 @@ def weights(model: Architecture, server: Server, precision: Precision) -> dict[s
 
 
 def dense_ranks(server: Server) -> int:
-    return server.number("moe_dense_tp_size") or server.layout.tp
+    return server.number("moe_dense_tp_size") or server.parallelism.tp
 
 
 def shared_parameters(model: Architecture, server: Server) -> float:
@@ -77,14 +77,14 @@ def shared_parameters(model: Architecture, server: Server) -> float:
         return 0.0
     whole = 3 * model.hidden * model.experts.shared_width
     spread = server.value("moe_a2a_backend") in ALL_TO_ALL
-    return whole if spread else whole / server.layout.tp
+    return whole if spread else whole / server.parallelism.tp
 
 
 def expert_parameters(model: Architecture, server: Server) -> float:
     if model.experts is None:
         return 0.0
     count = model.experts.count + (server.number("ep_num_redundant_experts") or 0)
-    return count * 3 * model.hidden * model.experts.width / server.layout.tp
+    return count * 3 * model.hidden * model.experts.width / server.parallelism.tp
 
 
 def router_parameters(model: Architecture) -> int:
@@ -93,7 +93,7 @@ def router_parameters(model: Architecture) -> int:
 
 def tables(model: Architecture, server: Server, precision: Precision) -> dict[str, float]:
     """Embedding and head: dp attention keeps the embedding whole on every rank."""
-    layout: Layout = server.layout
+    layout: Parallelism = server.parallelism
     size = model.vocabulary * model.hidden * precision.table
     embedding = size if layout.dp_attention else size / layout.tp
     ranks = layout.attention_tp if server.has("enable_dp_lm_head") else layout.tp
@@ -105,7 +105,7 @@ def draft_bytes(model: Architecture, server: Server, precision: Precision) -> fl
     if server.value("speculative_algorithm") not in ("NEXTN", "EAGLE") or not model.draft_layers:
         return 0.0
     by_head, everywhere = model.attention.parameters(model.hidden)
-    attention = by_head / server.layout.attention_tp + everywhere
+    attention = by_head / server.parallelism.attention_tp + everywhere
     joint = 2 * model.hidden * model.hidden
     linear = attention + joint + shared_parameters(model, server)
     experts = expert_parameters(model, server)

@@ -8,7 +8,7 @@ import msgspec
 
 from vivace.deploy.memory.plan import MemoryPlan
 from vivace.deploy.rules.case import Case
-from vivace.deploy.rules.finding import Verdict
+from vivace.deploy.rules.judge import Verdict
 from vivace.deploy.rules.memory import plans
 
 

@@ -9,7 +9,7 @@ from vivace.deploy.memory.plan import MemoryPlan
 from vivace.deploy.report.terminal import headline, held_text, not_asked
 from vivace.deploy.report.topology import topology
 from vivace.deploy.rules.case import Case
-from vivace.deploy.rules.finding import Finding, Verdict
+from vivace.deploy.rules.judge import Finding, Verdict
 from vivace.deploy.rules.memory import plans
 
 COLOURS = ("#4e79a7", "#59a14f", "#9c755f", "#f28e2b", "#edc948", "#b07aa1", "#76b7b2", "#e15759",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vivace.deploy.rules.finding import Rule
+from vivace.deploy.rules.rule import Rule
 
 HEAD = """# Rules of `vivace check`
 

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from vivace.deploy.catalogue.hardware import GIB
 from vivace.deploy.memory.plan import MemoryPlan
 from vivace.deploy.rules.case import Case
-from vivace.deploy.rules.finding import Finding, Severity, Verdict
+from vivace.deploy.rules.judge import Finding, Verdict
 from vivace.deploy.rules.memory import fraction_for, plans
+from vivace.deploy.rules.rule import Severity
 from vivace.deploy.suggest import Suggestion
 
 STYLES: dict[Severity, str] = {

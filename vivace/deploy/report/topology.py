@@ -44,7 +44,7 @@ def topology(case: Case) -> str:
 
 def drawn(case: Case, server: Server, instance: int, y: int) -> str:
     """One instance: its nodes side by side, each with its devices, cards apart."""
-    layout, nodes = server.layout, server.role.nodes
+    layout, nodes = server.parallelism, server.role.nodes
     each = -(-layout.devices // nodes)
     title = f"{server.name} {instance}: tp {layout.tp}, dp {layout.dp}, ep {layout.ep}"
     if layout.pp > 1:

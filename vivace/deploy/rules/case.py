@@ -16,9 +16,11 @@ from vivace.deploy.rules.target import Target
 from vivace.deploy.spec.deployment import Benchmark, Deployment, longest
 from vivace.deploy.spec.nodes import nodes_of
 
+DEFAULT_PORT = 30000
 
-class Measured(msgspec.Struct, frozen=True):
-    """A benchmark command."""
+
+class BenchmarkCommand(msgspec.Struct, frozen=True):
+    """A benchmark and what its flags say."""
 
     benchmark: Benchmark
 
@@ -33,13 +35,22 @@ class Measured(msgspec.Struct, frozen=True):
                 return value
         return None
 
-    def whole(self, *names: str) -> int | None:
+    def integer(self, *names: str) -> int | None:
         found = self.number(*names)
         return None if found is None else int(found)
 
+    @property
+    def load(self) -> RequestLoad:
+        return RequestLoad(
+            input=self.integer("random-input-len", "random-input"),
+            output=self.integer("random-output-len", "random-output"),
+            concurrency=self.integer("max-concurrency", "-max-concurrency"),
+            requests=self.integer("num-prompts", "num-prompt"),
+        )
 
-class Load(msgspec.Struct, frozen=True):
-    """Longest input and output in tokens, and requests at once."""
+
+class RequestLoad(msgspec.Struct, frozen=True):
+    """Longest input and output in tokens, and concurrent requests."""
 
     input: int | None = None
     output: int | None = None
@@ -84,8 +95,8 @@ class Case(msgspec.Struct, frozen=True, dict=True):
         return tuple(server for server in self.all if server.kind != "router")
 
     @cached_property
-    def benchmarks(self) -> tuple[Measured, ...]:
-        return tuple(Measured(each) for each in self.deployment.benchmarks)
+    def benchmarks(self) -> tuple[BenchmarkCommand, ...]:
+        return tuple(BenchmarkCommand(each) for each in self.deployment.benchmarks)
 
     @property
     def platform(self) -> str:
@@ -101,14 +112,14 @@ class Case(msgspec.Struct, frozen=True, dict=True):
         return None if hardware is None else hardware.cards
 
     @cached_property
-    def load(self) -> Load:
+    def load(self) -> RequestLoad:
         """From the workload, else from the first benchmark command that says."""
         stated = self.deployment.workload
         if stated is not None and (stated.input is not None or stated.output is not None):
-            return Load(
+            return RequestLoad(
                 longest(stated.input), longest(stated.output), stated.concurrency, stated.requests
             )
-        return next((load_of(each) for each in self.benchmarks), Load())
+        return next((each.load for each in self.benchmarks), RequestLoad())
 
     def lacks(self, need: str) -> bool:
         """Whether something a rule needs is not known."""
@@ -119,12 +130,3 @@ class Case(msgspec.Struct, frozen=True, dict=True):
             "load": self.load.input is not None and self.load.output is not None,
         }
         return not known[need]
-
-
-def load_of(measured: Measured) -> Load:
-    return Load(
-        input=measured.whole("random-input-len", "random-input"),
-        output=measured.whole("random-output-len", "random-output"),
-        concurrency=measured.whole("max-concurrency", "-max-concurrency"),
-        requests=measured.whole("num-prompts", "num-prompt"),
-    )

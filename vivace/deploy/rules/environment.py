@@ -1,4 +1,4 @@
-"""Rules about environment variables and what a node is told besides its flags."""
+"""Rules about environment variables."""
 
 from __future__ import annotations
 
@@ -8,15 +8,21 @@ from collections.abc import Iterator
 from vivace.config.values import nearest
 from vivace.deploy.catalogue.flags import tables
 from vivace.deploy.rules.case import Case
-from vivace.deploy.rules.finding import Found, Rule
-from vivace.deploy.rules.server import Server
+from vivace.deploy.rules.rule import Match, case_rule, server_rule
+from vivace.deploy.rules.server import DISPATCH, Server
 
-OF_ENGINES = ("SGLANG_", "SGL_", "VIVACE_")
+PREFIXES = ("SGLANG_", "SGL_", "VIVACE_")
+MISSPELLED = ("HCCL_BUFFERSIZE", "HCCL_BUFF_SIZE", "HCCL_SOCKET_IFNAMES")
+"""misspellings that have been seen outside of these prefixes"""
 NO_READER = {"SGLANG_DP_ROUND_ROBIN"}
 DEPRECATED = {
-    "SGLANG_SCHEDULER_DECREASE_PREFILL_IDLE": "--enable-prefill-delayer took its place in 0.5.8",
+    "SGLANG_SCHEDULER_DECREASE_PREFILL_IDLE": "--enable-prefill-delayer replaced it in 0.5.8",
 }
 GONE = {"SGLANG_ENABLE_SPEC_V2": ("0.5.23", "it is always on there")}
+INTEGERS = ("HCCL_BUFFSIZE", "STREAMS_PER_DEVICE", "TASK_QUEUE_ENABLE", DISPATCH)
+ALLOCATOR = "PYTORCH_NPU_ALLOC_CONF"
+SKIP_ALL_GATHER = "SGLANG_SCHEDULER_SKIP_ALL_GATHER"
+BALANCED = ("round_robin", "decode_round_robin", "auto", "follow_bootstrap_room")
 ADDRESS = re.compile(r"\b(?:\d{1,3}\.){3}\d{1,3}\b")
 HOME = re.compile(r"^/(?:mnt|home|data\d*|root|Users)/")
 OWN_ADDRESSES = ("127.0.0.1", "0.0.0.0", "2.2.2.2")
@@ -24,271 +30,151 @@ GUIDE = "Ascend parameter guide"
 INVENTORY = "SGLang's environ.py and the libraries that read variables"
 
 
-def variables(case: Case) -> Iterator[tuple[Server, str, str]]:
+def variables(case: Case) -> Iterator[tuple[str, str, str]]:
+    """(role, name, value)"""
     for server in case.all:
         for name, value in server.environment.items():
-            yield server, name, value
+            yield server.name, name, value
 
 
-def once(found: Iterator[Found]) -> Iterator[Found]:
-    """Of findings that say the same of several roles, the first."""
+def distinct(matches: Iterator[Match]) -> Iterator[Match]:
+    """Of matches that say the same of several roles, the first."""
     seen: set[str] = set()
-    for each in found:
-        if each.text not in seen:
-            seen.add(each.text)
-            yield each
+    for match in matches:
+        if match.text not in seen:
+            seen.add(match.text)
+            yield match
 
 
-def unknown_variable(case: Case) -> Iterator[Found]:
-    def found() -> Iterator[Found]:
-        for server, name, _ in variables(case):
-            family = name.startswith(OF_ENGINES) or name in nearly()
-            if family and name not in tables().variables and name not in NO_READER:
-                near = nearest(name, tables().variables)
-                yield Found(
-                    role=server.name,
-                    flag=name,
-                    text=f"nothing is known to read {name}{near}",
-                    remedy="correct the name, or leave it out",
-                )
+@case_rule("unknown-variable", "warning", source=INVENTORY)
+def unknown_variable(case: Case) -> Iterator[Match]:
+    """Every variable is known.
+    An unknown variable is silently ignored."""
+    known = tables().variables
 
-    return once(found())
+    def matches() -> Iterator[Match]:
+        for role, name, _ in variables(case):
+            ours = name.startswith(PREFIXES) or name in MISSPELLED
+            if ours and name not in known and name not in NO_READER:
+                text = f"{name} is not a known variable{nearest(name, known)}"
+                yield Match(name, text, "correct the name, or remove it", role=role)
 
-
-def nearly() -> frozenset[str]:
-    """Misspellings that have been seen of variables outside the engines' families."""
-    return frozenset(("HCCL_BUFFERSIZE", "HCCL_BUFF_SIZE", "HCCL_SOCKET_IFNAMES"))
+    return distinct(matches())
 
 
-def dead_variable(case: Case) -> Iterator[Found]:
-    def found() -> Iterator[Found]:
-        for server, name, _ in variables(case):
-            known = tables().variables.get(name)
-            if name in NO_READER or (known is not None and known.dead):
-                yield Found(
-                    role=server.name,
-                    flag=name,
-                    text=f"no version of SGLang or its router reads {name}",
-                    remedy="leave it out",
-                )
+@case_rule("dead-variable", "warning", source=INVENTORY)
+def dead_variable(case: Case) -> Iterator[Match]:
+    """Variables still have an effect.
+    Some variables of published scripts belong to changes that were never merged, or were replaced
+    by flags."""
+    known = tables().variables
+
+    def matches() -> Iterator[Match]:
+        for role, name, _ in variables(case):
+            version, reason = GONE.get(name, (None, ""))
+            if name in NO_READER or (name in known and known[name].dead):
+                text = f"no version of SGLang or its router reads {name}"
+                yield Match(name, text, "remove it", role=role)
             elif name in DEPRECATED:
-                yield Found(
-                    role=server.name,
-                    flag=name,
-                    text=f"{name} is deprecated: {DEPRECATED[name]}",
-                    severity="note",
-                )
-            elif name in GONE and case.target.version == GONE[name][0]:
-                text = f"SGLang {GONE[name][0]} does not read {name}: {GONE[name][1]}"
-                yield Found(role=server.name, flag=name, text=text, severity="note")
+                text = f"{name} is deprecated: {DEPRECATED[name]}"
+                yield Match(name, text, severity="note", role=role)
+            elif case.target.version == version:
+                text = f"SGLang {version} does not read {name}: {reason}"
+                yield Match(name, text, severity="note", role=role)
 
-    return once(found())
+    return distinct(matches())
 
 
-def number_variable(case: Case) -> Iterator[Found]:
-    whole = ("HCCL_BUFFSIZE", "STREAMS_PER_DEVICE", "TASK_QUEUE_ENABLE",
-             "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK")  # fmt: skip
-    for server, name, value in variables(case):
+@case_rule("number-variable", "error", source=INVENTORY)
+def number_variable(case: Case) -> Iterator[Match]:
+    """Numeric variables have numeric values.
+    Libraries read them with their own parsers; a wrong value stops the start or is ignored."""
+    for role, name, value in variables(case):
         known = tables().variables.get(name)
-        wanted = name in whole or (known is not None and known.kind == "whole number")
-        if wanted and not re.fullmatch(r"-?\d+", value.strip()) and "<" not in value:
-            yield Found(
-                role=server.name,
-                flag=name,
-                text=f"{name}={value}: a whole number is wanted",
-                remedy="correct the value",
-            )
+        numeric = name in INTEGERS or (known is not None and known.kind == "whole number")
+        if numeric and not re.fullmatch(r"-?\d+", value.strip()) and "<" not in value:
+            yield Match(name, f"{name}={value} is not an integer", "correct the value", role=role)
 
 
-def allocator(case: Case) -> Iterator[Found]:
-    if case.platform != "npu":
+@server_rule("allocator-segments", "note", source=GUIDE, platforms=("npu",))
+def allocator_segments(server: Server, case: Case) -> Iterator[Match]:
+    """The memory allocator uses expandable segments.
+    Otherwise memory between the static part and activations fragments, and large prompts run out of
+    memory."""
+    if not server.variable(ALLOCATOR):
+        text = f"{ALLOCATOR} is not set: memory fragments between segments of different sizes"
+        yield Match(ALLOCATOR, text, f"export {ALLOCATOR}=expandable_segments:True")
+
+
+@server_rule("task-queue", "note", source=GUIDE, platforms=("npu",), roles=("prefill", "decode"))
+def task_queue(server: Server, case: Case) -> Iterator[Match]:
+    """TASK_QUEUE_ENABLE suits the role.
+    Level 2 fuses kernel launches, which helps prefill; decode replays graphs and needs 0."""
+    value, best = server.variable("TASK_QUEUE_ENABLE"), "2" if server.kind == "prefill" else "0"
+    if value != best:
+        current = f"is {value}" if value else "is not set (1)"
+        reason = "" if best == "2" else ": higher levels interfere with captured graphs"
+        text = f"TASK_QUEUE_ENABLE {current}; {best} is best for {server.kind}{reason}"
+        yield Match("TASK_QUEUE_ENABLE", text, f"export TASK_QUEUE_ENABLE={best}")
+
+
+@server_rule("task-queue-graphs", "warning", source=GUIDE, roles=("decode",))
+def task_queue_graphs(server: Server, case: Case) -> Iterator[Match]:
+    """TASK_QUEUE_ENABLE=2 is not used with captured graphs.
+    Level 2 conflicts with graph capture."""
+    level = server.variable("TASK_QUEUE_ENABLE")
+    if level == "2" and not server.has("disable_cuda_graph"):
+        text = "TASK_QUEUE_ENABLE=2 conflicts with captured graphs, which are on"
+        remedy = "export TASK_QUEUE_ENABLE=0, or set --disable-cuda-graph"
+        yield Match("TASK_QUEUE_ENABLE", text, remedy)
+
+
+@server_rule("nz-layout", "error", source=GUIDE)
+def nz_layout(server: Server, case: Case) -> Iterator[Match]:
+    """SGLANG_USE_FIA_NZ is used with SGLANG_NPU_USE_MLAPO.
+    Only the fused operator writes KV in the NZ layout."""
+    if server.enabled("SGLANG_USE_FIA_NZ") and not server.enabled("SGLANG_NPU_USE_MLAPO"):
+        text = "SGLANG_USE_FIA_NZ=1 needs SGLANG_NPU_USE_MLAPO=1, which writes KV in that layout"
+        yield Match("SGLANG_USE_FIA_NZ", text, "export SGLANG_NPU_USE_MLAPO=1")
+
+
+@server_rule("skip-all-gather", "error", source=GUIDE)
+def skip_all_gather(server: Server, case: Case) -> Iterator[Match]:
+    """SGLANG_SCHEDULER_SKIP_ALL_GATHER is used on evenly loaded decode servers.
+    Without the all-gather, ranks do not tell one another what they run."""
+    if not server.enabled(SKIP_ALL_GATHER):
         return
-    for server in case.servers:
-        if not server.variable("PYTORCH_NPU_ALLOC_CONF"):
-            yield Found(
-                role=server.name,
-                flag="PYTORCH_NPU_ALLOC_CONF",
-                text="PYTORCH_NPU_ALLOC_CONF is not set: memory is lost between segments of "
-                "different sizes",
-                remedy="export PYTORCH_NPU_ALLOC_CONF=expandable_segments:True",
-            )
+    method = str(server.value("load_balance_method"))
+    if server.kind != "decode":
+        text = f"{SKIP_ALL_GATHER}=1 on a role that prefills: ranks no longer run the same step"
+        yield Match(SKIP_ALL_GATHER, text, "set it on decode roles only")
+    elif method not in BALANCED:
+        text = f"{SKIP_ALL_GATHER}=1 needs an even load, but --load-balance-method is {method}"
+        yield Match(SKIP_ALL_GATHER, text, "--load-balance-method round_robin")
 
 
-def task_queue(case: Case) -> Iterator[Found]:
-    wanted = {"prefill": "2", "decode": "0"}
-    if case.platform != "npu":
-        return
-    for server in case.of("prefill", "decode"):
-        value, best = server.variable("TASK_QUEUE_ENABLE"), wanted[server.kind]
-        if value != best:
-            said = f"is {value}" if value else "is not set (1)"
-            yield Found(
-                role=server.name,
-                flag="TASK_QUEUE_ENABLE",
-                text=f"TASK_QUEUE_ENABLE {said}; {best} is best for {server.kind}"
-                + ("" if best == "2" else ": higher levels interfere with captured graphs"),
-                remedy=f"export TASK_QUEUE_ENABLE={best}",
-            )
-
-
-def task_queue_graphs(case: Case) -> Iterator[Found]:
-    for server in case.of("decode"):
-        if server.variable("TASK_QUEUE_ENABLE") == "2" and not server.has("disable_cuda_graph"):
-            yield Found(
-                role=server.name,
-                flag="TASK_QUEUE_ENABLE",
-                text="TASK_QUEUE_ENABLE=2 conflicts with captured graphs, which are on",
-                remedy="export TASK_QUEUE_ENABLE=0, or give --disable-cuda-graph",
-            )
-
-
-def nz_layout(case: Case) -> Iterator[Found]:
-    for server in case.servers:
-        if server.switched_on("SGLANG_USE_FIA_NZ") and not server.switched_on(
-            "SGLANG_NPU_USE_MLAPO"
-        ):
-            yield Found(
-                role=server.name,
-                flag="SGLANG_USE_FIA_NZ",
-                text="SGLANG_USE_FIA_NZ=1 without SGLANG_NPU_USE_MLAPO=1: only the fused operator "
-                "writes KV in that layout",
-                remedy="export SGLANG_NPU_USE_MLAPO=1",
-            )
-
-
-def skip_gather(case: Case) -> Iterator[Found]:
-    balanced = ("round_robin", "decode_round_robin", "auto", "follow_bootstrap_room")
-    for server in case.servers:
-        if not server.switched_on("SGLANG_SCHEDULER_SKIP_ALL_GATHER"):
-            continue
-        if server.kind != "decode":
-            yield Found(
-                role=server.name,
-                flag="SGLANG_SCHEDULER_SKIP_ALL_GATHER",
-                text="SGLANG_SCHEDULER_SKIP_ALL_GATHER=1 on a role that prefills: ranks in "
-                "different steps no longer agree",
-                remedy="keep it to decode roles",
-            )
-        elif str(server.value("load_balance_method")) not in balanced:
-            yield Found(
-                role=server.name,
-                flag="SGLANG_SCHEDULER_SKIP_ALL_GATHER",
-                text="SGLANG_SCHEDULER_SKIP_ALL_GATHER=1 needs an even load, and "
-                f"--load-balance-method is {server.value('load_balance_method')}",
-                remedy="--load-balance-method round_robin",
-            )
-
-
-def hard_coded(case: Case) -> Iterator[Found]:
-    """Addresses and personal folders among flags, and interface names that only one machine has."""
-    for server in case.all:
-        known = {host for each in case.all for host in each.role.hosts}
-        for flag, value in server.role.flags.items():
-            text = str(value)
-            strange = [
-                each
-                for each in ADDRESS.findall(text)
-                if each not in OWN_ADDRESSES and each not in known
-            ]
-            if flag == "host" or not (strange or personal(flag, text)):
-                continue
-            yield Found(
-                role=server.name,
-                flag="--" + flag,
-                text=f"--{flag} {text} is of one particular machine",
-                remedy="replace it by your own",
-            )
-        name = server.variable("HCCL_SOCKET_IFNAME")
-        if "." in name:
-            yield Found(
-                role=server.name,
-                flag="HCCL_SOCKET_IFNAME",
-                text=f"HCCL_SOCKET_IFNAME={name} is of one particular machine",
-                remedy="replace it by your own",
-            )
+@server_rule(
+    "hard-coded",
+    "warning",
+    source="the published configurations",
+    roles=("mixed", "prefill", "decode", "encoder", "router"),
+)
+def hard_coded(server: Server, case: Case) -> Iterator[Match]:
+    """No value is specific to somebody else's machine.
+    Published scripts contain addresses, directories and network interfaces of their authors."""
+    allowed = {*OWN_ADDRESSES, *(host for each in case.all for host in each.role.hosts)}
+    for flag, value in server.role.flags.items():
+        text = str(value)
+        foreign = any(address not in allowed for address in ADDRESS.findall(text))
+        if flag != "host" and (foreign or personal(flag, text)):
+            remedy = "replace it with your own"
+            yield Match("--" + flag, f"--{flag} {text} is specific to one machine", remedy)
+    name = server.variable("HCCL_SOCKET_IFNAME")
+    if "." in name:
+        text = f"HCCL_SOCKET_IFNAME={name} is specific to one machine"
+        yield Match("HCCL_SOCKET_IFNAME", text, "replace it with your own")
 
 
 def personal(flag: str, value: str) -> bool:
     paths = flag not in ("model-path", "model", "tokenizer-path") or "/share/" in value
     return paths and bool(HOME.match(value))
-
-
-RULES = (
-    Rule(
-        name="unknown-variable",
-        severity="warning",
-        title="Every variable of an engine is read by something",
-        explanation="An unknown variable is ignored without a word.",
-        source=INVENTORY,
-        check=unknown_variable,
-    ),
-    Rule(
-        name="dead-variable",
-        severity="warning",
-        title="Variables still have an effect",
-        explanation="Some variables of published scripts belong to changes that were never merged, "
-        "or were replaced by flags.",
-        source=INVENTORY,
-        check=dead_variable,
-    ),
-    Rule(
-        name="number-variable",
-        severity="error",
-        title="Variables that count hold numbers",
-        explanation="Libraries read them with their own parsers; a wrong value stops the start or "
-        "counts as nothing.",
-        source=INVENTORY,
-        check=number_variable,
-    ),
-    Rule(
-        name="allocator-segments",
-        severity="note",
-        title="The allocator may grow its segments",
-        explanation="Without expandable segments, memory between the static part and activations "
-        "fragments and large prompts run out of memory.",
-        source=GUIDE,
-        check=allocator,
-    ),
-    Rule(
-        name="task-queue",
-        severity="note",
-        title="The launch queue suits the role",
-        explanation="Level 2 fuses launches, which helps prefill; decode replays graphs and wants "
-        "0.",
-        source=GUIDE,
-        check=task_queue,
-    ),
-    Rule(
-        name="task-queue-graphs",
-        severity="warning",
-        title="The launch queue does not meet captured graphs",
-        explanation="Level 2 conflicts with graph capture.",
-        source=GUIDE,
-        check=task_queue_graphs,
-    ),
-    Rule(
-        name="nz-layout",
-        severity="error",
-        title="The NZ layout of KV comes with its operator",
-        explanation="SGLANG_USE_FIA_NZ must be used together with SGLANG_NPU_USE_MLAPO.",
-        source=GUIDE,
-        check=nz_layout,
-    ),
-    Rule(
-        name="skip-all-gather",
-        severity="error",
-        title="Ranks that do not compare notes do the same",
-        explanation="SGLANG_SCHEDULER_SKIP_ALL_GATHER is safe for decode servers whose ranks are "
-        "evenly loaded.",
-        source=GUIDE,
-        check=skip_gather,
-    ),
-    Rule(
-        name="hard-coded",
-        severity="warning",
-        title="Nothing belongs to somebody else's machine",
-        explanation="Published scripts carry addresses, folders and interfaces of their authors.",
-        source="the published configurations",
-        check=hard_coded,
-    ),
-)

@@ -1,4 +1,4 @@
-"""Rules about what must be reached: targets, rates and shared prompts of the workload."""
+"""Rules about goals: targets, rates and shared prompts of the workload."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from collections.abc import Iterator
 from vivace.deploy.catalogue.architecture import Architecture
 from vivace.deploy.memory.weights import PRECISIONS, Precision, precision_name
 from vivace.deploy.rules.case import Case
-from vivace.deploy.rules.finding import Found, Rule
+from vivace.deploy.rules.rule import Match, case_rule, server_rule
 from vivace.deploy.rules.server import Server
 from vivace.deploy.spec.deployment import Targets, Workload
 
 ROOFLINE = "the device's peak rates: no program is faster"
-LITTLE = "Little's law"
 
 
 def targets_of(case: Case) -> Targets:
@@ -33,13 +32,24 @@ def multiplied(model: Architecture) -> int:
     return model.parameters(active=True) - (0 if model.tied else model.vocabulary * model.hidden)
 
 
-def token_milliseconds(case: Case, server: Server) -> float:
-    """Least time of a token: a step reads the weights of one token at least; drafts come along."""
-    assert case.model is not None and case.device is not None
-    precision = precision_of(case, server)
-    size = multiplied(case.model) * min(precision.experts, precision.linear)
-    seconds = size / (server.layout.tp * case.device.bandwidth_gbs * 1e9)
-    return 1000 * seconds / server.draft_tokens
+@server_rule(
+    "target-first-token",
+    "warning",
+    source=ROOFLINE,
+    needs=("model", "device", "load"),
+    roles=("mixed", "prefill"),
+)
+def target_first_token(server: Server, case: Case) -> Iterator[Match]:
+    """targets.ttft_ms is possible.
+    It is above the time of a prompt's matrix products at the peak rate of a server's devices; what
+    prompts share (workload.prefix_share) is not computed again."""
+    target, least = targets_of(case).ttft_ms, prompt_milliseconds(case, server)
+    if target is not None and least > target:
+        text = (
+            f"the target for the first token is {target:g} ms, but a prompt of {case.load.input} "
+            f"tokens takes {least:.1f} ms at the devices' peak rate"
+        )
+        yield Match("", text, "more devices per server, shorter prompts, or a larger target")
 
 
 def prompt_milliseconds(case: Case, server: Server) -> float:
@@ -49,151 +59,94 @@ def prompt_milliseconds(case: Case, server: Server) -> float:
     shared = 0.0 if server.has("disable_radix_cache") else workload_of(case).prefix_share
     tokens = (case.load.input or 0) * (1 - shared)
     device, precision = case.device, precision_of(case, server)
-    narrow = min(precision.experts, precision.linear) < 2
-    rate = max(device.bf16_tflops, device.int8_tops if narrow else 0.0)
-    devices = server.layout.tp * server.layout.pp
+    quantized = min(precision.experts, precision.linear) < 2
+    rate = max(device.bf16_tflops, device.int8_tops if quantized else 0.0)
+    devices = server.parallelism.tp * server.parallelism.pp
     return 1000 * 2 * multiplied(case.model) * tokens / (devices * rate * 1e12)
 
 
-def first_token(case: Case) -> Iterator[Found]:
-    target = targets_of(case).ttft_ms
-    for server in case.of("mixed", "prefill"):
-        least = prompt_milliseconds(case, server)
-        if target is not None and least > target:
-            yield Found(
-                role=server.name,
-                text=f"the first token shall come within {target:g} ms, and the products of a "
-                f"prompt of {case.load.input} take {least:.1f} ms at the devices' peak",
-                remedy="more devices for each server, shorter prompts, or a later target",
-            )
+@server_rule(
+    "target-token",
+    "warning",
+    source=ROOFLINE,
+    needs=("model", "device"),
+    roles=("mixed", "decode"),
+)
+def target_token(server: Server, case: Case) -> Iterator[Match]:
+    """targets.tpot_ms is possible.
+    It is above the time in which the devices of a stage read the weights that one token needs."""
+    target, least = targets_of(case).tpot_ms, token_milliseconds(case, server)
+    if target is not None and least > target:
+        text = (
+            f"the target for an output token is {target:g} ms, but reading the weights it needs "
+            f"takes {least:.2f} ms at the devices' bandwidth"
+        )
+        yield Match("", text, "a larger --tp-size, quantized weights, or a larger target")
 
 
-def further_tokens(case: Case) -> Iterator[Found]:
-    target = targets_of(case).tpot_ms
-    for server in case.of("mixed", "decode"):
-        least = token_milliseconds(case, server)
-        if target is not None and least > target:
-            yield Found(
-                role=server.name,
-                text=f"a token shall take {target:g} ms, and reading the weights it needs takes "
-                f"{least:.2f} ms at the devices' bandwidth",
-                remedy="a larger --tp-size, narrower weights, or a later target",
-            )
+def token_milliseconds(case: Case, server: Server) -> float:
+    """Least time of a token: a step reads the weights of one token at least; drafts come along."""
+    assert case.model is not None and case.device is not None
+    precision = precision_of(case, server)
+    size = multiplied(case.model) * min(precision.experts, precision.linear)
+    seconds = size / (server.parallelism.tp * case.device.bandwidth_gbs * 1e9)
+    return 1000 * seconds / server.draft_tokens
 
 
-def rate(case: Case) -> Iterator[Found]:
-    wanted, each = workload_of(case).rate, targets_of(case).tpot_ms
-    output = case.load.output
-    if wanted is None or each is None or output is None:
+@case_rule("target-rate", "warning", source="Little's law", needs=("load",))
+def target_rate(case: Case) -> Iterator[Match]:
+    """The servers admit workload.rate.
+    workload.rate times the output length times targets.tpot_ms is what runs concurrently."""
+    rate, tpot, output = workload_of(case).rate, targets_of(case).tpot_ms, case.load.output
+    if rate is None or tpot is None or output is None:
         return
-    running = math.ceil(wanted * output * each / 1000)
+    running = math.ceil(rate * output * tpot / 1000)
     servers = [server for server in case.of("mixed", "decode") if server.running is not None]
     admitted = sum((server.running or 0) * server.role.instances for server in servers)
     if servers and running > admitted:
-        yield Found(
-            role=servers[0].name,
-            flag=servers[0].flag("max_running_requests"),
-            text=f"{wanted:g} requests a second with answers of {output} tokens at {each:g} ms are "
-            f"{running} at once; {admitted} are admitted",
-            remedy=f"--max-running-requests for {running} in all, or more instances",
+        first = servers[0]
+        text = (
+            f"{rate:g} requests per second with {output} output tokens of {tpot:g} ms each are "
+            f"{running} concurrent requests; {admitted} are admitted"
         )
+        remedy = f"--max-running-requests for {running} in total, or more instances"
+        yield Match(first.flag("max_running_requests"), text, remedy, role=first.name)
 
 
-def shared_prompts(case: Case) -> Iterator[Found]:
+@server_rule("shared-prompts", "warning", source="SGLang's radix cache", roles=("mixed", "prefill"))
+def shared_prompts(server: Server, case: Case) -> Iterator[Match]:
+    """Shared prefixes are cached.
+    Prompts with a common beginning (workload.prefix_share) are computed once."""
     share = workload_of(case).prefix_share
-    for server in case.of("mixed", "prefill"):
-        if share > 0 and server.has("disable_radix_cache"):
-            yield Found(
-                role=server.name,
-                flag=server.flag("disable_radix_cache"),
-                text=f"{share:.0%} of a prompt is shared with others, and the prefix cache is off: "
-                "it is computed every time",
-                remedy="leave --disable-radix-cache out",
-            )
+    if share > 0 and server.has("disable_radix_cache"):
+        text = (
+            f"{share:.0%} of a prompt is shared with others, but the prefix cache is off: "
+            "it is computed every time"
+        )
+        yield Match(server.flag("disable_radix_cache"), text, "remove --disable-radix-cache")
 
 
-def stated_path(case: Case) -> Iterator[Found]:
-    wanted = case.deployment.model.path
-    for server in case.servers:
-        found = server.value("model_path")
-        if wanted is not None and found != wanted:
-            yield Found(
-                role=server.name,
-                flag=server.flag("model_path"),
-                text=f"--model-path is {found or 'not given'}, and the file's model.path {wanted}",
-                remedy="make both the same, or leave model.path out",
-            )
+@server_rule("model-path", "warning", source="Vivace")
+def model_path(server: Server, case: Case) -> Iterator[Match]:
+    """--model-path matches model.path.
+    model.path and the servers' --model-path are the same."""
+    expected, value = case.deployment.model.path, server.value("model_path")
+    if expected is not None and value != expected:
+        text = f"--model-path is {value or 'not set'}, but model.path is {expected}"
+        yield Match(server.flag("model_path"), text, "make both the same, or remove model.path")
 
 
-def unread(case: Case) -> Iterator[Found]:
-    """What the file says and no rule can use beside the rest of it."""
-    stated, targets, model = workload_of(case), targets_of(case), case.deployment.model
+@case_rule("unread", "note", source="Vivace")
+def unread(case: Case) -> Iterator[Match]:
+    """Every key of the deployment file is used.
+    A key that no rule, plan or renderer can use beside the others is reported."""
+    stated, model = workload_of(case), case.deployment.model
     measured = bool(case.deployment.benchmarks)
-    if stated.rate is not None and targets.tpot_ms is None and not measured:
-        yield idle("workload.rate", "add targets.tpot_ms, or a benchmark to compare it with")
+    if stated.rate is not None and targets_of(case).tpot_ms is None and not measured:
+        remedy = "add targets.tpot_ms, or a benchmark to compare it with"
+        yield Match("", "workload.rate is not used", remedy)
     if stated.requests is not None and not measured:
-        yield idle("workload.requests", "add a benchmark to compare it with")
+        yield Match("", "workload.requests is not used", "add a benchmark to compare it with")
     if model.draft is not None:
-        yield idle("model.draft", "the memory of a draft model is not counted yet")
-
-
-def idle(key: str, remedy: str) -> Found:
-    return Found(text=f"{key} is stated and nothing reads it", remedy=remedy)
-
-
-RULES = (
-    Rule(
-        name="target-first-token",
-        severity="warning",
-        title="The first token can come in time",
-        explanation="targets.ttft_ms is above the time of a prompt's products at the peak rate of "
-        "a server's devices; what prompts share (workload.prefix_share) is not computed again.",
-        source=ROOFLINE,
-        needs=("model", "device", "load"),
-        check=first_token,
-    ),
-    Rule(
-        name="target-token",
-        severity="warning",
-        title="A further token can come in time",
-        explanation="targets.tpot_ms is above the time in which the devices of a stage read the "
-        "weights that one token needs.",
-        source=ROOFLINE,
-        needs=("model", "device"),
-        check=further_tokens,
-    ),
-    Rule(
-        name="target-rate",
-        severity="warning",
-        title="The rate is admitted",
-        explanation="workload.rate times the length of an answer times targets.tpot_ms is what "
-        "runs at once.",
-        source=LITTLE,
-        needs=("load",),
-        check=rate,
-    ),
-    Rule(
-        name="shared-prompts",
-        severity="warning",
-        title="What prompts share is cached",
-        explanation="Prompts with a common beginning (workload.prefix_share) are computed once.",
-        source="SGLang's radix cache",
-        check=shared_prompts,
-    ),
-    Rule(
-        name="model-path",
-        severity="warning",
-        title="What is served is what is stated",
-        explanation="model.path and the servers' --model-path are the same.",
-        source="Vivace",
-        check=stated_path,
-    ),
-    Rule(
-        name="unread",
-        severity="note",
-        title="What is stated is used",
-        explanation="A key that no rule, plan or renderer can use is named.",
-        source="Vivace",
-        check=unread,
-    ),
-)
+        remedy = "the memory of a draft model is not counted yet"
+        yield Match("", "model.draft is not used", remedy)

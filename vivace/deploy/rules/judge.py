@@ -1,12 +1,80 @@
-"""A case -> a verdict: every rule is asked once, in order."""
+"""A case -> a verdict: every rule is asked once, in the order of docs/rules.md."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vivace.deploy.rules.all import RULES
+import msgspec
+
+from vivace.deploy.rules import (
+    disaggregation,
+    environment,
+    experts,
+    flags,
+    goals,
+    load,
+    memory,
+    network,
+    parallelism,
+    platform_flags,
+    refused,
+    rewrites,
+    speculative,
+)
 from vivace.deploy.rules.case import Case
-from vivace.deploy.rules.finding import SEVERITIES, Finding, Found, Rule, Verdict
+from vivace.deploy.rules.rule import SEVERITIES, Match, Rule, Severity
+
+MODULES = (
+    flags,
+    platform_flags,
+    refused,
+    parallelism,
+    experts,
+    speculative,
+    disaggregation,
+    load,
+    goals,
+    memory,
+    environment,
+    network,
+    rewrites,
+)
+RULES: tuple[Rule, ...] = tuple(
+    rule
+    for module in MODULES
+    for rule in vars(module).values()
+    if isinstance(rule, Rule) and rule.module == module.__name__
+)
+"""in the order of the modules above and of the definitions in each"""
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the report."""
+
+    rule: str
+    severity: Severity
+    file: str
+    role: str
+    flag: str
+    line: int
+    text: str
+    remedy: str
+    source: str
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """All findings, worst first, and the rules that were skipped, by what is not known."""
+
+    findings: tuple[Finding, ...]
+    skipped: dict[str, tuple[str, ...]]
+
+    @property
+    def errors(self) -> int:
+        return sum(finding.severity == "error" for finding in self.findings)
+
+
+def rule_named(name: str) -> Rule | None:
+    return next((rule for rule in RULES if rule.name == name), None)
 
 
 def judge(case: Case, rules: Sequence[Rule] = RULES) -> Verdict:
@@ -18,22 +86,22 @@ def judge(case: Case, rules: Sequence[Rule] = RULES) -> Verdict:
         if lacking is not None:
             skipped.setdefault(lacking, []).append(rule.name)
             continue
-        findings += (finding_of(rule, found, case) for found in rule.check(case))
+        findings += (report(rule, role, match, case) for role, match in rule.check(case))
     ordered = sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
     return Verdict(
         findings=tuple(ordered), skipped={need: tuple(names) for need, names in skipped.items()}
     )
 
 
-def finding_of(rule: Rule, found: Found, case: Case) -> Finding:
+def report(rule: Rule, role: str, match: Match, case: Case) -> Finding:
     return Finding(
         rule=rule.name,
-        severity=found.severity or rule.severity,
+        severity=match.severity or rule.severity,
         file=case.file,
-        role=found.role,
-        flag=found.flag,
-        line=found.line,
-        text=found.text,
-        remedy=found.remedy,
+        role=role,
+        flag=match.flag,
+        line=match.line,
+        text=match.text,
+        remedy=match.remedy,
         source=rule.source,
     )

@@ -1,4 +1,4 @@
-"""Rules about whether it fits."""
+"""Rules about whether it fits into memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from vivace.deploy.catalogue.hardware import GIB
 from vivace.deploy.memory.plan import MemoryPlan, plan_role
 from vivace.deploy.rules.case import Case
-from vivace.deploy.rules.finding import Found, Rule
+from vivace.deploy.rules.rule import Match, server_rule
 from vivace.deploy.rules.server import Server
 
 SOURCE = "computed: vivace check --memory shows the parts"
@@ -24,115 +24,72 @@ def gib(size: float) -> str:
     return f"{size / GIB:.1f} GiB"
 
 
-def weights_fit(case: Case) -> Iterator[Found]:
-    for server, plan in plans(case):
-        if plan.pool > 0:
-            continue
-        held = plan.total("static")
-        yield Found(
-            role=server.name,
-            flag=server.flag("mem_fraction_static"),
-            text=f"weights take {gib(held)} of a device, {plan.fraction} of {gib(plan.usable)} is "
-            f"{gib(plan.usable * plan.fraction)}: nothing is left for KV",
-            remedy="a larger --tp-size, fewer bits, or a larger --mem-fraction-static",
+@server_rule("weights-fit", "error", source=SOURCE, needs=("model", "device"))
+def weights_fit(server: Server, case: Case) -> Iterator[Match]:
+    """The weights leave memory for KV.
+    pool = memory x mem-fraction-static - weights."""
+    plan = plan_role(case, server)
+    if plan is not None and plan.pool <= 0:
+        text = (
+            f"weights take {gib(plan.total('static'))} of a device, but {plan.fraction} of "
+            f"{gib(plan.usable)} is {gib(plan.usable * plan.fraction)}: no memory is left for KV"
         )
+        remedy = "a larger --tp-size, quantized weights, or a larger --mem-fraction-static"
+        yield Match(server.flag("mem_fraction_static"), text, remedy)
 
 
-def load_fits(case: Case) -> Iterator[Found]:
-    for server, plan in plans(case):
-        needed = plan.needed
-        if plan.pool <= 0 or needed is None or needed <= plan.capacity:
-            continue
-        alone = plan.tokens_each or 0
-        impossible = alone > plan.capacity
-        yield Found(
-            role=server.name,
-            flag=server.flag("mem_fraction_static"),
-            text=f"{plan.running} requests of {alone} tokens are {needed} in a group; the pool "
-            "holds "
-            f"{plan.capacity} (weights {gib(plan.total('static') - max(plan.pool, 0))} of "
-            f"{gib(plan.usable * plan.fraction)}): "
-            + ("not even one fits" if impossible else f"{plan.held} of an instance fit at once"),
-            remedy="fewer requests at once, a larger --mem-fraction-static, or more devices",
-            severity="error" if impossible else None,
+@server_rule("load-fits", "warning", source=SOURCE, needs=("model", "device", "load"))
+def load_fits(server: Server, case: Case) -> Iterator[Match]:
+    """The KV pool holds the load.
+    Requests beyond it are retracted or wait. The tokens needed are those of all admitted requests
+    at full length; in practice they do not all reach it at the same time."""
+    plan = plan_role(case, server)
+    if plan is None or plan.pool <= 0 or plan.needed is None or plan.needed <= plan.capacity:
+        return
+    each = plan.tokens_each or 0
+    impossible = each > plan.capacity
+    weights = gib(plan.total("static") - max(plan.pool, 0))
+    fits = "not even one request fits" if impossible else f"an instance holds {plan.held} requests"
+    text = (
+        f"{plan.running} requests of {each} tokens need {plan.needed} tokens of KV per group; the "
+        f"pool holds {plan.capacity} (weights take {weights} of "
+        f"{gib(plan.usable * plan.fraction)}): {fits}"
+    )
+    remedy = "fewer concurrent requests, a larger --mem-fraction-static, or more devices"
+    severity = "error" if impossible else None
+    yield Match(server.flag("mem_fraction_static"), text, remedy, severity)
+
+
+@server_rule("total-tokens", "note", source=SOURCE, needs=("model", "device"))
+def total_tokens(server: Server, case: Case) -> Iterator[Match]:
+    """--max-total-tokens does not exceed the KV pool.
+    --max-total-tokens can only make the pool smaller."""
+    plan, limit = plan_role(case, server), server.number("max_total_tokens")
+    if plan is not None and limit is not None and plan.pool > 0 and limit > plan.capacity:
+        text = f"--max-total-tokens {limit} exceeds the KV pool: {plan.capacity} is used"
+        yield Match(server.flag("max_total_tokens"), text, "remove it")
+
+
+@server_rule("outside-fits", "warning", source=SOURCE, needs=("model", "device"))
+def outside_fits(server: Server, case: Case) -> Iterator[Match]:
+    """--mem-fraction-static leaves enough memory for the rest.
+    Activations, graphs, logits and communicators come out of what mem-fraction-static leaves: the
+    origin of most out-of-memory reports. The sizes are estimates."""
+    plan = plan_role(case, server)
+    if plan is not None and plan.total("outside") > plan.outside_limit:
+        outside = (part for part in plan.parts if part.kind == "outside")
+        largest = max(outside, key=lambda part: part.size)
+        why = f", {largest.why}" if largest.why else ""
+        text = (
+            f"--mem-fraction-static {plan.fraction} leaves {gib(plan.outside_limit)} for the rest, "
+            f"estimated at {gib(plan.total('outside'))}, most of it {largest.name} "
+            f"({gib(largest.size)}{why})"
         )
-
-
-def total_tokens(case: Case) -> Iterator[Found]:
-    for server, plan in plans(case):
-        asked = server.number("max_total_tokens")
-        if asked is not None and plan.pool > 0 and asked > plan.capacity:
-            yield Found(
-                role=server.name,
-                flag=server.flag("max_total_tokens"),
-                text=f"--max-total-tokens {asked} is more than the pool holds: {plan.capacity} is "
-                "used",
-                remedy="leave it out",
-            )
-
-
-def outside_fits(case: Case) -> Iterator[Found]:
-    for server, plan in plans(case):
-        outside = plan.total("outside")
-        if outside > plan.outside_limit:
-            largest = max(
-                (p for p in plan.parts if p.kind == "outside"), key=lambda part: part.size
-            )
-            yield Found(
-                role=server.name,
-                flag=server.flag("mem_fraction_static"),
-                text=f"--mem-fraction-static {plan.fraction} leaves {gib(plan.outside_limit)} for "
-                f"what is not static; that is estimated at {gib(outside)}, most of it "
-                f"{largest.name} ({gib(largest.size)}"
-                + (f", {largest.why})" if largest.why else ")"),
-                remedy=f"--mem-fraction-static {fraction_for(plan)}",
-            )
+        remedy = f"--mem-fraction-static {fraction_for(plan)}"
+        yield Match(server.flag("mem_fraction_static"), text, remedy)
 
 
 def fraction_for(plan: MemoryPlan) -> float:
-    """The largest share that leaves room for the rest, in hundredths."""
-    share = 1 - (plan.total("outside") / plan.usable + 0.005)
-    return max(0.01, int(share * 100) / 100)
-
-
-RULES = (
-    Rule(
-        name="weights-fit",
-        severity="error",
-        title="The weights leave room for KV",
-        explanation="pool = memory x mem-fraction-static - weights.",
-        source=SOURCE,
-        needs=("model", "device"),
-        check=weights_fit,
-    ),
-    Rule(
-        name="load-fits",
-        severity="warning",
-        title="The pool holds the load",
-        explanation="Requests beyond it are retracted or wait. Tokens needed are those of all "
-        "admitted requests at full length; in practice they are not all at their end at once.",
-        source=SOURCE,
-        needs=("model", "device", "load"),
-        check=load_fits,
-    ),
-    Rule(
-        name="total-tokens",
-        severity="note",
-        title="The pool is as large as it is called",
-        explanation="--max-total-tokens can only make the pool smaller.",
-        source=SOURCE,
-        needs=("model", "device"),
-        check=total_tokens,
-    ),
-    Rule(
-        name="outside-fits",
-        severity="warning",
-        title="What is not static has room",
-        explanation="Activations, graphs, logits and communicators come out of what "
-        "mem-fraction-static leaves: the origin of most out-of-memory reports. The sizes are "
-        "estimates.",
-        source=SOURCE,
-        needs=("model", "device"),
-        check=outside_fits,
-    ),
-)
+    """The largest fraction that leaves room for the rest, in hundredths."""
+    fraction = 1 - (plan.total("outside") / plan.usable + 0.005)
+    return max(0.01, int(fraction * 100) / 100)

@@ -7,125 +7,76 @@ from collections.abc import Iterator
 from vivace.deploy.importing.flags import option_named
 from vivace.deploy.rules import ascend
 from vivace.deploy.rules.case import Case
-from vivace.deploy.rules.finding import Found, Rule
-from vivace.deploy.rules.flags import INVENTORY, flags_of, placeholder
+from vivace.deploy.rules.flags import INVENTORY, long_flags, placeholder
+from vivace.deploy.rules.rule import Match, server_rule
+from vivace.deploy.rules.server import Server
 from vivace.deploy.rules.target import OURS
 
-
-def platform_flag(case: Case) -> Iterator[Found]:
-    if case.platform != "npu" or case.target.engine == "vivace":
-        return
-    for server in case.servers:
-        for flag, value in server.role.flags.items():
-            option = option_named(flag)
-            name = option.flags[0][2:] if option else flag
-            spellings = {name, flag, *(each[2:] for each in (option.flags if option else ()))}
-            state = next((ascend.STATES[each] for each in spellings if each in ascend.STATES), None)
-            if state is not None and value is not False:
-                yield Found(
-                    role=server.name,
-                    flag="--" + flag,
-                    text=f"--{flag} {state}",
-                    remedy="leave it out",
-                )
-            elif spellings & ascend.EXPERIMENTAL:
-                text = f"--{flag} is experimental on Ascend"
-                yield Found(role=server.name, flag="--" + flag, text=text, severity="note")
+FEATURES = "Support Features on Ascend NPU"
 
 
-def platform_value(case: Case) -> Iterator[Found]:
-    if case.platform != "npu" or case.target.engine == "vivace":
-        return
-    for server in case.servers:
-        for name, (flag, value) in server.given.items():
-            documented = ascend.VALUES.get(name)
-            if documented is None or str(value) in documented or placeholder(value):
-                continue
-            option = option_named(flag)
-            if option is not None and option.choices and str(value) not in option.choices:
-                continue
-            yield Found(
-                role=server.name,
-                flag="--" + flag,
-                text=f"--{flag} {value} is not among what is documented for Ascend: "
-                f"{', '.join(documented)}",
-                remedy="try it before you rely on it",
-            )
+@server_rule("own-flag", "error", source=INVENTORY, engine="sglang")
+def own_flag(server: Server, case: Case) -> Iterator[Match]:
+    """Only Vivace is given flags of Vivace.
+    SGLang stops at a flag it does not know."""
+    for flag in long_flags(server):
+        if flag in OURS:
+            yield Match(flag, f"{flag} is a flag of Vivace; SGLang has no such flag", "remove it")
 
 
-def vivace_state(case: Case) -> Iterator[Found]:
-    if case.target.engine != "vivace":
-        return
+@server_rule("ascend-flag", "warning", source=FEATURES, platforms=("npu",), engine="sglang")
+def ascend_flag(server: Server, case: Case) -> Iterator[Match]:
+    """Flags work on Ascend.
+    SGLang's feature table marks flags that are for GPUs only, planned or incomplete on Ascend."""
+    for flag, value in server.role.flags.items():
+        option = option_named(flag)
+        spellings = {flag, *(each[2:] for each in (option.flags if option else ()))}
+        name = option.flags[0][2:] if option else flag
+        found = [each for each in (name, *spellings) if each in ascend.STATES]
+        if found and value is not False:
+            yield Match("--" + flag, f"--{flag} {ascend.STATES[found[0]]}", "remove it")
+        elif spellings & ascend.EXPERIMENTAL:
+            yield Match("--" + flag, f"--{flag} is experimental on Ascend", severity="note")
+
+
+@server_rule("ascend-value", "note", source=FEATURES, platforms=("npu",), engine="sglang")
+def ascend_value(server: Server, case: Case) -> Iterator[Match]:
+    """Values are documented for Ascend.
+    The feature table lists the values that were tested on Ascend."""
+    for name, (flag, value) in server.given.items():
+        documented = ascend.VALUES.get(name)
+        if documented is None or str(value) in documented or placeholder(value):
+            continue
+        option = option_named(flag)
+        if option is not None and option.choices and str(value) not in option.choices:
+            continue
+        values = ", ".join(documented)
+        text = f"--{flag} {value} is not documented for Ascend (documented: {values})"
+        yield Match("--" + flag, text, "test it before you rely on it")
+
+
+@server_rule("vivace-flag", "error", source="Vivace's own table of flags", engine="vivace")
+def vivace_flag(server: Server, case: Case) -> Iterator[Match]:
+    """Vivace supports every flag and value on this device.
+    Every flag has a state on every device: works, no effect, not supported yet. `vivace flags`
+    prints them."""
     from vivace.config.config import all_options
     from vivace.config.option import NO_CUDA, NO_NPU, Kind
 
-    options = {option.name: option for option in all_options()}
     platform = case.platform or "cpu"
-    for server in case.servers:
-        if platform != "cpu":
-            absent = {"cuda": NO_CUDA, "npu": NO_NPU}[platform]
-            text = f"none of the role's flags is available on {platform}: {absent.text()}"
-            yield Found(role=server.name, flag="--device", text=text)
-            continue
-        for flag, value in server.role.flags.items():
-            known = option_named(flag)
-            if known is None or value is None or value is False:
-                continue
-            option = options[known.name]
-            if value == option.default or value in option.trivial:
-                continue
-            state = option.state(platform, value)
-            if state.kind is not Kind.WORKS:
-                yield Found(
-                    role=server.name,
-                    flag="--" + flag,
-                    text=f"--{flag} on {platform}: {state.text()}",
-                    severity="error" if state.kind is Kind.NOT_AVAILABLE else "note",
-                )
-
-
-def own_flag(case: Case) -> Iterator[Found]:
-    if case.target.engine == "vivace":
+    if platform != "cpu":
+        absent = {"cuda": NO_CUDA, "npu": NO_NPU}[platform]
+        yield Match("--device", f"no flag of this role works on {platform}: {absent.text()}")
         return
-    for server, flag in flags_of(case):
-        if flag in OURS:
-            text = f"{flag} is a flag of Vivace, SGLang has none of this name"
-            yield Found(role=server.name, flag=flag, text=text, remedy="leave it out")
-
-
-RULES = (
-    Rule(
-        name="own-flag",
-        severity="error",
-        title="Flags of Vivace are given to Vivace only",
-        explanation="SGLang stops at a flag it does not know.",
-        source=INVENTORY,
-        check=own_flag,
-    ),
-    Rule(
-        name="ascend-flag",
-        severity="warning",
-        title="Flags work on Ascend",
-        explanation="SGLang's feature table marks flags that are for GPUs only, planned or not "
-        "complete on Ascend.",
-        source="Support Features on Ascend NPU",
-        check=platform_flag,
-    ),
-    Rule(
-        name="ascend-value",
-        severity="note",
-        title="Values are documented for Ascend",
-        explanation="The feature table names the values that were tested on Ascend.",
-        source="Support Features on Ascend NPU",
-        check=platform_value,
-    ),
-    Rule(
-        name="vivace-flag",
-        severity="error",
-        title="Vivace can do what is asked",
-        explanation="Every flag has a state on every device: works, no effect, not available. "
-        "`vivace flags` prints them.",
-        source="Vivace's own table of flags",
-        check=vivace_state,
-    ),
-)
+    options = {option.name: option for option in all_options()}
+    for flag, value in server.role.flags.items():
+        known = option_named(flag)
+        if known is None or value is None or value is False:
+            continue
+        option = options[known.name]
+        if value == option.default or value in option.trivial:
+            continue
+        state = option.state(platform, value)
+        if state.kind is not Kind.WORKS:
+            severity = "error" if state.kind is Kind.NOT_AVAILABLE else "note"
+            yield Match("--" + flag, f"--{flag} on {platform}: {state.text()}", severity=severity)

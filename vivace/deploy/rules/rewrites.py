@@ -1,4 +1,4 @@
-"""Rules about settings that SGLang changes without being asked: shown as what they become."""
+"""Rules about settings that SGLang changes at start-up: what they become."""
 
 from __future__ import annotations
 
@@ -7,227 +7,234 @@ from collections.abc import Callable, Iterator
 from vivace.deploy.catalogue.architecture import LatentAttention
 from vivace.deploy.memory.plan import graph_default
 from vivace.deploy.rules.case import Case
-from vivace.deploy.rules.finding import Found, Rule
+from vivace.deploy.rules.rule import Match, Rule, ServerCheck, server_rule
 from vivace.deploy.rules.server import Server
 
 ARGS = "SGLang's server_args.py, 0.5.10"
-Change = Callable[[Case, Server], Iterator[tuple[str, str, str]]]
-"""yields (option, what it becomes, why)"""
 
 
-def notes(change: Change) -> Callable[[Case], Iterator[Found]]:
-    """A rule's check from what becomes of one role."""
-
-    def check(case: Case) -> Iterator[Found]:
-        if case.target.engine != "sglang":
-            return
-        for server in case.servers:
-            for name, becomes, why in change(case, server):
-                yield Found(role=server.name, flag=server.flag(name), text=f"{becomes}: {why}")
-
-    return check
+def rewrite(name: str, platforms: tuple[str, ...] = ()) -> Callable[[ServerCheck], Rule]:
+    reason = "SGLang changes the setting at start-up, sometimes without a log line."
+    return server_rule(
+        name, "note", source=ARGS, engine="sglang", platforms=platforms, reason=reason
+    )
 
 
-def expert_ranks(case: Case, server: Server) -> Iterator[tuple[str, str, str]]:
-    asked, backend = server.number("ep_size") or 1, server.value("moe_a2a_backend")
-    if server.layout.ep != asked and server.has("ep_size"):
-        yield "ep_size", f"ep {asked} becomes {server.layout.ep}", f"{backend} spreads over tp"
+@rewrite("becomes-ep")
+def expert_ranks(server: Server, case: Case) -> Iterator[Match]:
+    """--ep-size equals --tp-size with an all-to-all backend."""
+    asked, ep = server.number("ep_size") or 1, server.parallelism.ep
+    if ep != asked and server.has("ep_size"):
+        backend = server.value("moe_a2a_backend")
+        text = f"ep {asked} becomes {ep}: {backend} uses all tp ranks"
+        yield Match(server.flag("ep_size"), text)
 
 
-def single_dp(case: Case, server: Server) -> Iterator[tuple[str, str, str]]:
-    if server.layout.dp == 1 and server.has("enable_dp_attention"):
-        yield "enable_dp_attention", "--enable-dp-attention is switched off", "dp is 1"
+@rewrite("becomes-dp-attention")
+def single_dp(server: Server, case: Case) -> Iterator[Match]:
+    """--enable-dp-attention is used with --dp-size above 1."""
+    if server.parallelism.dp == 1 and server.has("enable_dp_attention"):
+        text = "--enable-dp-attention is turned off: dp is 1"
+        yield Match(server.flag("enable_dp_attention"), text)
 
 
-def chunk_by_dp(case: Case, server: Server) -> Iterator[tuple[str, str, str]]:
-    chunk, layout = server.number("chunked_prefill_size"), server.layout
+@rewrite("becomes-chunk")
+def chunk_by_dp(server: Server, case: Case) -> Iterator[Match]:
+    """dp attention divides --chunked-prefill-size."""
+    chunk, layout = server.number("chunked_prefill_size"), server.parallelism
     if layout.dp_attention and server.has("chunked_prefill_size") and chunk and chunk > 0:
-        becomes = f"--chunked-prefill-size {chunk} becomes {chunk // layout.dp} for a rank"
-        yield "chunked_prefill_size", becomes, f"it is divided by dp {layout.dp}"
+        each, dp = chunk // layout.dp, layout.dp
+        text = f"--chunked-prefill-size {chunk} becomes {each} per rank: it is divided by dp {dp}"
+        yield Match(server.flag("chunked_prefill_size"), text)
 
 
-def conservative(case: Case, server: Server) -> Iterator[tuple[str, str, str]]:
-    if server.layout.dp_attention:
+@rewrite("becomes-conservativeness")
+def conservativeness(server: Server, case: Case) -> Iterator[Match]:
+    """dp attention multiplies --schedule-conservativeness by 0.3."""
+    if server.parallelism.dp_attention:
         given = server.value("schedule_conservativeness")
         asked = given if isinstance(given, int | float) and given else 1.0
-        becomes = f"--schedule-conservativeness {asked} becomes {round(asked * 0.3, 3)}"
-        yield "schedule_conservativeness", becomes, "dp attention multiplies it by 0.3"
+        text = f"--schedule-conservativeness {asked} becomes {round(asked * 0.3, 3)}: dp attention"
+        yield Match(server.flag("schedule_conservativeness"), text + " multiplies it by 0.3")
 
 
-def ascend_defaults(case: Case, server: Server) -> Iterator[tuple[str, str, str]]:
-    if case.platform != "npu":
-        return
+@rewrite("becomes-ascend", platforms=("npu",))
+def ascend_defaults(server: Server, case: Case) -> Iterator[Match]:
+    """Ascend has one page size and one attention backend."""
     page = server.number("page_size")
     if server.has("page_size") and page != 128:
-        yield "page_size", f"--page-size {page} becomes 128", "the only one on Ascend"
+        text = f"--page-size {page} becomes 128: Ascend supports no other"
+        yield Match(server.flag("page_size"), text)
     backend = server.value("attention_backend")
     if server.has("attention_backend") and backend != "ascend":
-        yield "attention_backend", f"--attention-backend {backend} becomes ascend", "on Ascend"
+        text = f"--attention-backend {backend} becomes ascend: Ascend supports no other"
+        yield Match(server.flag("attention_backend"), text)
 
 
-def draft_path(case: Case, server: Server) -> Iterator[tuple[str, str, str]]:
+@rewrite("becomes-draft-path")
+def draft_path(server: Server, case: Case) -> Iterator[Match]:
+    """Models with draft layers of their own are their own draft model."""
     own = server.value("speculative_algorithm") in ("NEXTN", "EAGLE")
-    brought = case.model is None or case.model.draft_layers > 0
-    if own and brought and not server.has("speculative_draft_model_path"):
-        why = "the model brings its own draft layers"
-        yield "speculative_algorithm", "the draft model's path becomes the model's", why
+    has_layers = case.model is None or case.model.draft_layers > 0
+    if own and has_layers and not server.has("speculative_draft_model_path"):
+        text = "the draft model path becomes the model path: the model has its own draft layers"
+        yield Match(server.flag("speculative_algorithm"), text)
 
 
-def draft_name(case: Case, server: Server) -> Iterator[tuple[str, str, str]]:
+@rewrite("becomes-eagle")
+def draft_name(server: Server, case: Case) -> Iterator[Match]:
+    """NEXTN is another name for EAGLE."""
     if server.value("speculative_algorithm") == "NEXTN":
-        becomes = "--speculative-algorithm NEXTN becomes EAGLE"
-        yield "speculative_algorithm", becomes, "one is the other's name"
+        text = "--speculative-algorithm NEXTN becomes EAGLE: they are the same"
+        yield Match(server.flag("speculative_algorithm"), text)
 
 
-def draft_limits(case: Case, server: Server) -> Iterator[tuple[str, str, str]]:
+@rewrite("becomes-draft-limits")
+def draft_limits(server: Server, case: Case) -> Iterator[Match]:
+    """Speculation limits running requests and turns mixed chunks off."""
     if not server.has("speculative_algorithm"):
         return
     if not server.has("max_running_requests"):
-        yield "max_running_requests", "--max-running-requests becomes 48", "speculation is on"
+        text = "--max-running-requests becomes 48: speculation is on"
+        yield Match(server.flag("max_running_requests"), text)
     if server.has("enable_mixed_chunk"):
-        yield "enable_mixed_chunk", "--enable-mixed-chunk is switched off", "speculation is on"
-    overlapped = server.switched_on("SGLANG_ENABLE_SPEC_V2") or case.target.version == "0.5.23"
+        text = "--enable-mixed-chunk is turned off: speculation is on"
+        yield Match(server.flag("enable_mixed_chunk"), text)
+    overlapped = server.enabled("SGLANG_ENABLE_SPEC_V2") or case.target.version == "0.5.23"
     if not overlapped and not server.has("disable_overlap_schedule"):
-        why = "speculation overlaps with SGLANG_ENABLE_SPEC_V2=1 only"
-        yield "speculative_algorithm", "overlap of steps is switched off", why
+        text = "overlap scheduling is turned off: with speculation it needs SGLANG_ENABLE_SPEC_V2=1"
+        yield Match(server.flag("speculative_algorithm"), text)
 
 
-def pipeline_overlap(case: Case, server: Server) -> Iterator[tuple[str, str, str]]:
-    if server.layout.pp > 1 and not server.has("disable_overlap_schedule"):
-        yield "pp_size", "overlap of steps is switched off", "a pipeline has its own"
+@rewrite("becomes-no-overlap")
+def pipeline_overlap(server: Server, case: Case) -> Iterator[Match]:
+    """Pipeline parallelism turns overlap scheduling off."""
+    if server.parallelism.pp > 1 and not server.has("disable_overlap_schedule"):
+        text = "overlap scheduling is turned off: the pipeline overlaps micro-batches instead"
+        yield Match(server.flag("pp_size"), text)
 
 
-def decode_cache(case: Case, server: Server) -> Iterator[tuple[str, str, str]]:
+@rewrite("becomes-no-prefix-cache")
+def decode_cache(server: Server, case: Case) -> Iterator[Match]:
+    """Decode servers have no prefix cache."""
     if server.kind == "decode" and not server.has("disable_radix_cache"):
-        yield "disaggregation_mode", "the prefix cache is switched off", "decode servers have none"
+        text = "the prefix cache is turned off: decode servers have none"
+        yield Match(server.flag("disaggregation_mode"), text)
 
 
-def prefill_graphs(case: Case, server: Server) -> Iterator[tuple[str, str, str]]:
-    piecewise = server.has("enable_piecewise_cuda_graph")
-    if server.kind == "prefill" and not server.has("disable_cuda_graph") and not piecewise:
-        yield "disaggregation_mode", "decode graphs are switched off", "the role only prefills"
+@rewrite("becomes-no-graphs")
+def prefill_graphs(server: Server, case: Case) -> Iterator[Match]:
+    """Prefill servers capture no decode graphs."""
+    captured = server.has("enable_piecewise_cuda_graph") or server.has("disable_cuda_graph")
+    if server.kind == "prefill" and not captured:
+        text = "decode graphs are turned off: the role only prefills"
+        yield Match(server.flag("disaggregation_mode"), text)
 
 
-def normal_graphs(case: Case, server: Server) -> Iterator[tuple[str, str, str]]:
+@rewrite("becomes-eager")
+def normal_graphs(server: Server, case: Case) -> Iterator[Match]:
+    """--deepep-mode normal cannot be captured in graphs."""
     normal = server.expert_mode == "normal"
     if normal and server.decodes and not server.has("disable_cuda_graph"):
-        yield "deepep_mode", "decode graphs are switched off", "--deepep-mode normal"
+        text = "decode graphs are turned off: --deepep-mode normal cannot be captured"
+        yield Match(server.flag("deepep_mode"), text)
 
 
-def expert_balance(case: Case, server: Server) -> Iterator[tuple[str, str, str]]:
+@rewrite("becomes-static-experts")
+def expert_balance(server: Server, case: Case) -> Iterator[Match]:
+    """Expert load balancing sets the recorder mode and the dispatch algorithm."""
     if server.has("enable_eplb"):
-        yield "enable_eplb", "the expert recorder's mode becomes stat", "balancing reads it"
-    moved = server.has("init_expert_location") or server.number("ep_num_redundant_experts")
-    if moved and not server.has("ep_dispatch_algorithm"):
-        name = (
-            "init_expert_location"
-            if server.has("init_expert_location")
-            else ("ep_num_redundant_experts")
-        )
-        yield name, "--ep-dispatch-algorithm becomes static", "experts have chosen places"
+        text = "the expert recorder mode becomes stat: load balancing reads it"
+        yield Match(server.flag("enable_eplb"), text)
+    moved = server.has("init_expert_location")
+    redundant = server.number("ep_num_redundant_experts")
+    if (moved or redundant) and not server.has("ep_dispatch_algorithm"):
+        name = "init_expert_location" if moved else "ep_num_redundant_experts"
+        text = "--ep-dispatch-algorithm becomes static: expert locations are set"
+        yield Match(server.flag(name), text)
 
 
-def shared_fusion(case: Case, server: Server) -> Iterator[tuple[str, str, str]]:
-    spread = server.layout.ep > 1 or case.platform == "npu"
+@rewrite("becomes-unfused")
+def shared_fusion(server: Server, case: Case) -> Iterator[Match]:
+    """Shared experts are not fused with expert parallelism or on Ascend."""
+    spread = server.parallelism.ep > 1 or case.platform == "npu"
     if server.has("disable_shared_experts_fusion") and spread:
-        why = "it is off with several expert ranks and on Ascend anyway"
-        yield (
-            "disable_shared_experts_fusion",
-            "--disable-shared-experts-fusion changes nothing",
-            why,
+        text = (
+            "--disable-shared-experts-fusion has no effect: "
+            "fusion is already off with several expert ranks and on Ascend"
         )
+        yield Match(server.flag("disable_shared_experts_fusion"), text)
 
 
-def prefix_order(case: Case, server: Server) -> Iterator[tuple[str, str, str]]:
+@rewrite("becomes-fcfs")
+def prefix_order(server: Server, case: Case) -> Iterator[Match]:
+    """Scheduling by cached prefix needs the prefix cache."""
     policy = server.value("schedule_policy")
     if policy in ("lpm", "dfs-weight") and server.has("disable_radix_cache"):
-        becomes = f"--schedule-policy {policy} behaves as fcfs"
-        yield "schedule_policy", becomes, "it orders by cached prefixes, which are off"
+        text = f"--schedule-policy {policy} works like fcfs: the prefix cache is off"
+        yield Match(server.flag("schedule_policy"), text)
 
 
-def one_tokenizer(case: Case, server: Server) -> Iterator[tuple[str, str, str]]:
+@rewrite("becomes-one-tokenizer")
+def one_tokenizer(server: Server, case: Case) -> Iterator[Match]:
+    """--skip-tokenizer-init leaves one tokenizer worker."""
     if server.has("skip_tokenizer_init") and (server.number("tokenizer_worker_num") or 1) > 1:
-        yield "tokenizer_worker_num", "--tokenizer-worker-num becomes 1", "nothing is tokenised"
+        text = "--tokenizer-worker-num becomes 1: --skip-tokenizer-init is set"
+        yield Match(server.flag("tokenizer_worker_num"), text)
 
 
-def symmetric(case: Case, server: Server) -> Iterator[tuple[str, str, str]]:
+@rewrite("becomes-no-symmetric")
+def symmetric_memory(server: Server, case: Case) -> Iterator[Match]:
+    """--enable-symm-mem is used on CUDA."""
     if server.has("enable_symm_mem") and case.platform not in ("", "cuda"):
-        yield "enable_symm_mem", "--enable-symm-mem is ignored", "it is for CUDA"
+        text = "--enable-symm-mem is ignored: it is for CUDA"
+        yield Match(server.flag("enable_symm_mem"), text)
 
 
-def deterministic(case: Case, server: Server) -> Iterator[tuple[str, str, str]]:
-    if server.has("enable_deterministic_inference"):
-        asked = server.value("sampling_backend")
-        if asked not in (None, "pytorch"):
-            becomes = f"--sampling-backend {asked} becomes pytorch"
-            yield "sampling_backend", becomes, "deterministic inference"
+@rewrite("becomes-pytorch-sampling")
+def deterministic(server: Server, case: Case) -> Iterator[Match]:
+    """Deterministic inference samples with pytorch."""
+    asked = server.value("sampling_backend")
+    if server.has("enable_deterministic_inference") and asked not in (None, "pytorch"):
+        text = f"--sampling-backend {asked} becomes pytorch: deterministic inference is on"
+        yield Match(server.flag("sampling_backend"), text)
 
 
-def hicache_layout(case: Case, server: Server) -> Iterator[tuple[str, str, str]]:
-    layout = str(server.value("hicache_mem_layout") or "")
-    if server.has("enable_hierarchical_cache") and layout.startswith("page_first"):
-        io = server.value("hicache_io_backend")
-        if io in ("kernel", "direct") and (layout == "page_first") == (io == "direct"):
-            why = f"--hicache-io-backend {io} copies another layout"
-            yield "hicache_mem_layout", f"--hicache-mem-layout {layout} is changed", why
-    if server.value("hicache_storage_backend") == "mooncake" and layout == "layer_first":
-        yield "hicache_mem_layout", "--hicache-mem-layout layer_first is changed", "for mooncake"
+@rewrite("becomes-sparse-pages", platforms=("cuda",))
+def sparse_attention(server: Server, case: Case) -> Iterator[Match]:
+    """Sparse attention on CUDA uses pages of 64 tokens."""
+    attention, page = case.model and case.model.attention, server.number("page_size")
+    sparse = isinstance(attention, LatentAttention) and attention.index_heads
+    if sparse and page not in (None, 64):
+        text = f"--page-size {page} becomes 64: sparse attention (DeepSeek-V3.2) needs it"
+        yield Match(server.flag("page_size"), text)
 
 
-def sparse_attention(case: Case, server: Server) -> Iterator[tuple[str, str, str]]:
-    attention = None if case.model is None else case.model.attention
-    if not isinstance(attention, LatentAttention) or not attention.index_heads:
-        return
-    if case.platform == "cuda" and server.number("page_size") not in (None, 64):
-        becomes = f"--page-size {server.number('page_size')} becomes 64"
-        yield "page_size", becomes, "sparse attention (DeepSeek-V3.2) has pages of 64"
-
-
-def ascend_sizes(case: Case, server: Server) -> Iterator[tuple[str, str, str]]:
+@rewrite("becomes-sizes", platforms=("npu",))
+def ascend_sizes(server: Server, case: Case) -> Iterator[Match]:
+    """On Ascend, default chunk and graph sizes follow the device memory."""
     device = case.device
-    if device is None or device.platform != "npu":
+    if device is None:
         return
     if server.prefills and not server.has("chunked_prefill_size"):
         chunk = 4096 if device.memory_gib <= 32 else 8192
-        why = f"a device of {device.memory_gib:g} GiB"
-        yield "chunked_prefill_size", f"--chunked-prefill-size becomes {chunk}", why
+        text = f"--chunked-prefill-size becomes {chunk}: a device of {device.memory_gib:g} GiB"
+        yield Match(server.flag("chunked_prefill_size"), text)
     if server.decodes and not server.graphs and not server.has("disable_cuda_graph"):
-        most = graph_default(server, device)
-        why = f"a device of {device.memory_gib:g} GiB, tp {server.layout.tp}"
-        yield "cuda_graph_max_bs", f"--cuda-graph-max-bs becomes {most}", why
+        size, tp = graph_default(server, device), server.parallelism.tp
+        text = f"--cuda-graph-max-bs becomes {size}: {device.memory_gib:g} GiB of memory, tp {tp}"
+        yield Match(server.flag("cuda_graph_max_bs"), text)
 
 
-CHANGES: tuple[tuple[str, str, Change], ...] = (
-    ("becomes-ep", "Expert ranks follow the all-to-all backend", expert_ranks),
-    ("becomes-dp-attention", "dp attention needs dp above 1", single_dp),
-    ("becomes-chunk", "dp attention divides the chunk", chunk_by_dp),
-    ("becomes-conservativeness", "dp attention admits more", conservative),
-    ("becomes-ascend", "Ascend has one page size and attention backend", ascend_defaults),
-    ("becomes-draft-path", "DeepSeek drafts with its own layers", draft_path),
-    ("becomes-eagle", "NEXTN is EAGLE", draft_name),
-    ("becomes-draft-limits", "Speculation limits requests and chunks", draft_limits),
-    ("becomes-no-overlap", "A pipeline does not overlap steps", pipeline_overlap),
-    ("becomes-no-prefix-cache", "Decode servers have no prefix cache", decode_cache),
-    ("becomes-no-graphs", "Prefill servers have no decode graphs", prefill_graphs),
-    ("becomes-eager", "Normal dispatch cannot be captured", normal_graphs),
-    ("becomes-static-experts", "Moved experts are found by a table", expert_balance),
-    ("becomes-unfused", "Shared experts are not fused here", shared_fusion),
-    ("becomes-fcfs", "Without a prefix cache there is no order by prefix", prefix_order),
-    ("becomes-one-tokenizer", "Without tokenizer there is one worker", one_tokenizer),
-    ("becomes-no-symmetric", "Symmetric memory is for CUDA", symmetric),
-    ("becomes-pytorch-sampling", "Deterministic inference has one sampler", deterministic),
-    ("becomes-sparse-pages", "Sparse attention has a page size of its own", sparse_attention),
-    ("becomes-sizes", "Chunks and graphs follow the device's memory", ascend_sizes),
-    ("becomes-hicache-layout", "Layouts of the host cache follow its copies", hicache_layout),
-)
-RULES = tuple(
-    Rule(
-        name=name,
-        severity="note",
-        title=title,
-        explanation="SGLang changes the setting at start-up, some with a log line, some without.",
-        source=ARGS,
-        check=notes(change),
-    )
-    for name, title, change in CHANGES
-)
+@rewrite("becomes-hicache-layout")
+def hicache_layout(server: Server, case: Case) -> Iterator[Match]:
+    """The memory layout of the host cache suits its I/O backend."""
+    layout = str(server.value("hicache_mem_layout") or "")
+    flag = server.flag("hicache_mem_layout")
+    if server.has("enable_hierarchical_cache") and layout.startswith("page_first"):
+        io = server.value("hicache_io_backend")
+        if io in ("kernel", "direct") and (layout == "page_first") == (io == "direct"):
+            text = f"--hicache-mem-layout {layout} is changed for --hicache-io-backend {io}"
+            yield Match(flag, text)
+    if server.value("hicache_storage_backend") == "mooncake" and layout == "layer_first":
+        yield Match(flag, "--hicache-mem-layout layer_first is changed: mooncake cannot use it")

@@ -1,4 +1,4 @@
-"""One role as rules see it: flags understood, defaults filled in, layout worked out."""
+"""One role as rules see it: flags understood, defaults filled in, parallelism worked out."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DRAFTED_RUNNING = 48
 """requests at once that SGLang sets with speculation where nothing is said"""
 
 
-class Layout(msgspec.Struct, frozen=True):
+class Parallelism(msgspec.Struct, frozen=True):
     """How the devices of one instance share the model."""
 
     tp: int
@@ -76,9 +76,9 @@ class Server(msgspec.Struct, frozen=True, dict=True):
         for flag, value in self.role.flags.items():
             option = option_named(flag)
             if option is not None and value is not None:
-                found[option.name] = (flag, typed(option, value))
+                found[option.name] = (flag, parsed(option, value))
         for flag, value in self.role.flags.items():
-            for name, meant in today(flag, value).items():
+            for name, meant in replacements(flag, value).items():
                 found.setdefault(name, (flag, meant))
         return found
 
@@ -103,18 +103,18 @@ class Server(msgspec.Struct, frozen=True, dict=True):
     def variable(self, name: str) -> str:
         return self.environment.get(name, "").strip()
 
-    def switched_on(self, name: str) -> bool:
+    def enabled(self, name: str) -> bool:
         return self.variable(name).lower() in ("1", "true", "yes", "on")
 
-    def whole_variable(self, name: str) -> int | None:
+    def int_variable(self, name: str) -> int | None:
         text = self.variable(name)
         return int(text) if text.isdecimal() and len(text) < 12 else None
 
     @cached_property
-    def layout(self) -> Layout:
+    def parallelism(self) -> Parallelism:
         tp, dp = self.positive("tp_size"), self.positive("dp_size")
         spread = self.value("moe_a2a_backend") in ALL_TO_ALL
-        return Layout(
+        return Parallelism(
             tp=tp,
             pp=self.positive("pp_size"),
             dp=dp,
@@ -137,7 +137,7 @@ class Server(msgspec.Struct, frozen=True, dict=True):
     @property
     def running_per_rank(self) -> int | None:
         """Requests that one attention group admits at once."""
-        return None if self.running is None else -(-self.running // self.layout.dp)
+        return None if self.running is None else -(-self.running // self.parallelism.dp)
 
     @property
     def draft_tokens(self) -> int:
@@ -155,12 +155,12 @@ class Server(msgspec.Struct, frozen=True, dict=True):
         requests, scattered over the group."""
         if self.running_per_rank is None:
             return None
-        return -(-self.running_per_rank * self.draft_tokens // self.layout.attention_tp)
+        return -(-self.running_per_rank * self.draft_tokens // self.parallelism.attention_tp)
 
     @property
     def dispatch_limit(self) -> int:
         """What it may send at once in low-latency mode; 0: unbounded."""
-        found = self.whole_variable(DISPATCH)
+        found = self.int_variable(DISPATCH)
         return DISPATCH_DEFAULT if found is None else found
 
     @property
@@ -181,7 +181,7 @@ class Server(msgspec.Struct, frozen=True, dict=True):
         return () if most is None else (most,)
 
 
-def today(flag: str, value: FlagValue) -> dict[str, Any]:
+def replacements(flag: str, value: FlagValue) -> dict[str, Any]:
     """What a retired flag means, as (option name -> value)."""
     retired = RETIRED.get("--" + flag)
     if retired is None or not retired.today:
@@ -192,7 +192,7 @@ def today(flag: str, value: FlagValue) -> dict[str, Any]:
     return {option.name: retired.today[1] if len(retired.today) > 1 else value}
 
 
-def typed(option: Flag, value: FlagValue) -> Any:
+def parsed(option: Flag, value: FlagValue) -> Any:
     """In the option's type where it can be, else what it is; of a retired value, today's."""
     replaced = VALUES.get((option.name, str(value)))
     try:

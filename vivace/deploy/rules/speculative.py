@@ -1,317 +1,187 @@
-"""Rules about speculation and captured graphs."""
+"""Rules about speculative decoding and captured graphs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from vivace.deploy.rules.case import Case
-from vivace.deploy.rules.finding import Found, Rule
+from vivace.deploy.rules.rule import Match, server_rule
+from vivace.deploy.rules.server import Server
 
 ARGS = "SGLang's server_args.py"
 GUIDE = "Ascend parameter guide"
+V2 = "SGLANG_ENABLE_SPEC_V2"
+PLAN_STREAM = "SGLANG_ENABLE_OVERLAP_PLAN_STREAM"
 
 
-def overlap_v2(case: Case) -> Iterator[Found]:
-    for server in case.servers:
-        if not server.switched_on("SGLANG_ENABLE_SPEC_V2") or not server.has(
-            "speculative_algorithm"
-        ):
-            continue
-        topk = server.number("speculative_eagle_topk")
-        if topk is not None and topk > 1:
-            yield Found(
-                role=server.name,
-                flag=server.flag("speculative_eagle_topk"),
-                text=f"SGLANG_ENABLE_SPEC_V2=1 with --speculative-eagle-topk {topk}: only 1 works",
-                remedy="--speculative-eagle-topk 1, or unset SGLANG_ENABLE_SPEC_V2",
-            )
+@server_rule("spec-v2", "error", source=GUIDE)
+def spec_v2(server: Server, case: Case) -> Iterator[Match]:
+    """SGLANG_ENABLE_SPEC_V2 is used with topk 1.
+    It works with --speculative-eagle-topk 1 only."""
+    topk = server.number("speculative_eagle_topk")
+    speculates = server.enabled(V2) and server.has("speculative_algorithm")
+    if speculates and topk is not None and topk > 1:
+        text = f"{V2}=1 does not support --speculative-eagle-topk {topk}: only 1 works"
+        remedy = f"--speculative-eagle-topk 1, or unset {V2}"
+        yield Match(server.flag("speculative_eagle_topk"), text, remedy)
 
 
-def plan_stream(case: Case) -> Iterator[Found]:
-    for server in case.servers:
-        if server.switched_on("SGLANG_ENABLE_SPEC_V2") and not server.switched_on(
-            "SGLANG_ENABLE_OVERLAP_PLAN_STREAM"
-        ):
-            yield Found(
-                role=server.name,
-                flag="SGLANG_ENABLE_OVERLAP_PLAN_STREAM",
-                text="SGLANG_ENABLE_SPEC_V2=1 without SGLANG_ENABLE_OVERLAP_PLAN_STREAM=1: the "
-                "guide "
-                "asks for both, the code does not insist",
-                remedy="export SGLANG_ENABLE_OVERLAP_PLAN_STREAM=1",
-            )
+@server_rule("plan-stream", "note", source=GUIDE)
+def plan_stream(server: Server, case: Case) -> Iterator[Match]:
+    """SGLANG_ENABLE_SPEC_V2 is used with the plan stream.
+    The guide says SPEC_V2 requires the plan stream."""
+    if server.enabled(V2) and not server.enabled(PLAN_STREAM):
+        text = f"{V2}=1 without {PLAN_STREAM}=1: the guide requires both, the code does not"
+        yield Match(PLAN_STREAM, text, f"export {PLAN_STREAM}=1")
 
 
-def plan_stream_doc(case: Case) -> Iterator[Found]:
-    for server in case.servers:
-        both = server.switched_on("SGLANG_ENABLE_SPEC_V2") and server.switched_on(
-            "SGLANG_ENABLE_OVERLAP_PLAN_STREAM"
+@server_rule("plan-stream-guide", "doc", source=GUIDE)
+def plan_stream_guide(server: Server, case: Case) -> Iterator[Match]:
+    """The parameter guide contradicts itself about the plan stream.
+    It requires the plan stream for SPEC_V2 and excludes it for NEXTN."""
+    both = server.enabled(V2) and server.enabled(PLAN_STREAM)
+    if both and server.value("speculative_algorithm") == "NEXTN":
+        text = (
+            f"the guide says that {PLAN_STREAM} does not apply to NEXTN and that {V2} requires it; "
+            "NEXTN configurations set both"
         )
-        if both and server.value("speculative_algorithm") == "NEXTN":
-            yield Found(
-                role=server.name,
-                flag="SGLANG_ENABLE_OVERLAP_PLAN_STREAM",
-                text="the guide calls SGLANG_ENABLE_OVERLAP_PLAN_STREAM not applicable for NEXTN, "
-                "and says SGLANG_ENABLE_SPEC_V2 requires it: NEXTN configurations set both",
-                remedy="nothing to do",
-            )
+        yield Match(PLAN_STREAM, text, "nothing to do")
 
 
-def draft_quantised(case: Case) -> Iterator[Found]:
-    for server in case.servers:
-        external = server.value("speculative_algorithm") in ("EAGLE3", "STANDALONE")
-        if not external or server.value("quantization") != "modelslim":
-            continue
-        marked = server.value("speculative_draft_model_quantization") == "unquant"
-        if not marked and not server.switched_on("DISABLE_EAGLE3_QUANT"):
-            yield Found(
-                role=server.name,
-                flag=server.flag("quantization"),
-                text="the draft model inherits --quantization modelslim: its plain weights are "
-                "read "
-                "as quantised ones, which fails or gives garbage",
-                remedy="--speculative-draft-model-quantization unquant",
-            )
-
-
-def draft_width(case: Case) -> Iterator[Found]:
-    for server in case.servers:
-        steps, topk = (
-            server.number("speculative_num_steps"),
-            server.number("speculative_eagle_topk"),
-        )
-        tokens = server.number("speculative_num_draft_tokens")
-        if not server.has("speculative_algorithm") or topk != 1 or steps is None or tokens is None:
-            continue
-        if tokens != steps + 1:
-            yield Found(
-                role=server.name,
-                flag=server.flag("speculative_num_draft_tokens"),
-                text=f"--speculative-num-draft-tokens {tokens} becomes {steps + 1}: with topk 1 it "
-                f"is steps ({steps}) + 1",
-                remedy=f"write {steps + 1}",
-            )
-
-
-def draft_complete(case: Case) -> Iterator[Found]:
-    for server in case.servers:
-        algorithm = server.value("speculative_algorithm")
-        if algorithm is None or algorithm == "NGRAM":
-            continue
-        others = ("speculative_eagle_topk", "speculative_num_draft_tokens")
-        named = [name for name in others if server.has(name)]
-        if named and not server.has("speculative_num_steps"):
-            yield Found(
-                role=server.name,
-                flag=server.flag(named[0]),
-                text=f"{server.flag(named[0])} without --speculative-num-steps: an assertion stops "
-                "the start, without a message",
-                remedy="give --speculative-num-steps too, or none of them",
-            )
-        if algorithm in ("EAGLE3", "STANDALONE") and not server.has("speculative_draft_model_path"):
-            yield Found(
-                role=server.name,
-                flag=server.flag("speculative_algorithm"),
-                text=f"--speculative-algorithm {algorithm} needs --speculative-draft-model-path",
-                remedy="name the draft model",
-            )
-
-
-def ngram(case: Case) -> Iterator[Found]:
-    for server in case.servers:
-        if server.value("speculative_algorithm") != "NGRAM":
-            continue
-        if case.platform not in ("", "cuda"):
-            yield Found(
-                role=server.name,
-                flag=server.flag("speculative_algorithm"),
-                text=f"NGRAM speculation needs CUDA, and this is {case.platform}",
-                remedy="EAGLE3 or NEXTN",
-                severity="warning" if case.platform == "npu" else "error",
-            )
-        if server.layout.dp_attention:
-            yield Found(
-                role=server.name,
-                flag=server.flag("enable_dp_attention"),
-                text="NGRAM speculation does not go with --enable-dp-attention",
-                remedy="leave out one of them",
-            )
-
-
-def adapters(case: Case) -> Iterator[Found]:
-    for server in case.servers:
-        lora = next((name for name in ("enable_lora", "lora_paths") if server.has(name)), None)
-        if lora is not None and server.has("speculative_algorithm"):
-            yield Found(
-                role=server.name,
-                flag=server.flag(lora),
-                text="LoRA adapters and speculation work together with restrictions only: the "
-                "draft "
-                "knows no adapter, and accepts less",
-                remedy="measure the accept length with adapters before you rely on it",
-            )
-
-
-def graph_covers(case: Case) -> Iterator[Found]:
-    for server in case.servers:
-        rank, graphs = server.running_per_rank, server.graphs
-        captured = server.decodes and not server.has("disable_cuda_graph")
-        if captured and rank is not None and graphs and max(graphs) < rank:
-            yield Found(
-                role=server.name,
-                flag=server.flag("cuda_graph_bs" if len(graphs) > 1 else "cuda_graph_max_bs"),
-                text=f"up to {rank} requests of a rank run at once, the largest captured batch is "
-                f"{max(graphs)}: larger ones run without a graph",
-                remedy=f"capture {rank}, or --max-running-requests "
-                f"{max(graphs) * server.layout.dp}",
-            )
-
-
-def graph_beyond(case: Case) -> Iterator[Found]:
-    for server in case.servers:
-        rank, graphs = server.running_per_rank, server.graphs
-        if server.decodes and rank is not None and graphs and max(graphs) > rank:
-            yield Found(
-                role=server.name,
-                flag=server.flag(
-                    "cuda_graph_bs" if server.has("cuda_graph_bs") else "cuda_graph_max_bs"
-                ),
-                text=f"batches up to {max(graphs)} are captured, a rank runs {rank} at most: "
-                "memory "
-                "and start-up time for graphs that are never used",
-                remedy=f"capture up to {rank}",
-            )
-
-
-def graph_pads(case: Case) -> Iterator[Found]:
-    for server in case.servers:
-        sizes = server.value("cuda_graph_bs")
-        graphs = server.graphs
-        if not server.decodes or not isinstance(sizes, tuple | list) or not graphs:
-            continue
-        rank = server.running_per_rank or 0
-        if min(graphs) > 1 and rank > 1:
-            only = len(graphs) == 1
-            yield Found(
-                role=server.name,
-                flag=server.flag("cuda_graph_bs"),
-                text=f"the smallest captured batch is {min(graphs)}: "
-                + ("every batch" if only else "a smaller one")
-                + f" is filled up to {min(graphs)} rows",
-                remedy="capture small batches too when they occur (1 2 4 ..)",
-            )
-
-
-def graph_on_prefill(case: Case) -> Iterator[Found]:
-    for server in case.of("prefill"):
-        if server.has("cuda_graph_bs") and not server.has("disable_cuda_graph"):
-            yield Found(
-                role=server.name,
-                flag=server.flag("cuda_graph_bs"),
-                text="a prefill role captures no decode graphs: --cuda-graph-bs has no effect "
-                "there",
-                remedy="leave it out",
-            )
-
-
-RULES = (
-    Rule(
-        name="spec-v2",
-        severity="error",
-        title="Overlapped speculation drafts one token a step",
-        explanation="SGLANG_ENABLE_SPEC_V2 works with --speculative-eagle-topk 1 only.",
-        source=GUIDE,
-        check=overlap_v2,
-    ),
-    Rule(
-        name="plan-stream",
-        severity="note",
-        title="Overlapped speculation plans on its own stream",
-        explanation="The guide says SPEC_V2 requires the plan stream.",
-        source=GUIDE,
-        check=plan_stream,
-    ),
-    Rule(
-        name="plan-stream-guide",
-        severity="doc",
-        title="What the parameter guide says about the plan stream",
-        explanation="It contradicts itself for NEXTN.",
-        source=GUIDE,
-        check=plan_stream_doc,
-    ),
-    Rule(
-        name="draft-quantisation",
-        severity="error",
-        title="A plain draft model is not taken for a quantised one",
-        explanation="The draft inherits the target's --quantization unless it is marked.",
-        source="SGLang; every published EAGLE3 configuration but one marks it",
-        check=draft_quantised,
-    ),
-    Rule(
-        name="draft-tokens",
-        severity="warning",
-        title="Draft tokens are steps + 1 with topk 1",
-        explanation="SGLang rewrites the value.",
-        source=ARGS,
-        check=draft_width,
-    ),
-    Rule(
-        name="draft-complete",
-        severity="error",
-        title="Speculation is told all it needs",
-        explanation="Steps, topk and draft tokens go together; EAGLE3 and STANDALONE need a draft "
-        "model.",
-        source=ARGS,
-        check=draft_complete,
-    ),
-    Rule(
-        name="ngram",
-        severity="error",
-        title="N-gram speculation runs where it can",
-        explanation="It is for CUDA, without dp attention; on Ascend it is experimental.",
-        source=ARGS,
-        check=ngram,
-    ),
-    Rule(
-        name="adapter-drafts",
-        severity="warning",
-        title="Adapters go without drafts",
-        explanation="SGLang restricts LoRA with speculation.",
-        source=ARGS,
-        check=adapters,
-    ),
-    Rule(
-        name="graph-covers",
-        severity="error",
-        title="Captured batches cover the admitted ones",
-        explanation="A batch larger than the largest graph runs eagerly, several times slower, "
-        "just "
-        "when the load is highest. max-running-requests / dp is what a rank admits.",
-        source="Ascend parameter guide, --cuda-graph-max-bs; 29 of 30 published configurations",
-        check=graph_covers,
-    ),
-    Rule(
-        name="graph-unused",
-        severity="note",
-        title="No batch is captured that cannot occur",
-        explanation="Graphs take memory outside of mem-fraction-static.",
-        source="implied",
-        check=graph_beyond,
-    ),
-    Rule(
-        name="graph-padding",
-        severity="note",
-        title="Small batches have small graphs",
-        explanation="A batch is filled up to the next captured size.",
-        source="implied",
-        check=graph_pads,
-    ),
-    Rule(
-        name="graph-on-prefill",
-        severity="note",
-        title="Prefill roles do not list decode graphs",
-        explanation="A prefill server turns decode graphs off.",
-        source=ARGS,
-        check=graph_on_prefill,
-    ),
+@server_rule(
+    "draft-quantisation",
+    "error",
+    source="SGLang; every published EAGLE3 configuration but one sets it",
 )
+def draft_quantization(server: Server, case: Case) -> Iterator[Match]:
+    """An unquantized draft model is declared as unquantized.
+    The draft model inherits --quantization of the target model otherwise."""
+    external = server.value("speculative_algorithm") in ("EAGLE3", "STANDALONE")
+    declared = server.value("speculative_draft_model_quantization") == "unquant"
+    inherits = external and server.value("quantization") == "modelslim" and not declared
+    if inherits and not server.enabled("DISABLE_EAGLE3_QUANT"):
+        text = (
+            "the draft model inherits --quantization modelslim: reading plain weights as quantized "
+            "ones fails or gives garbage"
+        )
+        remedy = "--speculative-draft-model-quantization unquant"
+        yield Match(server.flag("quantization"), text, remedy)
+
+
+@server_rule("draft-tokens", "warning", source=ARGS)
+def draft_tokens(server: Server, case: Case) -> Iterator[Match]:
+    """--speculative-num-draft-tokens is steps + 1 with topk 1.
+    SGLang rewrites the value."""
+    tokens = server.number("speculative_num_draft_tokens")
+    steps = server.number("speculative_num_steps")
+    chain = server.has("speculative_algorithm") and server.number("speculative_eagle_topk") == 1
+    if chain and steps is not None and tokens is not None and tokens != steps + 1:
+        text = (
+            f"--speculative-num-draft-tokens {tokens} becomes {steps + 1}: "
+            f"with topk 1 it is steps ({steps}) + 1"
+        )
+        yield Match(server.flag("speculative_num_draft_tokens"), text, f"write {steps + 1}")
+
+
+@server_rule("draft-complete", "error", source=ARGS)
+def draft_complete(server: Server, case: Case) -> Iterator[Match]:
+    """Speculative decoding has all its flags.
+    Steps, topk and draft tokens go together; EAGLE3 and STANDALONE need a draft model."""
+    algorithm = server.value("speculative_algorithm")
+    if algorithm is None or algorithm == "NGRAM":
+        return
+    others = ("speculative_eagle_topk", "speculative_num_draft_tokens")
+    given = [server.flag(name) for name in others if server.has(name)]
+    if given and not server.has("speculative_num_steps"):
+        text = f"{given[0]} without --speculative-num-steps: an assertion without message stops it"
+        yield Match(given[0], text, "set --speculative-num-steps too, or none of them")
+    if algorithm in ("EAGLE3", "STANDALONE") and not server.has("speculative_draft_model_path"):
+        text = f"--speculative-algorithm {algorithm} needs --speculative-draft-model-path"
+        yield Match(server.flag("speculative_algorithm"), text, "set the draft model's path")
+
+
+@server_rule("ngram", "error", source=ARGS)
+def ngram(server: Server, case: Case) -> Iterator[Match]:
+    """N-gram speculation runs on CUDA without dp attention.
+    On Ascend it is experimental."""
+    if server.value("speculative_algorithm") != "NGRAM":
+        return
+    if case.platform not in ("", "cuda"):
+        text = f"NGRAM speculation needs CUDA, and this is {case.platform}"
+        severity = "warning" if case.platform == "npu" else "error"
+        yield Match(server.flag("speculative_algorithm"), text, "use EAGLE3 or NEXTN", severity)
+    if server.parallelism.dp_attention:
+        text = "NGRAM speculation does not support --enable-dp-attention"
+        yield Match(server.flag("enable_dp_attention"), text, "remove one of them")
+
+
+@server_rule("adapter-drafts", "warning", source=ARGS)
+def adapter_drafts(server: Server, case: Case) -> Iterator[Match]:
+    """LoRA is used without speculative decoding.
+    SGLang restricts LoRA with speculation."""
+    lora = next((name for name in ("enable_lora", "lora_paths") if server.has(name)), None)
+    if lora is not None and server.has("speculative_algorithm"):
+        text = (
+            "LoRA with speculation is restricted: the draft model has no adapter, "
+            "so fewer of its tokens are accepted"
+        )
+        remedy = "measure the accept length with adapters before you rely on it"
+        yield Match(server.flag(lora), text, remedy)
+
+
+@server_rule(
+    "graph-covers",
+    "error",
+    source=f"{GUIDE}, --cuda-graph-max-bs; 29 of 30 published configurations",
+)
+def graph_covers(server: Server, case: Case) -> Iterator[Match]:
+    """Captured graphs cover the largest batch.
+    A batch larger than the largest graph runs eagerly, several times slower, just when the load is
+    highest. max-running-requests / dp is what a rank admits."""
+    rank, graphs = server.running_per_rank, server.graphs
+    captures = server.decodes and not server.has("disable_cuda_graph")
+    if captures and rank is not None and graphs and max(graphs) < rank:
+        largest = max(graphs)
+        text = (
+            f"a rank runs up to {rank} requests, but the largest captured batch is {largest}: "
+            "larger ones run without a graph"
+        )
+        remedy = f"capture {rank}, or --max-running-requests {largest * server.parallelism.dp}"
+        name = "cuda_graph_bs" if len(graphs) > 1 else "cuda_graph_max_bs"
+        yield Match(server.flag(name), text, remedy)
+
+
+@server_rule("graph-unused", "note", source="implied")
+def graph_unused(server: Server, case: Case) -> Iterator[Match]:
+    """No graph is larger than the largest batch.
+    Graphs take memory outside of mem-fraction-static."""
+    rank, graphs = server.running_per_rank, server.graphs
+    if server.decodes and rank is not None and graphs and max(graphs) > rank:
+        text = (
+            f"batches up to {max(graphs)} are captured, but a rank runs at most {rank}: "
+            "this wastes memory and start-up time"
+        )
+        name = "cuda_graph_bs" if server.has("cuda_graph_bs") else "cuda_graph_max_bs"
+        yield Match(server.flag(name), text, f"capture up to {rank}")
+
+
+@server_rule("graph-padding", "note", source="implied")
+def graph_padding(server: Server, case: Case) -> Iterator[Match]:
+    """Small batches have small graphs.
+    A batch is padded to the next captured size."""
+    graphs, rank = server.graphs, server.running_per_rank or 0
+    listed = isinstance(server.value("cuda_graph_bs"), tuple | list)
+    if server.decodes and listed and graphs and min(graphs) > 1 and rank > 1:
+        batches = "every batch" if len(graphs) == 1 else "a smaller one"
+        text = f"the smallest captured batch is {min(graphs)}: {batches} is padded to it"
+        remedy = "capture small batches too if they occur (1 2 4 ..)"
+        yield Match(server.flag("cuda_graph_bs"), text, remedy)
+
+
+@server_rule("graph-on-prefill", "note", source=ARGS, roles=("prefill",))
+def graph_on_prefill(server: Server, case: Case) -> Iterator[Match]:
+    """Prefill roles do not set --cuda-graph-bs.
+    A prefill server turns decode graphs off."""
+    if server.has("cuda_graph_bs") and not server.has("disable_cuda_graph"):
+        text = "--cuda-graph-bs has no effect: a prefill role captures no decode graphs"
+        yield Match(server.flag("cuda_graph_bs"), text, "remove it")

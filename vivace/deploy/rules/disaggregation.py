@@ -1,0 +1,251 @@
+"""Rules about prefill/decode disaggregation, the router in front, and ports."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from vivace.deploy.rules.case import DEFAULT_PORT, Case
+from vivace.deploy.rules.rule import Match, case_rule, server_rule
+from vivace.deploy.rules.server import Server
+
+PAGE = "the published configurations"
+PD = "SGLang's disaggregation: handshake and router"
+PORT = re.compile(r":(\d{1,5})(?:/|$)")
+BOOTSTRAP = 8998
+HANDSHAKE = ("page_size", "kv_cache_dtype", "dtype", "disaggregation_transfer_backend")
+
+
+@case_rule("separation-halves", "error", source=PAGE)
+def prefill_and_decode(case: Case) -> Iterator[Match]:
+    """Prefill and decode servers exist together.
+    A server of one mode serves nothing without servers of the other."""
+    prefill, decode = case.of("prefill"), case.of("decode")
+    if bool(prefill) == bool(decode):
+        return
+    server = (prefill or decode)[0]
+    missing = "decode" if prefill else "prefill"
+    effect = "nobody takes its KV" if prefill else "it waits for KV that never comes"
+    text = f"--disaggregation-mode {server.kind} without a {missing} server: {effect}"
+    remedy = f"remove --disaggregation-mode, or add a {missing} role"
+    yield Match(server.flag("disaggregation_mode"), text, remedy, role=server.name)
+
+
+@server_rule("role-mode", "error", source=PAGE, roles=("mixed", "prefill", "decode"))
+def role_mode(server: Server, case: Case) -> Iterator[Match]:
+    """--disaggregation-mode matches the kind of the role.
+    The kind of a role says what it is for, --disaggregation-mode what it does."""
+    mode = server.value("disaggregation_mode")
+    kind = "mixed" if mode in (None, "null") else mode
+    if kind != server.kind:
+        text = f"the kind of the role is {server.kind}, but --disaggregation-mode makes it {kind}"
+        yield Match(server.flag("disaggregation_mode"), text, "make both the same")
+
+
+@case_rule("hosts-apart", "error", source=PAGE)
+def hosts_apart(case: Case) -> Iterator[Match]:
+    """Every role has its own nodes.
+    A script that every node runs starts the first server for its address, in the foreground; the
+    second never starts."""
+    owners: dict[str, list[str]] = {}
+    for server in case.servers:
+        for host in dict.fromkeys(server.role.hosts):
+            owners.setdefault(host, []).append(server.name)
+    shared = {host: names for host, names in owners.items() if len(names) > 1}
+    if shared:
+        names = next(iter(shared.values()))
+        hosts = ", ".join(repr(host) for host in shared)
+        text = f"{' and '.join(names)} share nodes ({hosts}): a node runs only the first of them"
+        yield Match("hosts", text, "use other nodes for one of them", role=names[-1])
+
+
+@server_rule("hosts-once", "error", source=PAGE)
+def hosts_once(server: Server, case: Case) -> Iterator[Match]:
+    """A node is listed once.
+    Two ranks of one instance cannot be the same node."""
+    twice = [host for host, count in Counter(server.role.hosts).items() if count > 1]
+    if twice:
+        text = f"{', '.join(map(repr, twice))} is listed more than once in hosts"
+        yield Match("hosts", text, "list every node once")
+
+
+@case_rule("router-prefill", "error", source=PAGE)
+def router_prefill(case: Case) -> Iterator[Match]:
+    """The router lists every prefill server with its bootstrap port.
+    Its --prefill entries are the prefill instances, with the port of each."""
+    ports = bootstrap_ports(case)
+    for router in case.of("router"):
+        entries = router.role.flags.get("prefill")
+        if not isinstance(entries, list) or not ports:
+            continue
+        listed = [
+            entry[1] if isinstance(entry, list) and len(entry) > 1 else None for entry in entries
+        ]
+        if len(entries) != len(ports):
+            text = (
+                f"{len(entries)} --prefill entries (bootstrap ports {joined(listed)}) for "
+                f"{len(ports)} prefill instance(s) (bootstrap ports {joined(ports)})"
+            )
+            remedy = "one --prefill URL PORT per instance; of several nodes, the first"
+            yield Match("--prefill", text, remedy, role=router.name)
+        elif any(one != other for one, other in zip(listed, ports, strict=True) if one is not None):
+            text = (
+                f"the router has bootstrap ports {joined(listed)}, "
+                f"the prefill servers {joined(ports)}"
+            )
+            yield Match("--prefill", text, "use the same ports in the same order", role=router.name)
+
+
+def bootstrap_ports(case: Case) -> list[Any]:
+    """Of every prefill instance."""
+    return [
+        node.flags.get("disaggregation-bootstrap-port", BOOTSTRAP)
+        for server in case.of("prefill")
+        for node in server.nodes
+        if node.rank == 0
+    ]
+
+
+def joined(ports: list[Any]) -> str:
+    return ", ".join("none" if port is None else str(port) for port in ports)
+
+
+@server_rule("router-decode", "error", source=PAGE, roles=("router",))
+def router_decode(server: Server, case: Case) -> Iterator[Match]:
+    """The router lists every decode server.
+    Its --decode entries are the decode instances."""
+    instances = sum(each.role.instances for each in case.of("decode"))
+    entries = server.role.flags.get("decode")
+    if isinstance(entries, list) and instances and len(entries) != instances:
+        text = f"{len(entries)} --decode entries for {instances} decode instance(s)"
+        yield Match("--decode", text, "one --decode URL per instance; of several nodes, the first")
+
+
+@server_rule("router-ports", "error", source=PAGE, roles=("router",))
+def router_ports(server: Server, case: Case) -> Iterator[Match]:
+    """The router calls the ports of the servers.
+    The ports in its URLs are the servers' --port."""
+    for flag, kind in (("prefill", "prefill"), ("decode", "decode"), ("worker-urls", "mixed")):
+        ports = {each.number("port") or DEFAULT_PORT for each in case.of(kind)}
+        for url in urls(server.role.flags.get(flag)):
+            found = PORT.search(url)
+            if ports and found and int(found.group(1)) not in ports:
+                text = f"{url}: {kind} servers listen on {', '.join(map(str, sorted(ports)))}"
+                yield Match("--" + flag, text, "correct the port")
+
+
+def urls(value: Any) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
+        return []
+    return [str(each[0]) if isinstance(each, list) else str(each) for each in value if each]
+
+
+@server_rule("router-mode", "error", source=PD, roles=("router",))
+def router_mode(server: Server, case: Case) -> Iterator[Match]:
+    """The router's mode matches the servers.
+    With prefill/decode disaggregation it must pair them; --mini-lb has one policy."""
+    flags, is_router = server.role.flags, "launch_router" in server.role.program
+    if case.of("prefill", "decode") and not flags.get("pd-disaggregation") and is_router:
+        text = "prefill and decode servers are disaggregated, but --pd-disaggregation is not set"
+        yield Match("--pd-disaggregation", text, "--pd-disaggregation")
+    if flags.get("mini-lb") and flags.get("policy") not in (None, "random"):
+        text = f"--mini-lb ignores --policy {flags['policy']}: it picks a random pair"
+        yield Match("--policy", text, "remove --mini-lb or --policy", "note")
+
+
+@case_rule("router-missing", "warning", source=PD)
+def router_missing(case: Case) -> Iterator[Match]:
+    """Disaggregated servers have a router.
+    A request needs a bootstrap room on one server of each kind."""
+    if case.of("prefill") and case.of("decode") and not case.of("router"):
+        text = (
+            "no router pairs the prefill and decode servers: clients must send bootstrap_host, "
+            "bootstrap_port and bootstrap_room themselves"
+        )
+        yield Match("", text, "add a router role")
+
+
+@case_rule("handshake", "error", source=PD)
+def handshake(case: Case) -> Iterator[Match]:
+    """Prefill and decode servers use the same KV format.
+    Page size, KV type, model type and transport are compared at the handshake."""
+    for prefill in case.of("prefill"):
+        for decode in case.of("decode"):
+            for name in HANDSHAKE:
+                one, other, flag = prefill.value(name), decode.value(name), decode.flag(name)
+                if one != other:
+                    text = (
+                        f"{flag} is {one} on {prefill.name} and {other} on {decode.name}: "
+                        "the handshake fails"
+                    )
+                    yield Match(flag, text, "make both the same", role=decode.name)
+
+
+@case_rule("drafts-on-both", "error", source=PD)
+def drafts_on_both(case: Case) -> Iterator[Match]:
+    """Prefill and decode servers use the same speculative algorithm.
+    Prefill runs the draft model once so that decode can continue with it."""
+    for prefill in case.of("prefill"):
+        for decode in case.of("decode"):
+            one, other = drafting(prefill), drafting(decode)
+            if one != other:
+                text = (
+                    f"{prefill.name} drafts with {one or 'nothing'}, {decode.name} with "
+                    f"{other or 'nothing'}: the draft's KV and hidden states are not transferred"
+                )
+                remedy = "the same --speculative-algorithm and draft model on both"
+                yield Match(decode.flag("speculative_algorithm"), text, remedy, role=decode.name)
+
+
+def drafting(server: Server) -> str:
+    algorithm = server.value("speculative_algorithm")
+    return "EAGLE" if algorithm == "NEXTN" else str(algorithm or "")
+
+
+@case_rule("ports-apart", "error", source="TCP")
+def ports_apart(case: Case) -> Iterator[Match]:
+    """A port has one listener.
+    The second server on a host and port stops with `address already in use`."""
+    taken: dict[tuple[str, Any], str] = {}
+    for server in case.all:
+        for node in server.nodes:
+            host = node.host or str(node.flags.get("host", "127.0.0.1"))
+            if "<" in host or "{" in host or node.rank > 0:
+                continue
+            ports = {"--port": node.flags.get("port", DEFAULT_PORT)}
+            if server.kind == "prefill":
+                bootstrap = node.flags.get("disaggregation-bootstrap-port", BOOTSTRAP)
+                ports["--disaggregation-bootstrap-port"] = bootstrap
+            for flag, port in ports.items():
+                if not isinstance(port, int):
+                    continue
+                owner = taken.setdefault((host, port), f"{server.name} {flag}")
+                if owner != f"{server.name} {flag}":
+                    text = f"{flag} {port} on {host} is already used by {owner}"
+                    yield Match(flag, text, "choose another port", role=server.name)
+
+
+@case_rule("port-range", "error", source="TCP")
+def port_range(case: Case) -> Iterator[Match]:
+    """Ports are in the valid range.
+    1 to 65535."""
+    for server in case.all:
+        for flag in ("port", "disaggregation-bootstrap-port"):
+            port = server.nodes[0].flags.get(flag) if server.nodes else None
+            if isinstance(port, int) and not 0 < port < 65536:
+                text = f"--{flag} must be between 1 and 65535, got {port}"
+                yield Match("--" + flag, text, "choose another port", role=server.name)
+
+
+@server_rule("queue-ignored", "note", source=PD, roles=("prefill", "decode"))
+def queue_ignored(server: Server, case: Case) -> Iterator[Match]:
+    """Disaggregated servers do not set --max-queued-requests.
+    Prefill and decode servers do not read it."""
+    if server.has("max_queued_requests"):
+        text = "--max-queued-requests is ignored with prefill/decode disaggregation"
+        remedy = "set limits at the router: --max-concurrent-requests, --queue-size"
+        yield Match(server.flag("max_queued_requests"), text, remedy)

@@ -1,0 +1,116 @@
+"""What a rule is: a function under a decorator, whose docstring says what must hold and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+import msgspec
+
+from vivace.deploy.rules.case import Case
+from vivace.deploy.rules.server import Server
+from vivace.deploy.spec.deployment import Kind
+
+Severity = Literal["error", "warning", "note", "doc"]
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note", "doc")
+"""worst first; `doc`: the deployment is right and what is written about it is wrong"""
+
+
+class Match(msgspec.Struct, frozen=True):
+    """What a rule reports: which flag or variable, what is wrong with it, how to fix it."""
+
+    flag: str
+    text: str
+    remedy: str = ""
+    severity: Severity | None = None
+    """where it is not the rule's own"""
+    role: str = ""
+    """for rules about the whole deployment; otherwise it is the server's"""
+    line: int = 0
+
+
+ServerCheck = Callable[[Server, Case], Iterator[Match]]
+CaseCheck = Callable[[Case], Iterator[Match]]
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True):
+    """`check` yields (role, match); `source`: who says so; `needs`: what must be known of the
+    case: model, device, cards, load; `module`: where it is defined."""
+
+    name: str
+    severity: Severity
+    source: str
+    needs: tuple[str, ...]
+    check: Callable[[Case], Iterator[tuple[str, Match]]]
+    docstring: str
+    module: str
+
+    @property
+    def title(self) -> str:
+        """What must hold."""
+        return self.docstring.partition("\n")[0].removesuffix(".")
+
+    @property
+    def explanation(self) -> str:
+        return " ".join(self.docstring.partition("\n")[2].split())
+
+
+def case_rule(
+    name: str, severity: Severity, *, source: str, needs: tuple[str, ...] = ()
+) -> Callable[[CaseCheck], Rule]:
+    """A rule about the deployment as a whole."""
+
+    def decorate(function: CaseCheck) -> Rule:
+        def check(case: Case) -> Iterator[tuple[str, Match]]:
+            for match in function(case):
+                yield match.role, match
+
+        return Rule(
+            name=name,
+            severity=severity,
+            source=source,
+            needs=needs,
+            check=check,
+            docstring=function.__doc__ or "",
+            module=function.__module__,
+        )
+
+    return decorate
+
+
+def server_rule(
+    name: str,
+    severity: Severity,
+    *,
+    source: str,
+    needs: tuple[str, ...] = (),
+    roles: tuple[Kind, ...] = ("mixed", "prefill", "decode", "encoder"),
+    platforms: tuple[str, ...] = (),
+    engine: str = "",
+    reason: str = "",
+) -> Callable[[ServerCheck], Rule]:
+    """A rule that is asked once for each server of `roles`, on `platforms` and for `engine` only
+    where they are given; `reason`: for a docstring that has none."""
+
+    def decorate(function: ServerCheck) -> Rule:
+        def check(case: Case) -> Iterator[tuple[str, Match]]:
+            if platforms and case.platform not in platforms:
+                return
+            if engine and case.target.engine != engine:
+                return
+            for server in case.of(*roles):
+                for match in function(server, case):
+                    yield server.name, match
+
+        docstring = function.__doc__ or ""
+        return Rule(
+            name=name,
+            severity=severity,
+            source=source,
+            needs=needs,
+            check=check,
+            docstring=f"{docstring}\n{reason}" if reason else docstring,
+            module=function.__module__,
+        )
+
+    return decorate
