@@ -15,8 +15,7 @@ from deployments import case, mixed, separated
 from vivace.deploy.check import main
 from vivace.deploy.report.page import page
 from vivace.deploy.report.terminal import not_asked
-from vivace.deploy.rules.finding import Verdict
-from vivace.deploy.rules.judge import judge
+from vivace.deploy.rules.judge import Verdict, judge
 from vivace.deploy.spec.files import deployment_of, load, written
 
 SCRIPTS = Path(__file__).parent / "scripts"
