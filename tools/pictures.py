@@ -32,8 +32,8 @@ TERMINALS = {
     "doctor": [("vivace doctor", SHELL)],
     "chat": [
         ("vivace chat --local --temperature 0", CHAT),
-        ("What is gravity? Answer with a short list.", CHAT),
-        ("And who described it first?", CHAT),
+        ("Explain gravity in two sentences.", CHAT),
+        ("Write a Python function that adds two numbers.", CHAT),
     ],
 }
 """what is typed into each, and what the last line is when its answer is complete"""
