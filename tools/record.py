@@ -26,7 +26,7 @@ from pathlib import Path
 COLUMNS, ROWS = 80, 24
 LIMIT = 2400.0
 """seconds that one line may take"""
-STEP = 0.25
+STEP = 1.0
 """seconds of output in one event"""
 MARK = "\x1b]133;A\x07"
 """begins each prompt (OSC 133); not kept"""
@@ -35,6 +35,8 @@ SETTINGS = (
     rf" PS1='\[\e]133;A\a\]\$ '; bind 'set enable-bracketed-paste off'; HISTFILE={os.devnull}"
 )
 COLORS = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
+UNSEEN = re.compile(r"\r\x1b\[2K[^\n]*(?=\r\x1b\[2K)")
+"""a line that is drawn and erased within one event"""
 KEYS = {"^C": "\x03", "^D": "\x04"}
 LINE = re.compile(r"(\w+): (.*?)(?: => (.*))?")
 
@@ -51,7 +53,7 @@ class Cast:
         if self.events and now - self.events[-1][0] < STEP:
             now, text = self.events[-1][0], self.events.pop()[1] + text
         if text:
-            self.events.append((now, text))
+            self.events.append((now, UNSEEN.sub("", text)))
 
     def save(self, path: Path) -> None:
         head = {"version": 2, "width": COLUMNS, "height": ROWS, "idle_time_limit": 1.5}
