@@ -38,7 +38,7 @@ class Hub(Protocol):
         ...
 
     def download(self, listing: Listing, files: tuple[RepoFile, ...]) -> Path:
-        """The folder with the files; continues what was begun. Raises HubError."""
+        """The folder with the files; those that are whole stay. Raises HubError."""
         ...
 
     def accept(self, listing: Listing, revision: str | None) -> None:
