@@ -1,5 +1,6 @@
 # Vivace on a CPU. `make image` fetches what this file installs and calls docker: the build itself needs no network
-# beyond the base image. Python in the image has to be of the version that fetched (BASE).
+# beyond the base image. Python in the image has to be of the version that fetched (BASE). Without a daemon:
+# `make wheelhouse`, then `buildah build --format docker --tag vivace --build-arg BASE=...`.
 #
 #   docker run --rm -p 30000:30000 -e VIVACE_API_KEY=... vivace
 #   docker run --rm --network host vivace --host 127.0.0.1
