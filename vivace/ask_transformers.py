@@ -4,6 +4,7 @@ no torch, and nothing is loaded for a model that is refused."""
 from __future__ import annotations
 
 import subprocess
+from importlib.metadata import version
 from importlib.util import find_spec
 
 import msgspec
@@ -20,6 +21,8 @@ from vivace.models.transformers_facts import (
     trace_request,
 )
 
+OLDEST = (5, 4)
+"""of transformers: 4.56, 4.57 and 5.0 cannot be traced with the torch of today"""
 LONGEST = 300
 """seconds for an answer; the largest models take ten"""
 
@@ -29,6 +32,13 @@ def facts_by_transformers(source: ModelSource) -> ModelFacts:
     if find_spec(PACKAGE) is None:
         raise SourceError(
             f"--model-impl transformers needs the package {PACKAGE}: pip install {PACKAGE}"
+        )
+    found = version(PACKAGE)
+    if tuple(map(int, found.split(".")[:2])) < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise SourceError(
+            f"--model-impl transformers needs {PACKAGE} {oldest} or later, and {found} is "
+            f"installed: pip install '{PACKAGE}>={oldest}'"
         )
     request = trace_request(source)
     return facts_from(source, request, ask(request))

