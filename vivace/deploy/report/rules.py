@@ -26,7 +26,8 @@ def listed(rules: Sequence[Rule]) -> str:
 
 
 def explained(rule: Rule) -> str:
-    lines = [f"{rule.name} ({rule.severity}): {rule.title}.", "", rule.explanation]
+    lines = [f"{rule.name} ({rule.severity}): {rule.title}.", ""]
+    lines += [rule.explanation] if rule.explanation else []
     if rule.needs:
         lines.append(f"It needs to know: {', '.join(rule.needs)}.")
     return "\n".join([*lines, f"Source: {rule.source}."])

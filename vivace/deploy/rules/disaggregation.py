@@ -35,8 +35,7 @@ def prefill_and_decode(case: Case) -> Iterator[Match]:
 
 @server_rule("role-mode", "error", source=PAGE, roles=("mixed", "prefill", "decode"))
 def role_mode(server: Server, case: Case) -> Iterator[Match]:
-    """--disaggregation-mode matches the kind of the role.
-    The kind of a role says what it is for, --disaggregation-mode what it does."""
+    """--disaggregation-mode matches the kind of the role."""
     mode = server.value("disaggregation_mode")
     kind = "mixed" if mode in (None, "null") else mode
     if kind != server.kind:
@@ -63,8 +62,7 @@ def hosts_apart(case: Case) -> Iterator[Match]:
 
 @server_rule("hosts-once", "error", source=PAGE)
 def hosts_once(server: Server, case: Case) -> Iterator[Match]:
-    """A node is listed once.
-    Two ranks of one instance cannot be the same node."""
+    """A node is listed once: two ranks of an instance cannot share it."""
     twice = [host for host, count in Counter(server.role.hosts).items() if count > 1]
     if twice:
         text = f"{', '.join(map(repr, twice))} is listed more than once in hosts"
@@ -73,8 +71,7 @@ def hosts_once(server: Server, case: Case) -> Iterator[Match]:
 
 @case_rule("router-prefill", "error", source=PAGE)
 def router_prefill(case: Case) -> Iterator[Match]:
-    """The router lists every prefill server with its bootstrap port.
-    Its --prefill entries are the prefill instances, with the port of each."""
+    """The router's --prefill entries are the prefill instances and their bootstrap ports."""
     ports = bootstrap_ports(case)
     for router in case.of("router"):
         entries = router.role.flags.get("prefill")
@@ -91,10 +88,7 @@ def router_prefill(case: Case) -> Iterator[Match]:
             remedy = "one --prefill URL PORT per instance; of several nodes, the first"
             yield Match("--prefill", text, remedy, role=router.name)
         elif any(one != other for one, other in zip(listed, ports, strict=True) if one is not None):
-            text = (
-                f"the router has bootstrap ports {joined(listed)}, "
-                f"the prefill servers {joined(ports)}"
-            )
+            text = f"bootstrap ports {joined(listed)}, but the servers have {joined(ports)}"
             yield Match("--prefill", text, "use the same ports in the same order", role=router.name)
 
 
@@ -114,8 +108,7 @@ def joined(ports: list[Any]) -> str:
 
 @server_rule("router-decode", "error", source=PAGE, roles=("router",))
 def router_decode(server: Server, case: Case) -> Iterator[Match]:
-    """The router lists every decode server.
-    Its --decode entries are the decode instances."""
+    """The router's --decode entries are the decode instances."""
     instances = sum(each.role.instances for each in case.of("decode"))
     entries = server.role.flags.get("decode")
     if isinstance(entries, list) and instances and len(entries) != instances:
@@ -125,8 +118,7 @@ def router_decode(server: Server, case: Case) -> Iterator[Match]:
 
 @server_rule("router-ports", "error", source=PAGE, roles=("router",))
 def router_ports(server: Server, case: Case) -> Iterator[Match]:
-    """The router calls the ports of the servers.
-    The ports in its URLs are the servers' --port."""
+    """The ports in the router's URLs are those of the servers."""
     for flag, kind in (("prefill", "prefill"), ("decode", "decode"), ("worker-urls", "mixed")):
         ports = {each.number("port") or DEFAULT_PORT for each in case.of(kind)}
         for url in urls(server.role.flags.get(flag)):
@@ -162,10 +154,7 @@ def router_missing(case: Case) -> Iterator[Match]:
     """Disaggregated servers have a router.
     A request needs a bootstrap room on one server of each kind."""
     if case.of("prefill") and case.of("decode") and not case.of("router"):
-        text = (
-            "no router pairs the prefill and decode servers: clients must send bootstrap_host, "
-            "bootstrap_port and bootstrap_room themselves"
-        )
+        text = "no router pairs prefill and decode servers: clients must send bootstrap_* fields"
         yield Match("", text, "add a router role")
 
 
@@ -178,10 +167,8 @@ def handshake(case: Case) -> Iterator[Match]:
             for name in HANDSHAKE:
                 one, other, flag = prefill.value(name), decode.value(name), decode.flag(name)
                 if one != other:
-                    text = (
-                        f"{flag} is {one} on {prefill.name} and {other} on {decode.name}: "
-                        "the handshake fails"
-                    )
+                    places = f"{one} on {prefill.name} and {other} on {decode.name}"
+                    text = f"{flag} is {places}: the handshake fails"
                     yield Match(flag, text, "make both the same", role=decode.name)
 
 
@@ -231,8 +218,7 @@ def ports_apart(case: Case) -> Iterator[Match]:
 
 @case_rule("port-range", "error", source="TCP")
 def port_range(case: Case) -> Iterator[Match]:
-    """Ports are in the valid range.
-    1 to 65535."""
+    """Ports are between 1 and 65535."""
     for server in case.all:
         for flag in ("port", "disaggregation-bootstrap-port"):
             port = server.nodes[0].flags.get(flag) if server.nodes else None
@@ -243,8 +229,7 @@ def port_range(case: Case) -> Iterator[Match]:
 
 @server_rule("queue-ignored", "note", source=PD, roles=("prefill", "decode"))
 def queue_ignored(server: Server, case: Case) -> Iterator[Match]:
-    """Disaggregated servers do not set --max-queued-requests.
-    Prefill and decode servers do not read it."""
+    """Prefill and decode servers do not set --max-queued-requests: they ignore it."""
     if server.has("max_queued_requests"):
         text = "--max-queued-requests is ignored with prefill/decode disaggregation"
         remedy = "set limits at the router: --max-concurrent-requests, --queue-size"

@@ -10,6 +10,7 @@ from vivace.deploy.catalogue.flags import tables
 from vivace.deploy.rules.case import Case
 from vivace.deploy.rules.rule import Match, case_rule, server_rule
 from vivace.deploy.rules.server import DISPATCH, Server
+from vivace.deploy.spec.deployment import KINDS
 
 PREFIXES = ("SGLANG_", "SGL_", "VIVACE_")
 MISSPELLED = ("HCCL_BUFFERSIZE", "HCCL_BUFF_SIZE", "HCCL_SOCKET_IFNAMES")
@@ -48,8 +49,7 @@ def distinct(matches: Iterator[Match]) -> Iterator[Match]:
 
 @case_rule("unknown-variable", "warning", source=INVENTORY)
 def unknown_variable(case: Case) -> Iterator[Match]:
-    """Every variable is known.
-    An unknown variable is silently ignored."""
+    """Every variable is known: others are silently ignored."""
     known = tables().variables
 
     def matches() -> Iterator[Match]:
@@ -120,8 +120,7 @@ def task_queue(server: Server, case: Case) -> Iterator[Match]:
 
 @server_rule("task-queue-graphs", "warning", source=GUIDE, roles=("decode",))
 def task_queue_graphs(server: Server, case: Case) -> Iterator[Match]:
-    """TASK_QUEUE_ENABLE=2 is not used with captured graphs.
-    Level 2 conflicts with graph capture."""
+    """TASK_QUEUE_ENABLE=2 is not used with captured graphs."""
     level = server.variable("TASK_QUEUE_ENABLE")
     if level == "2" and not server.has("disable_cuda_graph"):
         text = "TASK_QUEUE_ENABLE=2 conflicts with captured graphs, which are on"
@@ -153,12 +152,7 @@ def skip_all_gather(server: Server, case: Case) -> Iterator[Match]:
         yield Match(SKIP_ALL_GATHER, text, "--load-balance-method round_robin")
 
 
-@server_rule(
-    "hard-coded",
-    "warning",
-    source="the published configurations",
-    roles=("mixed", "prefill", "decode", "encoder", "router"),
-)
+@server_rule("hard-coded", "warning", source="the published configurations", roles=KINDS)
 def hard_coded(server: Server, case: Case) -> Iterator[Match]:
     """No value is specific to somebody else's machine.
     Published scripts contain addresses, directories and network interfaces of their authors."""

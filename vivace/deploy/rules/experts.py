@@ -11,7 +11,9 @@ from vivace.deploy.rules.rule import Match, server_rule
 from vivace.deploy.rules.server import DISPATCH, Server
 
 GUIDE = "Ascend parameter guide"
+FITTED = "fitted to the published configurations, six of them exactly"
 KERNELS = "sgl-kernel-npu: moe_distribute_dispatch_v2_tiling.cpp"
+LIMITS = f"parameter guide; {KERNELS}; fused_deep_moe_tiling.cpp"
 NORMAL_KERNEL = "cam_moe_dispatch_normal_tiling.cc"
 WASTE = 2
 """times the need from which a buffer counts as wasted"""
@@ -32,9 +34,7 @@ def product(server: Server) -> str:
     )
 
 
-@server_rule(
-    "dispatch-tokens", "error", source="fitted to the published configurations, six of them exactly"
-)
+@server_rule("dispatch-tokens", "error", source=FITTED)
 def dispatch_tokens(server: Server, case: Case) -> Iterator[Match]:
     """The dispatch limit holds the tokens of a decode step.
     A rank sends max-running-requests / dp x draft tokens / attention-tp tokens to experts.
@@ -44,10 +44,8 @@ def dispatch_tokens(server: Server, case: Case) -> Iterator[Match]:
     tokens, limit = dispatched(server, "low_latency", "auto"), server.dispatch_limit
     if tokens is not None and limit and tokens > limit:
         default = "" if server.variable(DISPATCH) else " (the default)"
-        text = (
-            f"a rank sends up to {tokens} tokens to experts in a decode step ({product(server)}), "
-            f"but the limit is {limit}{default}: the kernel aborts"
-        )
+        sent = f"a rank sends {tokens} tokens to experts ({product(server)})"
+        text = f"{sent}, but the limit is {limit}{default}: the kernel aborts"
         yield Match(DISPATCH, text, f"export {DISPATCH}={tokens}, or admit fewer requests")
 
 
@@ -57,10 +55,7 @@ def dispatch_fused(server: Server, case: Case) -> Iterator[Match]:
     On A3 the fused kernel uses the limit only to size its buffer."""
     tokens, limit = dispatched(server, "fused"), server.dispatch_limit
     if tokens is not None and limit and tokens > limit:
-        text = (
-            f"a rank sends up to {tokens} tokens in a decode step ({product(server)}), "
-            f"but the fused kernel sizes its buffer for {limit}"
-        )
+        text = f"a rank sends {tokens} tokens ({product(server)}), the buffer is for {limit}"
         yield Match(DISPATCH, text, f"export {DISPATCH}={tokens}")
 
 
@@ -75,16 +70,12 @@ def dispatch_guide(server: Server, case: Case) -> Iterator[Match]:
     drafts = server.draft_tokens if server.has("speculative_algorithm") else 0
     claimed = running * (1 + drafts)
     if tokens is not None and limit and claimed > limit >= tokens:
-        text = (
-            f"the parameter guide requires {running} x (1 + {drafts}) = {claimed} <= {limit}; "
-            f"a rank sends {tokens}, so {limit} is enough and the guide is wrong"
-        )
+        formula = f"{running} x (1 + {drafts}) = {claimed} <= {limit}"
+        text = f"the guide requires {formula}, but a rank sends {tokens}: {limit} is enough"
         yield Match(DISPATCH, text, "nothing to do")
 
 
-@server_rule(
-    "dispatch-limits", "error", source=f"parameter guide; {KERNELS}; fused_deep_moe_tiling.cpp"
-)
+@server_rule("dispatch-limits", "error", source=LIMITS)
 def dispatch_limits(server: Server, case: Case) -> Iterator[Match]:
     """Dispatch tokens are within the limits of the kernels.
     There are three: 1024 (DeepEP), 512 tokens per rank (low-latency kernel), 256 (fused kernel)."""
@@ -119,10 +110,8 @@ def hccl_buffer(server: Server, case: Case) -> Iterator[Match]:
     for window in windows(server, case.model, case.load):
         need = buffers.megabytes(window.size)
         if need > size:
-            text = (
-                f"HCCL_BUFFSIZE {size}{default} is too small: "
-                f"the {window.name} buffer for {window.why} takes {need} MB"
-            )
+            use = f"the {window.name} buffer for {window.why}"
+            text = f"{size} MB{default} are too few: {use} takes {need} MB"
             remedy = f"export HCCL_BUFFSIZE={buffers.suggested(window.size)}"
             yield Match("HCCL_BUFFSIZE", text, remedy)
 
@@ -138,10 +127,8 @@ def hccl_waste(server: Server, case: Case) -> Iterator[Match]:
     size = server.int_variable("HCCL_BUFFSIZE")
     if size and need and size > WASTE * max(need, buffers.HCCL_DEFAULT):
         best = buffers.suggested(max(window.size for window in found))
-        text = (
-            f"HCCL_BUFFSIZE {size} is {size / need:.1f} times the {need} MB that are needed: "
-            f"each communicator has two, which wastes {2 * (size - best)} MB of device memory"
-        )
+        wasted = f"each communicator wastes twice {size - best} MB of device memory"
+        text = f"{size} MB are {size / need:.1f} times the need of {need} MB: {wasted}"
         yield Match("HCCL_BUFFSIZE", text, f"export HCCL_BUFFSIZE={best}")
 
 
@@ -182,10 +169,7 @@ def fused_mode(server: Server, case: Case) -> Iterator[Match]:
     The reader of SGLANG_NPU_FUSED_MOE_MODE in 0.5.10 has no default."""
     unset = server.expert_mode == "fused" and not server.variable(FUSED_MODE)
     if unset and case.target.version != "0.5.23":
-        text = (
-            f"{FUSED_MODE} is not set for --moe-a2a-backend ascend_fuseep: 0.5.10 stops "
-            'with "Wrong value of fuse_mode=None"'
-        )
+        text = f'{FUSED_MODE} is not set: 0.5.10 stops with "Wrong value of fuse_mode=None"'
         severity = "error" if case.target.version == "0.5.10" else "note"
         yield Match(FUSED_MODE, text, f"export {FUSED_MODE}=1 (2 with modelslim weights)", severity)
 

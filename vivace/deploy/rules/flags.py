@@ -159,8 +159,7 @@ def ambiguous_flag(server: Server, case: Case) -> Iterator[Match]:
 
 @server_rule("flag-value", "error", source=INVENTORY)
 def flag_value(server: Server, case: Case) -> Iterator[Match]:
-    """Flags have valid values.
-    A number where a number is expected, one of the choices where there are some."""
+    """Flags have values of their type and among their choices."""
     for flag, value in server.role.flags.items():
         option = option_named(flag)
         if option is None or value is None or placeholder(value):
@@ -191,8 +190,7 @@ def retired_value(server: Server, case: Case) -> Iterator[Match]:
 
 @case_rule("flag-given-twice", "warning", source=ARGPARSE)
 def given_twice(case: Case) -> Iterator[Match]:
-    """No flag is given twice.
-    argparse silently keeps the last value."""
+    """No flag is given twice: argparse silently keeps the last value."""
     for each in case.remarks:
         if each.remark.rule == "flag-given-twice":
             flag = "--" + each.remark.flag

@@ -9,10 +9,12 @@ from vivace.deploy.catalogue.architecture import Architecture
 from vivace.deploy.memory.weights import PRECISIONS, Precision, precision_name
 from vivace.deploy.rules.case import Case
 from vivace.deploy.rules.rule import Match, case_rule, server_rule
-from vivace.deploy.rules.server import Server
+from vivace.deploy.rules.server import DECODES, PREFILLS, Server
 from vivace.deploy.spec.deployment import Targets, Workload
 
 ROOFLINE = "the device's peak rates: no program is faster"
+WEIGHTS = ("model", "device")
+PROMPT = (*WEIGHTS, "load")
 
 
 def targets_of(case: Case) -> Targets:
@@ -32,23 +34,15 @@ def multiplied(model: Architecture) -> int:
     return model.parameters(active=True) - (0 if model.tied else model.vocabulary * model.hidden)
 
 
-@server_rule(
-    "target-first-token",
-    "warning",
-    source=ROOFLINE,
-    needs=("model", "device", "load"),
-    roles=("mixed", "prefill"),
-)
+@server_rule("target-first-token", "warning", source=ROOFLINE, needs=PROMPT, roles=PREFILLS)
 def target_first_token(server: Server, case: Case) -> Iterator[Match]:
     """targets.ttft_ms is possible.
     It is above the time of a prompt's matrix products at the peak rate of a server's devices; what
     prompts share (workload.prefix_share) is not computed again."""
     target, least = targets_of(case).ttft_ms, prompt_milliseconds(case, server)
     if target is not None and least > target:
-        text = (
-            f"the target for the first token is {target:g} ms, but a prompt of {case.load.input} "
-            f"tokens takes {least:.1f} ms at the devices' peak rate"
-        )
+        prompt = f"a prompt of {case.load.input} tokens takes {least:.1f} ms at the peak rate"
+        text = f"targets.ttft_ms is {target:g}, but {prompt}"
         yield Match("", text, "more devices per server, shorter prompts, or a larger target")
 
 
@@ -65,22 +59,14 @@ def prompt_milliseconds(case: Case, server: Server) -> float:
     return 1000 * 2 * multiplied(case.model) * tokens / (devices * rate * 1e12)
 
 
-@server_rule(
-    "target-token",
-    "warning",
-    source=ROOFLINE,
-    needs=("model", "device"),
-    roles=("mixed", "decode"),
-)
+@server_rule("target-token", "warning", source=ROOFLINE, needs=WEIGHTS, roles=DECODES)
 def target_token(server: Server, case: Case) -> Iterator[Match]:
     """targets.tpot_ms is possible.
     It is above the time in which the devices of a stage read the weights that one token needs."""
     target, least = targets_of(case).tpot_ms, token_milliseconds(case, server)
     if target is not None and least > target:
-        text = (
-            f"the target for an output token is {target:g} ms, but reading the weights it needs "
-            f"takes {least:.2f} ms at the devices' bandwidth"
-        )
+        read = f"reading the weights of a token takes {least:.2f} ms at the peak bandwidth"
+        text = f"targets.tpot_ms is {target:g}, but {read}"
         yield Match("", text, "a larger --tp-size, quantized weights, or a larger target")
 
 
@@ -113,23 +99,19 @@ def target_rate(case: Case) -> Iterator[Match]:
         yield Match(first.flag("max_running_requests"), text, remedy, role=first.name)
 
 
-@server_rule("shared-prompts", "warning", source="SGLang's radix cache", roles=("mixed", "prefill"))
+@server_rule("shared-prompts", "warning", source="SGLang's radix cache", roles=PREFILLS)
 def shared_prompts(server: Server, case: Case) -> Iterator[Match]:
     """Shared prefixes are cached.
     Prompts with a common beginning (workload.prefix_share) are computed once."""
     share = workload_of(case).prefix_share
     if share > 0 and server.has("disable_radix_cache"):
-        text = (
-            f"{share:.0%} of a prompt is shared with others, but the prefix cache is off: "
-            "it is computed every time"
-        )
+        text = f"{share:.0%} of a prompt is shared, but recomputed: the prefix cache is off"
         yield Match(server.flag("disable_radix_cache"), text, "remove --disable-radix-cache")
 
 
 @server_rule("model-path", "warning", source="Vivace")
 def model_path(server: Server, case: Case) -> Iterator[Match]:
-    """--model-path matches model.path.
-    model.path and the servers' --model-path are the same."""
+    """--model-path matches model.path."""
     expected, value = case.deployment.model.path, server.value("model_path")
     if expected is not None and value != expected:
         text = f"--model-path is {value or 'not set'}, but model.path is {expected}"

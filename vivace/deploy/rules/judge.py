@@ -24,21 +24,8 @@ from vivace.deploy.rules import (
 from vivace.deploy.rules.case import Case
 from vivace.deploy.rules.rule import SEVERITIES, Match, Rule, Severity
 
-MODULES = (
-    flags,
-    platform_flags,
-    refused,
-    parallelism,
-    experts,
-    speculative,
-    disaggregation,
-    load,
-    goals,
-    memory,
-    environment,
-    network,
-    rewrites,
-)
+MODULES = (flags, platform_flags, refused, parallelism, experts, speculative, disaggregation,
+           load, goals, memory, environment, network, rewrites)  # fmt: skip
 RULES: tuple[Rule, ...] = tuple(
     rule
     for module in MODULES

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from vivace.deploy.rules.case import DEFAULT_PORT, Case
 from vivace.deploy.rules.rule import Match, case_rule, server_rule
-from vivace.deploy.rules.server import Server
+from vivace.deploy.rules.server import DECODES, Server
 from vivace.deploy.spec.deployment import Lengths, longest
 
 ARGS = "SGLang's server_args.py"
@@ -32,8 +32,7 @@ def benchmark_port(case: Case) -> Iterator[Match]:
 
 @server_rule("context", "error", source=GUIDE, needs=("load",))
 def context(server: Server, case: Case) -> Iterator[Match]:
-    """Input and output fit into the context length.
-    input + output <= --context-length; longer requests are rejected."""
+    """Input and output together fit into --context-length."""
     if case.load.input is None or case.load.output is None:
         return
     total = case.load.input + case.load.output
@@ -49,31 +48,23 @@ def context(server: Server, case: Case) -> Iterator[Match]:
 
 @server_rule("context-model", "error", source=ARGS, needs=("model",))
 def context_model(server: Server, case: Case) -> Iterator[Match]:
-    """--context-length does not exceed the model's context length.
-    A longer one needs an explicit permission."""
+    """--context-length does not exceed the model's context length."""
     limit = server.number("context_length")
     if case.model is None or limit is None or server.enabled(LONGER):
         return
     if limit > case.model.context:
-        text = (
-            f"--context-length {limit} exceeds the model's {case.model.context}: "
-            f"refused without {LONGER}=1"
-        )
+        text = f"{limit} exceeds the model's {case.model.context}: refused without {LONGER}=1"
         remedy = f"--context-length {case.model.context}, or a model with rope scaling"
         yield Match(server.flag("context_length"), text, remedy)
 
 
-@server_rule("admission", "note", source=PAGE, roles=("mixed", "decode"))
+@server_rule("admission", "note", source=PAGE, roles=DECODES)
 def admission(server: Server, case: Case) -> Iterator[Match]:
-    """The servers admit the whole load.
-    Above max-running-requests, requests queue."""
+    """The servers admit the whole load: above --max-running-requests, requests queue."""
     concurrency, instances = case.load.concurrency, server.role.instances
     limit = None if server.running is None else server.running * instances
     if concurrency is not None and limit is not None and concurrency > limit:
-        text = (
-            f"{concurrency} concurrent requests, but only {limit} are admitted: "
-            "the wait of the others adds to the time to first token"
-        )
+        text = f"{concurrency} concurrent requests, but only {limit} are admitted: others wait"
         remedy = f"--max-running-requests {-(-concurrency // instances)}, or a lower load"
         yield Match(server.flag("max_running_requests"), text, remedy)
 
@@ -86,36 +77,28 @@ def prefill_budget(server: Server, case: Case) -> Iterator[Match]:
     chunk = server.number("chunked_prefill_size")
     unchunked = server.prefills and chunk is not None and chunk <= 0
     if unchunked and server.has("max_prefill_tokens") and limit and limit < prompt:
-        text = (
-            f"--max-prefill-tokens {limit} is less than one prompt of {prompt} tokens and chunked "
-            "prefill is off: prompts run one at a time"
-        )
+        text = f"{limit} is less than one prompt of {prompt} tokens: prompts run one at a time"
         remedy = f"--max-prefill-tokens {prompt} or more"
         yield Match(server.flag("max_prefill_tokens"), text, remedy)
 
 
 @server_rule("chunk-share", "note", source=ARGS, needs=("load",))
 def chunk_share(server: Server, case: Case) -> Iterator[Match]:
-    """--chunked-prefill-size divided by dp holds a prompt.
-    With dp attention the chunk is divided by dp."""
+    """--chunked-prefill-size holds a prompt after dp attention divided it by dp."""
     prompt, chunk = case.load.input, server.number("chunked_prefill_size")
     dp = server.parallelism.dp if server.parallelism.dp_attention else 0
     if not (server.prefills and prompt and chunk and chunk > 0 and dp):
         return
     each = chunk // dp
     if server.has("chunked_prefill_size") and each < prompt <= chunk:
-        text = (
-            f"--chunked-prefill-size {chunk} is divided by dp {dp}: "
-            f"{each} per rank, so prompts of {prompt} tokens are split"
-        )
+        text = f"{chunk} / dp {dp} = {each} per rank: prompts of {prompt} tokens are split"
         remedy = f"--chunked-prefill-size {prompt * dp} keeps them whole"
         yield Match(server.flag("chunked_prefill_size"), text, remedy)
 
 
 @case_rule("workload", "warning", source=PAGE)
 def workload(case: Case) -> Iterator[Match]:
-    """The benchmark measures the stated workload.
-    Results for another load say little."""
+    """The benchmark measures the stated workload."""
     stated = case.deployment.workload
     if stated is None:
         return
@@ -136,8 +119,7 @@ def workload(case: Case) -> Iterator[Match]:
 
 @case_rule("workload-range", "warning", source=BENCH)
 def workload_range(case: Case) -> Iterator[Match]:
-    """The benchmark's length range is that of the workload.
-    low / high of workload.input and workload.output is --random-range-ratio."""
+    """--random-range-ratio is low / high of workload.input and workload.output."""
     stated = case.deployment.workload
     ranges = [] if stated is None else [("input", stated.input), ("output", stated.output)]
     for benchmark in case.benchmarks:
@@ -146,10 +128,7 @@ def workload_range(case: Case) -> Iterator[Match]:
         for name, lengths in ranges:
             expected = lengths.low / lengths.high if isinstance(lengths, Lengths) else value
             if benchmark.value("dataset-name") == "random" and abs(expected - value) > 0.01:
-                text = (
-                    f"the benchmark's shortest length is {value:g} of the longest, "
-                    f"the workload's {name} has {expected:.2f}"
-                )
+                text = f"--random-range-ratio is {value:g}, low / high of {name} is {expected:.2f}"
                 remedy = f"--random-range-ratio {expected:.2f}"
                 yield Match("--random-range-ratio", text, remedy, role="benchmark")
 
@@ -161,26 +140,19 @@ def range_ratio(case: Case) -> Iterator[Match]:
     for benchmark in case.benchmarks:
         ratio = benchmark.value("random-range-ratio")
         if benchmark.value("dataset-name") == "random" and ratio is None:
-            text = (
-                "--random-range-ratio is not set: its default 0 draws lengths from 1 to the given "
-                "one, half as long on average"
-            )
+            text = "it is not set: the default 0 draws lengths from 1, half as long on average"
             flag = "--random-range-ratio"
             yield Match(flag, text, "--random-range-ratio 1", role="benchmark")
 
 
 @case_rule("single-wave", "warning", source="implied")
 def single_wave(case: Case) -> Iterator[Match]:
-    """The benchmark reaches a steady state.
-    It takes several waves of requests."""
+    """The benchmark runs several waves of requests, to reach a steady state."""
     for benchmark in case.benchmarks:
         concurrency = benchmark.integer("max-concurrency", "-max-concurrency")
         prompts = benchmark.integer("num-prompts", "num-prompt")
         if concurrency and prompts and concurrency > 1 and prompts <= concurrency:
-            text = (
-                f"{prompts} prompts at a concurrency of {concurrency} are one wave: "
-                "the average includes ramp-up and tail, and no steady state is reached"
-            )
+            text = f"{prompts} prompts, {concurrency} at a time, are one wave: no steady state"
             yield Match("--num-prompts", text, f"--num-prompts {4 * concurrency}", role="benchmark")
 
 

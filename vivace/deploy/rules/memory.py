@@ -30,10 +30,8 @@ def weights_fit(server: Server, case: Case) -> Iterator[Match]:
     pool = memory x mem-fraction-static - weights."""
     plan = plan_role(case, server)
     if plan is not None and plan.pool <= 0:
-        text = (
-            f"weights take {gib(plan.total('static'))} of a device, but {plan.fraction} of "
-            f"{gib(plan.usable)} is {gib(plan.usable * plan.fraction)}: no memory is left for KV"
-        )
+        static = f"{plan.fraction} of {gib(plan.usable)} is {gib(plan.usable * plan.fraction)}"
+        text = f"weights take {gib(plan.total('static'))}, but {static}: nothing is left for KV"
         remedy = "a larger --tp-size, quantized weights, or a larger --mem-fraction-static"
         yield Match(server.flag("mem_fraction_static"), text, remedy)
 
@@ -48,13 +46,9 @@ def load_fits(server: Server, case: Case) -> Iterator[Match]:
         return
     each = plan.tokens_each or 0
     impossible = each > plan.capacity
-    weights = gib(plan.total("static") - max(plan.pool, 0))
+    needed = f"{plan.running} requests of {each} tokens need {plan.needed} tokens of KV per group"
     fits = "not even one request fits" if impossible else f"an instance holds {plan.held} requests"
-    text = (
-        f"{plan.running} requests of {each} tokens need {plan.needed} tokens of KV per group; the "
-        f"pool holds {plan.capacity} (weights take {weights} of "
-        f"{gib(plan.usable * plan.fraction)}): {fits}"
-    )
+    text = f"{needed}, the pool holds {plan.capacity}: {fits}"
     remedy = "fewer concurrent requests, a larger --mem-fraction-static, or more devices"
     severity = "error" if impossible else None
     yield Match(server.flag("mem_fraction_static"), text, remedy, severity)
@@ -79,12 +73,9 @@ def outside_fits(server: Server, case: Case) -> Iterator[Match]:
     if plan is not None and plan.total("outside") > plan.outside_limit:
         outside = (part for part in plan.parts if part.kind == "outside")
         largest = max(outside, key=lambda part: part.size)
+        rest = f"leaves {gib(plan.outside_limit)} for the rest, about {gib(plan.total('outside'))}"
         why = f", {largest.why}" if largest.why else ""
-        text = (
-            f"--mem-fraction-static {plan.fraction} leaves {gib(plan.outside_limit)} for the rest, "
-            f"estimated at {gib(plan.total('outside'))}, most of it {largest.name} "
-            f"({gib(largest.size)}{why})"
-        )
+        text = f"{plan.fraction} {rest}, most of it {largest.name} ({gib(largest.size)}{why})"
         remedy = f"--mem-fraction-static {fraction_for(plan)}"
         yield Match(server.flag("mem_fraction_static"), text, remedy)
 

@@ -21,23 +21,16 @@ def loopback_nodes(server: Server, case: Case) -> Iterator[Match]:
         values = [node.environment.get(name, "") for node in server.nodes]
         found = [value for value in values if value.strip() in ("lo", "localhost")]
         if found:
-            text = (
-                f"{name}={found[0]} on an instance of {server.role.nodes} nodes: "
-                "its ranks cannot reach one another"
-            )
+            text = f"{name}={found[0]}: the ranks on {server.role.nodes} nodes cannot connect"
             yield Match(name, text, "use the interface that connects the nodes")
 
 
 @server_rule("interface-named", "warning", source=GUIDE, platforms=("npu",))
 def interface_named(server: Server, case: Case) -> Iterator[Match]:
-    """Instances of several nodes set their network interface.
-    Otherwise a slow or wrong interface may be used."""
+    """Instances of several nodes set their network interface."""
     for name in INTERFACES if server.role.nodes > 1 else ():
         if not any(node.environment.get(name) for node in server.nodes):
-            text = (
-                f"{name} is not set on an instance of {server.role.nodes} nodes: "
-                "the first interface is used, which may not be the fast one"
-            )
+            text = f"{name} is not set: the first interface is used, which may be a slow one"
             yield Match(name, text, f"export {name}=the interface between the nodes")
 
 
@@ -47,9 +40,7 @@ def proxy(case: Case) -> Iterator[Match]:
     Registration and health checks use HTTP clients that honor proxy variables."""
     for role, name, value in variables(case):
         if name.lower() in ("http_proxy", "https_proxy") and value.strip():
-            text = (
-                f"{name}={value}: requests between the servers go to the proxy, and bootstrap hangs"
-            )
+            text = f"{name}={value}: requests between servers use the proxy, bootstrap hangs"
             yield Match(name, text, f"unset {name}", role=role)
 
 

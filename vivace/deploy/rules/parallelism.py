@@ -70,8 +70,7 @@ def nodes(server: Server, case: Case) -> Iterator[Match]:
 
 @server_rule("nodes-share-ranks", "error", source=ARGS)
 def nodes_share_ranks(server: Server, case: Case) -> Iterator[Match]:
-    """Every node has the same number of ranks.
-    tp x pp must be a multiple of nnodes."""
+    """tp x pp is a multiple of the nodes, so that every node has as many ranks."""
     nnodes, layout = server.positive("nnodes"), server.parallelism
     ranks = layout.tp * layout.pp
     if ranks % nnodes:
@@ -83,8 +82,7 @@ def nodes_share_ranks(server: Server, case: Case) -> Iterator[Match]:
 
 @server_rule("meeting-point", "error", source=ARGS)
 def meeting_point(server: Server, case: Case) -> Iterator[Match]:
-    """Instances of several nodes set --dist-init-addr.
-    --dist-init-addr is where the ranks of an instance find one another."""
+    """Instances of several nodes set --dist-init-addr, where their ranks find one another."""
     nnodes = server.positive("nnodes")
     if nnodes > 1 and not server.has("dist_init_addr"):
         text = f"--dist-init-addr is not set for {nnodes} nodes: each of them waits for itself"
@@ -94,8 +92,7 @@ def meeting_point(server: Server, case: Case) -> Iterator[Match]:
 
 @server_rule("plain-dp-nodes", "error", source=ARGS)
 def plain_dp_nodes(server: Server, case: Case) -> Iterator[Match]:
-    """Data parallelism without dp attention stays on one node.
-    SGLang refuses nnodes > 1 with plain data parallelism."""
+    """Data parallelism over several nodes uses dp attention."""
     nnodes, layout = server.positive("nnodes"), server.parallelism
     if nnodes > 1 and layout.dp > 1 and not layout.dp_attention:
         text = f"dp {layout.dp} on {nnodes} nodes needs --enable-dp-attention"
@@ -105,8 +102,7 @@ def plain_dp_nodes(server: Server, case: Case) -> Iterator[Match]:
 
 @server_rule("dp-divides-tp", "error", source=ARGS)
 def dp_divides_tp(server: Server, case: Case) -> Iterator[Match]:
-    """dp divides tp.
-    With dp attention, tp % (dp x cp) must be 0."""
+    """With dp attention, tp is a multiple of dp x cp."""
     layout = server.parallelism
     if layout.dp_attention and layout.tp % (layout.dp * layout.cp):
         groups = f"dp {layout.dp}" + (f" x cp {layout.cp}" if layout.cp > 1 else "")
@@ -121,17 +117,13 @@ def running_divides(server: Server, case: Case) -> Iterator[Match]:
     limit, dp = server.number("max_running_requests"), server.parallelism.dp
     if limit and limit > 0 and limit % dp:
         each = limit // dp
-        text = (
-            f"--max-running-requests {limit} is not a multiple of dp {dp}: "
-            f"each rank admits {each}, {each * dp} in total"
-        )
+        text = f"{limit} is not a multiple of dp {dp}: each rank admits {each}, all {each * dp}"
         yield Match(server.flag("max_running_requests"), text, f"use {each * dp or dp}")
 
 
 @server_rule("heads", "error", source=CONFIG, needs=("model",))
 def heads(server: Server, case: Case) -> Iterator[Match]:
-    """Attention heads are divided evenly among the ranks of a group.
-    heads % attention-tp must be 0."""
+    """The number of attention heads is a multiple of the ranks of a group (attention-tp)."""
     if case.model is None:
         return
     count, ranks = case.model.attention.heads, server.parallelism.attention_tp
@@ -156,8 +148,7 @@ def kv_copies(server: Server, case: Case) -> Iterator[Match]:
 
 @server_rule("experts", "error", source=CONFIG, needs=("model",))
 def experts(server: Server, case: Case) -> Iterator[Match]:
-    """Experts are divided evenly among the expert ranks.
-    experts % ep must be 0."""
+    """The number of experts is a multiple of ep."""
     if case.model is None or case.model.experts is None:
         return
     count = case.model.experts.count + (server.number("ep_num_redundant_experts") or 0)
@@ -169,8 +160,7 @@ def experts(server: Server, case: Case) -> Iterator[Match]:
 
 @server_rule("ep-divides-tp", "error", source=ARGS)
 def ep_divides_tp(server: Server, case: Case) -> Iterator[Match]:
-    """ep divides tp.
-    tp % ep must be 0."""
+    """tp is a multiple of ep."""
     ep, tp = server.number("ep_size") or 1, server.parallelism.tp
     if ep > 1 and tp % ep and server.parallelism.ep == ep:
         text = f"tp {tp} is not a multiple of ep {ep}"
@@ -213,12 +203,8 @@ def pipeline(server: Server, case: Case) -> Iterator[Match]:
 
 @server_rule("context-parallel", "note", source="SGLang 0.5.10; parameter guide")
 def context_parallel(server: Server, case: Case) -> Iterator[Match]:
-    """Context parallelism has a degree.
-    --attn-cp-size sets it."""
+    """Context parallelism sets its degree, --attn-cp-size."""
     name, layout = "enable_nsa_prefill_context_parallel", server.parallelism
     if server.has(name) and layout.cp == 1:
-        text = (
-            "context parallelism is on, but --attn-cp-size is 1: "
-            "from 0.5.10 on it then has no effect on Ascend"
-        )
+        text = "--attn-cp-size is 1: from 0.5.10, context parallelism then has no effect on Ascend"
         yield Match(server.flag(name), text, f"--attn-cp-size {layout.tp}")

@@ -17,8 +17,7 @@ FEATURES = "Support Features on Ascend NPU"
 
 @server_rule("own-flag", "error", source=INVENTORY, engine="sglang")
 def own_flag(server: Server, case: Case) -> Iterator[Match]:
-    """Only Vivace is given flags of Vivace.
-    SGLang stops at a flag it does not know."""
+    """SGLang is not given flags that only Vivace has."""
     for flag in long_flags(server):
         if flag in OURS:
             yield Match(flag, f"{flag} is a flag of Vivace; SGLang has no such flag", "remove it")

@@ -104,10 +104,8 @@ def topk_pages(server: Server, case: Case) -> Iterator[Match]:
     backend = server.value("attention_backend")
     tree = server.has("speculative_algorithm") and topk and topk > 1
     if tree and page > 1 and backend not in ("flashinfer", "fa3", "triton"):
-        text = (
-            f"--speculative-eagle-topk {topk} with a page size of {page} needs an attention "
-            f"backend with tree masks; {backend or 'the default'} has none"
-        )
+        cause = f"topk {topk} with a page size of {page} needs an attention backend with tree masks"
+        text = f"{cause}; {backend or 'the default'} has none"
         yield Match(server.flag("speculative_eagle_topk"), text, "--speculative-eagle-topk 1")
 
 
@@ -123,10 +121,7 @@ def hybrid_cache(server: Server, case: Case) -> Iterator[Match]:
     strategy = server.value("mamba_scheduler_strategy")
     cached = server.has("speculative_algorithm") and not server.has("disable_radix_cache")
     if cached and strategy in ("auto", "no_buffer", None):
-        text = (
-            "speculation and the prefix cache together need extra buffers for a model with "
-            "recurrent layers"
-        )
+        text = "recurrent layers with speculation and the prefix cache need extra buffers"
         remedy = "--mamba-scheduler-strategy extra_buffer"
         yield Match(server.flag("speculative_algorithm"), text, remedy)
 

@@ -159,10 +159,7 @@ def shared_fusion(server: Server, case: Case) -> Iterator[Match]:
     """Shared experts are not fused with expert parallelism or on Ascend."""
     spread = server.parallelism.ep > 1 or case.platform == "npu"
     if server.has("disable_shared_experts_fusion") and spread:
-        text = (
-            "--disable-shared-experts-fusion has no effect: "
-            "fusion is already off with several expert ranks and on Ascend"
-        )
+        text = "it has no effect: fusion is off anyway with several expert ranks and on Ascend"
         yield Match(server.flag("disable_shared_experts_fusion"), text)
 
 
@@ -187,8 +184,7 @@ def one_tokenizer(server: Server, case: Case) -> Iterator[Match]:
 def symmetric_memory(server: Server, case: Case) -> Iterator[Match]:
     """--enable-symm-mem is used on CUDA."""
     if server.has("enable_symm_mem") and case.platform not in ("", "cuda"):
-        text = "--enable-symm-mem is ignored: it is for CUDA"
-        yield Match(server.flag("enable_symm_mem"), text)
+        yield Match(server.flag("enable_symm_mem"), "--enable-symm-mem is ignored: it is for CUDA")
 
 
 @rewrite("becomes-pytorch-sampling")

@@ -33,9 +33,9 @@ ServerCheck = Callable[[Server, Case], Iterator[Match]]
 CaseCheck = Callable[[Case], Iterator[Match]]
 
 
-class Rule(msgspec.Struct, frozen=True, kw_only=True):
-    """`check` yields (role, match); `source`: who says so; `needs`: what must be known of the
-    case: model, device, cards, load; `module`: where it is defined."""
+class Rule(msgspec.Struct, frozen=True):
+    """`source`: who says so; `needs`: what must be known of the case: model, device, cards, load;
+    `check` yields (role, match); `module`: where it is defined."""
 
     name: str
     severity: Severity
@@ -62,18 +62,10 @@ def case_rule(
 
     def decorate(function: CaseCheck) -> Rule:
         def check(case: Case) -> Iterator[tuple[str, Match]]:
-            for match in function(case):
-                yield match.role, match
+            return ((match.role, match) for match in function(case))
 
-        return Rule(
-            name=name,
-            severity=severity,
-            source=source,
-            needs=needs,
-            check=check,
-            docstring=function.__doc__ or "",
-            module=function.__module__,
-        )
+        docstring = function.__doc__ or ""
+        return Rule(name, severity, source, needs, check, docstring, function.__module__)
 
     return decorate
 
@@ -96,21 +88,13 @@ def server_rule(
         def check(case: Case) -> Iterator[tuple[str, Match]]:
             if platforms and case.platform not in platforms:
                 return
-            if engine and case.target.engine != engine:
+            if engine not in ("", case.target.engine):
                 return
             for server in case.of(*roles):
                 for match in function(server, case):
                     yield server.name, match
 
-        docstring = function.__doc__ or ""
-        return Rule(
-            name=name,
-            severity=severity,
-            source=source,
-            needs=needs,
-            check=check,
-            docstring=f"{docstring}\n{reason}" if reason else docstring,
-            module=function.__module__,
-        )
+        docstring = f"{function.__doc__ or ''}\n{reason}"
+        return Rule(name, severity, source, needs, check, docstring, function.__module__)
 
     return decorate

@@ -13,11 +13,13 @@ from vivace.config.sglang import RETIRED, VALUES
 from vivace.config.values import checked
 from vivace.deploy.catalogue.flags import Flag
 from vivace.deploy.importing.flags import option_named
-from vivace.deploy.spec.deployment import FlagValue, Role
+from vivace.deploy.spec.deployment import FlagValue, Kind, Role
 from vivace.deploy.spec.nodes import Node
 
 ALL_TO_ALL = ("deepep", "mooncake", "nixl", "mori", "ascend_fuseep", "flashinfer")
 """backends with which SGLang sets as many expert as tensor ranks"""
+PREFILLS: tuple[Kind, ...] = ("mixed", "prefill")
+DECODES: tuple[Kind, ...] = ("mixed", "decode")
 DISPATCH = "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"
 DISPATCH_DEFAULT = 128
 DRAFTED_RUNNING = 48
@@ -63,11 +65,11 @@ class Server(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def decodes(self) -> bool:
-        return self.kind in ("mixed", "decode")
+        return self.kind in DECODES
 
     @property
     def prefills(self) -> bool:
-        return self.kind in ("mixed", "prefill")
+        return self.kind in PREFILLS
 
     @cached_property
     def given(self) -> dict[str, tuple[str, Any]]:

@@ -10,14 +10,15 @@ from vivace.deploy.rules.server import Server
 
 ARGS = "SGLang's server_args.py"
 GUIDE = "Ascend parameter guide"
+EAGLE3 = "SGLang; every published EAGLE3 configuration but one marks it"
+GRAPHS = f"{GUIDE}, --cuda-graph-max-bs; 29 of 30 published configurations"
 V2 = "SGLANG_ENABLE_SPEC_V2"
 PLAN_STREAM = "SGLANG_ENABLE_OVERLAP_PLAN_STREAM"
 
 
 @server_rule("spec-v2", "error", source=GUIDE)
 def spec_v2(server: Server, case: Case) -> Iterator[Match]:
-    """SGLANG_ENABLE_SPEC_V2 is used with topk 1.
-    It works with --speculative-eagle-topk 1 only."""
+    """SGLANG_ENABLE_SPEC_V2 is used with --speculative-eagle-topk 1."""
     topk = server.number("speculative_eagle_topk")
     speculates = server.enabled(V2) and server.has("speculative_algorithm")
     if speculates and topk is not None and topk > 1:
@@ -48,11 +49,7 @@ def plan_stream_guide(server: Server, case: Case) -> Iterator[Match]:
         yield Match(PLAN_STREAM, text, "nothing to do")
 
 
-@server_rule(
-    "draft-quantisation",
-    "error",
-    source="SGLang; every published EAGLE3 configuration but one sets it",
-)
+@server_rule("draft-quantisation", "error", source=EAGLE3)
 def draft_quantization(server: Server, case: Case) -> Iterator[Match]:
     """An unquantized draft model is declared as unquantized.
     The draft model inherits --quantization of the target model otherwise."""
@@ -60,26 +57,19 @@ def draft_quantization(server: Server, case: Case) -> Iterator[Match]:
     declared = server.value("speculative_draft_model_quantization") == "unquant"
     inherits = external and server.value("quantization") == "modelslim" and not declared
     if inherits and not server.enabled("DISABLE_EAGLE3_QUANT"):
-        text = (
-            "the draft model inherits --quantization modelslim: reading plain weights as quantized "
-            "ones fails or gives garbage"
-        )
+        text = "the draft model inherits modelslim: its plain weights are read as quantized ones"
         remedy = "--speculative-draft-model-quantization unquant"
         yield Match(server.flag("quantization"), text, remedy)
 
 
 @server_rule("draft-tokens", "warning", source=ARGS)
 def draft_tokens(server: Server, case: Case) -> Iterator[Match]:
-    """--speculative-num-draft-tokens is steps + 1 with topk 1.
-    SGLang rewrites the value."""
+    """--speculative-num-draft-tokens is steps + 1 with topk 1."""
     tokens = server.number("speculative_num_draft_tokens")
     steps = server.number("speculative_num_steps")
     chain = server.has("speculative_algorithm") and server.number("speculative_eagle_topk") == 1
     if chain and steps is not None and tokens is not None and tokens != steps + 1:
-        text = (
-            f"--speculative-num-draft-tokens {tokens} becomes {steps + 1}: "
-            f"with topk 1 it is steps ({steps}) + 1"
-        )
+        text = f"{tokens} becomes {steps + 1}: with topk 1 it is steps ({steps}) + 1"
         yield Match(server.flag("speculative_num_draft_tokens"), text, f"write {steps + 1}")
 
 
@@ -117,23 +107,15 @@ def ngram(server: Server, case: Case) -> Iterator[Match]:
 
 @server_rule("adapter-drafts", "warning", source=ARGS)
 def adapter_drafts(server: Server, case: Case) -> Iterator[Match]:
-    """LoRA is used without speculative decoding.
-    SGLang restricts LoRA with speculation."""
+    """LoRA is used without speculative decoding."""
     lora = next((name for name in ("enable_lora", "lora_paths") if server.has(name)), None)
     if lora is not None and server.has("speculative_algorithm"):
-        text = (
-            "LoRA with speculation is restricted: the draft model has no adapter, "
-            "so fewer of its tokens are accepted"
-        )
+        text = "speculation with LoRA accepts fewer tokens: the draft model has no adapter"
         remedy = "measure the accept length with adapters before you rely on it"
         yield Match(server.flag(lora), text, remedy)
 
 
-@server_rule(
-    "graph-covers",
-    "error",
-    source=f"{GUIDE}, --cuda-graph-max-bs; 29 of 30 published configurations",
-)
+@server_rule("graph-covers", "error", source=GRAPHS)
 def graph_covers(server: Server, case: Case) -> Iterator[Match]:
     """Captured graphs cover the largest batch.
     A batch larger than the largest graph runs eagerly, several times slower, just when the load is
@@ -142,10 +124,7 @@ def graph_covers(server: Server, case: Case) -> Iterator[Match]:
     captures = server.decodes and not server.has("disable_cuda_graph")
     if captures and rank is not None and graphs and max(graphs) < rank:
         largest = max(graphs)
-        text = (
-            f"a rank runs up to {rank} requests, but the largest captured batch is {largest}: "
-            "larger ones run without a graph"
-        )
+        text = f"up to {rank} requests per rank, but the largest captured batch is {largest}"
         remedy = f"capture {rank}, or --max-running-requests {largest * server.parallelism.dp}"
         name = "cuda_graph_bs" if len(graphs) > 1 else "cuda_graph_max_bs"
         yield Match(server.flag(name), text, remedy)
@@ -157,18 +136,14 @@ def graph_unused(server: Server, case: Case) -> Iterator[Match]:
     Graphs take memory outside of mem-fraction-static."""
     rank, graphs = server.running_per_rank, server.graphs
     if server.decodes and rank is not None and graphs and max(graphs) > rank:
-        text = (
-            f"batches up to {max(graphs)} are captured, but a rank runs at most {rank}: "
-            "this wastes memory and start-up time"
-        )
+        text = f"batches up to {max(graphs)} are captured, but a rank runs at most {rank}"
         name = "cuda_graph_bs" if server.has("cuda_graph_bs") else "cuda_graph_max_bs"
         yield Match(server.flag(name), text, f"capture up to {rank}")
 
 
 @server_rule("graph-padding", "note", source="implied")
 def graph_padding(server: Server, case: Case) -> Iterator[Match]:
-    """Small batches have small graphs.
-    A batch is padded to the next captured size."""
+    """Small batches have small graphs: a batch is padded to the next captured size."""
     graphs, rank = server.graphs, server.running_per_rank or 0
     listed = isinstance(server.value("cuda_graph_bs"), tuple | list)
     if server.decodes and listed and graphs and min(graphs) > 1 and rank > 1:
@@ -180,8 +155,7 @@ def graph_padding(server: Server, case: Case) -> Iterator[Match]:
 
 @server_rule("graph-on-prefill", "note", source=ARGS, roles=("prefill",))
 def graph_on_prefill(server: Server, case: Case) -> Iterator[Match]:
-    """Prefill roles do not set --cuda-graph-bs.
-    A prefill server turns decode graphs off."""
+    """Prefill roles do not set --cuda-graph-bs: they capture no decode graphs."""
     if server.has("cuda_graph_bs") and not server.has("disable_cuda_graph"):
         text = "--cuda-graph-bs has no effect: a prefill role captures no decode graphs"
         yield Match(server.flag("cuda_graph_bs"), text, "remove it")
