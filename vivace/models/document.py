@@ -41,8 +41,8 @@ THROUGH = """## Architectures through transformers
 
 `--model-impl transformers` runs transformers' own code (`pip install transformers`, 5.4 or later)
 over Vivace's scheduler, pages and sampling; weights go through transformers' own conversion, so
-published files load as they are. It is slower: no native kernels, no captured steps, no int8, one device. Code
-from a model's folder is never run.
+published files load as they are. It is slower: no native kernels, no captured steps, no int8,
+one device. Code from a model's folder is never run.
 
 Before weights are loaded, the model's forward pass is followed without them: which attention with
 which heads, windows, caps and sinks, and which masks. What is not known to be right is refused in
