@@ -79,7 +79,7 @@ def obey(words: list[str]) -> int:
 
 def handlers() -> dict[str, Callable[[list[str]], int]]:
     return {
-        "serve": lambda words: import_module("vivace.launch").main(words),
+        "serve": lambda words: import_module("vivace.launch.serve").main(words),
         "chat": lambda words: import_module("vivace.chat.command").main(words),
         "bench": bench,
         "check": check,

@@ -8,7 +8,7 @@ import pytest
 from bench_records import three_requests
 
 from vivace.bench.checks import check_requests, check_result
-from vivace.bench.figures import figures_of
+from vivace.bench.metrics import figures_of
 from vivace.bench.record import details_of, numbers_of
 from vivace.bench.transport import Record
 

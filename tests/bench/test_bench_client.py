@@ -13,7 +13,8 @@ from scripted_site import served
 
 from vivace.bench.arrivals import arrival_times, arriving
 from vivace.bench.backends import BACKENDS
-from vivace.bench.dialects import (
+from vivace.bench.fake_server import Script
+from vivace.bench.http_backends import (
     Chat,
     Completions,
     Native,
@@ -21,8 +22,7 @@ from vivace.bench.dialects import (
     OpenAIReader,
     RequestSettings,
 )
-from vivace.bench.fake_server import Script
-from vivace.bench.procedure import Load, measure_load, wait_ready
+from vivace.bench.runner import Load, measure_load, wait_ready
 from vivace.bench.transport import EventSplitter, Record, Stopwatch
 from vivace.bench.workload import BenchError, Query
 

@@ -19,7 +19,7 @@ from vivace.bench.datasets.random_tokens import RandomPrompts, repeated
 from vivace.bench.datasets.shared_prefix import SharedPrefix
 from vivace.bench.datasets.sharegpt import whole_items
 from vivace.bench.flags import parse
-from vivace.bench.tokens import PromptMaker, SplitCodec, ordinary_ids
+from vivace.bench.tokenizer import PromptMaker, SplitCodec, ordinary_ids
 from vivace.bench.workload import BenchError, lengths_between
 
 

@@ -9,7 +9,7 @@ from bench_records import three_requests
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vivace.bench.figures import distribution, figures_of, percentile, respread, tpot
+from vivace.bench.metrics import distribution, figures_of, percentile, respread, tpot
 from vivace.bench.transport import Record
 
 close = pytest.approx

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vivace.bench.figures import figures_of
-from vivace.bench.host import CPUReading, cpu_reading, foreign_share
+from vivace.bench.environment import CPUReading, cpu_reading, foreign_share
+from vivace.bench.metrics import figures_of
 from vivace.bench.peers import main
 from vivace.bench.peers.compare import Comparison, Rules, Run, compare
 from vivace.bench.peers.export import (

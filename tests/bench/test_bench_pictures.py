@@ -10,7 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from vivace.bench import progress
-from vivace.bench.figures import percentile
+from vivace.bench.metrics import percentile
 from vivace.bench.plot import panel_pair, throughput_panel
 from vivace.bench.progress import Counter, shown
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from bench_records import three_requests
 
-from vivace.bench.block import Line, Setting, explain, render, rows_of
-from vivace.bench.figures import figures_of
 from vivace.bench.flags import parse
+from vivace.bench.metrics import figures_of
 from vivace.bench.record import append_record, build_record, command_line, default_file
+from vivace.bench.report import Line, Setting, explain, render, rows_of
 
 GOLDEN = Path(__file__).parent / "golden"
 FLAGS = "--backend vivace --dataset-name random --num-prompts 3 --max-concurrency 2 --tag t"

@@ -10,7 +10,7 @@ from checkpoint_files import write_single
 from vivace.checkpoint.source import SourceError, locate
 from vivace.config import parse
 from vivace.config.hub import hub_cache
-from vivace.configure import configure
+from vivace.launch.configure import configure
 from vivace.protocol.control import Capacity
 from vivace.supervisor.summary import summary_of
 

@@ -11,10 +11,10 @@ from checkpoint_files import write_gguf, write_single
 
 from vivace.checkpoint.source import SourceError
 from vivace.config import from_arguments
-from vivace.configure import configure
 from vivace.frontend.sampling_defaults import sampling_defaults
 from vivace.frontend.served import served_model
 from vivace.frontend.validation import build_sampling
+from vivace.launch.configure import configure
 
 
 def request(asked: dict[str, Any], **flags: Any) -> tuple[Any, str]:

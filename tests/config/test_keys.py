@@ -103,7 +103,7 @@ def test_children_do_not_inherit_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 HIDING = """
 import os, sys
 from pathlib import Path
-from vivace.process_list import hide
+from vivace.launch.process_list import hide
 before = Path("/proc/self/cmdline").read_bytes()
 assert b"sesame" in before
 assert hide(["sesame", "geheim"])

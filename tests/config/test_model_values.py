@@ -10,7 +10,7 @@ from config_kit import resolved
 
 from vivace.config import Options
 from vivace.config.checks import CHECKS
-from vivace.config.resolution import Surroundings
+from vivace.config.resolution import ResolveContext
 from vivace.frontend.served import served_model
 from vivace.frontend.validation import build_sampling, check_defaults
 
@@ -18,7 +18,7 @@ from vivace.frontend.validation import build_sampling, check_defaults
 def test_notices_of_the_model_are_shown_at_the_start() -> None:
     config = resolved()
     facts = replace(config.facts, notices=("config.json: eos_token_id has -1",))
-    around = Surroundings(source=config.source, facts=facts, platform=config.platform)
+    around = ResolveContext(source=config.source, facts=facts, platform=config.platform)
     shown = [line for check in CHECKS for line in check(Options(), around)]
     assert "config.json: eos_token_id has -1" in shown
 

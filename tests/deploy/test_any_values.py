@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from vivace.deploy.catalogue.flags import tables
-from vivace.deploy.opening import Opened, Said, case_of
+from vivace.deploy.load_case import Opened, Said, case_of
 from vivace.deploy.render.compose import render_compose
 from vivace.deploy.render.kubernetes import PORT, port_of, render_kubernetes
 from vivace.deploy.render.process import processes_of
@@ -22,9 +22,9 @@ from vivace.deploy.report.machine import as_json
 from vivace.deploy.report.page import page
 from vivace.deploy.rules.judge import judge
 from vivace.deploy.rules.memory import plans
-from vivace.deploy.spec.deployment import Deployment
-from vivace.deploy.spec.errors import DeploymentError
-from vivace.deploy.spec.files import deployment_of
+from vivace.deploy.schema.deployment import Deployment
+from vivace.deploy.schema.errors import DeploymentError
+from vivace.deploy.schema.files import deployment_of
 from vivace.deploy.suggest import suggest
 
 FLAGS = [flag.removeprefix("--") for known in tables().flags for flag in known.flags]

@@ -16,7 +16,7 @@ from vivace.deploy.check import main
 from vivace.deploy.report.page import page
 from vivace.deploy.report.terminal import not_asked
 from vivace.deploy.rules.judge import Verdict, judge
-from vivace.deploy.spec.files import deployment_of, load, written
+from vivace.deploy.schema.files import deployment_of, load, written
 
 SCRIPTS = Path(__file__).parent / "scripts"
 PUBLISHED = SCRIPTS.with_name("published")

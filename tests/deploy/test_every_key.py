@@ -15,11 +15,11 @@ from deployments import case, mixed, separated
 from toy_config import LLAMA
 
 from vivace.deploy.command import rendered
+from vivace.deploy.load_case import Opened
 from vivace.deploy.memory.plan import plan_role
-from vivace.deploy.opening import Opened
 from vivace.deploy.rules.judge import judge
-from vivace.deploy.spec.deployment import Deployment
-from vivace.deploy.spec.files import load
+from vivace.deploy.schema.deployment import Deployment
+from vivace.deploy.schema.files import load
 from vivace.deploy.suggest import suggest
 
 RENDERINGS = ("shell", "systemd", "compose", "kubernetes", "ray")

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vivace.deploy.importing.flags import flags_of, words_of_flags
-from vivace.deploy.importing.isolated import read_isolated
-from vivace.deploy.importing.script import import_command, import_files, import_scripts
+from vivace.deploy.from_script.flags import flags_of, words_of_flags
+from vivace.deploy.from_script.isolated import read_isolated
+from vivace.deploy.from_script.script import import_command, import_files, import_scripts
 from vivace.deploy.render.process import processes_of
 from vivace.deploy.render.shell import render_shell
+from vivace.deploy.schema.deployment import Deployment, Difference, Role
+from vivace.deploy.schema.files import deployment_of, parsed, written
 from vivace.deploy.shell.reader import MOST_BYTES, ScriptError
-from vivace.deploy.spec.deployment import Deployment, Difference, Role
-from vivace.deploy.spec.files import deployment_of, parsed, written
 
 SCRIPTS = Path(__file__).parent / "scripts"
 FAMILIES = (("separated.sh", "measure.sh"), ("one_node.sh",), ("rank_from_scheduler.sh",))

@@ -15,7 +15,7 @@ from deployments import mixed, separated
 
 from vivace.deploy.catalogue.hardware import find_device
 from vivace.deploy.command import main
-from vivace.deploy.importing.script import import_scripts
+from vivace.deploy.from_script.script import import_scripts
 from vivace.deploy.render.compose import render_compose
 from vivace.deploy.render.kubernetes import render_kubernetes
 from vivace.deploy.render.process import processes_of
@@ -23,8 +23,8 @@ from vivace.deploy.render.quoting import quoted
 from vivace.deploy.render.ray import render_ray
 from vivace.deploy.render.shell import render_shell
 from vivace.deploy.render.systemd import render_systemd
-from vivace.deploy.spec.deployment import Deployment
-from vivace.deploy.spec.files import deployment_of, load, written
+from vivace.deploy.schema.deployment import Deployment
+from vivace.deploy.schema.files import deployment_of, load, written
 
 A3 = find_device("atlas-800i-a3")
 MADE = {"mixed": mixed(), "separated": separated()}

@@ -13,7 +13,7 @@ from deployments import LEAVE_OUT, case, found, mixed, separated
 from vivace.deploy.catalogue.flags import FILE, made
 from vivace.deploy.disk import packaged
 from vivace.deploy.document import DOCS, pages
-from vivace.deploy.importing.flags import Remark
+from vivace.deploy.from_script.flags import Remark
 from vivace.deploy.rules.case import Remarked
 from vivace.deploy.rules.judge import RULES, Finding, judge
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from vivace.deploy.spec.deployment import Deployment, Role
-from vivace.deploy.spec.files import DeploymentError, deployment_of, load, parsed, written
-from vivace.deploy.spec.merge import merged
-from vivace.deploy.spec.nodes import nodes_of
-from vivace.deploy.spec.rewrite import rewrite
-from vivace.deploy.spec.schema import schema
+from vivace.deploy.schema.deployment import Deployment, Role
+from vivace.deploy.schema.files import DeploymentError, deployment_of, load, parsed, written
+from vivace.deploy.schema.merge import merged
+from vivace.deploy.schema.nodes import nodes_of
+from vivace.deploy.schema.rewrite import rewrite
+from vivace.deploy.schema.schema import schema
 
 BASE = """
 name: family            # what they have in common

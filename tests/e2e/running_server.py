@@ -38,8 +38,8 @@ def children_of(pid: int) -> dict[str, int]:
     for task in Path(f"/proc/{pid}/task").iterdir():
         for child in (task / "children").read_text().split():
             words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
-            if b"vivace.process" in words:
-                role = words[words.index(b"vivace.process") + 1].decode()
+            if b"vivace.launch.child" in words:
+                role = words[words.index(b"vivace.launch.child") + 1].decode()
                 found[role if role not in found else f"{role} {child}"] = int(child)
     return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from engine_rig import EOS, Rig
 
-from vivace.engine.admission import Admission
+from vivace.engine.new_token_estimate import NewTokenEstimate
 from vivace.engine.settings import EngineSettings
 from vivace.protocol.output import Finish
 
@@ -27,7 +27,7 @@ def running(rig: Rig) -> set[int]:
 
 def test_the_ratio_decays_to_its_floor_and_jumps_after_a_retraction() -> None:
     settings = EngineSettings(conservativeness=0.5, ratio_decay_steps=10)
-    admission = Admission(settings, 1)
+    admission = NewTokenEstimate(settings, 1)
     assert admission.ratio == pytest.approx(0.35)
     for _ in range(5):
         admission.decoded()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from vivace.config.observing import LoggingOptions
+from vivace.config.observability import LoggingOptions
 from vivace.config.serving import MemoryOptions, RuntimeOptions, ScheduleOptions
 from vivace.engine.settings import EngineSettings, settings_of
 from vivace.protocol.control import Capacity

@@ -11,9 +11,9 @@ from engine_rig import EOS, Rig
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vivace.assemble import StageTimes
 from vivace.engine.metrics import Distribution
 from vivace.engine.settings import EngineSettings
+from vivace.launch.engine import StageTimes
 from vivace.protocol.control import Histogram
 
 PREFILL = re.compile(

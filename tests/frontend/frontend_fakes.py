@@ -13,9 +13,9 @@ from tokenizers import Tokenizer as Core
 
 from vivace.frontend.chat_template import own_template
 from vivace.frontend.frontend import Frontend
-from vivace.frontend.piece import Piece
-from vivace.frontend.pieces import byte_alphabet
+from vivace.frontend.request_output import RequestOutput
 from vivace.frontend.served import SeedSource, ServedModel
+from vivace.frontend.token_bytes import byte_alphabet
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.frontend.tokenizer_gguf import tokenizer_of
 from vivace.protocol.control import Capacity, Ready
@@ -104,9 +104,9 @@ class Recorder:
     """A sink that keeps its pieces."""
 
     def __init__(self) -> None:
-        self.pieces: list[Piece] = []
+        self.pieces: list[RequestOutput] = []
 
-    def push(self, piece: Piece) -> None:
+    def push(self, piece: RequestOutput) -> None:
         assert not self.pieces or self.pieces[-1].finish is None, "a piece behind the last one"
         self.pieces.append(piece)
 
@@ -119,7 +119,7 @@ class Recorder:
         return [token for piece in self.pieces for token in piece.tokens]
 
     @property
-    def last(self) -> Piece:
+    def last(self) -> RequestOutput:
         return self.pieces[-1]
 
 

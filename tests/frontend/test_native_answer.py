@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from frontend_fakes import byte_tokenizer
 
-from vivace.frontend.native import NativeAnswer, finish_reason
-from vivace.frontend.piece import Piece, merge
+from vivace.frontend.request_output import RequestOutput, merge
+from vivace.frontend.sglang_output import SGLangOutput, finish_reason
 from vivace.protocol.output import Finish, TokenLogprob
 from vivace.protocol.request import LogprobOptions, Request, SamplingParams
 
@@ -13,13 +13,13 @@ def request(logprobs: LogprobOptions | None = None) -> Request:
     return Request(key=1, rid="r", tokens=[1, 2], sampling=SamplingParams(), logprobs=logprobs)
 
 
-def piece(text: str, **more: object) -> Piece:
+def piece(text: str, **more: object) -> RequestOutput:
     fields = {"tokens": list(text.encode()), "prompt_tokens": 2, "completion_tokens": len(text)}
-    return Piece(text=text, **{**fields, **more})  # type: ignore[arg-type]
+    return RequestOutput(text=text, **{**fields, **more})  # type: ignore[arg-type]
 
 
 def test_cumulative_and_disjoint_events() -> None:
-    whole, news = NativeAnswer(request(), index=3), NativeAnswer(request(), disjoint=True)
+    whole, news = SGLangOutput(request(), index=3), SGLangOutput(request(), disjoint=True)
     for answer, second in ((whole, "ab"), (news, "b")):
         assert answer.event(piece("a"))["text"] == "a"
         last = answer.event(piece("b", completion_tokens=2, finish=Finish("length", length=2)))
@@ -31,7 +31,7 @@ def test_cumulative_and_disjoint_events() -> None:
 
 
 def test_times_come_with_the_end_only() -> None:
-    answer = NativeAnswer(request())
+    answer = SGLangOutput(request())
     assert "e2e_latency" not in answer.event(piece("a", timings={"queue": 1.0}))["meta_info"]
     timings = {"queue": 1.0, "e2e": 2.0, "first": 1.5}
     meta = answer.event(piece("", finish=Finish("stop", matched=7), timings=timings))["meta_info"]
@@ -42,7 +42,7 @@ def test_times_come_with_the_end_only() -> None:
 def test_log_probabilities_in_sglangs_form() -> None:
     entry = TokenLogprob(98, -0.5, top=[(-0.5, 98), (-1.0, 99)], chosen=[(-2.0, 97)])
     first = TokenLogprob(97, None)
-    answer = NativeAnswer(
+    answer = SGLangOutput(
         request(LogprobOptions(start=0, top=2, token_ids=(97,))),
         token_text=byte_tokenizer().token_text,
     )
@@ -52,7 +52,7 @@ def test_log_probabilities_in_sglangs_form() -> None:
     assert meta["input_top_logprobs"] == [None, [(-0.5, 98, "b"), (-1.0, 99, "c")]]
     assert meta["output_token_logprobs"] == [(-0.5, 98, "b")]
     assert meta["output_token_ids_logprobs"] == [[(-2.0, 97, "a")]]
-    plain = NativeAnswer(request(LogprobOptions()))
+    plain = SGLangOutput(request(LogprobOptions()))
     plain.add(piece("b", logprobs=[entry]))
     assert plain.body()["meta_info"]["output_token_logprobs"] == [(-0.5, 98, None)]
     assert "output_top_logprobs" not in plain.body()["meta_info"]
@@ -72,7 +72,7 @@ def test_abort_reasons() -> None:
 
 def test_nothing_to_show_yet() -> None:
     with pytest.raises(ValueError, match="no piece"):
-        NativeAnswer(request()).body()
+        SGLangOutput(request()).body()
 
 
 def test_merged_pieces_lose_nothing() -> None:

@@ -16,13 +16,13 @@ from vivace.checkpoint.hub_cache import find_snapshot, modelscope_folders, split
 from vivace.checkpoint.source import SourceError, locate
 from vivace.cli import main
 from vivace.config import parse
-from vivace.configure import configure
 from vivace.hub import fetch as fetching
 from vivace.hub import huggingface
 from vivace.hub.cached import cached_models, remove
 from vivace.hub.fetch import fetch
 from vivace.hub.huggingface import HuggingFace
 from vivace.hub.listing import HubError, Listing, RepoFile, chosen_files
+from vivace.launch.configure import configure
 
 WEIGHTS = os.urandom(200_000)
 MODEL = {

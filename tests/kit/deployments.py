@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from vivace.deploy.opening import Opened, Said, case_of
+from vivace.deploy.load_case import Opened, Said, case_of
 from vivace.deploy.rules.case import Case, Remarked
 from vivace.deploy.rules.judge import Finding, judge, rule_named
-from vivace.deploy.spec.files import deployment_of
+from vivace.deploy.schema.files import deployment_of
 
 LEAVE_OUT = object()
 """in place of a value: the key is taken away"""

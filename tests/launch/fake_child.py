@@ -20,9 +20,9 @@ from pathlib import Path
 
 from vivace.errors import CANNOT_START
 from vivace.protocol.control import Capacity, Command, Down, Ready, Reply
-from vivace.protocol.pulse import EnginePulse, FrontendPulse, Span
+from vivace.protocol.heartbeat import EngineHeartbeat, FrontendHeartbeat, Span
 from vivace.protocol.shared_memory import attach
-from vivace.supervisor.line import LineClosed, child_end
+from vivace.supervisor.ipc import SocketClosed, child_end
 from vivace.supervisor.messages import Failure, Progress, Serving, Stop, ToChild, Warm, WarmUp
 
 CAPACITY = Capacity(pages=8, page_size=16, rows=4, context=64, vocabulary=100)
@@ -65,7 +65,7 @@ def main() -> None:
         sys.exit(CANNOT_START)
     memory = attach(setup.memory)
     if engine:
-        pulse = EnginePulse(memory.engine)
+        pulse = EngineHeartbeat(memory.engine)
         pulse.begin()
         line.send(Progress("Loading", 0.5))
         if act == "hang":
@@ -82,7 +82,7 @@ def main() -> None:
             pulse.step(1, len(keys), 1.0, [Span(key, 1) for key in keys])
             os.kill(os.getpid(), signal.SIGKILL)
     else:
-        pulse = FrontendPulse(memory.pulse(setup.place))
+        pulse = FrontendHeartbeat(memory.pulse(setup.place))
         pulse.begin()
         if act != "hang":
             threading.Thread(target=beat_for_ever, args=(pulse,), daemon=True).start()
@@ -109,7 +109,7 @@ def main() -> None:
                         line.send(Reply(ticket=message.ticket, ok=True))
                 case Stop():
                     return
-    except LineClosed:
+    except SocketClosed:
         os._exit(1)
 
 
@@ -122,7 +122,7 @@ def told(message: ToChild) -> str:
     return type(message).__name__
 
 
-def beat_for_ever(pulse: FrontendPulse) -> None:
+def beat_for_ever(pulse: FrontendHeartbeat) -> None:
     while True:
         pulse.beat()
         time.sleep(0.02)

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from toy_config import LLAMA
 
-from vivace import launch, process
 from vivace.checkpoint.source import SourceError
 from vivace.checkpoint.weights import CheckpointError
 from vivace.errors import CANNOT_START
+from vivace.launch import child as process
+from vivace.launch import serve as launch
 from vivace.offline.build import configured
 from vivace.supervisor import supervisor
 from vivace.supervisor.messages import Failure

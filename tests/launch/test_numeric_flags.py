@@ -19,16 +19,16 @@ import torch
 from served_toy import free_port
 from toy_config import LLAMA
 
-from vivace.assemble import build_runner
 from vivace.config import Config, from_arguments
 from vivace.config.config import all_options
 from vivace.config.option import Kind, Option
-from vivace.configure import configure
-from vivace.engine.admission import Admission
+from vivace.engine.new_token_estimate import NewTokenEstimate
 from vivace.engine.settings import EngineSettings
 from vivace.engine.settings import settings_of as engine_settings
 from vivace.errors import CannotStart
-from vivace.launch import Descriptors, plan_of
+from vivace.launch.configure import configure
+from vivace.launch.engine import build_runner
+from vivace.launch.serve import Descriptors, plan_of
 from vivace.platforms.cpu import facts as cpu
 from vivace.platforms.cpu.facts import kernels_built
 from vivace.protocol.control import Capacity
@@ -87,7 +87,9 @@ class Started:
 
     def conservativeness(self) -> float:
         """Of the ratio that admission begins with."""
-        return Admission(self.engine, self.capacity.page_size).ratio / self.engine.initial_ratio
+        return (
+            NewTokenEstimate(self.engine, self.capacity.page_size).ratio / self.engine.initial_ratio
+        )
 
 
 def started(asked: dict[str, Any], model: Path) -> Started:

@@ -17,21 +17,21 @@ from hypothesis import strategies as st
 from vivace.engine.step_times import FACTOR, UNKNOWN, StepTimes, work_of
 from vivace.protocol.channel import ToEngine
 from vivace.protocol.control import Capacity
-from vivace.protocol.pulse import (
+from vivace.protocol.heartbeat import (
     MOST_SPANS,
     PATIENCE,
     RESTING,
     SECOND,
     STEPPING,
+    EngineHeartbeat,
     EngineProgress,
-    EnginePulse,
-    FrontendPulse,
+    FrontendHeartbeat,
     Span,
 )
 from vivace.protocol.request import SamplingParams
 from vivace.protocol.shared_memory import SharedMemory, attach, new_descriptor, reserve, size_for
 from vivace.protocol.step import Join, StepPlan, StepResult
-from vivace.supervisor.pulse import PulsedMailbox, PulsedRunner
+from vivace.supervisor.heartbeat import HeartbeatMailbox, HeartbeatRunner
 
 CAPACITY = Capacity(pages=8, page_size=16, rows=4, context=64, vocabulary=100)
 HOUR = 3600 * SECOND
@@ -76,9 +76,9 @@ def test_a_foreign_descriptor_is_refused() -> None:
 
 OTHER = """
 import os, signal, sys
-from vivace.protocol.pulse import EnginePulse, Span
+from vivace.protocol.heartbeat import EngineHeartbeat, Span
 from vivace.protocol.shared_memory import attach
-pulse = EnginePulse(attach(int(sys.argv[1])).engine)
+pulse = EngineHeartbeat(attach(int(sys.argv[1])).engine)
 pulse.begin()
 pulse.step(7, 3, 0.5, [Span(11, 5), Span(12, 7)])
 os.kill(os.getpid(), signal.SIGKILL)
@@ -92,15 +92,15 @@ def test_what_a_killed_engine_was_at_can_be_read(memory: SharedMemory) -> None:
         timeout=60,
     )
     assert done.returncode == -signal.SIGKILL
-    pulse = EnginePulse(memory.engine)
+    pulse = EngineHeartbeat(memory.engine)
     assert pulse.fatal_spans() == (7, [Span(11, 5), Span(12, 7)])
     assert pulse.look().kind == STEPPING and pulse.look().tokens == 3
-    EnginePulse(memory.engine).begin()
+    EngineHeartbeat(memory.engine).begin()
     assert pulse.fatal_spans()[1] == []
 
 
 def test_only_a_step_has_spans(memory: SharedMemory) -> None:
-    pulse = EnginePulse(memory.engine)
+    pulse = EngineHeartbeat(memory.engine)
     pulse.begin()
     pulse.step(1, 9, 1.0, (Span(key, 1) for key in range(MOST_SPANS + 50)))
     assert len(pulse.fatal_spans()[1]) == MOST_SPANS
@@ -113,11 +113,11 @@ def test_only_a_step_has_spans(memory: SharedMemory) -> None:
 
 
 def since(memory: SharedMemory) -> int:
-    return EnginePulse(memory.engine).look().since
+    return EngineHeartbeat(memory.engine).look().since
 
 
 def test_a_step_may_take_what_it_was_allowed(memory: SharedMemory) -> None:
-    pulse, progress = EnginePulse(memory.engine), EngineProgress(memory)
+    pulse, progress = EngineHeartbeat(memory.engine), EngineProgress(memory)
     pulse.begin()
     assert progress.stall(since(memory) + HOUR) == "", "it rests"
     pulse.step(1, 1024, 90.0, [])
@@ -130,11 +130,11 @@ def test_a_step_may_take_what_it_was_allowed(memory: SharedMemory) -> None:
 
 
 def test_an_engine_that_does_not_read_its_messages_is_stalled(memory: SharedMemory) -> None:
-    pulse, progress = EnginePulse(memory.engine), EngineProgress(memory)
-    FrontendPulse(memory.pulse(1)).begin()
+    pulse, progress = EngineHeartbeat(memory.engine), EngineProgress(memory)
+    FrontendHeartbeat(memory.pulse(1)).begin()
     pulse.begin()
-    FrontendPulse(memory.pulse(1)).sent()
-    sent = FrontendPulse(memory.pulse(1)).last_sent
+    FrontendHeartbeat(memory.pulse(1)).sent()
+    sent = FrontendHeartbeat(memory.pulse(1)).last_sent
     assert progress.stall(sent + int((PATIENCE - 0.1) * SECOND)) == ""
     assert progress.stall(sent + 3 * SECOND)
     assert progress.activity().kind != RESTING, "so the watchdog counts this time"
@@ -157,10 +157,10 @@ class Mailbox:
 
 
 def test_the_mailbox_tells_rest_from_work(memory: SharedMemory) -> None:
-    writer, reader = EnginePulse(memory.engine), EnginePulse(memory.engine)
+    writer, reader = EngineHeartbeat(memory.engine), EngineHeartbeat(memory.engine)
     writer.begin()
     seen: list[tuple[int, int]] = []
-    mailbox = PulsedMailbox(
+    mailbox = HeartbeatMailbox(
         Mailbox(lambda: seen.append((reader.look().kind, reader.look().beats))), writer
     )
     mailbox.receive(0)
@@ -187,7 +187,7 @@ class Steps:
     capacity = CAPACITY
 
     def __init__(self, memory: SharedMemory) -> None:
-        self.pulse = EnginePulse(memory.engine)
+        self.pulse = EngineHeartbeat(memory.engine)
         self.seen: list[tuple[int, list[int], int]] = []
 
     def run(self, plan: StepPlan) -> StepResult:
@@ -200,7 +200,7 @@ class Steps:
 
 def test_every_step_shows_who_is_in_it(memory: SharedMemory) -> None:
     steps = Steps(memory)
-    runner = PulsedRunner(steps, EnginePulse(memory.engine))
+    runner = HeartbeatRunner(steps, EngineHeartbeat(memory.engine))
     runner.run(StepPlan(number=0, rows=[0, 2], counts=[3, 3], joins=[join(0, 70), join(2, 72)]))
     runner.run(StepPlan(number=1, rows=[0, 2], counts=[1, 1]))
     runner.run(StepPlan(number=2, rows=[0, 2], counts=[1, 1]))
@@ -220,7 +220,7 @@ def test_every_step_shows_who_is_in_it(memory: SharedMemory) -> None:
 
 def test_a_step_that_raises_stays_the_one_to_blame(memory: SharedMemory) -> None:
     steps = Steps(memory)
-    runner = PulsedRunner(steps, EnginePulse(memory.engine))
+    runner = HeartbeatRunner(steps, EngineHeartbeat(memory.engine))
 
     def fail(plan: StepPlan) -> StepResult:
         raise RuntimeError("no such device any more")

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from terminal import ProcessOnTerminal, Terminal
 
-from vivace.launch import READY_LINE
+from vivace.launch.serve import READY_LINE
 from vivace.supervisor.output import LONGEST_LINE, ChildOutput
 from vivace.supervisor.screen import TerminalScreen, is_terminal, screen_of
 

@@ -27,13 +27,13 @@ from vivace.config import Config, parse
 from vivace.config.reading import size_text
 from vivace.doctor.port import shortened
 from vivace.errors import CannotStart
-from vivace.launch import configure
+from vivace.launch.serve import configure
 from vivace.protocol.control import Capacity, Command, Drain, Ready, Rewrite
-from vivace.protocol.pulse import Span
+from vivace.protocol.heartbeat import Span
 from vivace.supervisor.budget import Backoff, Charges, CrashBudget, Verdict
 from vivace.supervisor.child import Child, describe_exit, process_command, spawn
 from vivace.supervisor.faults import FaultyRunner, InjectedDeath, frontend_countdown, with_fault
-from vivace.supervisor.line import LineClosed, child_end, supervisor_end
+from vivace.supervisor.ipc import SocketClosed, child_end, supervisor_end
 from vivace.supervisor.listen import PortInUse, bind, url_of
 from vivace.supervisor.messages import Failure, Progress, Serving, Setup, Stop
 from vivace.supervisor.screen import PlainScreen
@@ -211,7 +211,7 @@ def test_line_carries_messages_of_any_size_both_ways() -> None:
     theirs.send(Ready(epoch=2, capacity=CAPACITY))
     theirs.close()
     assert ours.receive() == [Progress("Loading", 0.5), Ready(epoch=2, capacity=CAPACITY)]
-    with pytest.raises(LineClosed):
+    with pytest.raises(SocketClosed):
         ours.receive()
     ours.send(Command(ticket=1, body=Drain(timeout=1.0)))  # to nobody: no error
     ours.close()
@@ -220,7 +220,7 @@ def test_line_carries_messages_of_any_size_both_ways() -> None:
 def test_a_line_ends_a_waiting_child() -> None:
     ours, theirs = pair()
     ours.close()
-    with pytest.raises(LineClosed):
+    with pytest.raises(SocketClosed):
         theirs.wait()
 
 
@@ -368,7 +368,7 @@ def test_verbose_summary_tells_every_decision() -> None:
 def test_slow_operations_are_told_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
     made = config()
     without = replace(made.platform, features=())
-    monkeypatch.setattr("vivace.configure.detect", lambda _: without, raising=False)
+    monkeypatch.setattr("vivace.launch.configure.detect", lambda _: without, raising=False)
     monkeypatch.setattr("vivace.platforms.platform.detect", lambda _: without)
     assert any("changed" in line and "torch is slower" in line for line in lines_of())
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from terminal import ProcessOnTerminal
 
 from vivace.config import parse
-from vivace.configure import configure
+from vivace.launch.configure import configure
 from vivace.protocol.control import Capacity
 from vivace.supervisor.summary import plain_lines, styled_lines, summary_of
 from vivace.wrapping import columns_of, console_of, filled, wrapped, wrapped_text

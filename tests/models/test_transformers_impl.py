@@ -13,9 +13,9 @@ from paged_model import PagedModel, load, load_traced, traced
 from toy_models import make, reference, tokens
 
 import vivace.ask_transformers as asking
-from vivace import launch
 from vivace.checkpoint.source import SourceError, locate
 from vivace.checkpoint.weights import CheckpointError
+from vivace.launch import serve as launch
 from vivace.models.transformers_facts import TraceRequest
 from vivace.models.transformers_trace import Refused, class_of, window_of
 from vivace.models.tried import tried

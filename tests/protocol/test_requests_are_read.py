@@ -12,7 +12,7 @@ import vivace
 from vivace.protocol.request import LogprobOptions, Request, SamplingParams
 
 ROOT = Path(vivace.__file__).parent
-READERS = ("engine", "worker", "sampling", "frontend/live.py", "frontend/native.py")
+READERS = ("engine", "worker", "sampling", "frontend/request_state.py", "frontend/sglang_output.py")
 
 
 def read_names() -> set[str]:

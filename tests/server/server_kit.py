@@ -18,8 +18,8 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 
 from vivace.frontend.chat_template import ChatTemplate, TemplateSet
 from vivace.frontend.frontend import Frontend
-from vivace.frontend.pieces import byte_alphabet
 from vivace.frontend.served import ServedModel
+from vivace.frontend.token_bytes import byte_alphabet
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.protocol.control import (
     Capacity,
@@ -34,8 +34,8 @@ from vivace.protocol.control import (
 from vivace.protocol.output import Delta, Deltas, Finish, PromptLogprobs, TokenLogprob
 from vivace.protocol.request import Cancel, Request
 from vivace.server.app import make_app
+from vivace.server.connection import start_site
 from vivace.server.settings import ServerSettings
-from vivace.server.site import start_site
 
 EOS = 256
 BOS = 257

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from server_kit import Running, ask, running_server
 
 from vivace.server.auth import Access, Keys
-from vivace.server.errors import Refusal
+from vivace.server.errors import HTTPError
 from vivace.server.routes import ROUTES, Route, check_routes
 from vivace.server.settings import ServerSettings
 
@@ -104,7 +104,7 @@ def test_a_client_is_the_place_of_its_key(
     opening[Access.ADMIN] = admins or opening[Access.USER]
     for access, wanted in opening.items():
         if wanted and given_key not in wanted:
-            with pytest.raises(Refusal):
+            with pytest.raises(HTTPError):
                 keys.check(request, access)
             continue
         client = keys.check(request, access)

@@ -19,7 +19,7 @@ from vivace.frontend.errors import BadRequest
 from vivace.server import limits, reader, structure
 from vivace.server.body import Body
 from vivace.server.body_budget import UNCOUNTED, BodyBudget
-from vivace.server.errors import Refusal
+from vivace.server.errors import HTTPError
 from vivace.server.openai.schema import ChatRequest, CompletionRequest
 from vivace.server.pace import whole
 from vivace.server.reader import Reader
@@ -320,7 +320,7 @@ def test_bodies_share_a_budget_and_give_it_back() -> None:
     first.take(UNCOUNTED)
     first.take(900 << 10)
     second.take(UNCOUNTED)  # small bodies never wait for room
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(HTTPError) as refused:
         second.take(200 << 10)
     assert refused.value.status == 503 and refused.value.retry_after
     second.release()

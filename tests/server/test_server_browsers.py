@@ -16,7 +16,7 @@ from test_server_access import BODIES
 
 from vivace.server.auth import Access
 from vivace.server.browsers import Effect, same_origin
-from vivace.server.errors import Refusal, error_response
+from vivace.server.errors import HTTPError, error_response
 from vivace.server.routes import ROUTES, Route
 from vivace.server.settings import ServerSettings
 
@@ -325,7 +325,7 @@ def test_no_bytes_of_a_header_are_a_fault_of_the_server(
 
 @pytest.mark.parametrize("text", ["\udcff\udcfe", "\ud800", "é", "\0", "x" * 10**6])
 def test_every_message_makes_an_answer(text: str) -> None:
-    response = error_response(Refusal(400, text, param=text))
+    response = error_response(HTTPError(400, text, param=text))
     assert isinstance(response.body, bytes)
     assert len(json.loads(response.body)["message"]) <= 2 * 4200
 
@@ -336,7 +336,7 @@ def test_what_goes_wrong_while_an_error_is_answered_is_logged(
     def broken(*_: Any) -> Any:
         raise RuntimeError("out of order")
 
-    monkeypatch.setattr("vivace.server.dispatch.http_refusal", broken)
+    monkeypatch.setattr("vivace.server.middleware.http_refusal", broken)
     assert send(server, "GET", "/nothing/here", {}).status == 500
     assert "out of order" in caplog.text
 

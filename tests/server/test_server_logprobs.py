@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from msgspec import Raw
 from server_kit import ScriptedEngine, Wire, ask, events, running_server, unchunk
 
-from vivace.frontend.native import NativeAnswer
-from vivace.frontend.piece import Piece
+from vivace.frontend.request_output import RequestOutput
+from vivace.frontend.sglang_output import SGLangOutput
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.protocol.output import Finish, TokenLogprob
 from vivace.protocol.request import LogprobOptions, Request, SamplingParams
 from vivace.server.encoding import ROWS
 from vivace.server.native import finished, list_of
-from vivace.server.native_events import NativeEvents
+from vivace.server.native_events import GenerateEvents
 from vivace.server.openai.logprobs import (
     chat_logprobs,
     completion_logprobs,
@@ -69,7 +69,7 @@ def sliced(work: Work[Any], tokenizer: CountingTokenizer) -> tuple[Any, int]:
 def native(tokenizer: CountingTokenizer) -> tuple[Work[Any], Callable[[], Any]]:
     options = LogprobOptions(start=0, top=TOP)
     request = Request(key=1, rid="r", tokens=[1], sampling=SamplingParams(), logprobs=options)
-    piece = Piece(
+    piece = RequestOutput(
         text="x",
         tokens=[1],
         prompt_logprobs=ENTRIES,
@@ -77,8 +77,8 @@ def native(tokenizer: CountingTokenizer) -> tuple[Work[Any], Callable[[], Any]]:
         finish=Finish("length", length=1),
     )
 
-    def answer() -> NativeAnswer:
-        return NativeAnswer(request, token_text=tokenizer.token_text, wall=lambda: 0.0)
+    def answer() -> SGLangOutput:
+        return SGLangOutput(request, token_text=tokenizer.token_text, wall=lambda: 0.0)
 
     def whole() -> list[Any]:
         plain = answer()
@@ -147,7 +147,7 @@ def completion_of_none() -> tuple[Work[Any], CountingTokenizer]:
 def test_more_than_an_answer_may_hold_is_refused_before_it_is_made(
     path: str, asked: dict[str, Any], field: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vivace.server.jobs.LOGPROBS", 500)
+    monkeypatch.setattr("vivace.server.collect.LOGPROBS", 500)
     engine = ScriptedEngine()
     lengths = {"max_tokens": 40} if "/v1/" in path else {"sampling_params": {"max_new_tokens": 12}}
     for more in ({}, {"stream": True}):
@@ -164,22 +164,26 @@ def test_more_than_an_answer_may_hold_is_refused_before_it_is_made(
 PROMPT = LogprobOptions(start=0, top=TOP)
 
 
-def pieces_of(prompt: int, drawn: int) -> list[Piece]:
+def pieces_of(prompt: int, drawn: int) -> list[RequestOutput]:
     """A first piece with the prompt's log-probabilities, then one per token, then the end."""
-    first = Piece(text="", tokens=[], prompt_logprobs=ENTRIES[:prompt])
+    first = RequestOutput(text="", tokens=[], prompt_logprobs=ENTRIES[:prompt])
     middle = [
-        Piece(text=f"{n}", tokens=[n], completion_tokens=n + 1, logprobs=[ENTRIES[n]])
+        RequestOutput(text=f"{n}", tokens=[n], completion_tokens=n + 1, logprobs=[ENTRIES[n]])
         for n in range(drawn)
     ]
-    return [first, *middle, Piece(text="", tokens=[], finish=Finish("length", length=drawn))]
+    return [
+        first,
+        *middle,
+        RequestOutput(text="", tokens=[], finish=Finish("length", length=drawn)),
+    ]
 
 
-def native_events(tokenizer: CountingTokenizer, *, disjoint: bool) -> NativeEvents:
+def native_events(tokenizer: CountingTokenizer, *, disjoint: bool) -> GenerateEvents:
     request = Request(key=1, rid="r", tokens=[1, 2], sampling=SamplingParams(), logprobs=PROMPT)
-    answer = NativeAnswer(
+    answer = SGLangOutput(
         request, token_text=tokenizer.token_text, disjoint=disjoint, wall=lambda: 0.0
     )
-    return NativeEvents(request, answer, disjoint=disjoint, prompt_ids=True)
+    return GenerateEvents(request, answer, disjoint=disjoint, prompt_ids=True)
 
 
 @pytest.mark.parametrize("disjoint", [False, True])
@@ -213,7 +217,7 @@ def test_what_was_shown_is_neither_made_nor_copied_again() -> None:
         assert kept <= {id(part) for part in parts}
 
 
-async def streamed(pieces: list[Piece], turns: list[bool]) -> tuple[list[Any], int]:
+async def streamed(pieces: list[RequestOutput], turns: list[bool]) -> tuple[list[Any], int]:
     """(the events of a stream that gets pieces while a long one is on its way, slices of it)."""
     stream = EventStream(StreamLimits(1 << 30, 1 << 20, 30.0), pace=Pace(0.0))
     wire = Wire()

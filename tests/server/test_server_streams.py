@@ -24,17 +24,17 @@ from server_kit import (
 )
 
 from vivace.frontend.frontend import Frontend
-from vivace.frontend.native import NativeAnswer
-from vivace.frontend.piece import Piece
+from vivace.frontend.request_output import RequestOutput
 from vivace.frontend.served import ServedModel
+from vivace.frontend.sglang_output import SGLangOutput
 from vivace.protocol.control import Capacity, Ready
 from vivace.protocol.output import Delta, Finish, TokenLogprob
 from vivace.protocol.request import Request, SamplingParams
-from vivace.server.native_events import NativeEvents
+from vivace.server.native_events import GenerateEvents
 from vivace.server.openai.chunks import ChatChunks, CompletionChunks, Shape
 from vivace.server.openai.usage import Tally
 from vivace.server.settings import ServerSettings
-from vivace.server.sse import EventStream, Outlet, StreamLimits
+from vivace.server.sse import EventStream, StreamLimits, StreamSink
 
 TOKENIZER = make_tokenizer()
 TEXTS = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=20), max_size=12)
@@ -52,10 +52,10 @@ def shape(**options: Any) -> Shape:
     )
 
 
-def pieces_of(texts: list[str]) -> list[Piece]:
+def pieces_of(texts: list[str]) -> list[RequestOutput]:
     """One piece per text; the last one ends the sequence."""
     found = [
-        Piece(
+        RequestOutput(
             text=text,
             tokens=[number % 256],
             prompt_tokens=2,
@@ -65,11 +65,11 @@ def pieces_of(texts: list[str]) -> list[Piece]:
         for number, text in enumerate(texts)
     ]
     end = Finish(type="stop", matched='"\n')
-    return [*found, Piece(text="", tokens=[], finish=end, completion_tokens=len(texts))]
+    return [*found, RequestOutput(text="", tokens=[], finish=end, completion_tokens=len(texts))]
 
 
 async def written(
-    encode: Any, pieces: list[Piece], pressure: list[bool], epilogue: Any = bytes
+    encode: Any, pieces: list[RequestOutput], pressure: list[bool], epilogue: Any = bytes
 ) -> list[str]:
     """Push pieces through a stream whose transport is congested where `pressure` says so."""
     stream = EventStream(StreamLimits(100, 1 << 20, 30.0), epilogue)
@@ -154,10 +154,10 @@ def test_native_events_say_what_whole_answers_say(
     rid = rid.encode("utf-8", "replace").decode() + "%d%s"
     request = Request(key=1, rid=rid, tokens=[5, 6], sampling=SamplingParams(), stream=True)
 
-    def answer() -> NativeAnswer:
-        return NativeAnswer(request, index=index, disjoint=disjoint)
+    def answer() -> SGLangOutput:
+        return SGLangOutput(request, index=index, disjoint=disjoint)
 
-    quick = NativeEvents(request, answer(), disjoint=disjoint, prompt_ids=prompt_ids)
+    quick = GenerateEvents(request, answer(), disjoint=disjoint, prompt_ids=prompt_ids)
     slow = answer()
     for number, piece in enumerate(pieces_of(texts)):
         piece = msgspec.structs.replace(piece, retractions=number // 3, cached_tokens=number)
@@ -333,14 +333,14 @@ def events_after(text: str) -> list[str]:
 
 
 def test_a_bug_in_an_encoder_ends_one_stream_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = NativeAnswer.extend
+    original = SGLangOutput.extend
 
-    def extend(self: NativeAnswer, text: str, tokens: list[int]) -> None:
+    def extend(self: SGLangOutput, text: str, tokens: list[int]) -> None:
         if self._request.rid == "bad" and len(self._tokens) == 4:
             raise RuntimeError("boom")
         original(self, text, tokens)
 
-    monkeypatch.setattr(NativeAnswer, "extend", extend)
+    monkeypatch.setattr(SGLangOutput, "extend", extend)
     engine = ScriptedEngine(pause=0.002)
     with running_server(engine=engine) as server:
 
@@ -383,7 +383,7 @@ def test_the_first_event_is_not_delayed_by_the_rest() -> None:
 class PiecesOnly:
     """The same outlet as a sink that wants every piece."""
 
-    def __init__(self, outlet: Outlet) -> None:
+    def __init__(self, outlet: StreamSink) -> None:
         self.push = outlet.push
 
 
@@ -393,8 +393,8 @@ def encoder_of(kind: str, request: Request) -> Any:
     if kind == "completion":
         return CompletionChunks(shape(), 0)
     disjoint = kind == "native news"
-    answer = NativeAnswer(request, disjoint=disjoint, wall=lambda: 0.0)
-    return NativeEvents(request, answer, disjoint=disjoint, prompt_ids=False)
+    answer = SGLangOutput(request, disjoint=disjoint, wall=lambda: 0.0)
+    return GenerateEvents(request, answer, disjoint=disjoint, prompt_ids=False)
 
 
 async def fed(kind: str, deltas: list[Delta], *, offers: bool) -> tuple[bytes, int]:

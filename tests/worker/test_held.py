@@ -9,7 +9,7 @@ from torch import nn
 
 from vivace.layers.module import Module
 from vivace.platforms.ops.stored import Int8Rows
-from vivace.worker.held import held_bytes
+from vivace.worker.tensor_memory import held_bytes
 
 
 @dataclass(frozen=True)

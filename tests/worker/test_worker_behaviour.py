@@ -12,7 +12,7 @@ from toy_model import CONTEXT, VOCABULARY, Driver, toy_worker
 from vivace.protocol.request import LogprobOptions
 from vivace.protocol.step import Copy, Join, StepPlan
 from vivace.sampling.sampler import BAD_NUMBERS
-from vivace.worker.slots import PlanError
+from vivace.worker.rows import PlanError
 
 pytestmark = pytest.mark.usefixtures("operations")
 PROMPT = [5, 9, 2, 44, 60, 3, 17, 80, 1, 33, 21]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from vivace.bench.figures import token_times
+from vivace.bench.metrics import token_times
 from vivace.bench.transport import Record
 
 BAR = 40

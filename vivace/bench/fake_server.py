@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from vivace.bench.tokens import SplitCodec
+from vivace.bench.tokenizer import SplitCodec
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from vivace.bench import backends, datasets
-from vivace.bench.figures import GOODPUT_KEYS
+from vivace.bench.metrics import GOODPUT_KEYS
 from vivace.config.process_environment import KEY_VARIABLES
 
 FLUSH_TIMEOUT = 60.0

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vivace.bench.host import host_facts, usable_cores
+from vivace.bench.environment import host_facts, usable_cores
 
 if TYPE_CHECKING:
     from vivace.models.facts import ModelFacts

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from vivace.bench import datasets
+from vivace.bench.environment import host_facts, instructions_of
 from vivace.bench.flags import REFUSED, Refused, add_dataset_flags, check_dataset, json_object
-from vivace.bench.host import host_facts, instructions_of
 from vivace.bench.record import append_record
 from vivace.bench.server_flags import engine_arguments, split_flags
-from vivace.bench.tokens import LocalCodec, TokenCodec
+from vivace.bench.tokenizer import LocalCodec, TokenCodec
 from vivace.bench.workload import BenchError, Query
 from vivace.errors import CANNOT_START, CannotStart
 

@@ -16,7 +16,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Protocol
 
-from vivace.bench.host import host_facts
+from vivace.bench.environment import host_facts
 from vivace.bench.record import append_record
 from vivace.bench.server_flags import resolved_config, split_flags
 from vivace.bench.workload import BenchError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from vivace.bench.figures import MS, percentile, token_times
+from vivace.bench.metrics import MS, percentile, token_times
 from vivace.bench.transport import Record
 
 Points = Sequence[tuple[float, float]]

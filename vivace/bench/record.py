@@ -14,8 +14,8 @@ import msgspec
 
 import vivace
 from vivace.bench.checks import Check, check_requests, check_result
-from vivace.bench.figures import CacheReport, Distribution, Figures
-from vivace.bench.host import host_facts, instructions_of
+from vivace.bench.environment import host_facts, instructions_of
+from vivace.bench.metrics import CacheReport, Distribution, Figures
 from vivace.bench.transport import Record
 
 SECRET_WORDS = ("api_key", "password", "secret", "token_key", "ssl_keyfile_password")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def resolved_config(words: Sequence[str], program: str) -> Config:
     """The configuration a server with these flags would have. ConfigError, SourceError."""
     from vivace.config import parse
-    from vivace.launch import configure
+    from vivace.launch.serve import configure
 
     return configure(parse(words, process_environment(), program=program))
 

@@ -12,14 +12,14 @@ from typing import Any
 
 from vivace.bench import datasets
 from vivace.bench.backends import BACKENDS
-from vivace.bench.block import Setting, explain, render
-from vivace.bench.dialects import RequestSettings
-from vivace.bench.figures import Figures, figures_of, respread
 from vivace.bench.flags import parse
+from vivace.bench.http_backends import RequestSettings
 from vivace.bench.http_json import Unauthorized, ask, ask_or_none
-from vivace.bench.procedure import Load, Outcome, measure_load, wait_ready, with_loop
+from vivace.bench.metrics import Figures, figures_of, respread
 from vivace.bench.record import append_record, build_record, default_file, number
-from vivace.bench.tokens import TokenCodec, choose_codec
+from vivace.bench.report import Setting, explain, render
+from vivace.bench.runner import Load, Outcome, measure_load, wait_ready, with_loop
+from vivace.bench.tokenizer import TokenCodec, choose_codec
 from vivace.bench.workload import BenchError, Query
 from vivace.config.process_environment import client_key
 from vivace.errors import CANNOT_START, CannotStart

@@ -7,7 +7,7 @@ import json
 import statistics
 from typing import Any
 
-from vivace.bench.host import host_facts
+from vivace.bench.environment import host_facts
 
 GOAL_MICROSECONDS = 15.0
 APIS = ("chat", "completions", "native")
@@ -15,7 +15,7 @@ APIS = ("chat", "completions", "native")
 
 def main(argv: list[str]) -> int:
     args = parse(argv)
-    from vivace.server.sse_bench import measure
+    from vivace.bench.sse_server import measure
 
     apis = APIS if args.api == "all" else (args.api,)
     figures = {}

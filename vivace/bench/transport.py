@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import aiohttp
 import msgspec
 
-from vivace.bench.dialects import Dialect, Reader, RequestSettings
+from vivace.bench.http_backends import Dialect, Reader, RequestSettings
 from vivace.bench.workload import Query
 
 TIMEOUT_SECONDS = 6 * 60 * 60

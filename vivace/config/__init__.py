@@ -10,18 +10,18 @@ if TYPE_CHECKING:
     from vivace.config.config import Config, ConfigError, Options, Rewrite
     from vivace.config.parsing import from_arguments, parse
     from vivace.config.resolution import resolve
-    from vivace.config.wire import decode, encode, public
+    from vivace.config.serialize import decode, encode, public
 
 HOMES = {
     "Config": "config",
     "ConfigError": "errors",
     "Options": "config",
     "Rewrite": "config",
-    "decode": "wire",
-    "encode": "wire",
+    "decode": "serialize",
+    "encode": "serialize",
     "from_arguments": "parsing",
     "parse": "parsing",
-    "public": "wire",
+    "public": "serialize",
     "resolve": "resolution",
 }
 """name -> the module that has it"""

@@ -16,7 +16,7 @@ from vivace.config.sglang import RETIRED_SPELLING
 from vivace.platforms.blocks import KEPT, PLAIN
 
 if TYPE_CHECKING:
-    from vivace.config.resolution import Surroundings
+    from vivace.config.resolution import ResolveContext
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 INT8 = ("w8a8_int8", "w8a16")
@@ -70,7 +70,7 @@ DEFAULT_PORTS = {"http": "80", "https": "443"}
 LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 
 
-def availability(options: Options, around: Surroundings) -> list[str]:
+def availability(options: Options, around: ResolveContext) -> list[str]:
     """Stops at an option that is not available here; tells which have no effect."""
     notices: list[str] = []
     for option in all_options():
@@ -97,11 +97,11 @@ def typed_as(options: Options, option: Option) -> str:
     return ""
 
 
-def of_the_model(options: Options, around: Surroundings) -> list[str]:
+def of_the_model(options: Options, around: ResolveContext) -> list[str]:
     return list(around.facts.notices)
 
 
-def ranges(options: Options, around: Surroundings) -> list[str]:
+def ranges(options: Options, around: ResolveContext) -> list[str]:
     for option in all_options():
         value = value_of(options, option)
         if option.name not in RANGES or value is None:
@@ -120,7 +120,7 @@ def ranges(options: Options, around: Surroundings) -> list[str]:
     return []
 
 
-def names(options: Options, around: Surroundings) -> list[str]:
+def names(options: Options, around: ResolveContext) -> list[str]:
     name = options.model.served_model_name
     if name is not None and (":" in name or not name):
         raise ConfigError(
@@ -140,7 +140,7 @@ def names(options: Options, around: Surroundings) -> list[str]:
     return []
 
 
-def context_length(options: Options, around: Surroundings) -> list[str]:
+def context_length(options: Options, around: ResolveContext) -> list[str]:
     asked, limit = options.model.context_length, around.facts.context
     if asked is None or asked <= limit:
         return []
@@ -152,7 +152,7 @@ def context_length(options: Options, around: Surroundings) -> list[str]:
     return [f"--context-length {asked} is above the model's {limit}: answers may degrade"]
 
 
-def chunk_and_page(options: Options, around: Surroundings) -> list[str]:
+def chunk_and_page(options: Options, around: ResolveContext) -> list[str]:
     chunk, page = options.schedule.chunked_prefill_size, options.memory.page_size
     page = page or around.platform.page_sizes[0]
     if chunk is not None and chunk > 0 and chunk % page and options.memory.page_size is not None:
@@ -163,7 +163,7 @@ def chunk_and_page(options: Options, around: Surroundings) -> list[str]:
     return []
 
 
-def priorities(options: Options, around: Surroundings) -> list[str]:
+def priorities(options: Options, around: ResolveContext) -> list[str]:
     schedule = options.schedule
     if schedule.enable_priority_scheduling and schedule.schedule_policy not in (
         "fcfs",
@@ -177,7 +177,7 @@ def priorities(options: Options, around: Surroundings) -> list[str]:
     return []
 
 
-def exposure(options: Options, around: Surroundings) -> list[str]:
+def exposure(options: Options, around: ResolveContext) -> list[str]:
     """A server that others can reach needs a key, or somebody who says that it needs none."""
     http = options.http
     if loopback(http.host) or http.keys:
@@ -190,7 +190,7 @@ def exposure(options: Options, around: Surroundings) -> list[str]:
     return [f"--insecure: everybody who reaches {http.host} may use this server without a key"]
 
 
-def origins(options: Options, around: Surroundings) -> list[str]:
+def origins(options: Options, around: ResolveContext) -> list[str]:
     """--allowed-origins: scheme, name and port, as browsers write them."""
     for origin in options.http.allowed_origins or ():
         if origin != "*" and (reason := why_no_origin(origin)):
@@ -207,7 +207,7 @@ def why_no_origin(text: str) -> str | None:
     return "ports go up to 65535" if int(parts[3] or 0) > 65535 else None
 
 
-def hosts(options: Options, around: Surroundings) -> list[str]:
+def hosts(options: Options, around: ResolveContext) -> list[str]:
     """--allowed-hosts: names alone, to which a Host header without its port is compared."""
     for host in options.http.allowed_hosts or ():
         if host != "*" and not is_name(host):
@@ -237,7 +237,7 @@ def loopback(host: str) -> bool:
         return False
 
 
-def formats(options: Options, around: Surroundings) -> list[str]:
+def formats(options: Options, around: ResolveContext) -> list[str]:
     asked = options.quantization.quantization
     if asked == "gguf" and around.source.format != "gguf":
         raise ConfigError(
@@ -256,7 +256,7 @@ def formats(options: Options, around: Surroundings) -> list[str]:
     ]
 
 
-def activations(options: Options, around: Surroundings) -> list[str]:
+def activations(options: Options, around: ResolveContext) -> list[str]:
     """After the rules."""
     if options.quantization.activation_dtype == "int8":
         reason = why_float_activations(options, around)
@@ -265,7 +265,7 @@ def activations(options: Options, around: Surroundings) -> list[str]:
     return []
 
 
-def decoded(options: Options, around: Surroundings) -> list[str]:
+def decoded(options: Options, around: ResolveContext) -> list[str]:
     """After the rules: blocks of a GGUF file that take more memory than in the file."""
     torch, dtype = options.runtime.disable_cpu_kernels, options.model.dtype
     if options.quantization.quantization in INT8:
@@ -283,7 +283,7 @@ def names_of(kinds: Iterable[str]) -> str:
     return ", ".join(kinds).upper()
 
 
-def computable(options: Options, around: Surroundings) -> list[str]:
+def computable(options: Options, around: ResolveContext) -> list[str]:
     """After the rules: types that this device computes and stores in."""
     dtype, usable = options.model.dtype, around.platform.dtypes
     if dtype not in usable:
@@ -306,7 +306,7 @@ def computable(options: Options, around: Surroundings) -> list[str]:
     return []
 
 
-def idle(options: Options, around: Surroundings) -> list[str]:
+def idle(options: Options, around: ResolveContext) -> list[str]:
     """After the rules: what was asked for and does nothing beside the rest."""
     known, notices = {option.name: option for option in all_options()}, []
     for name, switch in NEEDED.items():
@@ -326,13 +326,13 @@ def idle(options: Options, around: Surroundings) -> list[str]:
     return notices
 
 
-def retractions(options: Options, around: Surroundings) -> list[str]:
+def retractions(options: Options, around: ResolveContext) -> list[str]:
     if switched_on(options.environment, "SGLANG_TEST_RETRACT"):
         return ["SGLANG_TEST_RETRACT: sequences are retracted regularly, for tests"]
     return []
 
 
-def threads(options: Options, around: Surroundings) -> list[str]:
+def threads(options: Options, around: ResolveContext) -> list[str]:
     wanted, cores = options.runtime.cpu_threads, around.platform.cores
     if wanted is None or wanted <= cores:
         return []
@@ -340,7 +340,7 @@ def threads(options: Options, around: Surroundings) -> list[str]:
     return [f"--cpu-threads {wanted}: more than the {words} this process may use is slower"]
 
 
-CHECKS: list[Callable[[Options, Surroundings], list[str]]] = [
+CHECKS: list[Callable[[Options, ResolveContext], list[str]]] = [
     of_the_model,
     availability,
     ranges,
@@ -356,7 +356,7 @@ CHECKS: list[Callable[[Options, Surroundings], list[str]]] = [
     threads,
 ]
 """before the rules"""
-FINAL_CHECKS: list[Callable[[Options, Surroundings], list[str]]] = [
+FINAL_CHECKS: list[Callable[[Options, ResolveContext], list[str]]] = [
     computable,
     activations,
     decoded,

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from vivace.config.config import ConfigError, all_options
 from vivace.config.elsewhere import ELSEWHERE
 from vivace.config.help import help_text
-from vivace.config.newer import NEWER
+from vivace.config.known_flags import NEWER
 from vivace.config.option import Option
 from vivace.config.values import checked, nearest
 

@@ -18,7 +18,7 @@ from vivace.config.extensions import (
 )
 from vivace.config.kernels import KernelOptions, OptimizationOptions, QuantizationOptions
 from vivace.config.model import ModelOptions, MultimodalOptions, WeightsOptions
-from vivace.config.observing import DebugOptions, LoggingOptions
+from vivace.config.observability import DebugOptions, LoggingOptions
 from vivace.config.option import Option, options_of
 from vivace.config.parallel import DisaggregationOptions, ExpertOptions, ParallelOptions
 from vivace.config.serving import HttpOptions, MemoryOptions, RuntimeOptions, ScheduleOptions

@@ -8,7 +8,7 @@ from vivace.config.kernels import ATTENTION, QUANTIZATIONS
 from vivace.config.model import LOAD_FORMATS, OTHER_LOAD_FORMATS
 from vivace.config.option import no_effect, option
 from vivace.config.parallel import MOE_A2A, MOE_RUNNERS
-from vivace.config.reasons import NO_LORA, NO_MAMBA, NO_OFFLOAD, NO_SPECULATION, NO_TIERS
+from vivace.config.unavailable import NO_LORA, NO_MAMBA, NO_OFFLOAD, NO_SPECULATION, NO_TIERS
 
 
 @dataclass(frozen=True)

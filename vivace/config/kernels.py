@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vivace.config.option import no_effect, not_available, option
-from vivace.config.reasons import (
+from vivace.config.unavailable import (
     EAGER,
     GPU_KERNELS,
     NO_CODE,

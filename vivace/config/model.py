@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vivace.config.option import no_effect, not_available, option
-from vivace.config.reasons import NO_CODE, NO_HOT_WEIGHTS, NO_MEDIA
+from vivace.config.unavailable import NO_CODE, NO_HOT_WEIGHTS, NO_MEDIA
 
 OTHER_FORMAT = not_available(
     "this weight format is not read (pickled formats never will be)",

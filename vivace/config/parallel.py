@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vivace.config.option import no_effect, option
-from vivace.config.reasons import (
+from vivace.config.unavailable import (
     ALONE,
     NEEDS_DP,
     NO_COLLECTIVES,

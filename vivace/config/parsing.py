@@ -13,7 +13,7 @@ from vivace.config.config_file import without_config, words_of_file
 from vivace.config.elsewhere import ELSEWHERE
 from vivace.config.environment import read_environment
 from vivace.config.keys import with_keys
-from vivace.config.newer import NEWER
+from vivace.config.known_flags import NEWER
 from vivace.config.process_environment import KEYS_OF_THE_SERVER, process_environment
 from vivace.config.sglang import RETIRED, modernized, renamed, today_values
 from vivace.config.values import checked, nearest

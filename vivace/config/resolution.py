@@ -24,7 +24,7 @@ from vivace.platforms.platform import PlatformFacts
 
 
 @dataclass(frozen=True, kw_only=True)
-class Surroundings:
+class ResolveContext:
     """What rules may look at besides the options."""
 
     source: ModelSource
@@ -35,7 +35,7 @@ class Surroundings:
 NO_WISH = (None, "auto")
 """values that leave the choice to us"""
 
-Rule = Callable[[Options, Surroundings], Iterable[tuple[str, Any, str]]]
+Rule = Callable[[Options, ResolveContext], Iterable[tuple[str, Any, str]]]
 """yields (option name, new value, reason)"""
 
 
@@ -43,7 +43,7 @@ def resolve(
     options: Options, source: ModelSource, facts: ModelFacts, platform: PlatformFacts
 ) -> Config:
     """Settle every setting. Raises ConfigError with what is wrong and what to do."""
-    around = Surroundings(source=source, facts=facts, platform=platform)
+    around = ResolveContext(source=source, facts=facts, platform=platform)
     notices = list(options.notices)
     for check in CHECKS:
         notices += check(options, around)
@@ -65,7 +65,7 @@ def resolve(
     )
 
 
-def applied(rule: Rule, options: Options, around: Surroundings) -> tuple[Options, list[Rewrite]]:
+def applied(rule: Rule, options: Options, around: ResolveContext) -> tuple[Options, list[Rewrite]]:
     """The options after a rule, and a record of every value it changed."""
     known = {option.name: option for option in all_options()}
     made: list[Rewrite] = []

@@ -11,7 +11,7 @@ from vivace.config.config import Options
 from vivace.platforms.blocks import NARROWED
 
 if TYPE_CHECKING:
-    from vivace.config.resolution import Surroundings
+    from vivace.config.resolution import ResolveContext
 
 Change = tuple[str, Any, str]
 
@@ -24,12 +24,12 @@ DEFAULT_RATIO = 0.7
 DTYPE_NAMES = {"half": "float16", "float": "float32"}
 
 
-def name_of_model(options: Options, around: Surroundings) -> Iterator[Change]:
+def name_of_model(options: Options, around: ResolveContext) -> Iterator[Change]:
     if options.model.served_model_name is None and around.source.embedded:
         yield "served_model_name", EMBEDDED_NAME, "the embedded model is served"
 
 
-def dtype(options: Options, around: Surroundings) -> Iterator[Change]:
+def dtype(options: Options, around: ResolveContext) -> Iterator[Change]:
     asked = options.model.dtype
     if asked in DTYPE_NAMES:
         yield "dtype", DTYPE_NAMES[asked], f"{asked} is another name for it"
@@ -44,7 +44,7 @@ def dtype(options: Options, around: Surroundings) -> Iterator[Change]:
         yield "dtype", best, f"{why} (the checkpoint says {around.facts.dtype})"
 
 
-def fastest_type(options: Options, around: Surroundings) -> tuple[str, str]:
+def fastest_type(options: Options, around: ResolveContext) -> tuple[str, str]:
     """(dtype of the weights, why). The kernels widen a weight on its way into a register, so for
     them the narrowest is the fastest; torch needs a type that the CPU multiplies."""
     platform, stored = around.platform, around.facts.dtype
@@ -54,7 +54,7 @@ def fastest_type(options: Options, around: Surroundings) -> tuple[str, str]:
     return narrow, "the kernels read 16-bit weights as they are stored"
 
 
-def kernels(options: Options, around: Surroundings) -> Iterator[Change]:
+def kernels(options: Options, around: ResolveContext) -> Iterator[Change]:
     """Native kernels unless they were not built or do not take this model."""
     if not options.runtime.disable_cpu_kernels and around.platform.name == "cpu":
         reason = why_no_kernels(options, around)
@@ -62,20 +62,20 @@ def kernels(options: Options, around: Surroundings) -> Iterator[Change]:
             yield "disable_cpu_kernels", True, reason
 
 
-def captures(options: Options, around: Surroundings) -> Iterator[Change]:
+def captures(options: Options, around: ResolveContext) -> Iterator[Change]:
     """After `kernels`."""
     if options.runtime.disable_cpu_kernels and not options.runtime.disable_cuda_graph:
         yield "disable_cuda_graph", True, "torch's operations on the CPU cannot be captured"
 
 
-def capture_sizes(options: Options, around: Surroundings) -> Iterator[Change]:
+def capture_sizes(options: Options, around: ResolveContext) -> Iterator[Change]:
     """After `captures`."""
     if options.runtime.disable_cuda_graph:
         for name in ("cuda_graph_bs", "cuda_graph_max_bs"):
             yield name, None, "no step is captured (--disable-cuda-graph)"
 
 
-def why_no_kernels(options: Options, around: Surroundings) -> str | None:
+def why_no_kernels(options: Options, around: ResolveContext) -> str | None:
     facts = around.facts
     if "kernels" not in around.platform.features:
         return "the kernels were not built (no C++ compiler at installation): torch is slower"
@@ -88,7 +88,7 @@ def why_no_kernels(options: Options, around: Surroundings) -> str | None:
     return None
 
 
-def why_float_activations(options: Options, around: Surroundings) -> str | None:
+def why_float_activations(options: Options, around: ResolveContext) -> str | None:
     """Why activations cannot be int8; None where they can."""
     asked = options.quantization.quantization
     if around.source.format != "gguf":
@@ -106,7 +106,7 @@ def why_float_activations(options: Options, around: Surroundings) -> str | None:
     return None
 
 
-def kv_type(options: Options, around: Surroundings) -> Iterator[Change]:
+def kv_type(options: Options, around: ResolveContext) -> Iterator[Change]:
     asked = options.memory.kv_cache_dtype
     if (
         asked == "auto"
@@ -120,7 +120,7 @@ def kv_type(options: Options, around: Surroundings) -> Iterator[Change]:
         yield "kv_cache_dtype", "bfloat16", "bf16 is another name for it"
 
 
-def activations(options: Options, around: Surroundings) -> Iterator[Change]:
+def activations(options: Options, around: ResolveContext) -> Iterator[Change]:
     """After `kernels`."""
     if options.quantization.activation_dtype == "auto":
         reason = why_float_activations(options, around)
@@ -128,18 +128,18 @@ def activations(options: Options, around: Surroundings) -> Iterator[Change]:
         yield "activation_dtype", "float" if reason else "int8", reason or narrow
 
 
-def context(options: Options, around: Surroundings) -> Iterator[Change]:
+def context(options: Options, around: ResolveContext) -> Iterator[Change]:
     if options.model.context_length is None:
         yield "context_length", around.facts.context, "the model's own limit"
 
 
-def page_size(options: Options, around: Surroundings) -> Iterator[Change]:
+def page_size(options: Options, around: ResolveContext) -> Iterator[Change]:
     if options.memory.page_size is None:
         best = around.platform.page_sizes[0]
         yield "page_size", best, f"best on the {around.platform.name}"
 
 
-def chunk(options: Options, around: Surroundings) -> Iterator[Change]:
+def chunk(options: Options, around: ResolveContext) -> Iterator[Change]:
     if options.schedule.chunked_prefill_size is None:
         size, page = CHUNKS.get(around.platform.name, 8192), options.memory.page_size or 1
         yield (
@@ -149,13 +149,13 @@ def chunk(options: Options, around: Surroundings) -> Iterator[Change]:
         )
 
 
-def rows(options: Options, around: Surroundings) -> Iterator[Change]:
+def rows(options: Options, around: ResolveContext) -> Iterator[Change]:
     if options.schedule.max_running_requests is None:
         most = ROWS.get(around.platform.name, 2048)
         yield "max_running_requests", most, f"default on the {around.platform.name}"
 
 
-def conservativeness(options: Options, around: Surroundings) -> Iterator[Change]:
+def conservativeness(options: Options, around: ResolveContext) -> Iterator[Change]:
     """Admission expects ratio times conservativeness of what running requests may still produce."""
     asked = options.schedule.schedule_conservativeness
     ratio = float(options.environment.get(INITIAL_RATIO) or DEFAULT_RATIO)
@@ -163,19 +163,19 @@ def conservativeness(options: Options, around: Surroundings) -> Iterator[Change]
         yield "schedule_conservativeness", 1 / ratio, "no request needs more than all of its output"
 
 
-def prefix_order(options: Options, around: Surroundings) -> Iterator[Change]:
+def prefix_order(options: Options, around: ResolveContext) -> Iterator[Change]:
     policy = options.schedule.schedule_policy
     if policy in ("lpm", "dfs-weight") and options.memory.disable_radix_cache:
         yield "schedule_policy", "fcfs", f"{policy} orders by cached prefixes, which are off"
 
 
-def priority_order(options: Options, around: Surroundings) -> Iterator[Change]:
+def priority_order(options: Options, around: ResolveContext) -> Iterator[Change]:
     schedule = options.schedule
     if schedule.schedule_policy == "priority" and not schedule.enable_priority_scheduling:
         yield "enable_priority_scheduling", True, "--schedule-policy priority needs it"
 
 
-def overlap(options: Options, around: Surroundings) -> Iterator[Change]:
+def overlap(options: Options, around: ResolveContext) -> Iterator[Change]:
     if around.platform.name == "cpu":
         yield (
             "disable_overlap_schedule",
@@ -184,22 +184,22 @@ def overlap(options: Options, around: Surroundings) -> Iterator[Change]:
         )
 
 
-def tokenizer_workers(options: Options, around: Surroundings) -> Iterator[Change]:
+def tokenizer_workers(options: Options, around: ResolveContext) -> Iterator[Change]:
     if options.model.skip_tokenizer_init:
         yield "tokenizer_worker_num", 1, "--skip-tokenizer-init leaves nothing to tokenize"
 
 
-def access_log(options: Options, around: Surroundings) -> Iterator[Change]:
+def access_log(options: Options, around: ResolveContext) -> Iterator[Change]:
     if options.logging.log_level_http is None:
         yield "log_level_http", options.logging.log_level, "follows --log-level"
 
 
-def seed(options: Options, around: Surroundings) -> Iterator[Change]:
+def seed(options: Options, around: ResolveContext) -> Iterator[Change]:
     if options.runtime.random_seed is None:
         yield "random_seed", secrets.randbelow(1 << 30), "drawn; give --random-seed to repeat a run"
 
 
-def threads(options: Options, around: Surroundings) -> Iterator[Change]:
+def threads(options: Options, around: ResolveContext) -> Iterator[Change]:
     if options.runtime.cpu_threads is None:
         yield "cpu_threads", around.platform.cores, "the cores this process may use"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vivace.config.option import NO_CUDA, NO_NPU, no_effect, not_available, option
-from vivace.config.reasons import PIPELINE
 from vivace.config.secret import Secret
+from vivace.config.unavailable import PIPELINE
 
 NO_SLIDING_POOL = no_effect("sliding and full layers share one pool in this version")
 NO_TLS = not_available("TLS is not in this version", "put a TLS proxy in front")

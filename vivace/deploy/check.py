@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 
 from vivace.deploy.disk import write
-from vivace.deploy.opening import SPECS, Opened, Said, case_of, open_command, open_files
+from vivace.deploy.load_case import SPECS, Opened, Said, case_of, open_command, open_files
 from vivace.deploy.rules.case import Case
 from vivace.deploy.rules.judge import RULES, Verdict, judge, rule_named
 from vivace.errors import CANNOT_START, CannotStart
@@ -149,7 +149,7 @@ def suggested(case: Case, chosen: argparse.Namespace) -> int:
     found = suggest(case)
     show_suggestions(found)
     if chosen.write and found:
-        from vivace.deploy.spec.rewrite import rewrite
+        from vivace.deploy.schema.rewrite import rewrite
 
         if len(chosen.files) != 1 or not chosen.files[0].endswith(SPECS):
             raise CannotStart("--write changes a deployment file; import the script first")

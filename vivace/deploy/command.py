@@ -7,8 +7,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from vivace.deploy.opening import Opened, Said, case_of, device_of, open_files, with_said
-from vivace.deploy.spec.deployment import Deployment
+from vivace.deploy.load_case import Opened, Said, case_of, device_of, open_files, with_said
+from vivace.deploy.schema.deployment import Deployment
 from vivace.errors import CANNOT_START, CannotStart
 from vivace.wrapping import print_wrapped
 
@@ -54,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def import_scripts(chosen: argparse.Namespace) -> int:
-    from vivace.deploy.spec.files import written
+    from vivace.deploy.schema.files import written
 
     opened = open_files(chosen.scripts)
     said = Said(hardware=chosen.hardware, cards=chosen.cards, model=chosen.model)
@@ -139,7 +139,7 @@ def for_vivace(deployment: Deployment) -> Deployment:
 
 
 def show_schema(chosen: argparse.Namespace) -> int:
-    from vivace.deploy.spec.schema import schema
+    from vivace.deploy.schema.schema import schema
 
     print(json.dumps(schema(), indent=2))
     return 0
@@ -147,7 +147,7 @@ def show_schema(chosen: argparse.Namespace) -> int:
 
 def show_hardware(chosen: argparse.Namespace) -> int:
     from vivace.deploy.catalogue.hardware import devices, measured
-    from vivace.deploy.opening import cache_folder
+    from vivace.deploy.load_case import cache_folder
 
     for device in (*measured(cache_folder()), *devices()):
         rates = f"{device.bandwidth_gbs:g} GB/s, {device.bf16_tflops:g} TFLOP/s BF16"

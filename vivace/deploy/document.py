@@ -10,7 +10,7 @@ from vivace.deploy.catalogue.flags import FILE, made
 from vivace.deploy.disk import packaged
 from vivace.deploy.report.rules import render_markdown
 from vivace.deploy.rules.judge import RULES
-from vivace.deploy.spec.schema import schema
+from vivace.deploy.schema.schema import schema
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 

@@ -101,7 +101,7 @@ def probe_options(chosen: argparse.Namespace) -> ProbeOptions:
     if wrong:
         raise CannotStart(f"--port {wrong[0]}: ports are 1 to 65535")
     if chosen.deployment is not None:
-        from vivace.deploy.opening import Said, case_of, open_files
+        from vivace.deploy.load_case import Said, case_of, open_files
 
         for server in case_of(open_files([chosen.deployment]), Said()).all:
             ports.append(server.number("port") or 30000)

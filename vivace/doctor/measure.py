@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from vivace.deploy.catalogue.hardware import GIB, MEASURED, Device
-from vivace.deploy.opening import cache_folder
+from vivace.deploy.load_case import cache_folder
 from vivace.errors import CannotStart
 from vivace.platforms.cpu import facts
 

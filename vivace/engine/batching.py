@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 
-from vivace.engine.admission import Admission
 from vivace.engine.dynamic_chunk import DynamicChunk
+from vivace.engine.new_token_estimate import NewTokenEstimate
 from vivace.engine.preemption import less_important, retraction_order
-from vivace.engine.roster import Roster
 from vivace.engine.sequence import Sequence, State
+from vivace.engine.sequence_table import SequenceTable
 from vivace.engine.settings import EngineSettings
-from vivace.engine.step_draft import Draft
+from vivace.engine.step_builder import StepBuilder
 from vivace.kv.prefix_tree import TOKEN_BYTES, shared_pages
 
 _GROWTH = 16
@@ -68,8 +68,8 @@ class Batching:
     def __init__(
         self,
         settings: EngineSettings,
-        roster: Roster,
-        admission: Admission,
+        roster: SequenceTable,
+        admission: NewTokenEstimate,
         dynamic_chunk: DynamicChunk,
         refuse: Callable[[Sequence, Exception], None],
         retracted: Callable[[Sequence], None],
@@ -85,14 +85,14 @@ class Batching:
         """decode steps before the next look at prompts"""
         self._decodes_until_retraction = settings.retract_every
 
-    def compose(self, number: int, now: float, idle: bool) -> Draft | None:
+    def compose(self, number: int, now: float, idle: bool) -> StepBuilder | None:
         """The next step; None when there is nothing to do, or steps in flight must land first."""
         self._roster.prune()
         if self._must_drain(idle):
             return None
         newcomers = True
         while True:
-            draft = Draft(number)
+            draft = StepBuilder(number)
             if self._settings.mixed:
                 self._compose_mixed(draft, now, newcomers)
             else:
@@ -105,7 +105,7 @@ class Batching:
             # Whoever stays makes a step before anybody is admitted again: that is progress.
             newcomers = False
 
-    def _compose_in_turns(self, draft: Draft, now: float, newcomers: bool) -> None:
+    def _compose_in_turns(self, draft: StepBuilder, now: float, newcomers: bool) -> None:
         """Chunks while nobody decodes; else a step for those who do between every two chunks."""
         looked = not self._roster.decoding or not self._decodes_due
         if looked:
@@ -116,12 +116,12 @@ class Batching:
             elif not looked:  # who decodes has planned its last token
                 self._look_at_prompts(draft, now, newcomers)
 
-    def _look_at_prompts(self, draft: Draft, now: float, newcomers: bool) -> None:
+    def _look_at_prompts(self, draft: StepBuilder, now: float, newcomers: bool) -> None:
         self._add_chunks(draft, self._budget(), now, newcomers)
         if not draft or self._dynamic_chunk.enabled:
             self._decodes_due = self._settings.continuous_decode_steps
 
-    def _compose_mixed(self, draft: Draft, now: float, newcomers: bool) -> None:
+    def _compose_mixed(self, draft: StepBuilder, now: float, newcomers: bool) -> None:
         """One token for everybody, and the rest of the budget for chunks."""
         if self._add_decodes(draft):
             self._add_chunks(draft, self._budget(len(draft.decodes)), now, newcomers)
@@ -139,7 +139,7 @@ class Batching:
 
     # --- decode -----------------------------------------------------------------------------
 
-    def _add_decodes(self, draft: Draft) -> bool:
+    def _add_decodes(self, draft: StepBuilder) -> bool:
         """A token for every decoding sequence that has not planned its last one.
 
         False when pages are short: then nobody decodes before somebody has been retracted.
@@ -161,7 +161,7 @@ class Batching:
                 self._roster.clients.charge_each(decoding)
         return True
 
-    def _grow(self, draft: Draft, growing: list[Sequence]) -> None:
+    def _grow(self, draft: StepBuilder, growing: list[Sequence]) -> None:
         """More pages for each of them, taken in one piece; small pages come several at a time."""
         size, leases = self._pages.page_size, self._pages.leases
         most = -(-_GROWTH // size) * len(growing)
@@ -182,7 +182,7 @@ class Batching:
 
     # --- chunks -----------------------------------------------------------------------------
 
-    def _add_chunks(self, draft: Draft, budget: Budget, now: float, newcomers: bool) -> None:
+    def _add_chunks(self, draft: StepBuilder, budget: Budget, now: float, newcomers: bool) -> None:
         """Go on with prompts that have begun, and admit newcomers while the budget lasts."""
         newcomers = newcomers and len(self._roster.waiting) > 0 and self._roster.rows.free > 0
         entrance = Entrance(newcomers)
@@ -203,7 +203,7 @@ class Batching:
         waiting = roster.waiting.ordered(clients.only) if newcomers else []
         return chain(roster.filling.copy(), waiting)
 
-    def _add_chunk(self, draft: Draft, sequence: Sequence, budget: Budget) -> bool:
+    def _add_chunk(self, draft: StepBuilder, sequence: Sequence, budget: Budget) -> bool:
         """As much of what is known as budget and pages allow; False when that is nothing."""
         wanted = budget.share(sequence.target - sequence.upper)
         count = self._pages.coverable(sequence, wanted)
@@ -215,7 +215,7 @@ class Batching:
         return True
 
     def _admit(
-        self, draft: Draft, sequence: Sequence, budget: Budget, entrance: Entrance, now: float
+        self, draft: StepBuilder, sequence: Sequence, budget: Budget, entrance: Entrance, now: float
     ) -> None:
         """Let a waiting sequence run when its turn has come."""
         if entrance.deferred > _MOST_DEFERRED or not self._has_room(sequence, draft, budget):
@@ -241,7 +241,7 @@ class Batching:
             entrance.rows = clients.rows(client)
             entrance.open = clients.several and entrance.rows > 0
 
-    def _has_room(self, sequence: Sequence, draft: Draft, budget: Budget) -> bool:
+    def _has_room(self, sequence: Sequence, draft: StepBuilder, budget: Budget) -> bool:
         if not budget.open or not self._roster.rows.free:
             return False
         if budget.requests is not None and draft.admitted >= budget.requests:
@@ -249,7 +249,7 @@ class Batching:
         return budget.prefill > 0 or not draft.chunks
 
     def _enter(
-        self, draft: Draft, sequence: Sequence, budget: Budget, expected: int, now: float
+        self, draft: StepBuilder, sequence: Sequence, budget: Budget, expected: int, now: float
     ) -> bool:
         """Start one sequence with its first chunk, or leave everything as it was."""
         self._pages.open(sequence)

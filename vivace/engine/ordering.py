@@ -32,17 +32,17 @@ class MakeOrder(Protocol):
 ORDERS: Registry[MakeOrder] = Registry(
     "schedule policy",
     {
-        "fcfs": "vivace.engine.ordering:FirstCome",
-        "lpm": "vivace.engine.ordering:LongestPrefix",
-        "dfs-weight": "vivace.engine.ordering:DepthFirst",
-        "lof": "vivace.engine.ordering:LongestOutput",
-        "random": "vivace.engine.ordering:Shuffled",
-        "priority": "vivace.engine.ordering:MostImportant",
+        "fcfs": "vivace.engine.ordering:Fcfs",
+        "lpm": "vivace.engine.ordering:Lpm",
+        "dfs-weight": "vivace.engine.ordering:DfsWeight",
+        "lof": "vivace.engine.ordering:Lof",
+        "random": "vivace.engine.ordering:Random",
+        "priority": "vivace.engine.ordering:Priority",
     },
 )
 
 
-class FirstCome:
+class Fcfs:
     """By importance (all equal without priority scheduling), then by arrival."""
 
     lasting = True
@@ -54,11 +54,11 @@ class FirstCome:
         waiting.sort(key=lambda sequence: (-sequence.importance, sequence.ticket))
 
 
-class MostImportant(FirstCome):
+class Priority(Fcfs):
     """The name `priority`: the order that priority scheduling gives to fcfs."""
 
 
-class LongestOutput:
+class Lof:
     """Longest max_new_tokens first."""
 
     lasting = True
@@ -76,7 +76,7 @@ class LongestOutput:
         )
 
 
-class LongestPrefix:
+class Lpm:
     """Longest cached prefix first; by arrival when too many wait."""
 
     lasting = False
@@ -97,7 +97,7 @@ class LongestPrefix:
         )
 
 
-class DepthFirst:
+class DfsWeight:
     """Branch by branch of the prefix tree, the branch with most waiting sequences first.
 
     Sequences that share a longer prefix with more others run together, so their shared pages are
@@ -154,7 +154,7 @@ class DepthFirst:
         ]
 
 
-class Shuffled:
+class Random:
     """A new random order at every look, reproducible from the server's seed."""
 
     lasting = False

@@ -11,21 +11,21 @@ import os
 import time
 from collections.abc import Callable, Mapping
 
-from vivace.engine.admission import Admission
 from vivace.engine.batching import Batching
 from vivace.engine.clients import Clients
-from vivace.engine.commit import Commit
 from vivace.engine.compaction import Compaction
 from vivace.engine.dynamic_chunk import DynamicChunk
-from vivace.engine.gatekeeper import Gatekeeper
+from vivace.engine.fault_bisection import FaultBisection
+from vivace.engine.new_token_estimate import NewTokenEstimate
 from vivace.engine.ordering import ORDERS
+from vivace.engine.request_limits import RequestLimits
 from vivace.engine.resources import Pages, Rows
-from vivace.engine.roster import Roster
+from vivace.engine.result_processor import ResultProcessor
 from vivace.engine.sequence import Sequence, State
+from vivace.engine.sequence_table import SequenceTable
 from vivace.engine.settings import EngineSettings
 from vivace.engine.stats import Load, Stats
-from vivace.engine.step_draft import Draft, Flight
-from vivace.engine.suspects import Suspects
+from vivace.engine.step_builder import InFlightStep, StepBuilder
 from vivace.engine.waiting import WaitingQueue
 from vivace.kv.leases import Leases
 from vivace.protocol.control import Capacity, EngineState
@@ -60,13 +60,13 @@ class Scheduler:
         )
         self._compaction = Compaction(self._leases, lazy=capacity.cache_share is not None)
         order = ORDERS.get(settings.policy)(self._leases, settings.seed)
-        self._roster = Roster(
+        self._roster = SequenceTable(
             Rows(min(settings.rows, capacity.rows)),
             Pages(self._leases),
             WaitingQueue(order, settings.max_queued),
             Clients(min(settings.rows, capacity.rows), capacity.pages, capacity.page_size),
         )
-        self._admission = Admission(settings, capacity.page_size)
+        self._admission = NewTokenEstimate(settings, capacity.page_size)
         self._stats = Stats(settings, self.load, clock(), startup or {})
         self._dynamic_chunk = DynamicChunk(settings.stall_target)
         self._batching = Batching(
@@ -77,10 +77,10 @@ class Scheduler:
             self._refuse,
             self._stats.retracted,
         )
-        self._commit = Commit(self._roster, self._stats, self._finish, self._refuse)
-        self._gatekeeper = Gatekeeper(settings, capacity)
-        self._suspects = Suspects()
-        self._flights: dict[int, Flight] = {}
+        self._commit = ResultProcessor(self._roster, self._stats, self._finish, self._refuse)
+        self._gatekeeper = RequestLimits(settings, capacity)
+        self._suspects = FaultBisection()
+        self._flights: dict[int, InFlightStep] = {}
         self._landed = clock()
         """when the last step was booked"""
         self._number = 0
@@ -179,7 +179,7 @@ class Scheduler:
         if draft is None:
             return self._compact(now) if idle and not self._occupied else None
         self._number += 1
-        self._flights[draft.number] = Flight(
+        self._flights[draft.number] = InFlightStep(
             draft.chunks, draft.counts, draft.decodes, draft.suspects, now
         )
         self._stats.planned(draft, now)
@@ -193,7 +193,7 @@ class Scheduler:
             self._roster.leaves = []
         return plan
 
-    def _next_draft(self, now: float, idle: bool) -> Draft | None:
+    def _next_draft(self, now: float, idle: bool) -> StepBuilder | None:
         if not self._suspects:
             return self._batching.compose(self._number, now, idle)
         if not idle:
@@ -201,9 +201,9 @@ class Scheduler:
         spans = self._suspects.next()
         return self._trial(spans) if spans else self._batching.compose(self._number, now, idle)
 
-    def _trial(self, spans: list[tuple[Sequence, int]]) -> Draft:
+    def _trial(self, spans: list[tuple[Sequence, int]]) -> StepBuilder:
         """The same work that failed before, for fewer sequences."""
-        draft = Draft(self._number, suspects=True)
+        draft = StepBuilder(self._number, suspects=True)
         for sequence, count in spans:
             draft.add_chunk(sequence, count, [])
         self._roster.planned()
@@ -224,7 +224,7 @@ class Scheduler:
         self._measure(flight, now)
         return deltas + self._take_news()
 
-    def _measure(self, flight: Flight, now: float) -> None:
+    def _measure(self, flight: InFlightStep, now: float) -> None:
         """A step begins when it is planned, or when the step before it has landed."""
         if not flight.suspects:
             seconds = now - max(flight.planned, self._landed)

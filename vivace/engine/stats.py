@@ -17,7 +17,7 @@ from vivace.engine.metrics import (
 )
 from vivace.engine.sequence import Sequence
 from vivace.engine.settings import EngineSettings
-from vivace.engine.step_draft import Draft
+from vivace.engine.step_builder import StepBuilder
 from vivace.protocol.control import Metrics, Series
 from vivace.protocol.output import FINISH_ABORT, Finish
 from vivace.protocol.request import Request
@@ -93,7 +93,7 @@ class Stats:
         """Nothing lived for a while: the time until the next step counts for no throughput."""
         self._resting = True
 
-    def planned(self, draft: Draft, now: float) -> None:
+    def planned(self, draft: StepBuilder, now: float) -> None:
         """A step goes out; one with chunks is logged, unless it is for probes or the warm-up."""
         if self._resting:
             self._resting = False

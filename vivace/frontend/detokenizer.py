@@ -10,7 +10,7 @@ import codecs
 from collections.abc import Sequence
 from typing import Protocol
 
-from vivace.frontend.pieces import OTHER, Pieces
+from vivace.frontend.token_bytes import OTHER, TokenBytes
 from vivace.frontend.tokenizer import Tokenizer
 
 _Decoder = codecs.getincrementaldecoder("utf-8")
@@ -40,15 +40,15 @@ def detokenizer(
     strips = tokenizer.pieces.decoding.strips_start and not any(
         token not in hidden for token in reversed(prompt)
     )
-    return PieceDetokenizer(tokenizer.pieces, skip=skip_special_tokens, strip_start=strips)
+    return ByteDetokenizer(tokenizer.pieces, skip=skip_special_tokens, strip_start=strips)
 
 
-class PieceDetokenizer:
+class ByteDetokenizer:
     """For byte-level and SentencePiece vocabularies: one table look-up for most tokens."""
 
     __slots__ = ("_bytes", "_clean", "_decoder", "_hidden", "_strip", "_texts")
 
-    def __init__(self, pieces: Pieces, *, skip: bool, strip_start: bool) -> None:
+    def __init__(self, pieces: TokenBytes, *, skip: bool, strip_start: bool) -> None:
         self._texts = pieces.visible_texts if skip else pieces.texts
         self._bytes = pieces.bytes
         self._hidden: frozenset[int] = pieces.hidden if skip else frozenset()

@@ -17,9 +17,9 @@ from vivace.frontend.deadly import DeadlyRequests
 from vivace.frontend.engine_status import EngineStatus
 from vivace.frontend.errors import BadRequest, EngineUnavailable
 from vivace.frontend.fields import kind_of
-from vivace.frontend.live import LedgerGap, Live
-from vivace.frontend.piece import Piece, Sink
 from vivace.frontend.queue_sink import QueueSink
+from vivace.frontend.request_output import RequestOutput, Sink
+from vivace.frontend.request_state import LedgerGap, RequestState
 from vivace.frontend.served import ServedModel
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.frontend.tokenizer_pool import TokenizerPool
@@ -46,7 +46,7 @@ from vivace.protocol.request import (
 if TYPE_CHECKING:
     from vivace.protocol.channel import ToEngine, ToFrontend
 
-__all__ = ["BadRequest", "EngineUnavailable", "Frontend", "Piece", "ServedModel", "Sink"]
+__all__ = ["BadRequest", "EngineUnavailable", "Frontend", "RequestOutput", "ServedModel", "Sink"]
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class Frontend:
         self._deadly = DeadlyRequests(clock)
         self._keys = itertools.count((index << KEY_SHIFT) + 1)
         self._tickets = itertools.count((index << KEY_SHIFT) + 1)
-        self._live: dict[int, Live] = {}
+        self._live: dict[int, RequestState] = {}
         self._rids: dict[str, int] = {}
         self._waiting: dict[int, Callable[[Reply], object]] = {}
         self._pool = TokenizerPool(threads)
@@ -200,11 +200,11 @@ class Frontend:
         self._require_room(request.rid)
         if request in self._deadly:
             raise BadRequest("", "the engine died of this request before: it is refused", 500)
-        self._live[request.key] = Live(request, sink, self.tokenizer, self._clock)
+        self._live[request.key] = RequestState(request, sink, self.tokenizer, self._clock)
         self._rids[request.rid] = request.key
         self._send(request)
 
-    async def generate(self, request: Request) -> AsyncIterator[Piece]:
+    async def generate(self, request: Request) -> AsyncIterator[RequestOutput]:
         """The pieces of one answer; leaving the iteration early cancels the request.
 
         A reader slower than the model gets several pieces merged into one.
@@ -308,7 +308,7 @@ class Frontend:
         if stopped:
             self._send(Cancel(keys=stopped, finished=True))
 
-    def _break(self, live: Live, error: Exception) -> None:
+    def _break(self, live: RequestState, error: Exception) -> None:
         """One request went wrong at the edge: it ends, nobody else notices."""
         key = live.request.key
         if isinstance(error, LedgerGap):
@@ -330,7 +330,7 @@ class Frontend:
         for live in list(self._live.values()):
             self._resume(live)
 
-    def _resume(self, live: Live) -> None:
+    def _resume(self, live: RequestState) -> None:
         """A new engine goes on with what a dead one left."""
         finish = live.reached_end(self.served.eos_ids)
         if finish is not None:
@@ -361,21 +361,21 @@ class Frontend:
 
     # -- ends ------------------------------------------------------------------------------------
 
-    def _finish(self, live: Live, message: str, status: int) -> None:
+    def _finish(self, live: RequestState, message: str, status: int) -> None:
         retry = RETRY_AFTER if status == 503 else None
         self._end(
             live,
             Finish(type=FINISH_ABORT, message=message, status=status, retry_after=retry),
         )
 
-    def _end(self, live: Live, finish: Finish) -> None:
+    def _end(self, live: RequestState, finish: Finish) -> None:
         self._forget(live)
         try:
             live.sink.push(live.ended(finish))
         except Exception:
             log.exception("request %s: its sink refused the end", live.request.rid)
 
-    def _forget(self, live: Live) -> None:
+    def _forget(self, live: RequestState) -> None:
         self._live.pop(live.request.key, None)
         if self._rids.get(live.request.rid) == live.request.key:
             del self._rids[live.request.rid]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 
-from vivace.frontend.piece import Piece, merge
+from vivace.frontend.request_output import RequestOutput, merge
 
 
 class QueueSink:
@@ -14,15 +14,15 @@ class QueueSink:
     __slots__ = ("_piece", "_waiter")
 
     def __init__(self) -> None:
-        self._piece: Piece | None = None
+        self._piece: RequestOutput | None = None
         self._waiter: asyncio.Future[None] | None = None
 
-    def push(self, piece: Piece) -> None:
+    def push(self, piece: RequestOutput) -> None:
         self._piece = piece if self._piece is None else merge(self._piece, piece)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def next(self) -> Piece:
+    async def next(self) -> RequestOutput:
         """All that has come since the last call; waits when that is nothing."""
         while self._piece is None:
             self._waiter = asyncio.get_running_loop().create_future()

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from vivace.config.wire import in_unicode
+from vivace.config.serialize import in_unicode
 from vivace.frontend.sampling_defaults import sampling_defaults
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as Core
 from vivace.errors import CannotStart
 from vivace.frontend.chat_template import ChatTemplate
 from vivace.frontend.errors import BadRequest
-from vivace.frontend.pieces import OTHER, Pieces, decoding_of
+from vivace.frontend.token_bytes import OTHER, TokenBytes, decoding_of
 from vivace.observability.log import escape
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Tokenizer:
         self.eos_ids = tuple(dict.fromkeys(eos_ids))
         self.bos_id = bos_id
         self.chat = chat
-        self.pieces = Pieces(core, decoding_of(core), self.special_ids)
+        self.pieces = TokenBytes(core, decoding_of(core), self.special_ids)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; special tokens written out in it are recognised.

@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from vivace.configure import configure
-from vivace.edge_checks import check_edge
 from vivace.frontend.frontend import Frontend
 from vivace.frontend.served import served_model
 from vivace.frontend.tokenizer import configured_tokenizer
+from vivace.launch.configure import configure
+from vivace.launch.preflight import check_edge
 from vivace.observability import log as log_lines
 from vivace.offline.driver import Driver
 from vivace.protocol.channel import LocalMailbox
@@ -78,7 +78,7 @@ def start(config: Config, report: Callable[[str, float], None] = report) -> tupl
 
     `report` is told the stage and how much of it is done, from 0 to 1.
     """
-    from vivace.assemble import engine_parts
+    from vivace.launch.engine import engine_parts
 
     check_edge(config)
     tokenizer = configured_tokenizer(config)

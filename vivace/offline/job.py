@@ -9,13 +9,13 @@ from typing import Any
 
 from vivace.frontend.errors import BadRequest, EngineUnavailable
 from vivace.frontend.frontend import Frontend
-from vivace.frontend.native import NativeAnswer
-from vivace.frontend.piece import Piece
+from vivace.frontend.request_output import RequestOutput
+from vivace.frontend.sglang_output import SGLangOutput
 from vivace.offline.prompts import read_prompts
 from vivace.protocol.output import FINISH_ABORT, Finish
 from vivace.protocol.request import Request
-from vivace.server.asks import expand
 from vivace.server.pace import whole
+from vivace.server.prompts import expand
 from vivace.server.schema import GenerateRequest
 
 
@@ -34,7 +34,7 @@ def job_of(
     requests = whole(expand(frontend, asks, limit=limit, stream=call.stream, arrival=arrival))
     several = batch or len(requests) > 1
     answers = [
-        NativeAnswer(
+        SGLangOutput(
             request,
             weight_version=frontend.served.weight_version,
             index=index if several and call.stream else None,
@@ -59,7 +59,7 @@ class Job:
         self,
         frontend: Frontend,
         requests: list[Request],
-        answers: list[NativeAnswer],
+        answers: list[SGLangOutput],
         *,
         several: bool,
     ) -> None:
@@ -67,7 +67,7 @@ class Job:
         self._requests = requests
         self._answers = answers
         self._several = several
-        self._news: deque[tuple[int, Piece]] = deque()
+        self._news: deque[tuple[int, RequestOutput]] = deque()
         self._open = len(requests)
 
     def start(self) -> None:
@@ -125,9 +125,9 @@ class Job:
 class JobSink:
     """The sink of one request of a job."""
 
-    def __init__(self, news: deque[tuple[int, Piece]], index: int) -> None:
+    def __init__(self, news: deque[tuple[int, RequestOutput]], index: int) -> None:
         self._news = news
         self._index = index
 
-    def push(self, piece: Piece) -> None:
+    def push(self, piece: RequestOutput) -> None:
         self._news.append((self._index, piece))

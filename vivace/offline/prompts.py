@@ -10,8 +10,8 @@ import msgspec
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fields import kind_of
 from vivace.frontend.frontend import Frontend
-from vivace.server.asks import Ask, asks_of
 from vivace.server.fields import refuse_unsupported, validation_error
+from vivace.server.prompts import PromptInput, asks_of
 from vivace.server.schema import HARMLESS, REFUSED, GenerateRequest
 
 
@@ -67,7 +67,7 @@ def read_call(settings: Any, arguments: Mapping[str, Any]) -> GenerateRequest:
 
 def read_prompts(
     frontend: Frontend, call: GenerateRequest, prompt: Any, input_ids: Any
-) -> tuple[list[Ask], bool]:
+) -> tuple[list[PromptInput], bool]:
     """(one ask per prompt, whether the caller gave a batch). Raises BadRequest."""
     place, prompts, batch = _listed(prompt, input_ids)
     if place == "prompt":

@@ -10,11 +10,11 @@ from vivace.frontend.errors import BadRequest
 from vivace.protocol.control import FlushCache
 from vivace.server.body import Body
 from vivace.server.context import Context
-from vivace.server.errors import Refusal, json_response, text_response
+from vivace.server.engine_commands import command
+from vivace.server.errors import HTTPError, json_response, text_response
 from vivace.server.reader import Reader
 from vivace.server.request_log import FORMATS, LEVELS
 from vivace.server.schema import AbortRequest, ConfigureLogging
-from vivace.server.state import command
 
 ABORT = Reader(AbortRequest)
 LOGGING = Reader(ConfigureLogging)
@@ -24,7 +24,7 @@ async def flush_cache(context: Context, _request: web.Request, _body: Body) -> w
     """Drop the prefix cache; 400 while requests run or wait."""
     reply = await command(context, FlushCache())
     if not reply.ok:
-        raise Refusal(400, f"Flush cache failed: {reply.message}")
+        raise HTTPError(400, f"Flush cache failed: {reply.message}")
     return text_response(
         "Cache flushed.\nPlease check backend logs for more details. "
         "(When there are running or waiting requests, the operation will not be performed.)\n"

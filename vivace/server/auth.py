@@ -9,7 +9,7 @@ from hashlib import sha256
 
 from aiohttp import web
 
-from vivace.server.errors import Refusal
+from vivace.server.errors import HTTPError
 
 CLIENT = web.RequestKey("client", int)
 """The client of a request: 0 without a key and for the first one"""
@@ -76,8 +76,8 @@ def _bearer(values: list[str]) -> str | None:
     return token.strip() if scheme.lower() == "bearer" and token.strip() else None
 
 
-def _unauthorized(reason: str) -> Refusal:
-    return Refusal(
+def _unauthorized(reason: str) -> HTTPError:
+    return HTTPError(
         401,
         f"Unauthorized: {reason}",
         code="invalid_api_key",

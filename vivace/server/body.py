@@ -8,7 +8,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from vivace.server.body_budget import BodyBudget, Share
-from vivace.server.errors import Refusal
+from vivace.server.errors import HTTPError
 
 
 class Body:
@@ -36,7 +36,7 @@ async def read_body(request: web.Request, limit: int, timeout: float, budget: Bo
     too much of other bodies is there already."""
     encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
-        raise Refusal(415, f"Content-Encoding {encoding!r} is not accepted; send the body plain")
+        raise HTTPError(415, f"Content-Encoding {encoding!r} is not accepted; send the body plain")
     if (request.content_length or 0) > limit:
         raise too_large(limit)
     loop = asyncio.get_running_loop()
@@ -74,20 +74,20 @@ async def _arrival(request: web.Request, limit: int, share: Share) -> bytes | by
 def _refusal(error: BaseException, timeout: float) -> BaseException:
     """What the client is told about a body that did not come."""
     if isinstance(error, TimeoutError):
-        return Refusal(
+        return HTTPError(
             408,
             f"the request body did not arrive within {timeout:g} s, or too slowly for the "
             "memory it holds",
             headers={"Connection": "close"},
         )
     if isinstance(error, HttpProcessingError | web.RequestPayloadError):
-        return Refusal(400, f"the request body is malformed: {error}")
+        return HTTPError(400, f"the request body is malformed: {error}")
     return error
 
 
-def too_large(limit: int) -> Refusal:
+def too_large(limit: int) -> HTTPError:
     """The 413 answer; the connection is closed because the rest of the body is not read."""
-    return Refusal(
+    return HTTPError(
         413,
         f"the request body is larger than the limit of {limit} bytes",
         headers={"Connection": "close"},

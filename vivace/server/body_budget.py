@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from vivace.server.errors import Refusal
+from vivace.server.errors import HTTPError
 
 UNCOUNTED = 64 << 10
 """Bytes of a body that are not counted: small requests never wait for room."""
@@ -35,7 +35,7 @@ class BodyBudget:
         if size > self._free:
             self._send_slow_ones_away(share, size)
         if size > self._free:
-            raise Refusal(
+            raise HTTPError(
                 503,
                 "there is no room for the request body: too many large ones arrive at once",
                 retry_after=1.0,

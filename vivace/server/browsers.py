@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import HttpVersion11, web
 
-from vivace.server.errors import Refusal
+from vivace.server.errors import HTTPError
 
 ANY = "*"
 DEFAULT_PORTS = {"http": ":80", "https": ":443"}
@@ -72,7 +72,7 @@ class BrowserPolicy:
         if effect is Effect.READS or own or json:
             return
         if is_link(request) or request.headers.get("User-Agent", "").startswith("Mozilla/"):
-            raise Refusal(
+            raise HTTPError(
                 403,
                 "a browser must say for which page it asks this; "
                 "send a key, or a JSON body with 'Content-Type: application/json'",
@@ -117,11 +117,13 @@ class BrowserPolicy:
         if host is None:
             return
         if not HOST.fullmatch(host):
-            raise Refusal(400, f"the Host header {host[:200]!r} is no name with or without a port")
+            raise HTTPError(
+                400, f"the Host header {host[:200]!r} is no name with or without a port"
+            )
         name = name_of(host)
         if self._hosts is None or is_local(name) or name in self._hosts:
             return
-        raise Refusal(
+        raise HTTPError(
             403,
             f"this server is not called {host[:200]!r}; if it is, start it with "
             f"--allowed-hosts {name[:200]}",
@@ -158,7 +160,7 @@ class BrowserPolicy:
             return True
         if not reads_body or not request.can_read_body:
             return False
-        raise Refusal(
+        raise HTTPError(
             415,
             f"the body comes as {kind!r}; send JSON with 'Content-Type: application/json' "
             "(curl: -H 'Content-Type: application/json')",
@@ -183,8 +185,8 @@ def check_headers(request: web.Request) -> None:
             raise closing(400, f"the header {name} is no UTF-8 text")
 
 
-def closing(status: int, message: str) -> Refusal:
-    return Refusal(status, message, headers={"Connection": "close"})
+def closing(status: int, message: str) -> HTTPError:
+    return HTTPError(status, message, headers={"Connection": "close"})
 
 
 def is_text(value: str) -> bool:
@@ -192,9 +194,9 @@ def is_text(value: str) -> bool:
     return value.isascii() or not any("\ud800" <= character <= "\udfff" for character in value)
 
 
-def foreign(origin: str) -> Refusal:
+def foreign(origin: str) -> HTTPError:
     shown = origin[:200]
-    return Refusal(
+    return HTTPError(
         403,
         f"pages of another origin {shown} may not use this server; "
         "allow one with --allowed-origins https://its.name",

@@ -14,7 +14,7 @@ from vivace.frontend.tokenizer import Tokenizer
 from vivace.server.auth import Keys
 from vivace.server.body_budget import BodyBudget
 from vivace.server.browsers import BrowserPolicy
-from vivace.server.errors import Refusal
+from vivace.server.errors import HTTPError
 from vivace.server.http_metrics import HttpMetrics
 from vivace.server.pace import Pace
 from vivace.server.probe import Probe
@@ -63,14 +63,14 @@ class Context:
             "down": (f"the engine is down: {self.frontend.engine.down_because}", 2.0),
         }
         reason, retry = reasons[status]
-        raise Refusal(503, reason, retry_after=retry)
+        raise HTTPError(503, reason, retry_after=retry)
 
     def require_progress(self) -> None:
         """Refuse with 503 also while the engine does not get on with its work."""
         self.require_ready()
         stall = self.frontend.stall
         if stall:
-            raise Refusal(503, stall, retry_after=2.0)
+            raise HTTPError(503, stall, retry_after=2.0)
 
 
 CONTEXT = web.AppKey("context", Context)

@@ -30,7 +30,7 @@ LONGEST_MESSAGE = 4096
 """Characters. Messages quote what came from outside."""
 
 
-class Refusal(Exception):
+class HTTPError(Exception):
     """An answer other than 2xx. `code` is OpenAI's machine-readable code, if there is one."""
 
     def __init__(
@@ -77,7 +77,7 @@ def shown(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def error_response(refusal: Refusal) -> web.Response:
+def error_response(refusal: HTTPError) -> web.Response:
     """JSON answer for a refusal, with Retry-After where waiting helps."""
     headers = dict(refusal.headers)
     if refusal.retry_after is not None:

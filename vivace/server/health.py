@@ -9,10 +9,10 @@ from aiohttp import web
 
 from vivace.protocol.request import SamplingParams
 from vivace.server.body import Body
+from vivace.server.collect import complete
 from vivace.server.context import Context
-from vivace.server.errors import Refusal, text_response
+from vivace.server.errors import HTTPError, text_response
 from vivace.server.ids import new_id
-from vivace.server.jobs import complete
 
 BANNER = "Vivace is running. It speaks the OpenAI and SGLang APIs: see /openapi.json\n"
 _LOOK = 0.02
@@ -54,8 +54,8 @@ async def ask_engine(context: Context) -> None:
                 await own
     except TimeoutError:
         reason = context.frontend.stall or f"the engine produced no token within {timeout:g} s"
-        raise Refusal(503, reason) from None
-    except Refusal as refusal:
+        raise HTTPError(503, reason) from None
+    except HTTPError as refusal:
         if refusal.status != 503:
             raise
         context.require_ready()  # a full queue is an answer of a living engine

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from vivace.protocol.pulse import FrontendPulse
+from vivace.protocol.heartbeat import FrontendHeartbeat
 from vivace.protocol.shared_memory import COUNTER_BYTES, SharedMemory
 from vivace.server.counters import Counters, Key, read_counts
 
@@ -63,7 +63,7 @@ class HttpMetrics:
         if memory is None:
             return total
         for place in set(range(memory.places)) - {self._place}:
-            alive = FrontendPulse(memory.pulse(place)).alive
+            alive = FrontendHeartbeat(memory.pulse(place)).alive
             for key, count in read_counts(memory.counters(place)).items():
                 if alive or key[0] != ACTIVE:
                     total[key] += count

@@ -19,8 +19,8 @@ from prometheus_client.utils import floatToGoString
 from vivace.protocol.control import EngineState, Histogram, Metrics, Series
 from vivace.server.body import Body
 from vivace.server.context import Context
-from vivace.server.errors import Refusal
-from vivace.server.state import engine_state
+from vivace.server.engine_commands import engine_state
+from vivace.server.errors import HTTPError
 
 PREFIX = "sglang:"
 ENGINE_TYPE = "unified"
@@ -31,7 +31,7 @@ RANKS = {"tp_rank": "0", "pp_rank": "0", "dp_rank": "0"}
 async def metrics(context: Context, _request: web.Request, _body: Body) -> web.Response:
     """Engine and HTTP layer in one page; 404 unless --enable-metrics."""
     if not context.settings.metrics:
-        raise Refusal(404, "metrics are off; start the server with --enable-metrics")
+        raise HTTPError(404, "metrics are off; start the server with --enable-metrics")
     state = await engine_state(context)
     labels = {"model_name": context.served.name, "engine_type": ENGINE_TYPE, **RANKS}
     found = [

@@ -10,8 +10,8 @@ from aiohttp import web
 from vivace.protocol.control import EngineState
 from vivace.server.body import Body
 from vivace.server.context import Context
+from vivace.server.engine_commands import engine_state
 from vivace.server.errors import json_response
-from vivace.server.state import engine_state
 from vivace.version import __version__
 
 

@@ -6,15 +6,15 @@ import time
 
 from aiohttp import web
 
-from vivace.frontend.native import NativeAnswer
-from vivace.frontend.piece import Piece
+from vivace.frontend.request_output import RequestOutput
+from vivace.frontend.sglang_output import SGLangOutput
 from vivace.protocol.request import Request
 from vivace.server.auth import CLIENT
 from vivace.server.body import Body
+from vivace.server.collect import complete, expand
 from vivace.server.context import Context
-from vivace.server.jobs import complete, expand
 from vivace.server.native_asks import read_asks
-from vivace.server.native_events import NativeEvents
+from vivace.server.native_events import GenerateEvents
 from vivace.server.native_logprobs import NativeLogprobs
 from vivace.server.pace import Work
 from vivace.server.parts import json_parts
@@ -45,7 +45,7 @@ async def generate(context: Context, http: web.Request, body: Body) -> web.Strea
     ]
     if asked.stream:
         encoders = [
-            NativeEvents(
+            GenerateEvents(
                 request,
                 answer,
                 disjoint=context.settings.stream_output,
@@ -61,10 +61,10 @@ async def generate(context: Context, http: web.Request, body: Body) -> web.Strea
 
 def answer_of(
     context: Context, asked: GenerateRequest, request: Request, index: int | None
-) -> NativeAnswer:
+) -> SGLangOutput:
     """Where the pieces of a request become SGLang's result."""
     with_text = asked.return_text_in_logprobs
-    return NativeAnswer(
+    return SGLangOutput(
         request,
         weight_version=context.served.weight_version,
         index=index,
@@ -84,8 +84,8 @@ def list_of(results: list[list[bytes]]) -> list[bytes]:
 def finished(
     asked: GenerateRequest,
     requests: list[Request],
-    answers: list[NativeAnswer],
-    pieces: list[Piece],
+    answers: list[SGLangOutput],
+    pieces: list[RequestOutput],
 ) -> Work[list[list[bytes]]]:
     """Each result as JSON in parts, with what only some requests ask for."""
     shown: list[list[bytes]] = []

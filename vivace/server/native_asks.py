@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from vivace.frontend.errors import BadRequest
-from vivace.server.asks import Ask, asks_of
 from vivace.server.context import Context
 from vivace.server.fields import refuse_unsupported
 from vivace.server.ids import kind_of_entries
+from vivace.server.prompts import PromptInput, asks_of
 from vivace.server.schema import HARMLESS, REFUSED, GenerateRequest
 
 
-async def read_asks(context: Context, asked: GenerateRequest) -> tuple[Iterator[Ask], bool]:
+async def read_asks(context: Context, asked: GenerateRequest) -> tuple[Iterator[PromptInput], bool]:
     """(one ask per prompt, whether the prompts came as a list)."""
     refuse_unsupported(asked, REFUSED, HARMLESS)
     prompts, batch, field = await read_prompts(context, asked)

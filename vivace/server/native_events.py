@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from vivace.frontend.native import NativeAnswer
-from vivace.frontend.piece import Piece
+from vivace.frontend.request_output import RequestOutput
+from vivace.frontend.sglang_output import SGLangOutput
 from vivace.protocol.request import Request
-from vivace.server.jobs import failure
+from vivace.server.collect import failure
 from vivace.server.native_logprobs import NativeLogprobs
 from vivace.server.pace import Work
 from vivace.server.sse import event
@@ -23,11 +23,11 @@ COUNT = "completion_tokens"
 """The field of meta_info that changes with every event."""
 
 
-class NativeEvents:
+class GenerateEvents:
     """Encodes the pieces of one sequence; with `disjoint` an event shows only its own piece."""
 
     def __init__(
-        self, request: Request, answer: NativeAnswer, *, disjoint: bool, prompt_ids: bool
+        self, request: Request, answer: SGLangOutput, *, disjoint: bool, prompt_ids: bool
     ) -> None:
         """`answer` is the same sequence as whole answers; it decides what an event holds."""
         self._request = request
@@ -46,13 +46,13 @@ class NativeEvents:
         self._meta = b""
         self._tail = b""
 
-    def parts(self, piece: Piece) -> Work[list[bytes]] | None:
+    def parts(self, piece: RequestOutput) -> Work[list[bytes]] | None:
         """The event of a piece with log-probabilities, which may be long; None for others."""
         if self._plain or failure(piece.finish) is not None:
             return None
         return self._with_logprobs(piece)
 
-    def _with_logprobs(self, piece: Piece) -> Work[list[bytes]]:
+    def _with_logprobs(self, piece: RequestOutput) -> Work[list[bytes]]:
         logprobs = NativeLogprobs(self._answer) if self._disjoint else self._logprobs
         yield from logprobs.add(piece)
         body = self._answer.event(piece, logprobs=False)
@@ -66,7 +66,7 @@ class NativeEvents:
             self._prompt = encode(self._request.tokens)
         return msgspec.Raw(self._prompt)
 
-    def __call__(self, piece: Piece) -> bytes:
+    def __call__(self, piece: RequestOutput) -> bytes:
         if self._differs_in_text_only(piece):
             return self._quick(piece.text, piece.tokens, piece.completion_tokens)
         failed = failure(piece.finish)
@@ -83,7 +83,7 @@ class NativeEvents:
         """The event of mere text; None before the first piece has shown what all have in common."""
         return self._quick(text, tokens, count) if self._learnt else None
 
-    def _differs_in_text_only(self, piece: Piece) -> bool:
+    def _differs_in_text_only(self, piece: RequestOutput) -> bool:
         return (
             self._learnt
             and piece.finish is None
@@ -101,7 +101,7 @@ class NativeEvents:
             shown, ids = b'"%b"' % self._text, b"[%b]" % self._ids
         return b"".join((TEXT, shown, IDS, ids, self._meta, b"%d" % count, self._tail))
 
-    def _learn(self, body: dict[str, Any], piece: Piece) -> None:
+    def _learn(self, body: dict[str, Any], piece: RequestOutput) -> None:
         """Take from an event what those after it repeat: all but text, ids and their count."""
         rest = {key: value for key, value in body.items() if key not in ("text", "output_ids")}
         meta = dict(rest.pop("meta_info"))

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from vivace.frontend.native import NativeAnswer
-from vivace.frontend.piece import Piece
+from vivace.frontend.request_output import RequestOutput
+from vivace.frontend.sglang_output import SGLangOutput
 from vivace.server.encoding import EncodedList, batches
 from vivace.server.pace import Work
 
@@ -17,7 +17,7 @@ encode = msgspec.json.encode
 class NativeLogprobs:
     """The lists of one answer's meta_info, as far as they have come."""
 
-    def __init__(self, answer: NativeAnswer) -> None:
+    def __init__(self, answer: SGLangOutput) -> None:
         self._rows = answer.logprob_rows
         self._lists = {
             f"{side}_{name}": EncodedList()
@@ -25,7 +25,7 @@ class NativeLogprobs:
             for name in answer.logprob_rows([])
         }
 
-    def add(self, piece: Piece) -> Work[None]:
+    def add(self, piece: RequestOutput) -> Work[None]:
         """Pauses only where there is more to do."""
         sides = (("input", piece.prompt_logprobs), ("output", piece.logprobs))
         news = ((side, batch) for side, rows in sides for batch in batches(rows or ()))

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from vivace.errors import CannotStart
-from vivace.frontend.piece import Piece
+from vivace.frontend.request_output import RequestOutput
 from vivace.observability.lines import LineWriter
 from vivace.protocol.request import Request
 
@@ -139,7 +139,7 @@ class RequestLog:
                 facts["input"] = self._excerpt(request.tokens if text is None else text)
             self._write("Receive", "request.received", facts)
 
-    def finished(self, request: Request, piece: Piece, seconds: float) -> None:
+    def finished(self, request: Request, piece: RequestOutput, seconds: float) -> None:
         """Log what was answered; `piece` is the whole answer, or the last piece of a stream."""
         if not self.enabled:
             return

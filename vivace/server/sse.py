@@ -1,7 +1,7 @@
 """Server-sent events written straight into the transport, in the turn that received the tokens.
 
-An `Outlet` (the frontend's Sink) encodes each piece to bytes and writes it; no task wakes up per
-event. While a connection has more than `high_water` unsent bytes, pieces are merged instead of
+A `StreamSink` (the frontend's Sink) encodes each output to bytes and writes it; no task wakes up
+per event. While a connection has more than `high_water` unsent bytes, pieces are merged instead of
 written, so a slow reader costs one piece of memory, not one event per token. A reader that takes
 nothing for `stall` seconds, or lets more than `hold_limit` characters pile up, is given up.
 """
@@ -17,7 +17,7 @@ from typing import Protocol
 import msgspec
 from aiohttp import HttpVersion11, web
 
-from vivace.frontend.piece import Piece, merge
+from vivace.frontend.request_output import RequestOutput, merge
 from vivace.server.errors import error_body
 from vivace.server.pace import Pace, Work
 
@@ -39,9 +39,9 @@ HEADS = tuple(b"%x\r\n" % size for size in range(1024))
 class Encode(Protocol):
     """What one sequence says, as complete events (b"" for nothing to say)."""
 
-    def __call__(self, piece: Piece) -> bytes: ...
+    def __call__(self, piece: RequestOutput) -> bytes: ...
 
-    def parts(self, piece: Piece, /) -> Work[list[bytes]] | None:
+    def parts(self, piece: RequestOutput, /) -> Work[list[bytes]] | None:
         """The same as work, when it may be more than a turn of the loop has time for: bytes to be
         written one after the other. None: call it."""
         ...
@@ -72,7 +72,7 @@ def event(data: bytes) -> bytes:
     return b"data: " + data + b"\n\n"
 
 
-class Outlet:
+class StreamSink:
     """Where the pieces of one sequence enter the stream."""
 
     __slots__ = ("_encode", "_encoding", "_quick", "_stream", "held")
@@ -83,7 +83,7 @@ class Outlet:
         self._encoding = False
         """a long piece is on its way: what comes behind it is held"""
         self._quick = encode.quick
-        self.held: Piece | None = None
+        self.held: RequestOutput | None = None
 
     def offer(self, text: str, tokens: list[int], count: int) -> bool:
         """Write mere text when nothing is in its way; never blocks, never raises."""
@@ -99,7 +99,7 @@ class Outlet:
             stream.fail(error)
             return True
 
-    def push(self, piece: Piece) -> None:
+    def push(self, piece: RequestOutput) -> None:
         """Write or hold one piece; never blocks, never raises."""
         stream = self._stream
         try:
@@ -111,7 +111,7 @@ class Outlet:
         except Exception as error:
             stream.fail(error)
 
-    def _show(self, piece: Piece) -> None:
+    def _show(self, piece: RequestOutput) -> None:
         """Write it, or begin to encode it."""
         work = self._encode.parts(piece)
         if work is None:
@@ -125,13 +125,13 @@ class Outlet:
             self._encoding = True
             self._stream.go_on(work, lambda parts: self._encoded(parts, piece))
 
-    def _encoded(self, parts: list[bytes], piece: Piece) -> None:
+    def _encoded(self, parts: list[bytes], piece: RequestOutput) -> None:
         self._encoding = False
         self._write(parts, piece)
         if self._stream.flowing:
             self.release()
 
-    def _write(self, parts: list[bytes], piece: Piece) -> None:
+    def _write(self, parts: list[bytes], piece: RequestOutput) -> None:
         if piece.finish is not None:
             self._stream.end(parts)
         else:
@@ -162,24 +162,24 @@ class EventStream:
         self._epilogue = epilogue
         self._pace = pace or Pace()
         self._encoders: set[asyncio.Task[None]] = set()
-        self._outlets: list[Outlet] = []
+        self._outlets: list[StreamSink] = []
         self._open = 0
         self._transport: asyncio.Transport | None = None
         self._chunked = True
-        self._first: asyncio.Future[Piece] = asyncio.get_running_loop().create_future()
+        self._first: asyncio.Future[RequestOutput] = asyncio.get_running_loop().create_future()
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._poll: asyncio.TimerHandle | None = None
         self._unsent = 0
         self._progress = 0.0
 
-    def outlet(self, encode: Encode) -> Outlet:
+    def outlet(self, encode: Encode) -> StreamSink:
         """A new sequence in this stream; all are made before the first piece comes."""
-        outlet = Outlet(self, encode)
+        outlet = StreamSink(self, encode)
         self._outlets.append(outlet)
         self._open += 1
         return outlet
 
-    async def first(self) -> Piece:
+    async def first(self) -> RequestOutput:
         """The first piece of any outlet: until then the answer can still become an error."""
         return await self._first
 
@@ -267,7 +267,7 @@ class EventStream:
         if not self._over.done():
             self._over.set_result(None)
 
-    def note_held(self, held: Piece) -> None:
+    def note_held(self, held: RequestOutput) -> None:
         """An outlet holds a piece: the first wakes the handler, too much gives the client up."""
         if not self._first.done():
             self._first.set_result(held)

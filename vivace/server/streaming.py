@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 
 from aiohttp import web
 
-from vivace.frontend.piece import Piece
+from vivace.frontend.request_output import RequestOutput
 from vivace.protocol.request import Request
+from vivace.server.collect import refusal_of, start
 from vivace.server.context import Context
-from vivace.server.jobs import refusal_of, start
 from vivace.server.pace import Work
 from vivace.server.request_log import RequestLog
 from vivace.server.sse import Encode, EventStream, StreamLimits
@@ -66,16 +66,16 @@ class Logged:
         self._request = request
         self._encode = encode
 
-    def __call__(self, piece: Piece) -> bytes:
+    def __call__(self, piece: RequestOutput) -> bytes:
         self._look_at(piece)
         return self._encode(piece)
 
-    def parts(self, piece: Piece) -> Work[list[bytes]] | None:
+    def parts(self, piece: RequestOutput) -> Work[list[bytes]] | None:
         work = self._encode.parts(piece)
         if work is not None:
             self._look_at(piece)
         return work
 
-    def _look_at(self, piece: Piece) -> None:
+    def _look_at(self, piece: RequestOutput) -> None:
         if piece.finish is not None:
             self._log.finished(self._request, piece, time.monotonic() - self._request.arrival)

@@ -18,7 +18,7 @@ from vivace.server.errors import json_response
 from vivace.server.fields import refuse_unsupported
 from vivace.server.ids import checked_ids, kind_of_entries
 from vivace.server.limits import PROMPTS
-from vivace.server.openai.asking import check_model, check_tools
+from vivace.server.openai.params import check_model, check_tools
 from vivace.server.pace import Work, whole
 from vivace.server.reader import Reader
 from vivace.server.schema import (

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from vivace.protocol.pulse import Span
+from vivace.protocol.heartbeat import Span
 
 SOON = 32
 """Steps. Who kills an engine within so many of joining it did not get on since the last one."""

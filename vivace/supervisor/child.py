@@ -14,7 +14,7 @@ from typing import Literal
 
 from vivace.config.child_process import child_environment, python_module
 from vivace.errors import CANNOT_START
-from vivace.supervisor.line import Line, supervisor_end
+from vivace.supervisor.ipc import MessageSocket, supervisor_end
 from vivace.supervisor.messages import FromChild, Setup
 from vivace.supervisor.signals import held_back
 
@@ -32,7 +32,7 @@ class Child:
 
     role: Role
     process: subprocess.Popen[bytes]
-    line: Line[FromChild]
+    line: MessageSocket[FromChild]
     out_of_memory_kills: int
     output: int | None = None
     """descriptor to read what it prints from; None when it prints by itself"""
@@ -145,9 +145,9 @@ def pipe_of_lines() -> tuple[int, int]:
 
 
 def process_command(role: Role, line: int) -> list[str]:
-    """`python -m vivace.process <role>`; `line` is the inherited descriptor of the line to us."""
+    """`python -m vivace.launch.child <role>`; `line` is the child's end of the line to us."""
     words = ["--line", str(line), "--parent", str(os.getpid())]
-    return [*python_module("vivace.process"), role, *words]
+    return [*python_module("vivace.launch.child"), role, *words]
 
 
 def preloading(command: Command) -> Command:

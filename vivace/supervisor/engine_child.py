@@ -8,19 +8,19 @@ import os
 import threading
 from typing import Protocol
 
-from vivace.assemble import engine_parts
 from vivace.config import decode
 from vivace.engine.solo_steps import SoloSteps
+from vivace.launch.engine import engine_parts
 from vivace.observability import log as log_lines
 from vivace.observability.gc_pauses import watch_gc
 from vivace.observability.timeline import Timeline
 from vivace.protocol.channel import EngineMailbox, ToFrontend
 from vivace.protocol.control import Command, Ready, Reply
-from vivace.protocol.pulse import EnginePulse
+from vivace.protocol.heartbeat import EngineHeartbeat
 from vivace.protocol.shared_memory import attach
-from vivace.supervisor.line import Line, LineClosed
+from vivace.supervisor.heartbeat import HeartbeatMailbox, HeartbeatRunner
+from vivace.supervisor.ipc import MessageSocket, SocketClosed
 from vivace.supervisor.messages import FrontendGone, Progress, Setup, Stop, Timed, ToChild
-from vivace.supervisor.pulse import PulsedMailbox, PulsedRunner
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class Stoppable(Protocol):
 class SupervisorThread(threading.Thread):
     """Listens to the supervisor; when the supervisor is gone, so is this process."""
 
-    def __init__(self, line: Line[ToChild], mailbox: EngineMailbox) -> None:
+    def __init__(self, line: MessageSocket[ToChild], mailbox: EngineMailbox) -> None:
         super().__init__(name="supervisor line", daemon=True)
         self._line = line
         self._mailbox = mailbox
@@ -46,7 +46,7 @@ class SupervisorThread(threading.Thread):
         try:
             while True:
                 self._obey(self._line.wait())
-        except LineClosed:
+        except SocketClosed:
             os._exit(1)
 
     def _obey(self, message: ToChild) -> None:
@@ -63,7 +63,7 @@ class SupervisorThread(threading.Thread):
                 log.error("the engine has no use for %s", type(message).__name__)
 
 
-def run_engine(line: Line[ToChild], setup: Setup, timeline: Timeline) -> None:
+def run_engine(line: MessageSocket[ToChild], setup: Setup, timeline: Timeline) -> None:
     """Serve until stopped. Raises what ends the engine."""
     timeline.begin("reading the configuration")
     config = decode(setup.config)
@@ -76,7 +76,7 @@ def run_engine(line: Line[ToChild], setup: Setup, timeline: Timeline) -> None:
     )
     thread = SupervisorThread(line, mailbox)
     thread.start()
-    pulse = EnginePulse(attach(setup.memory).engine)
+    pulse = EngineHeartbeat(attach(setup.memory).engine)
     pulse.begin()
 
     def report(stage: str, fraction: float) -> None:
@@ -85,10 +85,10 @@ def run_engine(line: Line[ToChild], setup: Setup, timeline: Timeline) -> None:
 
     loop, capacity = engine_parts(
         config,
-        PulsedMailbox(mailbox, pulse),
+        HeartbeatMailbox(mailbox, pulse),
         report,
         epoch=setup.epoch,
-        watched=lambda runner: SoloSteps(PulsedRunner(runner, pulse)),
+        watched=lambda runner: SoloSteps(HeartbeatRunner(runner, pulse)),
     )
     timeline.begin("collecting garbage")
     gc.collect()
@@ -102,6 +102,6 @@ def run_engine(line: Line[ToChild], setup: Setup, timeline: Timeline) -> None:
     mailbox.close()
 
 
-def answer(line: Line[ToChild], message: ToFrontend) -> None:
+def answer(line: MessageSocket[ToChild], message: ToFrontend) -> None:
     if isinstance(message, Reply):
         line.send(message)

@@ -24,13 +24,13 @@ from vivace.observability.gc_pauses import watch_gc
 from vivace.observability.timeline import Timeline
 from vivace.protocol.channel import FrontendMailbox, ToEngine, ToFrontend
 from vivace.protocol.control import Down, Ready
+from vivace.protocol.heartbeat import EngineProgress, FrontendHeartbeat
 from vivace.protocol.output import Deltas
-from vivace.protocol.pulse import EngineProgress, FrontendPulse
 from vivace.protocol.request import Cancel, Request, SamplingParams
 from vivace.protocol.shared_memory import attach
 from vivace.server.app import build_app, serve
 from vivace.supervisor.faults import frontend_countdown
-from vivace.supervisor.line import Line, LineClosed
+from vivace.supervisor.ipc import MessageSocket, SocketClosed
 from vivace.supervisor.messages import Draining, Serving, Setup, Stop, Timed, ToChild, Warm, WarmUp
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ WARM_UP_SECONDS = 600.0
 BEAT_SECONDS = 0.5
 
 
-async def run_frontend(line: Line[ToChild], setup: Setup, timeline: Timeline) -> None:
+async def run_frontend(line: MessageSocket[ToChild], setup: Setup, timeline: Timeline) -> None:
     """Serve until stopped. Raises what ends the frontend."""
     timeline.begin("reading the configuration")
     config = decode(setup.config)
@@ -48,7 +48,7 @@ async def run_frontend(line: Line[ToChild], setup: Setup, timeline: Timeline) ->
     log_lines.setup(config.logging.log_level, f"frontend {setup.index}" if several else "frontend")
     watch_gc(config.logging.gc_warning_threshold_secs)
     memory = attach(setup.memory)
-    pulse = FrontendPulse(memory.pulse(setup.place))
+    pulse = FrontendHeartbeat(memory.pulse(setup.place))
     pulse.begin()
     mailbox = FrontendMailbox(setup.engine, setup.index)
     dump = crash_dump(config, setup.index)
@@ -88,7 +88,7 @@ class FrontendChild:
 
     def __init__(
         self,
-        line: Line[ToChild],
+        line: MessageSocket[ToChild],
         mailbox: FrontendMailbox,
         frontend: Frontend,
         dump: CrashDump | None,
@@ -106,7 +106,7 @@ class FrontendChild:
         """The supervisor has something to say; when it is gone, so is this process."""
         try:
             messages = self._line.receive()
-        except LineClosed:
+        except SocketClosed:
             os._exit(1)
         for message in messages:
             match message:
@@ -186,14 +186,16 @@ def crash_dump(config: Config, index: int) -> CrashDump | None:
     )
 
 
-async def beat(pulse: FrontendPulse) -> None:
+async def beat(pulse: FrontendHeartbeat) -> None:
     """Show that the event loop turns."""
     while True:
         pulse.beat()
         await asyncio.sleep(BEAT_SECONDS)
 
 
-def beating(send: Callable[[ToEngine], None], pulse: FrontendPulse) -> Callable[[ToEngine], None]:
+def beating(
+    send: Callable[[ToEngine], None], pulse: FrontendHeartbeat
+) -> Callable[[ToEngine], None]:
     """`send` that also tells when the engine was last sent something."""
 
     def send_and_tell(message: ToEngine) -> None:

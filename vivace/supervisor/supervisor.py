@@ -14,12 +14,12 @@ from typing import Literal
 
 from vivace.protocol.channel import SUPERVISOR
 from vivace.protocol.control import Command, Down, Drain, Ready, Reply
-from vivace.protocol.pulse import EngineProgress, EnginePulse, FrontendPulse
+from vivace.protocol.heartbeat import EngineHeartbeat, EngineProgress, FrontendHeartbeat
 from vivace.protocol.request import KEY_SHIFT
 from vivace.supervisor import signals
 from vivace.supervisor.budget import Backoff, Charges, CrashBudget
 from vivace.supervisor.child import FAILED, Child, Role, spawn
-from vivace.supervisor.line import LineClosed
+from vivace.supervisor.ipc import SocketClosed
 from vivace.supervisor.messages import (
     Draining,
     Failure,
@@ -73,11 +73,11 @@ class Supervisor:
         """(when, place): frontends to be started"""
         self._engine_due: float | None = None
         """when to try again to start the engine"""
-        self._pulse = EnginePulse(plan.memory.engine)
+        self._pulse = EngineHeartbeat(plan.memory.engine)
         watchdog = Watchdog(hard=plan.watchdog, soft=plan.soft_watchdog)
         self._watch = EngineWatch(EngineProgress(plan.memory), watchdog)
         self._frontend_watch = FrontendWatch(
-            [FrontendPulse(plan.memory.pulse(place)) for place in range(plan.memory.places)]
+            [FrontendHeartbeat(plan.memory.pulse(place)) for place in range(plan.memory.places)]
         )
         self._selector = selectors.DefaultSelector()
         self._outputs = Outputs(self._selector, hooks.write)
@@ -155,7 +155,7 @@ class Supervisor:
     def _listen(self, child: Child) -> None:
         try:
             messages = child.line.receive()
-        except LineClosed:
+        except SocketClosed:
             self._bury(child)
             return
         for message in messages:

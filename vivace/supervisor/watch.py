@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from vivace.protocol.pulse import RESTING, EngineProgress, FrontendPulse
+from vivace.protocol.heartbeat import RESTING, EngineProgress, FrontendHeartbeat
 from vivace.supervisor.child import Child
 
 log = logging.getLogger(__name__)
@@ -121,7 +121,7 @@ class EngineWatch:
 class FrontendWatch:
     """The frontends: a pulse each, by place."""
 
-    def __init__(self, pulses: list[FrontendPulse]) -> None:
+    def __init__(self, pulses: list[FrontendHeartbeat]) -> None:
         self._pulses = pulses
         self._watches: dict[Child, ChildWatch] = {}
 

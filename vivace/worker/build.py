@@ -15,9 +15,9 @@ from vivace.platforms.attention import AttentionBackend, AttentionLayer
 from vivace.platforms.platform import Platform, PlatformSettings, load_platform
 from vivace.protocol.control import Capacity, Rewrite
 from vivace.worker.heads import TokenHead
-from vivace.worker.held import held_bytes
 from vivace.worker.inputs import StepInputs
 from vivace.worker.kv_memory import PagedKV, bytes_per_token
+from vivace.worker.rows import RowStates
 from vivace.worker.runner import (
     CapturedRunner,
     EagerRunner,
@@ -26,7 +26,7 @@ from vivace.worker.runner import (
     capture_steps,
 )
 from vivace.worker.sizing import Demand, Size, size
-from vivace.worker.slots import Slots
+from vivace.worker.tensor_memory import held_bytes
 from vivace.worker.worker import Worker
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ def assemble(
     """A worker around a loaded model of `dtype`; its KV is kept in `kv_dtype`, if given.
     `rewrites`: what the platform did not allow as it was asked for."""
     kv = PagedKV(layers, fit.pages, page_size, kv_dtype or dtype, platform.device())
-    slots = Slots(fit.rows, fit.context, page_size, fit.pages)
+    slots = RowStates(fit.rows, fit.context, page_size, fit.pages)
     attention = platform.attention_backend(layers, kv, dtype, fit.context + 1)
     inputs = StepInputs(slots, step_tokens, kv.empty_page)
     runner = runner_of(platform, model, attention, inputs, captures, report)

@@ -15,8 +15,8 @@ from vivace.sampling.adjust import Histories
 from vivace.sampling.logprobs import score_prompt
 from vivace.sampling.sampler import BAD_NUMBERS, Sampler
 from vivace.worker.inputs import Spans, StepInput
+from vivace.worker.rows import RowStates
 from vivace.worker.runner import RunnableModel
-from vivace.worker.slots import Slots
 
 SCORE_ELEMENTS = 1 << 23
 """logits of prompt positions that exist at once (32 MiB in float32)"""
@@ -43,7 +43,7 @@ class TokenHead:
         self,
         model: RunnableModel,
         ops: SamplingOps,
-        slots: Slots,
+        slots: RowStates,
         vocabulary: int,
         *,
         original_logprobs: bool = False,

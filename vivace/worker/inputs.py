@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vivace.platforms.attention import AttentionBackend, HostStep
 from vivace.protocol.step import StepPlan
-from vivace.worker.slots import Slots
+from vivace.worker.rows import RowStates
 
 
 @dataclass(kw_only=True, slots=True)
@@ -59,7 +59,7 @@ class Spans:
 class StepInputs:
     """Fixed buffers for steps of up to `tokens` tokens; longer steps enlarge them for good."""
 
-    def __init__(self, slots: Slots, tokens: int, empty_page: int) -> None:
+    def __init__(self, slots: RowStates, tokens: int, empty_page: int) -> None:
         self._slots = slots
         self._empty_page = empty_page
         self._per_token = _Columns(3, tokens)

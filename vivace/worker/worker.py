@@ -15,8 +15,8 @@ from vivace.protocol.step import StepPlan, StepResult
 from vivace.worker.heads import Output
 from vivace.worker.inputs import Spans, StepInput, StepInputs
 from vivace.worker.kv_memory import PagedKV
+from vivace.worker.rows import RowStates
 from vivace.worker.runner import Runner
-from vivace.worker.slots import Slots
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,7 +41,7 @@ class Worker:
         self,
         *,
         capacity: Capacity,
-        slots: Slots,
+        slots: RowStates,
         kv: PagedKV,
         attention: AttentionBackend,
         runner: Runner,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 
-from vivace.bench.tokens import TokenCodec
+from vivace.bench.tokenizer import TokenCodec
 from vivace.bench.workload import BenchError, Query
 
 Loader = Callable[[argparse.Namespace, TokenCodec], list[Query]]

@@ -6,7 +6,7 @@ import argparse
 import random
 from dataclasses import dataclass
 
-from vivace.bench.tokens import PromptMaker, TokenCodec
+from vivace.bench.tokenizer import PromptMaker, TokenCodec
 from vivace.bench.workload import Query, lengths_between
 
 

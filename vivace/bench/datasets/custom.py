@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from vivace.bench.datasets.sharegpt import finished_prompt, first_pair
-from vivace.bench.tokens import TokenCodec
+from vivace.bench.tokenizer import TokenCodec
 from vivace.bench.workload import BenchError, Query
 
 OUTPUT_LEN = 256

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from vivace.bench.datasets.custom import OUTPUT_LEN, arrival_of, json_lines
-from vivace.bench.tokens import TokenCodec
+from vivace.bench.tokenizer import TokenCodec
 from vivace.bench.workload import BenchError, Query
 
 LENGTH_FIELDS = ("max_completion_tokens", "max_tokens", "output_tokens")

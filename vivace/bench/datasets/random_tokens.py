@@ -13,7 +13,7 @@ import random
 from dataclasses import dataclass
 
 from vivace.bench.datasets.sharegpt import prompts_of_file
-from vivace.bench.tokens import PromptMaker, TokenCodec
+from vivace.bench.tokenizer import PromptMaker, TokenCodec
 from vivace.bench.workload import BenchError, Query, lengths_between
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from vivace.bench.tokens import PromptMaker, TokenCodec
+from vivace.bench.tokenizer import PromptMaker, TokenCodec
 from vivace.bench.workload import BenchError, Query, lengths_between
 
 ZIPF_ALPHA = 1.0

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from vivace.bench.tokens import TokenCodec
+from vivace.bench.tokenizer import TokenCodec
 from vivace.bench.workload import BenchError, Query
 
 SHORTEST = 2

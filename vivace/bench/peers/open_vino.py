@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from vivace.bench.host import usable_cores
+from vivace.bench.environment import usable_cores
 from vivace.bench.peers.peer import Run, output_of
 from vivace.bench.peers.vllm_cpu import MODEL_FOLDER
 

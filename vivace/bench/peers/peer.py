@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from vivace.bench.host import instructions_of
+from vivace.bench.environment import instructions_of
 from vivace.bench.http_json import ask_or_none
 from vivace.bench.workload import BenchError
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vivace.bench.figures import MS, Figures
+from vivace.bench.metrics import MS, Figures
 from vivace.bench.workload import Query
 
 

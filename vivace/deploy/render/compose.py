@@ -10,7 +10,7 @@ import yaml
 from vivace.deploy.catalogue.hardware import Device
 from vivace.deploy.render.process import Process, processes_of
 from vivace.deploy.render.shell import WARNING, inline, plain_environment
-from vivace.deploy.spec.deployment import Deployment
+from vivace.deploy.schema.deployment import Deployment
 
 IMAGE = "${IMAGE:?the container image that has the engine}"
 SHARED_MEMORY = "16g"

@@ -11,10 +11,10 @@ import msgspec
 import yaml
 
 from vivace.deploy.catalogue.hardware import Device
-from vivace.deploy.importing.flags import option_named
+from vivace.deploy.from_script.flags import option_named
 from vivace.deploy.render.process import Process, processes_of
 from vivace.deploy.render.shell import WARNING, inline, plain_environment
-from vivace.deploy.spec.deployment import Deployment
+from vivace.deploy.schema.deployment import Deployment
 
 RESOURCES = {"npu": "huawei.com/Ascend910", "cuda": "nvidia.com/gpu"}
 PORT = 30000

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import msgspec
 
-from vivace.deploy.importing.flags import words_of_flags
-from vivace.deploy.importing.programs import PARTS, Part, command_of
-from vivace.deploy.spec.deployment import Deployment, Role
-from vivace.deploy.spec.nodes import nodes_of
+from vivace.deploy.from_script.flags import words_of_flags
+from vivace.deploy.from_script.programs import PARTS, Part, command_of
+from vivace.deploy.schema.deployment import Deployment, Role
+from vivace.deploy.schema.nodes import nodes_of
 
 
 class Process(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ import shlex
 from vivace.deploy.catalogue.hardware import Device
 from vivace.deploy.render.process import Process, processes_of
 from vivace.deploy.render.shell import WARNING, render_shell
-from vivace.deploy.spec.deployment import Deployment
+from vivace.deploy.schema.deployment import Deployment
 
 RESOURCES = {"npu": "NPU", "cuda": "GPU"}
 PINNED = 0.001

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from vivace.deploy.render.process import Process, processes_of
 from vivace.deploy.render.quoting import command_lines, quoted
-from vivace.deploy.spec.deployment import Deployment
+from vivace.deploy.schema.deployment import Deployment
 
 WARNING = "Written by `vivace deploy render`: change the deployment file instead."
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vivace.deploy.render.process import Process, processes_of
 from vivace.deploy.render.shell import WARNING, render_shell
-from vivace.deploy.spec.deployment import Deployment
+from vivace.deploy.schema.deployment import Deployment
 
 FOLDER = "/opt/vivace"
 """where the scripts are to be put"""

@@ -10,7 +10,7 @@ from vivace.deploy.catalogue.flags import tables
 from vivace.deploy.rules.case import Case
 from vivace.deploy.rules.rule import Match, case_rule, server_rule
 from vivace.deploy.rules.server import DISPATCH, Server
-from vivace.deploy.spec.deployment import KINDS
+from vivace.deploy.schema.deployment import KINDS
 
 PREFIXES = ("SGLANG_", "SGL_", "VIVACE_")
 MISSPELLED = ("HCCL_BUFFERSIZE", "HCCL_BUFF_SIZE", "HCCL_SOCKET_IFNAMES")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from vivace.config.errors import ConfigError
 from vivace.config.sglang import RETIRED, VALUES
 from vivace.config.values import checked, nearest
-from vivace.deploy.importing.flags import option_named, server_options
+from vivace.deploy.from_script.flags import option_named, server_options
 from vivace.deploy.rules.case import Case
 from vivace.deploy.rules.rule import Match, case_rule, server_rule
 from vivace.deploy.rules.server import Server

@@ -10,7 +10,7 @@ from vivace.deploy.memory.weights import PRECISIONS, Precision, precision_name
 from vivace.deploy.rules.case import Case
 from vivace.deploy.rules.rule import Match, case_rule, server_rule
 from vivace.deploy.rules.server import DECODES, PREFILLS, Server
-from vivace.deploy.spec.deployment import Targets, Workload
+from vivace.deploy.schema.deployment import Targets, Workload
 
 ROOFLINE = "the device's peak rates: no program is faster"
 WEIGHTS = ("model", "device")

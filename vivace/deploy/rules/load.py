@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from vivace.deploy.rules.case import DEFAULT_PORT, Case
 from vivace.deploy.rules.rule import Match, case_rule, server_rule
 from vivace.deploy.rules.server import DECODES, Server
-from vivace.deploy.spec.deployment import Lengths, longest
+from vivace.deploy.schema.deployment import Lengths, longest
 
 ARGS = "SGLang's server_args.py"
 BENCH = "bench_serving"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vivace.deploy.importing.flags import option_named
+from vivace.deploy.from_script.flags import option_named
 from vivace.deploy.rules import ascend
 from vivace.deploy.rules.case import Case
 from vivace.deploy.rules.flags import INVENTORY, long_flags, placeholder

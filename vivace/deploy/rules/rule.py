@@ -9,7 +9,7 @@ import msgspec
 
 from vivace.deploy.rules.case import Case
 from vivace.deploy.rules.server import Server
-from vivace.deploy.spec.deployment import Kind
+from vivace.deploy.schema.deployment import Kind
 
 Severity = Literal["error", "warning", "note", "doc"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note", "doc")

@@ -12,9 +12,9 @@ from vivace.config.errors import ConfigError
 from vivace.config.sglang import RETIRED, VALUES
 from vivace.config.values import checked
 from vivace.deploy.catalogue.flags import Flag
-from vivace.deploy.importing.flags import option_named
-from vivace.deploy.spec.deployment import FlagValue, Kind, Role
-from vivace.deploy.spec.nodes import Node
+from vivace.deploy.from_script.flags import option_named
+from vivace.deploy.schema.deployment import FlagValue, Kind, Role
+from vivace.deploy.schema.nodes import Node
 
 ALL_TO_ALL = ("deepep", "mooncake", "nixl", "mori", "ascend_fuseep", "flashinfer")
 """backends with which SGLang sets as many expert as tensor ranks"""

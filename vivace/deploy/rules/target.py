@@ -7,9 +7,9 @@ from typing import Literal
 
 import msgspec
 
-from vivace.config.newer import NEWER
+from vivace.config.known_flags import NEWER
 from vivace.config.sglang import GONE, RENAMED, RETIRED
-from vivace.deploy.importing.flags import server_options
+from vivace.deploy.from_script.flags import server_options
 
 VERSIONS = ("0.4.6", "0.5.7", "0.5.8", "0.5.10", "0.5.23")
 LATEST = VERSIONS[-1]

@@ -2,7 +2,7 @@
 
 A kernel believes its words: sizes, strides and addresses. So every tensor is compared with the
 sizes beside it, at every call; a captured step pays once, when it is captured. Page tables, slots
-and lengths are contents: worker/slots.py makes them right, and `paged_contents` looks at them once
+and lengths are contents: worker/rows.py makes them right, and `paged_contents` looks at them once
 a step, before any kernel does. Everything here raises ValueError that begins with the op's name.
 """
 

@@ -7,17 +7,18 @@ import time
 from aiohttp import web
 
 from vivace.frontend.errors import BadRequest
-from vivace.frontend.piece import Piece
+from vivace.frontend.request_output import RequestOutput
 from vivace.protocol.request import Request
 from vivace.server.auth import CLIENT
 from vivace.server.body import Body
 from vivace.server.chat_prompt import chat_text
+from vivace.server.collect import PromptInput, expand
 from vivace.server.context import Context
 from vivace.server.fields import refuse_unsupported
 from vivace.server.ids import new_id
-from vivace.server.jobs import Ask, expand
-from vivace.server.openai.answering import Form, add_ids, answer
-from vivace.server.openai.asking import (
+from vivace.server.openai.chunks import ChatChunks
+from vivace.server.openai.logprobs import encoded_chat_logprobs
+from vivace.server.openai.params import (
     MOST_LOGPROBS,
     cache_key_of,
     check_request,
@@ -26,8 +27,7 @@ from vivace.server.openai.asking import (
     raw_sampling,
     request_id,
 )
-from vivace.server.openai.chunks import ChatChunks
-from vivace.server.openai.logprobs import encoded_chat_logprobs
+from vivace.server.openai.response import Form, add_ids, answer
 from vivace.server.openai.schema import (
     CHAT_HARMLESS,
     CHAT_REFUSED,
@@ -86,11 +86,11 @@ def check(context: Context, asked: ChatRequest) -> None:
             raise BadRequest("top_logprobs", "needs logprobs to be true")
 
 
-def ask(asked: ChatRequest, tokens: list[int], rid: str) -> Ask:
+def ask(asked: ChatRequest, tokens: list[int], rid: str) -> PromptInput:
     limit = asked.max_completion_tokens
     if limit is None:
         limit = asked.max_tokens
-    return Ask(
+    return PromptInput(
         tokens=tokens,
         sampling=raw_sampling(asked, limit),
         rid=rid,
@@ -101,7 +101,7 @@ def ask(asked: ChatRequest, tokens: list[int], rid: str) -> Ask:
     )
 
 
-def choice(asked: ChatRequest, index: int, piece: Piece, request: Request) -> ChatChoice:
+def choice(asked: ChatRequest, index: int, piece: RequestOutput, request: Request) -> ChatChoice:
     """One finished choice, without its log-probabilities."""
     finish = piece.finish
     result = ChatChoice(

@@ -7,10 +7,10 @@ from itertools import chain
 
 import msgspec
 
-from vivace.frontend.piece import Piece
+from vivace.frontend.request_output import RequestOutput
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.protocol.output import Finish
-from vivace.server.jobs import failure
+from vivace.server.collect import failure
 from vivace.server.openai.logprobs import (
     encoded_chat_logprobs,
     encoded_completion_logprobs,
@@ -88,18 +88,18 @@ class ChatChunks:
         self._begun = False
         self._quick = False
 
-    def __call__(self, piece: Piece) -> bytes:
+    def __call__(self, piece: RequestOutput) -> bytes:
         if piece.finish is None:
             data = self.quick(piece.text, piece.tokens, piece.completion_tokens)
             if data is not None:
                 return data
         return self._general(piece, whole(self._logprobs(piece)))
 
-    def parts(self, piece: Piece) -> Work[list[bytes]] | None:
+    def parts(self, piece: RequestOutput) -> Work[list[bytes]] | None:
         """The events of a piece with log-probabilities, which may be long; None for others."""
         return self._in_parts(piece) if self._shape.logprobs else None
 
-    def _in_parts(self, piece: Piece) -> Work[list[bytes]]:
+    def _in_parts(self, piece: RequestOutput) -> Work[list[bytes]]:
         logprobs = yield from self._logprobs(piece)
         return [self._general(piece, logprobs)]
 
@@ -109,7 +109,7 @@ class ChatChunks:
             return None
         return b"".join((self._prefix, encode(text), self._suffix)) if text else b""
 
-    def _general(self, piece: Piece, logprobs: bytes) -> bytes:
+    def _general(self, piece: RequestOutput, logprobs: bytes) -> bytes:
         """Any piece; the first, the last and those with details come here."""
         self._shape.tally.note(self._index, piece)
         self._quick = self._shape.plain
@@ -128,7 +128,7 @@ class ChatChunks:
             data += self._event(b"{}", finish=piece.finish)
         return data
 
-    def _logprobs(self, piece: Piece) -> Work[bytes]:
+    def _logprobs(self, piece: RequestOutput) -> Work[bytes]:
         """JSON of the log-probabilities; pauses only where there is more to do."""
         if not self._shape.logprobs or not piece.logprobs:
             return b"null"
@@ -164,18 +164,18 @@ class CompletionChunks:
         self._quick = False
         self._offset = 0
 
-    def __call__(self, piece: Piece) -> bytes:
+    def __call__(self, piece: RequestOutput) -> bytes:
         if piece.finish is None:
             data = self.quick(piece.text, piece.tokens, piece.completion_tokens)
             if data is not None:
                 return data
         return self._general(piece, whole(self._logprobs(piece)))
 
-    def parts(self, piece: Piece) -> Work[list[bytes]] | None:
+    def parts(self, piece: RequestOutput) -> Work[list[bytes]] | None:
         """The event of a piece with log-probabilities, which may be long; None for others."""
         return self._in_parts(piece) if self._shape.logprobs else None
 
-    def _in_parts(self, piece: Piece) -> Work[list[bytes]]:
+    def _in_parts(self, piece: RequestOutput) -> Work[list[bytes]]:
         logprobs = yield from self._logprobs(piece)
         return [self._general(piece, logprobs)]
 
@@ -185,7 +185,7 @@ class CompletionChunks:
             return None
         return b"".join((self._choice, encode(text), self._suffix)) if text else b""
 
-    def _general(self, piece: Piece, logprobs: bytes) -> bytes:
+    def _general(self, piece: RequestOutput, logprobs: bytes) -> bytes:
         """Any piece; the first, the last and those with details come here."""
         self._shape.tally.note(self._index, piece)
         self._quick = self._shape.plain
@@ -203,7 +203,7 @@ class CompletionChunks:
         fields = b"".join((b',"logprobs":', logprobs, finish_fields(piece.finish), ids, b"}"))
         return b"".join((self._choice, encode(text), fields, tail))
 
-    def _logprobs(self, piece: Piece) -> Work[bytes]:
+    def _logprobs(self, piece: RequestOutput) -> Work[bytes]:
         """JSON of the log-probabilities; pauses only where there is more to do."""
         prompt = (piece.prompt_logprobs if self._prompt else None) or ()
         if not self._shape.logprobs or not (prompt or piece.logprobs):

@@ -10,17 +10,18 @@ from aiohttp import web
 from msgspec import Raw
 
 from vivace.frontend.errors import BadRequest
-from vivace.frontend.piece import Piece
+from vivace.frontend.request_output import RequestOutput
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.protocol.request import Request
 from vivace.server.auth import CLIENT
 from vivace.server.body import Body
+from vivace.server.collect import PromptInput, expand
 from vivace.server.context import Context
 from vivace.server.fields import refuse_unsupported
 from vivace.server.ids import kind_of_entries, new_id
-from vivace.server.jobs import Ask, expand
-from vivace.server.openai.answering import Form, add_ids, answer
-from vivace.server.openai.asking import (
+from vivace.server.openai.chunks import CompletionChunks
+from vivace.server.openai.logprobs import encoded_completion_logprobs
+from vivace.server.openai.params import (
     MOST_LOGPROBS,
     cache_key_of,
     check_request,
@@ -28,8 +29,7 @@ from vivace.server.openai.asking import (
     raw_sampling,
     request_id,
 )
-from vivace.server.openai.chunks import CompletionChunks
-from vivace.server.openai.logprobs import encoded_completion_logprobs
+from vivace.server.openai.response import Form, add_ids, answer
 from vivace.server.openai.schema import (
     COMPLETION_REFUSED,
     CompletionAnswer,
@@ -112,14 +112,14 @@ async def read_prompts(context: Context, prompt: str | list) -> list[Prompt]:
     raise BadRequest("prompt", "must be a string, strings, token ids, or lists of token ids")
 
 
-def ask(asked: CompletionRequest, prompts: list[Prompt], index: int, answer_id: str) -> Ask:
+def ask(asked: CompletionRequest, prompts: list[Prompt], index: int, answer_id: str) -> PromptInput:
     """The ask of the index-th prompt."""
     logprobs = {
         "return_logprob": asked.logprobs is not None,
         "logprob_start_len": 0 if asked.echo else -1,
         "top_logprobs_num": asked.logprobs,
     }
-    return Ask(
+    return PromptInput(
         tokens=prompts[index].tokens,
         sampling=raw_sampling(asked, asked.max_tokens),
         prompt_field="prompt" if len(prompts) == 1 else f"prompt[{index}]",
@@ -153,7 +153,7 @@ def echo_text(asked: CompletionRequest, prompt: Prompt, tokenizer: Tokenizer) ->
 def choice(
     asked: CompletionRequest,
     index: int,
-    piece: Piece,
+    piece: RequestOutput,
     echo: str,
     request: Request,
 ) -> CompletionChoice:
@@ -169,7 +169,7 @@ def choice(
     return result
 
 
-def details(asked: CompletionRequest, piece: Piece, tokenizer: Tokenizer) -> Work[Raw]:
+def details(asked: CompletionRequest, piece: RequestOutput, tokenizer: Tokenizer) -> Work[Raw]:
     """Log-probabilities of the tokens that are shown, as JSON."""
     prompt = piece.prompt_logprobs if asked.echo else None
     entries = chain(prompt or (), piece.logprobs or ())

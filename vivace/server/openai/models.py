@@ -7,7 +7,7 @@ from aiohttp import web
 from vivace.server.body import Body
 from vivace.server.context import Context
 from vivace.server.errors import json_response
-from vivace.server.openai.asking import is_served, not_found
+from vivace.server.openai.params import is_served, not_found
 from vivace.server.openai.schema import ModelCard, ModelList
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vivace.frontend.piece import Piece
+from vivace.frontend.request_output import RequestOutput
 from vivace.server.openai.schema import CachedTokensDetails, PromptTokensDetails, SglExt, Usage
 
 
@@ -13,9 +13,9 @@ class Tally:
         """`samples` is n: choices i * n .. i * n + n - 1 share prompt i."""
         self._samples = samples
         self._cache_report = cache_report
-        self._latest: dict[int, Piece] = {}
+        self._latest: dict[int, RequestOutput] = {}
 
-    def note(self, index: int, piece: Piece) -> None:
+    def note(self, index: int, piece: RequestOutput) -> None:
         """A piece's counts are totals of the sequence so far."""
         self._latest[index] = piece
 
@@ -36,7 +36,7 @@ class Tally:
         """Prompt tokens of the whole answer that were found in the prefix cache."""
         return sum(piece.cached_tokens for piece in self._firsts())
 
-    def _firsts(self) -> list[Piece]:
+    def _firsts(self) -> list[RequestOutput]:
         """One piece for each prompt."""
         return [piece for index, piece in self._latest.items() if index % self._samples == 0]
 

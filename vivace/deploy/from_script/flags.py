@@ -1,0 +1,186 @@
+"""Words of a command line <-> flags of the spec."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from vivace.deploy.catalogue.flags import Flag, tables
+from vivace.deploy.from_script.programs import Part
+from vivace.deploy.schema.deployment import Flags, FlagValue, Scalar
+
+NUMBER = re.compile(r"-(\d|\.\d)")
+SHORT = re.compile(r"-[A-Za-z][\w-]*$")
+REPEATED: dict[Part, tuple[str, ...]] = {"router": ("prefill", "decode")}
+"""flags that add to what earlier ones of the name said"""
+BARE: dict[Part, frozenset[str]] = {
+    "router": frozenset(
+        """pd-disaggregation mini-lb dp-aware service-discovery disable-retries
+        disable-circuit-breaker enable-igw disable-health-check enable-trace
+        tokenizer-cache-enable-l0
+        tokenizer-cache-enable-l1 control-plane-audit-enabled""".split()
+    ),
+    "benchmark": frozenset(
+        """disable-stream disable-ignore-eos disable-tqdm return-logprob apply-chat-template profile
+        pd-separated flush-cache tokenize-prompt output-details plot cache-report
+        random-image-count bench-lora""".split()
+    ),
+}
+"""switches of programs whose flags are not options of ours"""
+
+
+class Remark(msgspec.Struct, frozen=True):
+    """What reading one command found: `rule` is the rule that speaks of it."""
+
+    rule: str
+    flag: str
+    text: str
+
+
+class Read(msgspec.Struct):
+    flags: Flags = {}
+    remarks: list[Remark] = []
+
+
+@cache
+def server_options() -> dict[str, Flag]:
+    """Every spelling of a server's flag, with its dashes."""
+    return {flag: option for option in tables().flags for flag in option.flags}
+
+
+def option_named(name: str) -> Flag | None:
+    """By a spelling without dashes, or by the start of only one option's spellings."""
+    known = server_options()
+    exact = known.get("--" + name)
+    if exact is not None:
+        return exact
+    begun = {known[flag].name: known[flag] for flag in known if flag.startswith("--" + name)}
+    return next(iter(begun.values())) if len(begun) == 1 else None
+
+
+def flags_of(words: Sequence[str], part: Part) -> Read:
+    """The flags in the order they first appear; of equal ones the last counts, as in argparse."""
+    read = Read()
+    for word, values in groups(words):
+        if not word:
+            told = f"{values[0]!r} belongs to no flag" + (
+                f" ({len(values)} such words)" if len(values) > 1 else ""
+            )
+            read.remarks.append(Remark("stray-word", "", told))
+            continue
+        name, equals, attached = word.partition("=")
+        name = name[2:] if name.startswith("--") else name
+        values = [attached, *values] if equals else values
+        taken, stray = taken_by(name, values, part)
+        keep(read, name, taken, part)
+        if stray:
+            read.remarks.append(
+                Remark("stray-word", name, f"{stray[0]!r} behind --{name} belongs to no flag")
+            )
+    return read
+
+
+def groups(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    """(flag, the words behind it); ("", words) for those in front of the first flag."""
+    flag, values = "", list[str]()
+    for word in words:
+        if word.startswith("--") or (SHORT.match(word) and not NUMBER.match(word)):
+            if flag or values:
+                yield flag, values
+            flag, values = word, []
+        else:
+            values.append(word)
+    if flag or values:
+        yield flag, values
+
+
+def taken_by(name: str, values: list[str], part: Part) -> tuple[FlagValue, list[str]]:
+    """(the flag's value, words that it does not take)"""
+    option = option_named(name) if part == "server" else None
+    if (option is not None and option.shape == "bool") or name in BARE.get(part, ()):
+        return True, values
+    if not values:
+        return True, []
+    many = option is None or option.shape.startswith("list of ")
+    if not many:
+        return scalar(values[0]), values[1:]
+    if option is not None or len(values) > 1:
+        return [scalar(value) for value in values], []
+    return scalar(values[0]), []
+
+
+def keep(read: Read, name: str, value: FlagValue, part: Part) -> None:
+    if name in REPEATED.get(part, ()):
+        before = read.flags.get(name)
+        earlier = before if isinstance(before, list) else []
+        read.flags[name] = [*earlier, *once_more(value)]
+        return
+    same = spelling_of(name, read.flags, part)
+    if same is not None:
+        first = f"--{same} is given as {shown(read.flags[same])}"
+        text = f"{first} and again as {shown(value)}; the last one counts"
+        read.remarks.append(Remark("flag-given-twice", name, text))
+        del read.flags[same]
+    read.flags[name] = value
+
+
+def once_more(value: FlagValue) -> list[Scalar | list[Scalar]]:
+    """One entry of a flag that is given again and again."""
+    if not isinstance(value, list):
+        return [value]
+    return [[word for word in value if not isinstance(word, list)]]
+
+
+def spelling_of(name: str, flags: Flags, part: Part) -> str | None:
+    """The flag of the same meaning that is there already."""
+    if name in flags:
+        return name
+    option = option_named(name) if part == "server" else None
+    if option is None:
+        return None
+    return next((other for other in flags if option_named(other) is option), None)
+
+
+def shown(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(shown(each) for each in value)
+    return "given" if value is True else str(value)
+
+
+def scalar(text: str) -> Scalar:
+    """A number where writing the number gives the same text again."""
+    for kind in (int, float):
+        try:
+            value = kind(text)
+        except ValueError:
+            continue
+        if repr(value) == text and text not in ("inf", "nan", "-inf"):
+            return value
+    return text
+
+
+def words_of_flags(flags: Flags, part: Part) -> list[str]:
+    """The words that give these flags; those that are false or null are left out."""
+    words: list[str] = []
+    for name, value in flags.items():
+        flag = name if name.startswith("-") else "--" + name
+        if value is None or value is False:
+            continue
+        if value is True:
+            words.append(flag)
+        elif name in REPEATED.get(part, ()) and isinstance(value, list):
+            for each in value:
+                words += [flag, *map(plain, each if isinstance(each, list) else [each])]
+        elif isinstance(value, list):
+            words += [flag, *(plain(word) for word in value)]
+        else:
+            words += [flag, plain(value)]
+    return words
+
+
+def plain(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

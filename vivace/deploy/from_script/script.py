@@ -1,0 +1,196 @@
+"""`vivace deploy import`: launch scripts as people have them -> one deployment."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+import msgspec
+
+from vivace.deploy.disk import PathName, TooLarge, name_of, read
+from vivace.deploy.from_script.flags import Remark, flags_of
+from vivace.deploy.from_script.isolated import read_isolated
+from vivace.deploy.from_script.programs import Invocation, invocation
+from vivace.deploy.from_script.roles import (
+    Started,
+    kind_of,
+    roles_of,
+    shared_environment,
+    value_of,
+    without,
+)
+from vivace.deploy.render.quoting import quoted
+from vivace.deploy.schema.deployment import Benchmark, Deployment, Model, Role
+from vivace.deploy.shell.reader import MOST_BYTES, ScriptError
+from vivace.deploy.shell.world import Launch
+
+REPORTING = ("echo", "printf", "[", "[[", "test", "true", "false", ":")
+HOST_SOURCES = ("hostname", "ip ", "ifconfig", "HOSTNAME", "POD_IP", "HOST_IP")
+
+
+class Told(msgspec.Struct, frozen=True):
+    """Something found on the way, and where: `role` or `line` of `file`."""
+
+    remark: Remark
+    file: str
+    line: int
+
+
+class Imported(msgspec.Struct):
+    deployment: Deployment
+    told: list[Told] = []
+
+
+def import_files(paths: Sequence[PathName]) -> Imported:
+    """Read scripts. Nothing is executed. Raises ScriptError naming the file."""
+    contents: list[tuple[str, str]] = []
+    for path in paths:
+        try:
+            contents.append((name_of(path), read(path, MOST_BYTES).decode("utf-8", "replace")))
+        except OSError as error:
+            raise ScriptError(f"{path}: {error.strerror or error}") from None
+        except TooLarge as error:
+            raise ScriptError(f"{path}: {error}") from None
+    return import_scripts(contents)
+
+
+def import_scripts(contents: Sequence[tuple[str, str]]) -> Imported:
+    """(name, content) of each script -> a deployment and what was found on the way."""
+    found = Imported(Deployment())
+    servers: list[Started] = []
+    benchmarks: list[tuple[Benchmark, Launch]] = []
+    prepare: list[str] = []
+    unset: list[str] = []
+    for name, content in contents:
+        try:
+            reading = read_isolated(content)
+        except ScriptError as error:
+            raise ScriptError(f"{name}: {error}") from None
+        found.told += [
+            Told(Remark("not-understood", "", n.text), name, n.line) for n in reading.notes
+        ]
+        for launch in reachable(reading.launches):
+            called = invocation(launch.words)
+            if called is None:
+                prepare.append(line_of(launch.words))
+                continue
+            unset += launch.unset
+            if called.part == "benchmark":
+                benchmarks.append((benchmark_of(called, launch, name, found), launch))
+            else:
+                servers.append(started(called, launch, name, found))
+    if not servers and not benchmarks:
+        raise ScriptError("no server, router or benchmark command was found in what was read")
+    found.deployment = assembled(servers, [each for each, _ in unique(benchmarks)])
+    found.deployment.prepare = list(dict.fromkeys(line for line in prepare if line))
+    found.deployment.unset = sorted(set(unset))
+    return found
+
+
+def line_of(words: Sequence[str]) -> str:
+    """A line of preparation; nothing for what only reports or guards."""
+    if words[0] in REPORTING:
+        return ""
+    return " ".join(quoted(word) for word in words)
+
+
+def reachable(launches: Sequence[Launch]) -> list[Launch]:
+    """Without what comes only after a server has ended, where the same line is also reached
+    otherwise (as a router at the end of a script that every node runs)."""
+    free = {launch.line for launch in launches if not launch.behind}
+    return [rejoined(each) for each in launches if not each.behind or each.line not in free]
+
+
+def rejoined(launch: Launch) -> Launch:
+    """With `your first ip` as one word: a placeholder that is not quoted falls into words, which
+    the address in its place would not."""
+    words = list(launch.words)
+    for assumption in launch.assumptions:
+        parts = assumption.value.split()
+        if len(parts) < 2:
+            continue
+        for at in range(len(words) - len(parts), -1, -1):
+            if words[at : at + len(parts)] == parts:
+                words[at : at + len(parts)] = [assumption.value]
+    return msgspec.structs.replace(launch, words=tuple(words))
+
+
+def started(called: Invocation, launch: Launch, name: str, found: Imported) -> Started:
+    read = flags_of(called.words, called.part)
+    tell(read.remarks, launch, name, found)
+    return Started(
+        place=(name, launch.line),
+        kind="router" if called.part == "router" else kind_of(read.flags),
+        program=called.program,
+        flags=read.flags,
+        environment=launch.environment,
+        host=host_of(launch),
+    )
+
+
+def benchmark_of(called: Invocation, launch: Launch, name: str, found: Imported) -> Benchmark:
+    read = flags_of(called.words, called.part)
+    tell(read.remarks, launch, name, found)
+    return Benchmark(program=called.program, flags=read.flags, environment=launch.environment)
+
+
+def unique(benchmarks: list[tuple[Benchmark, Launch]]) -> list[tuple[Benchmark, Launch]]:
+    """One for each line: a script that goes on behind its servers measures in several worlds."""
+    return list({launch.line: (each, launch) for each, launch in reversed(benchmarks)}.values())[
+        ::-1
+    ]
+
+
+def tell(remarks: Sequence[Remark], launch: Launch, name: str, found: Imported) -> None:
+    for remark in remarks:
+        told = Told(remark, name, launch.line)
+        if told not in found.told:
+            found.told.append(told)
+
+
+def host_of(launch: Launch) -> str | None:
+    """The machine on which the script's comparisons come out so that this is started."""
+    for assumption in launch.assumptions:
+        if any(word in assumption.origin for word in HOST_SOURCES):
+            return assumption.value
+    return None
+
+
+def assembled(servers: list[Started], benchmarks: list[Benchmark]) -> Deployment:
+    roles = roles_of(servers)
+    shared = shared_environment(role.environment for role in roles.values())
+    for role in roles.values():
+        role.environment = without(role.environment, shared)
+    return Deployment(
+        model=Model(path=model_path(roles)),
+        environment=shared,
+        roles=roles,
+        benchmarks=benchmarks,
+    )
+
+
+def model_path(roles: dict[str, Role]) -> str | None:
+    for role in roles.values():
+        path = value_of(role.flags, "model-path") if role.kind != "router" else None
+        if isinstance(path, str):
+            return path
+    return None
+
+
+def import_command(words: Sequence[str]) -> Imported:
+    """One command line, as typed behind `--`. Raises ScriptError."""
+    environment: dict[str, str] = {}
+    rest = list(words)
+    while rest and "=" in rest[0] and rest[0].partition("=")[0].isidentifier():
+        name, _, value = rest.pop(0).partition("=")
+        environment[name] = value
+    launch = Launch(tuple(rest), environment, 1)
+    called = invocation(launch.words)
+    if called is None:
+        raise ScriptError(f"{shlex.join(words)[:200]!r} starts no server, router or benchmark")
+    found = Imported(Deployment())
+    if called.part == "benchmark":
+        found.deployment = assembled([], [benchmark_of(called, launch, "command", found)])
+    else:
+        found.deployment = assembled([started(called, launch, "command", found)], [])
+    return found

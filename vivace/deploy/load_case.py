@@ -1,0 +1,163 @@
+"""A spec, scripts or a command line, with what was said besides -> a case for the rules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from vivace.config.process_environment import process_environment
+from vivace.config.values import nearest
+from vivace.deploy.catalogue.architecture import Architecture
+from vivace.deploy.catalogue.hardware import Device, devices, find_device, measured
+from vivace.deploy.catalogue.models import (
+    find_model,
+    guess_model,
+    known_architecture,
+    models,
+    read_architecture,
+)
+from vivace.deploy.disk import PathName, below, beside, home, is_file
+from vivace.deploy.rules.case import Case, Remarked
+from vivace.deploy.rules.target import target_of
+from vivace.deploy.schema.deployment import Deployment, Hardware, Model, Workload
+from vivace.deploy.schema.errors import DeploymentError
+
+SPECS = (".yaml", ".yml")
+
+
+class Said(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command line says over what the files say; None: nothing."""
+
+    target: str | None = None
+    hardware: str | None = None
+    cards: int | None = None
+    model: str | None = None
+    quantization: str | None = None
+    input: int | None = None
+    output: int | None = None
+    concurrency: int | None = None
+
+
+class Opened(msgspec.Struct, frozen=True):
+    deployment: Deployment
+    remarks: tuple[Remarked, ...]
+    file: str
+
+
+def open_files(files: Sequence[PathName]) -> Opened:
+    """One spec, or scripts. Raises DeploymentError or ScriptError."""
+    paths = [str(file) for file in files]
+    specs = [path for path in paths if path.endswith(SPECS)]
+    if specs and len(paths) > 1:
+        raise DeploymentError("one deployment file, or scripts: not both, and not several files")
+    if specs:
+        from vivace.deploy.schema.files import load
+
+        return Opened(load(specs[0]), (), specs[0])
+    from vivace.deploy.from_script.script import import_files
+
+    found = import_files(paths)
+    remarks = tuple(Remarked(each.remark, each.line) for each in found.told)
+    return Opened(found.deployment, remarks, ", ".join(paths))
+
+
+def open_command(words: Sequence[str]) -> Opened:
+    """What stands behind `--`. Raises ScriptError."""
+    from vivace.deploy.from_script.script import import_command
+
+    found = import_command(words)
+    remarks = tuple(Remarked(each.remark) for each in found.told)
+    return Opened(found.deployment, remarks, "command line")
+
+
+def case_of(opened: Opened, said: Said) -> Case:
+    """Raises DeploymentError for a name that nothing is known of."""
+    deployment = with_said(opened.deployment, said)
+    try:
+        target = target_of(said.target or deployment.engine or "sglang")
+    except ValueError as error:
+        raise DeploymentError(str(error)) from None
+    return Case(
+        deployment=deployment,
+        file=opened.file,
+        target=target,
+        device=device_of(deployment.hardware),
+        model=model_of(deployment.model, opened.file),
+        remarks=opened.remarks,
+    )
+
+
+def with_said(deployment: Deployment, said: Said) -> Deployment:
+    """The deployment with what was said; the one that was read stays as it is."""
+    from msgspec.structs import replace
+
+    hardware, model, workload = deployment.hardware, deployment.model, deployment.workload
+    if said.hardware is not None:
+        hardware = Hardware(device=said.hardware, cards=hardware.cards if hardware else None)
+    if said.cards is not None:
+        if hardware is None:
+            raise DeploymentError("--cards: of which hardware? Say --hardware too")
+        hardware = replace(hardware, cards=said.cards)
+    if said.model is not None:
+        is_file = "/" in said.model or said.model.endswith(".json")
+        name, config = (None, said.model) if is_file else (said.model, None)
+        model = replace(model, name=name, config=config)
+    if said.quantization is not None:
+        model = replace(model, quantization=said.quantization)
+    if (said.input, said.output, said.concurrency) != (None, None, None):
+        before = workload or Workload()
+        workload = replace(
+            before,
+            input=said.input or before.input,
+            output=said.output or before.output,
+            concurrency=said.concurrency or before.concurrency,
+        )
+    return replace(deployment, hardware=hardware, model=model, workload=workload)
+
+
+def cache_folder() -> str:
+    said = process_environment().get("XDG_CACHE_HOME")
+    return said or below(home(), ".cache")
+
+
+def device_of(hardware: Hardware | None) -> Device | None:
+    if hardware is None:
+        return None
+    found = find_device(hardware.device, measured(cache_folder()))
+    if found is None:
+        names = [device.name for device in devices()]
+        near = nearest(hardware.device, names)
+        raise DeploymentError(
+            f"hardware.device {hardware.device!r} is not in the catalogue{near or ''} "
+            "(`vivace deploy hardware` lists it)"
+        )
+    return found
+
+
+def model_of(model: Model, file: str) -> Architecture | None:
+    """By configuration file, name, or what the path seems to name; None where nothing tells."""
+    if model.config is not None:
+        try:
+            return read_architecture(beside(file, model.config))
+        except ValueError as error:
+            raise DeploymentError(f"model.config: {error}") from None
+    if model.name is not None:
+        known = find_model(model.name) or guess_model(model.name)
+        if known is None:
+            near = nearest(model.name, [each.name for each in models()])
+            raise DeploymentError(
+                f"model.name {model.name!r} is not known{near} (`vivace deploy models` lists them; "
+                "model.config takes the path of a config.json)"
+            )
+        return known_architecture(known)
+    if model.path is None:
+        return None
+    config = below(model.path, "config.json")
+    if is_file(config):
+        try:
+            return read_architecture(config)
+        except ValueError:
+            return None
+    known = guess_model(model.path)
+    return None if known is None else known_architecture(known)

@@ -1,0 +1,137 @@
+"""deployment.yaml <-> Deployment: includes, one clear error for each mistake."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import yaml
+
+from vivace.deploy.disk import PathName, beside, name_of, read
+from vivace.deploy.schema.deployment import Deployment
+from vivace.deploy.schema.errors import DeploymentError
+from vivace.deploy.schema.keys import environment_as_text, refuse_unknown
+from vivace.deploy.schema.merge import merged
+
+if TYPE_CHECKING:
+    from yaml import SafeLoader
+else:
+    SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+LARGEST = 1 << 20
+"""bytes of a file"""
+MERGE = "tag:yaml.org,2002:merge"
+DEEPEST = 8
+"""files that include one another"""
+MOST_VALUES = 100_000
+"""of a file, with what its YAML aliases repeat"""
+
+
+def load(path: PathName) -> Deployment:
+    """Read a file and what it includes. Raises DeploymentError."""
+    return deployment_of(with_includes(str(path), ()), str(path))
+
+
+def deployment_of(content: Mapping[str, Any], where: str) -> Deployment:
+    """Plain data -> Deployment. Raises DeploymentError; `where` is how errors call the file."""
+    try:
+        refuse_unknown(content, Deployment)
+        return msgspec.convert(environment_as_text(content), Deployment)
+    except (ValueError, RecursionError) as error:
+        raise DeploymentError(f"{where}: {error}") from None
+
+
+def with_includes(path: str, before: tuple[str, ...]) -> dict[str, Any]:
+    """The file's values over those of the file it includes, which lies beside it or below."""
+    content = mapping_in(path)
+    include = content.pop("include", None)
+    if include is None:
+        return content
+    if not isinstance(include, str):
+        raise DeploymentError(f"{path}: include: the path of a file is wanted, not {include!r}")
+    base, chain = beside(path, include), (*before, beside(path, name_of(path)))
+    if base in chain or len(chain) >= DEEPEST:
+        shown = " -> ".join((*chain, base))
+        raise DeploymentError(f"{path}: include: {shown}: files include one another in a circle")
+    return merged(with_includes(base, chain), content)
+
+
+def mapping_in(path: str) -> dict[str, Any]:
+    """The mapping a YAML file holds. Raises DeploymentError."""
+    try:
+        content = parsed(read(path, LARGEST).decode())
+    except OSError as error:
+        raise DeploymentError(f"{path}: {error.strerror or error}") from None
+    except (ValueError, yaml.YAMLError, RecursionError) as error:
+        raise DeploymentError(f"{path}: {error}") from None
+    if not isinstance(content, dict):
+        raise DeploymentError(f"{path}: a mapping (name:, roles:, ..) is wanted")
+    return content
+
+
+def parsed(text: str) -> Any:
+    """YAML -> data. A key given twice, and aliases that repeat one another, are errors."""
+    loader = OneOfEach(text)
+    try:
+        content = loader.get_single_data()
+    finally:
+        loader.dispose()
+    refuse_endless(content)
+    return content
+
+
+def refuse_endless(content: Any) -> None:
+    """Aliases can make a short file say more than memory holds."""
+    waiting, count = [content], 0
+    while waiting:
+        value = waiting.pop()
+        count += 1
+        if count > MOST_VALUES:
+            raise ValueError(f"more than {MOST_VALUES} values")
+        inner = value.values() if isinstance(value, dict) else value
+        if isinstance(value, dict | list):
+            waiting.extend(inner)
+
+
+class OneOfEach(SafeLoader):
+    """Plain data only. PyYAML keeps the last of two equal keys; here that is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != MERGE:
+                if key.value in seen:
+                    line = key.start_mark.line + 1
+                    raise ValueError(f"line {line}: {key.value!r} is given twice; keep one of them")
+                seen.add(key.value)
+        return super().construct_mapping(node, deep=deep)
+
+
+def written(deployment: Deployment) -> str:
+    """The YAML of a deployment, keys in the order of the struct."""
+    return yaml.dump(
+        msgspec.to_builtins(deployment),
+        Dumper=Plain,
+        sort_keys=False,
+        default_flow_style=False,
+        width=100,
+        allow_unicode=True,
+    )
+
+
+class Plain(yaml.SafeDumper):
+    """Without anchors: every value is written where it is used. Lists of single values stay on
+    one line."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+    def represent_sequence(
+        self, tag: str, sequence: Any, flow_style: bool | None = None
+    ) -> yaml.SequenceNode:
+        short = not any(isinstance(value, dict | list) for value in sequence)
+        return super().represent_sequence(tag, sequence, flow_style=short or flow_style)
+
+
+__all__ = ["DeploymentError", "deployment_of", "load", "parsed", "written"]

@@ -1,0 +1,74 @@
+"""News of one answer, ready to be shown, and who takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol, runtime_checkable
+
+import msgspec
+
+from vivace.protocol.output import Finish, TokenLogprob
+
+
+class RequestOutput(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """What is new since the last piece: `text` and `tokens` are disjoint parts of the answer.
+
+    The counts are totals so far. `prompt_logprobs` comes once; `logprobs` has one entry per token
+    of `tokens`. `timings`, in seconds: "queue" (arrival to first step), with the last piece also
+    "sent" (arrival to the engine's turn), "first" (arrival to first token), "e2e" (arrival to
+    finish).
+    """
+
+    text: str
+    tokens: list[int]
+    finish: Finish | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    prompt_logprobs: Iterable[TokenLogprob] | None = None
+    logprobs: list[TokenLogprob] | None = None
+    retractions: int = 0
+    timings: dict[str, float] | None = None
+
+
+class Sink(Protocol):
+    """Takes the pieces of one answer, in order; the one with `finish` is the last."""
+
+    def push(self, piece: RequestOutput) -> None:
+        """Called in the receive turn itself: must neither block nor raise."""
+        ...
+
+
+@runtime_checkable
+class TextSink(Sink, Protocol):
+    """A sink that can do without a `RequestOutput` mid-answer, where only text is new."""
+
+    def offer(self, text: str, tokens: list[int], count: int) -> bool:
+        """Take text and tokens, `count` tokens of output so far; all other counts are those of the
+        last piece. False: nothing was taken, `push` them as a piece. Must neither block nor raise.
+        """
+        ...
+
+
+def merge(first: RequestOutput, second: RequestOutput) -> RequestOutput:
+    """Two pieces in a row as one, for readers that are slower than the model."""
+    return RequestOutput(
+        text=first.text + second.text,
+        tokens=first.tokens + second.tokens,
+        finish=second.finish,
+        prompt_tokens=second.prompt_tokens,
+        completion_tokens=second.completion_tokens,
+        cached_tokens=second.cached_tokens,
+        prompt_logprobs=first.prompt_logprobs or second.prompt_logprobs,
+        logprobs=_joined(first.logprobs, second.logprobs),
+        retractions=second.retractions,
+        timings=second.timings or first.timings,
+    )
+
+
+def _joined(
+    first: list[TokenLogprob] | None, second: list[TokenLogprob] | None
+) -> list[TokenLogprob] | None:
+    if first is None or second is None:
+        return second if first is None else first
+    return first + second

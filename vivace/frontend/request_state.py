@@ -1,0 +1,277 @@
+"""One request in flight, as the edge sees it: its ledger, its text, and what it may still show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from vivace.frontend.detokenizer import Detokenizer, detokenizer
+from vivace.frontend.prompt_logprobs import PromptRows
+from vivace.frontend.request_output import RequestOutput, Sink, TextSink
+from vivace.frontend.stop_strings import StopHit, StopStrings
+from vivace.frontend.tokenizer import Tokenizer
+from vivace.protocol.output import FINISH_LENGTH, FINISH_STOP, Delta, Finish, PromptLogprobs
+from vivace.protocol.request import Request
+
+
+class LedgerGap(Exception):
+    """Part of an answer never arrived; what came behind it must not be shown."""
+
+
+class RequestState:
+    """Turns the deltas of one request into pieces.
+
+    Invariant: `ledger` holds exactly the tokens the client was given, in order. A delta whose
+    index lies behind the ledger repeats tokens, which are dropped; ahead of it is a `LedgerGap`.
+    """
+
+    __slots__ = (
+        "_cached",
+        "_clock",
+        "_detokenizer",
+        "_first",
+        "_offer",
+        "_prompt",
+        "_prompt_rows",
+        "_queue",
+        "_retractions",
+        "_sent",
+        "_stops",
+        "ledger",
+        "request",
+        "sink",
+        "suspect",
+    )
+
+    def __init__(
+        self, request: Request, sink: Sink, tokenizer: Tokenizer | None, clock: Callable[[], float]
+    ) -> None:
+        sampling = request.sampling
+        self.request = request
+        self.sink = sink
+        self.ledger: list[int] = []
+        self.suspect = request.suspect
+        self._clock = clock
+        self._prompt = len(request.tokens)
+        self._stops = (
+            StopStrings(sampling.stop, keep=sampling.no_stop_trim) if sampling.stop else None
+        )
+        self._detokenizer: Detokenizer | None = None
+        if tokenizer is not None:
+            self._detokenizer = detokenizer(
+                tokenizer,
+                request.tokens,
+                skip_special_tokens=sampling.skip_special_tokens,
+                spaces_between_special_tokens=sampling.spaces_between_special_tokens,
+            )
+        plain = self._stops is None and tokenizer is not None and request.logprobs is None
+        self._offer = sink.offer if plain and isinstance(sink, TextSink) else None
+        self._cached = 0
+        self._retractions = 0
+        self._sent = clock() - request.arrival
+        self._queue = 0.0
+        self._first = 0.0
+        options = request.logprobs
+        self._prompt_rows = (
+            PromptRows(request.tokens, options) if options and options.start >= 0 else None
+        )
+        """log-probabilities of the prompt, until a piece shows them"""
+
+    def passed(self, delta: Delta) -> bool:
+        """Hand a delta of nothing but tokens to a sink that takes mere text, if this is the middle
+        of such an answer; else False, and it is one for `accept`. May raise like `accept`."""
+        offer, ledger = self._offer, self.ledger
+        if offer is None or not ledger or delta.index != len(ledger):
+            return False
+        tokens = delta.tokens
+        if not tokens or delta.finish is not None or delta.retractions or self._detokenizer is None:
+            return False
+        text = self._detokenizer.push(tokens)
+        ledger += tokens
+        if not offer(text, tokens, len(ledger)):
+            self.sink.push(self._piece(text, tokens))
+        return True
+
+    def accept(self, delta: Delta) -> RequestOutput | None:
+        """The piece this delta makes; None when it brings nothing new. Raises LedgerGap."""
+        ledger = self.ledger
+        if delta.prompt_logprobs is not None:
+            self._gather(delta.prompt_logprobs)
+        if delta.index != len(ledger):
+            delta = self._without_repeats(delta)
+        tokens, finish = delta.tokens, delta.finish
+        if not tokens and finish is None:
+            return None
+        timings = None if ledger and finish is None else self._note_start(delta)
+        logprobs = delta.logprobs
+        if self._stops is None and finish is None:
+            text = self._detokenizer.push(tokens) if self._detokenizer is not None else ""
+        else:
+            text, kept, finish = self._text_to_the_end(tokens, finish)
+            if kept < len(tokens):
+                tokens = tokens[:kept]
+                logprobs = logprobs[:kept] if logprobs is not None else None
+        ledger.extend(tokens)
+        if delta.retractions:
+            self._retractions = delta.retractions
+        if finish is not None:
+            timings = self._final_timings()
+        return RequestOutput(
+            text=text,
+            tokens=tokens,
+            finish=finish,
+            prompt_tokens=self._prompt,
+            completion_tokens=len(ledger),
+            cached_tokens=self._cached,
+            prompt_logprobs=self._prompt_logprobs(tokens),
+            logprobs=logprobs,
+            retractions=self._retractions,
+            timings=timings,
+        )
+
+    def ended(self, finish: Finish) -> RequestOutput:
+        """A last piece that the engine did not send: an error, or an end it could not tell."""
+        text, _, _ = self._text_to_the_end([], finish)
+        return self._piece(text, [], finish, self._final_timings())
+
+    def _piece(
+        self,
+        text: str,
+        tokens: list[int],
+        finish: Finish | None = None,
+        timings: dict[str, float] | None = None,
+    ) -> RequestOutput:
+        """A piece without log-probabilities; the ledger has its tokens already."""
+        return RequestOutput(
+            text=text,
+            tokens=tokens,
+            finish=finish,
+            prompt_tokens=self._prompt,
+            completion_tokens=len(self.ledger),
+            cached_tokens=self._cached,
+            retractions=self._retractions,
+            timings=timings,
+        )
+
+    def resumption(self) -> Request:
+        """The request as a new engine needs it: it goes on behind the ledger, and behind what is
+        known of the prompt."""
+        request, rows = self.request, self._prompt_rows
+        if request.logprobs is not None and rows is not None:
+            logprobs = msgspec.structs.replace(request.logprobs, start=rows.next)
+            request = msgspec.structs.replace(request, logprobs=logprobs)
+        return msgspec.structs.replace(request, resumed=list(self.ledger), suspect=self.suspect)
+
+    def reached_end(self, eos_ids: tuple[int, ...]) -> Finish | None:
+        """The finish that was lost with an engine, when the ledger shows that there was one."""
+        sampling, ledger = self.request.sampling, self.ledger
+        if ledger and len(ledger) > sampling.min_new_tokens:
+            ends = sampling.stop_token_ids + (() if sampling.ignore_eos else eos_ids)
+            if ledger[-1] in ends:
+                return Finish(type=FINISH_STOP, matched=ledger[-1])
+        if ledger and len(ledger) >= sampling.max_new_tokens:
+            return Finish(type=FINISH_LENGTH, length=len(ledger))
+        return None
+
+    # -- text ------------------------------------------------------------------------------------
+
+    def _text_to_the_end(
+        self, tokens: list[int], finish: Finish | None
+    ) -> tuple[str, int, Finish | None]:
+        """(text, how many tokens belong to the answer, finish); with stops and the last flush."""
+        if self._detokenizer is None:
+            return "", len(tokens), finish
+        visible = tokens
+        if finish is not None and self._hides_last(tokens, finish):
+            visible = tokens[:-1]
+        if self._stops is None:
+            text = self._detokenizer.push(visible)
+        else:
+            text, kept, hit = self._watch(self._stops, self._detokenizer, visible)
+            if hit is not None:
+                return text, kept, Finish(type=FINISH_STOP, matched=hit)
+        if finish is not None:
+            text += self._stops.flush() if self._stops is not None else ""
+            text += self._detokenizer.flush()
+        return text, len(tokens), finish
+
+    def _hides_last(self, tokens: list[int], finish: Finish) -> bool:
+        """The stop id itself is part of the tokens but not of the text."""
+        return (
+            finish.type == FINISH_STOP
+            and bool(tokens)
+            and tokens[-1] == finish.matched
+            and not self.request.sampling.no_stop_trim
+        )
+
+    @staticmethod
+    def _watch(
+        stops: StopStrings, pieces: Detokenizer, tokens: list[int]
+    ) -> tuple[str, int, str | None]:
+        """Token by token, so that the count ends with the token that completed a stop string."""
+        parts: list[str] = []
+        for count, token in enumerate(tokens, 1):
+            shown = stops.push(pieces.push((token,)))
+            if isinstance(shown, StopHit):
+                parts.append(shown.text)
+                return "".join(parts), count, shown.matched
+            parts.append(shown)
+        return "".join(parts), len(tokens), None
+
+    # -- the ledger ------------------------------------------------------------------------------
+
+    def _without_repeats(self, delta: Delta) -> Delta:
+        repeated = len(self.ledger) - delta.index
+        if repeated < 0:
+            raise LedgerGap(
+                f"tokens {len(self.ledger)} to {delta.index - 1} of the answer were lost"
+            )
+        logprobs = delta.logprobs
+        return msgspec.structs.replace(
+            delta,
+            index=len(self.ledger),
+            tokens=delta.tokens[repeated:],
+            logprobs=logprobs[repeated:] if logprobs is not None else None,
+        )
+
+    def _gather(self, part: PromptLogprobs) -> None:
+        rows = self._prompt_rows
+        if rows is not None and not rows.add(part):
+            raise rows_lost(rows)
+
+    def _prompt_logprobs(self, tokens: list[int]) -> PromptRows | None:
+        """Once, with the first piece behind the prompt; an answer may end before that."""
+        rows = self._prompt_rows
+        if rows is None:
+            return None
+        if rows.complete:
+            self._prompt_rows = None
+            return rows
+        if tokens:
+            raise rows_lost(rows)
+        return None
+
+    # -- times -----------------------------------------------------------------------------------
+
+    def _note_start(self, delta: Delta) -> dict[str, float] | None:
+        """Numbers that come with the first delta of an answer (and again with the last)."""
+        if self.ledger:
+            return None
+        self._cached = delta.cached_tokens or self._cached
+        self._queue = delta.queue_time or self._queue
+        if delta.tokens and not self._first:
+            self._first = delta.first_token_time or self._clock() - self.request.arrival
+        return {"queue": self._queue}
+
+    def _final_timings(self) -> dict[str, float]:
+        return {
+            "sent": self._sent,
+            "queue": self._queue,
+            "first": self._first,
+            "e2e": self._clock() - self.request.arrival,
+        }
+
+
+def rows_lost(rows: PromptRows) -> LedgerGap:
+    return LedgerGap(f"log-probabilities from prompt token {rows.next} on were lost")

@@ -1,0 +1,189 @@
+"""SGLang's native answer ({text, output_ids, meta_info}) from pieces; shared by /generate and the
+offline API."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from vivace.frontend.request_output import RequestOutput
+from vivace.protocol.output import FINISH_ABORT, FINISH_STOP, Finish, TokenLogprob
+from vivace.protocol.request import Request
+
+_ABORT_NAMES = {400: "BadRequestError", 429: "TooManyRequests", 503: "ServiceUnavailable"}
+
+TokenText = Callable[[int], str]
+
+
+class SGLangOutput:
+    """Accumulates the pieces of one request.
+
+    `token_text` adds text to log-probability entries (return_text_in_logprobs). `index` is the
+    place in a batch. With `disjoint`, an event shows only what its own piece brought.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        *,
+        weight_version: str = "default",
+        index: int | None = None,
+        token_text: TokenText | None = None,
+        disjoint: bool = False,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._request = request
+        self._weight_version = weight_version
+        self._index = index
+        self._token_text = token_text
+        self._disjoint = disjoint
+        self._wall = wall
+        self._texts: list[str] = []
+        self._tokens: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._prompt_logprobs: Iterable[TokenLogprob] = ()
+        self._last: RequestOutput | None = None
+
+    @property
+    def finish(self) -> Finish | None:
+        return self._last.finish if self._last is not None else None
+
+    def extend(self, text: str, tokens: list[int]) -> None:
+        """Text and tokens that came without a piece."""
+        self._texts.append(text)
+        self._tokens.extend(tokens)
+
+    def add(self, piece: RequestOutput) -> None:
+        self.extend(piece.text, piece.tokens)
+        if piece.logprobs:
+            self._logprobs.extend(piece.logprobs)
+        if piece.prompt_logprobs is not None:
+            self._prompt_logprobs = piece.prompt_logprobs
+        self._last = piece
+
+    def event(self, piece: RequestOutput, *, logprobs: bool = True) -> dict[str, Any]:
+        """One streamed event: the whole answer so far, or only the news when `disjoint`.
+        `logprobs`: as in `body`."""
+        self.add(piece)
+        if not self._disjoint:
+            return self.body(logprobs=logprobs)
+        body = self._body(piece.text, piece.tokens)
+        if logprobs:
+            sides = (piece.prompt_logprobs or (), piece.logprobs or ())
+            body["meta_info"] |= self._logprob_fields(*sides)
+        return body
+
+    def body(self, *, logprobs: bool = True) -> dict[str, Any]:
+        """The answer as far as it has come; valid after the first `add`. Without `logprobs` it has
+        no log-probabilities: they may be millions (see `logprob_rows`)."""
+        text = "".join(self._texts)
+        self._texts = [text]
+        body = self._body(text, list(self._tokens))
+        if logprobs:
+            body["meta_info"] |= self._logprob_fields(self._prompt_logprobs, self._logprobs)
+        return body
+
+    def _body(self, text: str, tokens: list[int]) -> dict[str, Any]:
+        body: dict[str, Any] = {"text": text, "output_ids": tokens, "meta_info": self._meta()}
+        if self._index is not None:
+            body["index"] = self._index
+        return body
+
+    def _meta(self) -> dict[str, Any]:
+        piece = self._last
+        if piece is None:
+            raise ValueError("no piece has been added yet")
+        meta: dict[str, Any] = {
+            "id": self._request.rid,
+            "finish_reason": finish_reason(piece.finish),
+            "prompt_tokens": piece.prompt_tokens,
+            "weight_version": self._weight_version,
+            "dp_rank": 0,
+            "num_retractions": piece.retractions,
+            "completion_tokens": piece.completion_tokens,
+            "cached_tokens": piece.cached_tokens,
+            "cached_tokens_details": {"device": piece.cached_tokens, "host": 0},
+        }
+        if piece.finish is not None:
+            # what was asked for, cut to the room that the prompt leaves
+            meta["max_new_tokens"] = self._request.sampling.max_new_tokens
+        if piece.finish is not None and piece.timings:
+            meta |= times(piece.timings, piece.completion_tokens, self._wall())
+        return meta
+
+    def _logprob_fields(
+        self, prompt_logprobs: Iterable[TokenLogprob], logprobs: Iterable[TokenLogprob]
+    ) -> dict[str, Any]:
+        sides = (("input", list(prompt_logprobs)), ("output", list(logprobs)))
+        return {
+            f"{side}_{name}": rows
+            for side, entries in sides
+            for name, rows in self.logprob_rows(entries).items()
+        }
+
+    def logprob_rows(self, entries: list[TokenLogprob]) -> dict[str, list[Any]]:
+        """What some tokens add to the lists of meta_info, by their names without "input_" or
+        "output_"; empty when nobody asked."""
+        options = self._request.logprobs
+        if options is None:
+            return {}
+        rows: dict[str, list[Any]] = {"token_logprobs": [self._row(entry) for entry in entries]}
+        if options.top:
+            rows["top_logprobs"] = [self._pairs(entry.top) for entry in entries]
+        if options.token_ids:
+            rows["token_ids_logprobs"] = [self._pairs(entry.chosen) for entry in entries]
+        return rows
+
+    def _row(self, entry: TokenLogprob) -> tuple[float | None, int, str | None]:
+        return entry.logprob, entry.token, self._text(entry.token)
+
+    def _pairs(
+        self, pairs: list[tuple[float, int]] | None
+    ) -> list[tuple[float, int, str | None]] | None:
+        if pairs is None:
+            return None
+        return [(logprob, token, self._text(token)) for logprob, token in pairs]
+
+    def _text(self, token: int) -> str | None:
+        return self._token_text(token) if self._token_text is not None else None
+
+
+def times(timings: dict[str, float], tokens: int, now: float) -> dict[str, float]:
+    """meta_info of a finished answer. Durations in seconds, `..._ts` in Unix time (`now`).
+
+    The engine sends the first token when the prompt is computed.
+    """
+    whole, queue = timings.get("e2e", 0.0), timings.get("queue", 0.0)
+    first = timings.get("first") or whole
+    received = now - whole
+    decoding = whole - first
+    return {
+        "e2e_latency": whole,
+        "queue_time": queue,
+        "inference_time": max(0.0, whole - queue),
+        "decode_throughput": (tokens - 1) / decoding if tokens > 1 and decoding > 0 else 0.0,
+        "request_received_ts": received,
+        "request_sent_to_scheduler_ts": received + timings.get("sent", 0.0),
+        "prefill_finished_ts": received + first,
+        "decode_finished_ts": now,
+        "response_sent_to_client_ts": now,
+    }
+
+
+def finish_reason(finish: Finish | None) -> dict[str, Any] | None:
+    """meta_info.finish_reason in SGLang's form."""
+    if finish is None:
+        return None
+    if finish.type == FINISH_ABORT:
+        return {
+            "type": FINISH_ABORT,
+            "message": finish.message or "the request was aborted",
+            "status_code": finish.status,
+            "err_type": None
+            if finish.status is None
+            else _ABORT_NAMES.get(finish.status, "InternalServerError"),
+        }
+    if finish.type == FINISH_STOP:
+        return {"type": FINISH_STOP, "matched": finish.matched}
+    return {"type": finish.type, "length": finish.length}

@@ -1,0 +1,129 @@
+"""Entry of the children: `python -m vivace.launch.child engine|frontend --line FD --parent PID`.
+
+Only the supervisor starts this. The child dies with it, whatever happens: the kernel sends SIGKILL
+when the parent dies, and the end of the line to the parent is watched as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NoReturn
+
+from vivace.config.child_process import die_with
+from vivace.errors import CANNOT_START, CannotStart
+from vivace.observability import log as log_lines
+from vivace.observability.lines import protect_standard_streams
+from vivace.observability.timeline import Timeline
+from vivace.supervisor.ahead import load_torch_library
+from vivace.supervisor.ipc import MessageSocket, SocketClosed, child_end
+from vivace.supervisor.messages import Failure, Progress, Setup, ToChild
+
+LONGEST_FAILURE = 2000
+
+log = logging.getLogger(__name__)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    timeline = Timeline("interpreter, first imports")
+    parser = argparse.ArgumentParser(prog="vivace.launch.child", description=__doc__)
+    parser.add_argument("role", choices=("engine", "frontend"))
+    parser.add_argument("--line", type=int, required=True)
+    parser.add_argument("--parent", type=int, required=True)
+    parser.add_argument("--preload", action="store_true", help="import before the setup comes")
+    arguments = parser.parse_args(argv)
+    protect_standard_streams()
+    try:
+        die_with(arguments.parent)
+    except OSError as error:
+        log.warning("%s", error)
+    leave_signals_to_the_supervisor()
+    gc.disable()  # nothing that is imported and loaded is garbage; the roles enable it when ready
+    log_lines.setup("info", arguments.role)
+    sock = socket.socket(fileno=arguments.line)
+    sock.set_inheritable(False)  # the line must close when this process dies, not later
+    line = child_end(sock)
+    try:
+        if arguments.preload:
+            preload(arguments.role, line, timeline)
+        run(arguments.role, line, timeline)
+    except SocketClosed:
+        return 1
+    except BaseException as error:
+        line.send(Failure(name_of(error)))
+        if isinstance(error, CannotStart):
+            return CANNOT_START  # the supervisor says why, in one line
+        log.critical("the %s ends: %s", arguments.role, name_of(error), exc_info=error)
+        return 1
+    return 0
+
+
+def run(role: str, line: MessageSocket[ToChild], timeline: Timeline) -> None:
+    timeline.begin("imports")
+    if role == "engine":
+        from vivace.supervisor.engine_child import run_engine
+
+        run_engine(line, first_message(line, timeline), timeline)
+        return
+    import uvloop
+
+    from vivace.supervisor.frontend_child import run_frontend
+
+    uvloop.run(run_frontend(line, first_message(line, timeline), timeline))
+
+
+def preload(role: str, line: MessageSocket[ToChild], timeline: Timeline) -> None:
+    """Import the slow parts now; the setup waits on the line meanwhile."""
+    if role == "engine":
+        line.send(Progress("Loading PyTorch", 0.0))
+        load_torch_library()
+        timeline.begin("imports")
+        import_module("vivace.supervisor.engine_child")
+        timeline.begin("import torch")
+        import_module("torch")
+        timeline.begin("import the worker")
+        import_module("vivace.worker.build")
+
+
+def first_message(line: MessageSocket[ToChild], timeline: Timeline) -> Setup:
+    """The setup; what the supervisor has sent behind it stays on the line."""
+    gc.freeze()  # what is imported stays: the collection before serving is spared most of its work
+    timeline.begin("waiting for the configuration")
+    setup = line.wait()
+    if not isinstance(setup, Setup):
+        raise TypeError(f"the first message is {type(setup).__name__}, not Setup")
+    return setup
+
+
+def leave_signals_to_the_supervisor() -> None:
+    """Ctrl-C and systemd signal every process of the group; only the supervisor decides."""
+    for number in (stopping := (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)):
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, stopping)  # the supervisor held them back
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+
+
+def name_of(error: BaseException) -> str:
+    text = str(error) if isinstance(error, CannotStart) else f"{type(error).__name__}: {error}"
+    return text[:LONGEST_FAILURE]
+
+
+def end(code: int) -> NoReturn:
+    """Leave without tearing down the interpreter: nothing is left to save."""
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    end(main())

@@ -1,0 +1,202 @@
+"""From a command line to a running server.
+
+This process only decides, starts and watches; it loads neither torch nor a tokenizer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vivace.errors import CANNOT_START, CannotStart
+from vivace.launch.configure import configure
+from vivace.observability import log as log_lines
+from vivace.observability.lines import fill_standard_descriptors, protect_standard_streams
+from vivace.observability.timeline import Timeline, boot_clock, process_start
+from vivace.protocol.control import Capacity
+from vivace.protocol.engine_socket import listen, new_socket
+from vivace.protocol.shared_memory import SharedMemory, new_descriptor, reserve
+from vivace.supervisor.ahead import read_ahead
+from vivace.supervisor.child import Child, preloading, process_command, spawn
+from vivace.supervisor.listen import PortInUse, allow_open_files, bind, url_of
+from vivace.supervisor.plan import WARMING_UP
+from vivace.supervisor.screen import Screen, is_terminal, screen_of
+from vivace.supervisor.startup_profile import SUPERVISOR, StartupProfile
+from vivace.supervisor.summary import summary_of
+from vivace.wrapping import print_wrapped
+
+if TYPE_CHECKING:
+    import socket
+
+    from vivace.config import Config, Options
+    from vivace.supervisor.supervisor import Plan
+
+log = logging.getLogger(__name__)
+
+READY_LINE = "The server is fired up and ready to roll!"
+FAILED = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Descriptors:
+    """What an engine inherits that is spawned ahead; they get their meaning later."""
+
+    memory: int
+    """protocol/shared_memory.py"""
+    engine: int
+    """protocol/engine_socket.py"""
+
+
+def main(argv: Sequence[str], *, program: str = "vivace serve") -> int:
+    """Serve until stopped; returns the exit code. 2 = the command line cannot be obeyed."""
+    timeline = Timeline("interpreter, first imports")
+    timeline.begin("starting the engine's process")
+    fill_standard_descriptors()
+    shared = Descriptors(memory=new_descriptor(), engine=new_socket())
+    engine = engine_ahead(argv, shared)
+    try:
+        return serve(argv, engine, shared, program, timeline)
+    finally:
+        if engine is not None:
+            engine.kill()
+            engine.process.wait()
+
+
+def engine_ahead(argv: Sequence[str], shared: Descriptors) -> Child | None:
+    """Loading PyTorch takes seconds, so the engine's process starts with that before anything
+    else is known; it is ended when the command line turns out to be wrong."""
+    if {"-h", "--help", "--help-all"}.intersection(argv) or os.environ.get("VIVACE_EXECUTOR"):
+        return None
+    return spawn(
+        "engine",
+        preloading(process_command),
+        shared.memory,
+        shared.engine,
+        piped=is_terminal(sys.stderr),
+    )
+
+
+def serve(
+    argv: Sequence[str],
+    engine: Child | None,
+    shared: Descriptors,
+    program: str,
+    timeline: Timeline,
+) -> int:
+    timeline.begin("configuration")
+    from vivace.config import parse
+    from vivace.launch.preflight import check_edge
+
+    try:
+        options = parse(argv, os.environ, program=program)
+        config = configure(with_hidden_keys(options, argv))
+        check_edge(config)
+        read_ahead(config.source.files, config.platform.available_bytes)
+        return launch(config, engine, shared, timeline)
+    except CannotStart as error:
+        print_wrapped(f"{program}: {error}")
+        return CANNOT_START
+
+
+def with_hidden_keys(options: Options, argv: Sequence[str]) -> Options:
+    """Take the keys out of what `ps` shows; a notice says that they were there."""
+    from vivace.launch.process_list import hide
+
+    given = [key for key in (options.http.api_key, options.http.admin_api_key) if key]
+    hidden = hide(key.reveal() for key in given)
+    typed = [key for key in given if any(word.endswith(key.reveal()) for word in argv)]
+    if not typed:
+        return options
+    seen = "could be seen in the list of processes (ps) until this start had read it"
+    if not hidden:
+        seen = "can be seen in the list of processes (ps)"
+    notice = f"a key on the command line {seen}; use --api-key-file or VIVACE_API_KEY"
+    return replace(options, notices=(*options.notices, notice))
+
+
+def launch(config: Config, engine: Child | None, shared: Descriptors, timeline: Timeline) -> int:
+    """Run a server until it is stopped; returns its exit code. `engine`: spawned ahead with
+    `shared`."""
+    protect_standard_streams()
+    allow_open_files()
+    with contextlib.closing(screen_of(sys.stderr)) as screen:
+        log_lines.setup(config.logging.log_level, stream=screen)
+        try:
+            listener = bind(config.http.host, config.http.port)
+        except PortInUse as error:
+            log.error("%s", error)
+            return FAILED
+        with listener:
+            return supervise(config, listener, engine, shared, screen, timeline)
+
+
+def supervise(
+    config: Config,
+    listener: socket.socket,
+    engine: Child | None,
+    shared: Descriptors,
+    screen: Screen,
+    timeline: Timeline,
+) -> int:
+    from vivace.supervisor.supervisor import Hooks, Supervisor
+
+    url, profile = url_of(listener), StartupProfile()
+
+    def ready(capacity: Capacity) -> None:
+        screen.close()
+        log.info("Ready %.1f s after the start of this process", boot_clock() - process_start())
+        log.info(READY_LINE)
+        profile.add(SUPERVISOR, timeline.stages())
+        tell(profile, config, screen)
+        screen.show(summary_of(config, capacity, url))
+
+    def progress(stage: str, fraction: float) -> None:
+        if stage == WARMING_UP:
+            timeline.begin(stage)
+        screen.update(stage, fraction)
+
+    hooks = Hooks(progress=progress, ready=ready, write=screen.write, timed=profile.add)
+    timeline.begin("waiting for the children")
+    return Supervisor(plan_of(config, listener, shared), hooks, engine).run()
+
+
+def tell(profile: StartupProfile, config: Config, screen: Screen) -> None:
+    if config.logging.startup_profile:
+        screen.write("\n".join(profile.table()) + "\n")
+    if config.logging.startup_profile_file:
+        profile.write(Path(config.logging.startup_profile_file))
+
+
+def plan_of(config: Config, listener: socket.socket, shared: Descriptors) -> Plan:
+    """What the supervisor needs to know of the configuration."""
+    from vivace.config import encode
+    from vivace.supervisor.supervisor import Plan
+
+    frontends = max(1, config.model.tokenizer_worker_num)
+    return Plan(
+        config=encode(config),
+        frontends=frontends,
+        listener=listener,
+        engine=listen(shared.engine),
+        memory=shared_memory(shared.memory, frontends),
+        warm_up=not config.http.skip_server_warmup,
+        watchdog=config.runtime.watchdog_timeout,
+        soft_watchdog=config.runtime.soft_watchdog_timeout,
+        piped=is_terminal(sys.stderr),
+    )
+
+
+def shared_memory(descriptor: int, frontends: int) -> SharedMemory:
+    try:
+        return reserve(descriptor, frontends)
+    except OSError as error:
+        raise CannotStart(
+            f"no memory for the counters of {frontends} frontends: {error.strerror}; "
+            "lower --tokenizer-worker-num or free some memory"
+        ) from None

@@ -1,0 +1,158 @@
+"""From OpenAI's fields to asks: names, defaults, model check, what is refused."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from vivace.frontend.errors import BadRequest
+from vivace.server.collect import cache_key
+from vivace.server.context import Context
+from vivace.server.errors import HTTPError
+from vivace.server.fields import refuse_unsupported
+from vivace.server.http_metrics import UNSERVED_MODEL
+from vivace.server.openai.schema import DEFAULT_MODEL, NO_TOOLS, REFUSED, SamplingFields
+from vivace.server.schema import NO_LORA
+
+log = logging.getLogger("vivace.server")
+
+MOST_LOGPROBS = 20
+
+PLAIN = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+    "stop",
+    "stop_token_ids",
+    "logit_bias",
+    "ignore_eos",
+    "no_stop_trim",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+)
+"""Fields with the same name in both worlds."""
+
+FORMATS = ("json_schema", "structures", "format")
+"""What a response_format of another type than text would hold."""
+
+RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "sampling_seed": "seed"}
+"""SGLang's name -> OpenAI's name."""
+
+
+class Tooled(Protocol):
+    """What /v1/chat/completions and /tokenize say of tools."""
+
+    tools: Any
+    tool_choice: Any
+
+
+def check_request(context: Context, request: SamplingFields) -> None:
+    """Refuse unknown models, features this server does not have, and settings that contradict."""
+    check_model(context, request.model)
+    refuse_unsupported(request, REFUSED)
+    form = request.response_format
+    if form is not None:
+        if form.type != "text":
+            raise BadRequest("response_format", f"{form.type!r} is not available; only 'text' is")
+        refuse_unsupported(form, dict.fromkeys(FORMATS, "does not go with type 'text'"))
+    if request.stream_options is not None and not request.stream:
+        raise BadRequest("stream_options", "is only allowed when stream is true")
+    if request.n is not None and request.n < 1:
+        raise BadRequest("n", "must be at least 1")
+
+
+def check_tools(request: Tooled) -> None:
+    """Tools are refused, unless they are not to be called."""
+    if request.tool_choice not in (None, "none", "auto"):
+        raise BadRequest("tool_choice", NO_TOOLS)
+    if request.tools and request.tool_choice != "none":
+        raise BadRequest("tools", NO_TOOLS)
+
+
+def check_model(context: Context, model: str) -> None:
+    """Let any name through, as SGLang does, and count those that are not served.
+
+    404 with --strict-model-name; 400 for `served-name:adapter`, which asks for an adapter.
+    """
+    if is_served(context, model):
+        return
+    if context.settings.strict_model_name:
+        raise not_found(context, model)
+    for base in (DEFAULT_MODEL, context.served.name, context.served.path):
+        adapter = model.removeprefix(f"{base}:") if base else model
+        if adapter not in ("", model):
+            raise BadRequest(
+                "model",
+                f"{base[:100]!r} with the adapter {adapter[:100]!r} is asked for: {NO_LORA}",
+            )
+    context.http_metrics.note(UNSERVED_MODEL)
+    log.debug("the model %r is not served; %r answers", model[:200], context.served.name)
+
+
+def is_served(context: Context, model: str) -> bool:
+    """By name or path; "default" is whatever is served."""
+    return model in ("", DEFAULT_MODEL, context.served.name, context.served.path)
+
+
+def not_found(context: Context, model: str) -> HTTPError:
+    return HTTPError(
+        404,
+        f"The model {model[:200]!r} does not exist; this server serves {context.served.name!r}",
+        param="model",
+        code="model_not_found",
+    )
+
+
+def raw_sampling(request: SamplingFields, max_new_tokens: int | None) -> dict[str, Any]:
+    """SGLang's `sampling_params` of an OpenAI request; what was not said is left to the defaults.
+
+    `max_new_tokens` None asks for all the room the context leaves.
+    """
+    raw: dict[str, Any] = {name: getattr(request, name) for name in PLAIN}
+    raw["n"] = request.n
+    raw["min_new_tokens"] = request.min_tokens
+    raw["sampling_seed"] = request.seed
+    return {
+        "max_new_tokens": max_new_tokens,
+        **{name: value for name, value in raw.items() if value is not None},
+    }
+
+
+@contextmanager
+def openai_names() -> Iterator[None]:
+    """Errors raised inside name OpenAI's fields instead of SGLang's."""
+    try:
+        yield
+    except BadRequest as error:
+        field = error.field.removeprefix("sampling_params").lstrip(".")
+        raise BadRequest(RENAMED.get(field, field), error.reason, error.status) from None
+
+
+def request_id(request: SamplingFields, index: int, count: int, fallback: str) -> str:
+    """Id of the index-th of `count` prompts."""
+    rid = request.rid
+    if isinstance(rid, list):
+        if len(rid) != count:
+            raise BadRequest("rid", f"has {len(rid)} ids for {count} prompts")
+        return rid[index]
+    base = rid or fallback
+    return base if count == 1 else f"{base}-{index}"
+
+
+def cache_key_of(request: SamplingFields, index: int, count: int) -> str:
+    """Prefix-cache key of the index-th prompt."""
+    keys: list[str | None] = []
+    for name in ("extra_key", "cache_salt"):
+        value = getattr(request, name)
+        if isinstance(value, list):
+            if len(value) != count:
+                raise BadRequest(name, f"has {len(value)} entries for {count} prompts")
+            value = value[index]
+        keys.append(value)
+    return cache_key(keys[0], keys[1])

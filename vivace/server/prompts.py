@@ -1,0 +1,147 @@
+"""From the prompts of one call to requests: one setting for all prompts, or one per prompt.
+
+Free of HTTP: /generate, the OpenAI endpoints and the offline API share it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from vivace.frontend.errors import BadRequest
+from vivace.frontend.frontend import Frontend
+from vivace.frontend.validation import build_logprobs, build_sampling, check_prompt, samples
+from vivace.protocol.request import Request
+from vivace.server.pace import Work
+from vivace.server.schema import GenerateRequest
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptInput:
+    """One prompt and what is asked of it.
+
+    `sampling` has SGLang's names; `logprobs` are keywords of `build_logprobs`; `sampling_field`
+    and `prompt_field` say where in the request they stand, for error messages.
+    """
+
+    tokens: list[int]
+    sampling: Mapping[str, Any] | None
+    sampling_field: str = "sampling_params"
+    prompt_field: str = "prompt"
+    rid: str | None = None
+    logprobs: Mapping[str, Any] = field(default_factory=dict)
+    priority: int | None = None
+    cache_key: str = ""
+    log_metrics: bool = True
+
+
+def expand(
+    frontend: Frontend,
+    asks: Iterable[PromptInput],
+    *,
+    limit: int,
+    stream: bool,
+    arrival: float,
+    client: int = 0,
+) -> Work[list[Request]]:
+    """n requests per prompt, prompt by prompt; BadRequest when they are more than `limit`."""
+    requests: list[Request] = []
+    for ask in asks:
+        found = requests_of(frontend, ask, stream=stream, arrival=arrival, client=client)
+        for request in found:
+            requests.append(request)
+            if len(requests) > limit:
+                raise BadRequest("n", f"prompts times n must be at most {limit} in one request")
+            yield
+    if len({request.rid for request in requests}) < len(requests):
+        raise BadRequest("rid", "every prompt of a batch needs an id of its own")
+    return requests
+
+
+def requests_of(
+    frontend: Frontend, ask: PromptInput, *, stream: bool, arrival: float, client: int = 0
+) -> Iterator[Request]:
+    """The n requests of one prompt."""
+    served = frontend.served
+    room = 0 if (ask.sampling or {}).get("max_new_tokens", 1) == 0 else 1
+    tokens = check_prompt(ask.tokens, served, field=ask.prompt_field, room=room)
+    sampling, n = build_sampling(ask.sampling, served, len(tokens), field_prefix=ask.sampling_field)
+    logprobs = build_logprobs(served, len(tokens), **ask.logprobs)
+    for index, one in enumerate(samples(sampling, n)):
+        yield frontend.request_of_checked(
+            tokens,
+            one,
+            rid=ask.rid if n == 1 or ask.rid is None else f"{ask.rid}-{index}",
+            logprobs=logprobs,
+            priority=ask.priority,
+            cache_key=ask.cache_key,
+            log_metrics=ask.log_metrics,
+            stream=stream,
+            client=client,
+            arrival=arrival,
+        )
+
+
+def asks_of(
+    asked: GenerateRequest, prompts: list[list[int]], batch: bool, place: str
+) -> Iterator[PromptInput]:
+    """One ask per prompt; `batch`: the prompts came as a list, in the field `place`."""
+    count = len(prompts)
+    for index, tokens in enumerate(prompts):
+        yield ask_of(asked, tokens, index, count, f"{place}[{index}]" if batch else place)
+
+
+def ask_of(
+    asked: GenerateRequest, tokens: list[int], index: int, count: int, place: str
+) -> PromptInput:
+    """The ask of one prompt, with its share of every per-prompt list."""
+
+    def own(name: str) -> Any:
+        return share(name, getattr(asked, name), index, count)
+
+    several = isinstance(asked.sampling_params, list)
+    rid = own("rid")
+    return PromptInput(
+        tokens=tokens,
+        sampling=own("sampling_params"),
+        sampling_field=f"sampling_params[{index}]" if several else "sampling_params",
+        prompt_field=place,
+        rid=rid if count == 1 or isinstance(asked.rid, list) or rid is None else f"{rid}-{index}",
+        logprobs={
+            "return_logprob": own("return_logprob"),
+            "logprob_start_len": own("logprob_start_len"),
+            "top_logprobs_num": own("top_logprobs_num"),
+            "token_ids_logprob": chosen_ids(asked.token_ids_logprob, index, count),
+        },
+        priority=asked.priority,
+        cache_key=cache_key(own("extra_key"), own("cache_salt")),
+        log_metrics=asked.log_metrics,
+    )
+
+
+def share(name: str, value: Any, index: int, count: int) -> Any:
+    """The index-th entry of a list with one entry per prompt, or the value all prompts share."""
+    if not isinstance(value, list):
+        return value
+    if len(value) != count:
+        raise BadRequest(name, f"has {len(value)} entries for {count} prompts")
+    return value[index]
+
+
+def chosen_ids(value: list[Any] | None, index: int, count: int) -> list[int] | None:
+    """`token_ids_logprob`: one list of ids for all prompts, or one (or null) per prompt."""
+    if value is None or all(isinstance(token, int) for token in value):
+        return value
+    own = share("token_ids_logprob", value, index, count)
+    if own is not None and not isinstance(own, list):
+        raise BadRequest("token_ids_logprob", "must be ids, or one list of ids per prompt")
+    return own
+
+
+def cache_key(extra_key: str | None, cache_salt: str | None) -> str:
+    """One key of the two fields that isolate the prefix cache; different pairs never collide."""
+    if not extra_key and not cache_salt:
+        return ""
+    salt = cache_salt or ""
+    return f"{len(salt)}:{salt}{extra_key or ''}"
