@@ -15,9 +15,9 @@ from vivace.deploy.from_script.isolated import read_isolated
 from vivace.deploy.from_script.script import import_command, import_files, import_scripts
 from vivace.deploy.render.process import processes_of
 from vivace.deploy.render.shell import render_shell
-from vivace.deploy.schema.deployment import Deployment, Difference, Role
-from vivace.deploy.schema.files import deployment_of, parsed, written
-from vivace.deploy.shell.reader import MOST_BYTES, ScriptError
+from vivace.deploy.shell.reader import MAX_BYTES, ScriptError
+from vivace.deploy.spec.deployment import Deployment, Difference, Role
+from vivace.deploy.spec.files import deployment_of, parsed, written
 
 SCRIPTS = Path(__file__).parent / "scripts"
 FAMILIES = (("separated.sh", "measure.sh"), ("one_node.sh",), ("rank_from_scheduler.sh",))
@@ -144,7 +144,7 @@ def test_a_script_without_servers_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ScriptError, match=r"missing\.sh"):
         import_files([Path("missing.sh")])
     large = tmp_path / "large.sh"
-    large.write_bytes(b"#" * (MOST_BYTES + 1))
+    large.write_bytes(b"#" * (MAX_BYTES + 1))
     with pytest.raises(ScriptError, match="larger than 1 MiB"):
         import_files([large])
 

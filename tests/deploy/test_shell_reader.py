@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import vivace.deploy.shell
-from vivace.deploy.shell.reader import MOST_BYTES, Reading, ScriptError, read_script
-from vivace.deploy.shell.world import Launch
+from vivace.deploy.shell.reader import MAX_BYTES, Reading, ScriptError, read_script
+from vivace.deploy.shell.state import Launch
 
 SEPARATED = r"""
 # A script that every node runs; which part is its own it finds by its address.
@@ -205,9 +205,9 @@ def test_what_is_not_understood_is_said_with_its_line(script: str, line: int, wo
 @pytest.mark.parametrize(
     ("script", "words"),
     [
-        ("a\n" * MOST_BYTES, "bytes"),
+        ("a\n" * MAX_BYTES, "bytes"),
         ("for i in 1 2; do " * 60 + "a" + "; done" * 60, "statements|courses|nested"),
-        ("\n".join(f"if [ -f {i} ]; then x{i}=1; fi" for i in range(20)), "courses of events"),
+        ("\n".join(f"if [ -f {i} ]; then x{i}=1; fi" for i in range(20)), "branches"),
         ("f() { f; }; f", "nested"),
     ],
 )
@@ -268,5 +268,5 @@ def test_the_reader_can_execute_nothing() -> None:
             else:
                 continue
             for name in names:
-                ours = name.startswith("vivace.deploy.shell")
+                ours = name.startswith("vivace.deploy.shell.") or name == "vivace.errors"
                 assert ours or name.split(".")[0] in {*allowed, "tree_sitter_bash"}, (file, name)

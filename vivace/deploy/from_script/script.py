@@ -20,9 +20,9 @@ from vivace.deploy.from_script.roles import (
     without,
 )
 from vivace.deploy.render.quoting import quoted
-from vivace.deploy.schema.deployment import Benchmark, Deployment, Model, Role
-from vivace.deploy.shell.reader import MOST_BYTES, ScriptError
-from vivace.deploy.shell.world import Launch
+from vivace.deploy.shell.reader import MAX_BYTES, ScriptError
+from vivace.deploy.shell.state import Launch
+from vivace.deploy.spec.deployment import Benchmark, Deployment, Model, Role
 
 REPORTING = ("echo", "printf", "[", "[[", "test", "true", "false", ":")
 HOST_SOURCES = ("hostname", "ip ", "ifconfig", "HOSTNAME", "POD_IP", "HOST_IP")
@@ -46,7 +46,7 @@ def import_files(paths: Sequence[PathName]) -> Imported:
     contents: list[tuple[str, str]] = []
     for path in paths:
         try:
-            contents.append((name_of(path), read(path, MOST_BYTES).decode("utf-8", "replace")))
+            contents.append((name_of(path), read(path, MAX_BYTES).decode("utf-8", "replace")))
         except OSError as error:
             raise ScriptError(f"{path}: {error.strerror or error}") from None
         except TooLarge as error:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from tree_sitter import Node
 
+from vivace.deploy.shell.interpreter import Interpreter
+from vivace.deploy.shell.state import Launch, State, States, Value
 from vivace.deploy.shell.text import EMPTY, Text, known, shown, text
 from vivace.deploy.shell.words import array_words, line_of, source, text_of, words_of
-from vivace.deploy.shell.world import Launch, Value, World
-
-if TYPE_CHECKING:
-    from vivace.deploy.shell.statements import Walk
 
 SILENT = {
     "echo",
@@ -32,56 +29,54 @@ WRAPPERS = {"nohup": 0, "exec": 0, "time": 0, "sudo": 0, "env": 0, "setsid": 0, 
 SERVERS = ("launch_server", "launch_router", "vivace serve", "api_server")
 """what does not come back by itself"""
 
-Worlds = list[World]
 
-
-def value_of(node: Node | None, world: World) -> Value:
+def value_of(node: Node | None, state: State) -> Value:
     if node is None:
         return EMPTY
     if node.type == "array":
-        return [word for child in node.named_children for word in words_of(child, world)]
-    many = array_words(node, world)
+        return [word for child in node.named_children for word in words_of(child, state)]
+    many = array_words(node, state)
     if many is not None:
         return text(" ".join(shown(word) for word in many))
-    return text_of(node, world)
+    return text_of(node, state)
 
 
-def command(walk: Walk, node: Node, world: World, background: bool) -> Worlds:
+def command(interpreter: Interpreter, node: Node, state: State, background: bool) -> States:
     prefix: dict[str, Text] = {}
     words: list[Text] = []
     for child in node.named_children:
         if child.type == "variable_assignment":
             name, value = child.child_by_field_name("name"), child.child_by_field_name("value")
             if name is not None:
-                result = value_of(value, world)
+                result = value_of(value, state)
                 prefix[source(name)] = EMPTY if isinstance(result, list) else result
         elif child.type == "command_name":
-            words += words_of(child.named_children[0], world) if child.named_children else []
+            words += words_of(child.named_children[0], state) if child.named_children else []
         elif child.type not in ("file_redirect", "herestring_redirect", "heredoc_redirect"):
-            words += words_of(child, world)
-    return run(walk, node, world, words, prefix, background)
+            words += words_of(child, state)
+    return run(interpreter, node, state, words, prefix, background)
 
 
 def run(
-    walk: Walk,
+    interpreter: Interpreter,
     node: Node,
-    world: World,
+    state: State,
     words: list[Text],
     prefix: dict[str, Text],
     background: bool,
-) -> Worlds:
+) -> States:
     program = known(words[0]) if words else ""
     if program in ("break", "continue", "return", "exit"):
-        world.ended = world.ended or program == "exit"
-        world.leaves = "" if program == "exit" else program
-        return [world]
-    if program in walk.functions:
-        return call(walk, walk.functions[program], world, words[1:])
+        state.ended = state.ended or program == "exit"
+        state.leaves = "" if program == "exit" else program
+        return [state]
+    if program in interpreter.functions:
+        return call(interpreter, interpreter.functions[program], state, words[1:])
     if program in SILENT or not words:
-        return [world]
+        return [state]
     if program in WRAPPERS:
-        return run(walk, node, world, *unwrapped(words, prefix), background)
-    environment = world.environment() | {name: shown(value) for name, value in prefix.items()}
+        return run(interpreter, node, state, *unwrapped(words, prefix), background)
+    environment = state.environment() | {name: shown(value) for name, value in prefix.items()}
     plain = tuple(shown(word) for word in words)
     line = line_of(node)
     launch = Launch(
@@ -89,14 +84,14 @@ def run(
         environment,
         line,
         background,
-        world.assumptions,
-        world.serving,
-        tuple(sorted(world.unset)),
+        state.assumptions,
+        state.serving,
+        tuple(sorted(state.unset)),
     )
-    world.launches.append(launch)
+    state.launches.append(launch)
     if not background and serves(plain):
-        world.serving = line
-    return [world]
+        state.serving = line
+    return [state]
 
 
 def unwrapped(words: list[Text], prefix: dict[str, Text]) -> tuple[list[Text], dict[str, Text]]:
@@ -116,22 +111,22 @@ def serves(words: Sequence[str]) -> bool:
     return any(server in line for server in SERVERS)
 
 
-def call(walk: Walk, body: Node, world: World, arguments: list[Text]) -> Worlds:
-    before = {str(index): world.variables.get(str(index)) for index in range(1, 10)}
+def call(interpreter: Interpreter, body: Node, state: State, arguments: list[Text]) -> States:
+    before = {str(index): state.variables.get(str(index)) for index in range(1, 10)}
     for index, argument in enumerate(arguments[:9], 1):
-        world.assign(str(index), argument)
-    worlds = caught(walk.block(body.named_children, [world]), "return")
-    for each in worlds:
+        state.assign(str(index), argument)
+    states = caught(interpreter.block(body.named_children, [state]), "return")
+    for each in states:
         for name, value in before.items():
             if value is None:
                 each.variables.pop(name, None)
             else:
                 each.variables[name] = value
-    return worlds
+    return states
 
 
-def caught(worlds: Worlds, leaves: str) -> Worlds:
-    for world in worlds:
-        if world.leaves == leaves:
-            world.leaves = ""
-    return worlds
+def caught(states: States, leaves: str) -> States:
+    for state in states:
+        if state.leaves == leaves:
+            state.leaves = ""
+    return states

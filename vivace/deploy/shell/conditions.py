@@ -6,57 +6,58 @@ from collections.abc import Callable
 
 from tree_sitter import Node
 
+from vivace.deploy.shell.state import Assumption, State
 from vivace.deploy.shell.text import Text, known, only_unknown
 from vivace.deploy.shell.words import NotUnderstood, combined, integer, source, text_of
-from vivace.deploy.shell.world import Assumption, World
 
-Ways = list[tuple[World, bool]]
-"""worlds and what the condition is in each"""
+Branches = list[tuple[State, bool]]
+"""states and what the condition is in each"""
 EQUAL, DIFFERENT = ("==", "=", "-eq"), ("!=", "-ne")
 NUMERIC = {"-eq": "==", "-ne": "!=", "-lt": "<", "-le": "<=", "-gt": ">", "-ge": ">="}
 
 
-def ways(condition: Node, world: World) -> Ways:
-    """Splits the world where the condition is unknown. Raises NotUnderstood."""
+def branches(condition: Node, state: State) -> Branches:
+    """Splits the state where the condition is unknown. Raises NotUnderstood."""
     if condition.type == "test_command" and condition.named_child_count == 1:
         inner = condition.named_child(0)
-        return [] if inner is None else test(inner, world)
+        return [] if inner is None else test(inner, state)
     if condition.type == "negated_command" and condition.named_child_count == 1:
         inner = condition.named_child(0)
-        return [] if inner is None else [(each, not value) for each, value in ways(inner, world)]
+        found = [] if inner is None else branches(inner, state)
+        return [(each, not value) for each, value in found]
     if condition.type == "list":
-        return both(condition.named_children, operator_of(condition), world, ways)
+        return both(condition.named_children, operator_of(condition), state, branches)
     if condition.type == "command" and source(condition) in ("true", ":", "false"):
-        return [(world, source(condition) != "false")]
-    return split_by(source(condition), world)
+        return [(state, source(condition) != "false")]
+    return split_by(source(condition), state)
 
 
-def test(node: Node, world: World) -> Ways:
+def test(node: Node, state: State) -> Branches:
     """What stands in [[ ]] or [ ]."""
     if node.type == "parenthesized_expression" and node.named_child_count == 1:
         inner = node.named_child(0)
-        return [] if inner is None else test(inner, world)
+        return [] if inner is None else test(inner, state)
     if node.type == "unary_expression":
-        return unary(node, world)
+        return unary(node, state)
     if node.type == "binary_expression":
         operator = operator_of(node)
         if operator in ("&&", "||", "-a", "-o"):
             sides = [node.child_by_field_name("left"), node.child_by_field_name("right")]
             meaning = {"-a": "&&", "-o": "||"}.get(operator, operator)
-            return both([side for side in sides if side is not None], meaning, world, test)
-        return comparison(node, operator, world)
-    value = known(text_of(node, world))
-    return split_by(source(node), world) if value is None else [(world, value != "")]
+            return both([side for side in sides if side is not None], meaning, state, test)
+        return comparison(node, operator, state)
+    value = known(text_of(node, state))
+    return split_by(source(node), state) if value is None else [(state, value != "")]
 
 
 def both(
-    sides: list[Node], operator: str, world: World, judge: Callable[[Node, World], Ways]
-) -> Ways:
+    sides: list[Node], operator: str, state: State, judge: Callable[[Node, State], Branches]
+) -> Branches:
     """Left first; right only where left does not decide."""
     if len(sides) != 2:
         raise NotUnderstood("a condition with more than two sides")
-    found: Ways = []
-    for each, value in judge(sides[0], world):
+    found: Branches = []
+    for each, value in judge(sides[0], state):
         if value is (operator == "||"):
             found.append((each, value))
         else:
@@ -64,29 +65,29 @@ def both(
     return found
 
 
-def unary(node: Node, world: World) -> Ways:
+def unary(node: Node, state: State) -> Branches:
     children = node.children
     operator, operand = source(children[0]), children[-1]
     if operator == "!":
-        return [(each, not value) for each, value in test(operand, world)]
+        return [(each, not value) for each, value in test(operand, state)]
     if operator in ("-z", "-n"):
-        value = known(text_of(operand, world))
+        value = known(text_of(operand, state))
         if value is not None:
-            return [(world, (value == "") is (operator == "-z"))]
-    return split_by(source(node), world)
+            return [(state, (value == "") is (operator == "-z"))]
+    return split_by(source(node), state)
 
 
-def comparison(node: Node, operator: str, world: World) -> Ways:
+def comparison(node: Node, operator: str, state: State) -> Branches:
     sides = node.child_by_field_name("left"), node.child_by_field_name("right")
     if sides[0] is None or sides[1] is None:
         raise NotUnderstood(f"comparison {source(node)}")
-    left, right = text_of(sides[0], world), text_of(sides[1], world)
+    left, right = text_of(sides[0], state), text_of(sides[1], state)
     plain = known(left), known(right)
     if plain[0] is not None and plain[1] is not None:
-        return [(world, compared(operator, plain[0], plain[1], source(node)))]
+        return [(state, compared(operator, plain[0], plain[1], source(node)))]
     if operator in (*EQUAL, *DIFFERENT):
-        return equality(left, right, operator in EQUAL, world, source(node))
-    return split_by(source(node), world)
+        return equality(left, right, operator in EQUAL, state, source(node))
+    return split_by(source(node), state)
 
 
 def compared(operator: str, left: str, right: str, origin: str) -> bool:
@@ -104,29 +105,29 @@ def compared(operator: str, left: str, right: str, origin: str) -> bool:
     raise NotUnderstood(f"comparison {origin}")
 
 
-def equality(left: Text, right: Text, equal: bool, world: World, origin: str) -> Ways:
-    """An unknown against a known text: one world where it is that text, one where it is not."""
+def equality(left: Text, right: Text, equal: bool, state: State, origin: str) -> Branches:
+    """An unknown against a known text: one state where it is that text, one where it is not."""
     asked, value = only_unknown(left), known(right)
     if asked is None or value is None:
         asked, value = only_unknown(right), known(left)
     if asked is None or value is None:
-        return split_by(origin, world)
-    decided = world.assumed(asked, value)
+        return split_by(origin, state)
+    decided = state.assumed(asked, value)
     if decided is not None:
-        return [(world, decided is equal)]
-    same, other = world.copy(), world.copy()
+        return [(state, decided is equal)]
+    same, other = state.copy(), state.copy()
     same.assumptions = (*same.assumptions, Assumption(asked.origin, value))
     other.differs = other.differs | {(asked.origin, value)}
     return [(same, equal), (other, not equal)]
 
 
-def split_by(origin: str, world: World) -> Ways:
-    """Both ways, unless it was decided before."""
+def split_by(origin: str, state: State) -> Branches:
+    """Both branches, unless it was decided before."""
     short = " ".join(origin.split())
-    for assumption in world.assumptions:
+    for assumption in state.assumptions:
         if assumption.origin == short:
-            return [(world, assumption.value == "true")]
-    yes, no = world.copy(), world.copy()
+            return [(state, assumption.value == "true")]
+    yes, no = state.copy(), state.copy()
     yes.assumptions = (*yes.assumptions, Assumption(short, "true"))
     no.assumptions = (*no.assumptions, Assumption(short, "false"))
     return [(yes, True), (no, False)]

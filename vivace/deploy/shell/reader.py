@@ -6,12 +6,17 @@ import msgspec
 import tree_sitter_bash
 from tree_sitter import Language, Node, Parser
 
-from vivace.deploy.shell.errors import ScriptError
-from vivace.deploy.shell.statements import TooLarge, Walk
+from vivace.deploy.shell.interpreter import Interpreter, TooLarge
+from vivace.deploy.shell.state import Assumption, Launch, Note, State
+from vivace.deploy.shell.statements import STATEMENTS
 from vivace.deploy.shell.words import line_of, to_parser
-from vivace.deploy.shell.world import Assumption, Launch, Note, World
+from vivace.errors import CannotStart
 
-MOST_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
+
+
+class ScriptError(CannotStart):
+    """The script cannot be followed at all; the text says why."""
 
 
 class Reading(msgspec.Struct, frozen=True):
@@ -25,18 +30,18 @@ def read_script(content: str) -> Reading:
     """Nothing is executed, opened or looked up. Raises ScriptError for a script that is too large
     or branches too often; lines that are not understood become notes."""
     raw = to_parser(content.replace("\r\n", "\n"))
-    if len(raw) > MOST_BYTES:
-        raise ScriptError(f"{len(raw)} bytes: at most {MOST_BYTES} are read")
+    if len(raw) > MAX_BYTES:
+        raise ScriptError(f"{len(raw)} bytes: at most {MAX_BYTES} are read")
     tree = Parser(Language(tree_sitter_bash.language())).parse(raw)
-    walk = Walk()
+    interpreter = Interpreter(STATEMENTS)
     try:
-        worlds = walk.block(tree.root_node.named_children, [World()])
+        states = interpreter.block(tree.root_node.named_children, [State()])
     except TooLarge as error:
         raise ScriptError(str(error)) from None
     except RecursionError:
         raise ScriptError("nested too deeply") from None
-    notes = sorted([*walk.notes, *missing(tree.root_node)], key=lambda note: note.line)
-    return Reading(unique(worlds), tuple(notes))
+    notes = sorted([*interpreter.notes, *missing(tree.root_node)], key=lambda note: note.line)
+    return Reading(unique(states), tuple(notes))
 
 
 def missing(root: Node) -> list[Note]:
@@ -51,11 +56,11 @@ def missing(root: Node) -> list[Note]:
     return found
 
 
-def unique(worlds: list[World]) -> tuple[Launch, ...]:
-    """One launch for a command that several courses of events have in common."""
+def unique(states: list[State]) -> tuple[Launch, ...]:
+    """One launch for a command that several branches have in common."""
     found: dict[tuple[object, ...], Launch] = {}
-    for world in worlds:
-        for launch in world.launches:
+    for state in states:
+        for launch in state.launches:
             key = (launch.line, launch.words, tuple(launch.environment.items()), launch.behind)
             before = found.get(key)
             kept = launch.assumptions if before is None else common(before, launch)
@@ -72,6 +77,3 @@ def common(first: Launch, second: Launch) -> tuple[Assumption, ...]:
     return tuple(
         each for each in first.assumptions if other.get(each.origin, each.value) == each.value
     )
-
-
-__all__ = ["MOST_BYTES", "Reading", "ScriptError", "read_script"]

@@ -8,6 +8,7 @@ from operator import add, eq, ge, gt, le, lt, mul, ne, sub
 
 from tree_sitter import Node
 
+from vivace.deploy.shell.state import State
 from vivace.deploy.shell.text import (
     EMPTY,
     Text,
@@ -17,9 +18,8 @@ from vivace.deploy.shell.text import (
     text,
     unknown,
 )
-from vivace.deploy.shell.world import World
 
-DEEPEST = 200
+MAX_DEPTH = 200
 """nested expressions"""
 LARGEST = 1 << 63
 ALL = ("@", "*")
@@ -51,19 +51,19 @@ def line_of(node: Node) -> int:
     return node.start_point[0] + 1
 
 
-def words_of(node: Node, world: World) -> list[Text]:
+def words_of(node: Node, state: State) -> list[Text]:
     """The words that an argument becomes: none or several where an expansion is not quoted."""
-    many = array_words(node, world)
+    many = array_words(node, state)
     if many is not None:
         return many
     if node.type in ("simple_expansion", "expansion", "command_substitution"):
-        return split(text_of(node, world))
+        return split(text_of(node, state))
     if node.type == "brace_expression":
         raise NotUnderstood(f"brace expansion {source(node)}")
-    return [text_of(node, world)]
+    return [text_of(node, state)]
 
 
-def array_words(node: Node, world: World) -> list[Text] | None:
+def array_words(node: Node, state: State) -> list[Text] | None:
     """Of "${A[@]}" and ${A[@]} alone."""
     inner = node
     if node.type == "string" and node.named_child_count == 1:
@@ -77,7 +77,7 @@ def array_words(node: Node, world: World) -> list[Text] | None:
     if subscript is None or index_of(subscript) not in ALL:
         return None
     operators = [child.type for child in inner.children if not child.is_named]
-    elements = world.elements(name_of(subscript))
+    elements = state.elements(name_of(subscript))
     if elements is None:
         return [unknown(source(inner))] if "#" not in operators else None
     if "#" in operators:
@@ -87,29 +87,29 @@ def array_words(node: Node, world: World) -> list[Text] | None:
     return list(elements)
 
 
-def text_of(node: Node, world: World, depth: int = 0) -> Text:
+def text_of(node: Node, state: State, depth: int = 0) -> Text:
     """One word's text. Raises NotUnderstood."""
-    if depth > DEEPEST:
+    if depth > MAX_DEPTH:
         raise NotUnderstood("expressions nested too deeply")
     plain = PLAIN.get(node.type)
     if plain is not None:
         return text(plain(source(node)))
     if node.type in ("string", "concatenation", "heredoc_body", "translated_string"):
-        return pieces_of(node, world, depth)
+        return pieces_of(node, state, depth)
     if node.type == "simple_expansion":
-        return variable(source(node)[1:], world)
+        return variable(source(node)[1:], state)
     if node.type == "expansion":
-        return expansion(node, world, depth)
+        return expansion(node, state, depth)
     if node.type == "arithmetic_expansion":
-        return arithmetic(node, world)
+        return arithmetic(node, state)
     if node.type == "command_substitution":
-        return substitution(node, world, depth)
+        return substitution(node, state, depth)
     if node.type == "process_substitution":
         return unknown(source(node))
     raise NotUnderstood(f"{node.type.replace('_', ' ')}: {source(node)}")
 
 
-def pieces_of(node: Node, world: World, depth: int) -> Text:
+def pieces_of(node: Node, state: State, depth: int) -> Text:
     """Children and the bytes between them, which the grammar leaves out where they are blanks."""
     parts: list[Text] = []
     raw, at = node.text or b"", 0
@@ -123,7 +123,7 @@ def pieces_of(node: Node, world: World, depth: int) -> Text:
         if quoted and not child.is_named:
             parts.append(text(source(child)))
         else:
-            parts.append(text_of(child, world, depth + 1))
+            parts.append(text_of(child, state, depth + 1))
     parts.append(text(from_parser(raw[at:])))
     return joined(*parts)
 
@@ -157,12 +157,12 @@ PLAIN: dict[str, Callable[[str], str]] = {
 }
 
 
-def variable(name: str, world: World) -> Text:
+def variable(name: str, state: State) -> Text:
     """$name. What the script never set comes from the machine."""
-    value = world.scalar(name)
+    value = state.scalar(name)
     if value is not None:
         return value
-    return EMPTY if name in world.unset else unknown(f"${name}")
+    return EMPTY if name in state.unset else unknown(f"${name}")
 
 
 def name_of(subscript: Node) -> str:
@@ -175,7 +175,7 @@ def index_of(subscript: Node) -> str:
     return source(index) if index is not None else ""
 
 
-def expansion(node: Node, world: World, depth: int) -> Text:
+def expansion(node: Node, state: State, depth: int) -> Text:
     """${...}: a variable or an element, its length, or a default."""
     inner = [child for child in node.children if child.type not in ("${", "}")]
     operators = [child.type for child in inner if not child.is_named]
@@ -184,15 +184,15 @@ def expansion(node: Node, world: World, depth: int) -> Text:
         return unknown(source(node))
     target = named[0]
     plain = target.type != "subscript"
-    value = world.scalar(source(target)) if plain else element(target, world, depth)
+    value = state.scalar(source(target)) if plain else element(target, state, depth)
     if not operators and value is None:
-        return variable(source(target), world) if plain else unknown(source(node))
+        return variable(source(target), state) if plain else unknown(source(node))
     if not operators and value is not None:
         return value
     if operators == ["#"]:
-        return length(target, value, world, source(node))
+        return length(target, value, state, source(node))
     if operators[0] in (":-", "-", ":=", "=", ":+", "+") and len(operators) == 1:
-        default = text_of(named[1], world, depth + 1) if len(named) > 1 else EMPTY
+        default = text_of(named[1], state, depth + 1) if len(named) > 1 else EMPTY
         return with_default(operators[0], value, default)
     return unknown(source(node))
 
@@ -206,13 +206,13 @@ def with_default(operator: str, value: Text | None, default: Text) -> Text:
     return value
 
 
-def element(subscript: Node, world: World, depth: int) -> Text | None:
-    elements, index = world.elements(name_of(subscript)), subscript.child_by_field_name("index")
+def element(subscript: Node, state: State, depth: int) -> Text | None:
+    elements, index = state.elements(name_of(subscript)), subscript.child_by_field_name("index")
     if elements is None or index is None:
         return None
     if source(index) in ALL:
         return joined(*interleaved(elements))
-    where = number(index, world, depth)
+    where = number(index, state, depth)
     if where is None:
         return None
     if -len(elements) <= where < len(elements):
@@ -224,17 +224,17 @@ def interleaved(elements: list[Text]) -> list[Text]:
     return [part for element in elements for part in (text(" "), element)][1:]
 
 
-def length(target: Node, value: Text | None, world: World, origin: str) -> Text:
+def length(target: Node, value: Text | None, state: State, origin: str) -> Text:
     if target.type == "subscript" and index_of(target) in ALL:
-        elements = world.elements(name_of(target))
+        elements = state.elements(name_of(target))
         return unknown(origin) if elements is None else text(str(len(elements)))
     plain = None if value is None else known(value)
     return unknown(origin) if plain is None else text(str(len(plain)))
 
 
-def arithmetic(node: Node, world: World) -> Text:
+def arithmetic(node: Node, state: State) -> Text:
     inner = next((child for child in node.named_children), None)
-    value = None if inner is None else number(inner, world, 0)
+    value = None if inner is None else number(inner, state, 0)
     return unknown(source(node)) if value is None else text(str(value))
 
 
@@ -250,9 +250,9 @@ BINARY: dict[str, Callable[[int, int], int | bool]] = {
 }  # fmt: skip
 
 
-def number(node: Node, world: World, depth: int) -> int | None:
+def number(node: Node, state: State, depth: int) -> int | None:
     """An integer expression; None where something in it is unknown."""
-    if depth > DEEPEST:
+    if depth > MAX_DEPTH:
         raise NotUnderstood("expressions nested too deeply")
     if node.type == "binary_expression":
         left, right = node.child_by_field_name("left"), node.child_by_field_name("right")
@@ -260,19 +260,19 @@ def number(node: Node, world: World, depth: int) -> int | None:
         if left is None or right is None or operator is None:
             return None
         return combined(
-            source(operator), number(left, world, depth + 1), number(right, world, depth + 1)
+            source(operator), number(left, state, depth + 1), number(right, state, depth + 1)
         )
     if node.type == "parenthesized_expression" and node.named_child_count == 1:
         inner = node.named_child(0)
-        return None if inner is None else number(inner, world, depth + 1)
+        return None if inner is None else number(inner, state, depth + 1)
     if node.type == "unary_expression" and node.named_child_count == 1:
         inner = node.named_child(0)
-        value = None if inner is None else number(inner, world, depth + 1)
+        value = None if inner is None else number(inner, state, depth + 1)
         return None if value is None else -value if source(node).startswith("-") else value
     if node.type in ("word", "variable_name") and not source(node).lstrip("-").isdigit():
-        value = world.scalar(source(node))
+        value = state.scalar(source(node))
         return None if value is None else integer(known(value))
-    return integer(known(text_of(node, world, depth + 1)))
+    return integer(known(text_of(node, state, depth + 1)))
 
 
 def combined(operator: str, left: int | None, right: int | None) -> int | None:
@@ -292,7 +292,7 @@ def integer(value: str | None) -> int | None:
         return None
 
 
-def substitution(node: Node, world: World, depth: int) -> Text:
+def substitution(node: Node, state: State, depth: int) -> Text:
     """$(...): `expr` and `echo` are worked out, everything else only a machine can say."""
     origin = unknown(" ".join(source(node).strip("`").removeprefix("$(").removesuffix(")").split()))
     inner = node.named_children
@@ -301,11 +301,11 @@ def substitution(node: Node, world: World, depth: int) -> Text:
     words: list[Text] = []
     for child in inner[0].named_children:
         if child.type == "command_name":
-            words += words_of(child.named_children[0], world) if child.named_children else []
+            words += words_of(child.named_children[0], state) if child.named_children else []
         elif child.type == "variable_assignment":
             return origin
         else:
-            words += words_of(child, world)
+            words += words_of(child, state)
     plain = [known(word) for word in words]
     if any(word is None for word in plain):
         return origin

@@ -39,8 +39,8 @@ class Note(msgspec.Struct, frozen=True):
     text: str
 
 
-class World(msgspec.Struct):
-    """One course of events. Worlds split where the script asks what only a machine knows."""
+class State(msgspec.Struct):
+    """One course of the script. It splits where the script asks what only a machine knows."""
 
     variables: dict[str, Value] = {}
     exported: set[str] = set()
@@ -56,7 +56,7 @@ class World(msgspec.Struct):
     leaves: str = ""
     """`break`, `continue` or `return` on its way out"""
 
-    def copy(self) -> World:
+    def copy(self) -> State:
         return msgspec.structs.replace(
             self,
             variables={
@@ -107,3 +107,6 @@ class World(msgspec.Struct):
             if assumption.origin == unknown.origin:
                 return assumption.value == value
         return False if (unknown.origin, value) in self.differs else None
+
+
+States = list[State]
