@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from vivace.deploy.catalogue.flags import tables
-from vivace.deploy.load_case import Opened, Said, case_of
+from vivace.deploy.load_case import LoadedDeployment, Overrides, build_case
 from vivace.deploy.render.compose import render_compose
 from vivace.deploy.render.kubernetes import PORT, port_of, render_kubernetes
 from vivace.deploy.render.process import processes_of
@@ -22,8 +22,7 @@ from vivace.deploy.report.machine import as_json
 from vivace.deploy.report.page import page
 from vivace.deploy.rules.judge import judge
 from vivace.deploy.rules.memory import plans
-from vivace.deploy.schema.deployment import Deployment
-from vivace.deploy.schema.errors import DeploymentError
+from vivace.deploy.schema.deployment import Deployment, DeploymentError
 from vivace.deploy.schema.files import deployment_of
 from vivace.deploy.suggest import suggest
 
@@ -75,7 +74,7 @@ def deployments(draw: st.DrawFn) -> Deployment | None:
 def test_any_values_are_judged_and_reported(deployment: Deployment | None, target: str) -> None:
     if deployment is None:
         return
-    found = case_of(Opened(deployment, (), "drawn.yaml"), Said(target=target))
+    found = build_case(LoadedDeployment(deployment, (), "drawn.yaml"), Overrides(target=target))
     verdict = judge(found)
     list(plans(found))
     suggest(found)

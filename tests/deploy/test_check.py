@@ -15,7 +15,7 @@ from deployments import case, mixed, separated
 from vivace.deploy.check import main
 from vivace.deploy.report.page import page
 from vivace.deploy.report.terminal import not_asked
-from vivace.deploy.rules.judge import Verdict, judge
+from vivace.deploy.rules.judge import CheckResult, judge
 from vivace.deploy.schema.files import deployment_of, load, written
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -198,7 +198,7 @@ def test_typing_extensions_can_still_be_loaded_afterwards() -> None:
 @pytest.mark.parametrize(("names", "said"), [(["a"], "1 rule not"), (["a", "b"], "2 rules not")])
 def test_rules_that_are_not_asked_are_counted(names: list[str], said: str) -> None:
     it = case(mixed())
-    verdict = Verdict(findings=(), skipped={"model": tuple(names)})
+    verdict = CheckResult(findings=(), skipped={"model": tuple(names)})
     assert said in page(it, verdict) and not_asked(verdict)[0].startswith(said)
 
 

@@ -17,6 +17,7 @@ from toy_config import LLAMA
 from vivace.deploy.command import rendered
 from vivace.deploy.load_case import Opened
 from vivace.deploy.memory.plan import plan_role
+from vivace.deploy.load_case import LoadedDeployment
 from vivace.deploy.rules.judge import judge
 from vivace.deploy.schema.deployment import Deployment
 from vivace.deploy.schema.files import load
@@ -121,12 +122,12 @@ ELSEWHERE = {"include", "model.config"}
 
 def effects(content: dict[str, Any]) -> dict[str, Any]:
     known = case(content, content.get("engine", "sglang"))
-    opened = Opened(known.deployment, (), "made.yaml")
+    loaded = LoadedDeployment(known.deployment, (), "made.yaml")
     return {
         "findings": judge(known),
         "plans": [plan_role(known, server) for server in known.servers],
         "suggestions": suggest(known),
-        **{to: rendered(known.deployment, to, opened) for to in RENDERINGS},
+        **{to: rendered(known.deployment, to, loaded) for to in RENDERINGS},
     }
 
 

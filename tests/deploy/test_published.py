@@ -16,6 +16,7 @@ from vivace.deploy.load_case import Said, case_of, open_files
 from vivace.deploy.memory import buffers
 from vivace.deploy.memory.plan import plan_role
 from vivace.deploy.memory.windows import windows
+from vivace.deploy.load_case import Overrides, build_case, open_files
 from vivace.deploy.render.process import processes_of
 from vivace.deploy.render.shell import render_shell
 from vivace.deploy.rules.case import Case
@@ -53,12 +54,12 @@ ROUND_ROBIN = 10
 """configurations with the value that only 0.5.7 takes"""
 
 
-def opened(file: Path) -> Case:
-    return case_of(open_files([file]), Said())
+def loaded(file: Path) -> Case:
+    return build_case(open_files([file]), Overrides())
 
 
 def by_severity(file: Path, severity: str) -> set[str]:
-    return {each.rule for each in judge(opened(file)).findings if each.severity == severity}
+    return {each.rule for each in judge(loaded(file)).findings if each.severity == severity}
 
 
 def test_there_are_thirty() -> None:
@@ -67,7 +68,7 @@ def test_there_are_thirty() -> None:
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_the_errors_that_are_there_and_no_others(file: Path) -> None:
-    verdict = judge(opened(file))
+    verdict = judge(loaded(file))
     errors = {each.rule for each in verdict.findings if each.severity == "error"}
     assert errors == ERRORS.get(file.stem, set())
     assert verdict.skipped == {}
@@ -101,13 +102,13 @@ def test_import_of_what_is_rendered_starts_the_same(file: Path) -> None:
     rendered = sorted(render_shell(deployment).items())
     again = import_scripts(rendered)
     assert started(again.deployment) == started(deployment)
-    assert not [each for each in again.told if each.remark.rule == "not-understood"]
+    assert not [each for each in again.remarks if each.rule == "not-understood"]
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_what_is_known_to_have_run_fits(file: Path) -> None:
     """All of them ran; only the longest context is at its limit."""
-    case = opened(file)
+    case = loaded(file)
     for server in case.servers:
         plan = plan_role(case, server)
         assert plan is not None and plan.pool > 0
@@ -127,7 +128,7 @@ def test_what_is_known_to_have_run_fits(file: Path) -> None:
     ],
 )
 def test_dispatch_tokens_are_derived_exactly(name: str, role: str, tokens: str) -> None:
-    case = opened(FOLDER / f"{name}.yaml")
+    case = loaded(FOLDER / f"{name}.yaml")
     (server,) = case.of(role)
     assert server.environment["SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"] == tokens
     assert str(server.dispatch_tokens) == tokens
@@ -142,7 +143,7 @@ def test_dispatch_tokens_are_derived_exactly(name: str, role: str, tokens: str) 
     ],
 )
 def test_the_tightest_buffers_are_derived_within_two_percent(name: str, role: str) -> None:
-    case = opened(FOLDER / f"{name}.yaml")
+    case = loaded(FOLDER / f"{name}.yaml")
     (server,) = case.of(role)
     assert case.model is not None
     need = max(window.size for window in windows(server, case.model, case.load))

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 from deployments import LEAVE_OUT, case, found, mixed, separated
 
-from vivace.deploy.catalogue.flags import FILE, made
-from vivace.deploy.disk import packaged
+from vivace.deploy.catalogue.flags import FILE, flags_json
 from vivace.deploy.document import DOCS, pages
+from vivace.deploy.files import packaged
 from vivace.deploy.from_script.flags import Remark
-from vivace.deploy.rules.case import Remarked
 from vivace.deploy.rules.judge import RULES, Finding, judge
 
 LONG = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
@@ -632,7 +631,7 @@ def test_a_rule_finds_nothing_where_nothing_is(rule: str) -> None:
 
 @pytest.mark.parametrize("rule", OF_REMARKS)
 def test_remarks_of_an_import_become_findings(rule: str) -> None:
-    remarks = (Remarked(Remark(rule, "host", "what was found"), 7),)
+    remarks = (Remark(rule, "host", "what was found", line=7),)
     (finding,) = found(mixed(), rule, remarks=remarks)
     assert finding.line == 7 and "what was found" in finding.text
     assert found(mixed(), rule) == []
@@ -695,4 +694,4 @@ def test_the_pages_are_current(name: str) -> None:
 
 
 def test_the_table_of_flags_is_current() -> None:
-    assert Path(packaged(FILE)).read_bytes() == made(), "run `make docs`"
+    assert Path(packaged(FILE)).read_bytes() == flags_json(), "run `make docs`"

@@ -8,12 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from vivace.deploy.schema.deployment import Deployment, Role
-from vivace.deploy.schema.files import DeploymentError, deployment_of, load, parsed, written
-from vivace.deploy.schema.merge import merged
+from vivace.deploy.schema.deployment import Deployment, DeploymentError, Role, json_schema
+from vivace.deploy.schema.files import deployment_of, load, merged, parsed, written
 from vivace.deploy.schema.nodes import nodes_of
 from vivace.deploy.schema.rewrite import rewrite
-from vivace.deploy.schema.schema import schema
 
 BASE = """
 name: family            # what they have in common
@@ -133,7 +131,7 @@ def test_comments_stay_when_values_change(tmp_path: Path) -> None:
 
 
 def test_the_schema_is_of_the_struct() -> None:
-    text = json.dumps(schema())
+    text = json.dumps(json_schema())
     for field in msgspec.structs.fields(Deployment):
         assert f'"{field.encode_name}"' in text
     assert '"additionalProperties": false' in text

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from vivace.deploy.load_case import Opened, Said, case_of
-from vivace.deploy.rules.case import Case, Remarked
+from vivace.deploy.from_script.flags import Remark
+from vivace.deploy.load_case import LoadedDeployment, Overrides, build_case
+from vivace.deploy.rules.case import Case
 from vivace.deploy.rules.judge import Finding, judge, rule_named
 from vivace.deploy.schema.files import deployment_of
 
@@ -173,18 +174,16 @@ def separated(
     return changed(content, top)
 
 
-def case(
-    content: dict[str, Any], target: str = "sglang", remarks: tuple[Remarked, ...] = ()
-) -> Case:
-    opened = Opened(deployment_of(content, "made"), remarks, "made.yaml")
-    return case_of(opened, Said(target=target))
+def case(content: dict[str, Any], target: str = "sglang", remarks: tuple[Remark, ...] = ()) -> Case:
+    loaded = LoadedDeployment(deployment_of(content, "made"), remarks, "made.yaml")
+    return build_case(loaded, Overrides(target=target))
 
 
 def found(
     content: dict[str, Any],
     rule: str,
     target: str = "sglang",
-    remarks: tuple[Remarked, ...] = (),
+    remarks: tuple[Remark, ...] = (),
 ) -> list[Finding]:
     """What one rule finds."""
     known = rule_named(rule)

@@ -6,10 +6,17 @@ import argparse
 import os
 from collections.abc import Sequence
 
-from vivace.deploy.disk import write
-from vivace.deploy.load_case import SPECS, Opened, Said, case_of, open_command, open_files
+from vivace.deploy.files import write
+from vivace.deploy.load_case import (
+    SPECS,
+    LoadedDeployment,
+    Overrides,
+    build_case,
+    open_command,
+    open_files,
+)
 from vivace.deploy.rules.case import Case
-from vivace.deploy.rules.judge import RULES, Verdict, judge, rule_named
+from vivace.deploy.rules.judge import RULES, CheckResult, judge, rule_named
 from vivace.errors import CANNOT_START, CannotStart
 from vivace.wrapping import print_wrapped
 
@@ -25,16 +32,16 @@ EPILOG = """examples:
 
 def main(words: Sequence[str]) -> int:
     """0: no errors; 1: errors; 2: what was given cannot be read."""
-    own, command = parted(words)
+    own, command = split_command(words)
     chosen = parser().parse_args(own)
     try:
         if chosen.rules or chosen.explain:
-            return told_rules(chosen.explain)
-        case = case_of(opened(chosen.files, command), said(chosen))
+            return print_rules(chosen.explain)
+        case = build_case(load_deployment(chosen.files, command), parse_overrides(chosen))
         verdict = judge(case)
         if chosen.suggest or chosen.write:
-            return suggested(case, chosen)
-        report(case, verdict, chosen)
+            return print_suggestions(case, chosen)
+        print_report(case, verdict, chosen)
     except BrokenPipeError:
         raise
     except (CannotStart, OSError) as error:
@@ -43,7 +50,7 @@ def main(words: Sequence[str]) -> int:
     return FOUND_ERRORS if verdict.errors else 0
 
 
-def parted(words: Sequence[str]) -> tuple[list[str], list[str] | None]:
+def split_command(words: Sequence[str]) -> tuple[list[str], list[str] | None]:
     """(our own words, the command behind `--`)"""
     if "--" not in words:
         return list(words), None
@@ -90,16 +97,16 @@ def as_wide_as_the_terminal(prog: str) -> argparse.HelpFormatter:
     return argparse.RawDescriptionHelpFormatter(prog, width=columns - 2)
 
 
-def said(chosen: argparse.Namespace) -> Said:
+def parse_overrides(chosen: argparse.Namespace) -> Overrides:
     names = ("target", "hardware", "cards", "model", "quantization", "input", "output")
     values = {name: getattr(chosen, name) for name in (*names, "concurrency")}
     wrong = [name for name, value in values.items() if isinstance(value, int) and value < 1]
     if wrong:
         raise CannotStart(f"--{wrong[0]} {values[wrong[0]]}: at least 1 is wanted")
-    return Said(**values)
+    return Overrides(**values)
 
 
-def opened(files: Sequence[str], command: list[str] | None) -> Opened:
+def load_deployment(files: Sequence[str], command: list[str] | None) -> LoadedDeployment:
     if command is not None:
         if files:
             raise CannotStart("files, or a command behind --: not both")
@@ -109,7 +116,7 @@ def opened(files: Sequence[str], command: list[str] | None) -> Opened:
     return open_files(files)
 
 
-def told_rules(name: str | None) -> int:
+def print_rules(name: str | None) -> int:
     from vivace.deploy.report.rules import explained, listed
 
     if name is None:
@@ -125,7 +132,7 @@ def told_rules(name: str | None) -> int:
     return 0
 
 
-def report(case: Case, verdict: Verdict, chosen: argparse.Namespace) -> None:
+def print_report(case: Case, verdict: CheckResult, chosen: argparse.Namespace) -> None:
     if chosen.html is not None:
         from vivace.deploy.report.page import page
 
@@ -142,7 +149,7 @@ def report(case: Case, verdict: Verdict, chosen: argparse.Namespace) -> None:
         print(f"written: {chosen.html}")
 
 
-def suggested(case: Case, chosen: argparse.Namespace) -> int:
+def print_suggestions(case: Case, chosen: argparse.Namespace) -> int:
     from vivace.deploy.report.terminal import show_suggestions
     from vivace.deploy.suggest import changes, suggest
 

@@ -7,7 +7,14 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from vivace.deploy.load_case import Opened, Said, case_of, device_of, open_files, with_said
+from vivace.deploy.load_case import (
+    LoadedDeployment,
+    Overrides,
+    build_case,
+    device_of,
+    open_files,
+    with_overrides,
+)
 from vivace.deploy.schema.deployment import Deployment
 from vivace.errors import CANNOT_START, CannotStart
 from vivace.wrapping import print_wrapped
@@ -56,13 +63,13 @@ def parser() -> argparse.ArgumentParser:
 def import_scripts(chosen: argparse.Namespace) -> int:
     from vivace.deploy.schema.files import written
 
-    opened = open_files(chosen.scripts)
-    said = Said(hardware=chosen.hardware, cards=chosen.cards, model=chosen.model)
-    deployment = with_said(opened.deployment, said)
+    loaded = open_files(chosen.scripts)
+    overrides = Overrides(hardware=chosen.hardware, cards=chosen.cards, model=chosen.model)
+    deployment = with_overrides(loaded.deployment, overrides)
     device_of(deployment.hardware)
     deployment.name = chosen.name
     text = written(deployment)
-    tell(opened, deployment)
+    tell(loaded, deployment)
     if chosen.output is None:
         print(text, end="")
         return 0
@@ -73,10 +80,10 @@ def import_scripts(chosen: argparse.Namespace) -> int:
     return 0
 
 
-def tell(opened: Opened, deployment: Deployment) -> None:
+def tell(loaded: LoadedDeployment, deployment: Deployment) -> None:
     """On stderr: what was found, and every line that was not understood."""
-    for each in opened.remarks:
-        print_wrapped(f"{opened.file}: line {each.line}: {each.remark.text}")
+    for each in loaded.remarks:
+        print_wrapped(f"{loaded.file}: line {each.line}: {each.text}")
     roles = [
         f"{name}: {role.instances} x {role.nodes} node(s)"
         for name, role in deployment.roles.items()
@@ -86,11 +93,11 @@ def tell(opened: Opened, deployment: Deployment) -> None:
 
 
 def render(chosen: argparse.Namespace) -> int:
-    opened = open_files(chosen.files)
-    deployment = opened.deployment
+    loaded = open_files(chosen.files)
+    deployment = loaded.deployment
     if chosen.engine == "vivace":
         deployment = for_vivace(deployment)
-    files = rendered(deployment, chosen.to, opened)
+    files = rendered(deployment, chosen.to, loaded)
     if chosen.output is None:
         for name, content in files.items():
             print(f"# ==> {name} <==\n{content}")
@@ -105,7 +112,7 @@ def render(chosen: argparse.Namespace) -> int:
     return 0
 
 
-def rendered(deployment: Deployment, to: str, opened: Opened) -> dict[str, str]:
+def rendered(deployment: Deployment, to: str, loaded: LoadedDeployment) -> dict[str, str]:
     """File name -> content."""
     from vivace.deploy.render.compose import render_compose
     from vivace.deploy.render.kubernetes import render_kubernetes
@@ -113,7 +120,7 @@ def rendered(deployment: Deployment, to: str, opened: Opened) -> dict[str, str]:
     from vivace.deploy.render.shell import render_shell
     from vivace.deploy.render.systemd import render_systemd
 
-    device = case_of(Opened(deployment, (), opened.file), Said()).device
+    device = build_case(LoadedDeployment(deployment, (), loaded.file), Overrides()).device
     return {
         "shell": lambda: render_shell(deployment),
         "systemd": lambda: render_systemd(deployment),
@@ -139,9 +146,9 @@ def for_vivace(deployment: Deployment) -> Deployment:
 
 
 def show_schema(chosen: argparse.Namespace) -> int:
-    from vivace.deploy.schema.schema import schema
+    from vivace.deploy.schema.deployment import json_schema
 
-    print(json.dumps(schema(), indent=2))
+    print(json.dumps(json_schema(), indent=2))
     return 0
 
 

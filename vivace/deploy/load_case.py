@@ -1,4 +1,4 @@
-"""A spec, scripts or a command line, with what was said besides -> a case for the rules."""
+"""A deployment file, scripts or a command line, with overrides -> a case for the rules."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from vivace.deploy.catalogue.models import (
     models,
     read_architecture,
 )
-from vivace.deploy.disk import PathName, below, beside, home, is_file
-from vivace.deploy.rules.case import Case, Remarked
+from vivace.deploy.files import PathName, below, beside, home, is_file
+from vivace.deploy.from_script.flags import Remark
+from vivace.deploy.rules.case import Case
 from vivace.deploy.rules.target import target_of
-from vivace.deploy.schema.deployment import Deployment, Hardware, Model, Workload
-from vivace.deploy.schema.errors import DeploymentError
+from vivace.deploy.schema.deployment import Deployment, DeploymentError, Hardware, Model, Workload
 
 SPECS = (".yaml", ".yml")
 
 
-class Said(msgspec.Struct, frozen=True, kw_only=True):
+class Overrides(msgspec.Struct, frozen=True, kw_only=True):
     """What the command line says over what the files say; None: nothing."""
 
     target: str | None = None
@@ -39,13 +39,13 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: int | None = None
 
 
-class Opened(msgspec.Struct, frozen=True):
+class LoadedDeployment(msgspec.Struct, frozen=True):
     deployment: Deployment
-    remarks: tuple[Remarked, ...]
+    remarks: tuple[Remark, ...]
     file: str
 
 
-def open_files(files: Sequence[PathName]) -> Opened:
+def open_files(files: Sequence[PathName]) -> LoadedDeployment:
     """One spec, or scripts. Raises DeploymentError or ScriptError."""
     paths = [str(file) for file in files]
     specs = [path for path in paths if path.endswith(SPECS)]
@@ -54,71 +54,69 @@ def open_files(files: Sequence[PathName]) -> Opened:
     if specs:
         from vivace.deploy.schema.files import load
 
-        return Opened(load(specs[0]), (), specs[0])
+        return LoadedDeployment(load(specs[0]), (), specs[0])
     from vivace.deploy.from_script.script import import_files
 
     found = import_files(paths)
-    remarks = tuple(Remarked(each.remark, each.line) for each in found.told)
-    return Opened(found.deployment, remarks, ", ".join(paths))
+    return LoadedDeployment(found.deployment, tuple(found.remarks), ", ".join(paths))
 
 
-def open_command(words: Sequence[str]) -> Opened:
+def open_command(words: Sequence[str]) -> LoadedDeployment:
     """What stands behind `--`. Raises ScriptError."""
     from vivace.deploy.from_script.script import import_command
 
     found = import_command(words)
-    remarks = tuple(Remarked(each.remark) for each in found.told)
-    return Opened(found.deployment, remarks, "command line")
+    return LoadedDeployment(found.deployment, tuple(found.remarks), "command line")
 
 
-def case_of(opened: Opened, said: Said) -> Case:
+def build_case(loaded: LoadedDeployment, overrides: Overrides) -> Case:
     """Raises DeploymentError for a name that nothing is known of."""
-    deployment = with_said(opened.deployment, said)
+    deployment = with_overrides(loaded.deployment, overrides)
     try:
-        target = target_of(said.target or deployment.engine or "sglang")
+        target = target_of(overrides.target or deployment.engine or "sglang")
     except ValueError as error:
         raise DeploymentError(str(error)) from None
     return Case(
         deployment=deployment,
-        file=opened.file,
+        file=loaded.file,
         target=target,
         device=device_of(deployment.hardware),
-        model=model_of(deployment.model, opened.file),
-        remarks=opened.remarks,
+        model=model_of(deployment.model, loaded.file),
+        remarks=loaded.remarks,
     )
 
 
-def with_said(deployment: Deployment, said: Said) -> Deployment:
-    """The deployment with what was said; the one that was read stays as it is."""
+def with_overrides(deployment: Deployment, overrides: Overrides) -> Deployment:
+    """The deployment with the overrides; the one that was read stays as it is."""
     from msgspec.structs import replace
 
     hardware, model, workload = deployment.hardware, deployment.model, deployment.workload
-    if said.hardware is not None:
-        hardware = Hardware(device=said.hardware, cards=hardware.cards if hardware else None)
-    if said.cards is not None:
+    if overrides.hardware is not None:
+        hardware = Hardware(device=overrides.hardware, cards=hardware.cards if hardware else None)
+    if overrides.cards is not None:
         if hardware is None:
             raise DeploymentError("--cards: of which hardware? Say --hardware too")
-        hardware = replace(hardware, cards=said.cards)
-    if said.model is not None:
-        is_file = "/" in said.model or said.model.endswith(".json")
-        name, config = (None, said.model) if is_file else (said.model, None)
+        hardware = replace(hardware, cards=overrides.cards)
+    if overrides.model is not None:
+        is_file = "/" in overrides.model or overrides.model.endswith(".json")
+        name, config = (None, overrides.model) if is_file else (overrides.model, None)
         model = replace(model, name=name, config=config)
-    if said.quantization is not None:
-        model = replace(model, quantization=said.quantization)
-    if (said.input, said.output, said.concurrency) != (None, None, None):
+    if overrides.quantization is not None:
+        model = replace(model, quantization=overrides.quantization)
+    if (overrides.input, overrides.output, overrides.concurrency) != (None, None, None):
         before = workload or Workload()
         workload = replace(
             before,
-            input=said.input or before.input,
-            output=said.output or before.output,
-            concurrency=said.concurrency or before.concurrency,
+            input=overrides.input or before.input,
+            output=overrides.output or before.output,
+            concurrency=overrides.concurrency or before.concurrency,
         )
     return replace(deployment, hardware=hardware, model=model, workload=workload)
 
 
 def cache_folder() -> str:
-    said = process_environment().get("XDG_CACHE_HOME")
-    return said or below(home(), ".cache")
+    overrides = process_environment().get("XDG_CACHE_HOME")
+    return overrides or below(home(), ".cache")
 
 
 def device_of(hardware: Hardware | None) -> Device | None:

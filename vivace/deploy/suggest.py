@@ -13,14 +13,14 @@ from vivace.deploy.memory.plan import MemoryPlan, plan_role
 from vivace.deploy.memory.windows import windows
 from vivace.deploy.rules.case import Case
 from vivace.deploy.rules.memory import fraction_for
-from vivace.deploy.rules.server import DISPATCH, Server
+from vivace.deploy.rules.server import DISPATCH, ServerPlan
 
 ENDLESS = 1 << 20
 SPECULATIVE_STEPS = ((8, 1), (32, 2), (64, 4), (256, 8), (ENDLESS, 16))
 PLAIN_STEPS = ((2, 1), (4, 2), (16, 4), (256, 8), (512, 16), (ENDLESS, 32))
 """(up to this batch, step between captured sizes), as SGLang chooses them"""
 PAGE = 128
-CHUNK_MOST = 16384
+MAX_CHUNK = 16384
 
 
 class Suggestion(msgspec.Struct, frozen=True):
@@ -44,7 +44,7 @@ def suggest(case: Case) -> list[Suggestion]:
     ]
 
 
-def suggestions_of(case: Case, server: Server) -> Iterator[Suggestion]:
+def suggestions_of(case: Case, server: ServerPlan) -> Iterator[Suggestion]:
     """Of flags first: what experts send depends on them."""
     plan = plan_role(case, server)
     of_flags = [*chunk_suggestions(case, server), *graph_suggestions(server)]
@@ -54,14 +54,14 @@ def suggestions_of(case: Case, server: Server) -> Iterator[Suggestion]:
     yield from expert_suggestions(case, with_flags(server, of_flags))
 
 
-def with_flags(server: Server, found: Iterable[Suggestion]) -> Server:
+def with_flags(server: ServerPlan, found: Iterable[Suggestion]) -> ServerPlan:
     """The role as it would be."""
     flags = {**server.role.flags, **{each.name: each.value for each in found}}
     role = replace(server.role, flags=flags)
-    return Server(server.name, role, server.environment, server.nodes)
+    return ServerPlan(server.name, role, server.environment, server.nodes)
 
 
-def memory_suggestions(case: Case, server: Server, plan: MemoryPlan) -> Iterator[Suggestion]:
+def memory_suggestions(case: Case, server: ServerPlan, plan: MemoryPlan) -> Iterator[Suggestion]:
     fraction = fraction_for(plan)
     if plan.total("outside") > plan.outside_limit or not plan.chosen:
         yield flag(
@@ -75,16 +75,16 @@ def memory_suggestions(case: Case, server: Server, plan: MemoryPlan) -> Iterator
     if held is None or not server.decodes:
         return
     each = held if wanted is None else min(held, -(-wanted // server.role.instances))
-    most = each // server.parallelism.dp * server.parallelism.dp
+    limit = each // server.parallelism.dp * server.parallelism.dp
     too_many = plan.needed is not None and plan.needed > plan.capacity
-    if most and (server.running is None or too_many):
+    if limit and (server.running is None or too_many):
         why = (
             f"the pool holds {plan.capacity} tokens of a group, a request takes {plan.tokens_each}"
         )
-        yield flag(server, "max_running_requests", most, why)
+        yield flag(server, "max_running_requests", limit, why)
 
 
-def graph_suggestions(server: Server) -> Iterator[Suggestion]:
+def graph_suggestions(server: ServerPlan) -> Iterator[Suggestion]:
     rank, graphs = server.running_per_rank, server.graphs
     if rank is None or not server.decodes or server.has("disable_cuda_graph"):
         return
@@ -93,19 +93,19 @@ def graph_suggestions(server: Server) -> Iterator[Suggestion]:
         yield flag(server, "cuda_graph_bs", sizes, f"up to {rank} requests of a rank run at once")
 
 
-def captured_sizes(most: int, *, drafts: bool) -> list[int]:
-    """SGLang's own list up to `most`, which is always in it."""
+def captured_sizes(largest: int, *, drafts: bool) -> list[int]:
+    """SGLang's own list up to `largest`, which is always in it."""
     steps = SPECULATIVE_STEPS if drafts else PLAIN_STEPS
     sizes: list[int] = []
     size = 0
     for limit, step in steps:
-        while size + step <= min(limit, most):
+        while size + step <= min(limit, largest):
             size += step
             sizes.append(size)
-    return sizes if sizes and sizes[-1] == most else [*sizes, most]
+    return sizes if sizes and sizes[-1] == largest else [*sizes, largest]
 
 
-def expert_suggestions(case: Case, server: Server) -> Iterator[Suggestion]:
+def expert_suggestions(case: Case, server: ServerPlan) -> Iterator[Suggestion]:
     tokens = server.dispatch_tokens
     sends = server.decodes and server.expert_mode in ("low_latency", "auto", "fused")
     before = server.environment.get(DISPATCH)
@@ -132,26 +132,26 @@ def expert_suggestions(case: Case, server: Server) -> Iterator[Suggestion]:
         yield Suggestion(server.name, "environment", "HCCL_BUFFSIZE", before, str(size), why)
 
 
-def with_dispatch(server: Server, tokens: int | None) -> Server:
+def with_dispatch(server: ServerPlan, tokens: int | None) -> ServerPlan:
     """The role with the suggested dispatch limit in place of its own."""
     if tokens is None:
         return server
     environment = {**server.environment, DISPATCH: str(tokens)}
-    return Server(server.name, server.role, environment, server.nodes)
+    return ServerPlan(server.name, server.role, environment, server.nodes)
 
 
-def chunk_suggestions(case: Case, server: Server) -> Iterator[Suggestion]:
+def chunk_suggestions(case: Case, server: ServerPlan) -> Iterator[Suggestion]:
     given = case.load.input
     if given is None or server.has("chunked_prefill_size") or not server.prefills:
         return
     dp = server.parallelism.dp if server.parallelism.dp_attention else 1
     whole = -(-given // PAGE) * PAGE
-    size = min(whole, CHUNK_MOST) * dp
+    size = min(whole, MAX_CHUNK) * dp
     why = f"a prompt of {given} tokens at once" + (f", divided by dp {dp}" if dp > 1 else "")
     yield flag(server, "chunked_prefill_size", size, why)
 
 
-def flag(server: Server, name: str, value: Any, why: str) -> Suggestion:
+def flag(server: ServerPlan, name: str, value: Any, why: str) -> Suggestion:
     typed = server.given[name][0] if name in server.given else name.replace("_", "-")
     before = server.role.flags.get(typed)
     return Suggestion(server.name, "flags", typed, before, value, why)

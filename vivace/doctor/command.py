@@ -101,9 +101,9 @@ def probe_options(chosen: argparse.Namespace) -> ProbeOptions:
     if wrong:
         raise CannotStart(f"--port {wrong[0]}: ports are 1 to 65535")
     if chosen.deployment is not None:
-        from vivace.deploy.load_case import Said, case_of, open_files
+        from vivace.deploy.load_case import Overrides, build_case, open_files
 
-        for server in case_of(open_files([chosen.deployment]), Said()).all:
+        for server in build_case(open_files([chosen.deployment]), Overrides()).all:
             ports.append(server.number("port") or 30000)
             interfaces.append(server.variable("HCCL_SOCKET_IFNAME"))
     return ProbeOptions(

@@ -13,7 +13,7 @@ MOST = 1 << 27
 """of every size; products of several stay numbers that a report can show"""
 
 
-class Attention(msgspec.Struct, frozen=True, kw_only=True):
+class GroupedAttention(msgspec.Struct, frozen=True, kw_only=True):
     """Grouped-query attention of one layer; `gated`: a gate as wide as the queries beside them."""
 
     heads: int
@@ -103,7 +103,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     vocabulary: int
     context: int
     tied: bool
-    attention: Attention | LatentAttention
+    attention: GroupedAttention | LatentAttention
     dense_layers: int
     dense_width: int
     experts: Experts | None
@@ -172,7 +172,7 @@ class Shapes(Fields):
         return self.get(key, Whole(0, MOST), 0)
 
 
-def attention_of(values: Shapes) -> Attention | LatentAttention:
+def attention_of(values: Shapes) -> GroupedAttention | LatentAttention:
     heads = values.size("num_attention_heads")
     rank = values.count("kv_lora_rank")
     if rank:
@@ -189,7 +189,7 @@ def attention_of(values: Shapes) -> Attention | LatentAttention:
     hidden = values.size("hidden_size")
     if heads > hidden:
         raise values.refusal("num_attention_heads", f"hidden_size is only {hidden}")
-    return Attention(
+    return GroupedAttention(
         heads=heads,
         kv_heads=values.size("num_key_value_heads", heads),
         head_dim=values.size("head_dim", hidden // heads),

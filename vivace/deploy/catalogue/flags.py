@@ -11,14 +11,14 @@ from typing import Any
 
 import msgspec
 
-from vivace.deploy.disk import packaged, read
+from vivace.deploy.files import packaged, read
 
 FILE = "catalogue/flags.json"
 LARGEST = 1 << 22
 """bytes"""
 
 
-class Flag(msgspec.Struct, frozen=True, omit_defaults=True):
+class ServerFlag(msgspec.Struct, frozen=True, omit_defaults=True):
     """An option of a server: what `vivace.config.option.Option` says of it without states."""
 
     name: str
@@ -33,7 +33,7 @@ class Flag(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.flags[0]
 
 
-class Variable(msgspec.Struct, frozen=True, omit_defaults=True):
+class KnownVariable(msgspec.Struct, frozen=True, omit_defaults=True):
     """`dead`: no program reads it."""
 
     name: str
@@ -42,8 +42,8 @@ class Variable(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Tables(msgspec.Struct, frozen=True):
-    flags: tuple[Flag, ...]
-    variables: dict[str, Variable]
+    flags: tuple[ServerFlag, ...]
+    variables: dict[str, KnownVariable]
 
 
 @cache
@@ -51,13 +51,13 @@ def tables() -> Tables:
     return msgspec.json.decode(read(packaged(FILE), LARGEST), type=Tables)
 
 
-def made() -> bytes:
+def flags_json() -> bytes:
     """What the file must hold."""
     from vivace.config.config import all_options
     from vivace.config.variables import DEAD, VARIABLES
 
     flags = tuple(
-        Flag(
+        ServerFlag(
             name=option.name,
             flags=option.flags,
             shape=option.shape,
@@ -68,7 +68,8 @@ def made() -> bytes:
         for option in all_options()
     )
     variables = {
-        name: Variable(name, known.kind, known.state is DEAD) for name, known in VARIABLES.items()
+        name: KnownVariable(name, known.kind, known.state is DEAD)
+        for name, known in VARIABLES.items()
     }
     raw = msgspec.json.encode(Tables(flags, variables))
     return msgspec.json.format(raw, indent=1) + b"\n"

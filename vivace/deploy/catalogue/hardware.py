@@ -6,7 +6,7 @@ from functools import cache
 
 import msgspec
 
-from vivace.deploy.disk import below, packaged, read
+from vivace.deploy.files import below, packaged, read
 
 GIB = 1 << 30
 LARGEST = 1 << 20

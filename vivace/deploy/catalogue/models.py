@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from vivace.deploy.catalogue.architecture import Architecture, architecture_of
-from vivace.deploy.disk import below, is_folder, packaged, read
+from vivace.deploy.files import below, is_folder, packaged, read
 
 LARGEST = 1 << 20
 """bytes of a file"""

@@ -9,14 +9,14 @@ from typing import Any
 
 import msgspec
 
-from vivace.deploy.catalogue.flags import Flag, tables
+from vivace.deploy.catalogue.flags import ServerFlag, tables
 from vivace.deploy.from_script.programs import Part
 from vivace.deploy.schema.deployment import Flags, FlagValue, Scalar
 
 NUMBER = re.compile(r"-(\d|\.\d)")
 SHORT = re.compile(r"-[A-Za-z][\w-]*$")
 REPEATED: dict[Part, tuple[str, ...]] = {"router": ("prefill", "decode")}
-"""flags that add to what earlier ones of the name said"""
+"""flags that add to earlier ones of the same name"""
 BARE: dict[Part, frozenset[str]] = {
     "router": frozenset(
         """pd-disaggregation mini-lb dp-aware service-discovery disable-retries
@@ -34,11 +34,13 @@ BARE: dict[Part, frozenset[str]] = {
 
 
 class Remark(msgspec.Struct, frozen=True):
-    """What reading one command found: `rule` is the rule that speaks of it."""
+    """What reading a script found: `rule` is the rule that reports it, `line` counts from 1."""
 
     rule: str
     flag: str
     text: str
+    file: str = ""
+    line: int = 0
 
 
 class Read(msgspec.Struct):
@@ -47,12 +49,12 @@ class Read(msgspec.Struct):
 
 
 @cache
-def server_options() -> dict[str, Flag]:
+def server_options() -> dict[str, ServerFlag]:
     """Every spelling of a server's flag, with its dashes."""
     return {flag: option for option in tables().flags for flag in option.flags}
 
 
-def option_named(name: str) -> Flag | None:
+def option_named(name: str) -> ServerFlag | None:
     """By a spelling without dashes, or by the start of only one option's spellings."""
     known = server_options()
     exact = known.get("--" + name)

@@ -11,7 +11,7 @@ import msgspec
 
 from vivace.deploy.shell.reader import Reading, ScriptError, read_script
 
-MOST_SECONDS = 20
+MAX_SECONDS = 20
 """of computing"""
 CHUNK = 1 << 16
 
@@ -42,7 +42,7 @@ def answer(content: str, to: int) -> NoReturn:
     """In the child: limits, the reading, the answer, and out without anyone's exit handlers."""
     code = 1
     try:
-        resource.setrlimit(resource.RLIMIT_CPU, (MOST_SECONDS, MOST_SECONDS))
+        resource.setrlimit(resource.RLIMIT_CPU, (MAX_SECONDS, MAX_SECONDS))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         try:
             result: Reading | str = read_script(content)

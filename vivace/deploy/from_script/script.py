@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from vivace.deploy.disk import PathName, TooLarge, name_of, read
+from vivace.deploy.files import FileTooLarge, PathName, name_of, read
 from vivace.deploy.from_script.flags import Remark, flags_of
 from vivace.deploy.from_script.isolated import read_isolated
 from vivace.deploy.from_script.programs import Invocation, invocation
@@ -22,23 +22,15 @@ from vivace.deploy.from_script.roles import (
 from vivace.deploy.render.quoting import quoted
 from vivace.deploy.shell.reader import MAX_BYTES, ScriptError
 from vivace.deploy.shell.state import Launch
-from vivace.deploy.spec.deployment import Benchmark, Deployment, Model, Role
+from vivace.deploy.schema.deployment import Benchmark, Deployment, Model, Role
 
 REPORTING = ("echo", "printf", "[", "[[", "test", "true", "false", ":")
 HOST_SOURCES = ("hostname", "ip ", "ifconfig", "HOSTNAME", "POD_IP", "HOST_IP")
 
 
-class Told(msgspec.Struct, frozen=True):
-    """Something found on the way, and where: `role` or `line` of `file`."""
-
-    remark: Remark
-    file: str
-    line: int
-
-
 class Imported(msgspec.Struct):
     deployment: Deployment
-    told: list[Told] = []
+    remarks: list[Remark] = []
 
 
 def import_files(paths: Sequence[PathName]) -> Imported:
@@ -49,7 +41,7 @@ def import_files(paths: Sequence[PathName]) -> Imported:
             contents.append((name_of(path), read(path, MAX_BYTES).decode("utf-8", "replace")))
         except OSError as error:
             raise ScriptError(f"{path}: {error.strerror or error}") from None
-        except TooLarge as error:
+        except FileTooLarge as error:
             raise ScriptError(f"{path}: {error}") from None
     return import_scripts(contents)
 
@@ -66,8 +58,8 @@ def import_scripts(contents: Sequence[tuple[str, str]]) -> Imported:
             reading = read_isolated(content)
         except ScriptError as error:
             raise ScriptError(f"{name}: {error}") from None
-        found.told += [
-            Told(Remark("not-understood", "", n.text), name, n.line) for n in reading.notes
+        found.remarks += [
+            Remark("not-understood", "", note.text, name, note.line) for note in reading.notes
         ]
         for launch in reachable(reading.launches):
             called = invocation(launch.words)
@@ -117,7 +109,7 @@ def rejoined(launch: Launch) -> Launch:
 
 def started(called: Invocation, launch: Launch, name: str, found: Imported) -> Started:
     read = flags_of(called.words, called.part)
-    tell(read.remarks, launch, name, found)
+    add_remarks(read.remarks, launch, name, found)
     return Started(
         place=(name, launch.line),
         kind="router" if called.part == "router" else kind_of(read.flags),
@@ -130,22 +122,22 @@ def started(called: Invocation, launch: Launch, name: str, found: Imported) -> S
 
 def benchmark_of(called: Invocation, launch: Launch, name: str, found: Imported) -> Benchmark:
     read = flags_of(called.words, called.part)
-    tell(read.remarks, launch, name, found)
+    add_remarks(read.remarks, launch, name, found)
     return Benchmark(program=called.program, flags=read.flags, environment=launch.environment)
 
 
 def unique(benchmarks: list[tuple[Benchmark, Launch]]) -> list[tuple[Benchmark, Launch]]:
-    """One for each line: a script that goes on behind its servers measures in several worlds."""
+    """One for each line: a script that goes on behind its servers measures in several states."""
     return list({launch.line: (each, launch) for each, launch in reversed(benchmarks)}.values())[
         ::-1
     ]
 
 
-def tell(remarks: Sequence[Remark], launch: Launch, name: str, found: Imported) -> None:
+def add_remarks(remarks: Sequence[Remark], launch: Launch, name: str, found: Imported) -> None:
     for remark in remarks:
-        told = Told(remark, name, launch.line)
-        if told not in found.told:
-            found.told.append(told)
+        placed = msgspec.structs.replace(remark, file=name, line=launch.line)
+        if placed not in found.remarks:
+            found.remarks.append(placed)
 
 
 def host_of(launch: Launch) -> str | None:
@@ -184,7 +176,7 @@ def import_command(words: Sequence[str]) -> Imported:
     while rest and "=" in rest[0] and rest[0].partition("=")[0].isidentifier():
         name, _, value = rest.pop(0).partition("=")
         environment[name] = value
-    launch = Launch(tuple(rest), environment, 1)
+    launch = Launch(tuple(rest), environment, line=0)
     called = invocation(launch.words)
     if called is None:
         raise ScriptError(f"{shlex.join(words)[:200]!r} starts no server, router or benchmark")

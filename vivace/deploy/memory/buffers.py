@@ -14,11 +14,11 @@ MIB = 1 << 20
 TOKEN_HEADER = 44
 """bytes that travel with a token"""
 NORMAL_RESERVE = 208 * MIB
-MOST_DISPATCH = 1024
+MAX_DISPATCH = 1024
 """of SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK (parameter guide)"""
-MOST_LOW_LATENCY = 512
+MAX_LOW_LATENCY = 512
 """tokens of a rank: BS_UPPER_BOUND of the low-latency kernel"""
-MOST_FUSED = 256
+MAX_FUSED = 256
 """tokens of a rank in the fused kernel"""
 HCCL_DEFAULT = 200
 """MB, where HCCL_BUFFSIZE is not set"""

@@ -12,7 +12,7 @@ from vivace.deploy.memory import buffers
 from vivace.deploy.memory.weights import PRECISIONS, precision_name, weights
 from vivace.deploy.memory.windows import CHUNK, prefill_tokens
 from vivace.deploy.rules.case import Case, RequestLoad
-from vivace.deploy.rules.server import Server
+from vivace.deploy.rules.server import ServerPlan
 
 MIB = 1 << 20
 PAGE = 128
@@ -27,7 +27,7 @@ OTHER_COMMUNICATOR = 256 * MIB
 Kind = Literal["context", "static", "outside"]
 
 
-class Part(msgspec.Struct, frozen=True):
+class MemoryPart(msgspec.Struct, frozen=True):
     """`kind`: taken by the runtime, inside --mem-fraction-static, or outside of it."""
 
     name: str
@@ -49,7 +49,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     chosen: bool
     """whether --mem-fraction-static was given; else it is SGLang's own"""
     precision: str
-    parts: tuple[Part, ...]
+    parts: tuple[MemoryPart, ...]
     pool: int
     token_bytes: int
     state_bytes: int
@@ -103,16 +103,16 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
         return "KV cache"
 
 
-def plan_role(case: Case, server: Server) -> MemoryPlan | None:
+def plan_role(case: Case, server: ServerPlan) -> MemoryPlan | None:
     """None where model or device are not known."""
     model, device = case.model, case.device
     if model is None or device is None:
         return None
     name = precision_name(server, case.deployment.model.quantization)
     context = int(device.context_gib * GIB)
-    parts = [Part("runtime", context, "context", "driver, contexts")] if context else []
+    parts = [MemoryPart("runtime", context, "context", "driver, contexts")] if context else []
     held = weights(model, server, PRECISIONS[name])
-    parts += [Part(each, size, "static", name) for each, size in held.items()]
+    parts += [MemoryPart(each, size, "static", name) for each, size in held.items()]
     outside = outside_parts(model, server, case)
     given = server.value("mem_fraction_static")
     fraction = float(given) if isinstance(given, int | float) else default_fraction(server, device)
@@ -123,7 +123,7 @@ def plan_role(case: Case, server: Server) -> MemoryPlan | None:
         fraction=fraction,
         chosen=given is not None,
         precision=name,
-        parts=(*parts, Part("KV cache", max(0, pool), "static"), *outside),
+        parts=(*parts, MemoryPart("KV cache", max(0, pool), "static"), *outside),
         pool=pool,
         token_bytes=token_bytes(model, server),
         state_bytes=state_bytes(model, server),
@@ -134,7 +134,7 @@ def plan_role(case: Case, server: Server) -> MemoryPlan | None:
     )
 
 
-def running_of(server: Server, load: RequestLoad) -> int | None:
+def running_of(server: ServerPlan, load: RequestLoad) -> int | None:
     """Requests of one attention group at once: as many as are admitted and asked for."""
     asked = None
     if load.concurrency is not None:
@@ -143,34 +143,34 @@ def running_of(server: Server, load: RequestLoad) -> int | None:
     return min(limits) if limits else None
 
 
-def tokens_each(server: Server, load: RequestLoad) -> int | None:
+def tokens_each(server: ServerPlan, load: RequestLoad) -> int | None:
     """A prefill server gives its KV away before the answer grows."""
     if load.input is None or load.output is None:
         return None
     return load.input + (0 if server.kind == "prefill" else load.output)
 
 
-def token_bytes(model: Architecture, server: Server) -> int:
+def token_bytes(model: Architecture, server: ServerPlan) -> int:
     """KV of one token on one device, draft layers included."""
     size = ELEMENT_BYTES.get(str(server.value("kv_cache_dtype")), 2)
     layers = model.kv_layers / server.parallelism.pp + drafted_layers(model, server)
     return int(model.attention.kv_elements(server.parallelism.attention_tp) * layers * size)
 
 
-def drafted_layers(model: Architecture, server: Server) -> int:
+def drafted_layers(model: Architecture, server: ServerPlan) -> int:
     if server.value("speculative_algorithm") in ("NEXTN", "EAGLE"):
         return model.draft_layers
     return 1 if server.value("speculative_algorithm") == "EAGLE3" else 0
 
 
-def state_bytes(model: Architecture, server: Server) -> int:
+def state_bytes(model: Architecture, server: ServerPlan) -> int:
     if model.linear is None:
         return 0
     rows = max(1, server.draft_tokens)
     return model.linear.state_bytes(server.parallelism.attention_tp) * model.linear_layers * rows
 
 
-def outside_parts(model: Architecture, server: Server, case: Case) -> tuple[Part, ...]:
+def outside_parts(model: Architecture, server: ServerPlan, case: Case) -> tuple[MemoryPart, ...]:
     """What --mem-fraction-static does not count: estimates, each with what it is made of."""
     tokens = (prefill_tokens(server, case.load) or 0) if server.prefills else 0
     if not server.has("enable_nsa_prefill_context_parallel"):
@@ -179,23 +179,23 @@ def outside_parts(model: Architecture, server: Server, case: Case) -> tuple[Part
     rows = (server.running_per_rank or 1) * server.draft_tokens
     graphs, shared = captured_rows(server), communicator_bytes(model, server, case)
     parts = [
-        Part("activations", activation_bytes(model, server, max(tokens, rows)), "outside",
+        MemoryPart("activations", activation_bytes(model, server, max(tokens, rows)), "outside",
              f"{max(tokens, rows)} tokens at once"),
-        Part("graphs", graphs * GRAPH_ROW * server.draft_tokens, "outside", f"{graphs} rows"),
-        Part("sampler", rows * model.vocabulary * 8, "outside", f"{rows} rows of logits"),
-        Part("communicators", shared, "outside", "2 x HCCL_BUFFSIZE for each group of ranks"),
-        Part("workspace", RUNTIME, "outside"),
+        MemoryPart("graphs", graphs * GRAPH_ROW * server.draft_tokens, "outside", f"{graphs} rows"),
+        MemoryPart("sampler", rows * model.vocabulary * 8, "outside", f"{rows} rows of logits"),
+        MemoryPart("communicators", shared, "outside", "2 x HCCL_BUFFSIZE for each group of ranks"),
+        MemoryPart("workspace", RUNTIME, "outside"),
     ]  # fmt: skip
     return tuple(part for part in parts if part.size)
 
 
-def captured_rows(server: Server) -> int:
+def captured_rows(server: ServerPlan) -> int:
     if server.has("disable_cuda_graph") or not server.decodes or server.expert_mode == "normal":
         return 0
     return max(server.graphs, default=server.running_per_rank or 0)
 
 
-def activation_bytes(model: Architecture, server: Server, tokens: int) -> int:
+def activation_bytes(model: Architecture, server: ServerPlan, tokens: int) -> int:
     """Eight hidden states, what attention widens and what an expert or MLP widens, in 16 bits."""
     by_head, everywhere = model.attention.parameters(model.hidden)
     width = 2 * by_head / model.hidden / server.parallelism.attention_tp + everywhere / model.hidden
@@ -207,11 +207,11 @@ def activation_bytes(model: Architecture, server: Server, tokens: int) -> int:
     return int(tokens * 2 * (8 * model.hidden + width + inner))
 
 
-def dense_divisor(server: Server) -> int:
+def dense_divisor(server: ServerPlan) -> int:
     return server.number("moe_dense_tp_size") or server.parallelism.tp
 
 
-def communicator_bytes(model: Architecture, server: Server, case: Case) -> int:
+def communicator_bytes(model: Architecture, server: ServerPlan, case: Case) -> int:
     """Two buffers for each group of ranks that a device talks in."""
     layout = server.parallelism
     shared_dense = model.dense_layers > 0 and server.number("moe_dense_tp_size") != 1
@@ -227,7 +227,7 @@ def communicator_bytes(model: Architecture, server: Server, case: Case) -> int:
     return sum(groups) * 2 * each * MIB
 
 
-def default_fraction(server: Server, device: Device) -> float:
+def default_fraction(server: ServerPlan, device: Device) -> float:
     """SGLang's own choice where --mem-fraction-static is not given (server_args.py, 0.5.10)."""
     memory = device.memory_gib * 1024
     chunk = server.number("chunked_prefill_size") if server.has("chunked_prefill_size") else CHUNK
@@ -245,7 +245,7 @@ def default_fraction(server: Server, device: Device) -> float:
     return max(0.0, round((memory - reserved) / memory, 3))
 
 
-def graph_default(server: Server, device: Device) -> int:
+def graph_default(server: ServerPlan, device: Device) -> int:
     small = server.parallelism.tp < 4
     if device.platform == "npu":
         if device.memory_gib <= 32:

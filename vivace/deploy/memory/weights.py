@@ -7,7 +7,7 @@ import re
 import msgspec
 
 from vivace.deploy.catalogue.architecture import Architecture
-from vivace.deploy.rules.server import ALL_TO_ALL, Parallelism, Server
+from vivace.deploy.rules.server import ALL_TO_ALL, Parallelism, ServerPlan
 
 
 class Precision(msgspec.Struct, frozen=True):
@@ -32,7 +32,7 @@ BY_FLAG = {"modelslim": "w8a8", "w8a8_int8": "w8a8", "fp8": "fp8", "awq": "w4a16
 IN_PATH = re.compile(r"w(?:8a8|4a8|8a16|4a16)|fp8", re.IGNORECASE)
 
 
-def precision_name(server: Server, stated: str | None) -> str:
+def precision_name(server: ServerPlan, stated: str | None) -> str:
     """What the weights are: as stated, as the path says, as --quantization says, else 16 bits."""
     if stated:
         name = stated.lower().replace("-", "")
@@ -46,7 +46,7 @@ def precision_name(server: Server, stated: str | None) -> str:
     return BY_FLAG.get(str(asked), "bf16")
 
 
-def weights(model: Architecture, server: Server, precision: Precision) -> dict[str, int]:
+def weights(model: Architecture, server: ServerPlan, precision: Precision) -> dict[str, int]:
     """Part -> bytes on one device. The stages of a pipeline are taken as equal."""
     layout, hidden = server.parallelism, model.hidden
     by_head, everywhere = model.attention.parameters(hidden)
@@ -67,11 +67,11 @@ def weights(model: Architecture, server: Server, precision: Precision) -> dict[s
     return {name: int(size) for name, size in parts.items() if size}
 
 
-def dense_ranks(server: Server) -> int:
+def dense_ranks(server: ServerPlan) -> int:
     return server.number("moe_dense_tp_size") or server.parallelism.tp
 
 
-def shared_parameters(model: Architecture, server: Server) -> float:
+def shared_parameters(model: Architecture, server: ServerPlan) -> float:
     """Every rank has the shared expert whole when experts are spread by all-to-all."""
     if model.experts is None:
         return 0.0
@@ -80,7 +80,7 @@ def shared_parameters(model: Architecture, server: Server) -> float:
     return whole if spread else whole / server.parallelism.tp
 
 
-def expert_parameters(model: Architecture, server: Server) -> float:
+def expert_parameters(model: Architecture, server: ServerPlan) -> float:
     if model.experts is None:
         return 0.0
     count = model.experts.count + (server.number("ep_num_redundant_experts") or 0)
@@ -91,7 +91,7 @@ def router_parameters(model: Architecture) -> int:
     return 0 if model.experts is None else model.hidden * model.experts.count
 
 
-def tables(model: Architecture, server: Server, precision: Precision) -> dict[str, float]:
+def tables(model: Architecture, server: ServerPlan, precision: Precision) -> dict[str, float]:
     """Embedding and head: dp attention keeps the embedding whole on every rank."""
     layout: Parallelism = server.parallelism
     size = model.vocabulary * model.hidden * precision.table
@@ -100,7 +100,7 @@ def tables(model: Architecture, server: Server, precision: Precision) -> dict[st
     return {"embedding": embedding, "head": 0.0 if model.tied else size / ranks}
 
 
-def draft_bytes(model: Architecture, server: Server, precision: Precision) -> float:
+def draft_bytes(model: Architecture, server: ServerPlan, precision: Precision) -> float:
     """Layers that the checkpoint brings (NEXTN); an external draft model is not known here."""
     if server.value("speculative_algorithm") not in ("NEXTN", "EAGLE") or not model.draft_layers:
         return 0.0

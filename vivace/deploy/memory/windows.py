@@ -7,7 +7,7 @@ import msgspec
 from vivace.deploy.catalogue.architecture import Architecture
 from vivace.deploy.memory import buffers
 from vivace.deploy.rules.case import RequestLoad
-from vivace.deploy.rules.server import Server
+from vivace.deploy.rules.server import ServerPlan
 
 ROUND = "DEEPEP_NORMAL_LONG_SEQ_ROUND"
 PER_ROUND = "DEEPEP_NORMAL_LONG_SEQ_PER_ROUND_TOKENS"
@@ -24,26 +24,26 @@ class Window(msgspec.Struct, frozen=True):
     why: str
 
 
-def prefill_tokens(server: Server, load: RequestLoad) -> int | None:
+def prefill_tokens(server: ServerPlan, load: RequestLoad) -> int | None:
     """Most tokens that a rank of an attention group passes to experts in one prefill step."""
     chunk = server.number("chunked_prefill_size") if server.has("chunked_prefill_size") else CHUNK
     longest = load.input
     if chunk is not None and chunk > 0:
-        most = chunk // server.parallelism.dp if server.parallelism.dp_attention else chunk
+        limit = chunk // server.parallelism.dp if server.parallelism.dp_attention else chunk
     else:
-        most = server.number("max_prefill_tokens") or 16384
-        most = max(most, longest or 0)
+        limit = server.number("max_prefill_tokens") or 16384
+        limit = max(limit, longest or 0)
     if longest is not None and server.running_per_rank is not None:
-        most = min(most, server.running_per_rank * longest)
-    return None if most is None else -(-most // server.parallelism.attention_tp)
+        limit = min(limit, server.running_per_rank * longest)
+    return None if limit is None else -(-limit // server.parallelism.attention_tp)
 
 
-def rounds_of(server: Server) -> buffers.Rounds | None:
+def rounds_of(server: ServerPlan) -> buffers.Rounds | None:
     count, tokens = server.int_variable(ROUND), server.int_variable(PER_ROUND)
     return None if not count or not tokens else buffers.Rounds(count, tokens)
 
 
-def windows(server: Server, model: Architecture, load: RequestLoad) -> list[Window]:
+def windows(server: ServerPlan, model: Architecture, load: RequestLoad) -> list[Window]:
     """What the buffer is used for; the largest counts. Nothing for a model without experts."""
     mode, found = server.expert_mode, list[Window]()
     if model.experts is None or not mode:

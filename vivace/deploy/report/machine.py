@@ -8,11 +8,11 @@ import msgspec
 
 from vivace.deploy.memory.plan import MemoryPlan
 from vivace.deploy.rules.case import Case
-from vivace.deploy.rules.judge import Verdict
+from vivace.deploy.rules.judge import CheckResult
 from vivace.deploy.rules.memory import plans
 
 
-def as_json(case: Case, verdict: Verdict, *, memory: bool = False) -> str:
+def as_json(case: Case, verdict: CheckResult, *, memory: bool = False) -> str:
     content: dict[str, Any] = {
         "file": case.file,
         "target": case.target.text,

@@ -9,10 +9,10 @@ from vivace.deploy.memory.plan import MemoryPlan
 from vivace.deploy.report.terminal import headline, held_text, not_asked
 from vivace.deploy.report.topology import topology
 from vivace.deploy.rules.case import Case
-from vivace.deploy.rules.judge import Finding, Verdict
+from vivace.deploy.rules.judge import CheckResult, Finding
 from vivace.deploy.rules.memory import plans
 
-COLOURS = ("#4e79a7", "#59a14f", "#9c755f", "#f28e2b", "#edc948", "#b07aa1", "#76b7b2", "#e15759",
+COLORS = ("#4e79a7", "#59a14f", "#9c755f", "#f28e2b", "#edc948", "#b07aa1", "#76b7b2", "#e15759",
            "#ff9da7", "#bab0ac", "#86bcb6", "#d37295", "#a0cbe8")  # fmt: skip
 BAR = 900
 """width of a memory bar, in pixels"""
@@ -31,7 +31,7 @@ svg { max-width: 100% } svg text { font: 12px system-ui, sans-serif }
 """
 
 
-def page(case: Case, verdict: Verdict) -> str:
+def page(case: Case, verdict: CheckResult) -> str:
     """HTML with everything in it."""
     name, *known = headline(case)
     title = escape(name)
@@ -76,11 +76,11 @@ def bar(plan: MemoryPlan) -> str:
     used = sum(part.size for part in plan.parts)
     scale = BAR / max(total, used)
     shapes, x = list[str](), 0.0
-    for part, colour in zip(plan.parts, coloured(plan), strict=True):
+    for part, color in zip(plan.parts, part_colors(plan), strict=True):
         width = part.size * scale
         label = f"{part.name}: {part.size / GIB:.2f} GiB"
         shapes.append(
-            f'<rect x="{x:.1f}" y="0" width="{width:.1f}" height="34" fill="{colour}">'
+            f'<rect x="{x:.1f}" y="0" width="{width:.1f}" height="34" fill="{color}">'
             f"<title>{escape(label)}</title></rect>"
         )
         x += width
@@ -92,15 +92,15 @@ def bar(plan: MemoryPlan) -> str:
     return f'<svg viewBox="0 0 {BAR + 2} 60" role="img">{"".join(shapes)}</svg>'
 
 
-def coloured(plan: MemoryPlan) -> list[str]:
-    return [COLOURS[index % len(COLOURS)] for index in range(len(plan.parts))]
+def part_colors(plan: MemoryPlan) -> list[str]:
+    return [COLORS[index % len(COLORS)] for index in range(len(plan.parts))]
 
 
 def table(plan: MemoryPlan) -> str:
     rows = [
-        f'<tr><td><span class="key" style="background:{colour}"></span>{escape(part.name)}</td>'
+        f'<tr><td><span class="key" style="background:{color}"></span>{escape(part.name)}</td>'
         f'<td class="n">{part.size / GIB:.2f} GiB</td><td>{part.kind}</td>'
         f'<td class="why">{escape(part.why)}</td></tr>'
-        for part, colour in zip(plan.parts, coloured(plan), strict=True)
+        for part, color in zip(plan.parts, part_colors(plan), strict=True)
     ]
     return f"<table>{''.join(rows)}</table>"

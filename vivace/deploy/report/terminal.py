@@ -1,4 +1,4 @@
-"""The report in a terminal: short, coloured, worst first."""
+"""The report in a terminal: short, in color, worst first."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from vivace.deploy.catalogue.hardware import GIB
 from vivace.deploy.memory.plan import MemoryPlan
 from vivace.deploy.rules.case import Case
-from vivace.deploy.rules.judge import Finding, Verdict
+from vivace.deploy.rules.judge import CheckResult, Finding
 from vivace.deploy.rules.memory import fraction_for, plans
 from vivace.deploy.rules.rule import Severity
 from vivace.deploy.suggest import Suggestion
@@ -50,13 +50,13 @@ def writer() -> Callable[[Line], None]:
     return write
 
 
-def show(case: Case, verdict: Verdict, *, notes: bool, memory: bool) -> None:
+def show(case: Case, verdict: CheckResult, *, notes: bool, memory: bool) -> None:
     write = writer()
     for line in report(case, verdict, notes=notes, memory=memory):
         write(line)
 
 
-def report(case: Case, verdict: Verdict, *, notes: bool, memory: bool) -> Iterator[Line]:
+def report(case: Case, verdict: CheckResult, *, notes: bool, memory: bool) -> Iterator[Line]:
     yield [("  ".join(headline(case)), "bold")]
     shown = [f for f in verdict.findings if notes or f.severity in ("error", "warning")]
     for finding in shown:
@@ -100,14 +100,14 @@ def lines_of(finding: Finding) -> Iterator[Line]:
         yield [(f"{INDENT}-> {finding.remedy}", "green")]
 
 
-def not_asked(verdict: Verdict) -> list[str]:
+def not_asked(verdict: CheckResult) -> list[str]:
     return [
         f"{len(names)} rule{'s' if len(names) != 1 else ''} not asked: {NEEDS[need]}"
         for need, names in verdict.skipped.items()
     ]
 
 
-def summary(verdict: Verdict, hidden: int) -> str:
+def summary(verdict: CheckResult, hidden: int) -> str:
     counts = [
         f"{count} {name}{'s' if count != 1 and name != 'doc' else ''}"
         for name in STYLES

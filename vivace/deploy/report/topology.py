@@ -5,14 +5,14 @@ from __future__ import annotations
 from html import escape
 
 from vivace.deploy.rules.case import Case
-from vivace.deploy.rules.server import Server
+from vivace.deploy.rules.server import ServerPlan
 
 WIDTH = 960
 DIE, GAP, NODE_GAP, TITLE, ROW = 15, 3, 14, 22, 46
-MOST_DIES = 16
+MAX_DIES = 16
 """of a node that are drawn; more are counted"""
-MOST_INSTANCES = 12
-COLOURS = {"prefill": "#f28e2b", "decode": "#4e79a7", "mixed": "#59a14f", "encoder": "#b07aa1"}
+MAX_INSTANCES = 12
+COLORS = {"prefill": "#f28e2b", "decode": "#4e79a7", "mixed": "#59a14f", "encoder": "#b07aa1"}
 
 
 def topology(case: Case) -> str:
@@ -25,7 +25,7 @@ def topology(case: Case) -> str:
         y += 50
     entry = y - 20
     for server in case.servers:
-        shown = min(server.role.instances, MOST_INSTANCES)
+        shown = min(server.role.instances, MAX_INSTANCES)
         for instance in range(shown):
             if case.of("router"):
                 shapes.append(line(20, entry, 20, y + 20) + line(20, y + 20, 40, y + 20))
@@ -42,7 +42,7 @@ def topology(case: Case) -> str:
     return f'<svg viewBox="0 0 {WIDTH} {y + 10}" role="img">{"".join(shapes)}</svg>'
 
 
-def drawn(case: Case, server: Server, instance: int, y: int) -> str:
+def drawn(case: Case, server: ServerPlan, instance: int, y: int) -> str:
     """One instance: its nodes side by side, each with its devices, cards apart."""
     layout, nodes = server.parallelism, server.role.nodes
     each = -(-layout.devices // nodes)
@@ -51,15 +51,15 @@ def drawn(case: Case, server: Server, instance: int, y: int) -> str:
         title += f", pp {layout.pp}"
     shapes, x = [text(44, y + 12, title)], 44
     per_card = case.device.devices_per_card if case.device else 1
-    colour = COLOURS.get(server.kind, "#999")
+    color = COLORS.get(server.kind, "#999")
     for rank in range(nodes):
         start = x
-        for index in range(min(each, MOST_DIES)):
+        for index in range(min(each, MAX_DIES)):
             x += GAP * 2 if index and index % per_card == 0 else 0
-            shapes.append(rect(x, y + 20, DIE, DIE, colour))
+            shapes.append(rect(x, y + 20, DIE, DIE, color))
             x += DIE + 1
-        if each > MOST_DIES:
-            shapes.append(text(x + 2, y + 32, f"+{each - MOST_DIES}"))
+        if each > MAX_DIES:
+            shapes.append(text(x + 2, y + 32, f"+{each - MAX_DIES}"))
             x += 34
         shapes.append(text(start, y + 20 + DIE + 13, host_of(server, instance, rank)))
         if rank + 1 < nodes:
@@ -68,7 +68,7 @@ def drawn(case: Case, server: Server, instance: int, y: int) -> str:
     return "".join(shapes)
 
 
-def host_of(server: Server, instance: int, rank: int) -> str:
+def host_of(server: ServerPlan, instance: int, rank: int) -> str:
     index = instance * server.role.nodes + rank
     return server.nodes[index].host or f"node {rank}"
 
@@ -90,13 +90,13 @@ def links(case: Case) -> str:
     return "; ".join(parts)
 
 
-def box(x: int, y: int, width: int, height: int, colour: str, label: str) -> str:
-    return rect(x, y, width, height, colour) + text(x + 10, y + height // 2 + 4, label)
+def box(x: int, y: int, width: int, height: int, color: str, label: str) -> str:
+    return rect(x, y, width, height, color) + text(x + 10, y + height // 2 + 4, label)
 
 
-def rect(x: int, y: int, width: int, height: int, colour: str) -> str:
+def rect(x: int, y: int, width: int, height: int, color: str) -> str:
     return (
-        f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="2" fill="{colour}" '
+        f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="2" fill="{color}" '
         'fill-opacity="0.75"/>'
     )
 

@@ -11,7 +11,7 @@ import msgspec
 from vivace.deploy.catalogue.architecture import Architecture
 from vivace.deploy.catalogue.hardware import Device
 from vivace.deploy.from_script.flags import Remark
-from vivace.deploy.rules.server import Server
+from vivace.deploy.rules.server import ServerPlan
 from vivace.deploy.rules.target import Target
 from vivace.deploy.schema.deployment import Benchmark, Deployment, longest
 from vivace.deploy.schema.nodes import nodes_of
@@ -58,13 +58,6 @@ class RequestLoad(msgspec.Struct, frozen=True):
     requests: int | None = None
 
 
-class Remarked(msgspec.Struct, frozen=True):
-    """A remark of the import and where it was made."""
-
-    remark: Remark
-    line: int = 0
-
-
 class Case(msgspec.Struct, frozen=True, dict=True):
     """One deployment, read for rules."""
 
@@ -73,12 +66,12 @@ class Case(msgspec.Struct, frozen=True, dict=True):
     target: Target
     device: Device | None = None
     model: Architecture | None = None
-    remarks: Sequence[Remarked] = ()
+    remarks: Sequence[Remark] = ()
 
     @cached_property
-    def all(self) -> tuple[Server, ...]:
+    def all(self) -> tuple[ServerPlan, ...]:
         return tuple(
-            Server(
+            ServerPlan(
                 name,
                 role,
                 {**self.deployment.environment, **role.environment},
@@ -87,11 +80,11 @@ class Case(msgspec.Struct, frozen=True, dict=True):
             for name, role in self.deployment.roles.items()
         )
 
-    def of(self, *kinds: str) -> tuple[Server, ...]:
+    def of(self, *kinds: str) -> tuple[ServerPlan, ...]:
         return tuple(server for server in self.all if server.kind in kinds)
 
     @property
-    def servers(self) -> tuple[Server, ...]:
+    def servers(self) -> tuple[ServerPlan, ...]:
         return tuple(server for server in self.all if server.kind != "router")
 
     @cached_property

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from vivace.deploy.rules.case import DEFAULT_PORT, Case
-from vivace.deploy.rules.rule import Match, case_rule, server_rule
-from vivace.deploy.rules.server import Server
+from vivace.deploy.rules.rule import Issue, case_rule, server_rule
+from vivace.deploy.rules.server import ServerPlan
 
 PAGE = "the published configurations"
 PD = "SGLang's disaggregation: handshake and router"
@@ -19,7 +19,7 @@ HANDSHAKE = ("page_size", "kv_cache_dtype", "dtype", "disaggregation_transfer_ba
 
 
 @case_rule("separation-halves", "error", source=PAGE)
-def prefill_and_decode(case: Case) -> Iterator[Match]:
+def prefill_and_decode(case: Case) -> Iterator[Issue]:
     """Prefill and decode servers exist together.
     A server of one mode serves nothing without servers of the other."""
     prefill, decode = case.of("prefill"), case.of("decode")
@@ -30,21 +30,21 @@ def prefill_and_decode(case: Case) -> Iterator[Match]:
     effect = "nobody takes its KV" if prefill else "it waits for KV that never comes"
     text = f"--disaggregation-mode {server.kind} without a {missing} server: {effect}"
     remedy = f"remove --disaggregation-mode, or add a {missing} role"
-    yield Match(server.flag("disaggregation_mode"), text, remedy, role=server.name)
+    yield Issue(server.flag("disaggregation_mode"), text, remedy, role=server.name)
 
 
 @server_rule("role-mode", "error", source=PAGE, roles=("mixed", "prefill", "decode"))
-def role_mode(server: Server, case: Case) -> Iterator[Match]:
+def role_mode(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """--disaggregation-mode matches the kind of the role."""
     mode = server.value("disaggregation_mode")
     kind = "mixed" if mode in (None, "null") else mode
     if kind != server.kind:
         text = f"the kind of the role is {server.kind}, but --disaggregation-mode makes it {kind}"
-        yield Match(server.flag("disaggregation_mode"), text, "make both the same")
+        yield Issue(server.flag("disaggregation_mode"), text, "make both the same")
 
 
 @case_rule("hosts-apart", "error", source=PAGE)
-def hosts_apart(case: Case) -> Iterator[Match]:
+def hosts_apart(case: Case) -> Iterator[Issue]:
     """Every role has its own nodes.
     A script that every node runs starts the first server for its address, in the foreground; the
     second never starts."""
@@ -57,20 +57,20 @@ def hosts_apart(case: Case) -> Iterator[Match]:
         names = next(iter(shared.values()))
         hosts = ", ".join(repr(host) for host in shared)
         text = f"{' and '.join(names)} share nodes ({hosts}): a node runs only the first of them"
-        yield Match("hosts", text, "use other nodes for one of them", role=names[-1])
+        yield Issue("hosts", text, "use other nodes for one of them", role=names[-1])
 
 
 @server_rule("hosts-once", "error", source=PAGE)
-def hosts_once(server: Server, case: Case) -> Iterator[Match]:
+def hosts_once(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """A node is listed once: two ranks of an instance cannot share it."""
     twice = [host for host, count in Counter(server.role.hosts).items() if count > 1]
     if twice:
         text = f"{', '.join(map(repr, twice))} is listed more than once in hosts"
-        yield Match("hosts", text, "list every node once")
+        yield Issue("hosts", text, "list every node once")
 
 
 @case_rule("router-prefill", "error", source=PAGE)
-def router_prefill(case: Case) -> Iterator[Match]:
+def router_prefill(case: Case) -> Iterator[Issue]:
     """The router's --prefill entries are the prefill instances and their bootstrap ports."""
     ports = bootstrap_ports(case)
     for router in case.of("router"):
@@ -86,10 +86,10 @@ def router_prefill(case: Case) -> Iterator[Match]:
                 f"{len(ports)} prefill instance(s) (bootstrap ports {joined(ports)})"
             )
             remedy = "one --prefill URL PORT per instance; of several nodes, the first"
-            yield Match("--prefill", text, remedy, role=router.name)
+            yield Issue("--prefill", text, remedy, role=router.name)
         elif any(one != other for one, other in zip(listed, ports, strict=True) if one is not None):
             text = f"bootstrap ports {joined(listed)}, but the servers have {joined(ports)}"
-            yield Match("--prefill", text, "use the same ports in the same order", role=router.name)
+            yield Issue("--prefill", text, "use the same ports in the same order", role=router.name)
 
 
 def bootstrap_ports(case: Case) -> list[Any]:
@@ -107,17 +107,17 @@ def joined(ports: list[Any]) -> str:
 
 
 @server_rule("router-decode", "error", source=PAGE, roles=("router",))
-def router_decode(server: Server, case: Case) -> Iterator[Match]:
+def router_decode(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """The router's --decode entries are the decode instances."""
     instances = sum(each.role.instances for each in case.of("decode"))
     entries = server.role.flags.get("decode")
     if isinstance(entries, list) and instances and len(entries) != instances:
         text = f"{len(entries)} --decode entries for {instances} decode instance(s)"
-        yield Match("--decode", text, "one --decode URL per instance; of several nodes, the first")
+        yield Issue("--decode", text, "one --decode URL per instance; of several nodes, the first")
 
 
 @server_rule("router-ports", "error", source=PAGE, roles=("router",))
-def router_ports(server: Server, case: Case) -> Iterator[Match]:
+def router_ports(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """The ports in the router's URLs are those of the servers."""
     for flag, kind in (("prefill", "prefill"), ("decode", "decode"), ("worker-urls", "mixed")):
         ports = {each.number("port") or DEFAULT_PORT for each in case.of(kind)}
@@ -125,7 +125,7 @@ def router_ports(server: Server, case: Case) -> Iterator[Match]:
             found = PORT.search(url)
             if ports and found and int(found.group(1)) not in ports:
                 text = f"{url}: {kind} servers listen on {', '.join(map(str, sorted(ports)))}"
-                yield Match("--" + flag, text, "correct the port")
+                yield Issue("--" + flag, text, "correct the port")
 
 
 def urls(value: Any) -> list[str]:
@@ -137,29 +137,29 @@ def urls(value: Any) -> list[str]:
 
 
 @server_rule("router-mode", "error", source=PD, roles=("router",))
-def router_mode(server: Server, case: Case) -> Iterator[Match]:
+def router_mode(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """The router's mode matches the servers.
     With prefill/decode disaggregation it must pair them; --mini-lb has one policy."""
     flags, is_router = server.role.flags, "launch_router" in server.role.program
     if case.of("prefill", "decode") and not flags.get("pd-disaggregation") and is_router:
         text = "prefill and decode servers are disaggregated, but --pd-disaggregation is not set"
-        yield Match("--pd-disaggregation", text, "--pd-disaggregation")
+        yield Issue("--pd-disaggregation", text, "--pd-disaggregation")
     if flags.get("mini-lb") and flags.get("policy") not in (None, "random"):
         text = f"--mini-lb ignores --policy {flags['policy']}: it picks a random pair"
-        yield Match("--policy", text, "remove --mini-lb or --policy", "note")
+        yield Issue("--policy", text, "remove --mini-lb or --policy", "note")
 
 
 @case_rule("router-missing", "warning", source=PD)
-def router_missing(case: Case) -> Iterator[Match]:
+def router_missing(case: Case) -> Iterator[Issue]:
     """Disaggregated servers have a router.
     A request needs a bootstrap room on one server of each kind."""
     if case.of("prefill") and case.of("decode") and not case.of("router"):
         text = "no router pairs prefill and decode servers: clients must send bootstrap_* fields"
-        yield Match("", text, "add a router role")
+        yield Issue("", text, "add a router role")
 
 
 @case_rule("handshake", "error", source=PD)
-def handshake(case: Case) -> Iterator[Match]:
+def handshake(case: Case) -> Iterator[Issue]:
     """Prefill and decode servers use the same KV format.
     Page size, KV type, model type and transport are compared at the handshake."""
     for prefill in case.of("prefill"):
@@ -169,11 +169,11 @@ def handshake(case: Case) -> Iterator[Match]:
                 if one != other:
                     places = f"{one} on {prefill.name} and {other} on {decode.name}"
                     text = f"{flag} is {places}: the handshake fails"
-                    yield Match(flag, text, "make both the same", role=decode.name)
+                    yield Issue(flag, text, "make both the same", role=decode.name)
 
 
 @case_rule("drafts-on-both", "error", source=PD)
-def drafts_on_both(case: Case) -> Iterator[Match]:
+def drafts_on_both(case: Case) -> Iterator[Issue]:
     """Prefill and decode servers use the same speculative algorithm.
     Prefill runs the draft model once so that decode can continue with it."""
     for prefill in case.of("prefill"):
@@ -185,16 +185,16 @@ def drafts_on_both(case: Case) -> Iterator[Match]:
                     f"{other or 'nothing'}: the draft's KV and hidden states are not transferred"
                 )
                 remedy = "the same --speculative-algorithm and draft model on both"
-                yield Match(decode.flag("speculative_algorithm"), text, remedy, role=decode.name)
+                yield Issue(decode.flag("speculative_algorithm"), text, remedy, role=decode.name)
 
 
-def drafting(server: Server) -> str:
+def drafting(server: ServerPlan) -> str:
     algorithm = server.value("speculative_algorithm")
     return "EAGLE" if algorithm == "NEXTN" else str(algorithm or "")
 
 
 @case_rule("ports-apart", "error", source="TCP")
-def ports_apart(case: Case) -> Iterator[Match]:
+def ports_apart(case: Case) -> Iterator[Issue]:
     """A port has one listener.
     The second server on a host and port stops with `address already in use`."""
     taken: dict[tuple[str, Any], str] = {}
@@ -213,24 +213,24 @@ def ports_apart(case: Case) -> Iterator[Match]:
                 owner = taken.setdefault((host, port), f"{server.name} {flag}")
                 if owner != f"{server.name} {flag}":
                     text = f"{flag} {port} on {host} is already used by {owner}"
-                    yield Match(flag, text, "choose another port", role=server.name)
+                    yield Issue(flag, text, "choose another port", role=server.name)
 
 
 @case_rule("port-range", "error", source="TCP")
-def port_range(case: Case) -> Iterator[Match]:
+def port_range(case: Case) -> Iterator[Issue]:
     """Ports are between 1 and 65535."""
     for server in case.all:
         for flag in ("port", "disaggregation-bootstrap-port"):
             port = server.nodes[0].flags.get(flag) if server.nodes else None
             if isinstance(port, int) and not 0 < port < 65536:
                 text = f"--{flag} must be between 1 and 65535, got {port}"
-                yield Match("--" + flag, text, "choose another port", role=server.name)
+                yield Issue("--" + flag, text, "choose another port", role=server.name)
 
 
 @server_rule("queue-ignored", "note", source=PD, roles=("prefill", "decode"))
-def queue_ignored(server: Server, case: Case) -> Iterator[Match]:
+def queue_ignored(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Prefill and decode servers do not set --max-queued-requests: they ignore it."""
     if server.has("max_queued_requests"):
         text = "--max-queued-requests is ignored with prefill/decode disaggregation"
         remedy = "set limits at the router: --max-concurrent-requests, --queue-size"
-        yield Match(server.flag("max_queued_requests"), text, remedy)
+        yield Issue(server.flag("max_queued_requests"), text, remedy)

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from vivace.config.values import nearest
 from vivace.deploy.catalogue.flags import tables
 from vivace.deploy.rules.case import Case
-from vivace.deploy.rules.rule import Match, case_rule, server_rule
-from vivace.deploy.rules.server import DISPATCH, Server
+from vivace.deploy.rules.rule import Issue, case_rule, server_rule
+from vivace.deploy.rules.server import DISPATCH, ServerPlan
 from vivace.deploy.schema.deployment import KINDS
 
 PREFIXES = ("SGLANG_", "SGL_", "VIVACE_")
@@ -38,7 +38,7 @@ def variables(case: Case) -> Iterator[tuple[str, str, str]]:
             yield server.name, name, value
 
 
-def distinct(matches: Iterator[Match]) -> Iterator[Match]:
+def distinct(matches: Iterator[Issue]) -> Iterator[Issue]:
     """Of matches that say the same of several roles, the first."""
     seen: set[str] = set()
     for match in matches:
@@ -48,66 +48,66 @@ def distinct(matches: Iterator[Match]) -> Iterator[Match]:
 
 
 @case_rule("unknown-variable", "warning", source=INVENTORY)
-def unknown_variable(case: Case) -> Iterator[Match]:
+def unknown_variable(case: Case) -> Iterator[Issue]:
     """Every variable is known: others are silently ignored."""
     known = tables().variables
 
-    def matches() -> Iterator[Match]:
+    def matches() -> Iterator[Issue]:
         for role, name, _ in variables(case):
             ours = name.startswith(PREFIXES) or name in MISSPELLED
             if ours and name not in known and name not in NO_READER:
                 text = f"{name} is not a known variable{nearest(name, known)}"
-                yield Match(name, text, "correct the name, or remove it", role=role)
+                yield Issue(name, text, "correct the name, or remove it", role=role)
 
     return distinct(matches())
 
 
 @case_rule("dead-variable", "warning", source=INVENTORY)
-def dead_variable(case: Case) -> Iterator[Match]:
+def dead_variable(case: Case) -> Iterator[Issue]:
     """Variables still have an effect.
     Some variables of published scripts belong to changes that were never merged, or were replaced
     by flags."""
     known = tables().variables
 
-    def matches() -> Iterator[Match]:
+    def matches() -> Iterator[Issue]:
         for role, name, _ in variables(case):
             version, reason = GONE.get(name, (None, ""))
             if name in NO_READER or (name in known and known[name].dead):
                 text = f"no version of SGLang or its router reads {name}"
-                yield Match(name, text, "remove it", role=role)
+                yield Issue(name, text, "remove it", role=role)
             elif name in DEPRECATED:
                 text = f"{name} is deprecated: {DEPRECATED[name]}"
-                yield Match(name, text, severity="note", role=role)
+                yield Issue(name, text, severity="note", role=role)
             elif case.target.version == version:
                 text = f"SGLang {version} does not read {name}: {reason}"
-                yield Match(name, text, severity="note", role=role)
+                yield Issue(name, text, severity="note", role=role)
 
     return distinct(matches())
 
 
 @case_rule("number-variable", "error", source=INVENTORY)
-def number_variable(case: Case) -> Iterator[Match]:
+def number_variable(case: Case) -> Iterator[Issue]:
     """Numeric variables have numeric values.
     Libraries read them with their own parsers; a wrong value stops the start or is ignored."""
     for role, name, value in variables(case):
         known = tables().variables.get(name)
         numeric = name in INTEGERS or (known is not None and known.kind == "whole number")
         if numeric and not re.fullmatch(r"-?\d+", value.strip()) and "<" not in value:
-            yield Match(name, f"{name}={value} is not an integer", "correct the value", role=role)
+            yield Issue(name, f"{name}={value} is not an integer", "correct the value", role=role)
 
 
 @server_rule("allocator-segments", "note", source=GUIDE, platforms=("npu",))
-def allocator_segments(server: Server, case: Case) -> Iterator[Match]:
+def allocator_segments(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """The memory allocator uses expandable segments.
     Otherwise memory between the static part and activations fragments, and large prompts run out of
     memory."""
     if not server.variable(ALLOCATOR):
         text = f"{ALLOCATOR} is not set: memory fragments between segments of different sizes"
-        yield Match(ALLOCATOR, text, f"export {ALLOCATOR}=expandable_segments:True")
+        yield Issue(ALLOCATOR, text, f"export {ALLOCATOR}=expandable_segments:True")
 
 
 @server_rule("task-queue", "note", source=GUIDE, platforms=("npu",), roles=("prefill", "decode"))
-def task_queue(server: Server, case: Case) -> Iterator[Match]:
+def task_queue(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """TASK_QUEUE_ENABLE suits the role.
     Level 2 fuses kernel launches, which helps prefill; decode replays graphs and needs 0."""
     value, best = server.variable("TASK_QUEUE_ENABLE"), "2" if server.kind == "prefill" else "0"
@@ -115,30 +115,30 @@ def task_queue(server: Server, case: Case) -> Iterator[Match]:
         current = f"is {value}" if value else "is not set (1)"
         reason = "" if best == "2" else ": higher levels interfere with captured graphs"
         text = f"TASK_QUEUE_ENABLE {current}; {best} is best for {server.kind}{reason}"
-        yield Match("TASK_QUEUE_ENABLE", text, f"export TASK_QUEUE_ENABLE={best}")
+        yield Issue("TASK_QUEUE_ENABLE", text, f"export TASK_QUEUE_ENABLE={best}")
 
 
 @server_rule("task-queue-graphs", "warning", source=GUIDE, roles=("decode",))
-def task_queue_graphs(server: Server, case: Case) -> Iterator[Match]:
+def task_queue_graphs(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """TASK_QUEUE_ENABLE=2 is not used with captured graphs."""
     level = server.variable("TASK_QUEUE_ENABLE")
     if level == "2" and not server.has("disable_cuda_graph"):
         text = "TASK_QUEUE_ENABLE=2 conflicts with captured graphs, which are on"
         remedy = "export TASK_QUEUE_ENABLE=0, or set --disable-cuda-graph"
-        yield Match("TASK_QUEUE_ENABLE", text, remedy)
+        yield Issue("TASK_QUEUE_ENABLE", text, remedy)
 
 
 @server_rule("nz-layout", "error", source=GUIDE)
-def nz_layout(server: Server, case: Case) -> Iterator[Match]:
+def nz_layout(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """SGLANG_USE_FIA_NZ is used with SGLANG_NPU_USE_MLAPO.
     Only the fused operator writes KV in the NZ layout."""
     if server.enabled("SGLANG_USE_FIA_NZ") and not server.enabled("SGLANG_NPU_USE_MLAPO"):
         text = "SGLANG_USE_FIA_NZ=1 needs SGLANG_NPU_USE_MLAPO=1, which writes KV in that layout"
-        yield Match("SGLANG_USE_FIA_NZ", text, "export SGLANG_NPU_USE_MLAPO=1")
+        yield Issue("SGLANG_USE_FIA_NZ", text, "export SGLANG_NPU_USE_MLAPO=1")
 
 
 @server_rule("skip-all-gather", "error", source=GUIDE)
-def skip_all_gather(server: Server, case: Case) -> Iterator[Match]:
+def skip_all_gather(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """SGLANG_SCHEDULER_SKIP_ALL_GATHER is used on evenly loaded decode servers.
     Without the all-gather, ranks do not tell one another what they run."""
     if not server.enabled(SKIP_ALL_GATHER):
@@ -146,14 +146,14 @@ def skip_all_gather(server: Server, case: Case) -> Iterator[Match]:
     method = str(server.value("load_balance_method"))
     if server.kind != "decode":
         text = f"{SKIP_ALL_GATHER}=1 on a role that prefills: ranks no longer run the same step"
-        yield Match(SKIP_ALL_GATHER, text, "set it on decode roles only")
+        yield Issue(SKIP_ALL_GATHER, text, "set it on decode roles only")
     elif method not in BALANCED:
         text = f"{SKIP_ALL_GATHER}=1 needs an even load, but --load-balance-method is {method}"
-        yield Match(SKIP_ALL_GATHER, text, "--load-balance-method round_robin")
+        yield Issue(SKIP_ALL_GATHER, text, "--load-balance-method round_robin")
 
 
 @server_rule("hard-coded", "warning", source="the published configurations", roles=KINDS)
-def hard_coded(server: Server, case: Case) -> Iterator[Match]:
+def hard_coded(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """No value is specific to somebody else's machine.
     Published scripts contain addresses, directories and network interfaces of their authors."""
     allowed = {*OWN_ADDRESSES, *(host for each in case.all for host in each.role.hosts)}
@@ -162,11 +162,11 @@ def hard_coded(server: Server, case: Case) -> Iterator[Match]:
         foreign = any(address not in allowed for address in ADDRESS.findall(text))
         if flag != "host" and (foreign or personal(flag, text)):
             remedy = "replace it with your own"
-            yield Match("--" + flag, f"--{flag} {text} is specific to one machine", remedy)
+            yield Issue("--" + flag, f"--{flag} {text} is specific to one machine", remedy)
     name = server.variable("HCCL_SOCKET_IFNAME")
     if "." in name:
         text = f"HCCL_SOCKET_IFNAME={name} is specific to one machine"
-        yield Match("HCCL_SOCKET_IFNAME", text, "replace it with your own")
+        yield Issue("HCCL_SOCKET_IFNAME", text, "replace it with your own")
 
 
 def personal(flag: str, value: str) -> bool:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from vivace.deploy.memory import buffers
 from vivace.deploy.memory.windows import PER_ROUND, ROUND, prefill_tokens, rounds_of, windows
 from vivace.deploy.rules.case import Case
-from vivace.deploy.rules.rule import Match, server_rule
-from vivace.deploy.rules.server import DISPATCH, Server
+from vivace.deploy.rules.rule import Issue, server_rule
+from vivace.deploy.rules.server import DISPATCH, ServerPlan
 
 GUIDE = "Ascend parameter guide"
 FITTED = "fitted to the published configurations, six of them exactly"
@@ -20,13 +20,13 @@ WASTE = 2
 FUSED_MODE = "SGLANG_NPU_FUSED_MOE_MODE"
 
 
-def dispatched(server: Server, *modes: str) -> int | None:
+def dispatched(server: ServerPlan, *modes: str) -> int | None:
     """Tokens a rank sends in a decode step in one of these modes."""
     matches = server.decodes and server.expert_mode in modes
     return server.dispatch_tokens if matches else None
 
 
-def product(server: Server) -> str:
+def product(server: ServerPlan) -> str:
     layout = server.parallelism
     return (
         f"{server.running} requests / dp {layout.dp} x {server.draft_tokens} token(s) per step / "
@@ -35,7 +35,7 @@ def product(server: Server) -> str:
 
 
 @server_rule("dispatch-tokens", "error", source=FITTED)
-def dispatch_tokens(server: Server, case: Case) -> Iterator[Match]:
+def dispatch_tokens(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """The dispatch limit holds the tokens of a decode step.
     A rank sends max-running-requests / dp x draft tokens / attention-tp tokens to experts.
     SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK (default 128) must hold them, or the kernel
@@ -46,21 +46,21 @@ def dispatch_tokens(server: Server, case: Case) -> Iterator[Match]:
         default = "" if server.variable(DISPATCH) else " (the default)"
         sent = f"a rank sends {tokens} tokens to experts ({product(server)})"
         text = f"{sent}, but the limit is {limit}{default}: the kernel aborts"
-        yield Match(DISPATCH, text, f"export {DISPATCH}={tokens}, or admit fewer requests")
+        yield Issue(DISPATCH, text, f"export {DISPATCH}={tokens}, or admit fewer requests")
 
 
 @server_rule("dispatch-fused", "warning", source="sgl-kernel-npu: FUSED_DEEP_MOE.md")
-def dispatch_fused(server: Server, case: Case) -> Iterator[Match]:
+def dispatch_fused(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """The buffer of the fused kernel holds a decode step.
     On A3 the fused kernel uses the limit only to size its buffer."""
     tokens, limit = dispatched(server, "fused"), server.dispatch_limit
     if tokens is not None and limit and tokens > limit:
         text = f"a rank sends {tokens} tokens ({product(server)}), the buffer is for {limit}"
-        yield Match(DISPATCH, text, f"export {DISPATCH}={tokens}")
+        yield Issue(DISPATCH, text, f"export {DISPATCH}={tokens}")
 
 
 @server_rule("dispatch-guide", "doc", source=GUIDE)
-def dispatch_guide(server: Server, case: Case) -> Iterator[Match]:
+def dispatch_guide(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """The parameter guide overstates dispatch tokens.
     Its formula, max-running-requests x (1 + draft tokens) <= limit, omits that requests are divided
     by dp and tokens by the group. It is false for nearly every published decode role, and for the
@@ -72,11 +72,11 @@ def dispatch_guide(server: Server, case: Case) -> Iterator[Match]:
     if tokens is not None and limit and claimed > limit >= tokens:
         formula = f"{running} x (1 + {drafts}) = {claimed} <= {limit}"
         text = f"the guide requires {formula}, but a rank sends {tokens}: {limit} is enough"
-        yield Match(DISPATCH, text, "nothing to do")
+        yield Issue(DISPATCH, text, "nothing to do")
 
 
 @server_rule("dispatch-limits", "error", source=LIMITS)
-def dispatch_limits(server: Server, case: Case) -> Iterator[Match]:
+def dispatch_limits(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Dispatch tokens are within the limits of the kernels.
     There are three: 1024 (DeepEP), 512 tokens per rank (low-latency kernel), 256 (fused kernel)."""
     mode, limit, tokens = server.expert_mode, server.dispatch_limit, server.dispatch_tokens or 0
@@ -84,19 +84,19 @@ def dispatch_limits(server: Server, case: Case) -> Iterator[Match]:
         return
     per_rank = f"{tokens} tokens per rank"
     exceeded = [
-        (buffers.MOST_DISPATCH, "DeepEP", f"{DISPATCH}={limit}", limit),
-        (buffers.MOST_LOW_LATENCY, "the low-latency kernel", per_rank,
+        (buffers.MAX_DISPATCH, "DeepEP", f"{DISPATCH}={limit}", limit),
+        (buffers.MAX_LOW_LATENCY, "the low-latency kernel", per_rank,
          tokens if mode in ("low_latency", "auto") else 0),
-        (buffers.MOST_FUSED, "the fused kernel", per_rank, tokens if mode == "fused" else 0),
+        (buffers.MAX_FUSED, "the fused kernel", per_rank, tokens if mode == "fused" else 0),
     ]  # fmt: skip
     for maximum, kernel, what, value in exceeded:
         if value > maximum:
             text = f"{what} exceeds the limit of {kernel}, {maximum}"
-            yield Match(DISPATCH, text, "admit fewer requests, or use more ranks per group")
+            yield Issue(DISPATCH, text, "admit fewer requests, or use more ranks per group")
 
 
 @server_rule("hccl-buffer", "error", source=f"{KERNELS}; {NORMAL_KERNEL}", needs=("model",))
-def hccl_buffer(server: Server, case: Case) -> Iterator[Match]:
+def hccl_buffer(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """HCCL_BUFFSIZE holds the dispatch buffers.
     The operators compute the buffer they need and stop when it is smaller. Low latency:
     2 x N x (align512(2h+44) x experts + align512(2h) x top-k). Normal:
@@ -113,11 +113,11 @@ def hccl_buffer(server: Server, case: Case) -> Iterator[Match]:
             use = f"the {window.name} buffer for {window.why}"
             text = f"{size} MB{default} are too few: {use} takes {need} MB"
             remedy = f"export HCCL_BUFFSIZE={buffers.suggested(window.size)}"
-            yield Match("HCCL_BUFFSIZE", text, remedy)
+            yield Issue("HCCL_BUFFSIZE", text, remedy)
 
 
 @server_rule("hccl-waste", "note", source=f"{KERNELS}; {NORMAL_KERNEL}", needs=("model",))
-def hccl_waste(server: Server, case: Case) -> Iterator[Match]:
+def hccl_waste(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """HCCL_BUFFSIZE is not much larger than the dispatch buffers.
     Every communicator takes twice the buffer from device memory, outside of mem-fraction-static."""
     if case.model is None:
@@ -129,11 +129,11 @@ def hccl_waste(server: Server, case: Case) -> Iterator[Match]:
         best = buffers.suggested(max(window.size for window in found))
         wasted = f"each communicator wastes twice {size - best} MB of device memory"
         text = f"{size} MB are {size / need:.1f} times the need of {need} MB: {wasted}"
-        yield Match("HCCL_BUFFSIZE", text, f"export HCCL_BUFFSIZE={best}")
+        yield Issue("HCCL_BUFFSIZE", text, f"export HCCL_BUFFSIZE={best}")
 
 
 @server_rule("long-rounds", "error", source="README of the Ascend DeepEP library")
-def long_rounds(server: Server, case: Case) -> Iterator[Match]:
+def long_rounds(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """The rounds of a long dispatch hold a prefill step.
     rounds x tokens per round >= tokens per rank; a round has 32 to 8192 tokens, all rounds together
     at most 131072."""
@@ -144,40 +144,40 @@ def long_rounds(server: Server, case: Case) -> Iterator[Match]:
     product = f"{rounds.count} rounds of {rounds.tokens} tokens"
     if not 32 <= rounds.tokens <= 8192 or total > 131072:
         text = f"{product}: a round must have 32 to 8192, all together at most 131072"
-        yield Match(PER_ROUND, text, "choose values within these limits")
+        yield Issue(PER_ROUND, text, "choose values within these limits")
     elif case.load.input and tokens and tokens > total:
         text = f"a rank sends up to {tokens} tokens in a prefill step; {product} hold {total}"
-        yield Match(ROUND, text, f"export {ROUND}={-(-tokens // rounds.tokens)}")
+        yield Issue(ROUND, text, f"export {ROUND}={-(-tokens // rounds.tokens)}")
 
 
 @server_rule("deepep-mode", "warning", source=GUIDE, roles=("prefill", "decode"))
-def deepep_mode(server: Server, case: Case) -> Iterator[Match]:
+def deepep_mode(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """--deepep-mode suits the role.
     normal is for many tokens and cannot be captured in graphs; low_latency is for few tokens."""
     role_mode, flag = (server.kind, server.expert_mode), server.flag("deepep_mode")
     if role_mode == ("prefill", "low_latency"):
         text = "--deepep-mode low_latency on a prefill role: its kernels are for few tokens"
-        yield Match(flag, text, "--deepep-mode normal")
+        yield Issue(flag, text, "--deepep-mode normal")
     if role_mode == ("decode", "normal"):
         text = "--deepep-mode normal on a decode role turns decode graphs off"
-        yield Match(flag, text, "--deepep-mode low_latency")
+        yield Issue(flag, text, "--deepep-mode low_latency")
 
 
 @server_rule("fused-mode", "note", source="SGLang 0.5.10", engine="sglang")
-def fused_mode(server: Server, case: Case) -> Iterator[Match]:
+def fused_mode(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """--moe-a2a-backend ascend_fuseep has SGLANG_NPU_FUSED_MOE_MODE.
     The reader of SGLANG_NPU_FUSED_MOE_MODE in 0.5.10 has no default."""
     unset = server.expert_mode == "fused" and not server.variable(FUSED_MODE)
     if unset and case.target.version != "0.5.23":
         text = f'{FUSED_MODE} is not set: 0.5.10 stops with "Wrong value of fuse_mode=None"'
         severity = "error" if case.target.version == "0.5.10" else "note"
-        yield Match(FUSED_MODE, text, f"export {FUSED_MODE}=1 (2 with modelslim weights)", severity)
+        yield Issue(FUSED_MODE, text, f"export {FUSED_MODE}=1 (2 with modelslim weights)", severity)
 
 
 @server_rule("fused-mode-quantised", "error", source=GUIDE)
-def fused_mode_quantized(server: Server, case: Case) -> Iterator[Match]:
+def fused_mode_quantized(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """SGLANG_NPU_FUSED_MOE_MODE=2 is used with quantized weights.
     DISPATCH_FFN_COMBINE supports modelslim weights only."""
     if server.variable(FUSED_MODE) == "2" and server.value("quantization") != "modelslim":
         text = f"{FUSED_MODE}=2 needs --quantization modelslim"
-        yield Match(FUSED_MODE, text, f"export {FUSED_MODE}=1")
+        yield Issue(FUSED_MODE, text, f"export {FUSED_MODE}=1")

@@ -9,8 +9,8 @@ from vivace.config.sglang import RETIRED, VALUES
 from vivace.config.values import checked, nearest
 from vivace.deploy.from_script.flags import option_named, server_options
 from vivace.deploy.rules.case import Case
-from vivace.deploy.rules.rule import Match, case_rule, server_rule
-from vivace.deploy.rules.server import Server
+from vivace.deploy.rules.rule import Issue, case_rule, server_rule
+from vivace.deploy.rules.server import ServerPlan
 from vivace.deploy.rules.target import (
     LATEST,
     VALUE_VERSIONS,
@@ -24,7 +24,7 @@ ARGPARSE = "argparse, as SGLang uses it"
 INVENTORY = "SGLang's server_args.py, 0.4.6 to 0.5.23"
 
 
-def long_flags(server: Server) -> list[str]:
+def long_flags(server: ServerPlan) -> list[str]:
     """Flags with their dashes, without those that were typed with a single one."""
     return ["--" + flag for flag in server.role.flags if not flag.startswith("-")]
 
@@ -41,18 +41,18 @@ def placeholder(value: object) -> bool:
 
 
 @case_rule("not-understood", "warning", source="the shell reader")
-def not_understood(case: Case) -> Iterator[Match]:
+def not_understood(case: Case) -> Iterator[Issue]:
     """Every line of the script can be read.
     Scripts are read, never run. A line that the reader cannot follow may change what is started,
     so it is reported instead of guessed at."""
-    for each in case.remarks:
-        if each.remark.rule == "not-understood":
+    for remark in case.remarks:
+        if remark.rule == "not-understood":
             remedy = "the effect of this line is missing from the result: check it yourself"
-            yield Match("", each.remark.text, remedy, line=each.line)
+            yield Issue("", remark.text, remedy, line=remark.line)
 
 
 @case_rule("single-dash", "error", source=ARGPARSE)
-def single_dash(case: Case) -> Iterator[Match]:
+def single_dash(case: Case) -> Iterator[Issue]:
     """Long flags have two dashes.
     argparse reads -max-concurrency as the short flag -m with the value ax-concurrency and stops."""
     holders = [(server.name, server.role.flags) for server in case.all]
@@ -61,11 +61,11 @@ def single_dash(case: Case) -> Iterator[Match]:
         for flag in flags:
             if flag.startswith("-") and len(flag) > 2:
                 text = f"{flag} has one dash: argparse reads it as -{flag[1]} with a value"
-                yield Match(flag, text, f"write -{flag}", role=name)
+                yield Issue(flag, text, f"write -{flag}", role=name)
 
 
 @server_rule("unknown-flag", "error", source=INVENTORY)
-def unknown_flag(server: Server, case: Case) -> Iterator[Match]:
+def unknown_flag(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Every flag exists.
     A flag that no version knows stops the start with `unrecognized arguments`."""
     for flag in long_flags(server):
@@ -77,7 +77,7 @@ def unknown_flag(server: Server, case: Case) -> Iterator[Match]:
         if wrong and not in_other_version(flag, case.target):
             near = nearest(flag, [*server_options(), *RETIRED]) or " (see `vivace flags`)"
             text = f"{case.target.text} has no flag {flag}{near}"
-            yield Match(flag, text, "correct the name, or remove the flag")
+            yield Issue(flag, text, "correct the name, or remove the flag")
 
 
 def in_other_version(flag: str, target: Target) -> bool:
@@ -88,7 +88,7 @@ def in_other_version(flag: str, target: Target) -> bool:
 
 
 @server_rule("flag-version", "warning", source=INVENTORY, engine="sglang")
-def flag_version(server: Server, case: Case) -> Iterator[Match]:
+def flag_version(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Flags exist in the target version.
     SGLang renames and removes flags between versions. With --target an exact version is checked;
     without it, a retired flag is a warning."""
@@ -98,13 +98,13 @@ def flag_version(server: Server, case: Case) -> Iterator[Match]:
         if version:
             kind, others = status(flag, version)[0], versions_with(flag)
             if kind == "undocumented":
-                yield Match(flag, f"the documentation of SGLang {version} does not list {flag}")
+                yield Issue(flag, f"the documentation of SGLang {version} does not list {flag}")
             elif kind == "unknown" and (others or retired):
                 known = f" (versions that do: {', '.join(others)})" if others else ""
                 text = f"SGLang {version} does not accept {flag}{known}"
-                yield Match(flag, text, replacement(flag), "error")
+                yield Issue(flag, text, replacement(flag), "error")
         elif retired is not None and flag not in server_options():
-            yield Match(flag, f"{flag} is retired: {retired.why}", replacement(flag))
+            yield Issue(flag, f"{flag} is retired: {retired.why}", replacement(flag))
 
 
 def replacement(flag: str) -> str:
@@ -115,7 +115,7 @@ def replacement(flag: str) -> str:
 
 
 @server_rule("gone-from-latest", "note", source=INVENTORY)
-def gone_from_latest(server: Server, case: Case) -> Iterator[Match]:
+def gone_from_latest(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Flags still exist in the newest version of SGLang.
     The same script will not start with the newest version that is known here."""
     if case.target != Target("sglang"):
@@ -127,11 +127,11 @@ def gone_from_latest(server: Server, case: Case) -> Iterator[Match]:
     ]
     if gone:
         text = f"SGLang {LATEST} no longer accepts {', '.join(gone)}"
-        yield Match(gone[0], text, f"`vivace check --target sglang=={LATEST}` shows replacements")
+        yield Issue(gone[0], text, f"`vivace check --target sglang=={LATEST}` shows replacements")
 
 
 @server_rule("abbreviated-flag", "warning", source=ARGPARSE)
-def abbreviated_flag(server: Server, case: Case) -> Iterator[Match]:
+def abbreviated_flag(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Flags are not abbreviated.
     argparse accepts the beginning of a flag as long as only one flag begins like that; the next
     version may have two."""
@@ -141,11 +141,11 @@ def abbreviated_flag(server: Server, case: Case) -> Iterator[Match]:
         if short and not any(kind == "known" for kind, _ in found):
             full = short[0][0]
             text = f"{flag} abbreviates {full}: it fails once another flag begins like it"
-            yield Match(flag, text, f"write {full}")
+            yield Issue(flag, text, f"write {full}")
 
 
 @server_rule("ambiguous-flag", "error", source=ARGPARSE, engine="sglang")
-def ambiguous_flag(server: Server, case: Case) -> Iterator[Match]:
+def ambiguous_flag(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """An abbreviated flag matches only one flag.
     0.5.23 has --cuda-graph-bs-decode and --cuda-graph-bs-prefill, so --cuda-graph-bs is neither."""
     version = case.target.version
@@ -154,11 +154,11 @@ def ambiguous_flag(server: Server, case: Case) -> Iterator[Match]:
         if kind == "ambiguous":
             options = ", ".join(names)
             text = f'SGLang {version} stops with "ambiguous option: {flag} could match {options}"'
-            yield Match(flag, text, f"write one of {options}")
+            yield Issue(flag, text, f"write one of {options}")
 
 
 @server_rule("flag-value", "error", source=INVENTORY)
-def flag_value(server: Server, case: Case) -> Iterator[Match]:
+def flag_value(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Flags have values of their type and among their choices."""
     for flag, value in server.role.flags.items():
         option = option_named(flag)
@@ -169,11 +169,11 @@ def flag_value(server: Server, case: Case) -> Iterator[Match]:
         try:
             checked(option, value)
         except ConfigError as error:
-            yield Match("--" + flag, str(error), "use a value that the flag accepts")
+            yield Issue("--" + flag, str(error), "use a value that the flag accepts")
 
 
 @server_rule("retired-value", "warning", source=INVENTORY)
-def retired_value(server: Server, case: Case) -> Iterator[Match]:
+def retired_value(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Values exist in the target version.
     --load-balance-method changed its values three times; only 0.5.7 has decode_round_robin (removed
     by sglang #16110)."""
@@ -185,24 +185,26 @@ def retired_value(server: Server, case: Case) -> Iterator[Match]:
         versions = VALUE_VERSIONS.get((option.name, str(value)))
         wrong = versions is not None and case.target.version not in ("", *versions)
         text = f"--{flag} {value}: {known[1]}"
-        yield Match("--" + flag, text, f"use {known[0]}", "error" if wrong else None)
+        yield Issue("--" + flag, text, f"use {known[0]}", "error" if wrong else None)
 
 
 @case_rule("flag-given-twice", "warning", source=ARGPARSE)
-def given_twice(case: Case) -> Iterator[Match]:
+def given_twice(case: Case) -> Iterator[Issue]:
     """No flag is given twice: argparse silently keeps the last value."""
-    for each in case.remarks:
-        if each.remark.rule == "flag-given-twice":
-            flag = "--" + each.remark.flag
-            yield Match(flag, each.remark.text, "keep one of them", line=each.line)
+    for remark in case.remarks:
+        if remark.rule == "flag-given-twice":
+            flag = "--" + remark.flag
+            yield Issue(flag, remark.text, "keep one of them", line=remark.line)
 
 
 @case_rule("stray-word", "error", source=ARGPARSE)
-def stray_word(case: Case) -> Iterator[Match]:
+def stray_word(case: Case) -> Iterator[Issue]:
     """Every word belongs to a flag.
     What is left over stops the start with `unrecognized arguments`."""
-    for each in case.remarks:
-        if each.remark.rule == "stray-word":
-            flag = "--" + each.remark.flag if each.remark.flag else ""
-            text = each.remark.text + ": the program stops at it"
-            yield Match(flag, text, "quote it with its flag's value, or remove it", line=each.line)
+    for remark in case.remarks:
+        if remark.rule == "stray-word":
+            flag = "--" + remark.flag if remark.flag else ""
+            text = remark.text + ": the program stops at it"
+            yield Issue(
+                flag, text, "quote it with its flag's value, or remove it", line=remark.line
+            )

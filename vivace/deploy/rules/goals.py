@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from vivace.deploy.catalogue.architecture import Architecture
 from vivace.deploy.memory.weights import PRECISIONS, Precision, precision_name
 from vivace.deploy.rules.case import Case
-from vivace.deploy.rules.rule import Match, case_rule, server_rule
-from vivace.deploy.rules.server import DECODES, PREFILLS, Server
+from vivace.deploy.rules.rule import Issue, case_rule, server_rule
+from vivace.deploy.rules.server import DECODES, PREFILLS, ServerPlan
 from vivace.deploy.schema.deployment import Targets, Workload
 
 ROOFLINE = "the device's peak rates: no program is faster"
@@ -25,7 +25,7 @@ def workload_of(case: Case) -> Workload:
     return case.deployment.workload or Workload()
 
 
-def precision_of(case: Case, server: Server) -> Precision:
+def precision_of(case: Case, server: ServerPlan) -> Precision:
     return PRECISIONS[precision_name(server, case.deployment.model.quantization)]
 
 
@@ -35,7 +35,7 @@ def multiplied(model: Architecture) -> int:
 
 
 @server_rule("target-first-token", "warning", source=ROOFLINE, needs=PROMPT, roles=PREFILLS)
-def target_first_token(server: Server, case: Case) -> Iterator[Match]:
+def target_first_token(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """targets.ttft_ms is possible.
     It is above the time of a prompt's matrix products at the peak rate of a server's devices; what
     prompts share (workload.prefix_share) is not computed again."""
@@ -43,10 +43,10 @@ def target_first_token(server: Server, case: Case) -> Iterator[Match]:
     if target is not None and least > target:
         prompt = f"a prompt of {case.load.input} tokens takes {least:.1f} ms at the peak rate"
         text = f"targets.ttft_ms is {target:g}, but {prompt}"
-        yield Match("", text, "more devices per server, shorter prompts, or a larger target")
+        yield Issue("", text, "more devices per server, shorter prompts, or a larger target")
 
 
-def prompt_milliseconds(case: Case, server: Server) -> float:
+def prompt_milliseconds(case: Case, server: ServerPlan) -> float:
     """Least time of the longest prompt: its products, at the devices' peak. What other prompts
     share with it is taken from the cache."""
     assert case.model is not None and case.device is not None
@@ -60,17 +60,17 @@ def prompt_milliseconds(case: Case, server: Server) -> float:
 
 
 @server_rule("target-token", "warning", source=ROOFLINE, needs=WEIGHTS, roles=DECODES)
-def target_token(server: Server, case: Case) -> Iterator[Match]:
+def target_token(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """targets.tpot_ms is possible.
     It is above the time in which the devices of a stage read the weights that one token needs."""
     target, least = targets_of(case).tpot_ms, token_milliseconds(case, server)
     if target is not None and least > target:
         read = f"reading the weights of a token takes {least:.2f} ms at the peak bandwidth"
         text = f"targets.tpot_ms is {target:g}, but {read}"
-        yield Match("", text, "a larger --tp-size, quantized weights, or a larger target")
+        yield Issue("", text, "a larger --tp-size, quantized weights, or a larger target")
 
 
-def token_milliseconds(case: Case, server: Server) -> float:
+def token_milliseconds(case: Case, server: ServerPlan) -> float:
     """Least time of a token: a step reads the weights of one token at least; drafts come along."""
     assert case.model is not None and case.device is not None
     precision = precision_of(case, server)
@@ -80,7 +80,7 @@ def token_milliseconds(case: Case, server: Server) -> float:
 
 
 @case_rule("target-rate", "warning", source="Little's law", needs=("load",))
-def target_rate(case: Case) -> Iterator[Match]:
+def target_rate(case: Case) -> Iterator[Issue]:
     """The servers admit workload.rate.
     workload.rate times the output length times targets.tpot_ms is what runs concurrently."""
     rate, tpot, output = workload_of(case).rate, targets_of(case).tpot_ms, case.load.output
@@ -96,39 +96,39 @@ def target_rate(case: Case) -> Iterator[Match]:
             f"{running} concurrent requests; {admitted} are admitted"
         )
         remedy = f"--max-running-requests for {running} in total, or more instances"
-        yield Match(first.flag("max_running_requests"), text, remedy, role=first.name)
+        yield Issue(first.flag("max_running_requests"), text, remedy, role=first.name)
 
 
 @server_rule("shared-prompts", "warning", source="SGLang's radix cache", roles=PREFILLS)
-def shared_prompts(server: Server, case: Case) -> Iterator[Match]:
+def shared_prompts(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Shared prefixes are cached.
     Prompts with a common beginning (workload.prefix_share) are computed once."""
     share = workload_of(case).prefix_share
     if share > 0 and server.has("disable_radix_cache"):
         text = f"{share:.0%} of a prompt is shared, but recomputed: the prefix cache is off"
-        yield Match(server.flag("disable_radix_cache"), text, "remove --disable-radix-cache")
+        yield Issue(server.flag("disable_radix_cache"), text, "remove --disable-radix-cache")
 
 
 @server_rule("model-path", "warning", source="Vivace")
-def model_path(server: Server, case: Case) -> Iterator[Match]:
+def model_path(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """--model-path matches model.path."""
     expected, value = case.deployment.model.path, server.value("model_path")
     if expected is not None and value != expected:
         text = f"--model-path is {value or 'not set'}, but model.path is {expected}"
-        yield Match(server.flag("model_path"), text, "make both the same, or remove model.path")
+        yield Issue(server.flag("model_path"), text, "make both the same, or remove model.path")
 
 
 @case_rule("unread", "note", source="Vivace")
-def unread(case: Case) -> Iterator[Match]:
+def unread(case: Case) -> Iterator[Issue]:
     """Every key of the deployment file is used.
     A key that no rule, plan or renderer can use beside the others is reported."""
     stated, model = workload_of(case), case.deployment.model
     measured = bool(case.deployment.benchmarks)
     if stated.rate is not None and targets_of(case).tpot_ms is None and not measured:
         remedy = "add targets.tpot_ms, or a benchmark to compare it with"
-        yield Match("", "workload.rate is not used", remedy)
+        yield Issue("", "workload.rate is not used", remedy)
     if stated.requests is not None and not measured:
-        yield Match("", "workload.requests is not used", "add a benchmark to compare it with")
+        yield Issue("", "workload.requests is not used", "add a benchmark to compare it with")
     if model.draft is not None:
         remedy = "the memory of a draft model is not counted yet"
-        yield Match("", "model.draft is not used", remedy)
+        yield Issue("", "model.draft is not used", remedy)

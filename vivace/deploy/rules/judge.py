@@ -22,7 +22,7 @@ from vivace.deploy.rules import (
     speculative,
 )
 from vivace.deploy.rules.case import Case
-from vivace.deploy.rules.rule import SEVERITIES, Match, Rule, Severity
+from vivace.deploy.rules.rule import SEVERITIES, Issue, Rule, Severity
 
 MODULES = (flags, platform_flags, refused, parallelism, experts, speculative, disaggregation,
            load, goals, memory, environment, network, rewrites)  # fmt: skip
@@ -49,7 +49,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     source: str
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
     """All findings, worst first, and the rules that were skipped, by what is not known."""
 
     findings: tuple[Finding, ...]
@@ -64,7 +64,7 @@ def rule_named(name: str) -> Rule | None:
     return next((rule for rule in RULES if rule.name == name), None)
 
 
-def judge(case: Case, rules: Sequence[Rule] = RULES) -> Verdict:
+def judge(case: Case, rules: Sequence[Rule] = RULES) -> CheckResult:
     """Findings worst first, else in the order of the rules."""
     findings: list[Finding] = []
     skipped: dict[str, list[str]] = {}
@@ -75,12 +75,12 @@ def judge(case: Case, rules: Sequence[Rule] = RULES) -> Verdict:
             continue
         findings += (report(rule, role, match, case) for role, match in rule.check(case))
     ordered = sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
-    return Verdict(
+    return CheckResult(
         findings=tuple(ordered), skipped={need: tuple(names) for need, names in skipped.items()}
     )
 
 
-def report(rule: Rule, role: str, match: Match, case: Case) -> Finding:
+def report(rule: Rule, role: str, match: Issue, case: Case) -> Finding:
     return Finding(
         rule=rule.name,
         severity=match.severity or rule.severity,

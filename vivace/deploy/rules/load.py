@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vivace.deploy.rules.case import DEFAULT_PORT, Case
-from vivace.deploy.rules.rule import Match, case_rule, server_rule
-from vivace.deploy.rules.server import DECODES, Server
+from vivace.deploy.rules.rule import Issue, case_rule, server_rule
+from vivace.deploy.rules.server import DECODES, ServerPlan
 from vivace.deploy.schema.deployment import Lengths, longest
 
 ARGS = "SGLang's server_args.py"
@@ -17,7 +17,7 @@ PAGE = "the published configurations"
 
 
 @case_rule("benchmark-port", "error", source=PAGE)
-def benchmark_port(case: Case) -> Iterator[Match]:
+def benchmark_port(case: Case) -> Iterator[Issue]:
     """The benchmark calls the port of the deployment.
     Requests go to the router if there is one, otherwise to the server."""
     entries = case.of("router") or case.of("mixed") or case.of("decode")
@@ -27,11 +27,11 @@ def benchmark_port(case: Case) -> Iterator[Match]:
         if benchmark.value("base-url") is None and port is not None and ports and port not in ports:
             listed = ", ".join(map(str, sorted(ports)))
             text = f"the benchmark calls port {port}, but the deployment serves on {listed}"
-            yield Match("--port", text, f"--port {min(ports)}", role="benchmark")
+            yield Issue("--port", text, f"--port {min(ports)}", role="benchmark")
 
 
 @server_rule("context", "error", source=GUIDE, needs=("load",))
-def context(server: Server, case: Case) -> Iterator[Match]:
+def context(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Input and output together fit into --context-length."""
     if case.load.input is None or case.load.output is None:
         return
@@ -43,11 +43,11 @@ def context(server: Server, case: Case) -> Iterator[Match]:
         text = f"{case.load.input} input and {case.load.output} output tokens are {total}; "
         flag = server.flag("context_length") if given else "--context-length"
         severity = None if given else "warning"
-        yield Match(flag, f"{text}{what} is {limit}", f"--context-length {total} or more", severity)
+        yield Issue(flag, f"{text}{what} is {limit}", f"--context-length {total} or more", severity)
 
 
 @server_rule("context-model", "error", source=ARGS, needs=("model",))
-def context_model(server: Server, case: Case) -> Iterator[Match]:
+def context_model(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """--context-length does not exceed the model's context length."""
     limit = server.number("context_length")
     if case.model is None or limit is None or server.enabled(LONGER):
@@ -55,22 +55,22 @@ def context_model(server: Server, case: Case) -> Iterator[Match]:
     if limit > case.model.context:
         text = f"{limit} exceeds the model's {case.model.context}: refused without {LONGER}=1"
         remedy = f"--context-length {case.model.context}, or a model with rope scaling"
-        yield Match(server.flag("context_length"), text, remedy)
+        yield Issue(server.flag("context_length"), text, remedy)
 
 
 @server_rule("admission", "note", source=PAGE, roles=DECODES)
-def admission(server: Server, case: Case) -> Iterator[Match]:
+def admission(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """The servers admit the whole load: above --max-running-requests, requests queue."""
     concurrency, instances = case.load.concurrency, server.role.instances
     limit = None if server.running is None else server.running * instances
     if concurrency is not None and limit is not None and concurrency > limit:
         text = f"{concurrency} concurrent requests, but only {limit} are admitted: others wait"
         remedy = f"--max-running-requests {-(-concurrency // instances)}, or a lower load"
-        yield Match(server.flag("max_running_requests"), text, remedy)
+        yield Issue(server.flag("max_running_requests"), text, remedy)
 
 
 @server_rule("prefill-budget", "note", source=GUIDE, needs=("load",))
-def prefill_budget(server: Server, case: Case) -> Iterator[Match]:
+def prefill_budget(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """--max-prefill-tokens holds a whole prompt if chunked prefill is off.
     Without chunks, max-prefill-tokens limits a batch of prompts; a longer one still runs, alone."""
     prompt, limit = case.load.input or 0, server.number("max_prefill_tokens")
@@ -79,11 +79,11 @@ def prefill_budget(server: Server, case: Case) -> Iterator[Match]:
     if unchunked and server.has("max_prefill_tokens") and limit and limit < prompt:
         text = f"{limit} is less than one prompt of {prompt} tokens: prompts run one at a time"
         remedy = f"--max-prefill-tokens {prompt} or more"
-        yield Match(server.flag("max_prefill_tokens"), text, remedy)
+        yield Issue(server.flag("max_prefill_tokens"), text, remedy)
 
 
 @server_rule("chunk-share", "note", source=ARGS, needs=("load",))
-def chunk_share(server: Server, case: Case) -> Iterator[Match]:
+def chunk_share(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """--chunked-prefill-size holds a prompt after dp attention divided it by dp."""
     prompt, chunk = case.load.input, server.number("chunked_prefill_size")
     dp = server.parallelism.dp if server.parallelism.dp_attention else 0
@@ -93,11 +93,11 @@ def chunk_share(server: Server, case: Case) -> Iterator[Match]:
     if server.has("chunked_prefill_size") and each < prompt <= chunk:
         text = f"{chunk} / dp {dp} = {each} per rank: prompts of {prompt} tokens are split"
         remedy = f"--chunked-prefill-size {prompt * dp} keeps them whole"
-        yield Match(server.flag("chunked_prefill_size"), text, remedy)
+        yield Issue(server.flag("chunked_prefill_size"), text, remedy)
 
 
 @case_rule("workload", "warning", source=PAGE)
-def workload(case: Case) -> Iterator[Match]:
+def workload(case: Case) -> Iterator[Issue]:
     """The benchmark measures the stated workload."""
     stated = case.deployment.workload
     if stated is None:
@@ -114,11 +114,11 @@ def workload(case: Case) -> Iterator[Match]:
             value = benchmark.number(*flags)
             if expected is not None and value is not None and expected != value:
                 text = f"{name} is {value:g} in the benchmark and {expected:g} in the workload"
-                yield Match("--" + flags[0], text, "make both the same", role="benchmark")
+                yield Issue("--" + flags[0], text, "make both the same", role="benchmark")
 
 
 @case_rule("workload-range", "warning", source=BENCH)
-def workload_range(case: Case) -> Iterator[Match]:
+def workload_range(case: Case) -> Iterator[Issue]:
     """--random-range-ratio is low / high of workload.input and workload.output."""
     stated = case.deployment.workload
     ranges = [] if stated is None else [("input", stated.input), ("output", stated.output)]
@@ -130,11 +130,11 @@ def workload_range(case: Case) -> Iterator[Match]:
             if benchmark.value("dataset-name") == "random" and abs(expected - value) > 0.01:
                 text = f"--random-range-ratio is {value:g}, low / high of {name} is {expected:.2f}"
                 remedy = f"--random-range-ratio {expected:.2f}"
-                yield Match("--random-range-ratio", text, remedy, role="benchmark")
+                yield Issue("--random-range-ratio", text, remedy, role="benchmark")
 
 
 @case_rule("range-ratio", "warning", source=BENCH)
-def range_ratio(case: Case) -> Iterator[Match]:
+def range_ratio(case: Case) -> Iterator[Issue]:
     """Random benchmarks set --random-range-ratio.
     bench_serving draws random lengths between ratio x length and length."""
     for benchmark in case.benchmarks:
@@ -142,22 +142,22 @@ def range_ratio(case: Case) -> Iterator[Match]:
         if benchmark.value("dataset-name") == "random" and ratio is None:
             text = "it is not set: the default 0 draws lengths from 1, half as long on average"
             flag = "--random-range-ratio"
-            yield Match(flag, text, "--random-range-ratio 1", role="benchmark")
+            yield Issue(flag, text, "--random-range-ratio 1", role="benchmark")
 
 
 @case_rule("single-wave", "warning", source="implied")
-def single_wave(case: Case) -> Iterator[Match]:
+def single_wave(case: Case) -> Iterator[Issue]:
     """The benchmark runs several waves of requests, to reach a steady state."""
     for benchmark in case.benchmarks:
         concurrency = benchmark.integer("max-concurrency", "-max-concurrency")
         prompts = benchmark.integer("num-prompts", "num-prompt")
         if concurrency and prompts and concurrency > 1 and prompts <= concurrency:
             text = f"{prompts} prompts, {concurrency} at a time, are one wave: no steady state"
-            yield Match("--num-prompts", text, f"--num-prompts {4 * concurrency}", role="benchmark")
+            yield Issue("--num-prompts", text, f"--num-prompts {4 * concurrency}", role="benchmark")
 
 
 @server_rule("quantisation", "warning", source=PAGE)
-def quantization(server: Server, case: Case) -> Iterator[Match]:
+def quantization(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """--quantization matches model.quantization.
     Weights of a quantized model need the flag, others must not have it."""
     stated, value = (case.deployment.model.quantization or "").lower(), server.value("quantization")
@@ -165,7 +165,7 @@ def quantization(server: Server, case: Case) -> Iterator[Match]:
     if plain and value is not None:
         text = f"the model is {stated}, but --quantization is {value}"
         remedy = "remove --quantization, or use a quantized model"
-        yield Match(server.flag("quantization"), text, remedy)
+        yield Issue(server.flag("quantization"), text, remedy)
     if stated and not plain and value is None and case.platform == "npu":
         text = f"the model is {stated}, but --quantization is not set"
-        yield Match("--quantization", text, "--quantization modelslim")
+        yield Issue("--quantization", text, "--quantization modelslim")

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from vivace.deploy.catalogue.hardware import GIB
 from vivace.deploy.memory.plan import MemoryPlan, plan_role
 from vivace.deploy.rules.case import Case
-from vivace.deploy.rules.rule import Match, server_rule
-from vivace.deploy.rules.server import Server
+from vivace.deploy.rules.rule import Issue, server_rule
+from vivace.deploy.rules.server import ServerPlan
 
 SOURCE = "computed: vivace check --memory shows the parts"
 
 
-def plans(case: Case) -> Iterator[tuple[Server, MemoryPlan]]:
+def plans(case: Case) -> Iterator[tuple[ServerPlan, MemoryPlan]]:
     for server in case.servers:
         plan = plan_role(case, server)
         if plan is not None:
@@ -25,7 +25,7 @@ def gib(size: float) -> str:
 
 
 @server_rule("weights-fit", "error", source=SOURCE, needs=("model", "device"))
-def weights_fit(server: Server, case: Case) -> Iterator[Match]:
+def weights_fit(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """The weights leave memory for KV.
     pool = memory x mem-fraction-static - weights."""
     plan = plan_role(case, server)
@@ -33,11 +33,11 @@ def weights_fit(server: Server, case: Case) -> Iterator[Match]:
         static = f"{plan.fraction} of {gib(plan.usable)} is {gib(plan.usable * plan.fraction)}"
         text = f"weights take {gib(plan.total('static'))}, but {static}: nothing is left for KV"
         remedy = "a larger --tp-size, quantized weights, or a larger --mem-fraction-static"
-        yield Match(server.flag("mem_fraction_static"), text, remedy)
+        yield Issue(server.flag("mem_fraction_static"), text, remedy)
 
 
 @server_rule("load-fits", "warning", source=SOURCE, needs=("model", "device", "load"))
-def load_fits(server: Server, case: Case) -> Iterator[Match]:
+def load_fits(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """The KV pool holds the load.
     Requests beyond it are retracted or wait. The tokens needed are those of all admitted requests
     at full length; in practice they do not all reach it at the same time."""
@@ -51,21 +51,21 @@ def load_fits(server: Server, case: Case) -> Iterator[Match]:
     text = f"{needed}, the pool holds {plan.capacity}: {fits}"
     remedy = "fewer concurrent requests, a larger --mem-fraction-static, or more devices"
     severity = "error" if impossible else None
-    yield Match(server.flag("mem_fraction_static"), text, remedy, severity)
+    yield Issue(server.flag("mem_fraction_static"), text, remedy, severity)
 
 
 @server_rule("total-tokens", "note", source=SOURCE, needs=("model", "device"))
-def total_tokens(server: Server, case: Case) -> Iterator[Match]:
+def total_tokens(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """--max-total-tokens does not exceed the KV pool.
     --max-total-tokens can only make the pool smaller."""
     plan, limit = plan_role(case, server), server.number("max_total_tokens")
     if plan is not None and limit is not None and plan.pool > 0 and limit > plan.capacity:
         text = f"--max-total-tokens {limit} exceeds the KV pool: {plan.capacity} is used"
-        yield Match(server.flag("max_total_tokens"), text, "remove it")
+        yield Issue(server.flag("max_total_tokens"), text, "remove it")
 
 
 @server_rule("outside-fits", "warning", source=SOURCE, needs=("model", "device"))
-def outside_fits(server: Server, case: Case) -> Iterator[Match]:
+def outside_fits(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """--mem-fraction-static leaves enough memory for the rest.
     Activations, graphs, logits and communicators come out of what mem-fraction-static leaves: the
     origin of most out-of-memory reports. The sizes are estimates."""
@@ -77,7 +77,7 @@ def outside_fits(server: Server, case: Case) -> Iterator[Match]:
         why = f", {largest.why}" if largest.why else ""
         text = f"{plan.fraction} {rest}, most of it {largest.name} ({gib(largest.size)}{why})"
         remedy = f"--mem-fraction-static {fraction_for(plan)}"
-        yield Match(server.flag("mem_fraction_static"), text, remedy)
+        yield Issue(server.flag("mem_fraction_static"), text, remedy)
 
 
 def fraction_for(plan: MemoryPlan) -> float:

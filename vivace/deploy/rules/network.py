@@ -6,15 +6,15 @@ from collections.abc import Iterator
 
 from vivace.deploy.rules.case import Case
 from vivace.deploy.rules.environment import ADDRESS, GUIDE, variables
-from vivace.deploy.rules.rule import Match, case_rule, server_rule
-from vivace.deploy.rules.server import Server
+from vivace.deploy.rules.rule import Issue, case_rule, server_rule
+from vivace.deploy.rules.server import ServerPlan
 
 INTERFACES = ("HCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 STORE = "ASCEND_MF_STORE_URL"
 
 
 @server_rule("loopback-nodes", "error", source=GUIDE)
-def loopback_nodes(server: Server, case: Case) -> Iterator[Match]:
+def loopback_nodes(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Instances of several nodes do not use the loopback interface.
     The handshakes of HCCL and gloo bind to the given interface; lo does not leave the node."""
     for name in INTERFACES if server.role.nodes > 1 else ():
@@ -22,30 +22,30 @@ def loopback_nodes(server: Server, case: Case) -> Iterator[Match]:
         found = [value for value in values if value.strip() in ("lo", "localhost")]
         if found:
             text = f"{name}={found[0]}: the ranks on {server.role.nodes} nodes cannot connect"
-            yield Match(name, text, "use the interface that connects the nodes")
+            yield Issue(name, text, "use the interface that connects the nodes")
 
 
 @server_rule("interface-named", "warning", source=GUIDE, platforms=("npu",))
-def interface_named(server: Server, case: Case) -> Iterator[Match]:
+def interface_named(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Instances of several nodes set their network interface."""
     for name in INTERFACES if server.role.nodes > 1 else ():
         if not any(node.environment.get(name) for node in server.nodes):
             text = f"{name} is not set: the first interface is used, which may be a slow one"
-            yield Match(name, text, f"export {name}=the interface between the nodes")
+            yield Issue(name, text, f"export {name}=the interface between the nodes")
 
 
 @case_rule("proxy", "warning", source="the published configurations, which unset them")
-def proxy(case: Case) -> Iterator[Match]:
+def proxy(case: Case) -> Iterator[Issue]:
     """No proxy is set between the servers.
     Registration and health checks use HTTP clients that honor proxy variables."""
     for role, name, value in variables(case):
         if name.lower() in ("http_proxy", "https_proxy") and value.strip():
             text = f"{name}={value}: requests between servers use the proxy, bootstrap hangs"
-            yield Match(name, text, f"unset {name}", role=role)
+            yield Issue(name, text, f"unset {name}", role=role)
 
 
 @case_rule("store-url", "error", source=GUIDE)
-def store_url(case: Case) -> Iterator[Match]:
+def store_url(case: Case) -> Iterator[Issue]:
     """Prefill and decode servers use the same KV store.
     The ascend transport needs one config store that all of them know."""
     if not (case.of("prefill") and case.of("decode")):
@@ -56,10 +56,10 @@ def store_url(case: Case) -> Iterator[Match]:
         if not server.variable(STORE):
             text = f"{STORE} is not set: the ascend KV transport does not start"
             remedy = f"export {STORE}=tcp://<first prefill node>:24669 on every node"
-            yield Match(STORE, text, remedy, role=server.name)
+            yield Issue(STORE, text, remedy, role=server.name)
     urls = sorted({server.variable(STORE) for server in users} - {""})
     if len(urls) > 1:
         text = f"{STORE} differs between servers: {', '.join(urls)}"
         remedy = "use the same on every prefill and decode node"
         severity = None if all(ADDRESS.search(each) for each in urls) else "warning"
-        yield Match(STORE, text, remedy, severity, users[0].name)
+        yield Issue(STORE, text, remedy, severity, users[0].name)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vivace.deploy.catalogue.architecture import Attention
+from vivace.deploy.catalogue.architecture import GroupedAttention
 from vivace.deploy.rules.case import Case
-from vivace.deploy.rules.rule import Match, case_rule, server_rule
-from vivace.deploy.rules.server import Server
+from vivace.deploy.rules.rule import Issue, case_rule, server_rule
+from vivace.deploy.rules.server import ServerPlan
 
 ARGS = "SGLang's server_args.py"
 CONFIG = "the model's config.json"
@@ -15,7 +15,7 @@ CATALOGUE = "hardware catalogue"
 
 
 @case_rule("cards", "error", source=f"the published configurations; {CATALOGUE}", needs=("cards",))
-def cards(case: Case) -> Iterator[Match]:
+def cards(case: Case) -> Iterator[Issue]:
     """The ranks use exactly the stated cards.
     instances x tp (x pp x replicas) = cards x devices per card. An A3 card has two dies, each of
     them a device; an A2 card is one."""
@@ -35,11 +35,11 @@ def cards(case: Case) -> Iterator[Match]:
     rest = f"{left} unused" if left > 0 else f"{-left} missing"
     text = f"{used} {kind} used ({parts_text}), {stated} cards have {available}: {rest}"
     remedy = "change --tp-size, the number of instances or the number of cards"
-    yield Match("hardware.cards", text, remedy)
+    yield Issue("hardware.cards", text, remedy)
 
 
 @server_rule("node-capacity", "error", source=CATALOGUE, needs=("device",))
-def node_capacity(server: Server, case: Case) -> Iterator[Match]:
+def node_capacity(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """A node has enough devices for its ranks.
     tp x pp / nnodes ranks run on one node."""
     hardware, device = case.deployment.hardware, case.device
@@ -51,25 +51,25 @@ def node_capacity(server: Server, case: Case) -> Iterator[Match]:
     if each > limit:
         text = f"{devices} devices on {nodes} node(s) are {each} per node; a node has {limit}"
         remedy = f"--nnodes {-(-devices // limit)} or a smaller --tp-size"
-        yield Match(server.flag("nnodes"), text, remedy)
+        yield Issue(server.flag("nnodes"), text, remedy)
 
 
 @server_rule("nodes", "error", source=ARGS)
-def nodes(server: Server, case: Case) -> Iterator[Match]:
+def nodes(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """--nnodes is the number of nodes of an instance.
     The servers wait forever for a node that nobody starts."""
     nnodes, role = server.positive("nnodes"), server.role
     if nnodes != role.nodes:
         text = f"--nnodes is {nnodes}, but an instance of this role has {role.nodes} node(s)"
-        yield Match(server.flag("nnodes"), text, "make both the same")
+        yield Issue(server.flag("nnodes"), text, "make both the same")
     hosts, expected = len(role.hosts), role.nodes * role.instances
     if hosts and hosts != expected:
         text = f"{hosts} hosts for {role.instances} instance(s) of {role.nodes} node(s)"
-        yield Match("hosts", f"{text}: expected {expected}", "list one host per node")
+        yield Issue("hosts", f"{text}: expected {expected}", "list one host per node")
 
 
 @server_rule("nodes-share-ranks", "error", source=ARGS)
-def nodes_share_ranks(server: Server, case: Case) -> Iterator[Match]:
+def nodes_share_ranks(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """tp x pp is a multiple of the nodes, so that every node has as many ranks."""
     nnodes, layout = server.positive("nnodes"), server.parallelism
     ranks = layout.tp * layout.pp
@@ -77,77 +77,77 @@ def nodes_share_ranks(server: Server, case: Case) -> Iterator[Match]:
         text = (
             f"tp {layout.tp} x pp {layout.pp} = {ranks} ranks cannot be split over {nnodes} nodes"
         )
-        yield Match(server.flag("nnodes"), text, "choose a tp that is a multiple of the nodes")
+        yield Issue(server.flag("nnodes"), text, "choose a tp that is a multiple of the nodes")
 
 
 @server_rule("meeting-point", "error", source=ARGS)
-def meeting_point(server: Server, case: Case) -> Iterator[Match]:
+def meeting_point(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Instances of several nodes set --dist-init-addr, where their ranks find one another."""
     nnodes = server.positive("nnodes")
     if nnodes > 1 and not server.has("dist_init_addr"):
         text = f"--dist-init-addr is not set for {nnodes} nodes: each of them waits for itself"
         remedy = "--dist-init-addr <first node>:5000 on every node"
-        yield Match("--dist-init-addr", text, remedy)
+        yield Issue("--dist-init-addr", text, remedy)
 
 
 @server_rule("plain-dp-nodes", "error", source=ARGS)
-def plain_dp_nodes(server: Server, case: Case) -> Iterator[Match]:
+def plain_dp_nodes(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Data parallelism over several nodes uses dp attention."""
     nnodes, layout = server.positive("nnodes"), server.parallelism
     if nnodes > 1 and layout.dp > 1 and not layout.dp_attention:
         text = f"dp {layout.dp} on {nnodes} nodes needs --enable-dp-attention"
         remedy = "--enable-dp-attention, or one instance per replica behind a router"
-        yield Match(server.flag("dp_size"), text, remedy)
+        yield Issue(server.flag("dp_size"), text, remedy)
 
 
 @server_rule("dp-divides-tp", "error", source=ARGS)
-def dp_divides_tp(server: Server, case: Case) -> Iterator[Match]:
+def dp_divides_tp(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """With dp attention, tp is a multiple of dp x cp."""
     layout = server.parallelism
     if layout.dp_attention and layout.tp % (layout.dp * layout.cp):
         groups = f"dp {layout.dp}" + (f" x cp {layout.cp}" if layout.cp > 1 else "")
         text = f"tp {layout.tp} is not a multiple of {groups}: attention groups differ in size"
-        yield Match(server.flag("tp_size"), text, "choose a dp (x cp) that divides tp")
+        yield Issue(server.flag("tp_size"), text, "choose a dp (x cp) that divides tp")
 
 
 @server_rule("running-divides", "error", source=ARGS)
-def running_divides(server: Server, case: Case) -> Iterator[Match]:
+def running_divides(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """--max-running-requests is a multiple of dp.
     It is divided by dp, and the remainder is lost."""
     limit, dp = server.number("max_running_requests"), server.parallelism.dp
     if limit and limit > 0 and limit % dp:
         each = limit // dp
         text = f"{limit} is not a multiple of dp {dp}: each rank admits {each}, all {each * dp}"
-        yield Match(server.flag("max_running_requests"), text, f"use {each * dp or dp}")
+        yield Issue(server.flag("max_running_requests"), text, f"use {each * dp or dp}")
 
 
 @server_rule("heads", "error", source=CONFIG, needs=("model",))
-def heads(server: Server, case: Case) -> Iterator[Match]:
+def heads(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """The number of attention heads is a multiple of the ranks of a group (attention-tp)."""
     if case.model is None:
         return
     count, ranks = case.model.attention.heads, server.parallelism.attention_tp
     if count % ranks:
         text = f"{count} attention heads cannot be divided by {ranks} ranks"
-        yield Match(server.flag("tp_size"), text, f"choose tp and dp so that tp/dp divides {count}")
+        yield Issue(server.flag("tp_size"), text, f"choose tp and dp so that tp/dp divides {count}")
 
 
 @server_rule("kv-copies", "note", source=CONFIG, needs=("model",))
-def kv_copies(server: Server, case: Case) -> Iterator[Match]:
+def kv_copies(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """KV heads are not replicated.
     With more ranks than KV heads each head is stored several times."""
-    if case.model is None or not isinstance(case.model.attention, Attention):
+    if case.model is None or not isinstance(case.model.attention, GroupedAttention):
         return
     ranks, count = server.parallelism.attention_tp, case.model.attention.kv_heads
     if ranks > count:
         copies = ranks // count
         text = f"{ranks} ranks share {count} KV heads: every head is stored {copies} times"
         remedy = "more data parallelism in attention (--dp-size) stores fewer copies"
-        yield Match(server.flag("tp_size"), text, remedy)
+        yield Issue(server.flag("tp_size"), text, remedy)
 
 
 @server_rule("experts", "error", source=CONFIG, needs=("model",))
-def experts(server: Server, case: Case) -> Iterator[Match]:
+def experts(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """The number of experts is a multiple of ep."""
     if case.model is None or case.model.experts is None:
         return
@@ -155,56 +155,56 @@ def experts(server: Server, case: Case) -> Iterator[Match]:
     if count % server.parallelism.ep:
         text = f"{count} experts cannot be divided by ep {server.parallelism.ep}"
         remedy = f"choose an ep that divides {count}, or add --ep-num-redundant-experts"
-        yield Match(server.flag("ep_size"), text, remedy)
+        yield Issue(server.flag("ep_size"), text, remedy)
 
 
 @server_rule("ep-divides-tp", "error", source=ARGS)
-def ep_divides_tp(server: Server, case: Case) -> Iterator[Match]:
+def ep_divides_tp(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """tp is a multiple of ep."""
     ep, tp = server.number("ep_size") or 1, server.parallelism.tp
     if ep > 1 and tp % ep and server.parallelism.ep == ep:
         text = f"tp {tp} is not a multiple of ep {ep}"
-        yield Match(server.flag("ep_size"), text, "choose an ep that divides tp")
+        yield Issue(server.flag("ep_size"), text, "choose an ep that divides tp")
 
 
 @server_rule("dense-tp", "error", source=ARGS)
-def dense_tp(server: Server, case: Case) -> Iterator[Match]:
+def dense_tp(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """--moe-dense-tp-size is unset, 1 or tp.
     The dense layers of an expert model are replicated or divided among all ranks."""
     size, tp = server.number("moe_dense_tp_size"), server.parallelism.tp
     if size is not None and size not in (1, tp):
         text = f"--moe-dense-tp-size must be 1 or tp ({tp}), got {size}"
-        yield Match(server.flag("moe_dense_tp_size"), text, "use 1, or remove it")
+        yield Issue(server.flag("moe_dense_tp_size"), text, "use 1, or remove it")
 
 
 @server_rule("dp-lm-head", "error", source=ARGS)
-def dp_lm_head(server: Server, case: Case) -> Iterator[Match]:
+def dp_lm_head(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """--enable-dp-lm-head is used with dp attention.
     _handle_data_parallelism asserts dp attention; with dp 1 it silently resets the flag."""
     flag, text = server.flag("enable_dp_lm_head"), "--enable-dp-lm-head needs --enable-dp-attention"
     if not server.has("enable_dp_lm_head") or server.parallelism.dp_attention:
         return
     if server.parallelism.dp == 1:
-        yield Match(flag, f"{text}: with dp 1 it is silently ignored", "remove it", "warning")
+        yield Issue(flag, f"{text}: with dp 1 it is silently ignored", "remove it", "warning")
     else:
-        yield Match(flag, text, "--enable-dp-attention")
+        yield Issue(flag, text, "--enable-dp-attention")
 
 
 @server_rule("pipeline", "error", source=ARGS)
-def pipeline(server: Server, case: Case) -> Iterator[Match]:
+def pipeline(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Pipeline parallelism is used without speculation and mixed chunks.
     pp > 1 refuses both and turns overlap scheduling off."""
     for name in ("speculative_algorithm", "enable_mixed_chunk"):
         if server.parallelism.pp > 1 and server.has(name):
             flag = server.flag(name)
             text = f"{flag} cannot be used with --pp-size {server.parallelism.pp}"
-            yield Match(flag, text, f"remove {flag} or --pp-size")
+            yield Issue(flag, text, f"remove {flag} or --pp-size")
 
 
 @server_rule("context-parallel", "note", source="SGLang 0.5.10; parameter guide")
-def context_parallel(server: Server, case: Case) -> Iterator[Match]:
+def context_parallel(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Context parallelism sets its degree, --attn-cp-size."""
     name, layout = "enable_nsa_prefill_context_parallel", server.parallelism
     if server.has(name) and layout.cp == 1:
         text = "--attn-cp-size is 1: from 0.5.10, context parallelism then has no effect on Ascend"
-        yield Match(server.flag(name), text, f"--attn-cp-size {layout.tp}")
+        yield Issue(server.flag(name), text, f"--attn-cp-size {layout.tp}")

@@ -8,23 +8,23 @@ from vivace.deploy.from_script.flags import option_named
 from vivace.deploy.rules import ascend
 from vivace.deploy.rules.case import Case
 from vivace.deploy.rules.flags import INVENTORY, long_flags, placeholder
-from vivace.deploy.rules.rule import Match, server_rule
-from vivace.deploy.rules.server import Server
+from vivace.deploy.rules.rule import Issue, server_rule
+from vivace.deploy.rules.server import ServerPlan
 from vivace.deploy.rules.target import OURS
 
 FEATURES = "Support Features on Ascend NPU"
 
 
 @server_rule("own-flag", "error", source=INVENTORY, engine="sglang")
-def own_flag(server: Server, case: Case) -> Iterator[Match]:
+def own_flag(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """SGLang is not given flags that only Vivace has."""
     for flag in long_flags(server):
         if flag in OURS:
-            yield Match(flag, f"{flag} is a flag of Vivace; SGLang has no such flag", "remove it")
+            yield Issue(flag, f"{flag} is a flag of Vivace; SGLang has no such flag", "remove it")
 
 
 @server_rule("ascend-flag", "warning", source=FEATURES, platforms=("npu",), engine="sglang")
-def ascend_flag(server: Server, case: Case) -> Iterator[Match]:
+def ascend_flag(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Flags work on Ascend.
     SGLang's feature table marks flags that are for GPUs only, planned or incomplete on Ascend."""
     for flag, value in server.role.flags.items():
@@ -33,13 +33,13 @@ def ascend_flag(server: Server, case: Case) -> Iterator[Match]:
         name = option.flags[0][2:] if option else flag
         found = [each for each in (name, *spellings) if each in ascend.STATES]
         if found and value is not False:
-            yield Match("--" + flag, f"--{flag} {ascend.STATES[found[0]]}", "remove it")
+            yield Issue("--" + flag, f"--{flag} {ascend.STATES[found[0]]}", "remove it")
         elif spellings & ascend.EXPERIMENTAL:
-            yield Match("--" + flag, f"--{flag} is experimental on Ascend", severity="note")
+            yield Issue("--" + flag, f"--{flag} is experimental on Ascend", severity="note")
 
 
 @server_rule("ascend-value", "note", source=FEATURES, platforms=("npu",), engine="sglang")
-def ascend_value(server: Server, case: Case) -> Iterator[Match]:
+def ascend_value(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Values are documented for Ascend.
     The feature table lists the values that were tested on Ascend."""
     for name, (flag, value) in server.given.items():
@@ -51,11 +51,11 @@ def ascend_value(server: Server, case: Case) -> Iterator[Match]:
             continue
         values = ", ".join(documented)
         text = f"--{flag} {value} is not documented for Ascend (documented: {values})"
-        yield Match("--" + flag, text, "test it before you rely on it")
+        yield Issue("--" + flag, text, "test it before you rely on it")
 
 
 @server_rule("vivace-flag", "error", source="Vivace's own table of flags", engine="vivace")
-def vivace_flag(server: Server, case: Case) -> Iterator[Match]:
+def vivace_flag(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Vivace supports every flag and value on this device.
     Every flag has a state on every device: works, no effect, not supported yet. `vivace flags`
     prints them."""
@@ -65,7 +65,7 @@ def vivace_flag(server: Server, case: Case) -> Iterator[Match]:
     platform = case.platform or "cpu"
     if platform != "cpu":
         absent = {"cuda": NO_CUDA, "npu": NO_NPU}[platform]
-        yield Match("--device", f"no flag of this role works on {platform}: {absent.text()}")
+        yield Issue("--device", f"no flag of this role works on {platform}: {absent.text()}")
         return
     options = {option.name: option for option in all_options()}
     for flag, value in server.role.flags.items():
@@ -78,4 +78,4 @@ def vivace_flag(server: Server, case: Case) -> Iterator[Match]:
         state = option.state(platform, value)
         if state.kind is not Kind.WORKS:
             severity = "error" if state.kind is Kind.NOT_AVAILABLE else "note"
-            yield Match("--" + flag, f"--{flag} on {platform}: {state.text()}", severity=severity)
+            yield Issue("--" + flag, f"--{flag} on {platform}: {state.text()}", severity=severity)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from vivace.deploy.rules.case import Case
-from vivace.deploy.rules.rule import Match, Rule, ServerCheck, server_rule
-from vivace.deploy.rules.server import Server
+from vivace.deploy.rules.rule import Issue, Rule, ServerCheck, server_rule
+from vivace.deploy.rules.server import ServerPlan
 
 ARGS = "SGLang's server_args.py, 0.5.10"
 PAGE_ON_ASCEND = 128
@@ -18,87 +18,87 @@ def refused(name: str) -> Callable[[ServerCheck], Rule]:
     return server_rule(name, "error", source=ARGS, reason=reason)
 
 
-def page_size(case: Case, server: Server) -> int:
+def page_size(case: Case, server: ServerPlan) -> int:
     return PAGE_ON_ASCEND if case.platform == "npu" else server.number("page_size") or 1
 
 
 @refused("host-cache")
-def host_cache(server: Server, case: Case) -> Iterator[Match]:
+def host_cache(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """--enable-hierarchical-cache is used with the prefix cache."""
     if server.has("enable_hierarchical_cache") and server.has("disable_radix_cache"):
         text = "--enable-hierarchical-cache needs the prefix cache; --disable-radix-cache is set"
-        yield Match(server.flag("enable_hierarchical_cache"), text, "remove one of them")
+        yield Issue(server.flag("enable_hierarchical_cache"), text, "remove one of them")
 
 
 @refused("multi-item-scoring")
-def multi_item_scoring(server: Server, case: Case) -> Iterator[Match]:
+def multi_item_scoring(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Multi-item scoring runs without prefix cache and chunked prefill."""
     if not server.has("multi_item_scoring_delimiter"):
         return
     flag = server.flag("multi_item_scoring_delimiter")
     if not server.has("disable_radix_cache"):
         text = "multi-item scoring needs --disable-radix-cache"
-        yield Match(flag, text, "--disable-radix-cache")
+        yield Issue(flag, text, "--disable-radix-cache")
     if server.number("chunked_prefill_size") != -1:
         text = "multi-item scoring needs --chunked-prefill-size -1"
-        yield Match(flag, text, "--chunked-prefill-size -1")
+        yield Issue(flag, text, "--chunked-prefill-size -1")
 
 
 @refused("priority-policy")
-def priority_policy(server: Server, case: Case) -> Iterator[Match]:
+def priority_policy(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """--enable-priority-scheduling is used with a policy that supports it."""
     policy = server.value("schedule_policy")
     if server.has("enable_priority_scheduling") and policy not in ("fcfs", "lof", "priority"):
         text = f"--enable-priority-scheduling cannot be used with --schedule-policy {policy}"
-        yield Match(server.flag("enable_priority_scheduling"), text, "--schedule-policy fcfs")
+        yield Issue(server.flag("enable_priority_scheduling"), text, "--schedule-policy fcfs")
 
 
 @refused("chunk-pages")
-def chunk_pages(server: Server, case: Case) -> Iterator[Match]:
+def chunk_pages(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """--chunked-prefill-size is a multiple of the page size."""
     chunk, page = server.number("chunked_prefill_size"), page_size(case, server)
     if chunk and chunk > 0 and server.has("chunked_prefill_size") and chunk % page:
         text = f"--chunked-prefill-size {chunk} is not a multiple of the page size {page}"
         remedy = f"use {max(1, chunk // page) * page}"
-        yield Match(server.flag("chunked_prefill_size"), text, remedy)
+        yield Issue(server.flag("chunked_prefill_size"), text, remedy)
 
 
 @refused("tokenizer-batches")
-def tokenizer_batches(server: Server, case: Case) -> Iterator[Match]:
+def tokenizer_batches(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Only one kind of tokenizer batching is enabled."""
     if server.has("enable_tokenizer_batch_encode") and server.has("enable_dynamic_batch_tokenizer"):
         text = "it cannot be used with --enable-dynamic-batch-tokenizer"
-        yield Match(server.flag("enable_tokenizer_batch_encode"), text, "remove one of them")
+        yield Issue(server.flag("enable_tokenizer_batch_encode"), text, "remove one of them")
 
 
 @refused("served-name")
-def served_name(server: Server, case: Case) -> Iterator[Match]:
+def served_name(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """--served-model-name has no colon."""
     name = server.value("served_model_name")
     if isinstance(name, str) and ":" in name:
         text = f"--served-model-name {name}: a colon introduces the name of a LoRA adapter"
-        yield Match(server.flag("served_model_name"), text, "use a name without a colon")
+        yield Issue(server.flag("served_model_name"), text, "use a name without a colon")
 
 
 @refused("tls-files")
-def tls_files(server: Server, case: Case) -> Iterator[Match]:
+def tls_files(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """TLS has both a key and a certificate."""
     key, certificate = server.has("ssl_keyfile"), server.has("ssl_certfile")
     if key != certificate:
         flag = server.flag("ssl_keyfile" if key else "ssl_certfile")
-        yield Match(flag, "TLS needs both --ssl-keyfile and --ssl-certfile", "set both or neither")
+        yield Issue(flag, "TLS needs both --ssl-keyfile and --ssl-certfile", "set both or neither")
 
 
 @refused("metrics-folder")
-def metrics_folder(server: Server, case: Case) -> Iterator[Match]:
+def metrics_folder(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Exported metrics have a directory."""
     if server.has("export_metrics_to_file") and not server.has("export_metrics_to_file_dir"):
         text = "--export-metrics-to-file needs --export-metrics-to-file-dir"
-        yield Match(server.flag("export_metrics_to_file"), text, "set the directory")
+        yield Issue(server.flag("export_metrics_to_file"), text, "set the directory")
 
 
 @refused("topk-pages")
-def topk_pages(server: Server, case: Case) -> Iterator[Match]:
+def topk_pages(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """The attention backend supports draft trees at this page size."""
     topk, page = server.number("speculative_eagle_topk"), page_size(case, server)
     backend = server.value("attention_backend")
@@ -106,38 +106,38 @@ def topk_pages(server: Server, case: Case) -> Iterator[Match]:
     if tree and page > 1 and backend not in ("flashinfer", "fa3", "triton"):
         cause = f"topk {topk} with a page size of {page} needs an attention backend with tree masks"
         text = f"{cause}; {backend or 'the default'} has none"
-        yield Match(server.flag("speculative_eagle_topk"), text, "--speculative-eagle-topk 1")
+        yield Issue(server.flag("speculative_eagle_topk"), text, "--speculative-eagle-topk 1")
 
 
 @refused("hybrid-cache")
-def hybrid_cache(server: Server, case: Case) -> Iterator[Match]:
+def hybrid_cache(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Caches and speculation support recurrent layers."""
     if case.model is None or not case.model.linear_layers:
         return
     version = case.target.version
     if server.has("enable_hierarchical_cache") and version in WITHOUT_HYBRID_HOST_CACHE:
         text = f"SGLang {version} has no host cache for models with recurrent layers"
-        yield Match(server.flag("enable_hierarchical_cache"), text, "remove it")
+        yield Issue(server.flag("enable_hierarchical_cache"), text, "remove it")
     strategy = server.value("mamba_scheduler_strategy")
     cached = server.has("speculative_algorithm") and not server.has("disable_radix_cache")
     if cached and strategy in ("auto", "no_buffer", None):
         text = "recurrent layers with speculation and the prefix cache need extra buffers"
         remedy = "--mamba-scheduler-strategy extra_buffer"
-        yield Match(server.flag("speculative_algorithm"), text, remedy)
+        yield Issue(server.flag("speculative_algorithm"), text, remedy)
 
 
 @refused("limits")
-def limits(server: Server, case: Case) -> Iterator[Match]:
+def limits(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Sizes and fractions are within their limits."""
     fraction = server.value("mem_fraction_static")
     if isinstance(fraction, int | float) and not 0 < fraction < 1:
         text = f"--mem-fraction-static must be between 0 and 1, got {fraction}"
-        yield Match(server.flag("mem_fraction_static"), text, "for example 0.8")
+        yield Issue(server.flag("mem_fraction_static"), text, "for example 0.8")
     for name in ("tp_size", "dp_size", "pp_size", "nnodes", "ep_size"):
         value, flag = server.number(name), server.flag(name)
         if value is not None and value < 1:
-            yield Match(flag, f"{flag} must be at least 1, got {value}", "use 1")
+            yield Issue(flag, f"{flag} must be at least 1, got {value}", "use 1")
     rank, nodes = server.number("node_rank"), server.positive("nnodes")
     if rank is not None and not 0 <= rank < nodes:
         text = f"--node-rank must be 0 to {nodes - 1} with --nnodes {nodes}, got {rank}"
-        yield Match(server.flag("node_rank"), text, "number the nodes from 0")
+        yield Issue(server.flag("node_rank"), text, "number the nodes from 0")

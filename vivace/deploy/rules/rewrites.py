@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from vivace.deploy.catalogue.architecture import LatentAttention
 from vivace.deploy.memory.plan import graph_default
 from vivace.deploy.rules.case import Case
-from vivace.deploy.rules.rule import Match, Rule, ServerCheck, server_rule
-from vivace.deploy.rules.server import Server
+from vivace.deploy.rules.rule import Issue, Rule, ServerCheck, server_rule
+from vivace.deploy.rules.server import ServerPlan
 
 ARGS = "SGLang's server_args.py, 0.5.10"
 
@@ -21,193 +21,193 @@ def rewrite(name: str, platforms: tuple[str, ...] = ()) -> Callable[[ServerCheck
 
 
 @rewrite("becomes-ep")
-def expert_ranks(server: Server, case: Case) -> Iterator[Match]:
+def expert_ranks(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """--ep-size equals --tp-size with an all-to-all backend."""
     asked, ep = server.number("ep_size") or 1, server.parallelism.ep
     if ep != asked and server.has("ep_size"):
         backend = server.value("moe_a2a_backend")
         text = f"ep {asked} becomes {ep}: {backend} uses all tp ranks"
-        yield Match(server.flag("ep_size"), text)
+        yield Issue(server.flag("ep_size"), text)
 
 
 @rewrite("becomes-dp-attention")
-def single_dp(server: Server, case: Case) -> Iterator[Match]:
+def single_dp(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """--enable-dp-attention is used with --dp-size above 1."""
     if server.parallelism.dp == 1 and server.has("enable_dp_attention"):
         text = "--enable-dp-attention is turned off: dp is 1"
-        yield Match(server.flag("enable_dp_attention"), text)
+        yield Issue(server.flag("enable_dp_attention"), text)
 
 
 @rewrite("becomes-chunk")
-def chunk_by_dp(server: Server, case: Case) -> Iterator[Match]:
+def chunk_by_dp(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """dp attention divides --chunked-prefill-size."""
     chunk, layout = server.number("chunked_prefill_size"), server.parallelism
     if layout.dp_attention and server.has("chunked_prefill_size") and chunk and chunk > 0:
         each, dp = chunk // layout.dp, layout.dp
         text = f"--chunked-prefill-size {chunk} becomes {each} per rank: it is divided by dp {dp}"
-        yield Match(server.flag("chunked_prefill_size"), text)
+        yield Issue(server.flag("chunked_prefill_size"), text)
 
 
 @rewrite("becomes-conservativeness")
-def conservativeness(server: Server, case: Case) -> Iterator[Match]:
+def conservativeness(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """dp attention multiplies --schedule-conservativeness by 0.3."""
     if server.parallelism.dp_attention:
         given = server.value("schedule_conservativeness")
         asked = given if isinstance(given, int | float) and given else 1.0
         text = f"--schedule-conservativeness {asked} becomes {round(asked * 0.3, 3)}: dp attention"
-        yield Match(server.flag("schedule_conservativeness"), text + " multiplies it by 0.3")
+        yield Issue(server.flag("schedule_conservativeness"), text + " multiplies it by 0.3")
 
 
 @rewrite("becomes-ascend", platforms=("npu",))
-def ascend_defaults(server: Server, case: Case) -> Iterator[Match]:
+def ascend_defaults(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Ascend has one page size and one attention backend."""
     page = server.number("page_size")
     if server.has("page_size") and page != 128:
         text = f"--page-size {page} becomes 128: Ascend supports no other"
-        yield Match(server.flag("page_size"), text)
+        yield Issue(server.flag("page_size"), text)
     backend = server.value("attention_backend")
     if server.has("attention_backend") and backend != "ascend":
         text = f"--attention-backend {backend} becomes ascend: Ascend supports no other"
-        yield Match(server.flag("attention_backend"), text)
+        yield Issue(server.flag("attention_backend"), text)
 
 
 @rewrite("becomes-draft-path")
-def draft_path(server: Server, case: Case) -> Iterator[Match]:
+def draft_path(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Models with draft layers of their own are their own draft model."""
     own = server.value("speculative_algorithm") in ("NEXTN", "EAGLE")
     has_layers = case.model is None or case.model.draft_layers > 0
     if own and has_layers and not server.has("speculative_draft_model_path"):
         text = "the draft model path becomes the model path: the model has its own draft layers"
-        yield Match(server.flag("speculative_algorithm"), text)
+        yield Issue(server.flag("speculative_algorithm"), text)
 
 
 @rewrite("becomes-eagle")
-def draft_name(server: Server, case: Case) -> Iterator[Match]:
+def draft_name(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """NEXTN is another name for EAGLE."""
     if server.value("speculative_algorithm") == "NEXTN":
         text = "--speculative-algorithm NEXTN becomes EAGLE: they are the same"
-        yield Match(server.flag("speculative_algorithm"), text)
+        yield Issue(server.flag("speculative_algorithm"), text)
 
 
 @rewrite("becomes-draft-limits")
-def draft_limits(server: Server, case: Case) -> Iterator[Match]:
+def draft_limits(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Speculation limits running requests and turns mixed chunks off."""
     if not server.has("speculative_algorithm"):
         return
     if not server.has("max_running_requests"):
         text = "--max-running-requests becomes 48: speculation is on"
-        yield Match(server.flag("max_running_requests"), text)
+        yield Issue(server.flag("max_running_requests"), text)
     if server.has("enable_mixed_chunk"):
         text = "--enable-mixed-chunk is turned off: speculation is on"
-        yield Match(server.flag("enable_mixed_chunk"), text)
+        yield Issue(server.flag("enable_mixed_chunk"), text)
     overlapped = server.enabled("SGLANG_ENABLE_SPEC_V2") or case.target.version == "0.5.23"
     if not overlapped and not server.has("disable_overlap_schedule"):
         text = "overlap scheduling is turned off: with speculation it needs SGLANG_ENABLE_SPEC_V2=1"
-        yield Match(server.flag("speculative_algorithm"), text)
+        yield Issue(server.flag("speculative_algorithm"), text)
 
 
 @rewrite("becomes-no-overlap")
-def pipeline_overlap(server: Server, case: Case) -> Iterator[Match]:
+def pipeline_overlap(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Pipeline parallelism turns overlap scheduling off."""
     if server.parallelism.pp > 1 and not server.has("disable_overlap_schedule"):
         text = "overlap scheduling is turned off: the pipeline overlaps micro-batches instead"
-        yield Match(server.flag("pp_size"), text)
+        yield Issue(server.flag("pp_size"), text)
 
 
 @rewrite("becomes-no-prefix-cache")
-def decode_cache(server: Server, case: Case) -> Iterator[Match]:
+def decode_cache(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Decode servers have no prefix cache."""
     if server.kind == "decode" and not server.has("disable_radix_cache"):
         text = "the prefix cache is turned off: decode servers have none"
-        yield Match(server.flag("disaggregation_mode"), text)
+        yield Issue(server.flag("disaggregation_mode"), text)
 
 
 @rewrite("becomes-no-graphs")
-def prefill_graphs(server: Server, case: Case) -> Iterator[Match]:
+def prefill_graphs(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Prefill servers capture no decode graphs."""
     captured = server.has("enable_piecewise_cuda_graph") or server.has("disable_cuda_graph")
     if server.kind == "prefill" and not captured:
         text = "decode graphs are turned off: the role only prefills"
-        yield Match(server.flag("disaggregation_mode"), text)
+        yield Issue(server.flag("disaggregation_mode"), text)
 
 
 @rewrite("becomes-eager")
-def normal_graphs(server: Server, case: Case) -> Iterator[Match]:
+def normal_graphs(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """--deepep-mode normal cannot be captured in graphs."""
     normal = server.expert_mode == "normal"
     if normal and server.decodes and not server.has("disable_cuda_graph"):
         text = "decode graphs are turned off: --deepep-mode normal cannot be captured"
-        yield Match(server.flag("deepep_mode"), text)
+        yield Issue(server.flag("deepep_mode"), text)
 
 
 @rewrite("becomes-static-experts")
-def expert_balance(server: Server, case: Case) -> Iterator[Match]:
+def expert_balance(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Expert load balancing sets the recorder mode and the dispatch algorithm."""
     if server.has("enable_eplb"):
         text = "the expert recorder mode becomes stat: load balancing reads it"
-        yield Match(server.flag("enable_eplb"), text)
+        yield Issue(server.flag("enable_eplb"), text)
     moved = server.has("init_expert_location")
     redundant = server.number("ep_num_redundant_experts")
     if (moved or redundant) and not server.has("ep_dispatch_algorithm"):
         name = "init_expert_location" if moved else "ep_num_redundant_experts"
         text = "--ep-dispatch-algorithm becomes static: expert locations are set"
-        yield Match(server.flag(name), text)
+        yield Issue(server.flag(name), text)
 
 
 @rewrite("becomes-unfused")
-def shared_fusion(server: Server, case: Case) -> Iterator[Match]:
+def shared_fusion(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Shared experts are not fused with expert parallelism or on Ascend."""
     spread = server.parallelism.ep > 1 or case.platform == "npu"
     if server.has("disable_shared_experts_fusion") and spread:
         text = "it has no effect: fusion is off anyway with several expert ranks and on Ascend"
-        yield Match(server.flag("disable_shared_experts_fusion"), text)
+        yield Issue(server.flag("disable_shared_experts_fusion"), text)
 
 
 @rewrite("becomes-fcfs")
-def prefix_order(server: Server, case: Case) -> Iterator[Match]:
+def prefix_order(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Scheduling by cached prefix needs the prefix cache."""
     policy = server.value("schedule_policy")
     if policy in ("lpm", "dfs-weight") and server.has("disable_radix_cache"):
         text = f"--schedule-policy {policy} works like fcfs: the prefix cache is off"
-        yield Match(server.flag("schedule_policy"), text)
+        yield Issue(server.flag("schedule_policy"), text)
 
 
 @rewrite("becomes-one-tokenizer")
-def one_tokenizer(server: Server, case: Case) -> Iterator[Match]:
+def one_tokenizer(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """--skip-tokenizer-init leaves one tokenizer worker."""
     if server.has("skip_tokenizer_init") and (server.number("tokenizer_worker_num") or 1) > 1:
         text = "--tokenizer-worker-num becomes 1: --skip-tokenizer-init is set"
-        yield Match(server.flag("tokenizer_worker_num"), text)
+        yield Issue(server.flag("tokenizer_worker_num"), text)
 
 
 @rewrite("becomes-no-symmetric")
-def symmetric_memory(server: Server, case: Case) -> Iterator[Match]:
+def symmetric_memory(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """--enable-symm-mem is used on CUDA."""
     if server.has("enable_symm_mem") and case.platform not in ("", "cuda"):
-        yield Match(server.flag("enable_symm_mem"), "--enable-symm-mem is ignored: it is for CUDA")
+        yield Issue(server.flag("enable_symm_mem"), "--enable-symm-mem is ignored: it is for CUDA")
 
 
 @rewrite("becomes-pytorch-sampling")
-def deterministic(server: Server, case: Case) -> Iterator[Match]:
+def deterministic(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Deterministic inference samples with pytorch."""
     asked = server.value("sampling_backend")
     if server.has("enable_deterministic_inference") and asked not in (None, "pytorch"):
         text = f"--sampling-backend {asked} becomes pytorch: deterministic inference is on"
-        yield Match(server.flag("sampling_backend"), text)
+        yield Issue(server.flag("sampling_backend"), text)
 
 
 @rewrite("becomes-sparse-pages", platforms=("cuda",))
-def sparse_attention(server: Server, case: Case) -> Iterator[Match]:
+def sparse_attention(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Sparse attention on CUDA uses pages of 64 tokens."""
     attention, page = case.model and case.model.attention, server.number("page_size")
     sparse = isinstance(attention, LatentAttention) and attention.index_heads
     if sparse and page not in (None, 64):
         text = f"--page-size {page} becomes 64: sparse attention (DeepSeek-V3.2) needs it"
-        yield Match(server.flag("page_size"), text)
+        yield Issue(server.flag("page_size"), text)
 
 
 @rewrite("becomes-sizes", platforms=("npu",))
-def ascend_sizes(server: Server, case: Case) -> Iterator[Match]:
+def ascend_sizes(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """On Ascend, default chunk and graph sizes follow the device memory."""
     device = case.device
     if device is None:
@@ -215,15 +215,15 @@ def ascend_sizes(server: Server, case: Case) -> Iterator[Match]:
     if server.prefills and not server.has("chunked_prefill_size"):
         chunk = 4096 if device.memory_gib <= 32 else 8192
         text = f"--chunked-prefill-size becomes {chunk}: a device of {device.memory_gib:g} GiB"
-        yield Match(server.flag("chunked_prefill_size"), text)
+        yield Issue(server.flag("chunked_prefill_size"), text)
     if server.decodes and not server.graphs and not server.has("disable_cuda_graph"):
         size, tp = graph_default(server, device), server.parallelism.tp
         text = f"--cuda-graph-max-bs becomes {size}: {device.memory_gib:g} GiB of memory, tp {tp}"
-        yield Match(server.flag("cuda_graph_max_bs"), text)
+        yield Issue(server.flag("cuda_graph_max_bs"), text)
 
 
 @rewrite("becomes-hicache-layout")
-def hicache_layout(server: Server, case: Case) -> Iterator[Match]:
+def hicache_layout(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """The memory layout of the host cache suits its I/O backend."""
     layout = str(server.value("hicache_mem_layout") or "")
     flag = server.flag("hicache_mem_layout")
@@ -231,6 +231,6 @@ def hicache_layout(server: Server, case: Case) -> Iterator[Match]:
         io = server.value("hicache_io_backend")
         if io in ("kernel", "direct") and (layout == "page_first") == (io == "direct"):
             text = f"--hicache-mem-layout {layout} is changed for --hicache-io-backend {io}"
-            yield Match(flag, text)
+            yield Issue(flag, text)
     if server.value("hicache_storage_backend") == "mooncake" and layout == "layer_first":
-        yield Match(flag, "--hicache-mem-layout layer_first is changed: mooncake cannot use it")
+        yield Issue(flag, "--hicache-mem-layout layer_first is changed: mooncake cannot use it")

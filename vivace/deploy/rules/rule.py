@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from vivace.deploy.rules.case import Case
-from vivace.deploy.rules.server import Server
+from vivace.deploy.rules.server import ServerPlan
 from vivace.deploy.schema.deployment import Kind
 
 Severity = Literal["error", "warning", "note", "doc"]
@@ -16,7 +16,7 @@ SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note", "doc")
 """worst first; `doc`: the deployment is right and what is written about it is wrong"""
 
 
-class Match(msgspec.Struct, frozen=True):
+class Issue(msgspec.Struct, frozen=True):
     """What a rule reports: which flag or variable, what is wrong with it, how to fix it."""
 
     flag: str
@@ -29,8 +29,8 @@ class Match(msgspec.Struct, frozen=True):
     line: int = 0
 
 
-ServerCheck = Callable[[Server, Case], Iterator[Match]]
-CaseCheck = Callable[[Case], Iterator[Match]]
+ServerCheck = Callable[[ServerPlan, Case], Iterator[Issue]]
+CaseCheck = Callable[[Case], Iterator[Issue]]
 
 
 class Rule(msgspec.Struct, frozen=True):
@@ -41,7 +41,7 @@ class Rule(msgspec.Struct, frozen=True):
     severity: Severity
     source: str
     needs: tuple[str, ...]
-    check: Callable[[Case], Iterator[tuple[str, Match]]]
+    check: Callable[[Case], Iterator[tuple[str, Issue]]]
     docstring: str
     module: str
 
@@ -61,7 +61,7 @@ def case_rule(
     """A rule about the deployment as a whole."""
 
     def decorate(function: CaseCheck) -> Rule:
-        def check(case: Case) -> Iterator[tuple[str, Match]]:
+        def check(case: Case) -> Iterator[tuple[str, Issue]]:
             return ((match.role, match) for match in function(case))
 
         docstring = function.__doc__ or ""
@@ -85,7 +85,7 @@ def server_rule(
     where they are given; `reason`: for a docstring that has none."""
 
     def decorate(function: ServerCheck) -> Rule:
-        def check(case: Case) -> Iterator[tuple[str, Match]]:
+        def check(case: Case) -> Iterator[tuple[str, Issue]]:
             if platforms and case.platform not in platforms:
                 return
             if engine not in ("", case.target.engine):

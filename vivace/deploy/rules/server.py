@@ -11,10 +11,10 @@ import msgspec
 from vivace.config.errors import ConfigError
 from vivace.config.sglang import RETIRED, VALUES
 from vivace.config.values import checked
-from vivace.deploy.catalogue.flags import Flag
+from vivace.deploy.catalogue.flags import ServerFlag
 from vivace.deploy.from_script.flags import option_named
 from vivace.deploy.schema.deployment import FlagValue, Kind, Role
-from vivace.deploy.schema.nodes import Node
+from vivace.deploy.schema.nodes import RoleNode
 
 ALL_TO_ALL = ("deepep", "mooncake", "nixl", "mori", "ascend_fuseep", "flashinfer")
 """backends with which SGLang sets as many expert as tensor ranks"""
@@ -51,13 +51,13 @@ class Parallelism(msgspec.Struct, frozen=True):
         return self.tp * self.pp * self.replicas
 
 
-class Server(msgspec.Struct, frozen=True, dict=True):
+class ServerPlan(msgspec.Struct, frozen=True, dict=True):
     """One role. Values are looked up by the option's name, as `max_running_requests`."""
 
     name: str
     role: Role
     environment: Mapping[str, str]
-    nodes: tuple[Node, ...]
+    nodes: tuple[RoleNode, ...]
 
     @property
     def kind(self) -> str:
@@ -131,10 +131,10 @@ class Server(msgspec.Struct, frozen=True, dict=True):
     @property
     def running(self) -> int | None:
         """Requests that one instance admits at once."""
-        most = self.number("max_running_requests")
-        if most is None and self.has("speculative_algorithm"):
+        limit = self.number("max_running_requests")
+        if limit is None and self.has("speculative_algorithm"):
             return DRAFTED_RUNNING
-        return most if most and most > 0 else None
+        return limit if limit and limit > 0 else None
 
     @property
     def running_per_rank(self) -> int | None:
@@ -179,8 +179,8 @@ class Server(msgspec.Struct, frozen=True, dict=True):
         sizes = self.value("cuda_graph_bs")
         if isinstance(sizes, tuple | list) and sizes:
             return tuple(size for size in sizes if isinstance(size, int))
-        most = self.number("cuda_graph_max_bs")
-        return () if most is None else (most,)
+        limit = self.number("cuda_graph_max_bs")
+        return () if limit is None else (limit,)
 
 
 def replacements(flag: str, value: FlagValue) -> dict[str, Any]:
@@ -194,7 +194,7 @@ def replacements(flag: str, value: FlagValue) -> dict[str, Any]:
     return {option.name: retired.today[1] if len(retired.today) > 1 else value}
 
 
-def parsed(option: Flag, value: FlagValue) -> Any:
+def parsed(option: ServerFlag, value: FlagValue) -> Any:
     """In the option's type where it can be, else what it is; of a retired value, today's."""
     replaced = VALUES.get((option.name, str(value)))
     try:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vivace.deploy.rules.case import Case
-from vivace.deploy.rules.rule import Match, server_rule
-from vivace.deploy.rules.server import Server
+from vivace.deploy.rules.rule import Issue, server_rule
+from vivace.deploy.rules.server import ServerPlan
 
 ARGS = "SGLang's server_args.py"
 GUIDE = "Ascend parameter guide"
@@ -17,27 +17,27 @@ PLAN_STREAM = "SGLANG_ENABLE_OVERLAP_PLAN_STREAM"
 
 
 @server_rule("spec-v2", "error", source=GUIDE)
-def spec_v2(server: Server, case: Case) -> Iterator[Match]:
+def spec_v2(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """SGLANG_ENABLE_SPEC_V2 is used with --speculative-eagle-topk 1."""
     topk = server.number("speculative_eagle_topk")
     speculates = server.enabled(V2) and server.has("speculative_algorithm")
     if speculates and topk is not None and topk > 1:
         text = f"{V2}=1 does not support --speculative-eagle-topk {topk}: only 1 works"
         remedy = f"--speculative-eagle-topk 1, or unset {V2}"
-        yield Match(server.flag("speculative_eagle_topk"), text, remedy)
+        yield Issue(server.flag("speculative_eagle_topk"), text, remedy)
 
 
 @server_rule("plan-stream", "note", source=GUIDE)
-def plan_stream(server: Server, case: Case) -> Iterator[Match]:
+def plan_stream(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """SGLANG_ENABLE_SPEC_V2 is used with the plan stream.
     The guide says SPEC_V2 requires the plan stream."""
     if server.enabled(V2) and not server.enabled(PLAN_STREAM):
         text = f"{V2}=1 without {PLAN_STREAM}=1: the guide requires both, the code does not"
-        yield Match(PLAN_STREAM, text, f"export {PLAN_STREAM}=1")
+        yield Issue(PLAN_STREAM, text, f"export {PLAN_STREAM}=1")
 
 
 @server_rule("plan-stream-guide", "doc", source=GUIDE)
-def plan_stream_guide(server: Server, case: Case) -> Iterator[Match]:
+def plan_stream_guide(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """The parameter guide contradicts itself about the plan stream.
     It requires the plan stream for SPEC_V2 and excludes it for NEXTN."""
     both = server.enabled(V2) and server.enabled(PLAN_STREAM)
@@ -46,11 +46,11 @@ def plan_stream_guide(server: Server, case: Case) -> Iterator[Match]:
             f"the guide says that {PLAN_STREAM} does not apply to NEXTN and that {V2} requires it; "
             "NEXTN configurations set both"
         )
-        yield Match(PLAN_STREAM, text, "nothing to do")
+        yield Issue(PLAN_STREAM, text, "nothing to do")
 
 
 @server_rule("draft-quantisation", "error", source=EAGLE3)
-def draft_quantization(server: Server, case: Case) -> Iterator[Match]:
+def draft_quantization(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """An unquantized draft model is declared as unquantized.
     The draft model inherits --quantization of the target model otherwise."""
     external = server.value("speculative_algorithm") in ("EAGLE3", "STANDALONE")
@@ -59,22 +59,22 @@ def draft_quantization(server: Server, case: Case) -> Iterator[Match]:
     if inherits and not server.enabled("DISABLE_EAGLE3_QUANT"):
         text = "the draft model inherits modelslim: its plain weights are read as quantized ones"
         remedy = "--speculative-draft-model-quantization unquant"
-        yield Match(server.flag("quantization"), text, remedy)
+        yield Issue(server.flag("quantization"), text, remedy)
 
 
 @server_rule("draft-tokens", "warning", source=ARGS)
-def draft_tokens(server: Server, case: Case) -> Iterator[Match]:
+def draft_tokens(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """--speculative-num-draft-tokens is steps + 1 with topk 1."""
     tokens = server.number("speculative_num_draft_tokens")
     steps = server.number("speculative_num_steps")
     chain = server.has("speculative_algorithm") and server.number("speculative_eagle_topk") == 1
     if chain and steps is not None and tokens is not None and tokens != steps + 1:
         text = f"{tokens} becomes {steps + 1}: with topk 1 it is steps ({steps}) + 1"
-        yield Match(server.flag("speculative_num_draft_tokens"), text, f"write {steps + 1}")
+        yield Issue(server.flag("speculative_num_draft_tokens"), text, f"write {steps + 1}")
 
 
 @server_rule("draft-complete", "error", source=ARGS)
-def draft_complete(server: Server, case: Case) -> Iterator[Match]:
+def draft_complete(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Speculative decoding has all its flags.
     Steps, topk and draft tokens go together; EAGLE3 and STANDALONE need a draft model."""
     algorithm = server.value("speculative_algorithm")
@@ -84,14 +84,14 @@ def draft_complete(server: Server, case: Case) -> Iterator[Match]:
     given = [server.flag(name) for name in others if server.has(name)]
     if given and not server.has("speculative_num_steps"):
         text = f"{given[0]} without --speculative-num-steps: an assertion without message stops it"
-        yield Match(given[0], text, "set --speculative-num-steps too, or none of them")
+        yield Issue(given[0], text, "set --speculative-num-steps too, or none of them")
     if algorithm in ("EAGLE3", "STANDALONE") and not server.has("speculative_draft_model_path"):
         text = f"--speculative-algorithm {algorithm} needs --speculative-draft-model-path"
-        yield Match(server.flag("speculative_algorithm"), text, "set the draft model's path")
+        yield Issue(server.flag("speculative_algorithm"), text, "set the draft model's path")
 
 
 @server_rule("ngram", "error", source=ARGS)
-def ngram(server: Server, case: Case) -> Iterator[Match]:
+def ngram(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """N-gram speculation runs on CUDA without dp attention.
     On Ascend it is experimental."""
     if server.value("speculative_algorithm") != "NGRAM":
@@ -99,24 +99,24 @@ def ngram(server: Server, case: Case) -> Iterator[Match]:
     if case.platform not in ("", "cuda"):
         text = f"NGRAM speculation needs CUDA, and this is {case.platform}"
         severity = "warning" if case.platform == "npu" else "error"
-        yield Match(server.flag("speculative_algorithm"), text, "use EAGLE3 or NEXTN", severity)
+        yield Issue(server.flag("speculative_algorithm"), text, "use EAGLE3 or NEXTN", severity)
     if server.parallelism.dp_attention:
         text = "NGRAM speculation does not support --enable-dp-attention"
-        yield Match(server.flag("enable_dp_attention"), text, "remove one of them")
+        yield Issue(server.flag("enable_dp_attention"), text, "remove one of them")
 
 
 @server_rule("adapter-drafts", "warning", source=ARGS)
-def adapter_drafts(server: Server, case: Case) -> Iterator[Match]:
+def adapter_drafts(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """LoRA is used without speculative decoding."""
     lora = next((name for name in ("enable_lora", "lora_paths") if server.has(name)), None)
     if lora is not None and server.has("speculative_algorithm"):
         text = "speculation with LoRA accepts fewer tokens: the draft model has no adapter"
         remedy = "measure the accept length with adapters before you rely on it"
-        yield Match(server.flag(lora), text, remedy)
+        yield Issue(server.flag(lora), text, remedy)
 
 
 @server_rule("graph-covers", "error", source=GRAPHS)
-def graph_covers(server: Server, case: Case) -> Iterator[Match]:
+def graph_covers(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Captured graphs cover the largest batch.
     A batch larger than the largest graph runs eagerly, several times slower, just when the load is
     highest. max-running-requests / dp is what a rank admits."""
@@ -127,22 +127,22 @@ def graph_covers(server: Server, case: Case) -> Iterator[Match]:
         text = f"up to {rank} requests per rank, but the largest captured batch is {largest}"
         remedy = f"capture {rank}, or --max-running-requests {largest * server.parallelism.dp}"
         name = "cuda_graph_bs" if len(graphs) > 1 else "cuda_graph_max_bs"
-        yield Match(server.flag(name), text, remedy)
+        yield Issue(server.flag(name), text, remedy)
 
 
 @server_rule("graph-unused", "note", source="implied")
-def graph_unused(server: Server, case: Case) -> Iterator[Match]:
+def graph_unused(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """No graph is larger than the largest batch.
     Graphs take memory outside of mem-fraction-static."""
     rank, graphs = server.running_per_rank, server.graphs
     if server.decodes and rank is not None and graphs and max(graphs) > rank:
         text = f"batches up to {max(graphs)} are captured, but a rank runs at most {rank}"
         name = "cuda_graph_bs" if server.has("cuda_graph_bs") else "cuda_graph_max_bs"
-        yield Match(server.flag(name), text, f"capture up to {rank}")
+        yield Issue(server.flag(name), text, f"capture up to {rank}")
 
 
 @server_rule("graph-padding", "note", source="implied")
-def graph_padding(server: Server, case: Case) -> Iterator[Match]:
+def graph_padding(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Small batches have small graphs: a batch is padded to the next captured size."""
     graphs, rank = server.graphs, server.running_per_rank or 0
     listed = isinstance(server.value("cuda_graph_bs"), tuple | list)
@@ -150,12 +150,12 @@ def graph_padding(server: Server, case: Case) -> Iterator[Match]:
         batches = "every batch" if len(graphs) == 1 else "a smaller one"
         text = f"the smallest captured batch is {min(graphs)}: {batches} is padded to it"
         remedy = "capture small batches too if they occur (1 2 4 ..)"
-        yield Match(server.flag("cuda_graph_bs"), text, remedy)
+        yield Issue(server.flag("cuda_graph_bs"), text, remedy)
 
 
 @server_rule("graph-on-prefill", "note", source=ARGS, roles=("prefill",))
-def graph_on_prefill(server: Server, case: Case) -> Iterator[Match]:
+def graph_on_prefill(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Prefill roles do not set --cuda-graph-bs: they capture no decode graphs."""
     if server.has("cuda_graph_bs") and not server.has("disable_cuda_graph"):
         text = "--cuda-graph-bs has no effect: a prefill role captures no decode graphs"
-        yield Match(server.flag("cuda_graph_bs"), text, "remove it")
+        yield Issue(server.flag("cuda_graph_bs"), text, "remove it")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
+
+from vivace.errors import CannotStart
 
 Scalar = bool | int | float | str | None
 FlagValue = Scalar | list[Scalar | list[Scalar]]
@@ -21,6 +23,10 @@ Count = Annotated[int, Meta(ge=1, le=65536)]
 Tokens = Annotated[int, Meta(ge=1, le=1 << 26)]
 Positive = Annotated[float, Meta(gt=0)]
 Share = Annotated[float, Meta(ge=0, le=1)]
+
+
+class DeploymentError(CannotStart):
+    """The file is not a deployment; the text names the file, the key and the remedy."""
 
 
 class Struct(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
@@ -134,3 +140,9 @@ class Deployment(Struct):
 def longest(lengths: int | Lengths | None) -> int | None:
     """The most tokens that prompts or answers have."""
     return lengths.high if isinstance(lengths, Lengths) else lengths
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of deployment.yaml for editors, draft 2020-12."""
+    dialect = "https://json-schema.org/draft/2020-12/schema"
+    return {"$schema": dialect, "title": "Vivace deployment", **msgspec.json.schema(Deployment)}

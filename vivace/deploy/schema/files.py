@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import yaml
 
-from vivace.deploy.disk import PathName, beside, name_of, read
-from vivace.deploy.schema.deployment import Deployment
-from vivace.deploy.schema.errors import DeploymentError
+from vivace.deploy.files import PathName, beside, name_of, read
+from vivace.deploy.schema.deployment import Deployment, DeploymentError
 from vivace.deploy.schema.keys import environment_as_text, refuse_unknown
-from vivace.deploy.schema.merge import merged
 
 if TYPE_CHECKING:
     from yaml import SafeLoader
@@ -22,9 +20,9 @@ else:
 LARGEST = 1 << 20
 """bytes of a file"""
 MERGE = "tag:yaml.org,2002:merge"
-DEEPEST = 8
+MAX_DEPTH = 8
 """files that include one another"""
-MOST_VALUES = 100_000
+MAX_VALUES = 100_000
 """of a file, with what its YAML aliases repeat"""
 
 
@@ -51,10 +49,24 @@ def with_includes(path: str, before: tuple[str, ...]) -> dict[str, Any]:
     if not isinstance(include, str):
         raise DeploymentError(f"{path}: include: the path of a file is wanted, not {include!r}")
     base, chain = beside(path, include), (*before, beside(path, name_of(path)))
-    if base in chain or len(chain) >= DEEPEST:
+    if base in chain or len(chain) >= MAX_DEPTH:
         shown = " -> ".join((*chain, base))
         raise DeploymentError(f"{path}: include: {shown}: files include one another in a circle")
     return merged(with_includes(base, chain), content)
+
+
+def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Mappings are merged key by key; everything else is replaced; null takes a key away."""
+    result = dict(base)
+    for key, value in over.items():
+        before = result.get(key)
+        if value is None and key in result:
+            del result[key]
+        elif isinstance(value, Mapping) and isinstance(before, Mapping):
+            result[key] = merged(before, value)
+        else:
+            result[key] = value
+    return result
 
 
 def mapping_in(path: str) -> dict[str, Any]:
@@ -87,8 +99,8 @@ def refuse_endless(content: Any) -> None:
     while waiting:
         value = waiting.pop()
         count += 1
-        if count > MOST_VALUES:
-            raise ValueError(f"more than {MOST_VALUES} values")
+        if count > MAX_VALUES:
+            raise ValueError(f"more than {MAX_VALUES} values")
         inner = value.values() if isinstance(value, dict) else value
         if isinstance(value, dict | list):
             waiting.extend(inner)
@@ -132,6 +144,3 @@ class Plain(yaml.SafeDumper):
     ) -> yaml.SequenceNode:
         short = not any(isinstance(value, dict | list) for value in sequence)
         return super().represent_sequence(tag, sequence, flow_style=short or flow_style)
-
-
-__all__ = ["DeploymentError", "deployment_of", "load", "parsed", "written"]

@@ -12,7 +12,7 @@ from vivace.deploy.schema.deployment import Deployment, Environment, Flags, Role
 NAMES = ("host", "first", "node", "instance")
 
 
-class Node(msgspec.Struct, frozen=True):
+class RoleNode(msgspec.Struct, frozen=True):
     """One process; `host` is None where the deployment does not say."""
 
     instance: int
@@ -22,7 +22,7 @@ class Node(msgspec.Struct, frozen=True):
     environment: Environment
 
 
-def nodes_of(deployment: Deployment, role: Role) -> Iterator[Node]:
+def nodes_of(deployment: Deployment, role: Role) -> Iterator[RoleNode]:
     for index in range(role.instances * role.nodes):
         instance, rank = divmod(index, role.nodes)
         host = role.hosts[index] if index < len(role.hosts) else None
@@ -32,7 +32,7 @@ def nodes_of(deployment: Deployment, role: Role) -> Iterator[Node]:
         own = role.each[index] if index < len(role.each) else None
         flags = {**role.flags, **(own.flags if own else {})}
         environment = {**role.environment, **(own.environment if own else {})}
-        yield Node(
+        yield RoleNode(
             instance,
             rank,
             host,

@@ -6,8 +6,9 @@ import io
 from collections.abc import Mapping
 from typing import Any
 
-from vivace.deploy.disk import PathName, read
-from vivace.deploy.schema.files import LARGEST, DeploymentError, load
+from vivace.deploy.files import PathName, read
+from vivace.deploy.schema.deployment import DeploymentError
+from vivace.deploy.schema.files import LARGEST, load
 
 
 def rewrite(path: PathName, changes: Mapping[tuple[str, ...], Any]) -> str:

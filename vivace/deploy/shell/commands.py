@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tree_sitter import Node
 
 from vivace.deploy.shell.interpreter import Interpreter
-from vivace.deploy.shell.state import Launch, State, States, Value
+from vivace.deploy.shell.state import Launch, ScriptState, States, Value
 from vivace.deploy.shell.text import EMPTY, Text, known, shown, text
 from vivace.deploy.shell.words import array_words, line_of, source, text_of, words_of
 
@@ -30,7 +30,7 @@ SERVERS = ("launch_server", "launch_router", "vivace serve", "api_server")
 """what does not come back by itself"""
 
 
-def value_of(node: Node | None, state: State) -> Value:
+def value_of(node: Node | None, state: ScriptState) -> Value:
     if node is None:
         return EMPTY
     if node.type == "array":
@@ -41,7 +41,7 @@ def value_of(node: Node | None, state: State) -> Value:
     return text_of(node, state)
 
 
-def command(interpreter: Interpreter, node: Node, state: State, background: bool) -> States:
+def command(shell: Interpreter, node: Node, state: ScriptState, background: bool) -> States:
     prefix: dict[str, Text] = {}
     words: list[Text] = []
     for child in node.named_children:
@@ -54,13 +54,13 @@ def command(interpreter: Interpreter, node: Node, state: State, background: bool
             words += words_of(child.named_children[0], state) if child.named_children else []
         elif child.type not in ("file_redirect", "herestring_redirect", "heredoc_redirect"):
             words += words_of(child, state)
-    return run(interpreter, node, state, words, prefix, background)
+    return run(shell, node, state, words, prefix, background)
 
 
 def run(
-    interpreter: Interpreter,
+    shell: Interpreter,
     node: Node,
-    state: State,
+    state: ScriptState,
     words: list[Text],
     prefix: dict[str, Text],
     background: bool,
@@ -70,12 +70,12 @@ def run(
         state.ended = state.ended or program == "exit"
         state.leaves = "" if program == "exit" else program
         return [state]
-    if program in interpreter.functions:
-        return call(interpreter, interpreter.functions[program], state, words[1:])
+    if program in shell.functions:
+        return call(shell, shell.functions[program], state, words[1:])
     if program in SILENT or not words:
         return [state]
     if program in WRAPPERS:
-        return run(interpreter, node, state, *unwrapped(words, prefix), background)
+        return run(shell, node, state, *unwrapped(words, prefix), background)
     environment = state.environment() | {name: shown(value) for name, value in prefix.items()}
     plain = tuple(shown(word) for word in words)
     line = line_of(node)
@@ -111,11 +111,11 @@ def serves(words: Sequence[str]) -> bool:
     return any(server in line for server in SERVERS)
 
 
-def call(interpreter: Interpreter, body: Node, state: State, arguments: list[Text]) -> States:
+def call(shell: Interpreter, body: Node, state: ScriptState, arguments: list[Text]) -> States:
     before = {str(index): state.variables.get(str(index)) for index in range(1, 10)}
     for index, argument in enumerate(arguments[:9], 1):
         state.assign(str(index), argument)
-    states = caught(interpreter.block(body.named_children, [state]), "return")
+    states = caught(shell.block(body.named_children, [state]), "return")
     for each in states:
         for name, value in before.items():
             if value is None:

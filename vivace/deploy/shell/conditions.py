@@ -6,17 +6,18 @@ from collections.abc import Callable
 
 from tree_sitter import Node
 
-from vivace.deploy.shell.state import Assumption, State
+from vivace.deploy.shell.state import Assumption, ScriptState
 from vivace.deploy.shell.text import Text, known, only_unknown
 from vivace.deploy.shell.words import NotUnderstood, combined, integer, source, text_of
 
-Branches = list[tuple[State, bool]]
+Branches = list[tuple[ScriptState, bool]]
 """states and what the condition is in each"""
+Condition = Callable[[Node, ScriptState], Branches]
 EQUAL, DIFFERENT = ("==", "=", "-eq"), ("!=", "-ne")
 NUMERIC = {"-eq": "==", "-ne": "!=", "-lt": "<", "-le": "<=", "-gt": ">", "-ge": ">="}
 
 
-def branches(condition: Node, state: State) -> Branches:
+def branches(condition: Node, state: ScriptState) -> Branches:
     """Splits the state where the condition is unknown. Raises NotUnderstood."""
     if condition.type == "test_command" and condition.named_child_count == 1:
         inner = condition.named_child(0)
@@ -32,7 +33,7 @@ def branches(condition: Node, state: State) -> Branches:
     return split_by(source(condition), state)
 
 
-def test(node: Node, state: State) -> Branches:
+def test(node: Node, state: ScriptState) -> Branches:
     """What stands in [[ ]] or [ ]."""
     if node.type == "parenthesized_expression" and node.named_child_count == 1:
         inner = node.named_child(0)
@@ -51,7 +52,10 @@ def test(node: Node, state: State) -> Branches:
 
 
 def both(
-    sides: list[Node], operator: str, state: State, judge: Callable[[Node, State], Branches]
+    sides: list[Node],
+    operator: str,
+    state: ScriptState,
+    judge: Condition,
 ) -> Branches:
     """Left first; right only where left does not decide."""
     if len(sides) != 2:
@@ -65,7 +69,7 @@ def both(
     return found
 
 
-def unary(node: Node, state: State) -> Branches:
+def unary(node: Node, state: ScriptState) -> Branches:
     children = node.children
     operator, operand = source(children[0]), children[-1]
     if operator == "!":
@@ -77,7 +81,7 @@ def unary(node: Node, state: State) -> Branches:
     return split_by(source(node), state)
 
 
-def comparison(node: Node, operator: str, state: State) -> Branches:
+def comparison(node: Node, operator: str, state: ScriptState) -> Branches:
     sides = node.child_by_field_name("left"), node.child_by_field_name("right")
     if sides[0] is None or sides[1] is None:
         raise NotUnderstood(f"comparison {source(node)}")
@@ -105,7 +109,7 @@ def compared(operator: str, left: str, right: str, origin: str) -> bool:
     raise NotUnderstood(f"comparison {origin}")
 
 
-def equality(left: Text, right: Text, equal: bool, state: State, origin: str) -> Branches:
+def equality(left: Text, right: Text, equal: bool, state: ScriptState, origin: str) -> Branches:
     """An unknown against a known text: one state where it is that text, one where it is not."""
     asked, value = only_unknown(left), known(right)
     if asked is None or value is None:
@@ -121,7 +125,7 @@ def equality(left: Text, right: Text, equal: bool, state: State, origin: str) ->
     return [(same, equal), (other, not equal)]
 
 
-def split_by(origin: str, state: State) -> Branches:
+def split_by(origin: str, state: ScriptState) -> Branches:
     """Both branches, unless it was decided before."""
     short = " ".join(origin.split())
     for assumption in state.assumptions:

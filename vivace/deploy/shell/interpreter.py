@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 from tree_sitter import Node
 
-from vivace.deploy.shell.state import Note, State, States
+from vivace.deploy.shell.state import Note, ScriptState, States
 from vivace.deploy.shell.words import NotUnderstood, line_of, source
 
 MAX_STATES = 128
@@ -18,11 +18,11 @@ MAX_DEPTH = 100
 """nested statements"""
 
 
-Handler = Callable[["Interpreter", Node, State, bool], States]
+Handler = Callable[["Interpreter", Node, ScriptState, bool], States]
 """follows a statement in one state; bool: in the background"""
 
 
-class TooLarge(Exception):
+class ScriptTooLarge(Exception):
     """The script asks for more than is followed here; the text says for what."""
 
 
@@ -47,20 +47,20 @@ class Interpreter(msgspec.Struct):
                 return states
             states = [*resting, *self.statement(node, going, background)]
             if len(states) > MAX_STATES:
-                raise TooLarge(f"line {line_of(node)}: more than {MAX_STATES} branches")
+                raise ScriptTooLarge(f"line {line_of(node)}: more than {MAX_STATES} branches")
         return states
 
     def statement(self, node: Node, states: States, background: bool = False) -> States:
         self._statements += 1
         if self._statements > MAX_STATEMENTS:
-            raise TooLarge(f"more than {MAX_STATEMENTS} statements")
+            raise ScriptTooLarge(f"more than {MAX_STATEMENTS} statements")
         work = self.handlers.get(node.type)
         if work is None:
             self.note(node, f"not understood ({node.type.replace('_', ' ')})")
             return states
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            raise TooLarge(f"statements nested more than {MAX_DEPTH} deep")
+            raise ScriptTooLarge(f"statements nested more than {MAX_DEPTH} deep")
         found: States = []
         for state in states:
             try:

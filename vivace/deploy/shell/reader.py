@@ -6,8 +6,8 @@ import msgspec
 import tree_sitter_bash
 from tree_sitter import Language, Node, Parser
 
-from vivace.deploy.shell.interpreter import Interpreter, TooLarge
-from vivace.deploy.shell.state import Assumption, Launch, Note, State
+from vivace.deploy.shell.interpreter import Interpreter, ScriptTooLarge
+from vivace.deploy.shell.state import Assumption, Launch, Note, ScriptState
 from vivace.deploy.shell.statements import STATEMENTS
 from vivace.deploy.shell.words import line_of, to_parser
 from vivace.errors import CannotStart
@@ -35,8 +35,8 @@ def read_script(content: str) -> Reading:
     tree = Parser(Language(tree_sitter_bash.language())).parse(raw)
     interpreter = Interpreter(STATEMENTS)
     try:
-        states = interpreter.block(tree.root_node.named_children, [State()])
-    except TooLarge as error:
+        states = interpreter.block(tree.root_node.named_children, [ScriptState()])
+    except ScriptTooLarge as error:
         raise ScriptError(str(error)) from None
     except RecursionError:
         raise ScriptError("nested too deeply") from None
@@ -56,7 +56,7 @@ def missing(root: Node) -> list[Note]:
     return found
 
 
-def unique(states: list[State]) -> tuple[Launch, ...]:
+def unique(states: list[ScriptState]) -> tuple[Launch, ...]:
     """One launch for a command that several branches have in common."""
     found: dict[tuple[object, ...], Launch] = {}
     for state in states:

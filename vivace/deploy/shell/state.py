@@ -39,7 +39,7 @@ class Note(msgspec.Struct, frozen=True):
     text: str
 
 
-class State(msgspec.Struct):
+class ScriptState(msgspec.Struct):
     """One course of the script. It splits where the script asks what only a machine knows."""
 
     variables: dict[str, Value] = {}
@@ -56,7 +56,7 @@ class State(msgspec.Struct):
     leaves: str = ""
     """`break`, `continue` or `return` on its way out"""
 
-    def copy(self) -> State:
+    def copy(self) -> ScriptState:
         return msgspec.structs.replace(
             self,
             variables={
@@ -109,4 +109,4 @@ class State(msgspec.Struct):
         return False if (unknown.origin, value) in self.differs else None
 
 
-States = list[State]
+States = list[ScriptState]

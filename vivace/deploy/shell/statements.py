@@ -6,8 +6,8 @@ from tree_sitter import Node
 
 from vivace.deploy.shell.commands import caught, command, value_of
 from vivace.deploy.shell.conditions import branches
-from vivace.deploy.shell.interpreter import MAX_ITERATIONS, Handler, Interpreter, TooLarge
-from vivace.deploy.shell.state import State, States, Value
+from vivace.deploy.shell.interpreter import MAX_ITERATIONS, Handler, Interpreter, ScriptTooLarge
+from vivace.deploy.shell.state import ScriptState, States, Value
 from vivace.deploy.shell.text import EMPTY, joined, known
 from vivace.deploy.shell.words import (
     NotUnderstood,
@@ -19,18 +19,18 @@ from vivace.deploy.shell.words import (
 )
 
 
-def nothing(interpreter: Interpreter, node: Node, state: State, background: bool) -> States:
+def nothing(shell: Interpreter, node: Node, state: ScriptState, background: bool) -> States:
     return [state]
 
 
-def broken(interpreter: Interpreter, node: Node, state: State, background: bool) -> States:
+def broken(shell: Interpreter, node: Node, state: ScriptState, background: bool) -> States:
     """What the parser could not read; statements inside it are still followed."""
-    interpreter.note(node, "syntax error")
-    inner = [child for child in node.named_children if child.type in interpreter.handlers]
-    return interpreter.block(inner, [state])
+    shell.note(node, "syntax error")
+    inner = [child for child in node.named_children if child.type in shell.handlers]
+    return shell.block(inner, [state])
 
 
-def assignment(interpreter: Interpreter, node: Node, state: State, background: bool) -> States:
+def assignment(shell: Interpreter, node: Node, state: ScriptState, background: bool) -> States:
     name, value = node.child_by_field_name("name"), node.child_by_field_name("value")
     if name is None:
         raise NotUnderstood("an assignment without a name")
@@ -52,7 +52,7 @@ def appended_to(before: Value | None, more: Value) -> Value:
     return joined(before or EMPTY, more)
 
 
-def assign_element(name: Node, value: Value, state: State) -> None:
+def assign_element(name: Node, value: Value, state: ScriptState) -> None:
     target, index = name.child_by_field_name("name"), name.child_by_field_name("index")
     where = None if index is None else integer(known(text_of(index, state)))
     fits = where is not None and 0 <= where < MAX_ITERATIONS
@@ -64,18 +64,18 @@ def assign_element(name: Node, value: Value, state: State) -> None:
     state.assign(source(target), elements)
 
 
-def assignments(interpreter: Interpreter, node: Node, state: State, background: bool) -> States:
+def assignments(shell: Interpreter, node: Node, state: ScriptState, background: bool) -> States:
     for child in node.named_children:
-        assignment(interpreter, child, state, background)
+        assignment(shell, child, state, background)
     return [state]
 
 
-def declaration(interpreter: Interpreter, node: Node, state: State, background: bool) -> States:
+def declaration(shell: Interpreter, node: Node, state: ScriptState, background: bool) -> States:
     """export, declare, local, readonly"""
     exports = node.children[0].type == "export"
     for child in node.named_children:
         if child.type == "variable_assignment":
-            assignment(interpreter, child, state, background)
+            assignment(shell, child, state, background)
             name = child.child_by_field_name("name")
             if exports and name is not None:
                 state.exported.add(source(name))
@@ -86,14 +86,14 @@ def declaration(interpreter: Interpreter, node: Node, state: State, background: 
     return [state]
 
 
-def unset(interpreter: Interpreter, node: Node, state: State, background: bool) -> States:
+def unset(shell: Interpreter, node: Node, state: ScriptState, background: bool) -> States:
     for child in node.named_children:
         if child.type == "variable_name":
             state.forget(source(child))
     return [state]
 
 
-def for_loop(interpreter: Interpreter, node: Node, state: State, background: bool) -> States:
+def for_loop(shell: Interpreter, node: Node, state: ScriptState, background: bool) -> States:
     name, body = node.child_by_field_name("variable"), node.child_by_field_name("body")
     if name is None or body is None or node.children[0].type != "for":
         raise NotUnderstood("a loop that is no `for` over words")
@@ -101,21 +101,21 @@ def for_loop(interpreter: Interpreter, node: Node, state: State, background: boo
         word for child in node.children_by_field_name("value") for word in words_of(child, state)
     ]
     if len(values) > MAX_ITERATIONS:
-        raise TooLarge(f"line {line_of(node)}: a loop of {len(values)} rounds")
+        raise ScriptTooLarge(f"line {line_of(node)}: a loop of {len(values)} rounds")
     states = [state]
     for value in values:
         going = [each for each in states if each.runs]
         for each in going:
             each.assign(source(name), value)
         states = [each for each in states if not each.runs]
-        states += interpreter.block(body.named_children, going)
+        states += shell.block(body.named_children, going)
         for each in states:
             if each.leaves == "continue":
                 each.leaves = ""
     return caught(states, "break")
 
 
-def if_statement(interpreter: Interpreter, node: Node, state: State, background: bool) -> States:
+def if_statement(shell: Interpreter, node: Node, state: ScriptState, background: bool) -> States:
     """Branches in order: (condition or None, statements)."""
     found: States = []
     undecided = [state]
@@ -128,7 +128,7 @@ def if_statement(interpreter: Interpreter, node: Node, state: State, background:
                 continue
             for branch, value in branches(condition, each):
                 (entering if value else still).append(branch)
-        found += interpreter.block(statements, entering)
+        found += shell.block(statements, entering)
         undecided = still
     return [*found, *undecided]
 
@@ -149,7 +149,7 @@ def clauses(node: Node) -> list[tuple[Node | None, list[Node]]]:
     return result
 
 
-def case_statement(interpreter: Interpreter, node: Node, state: State, background: bool) -> States:
+def case_statement(shell: Interpreter, node: Node, state: ScriptState, background: bool) -> States:
     subject = node.child_by_field_name("value")
     value = None if subject is None else known(text_of(subject, state))
     if value is None:
@@ -160,66 +160,66 @@ def case_statement(interpreter: Interpreter, node: Node, state: State, backgroun
         patterns = item.children_by_field_name("value")
         if any(source(pattern) == "*" or matches(pattern, value, state) for pattern in patterns):
             statements = [child for child in item.named_children if child not in patterns]
-            return interpreter.block(statements, [state])
+            return shell.block(statements, [state])
     return [state]
 
 
-def matches(pattern: Node, value: str, state: State) -> bool:
+def matches(pattern: Node, value: str, state: ScriptState) -> bool:
     return known(text_of(pattern, state)) == value
 
 
-def compound(interpreter: Interpreter, node: Node, state: State, background: bool) -> States:
-    return interpreter.block(node.named_children, [state])
+def compound(shell: Interpreter, node: Node, state: ScriptState, background: bool) -> States:
+    return shell.block(node.named_children, [state])
 
 
-def subshell(interpreter: Interpreter, node: Node, state: State, background: bool) -> States:
+def subshell(shell: Interpreter, node: Node, state: ScriptState, background: bool) -> States:
     """Its variables are its own; what it launches counts."""
-    inner = interpreter.block(node.named_children, [state.copy()])
+    inner = shell.block(node.named_children, [state.copy()])
     state.launches = [launch for each in inner for launch in each.launches]
     return [state]
 
 
-def function(interpreter: Interpreter, node: Node, state: State, background: bool) -> States:
+def function(shell: Interpreter, node: Node, state: ScriptState, background: bool) -> States:
     name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
     if name is not None and body is not None:
-        interpreter.functions[source(name)] = body
+        shell.functions[source(name)] = body
     return [state]
 
 
-def chain(interpreter: Interpreter, node: Node, state: State, background: bool) -> States:
+def chain(shell: Interpreter, node: Node, state: ScriptState, background: bool) -> States:
     """a && b, a || b: a test decides; of a command success is assumed."""
     first, second = node.named_children[0], node.named_children[-1]
     succeeds = any(child.type == "&&" for child in node.children)
     if first.type in ("test_command", "negated_command"):
         found: States = []
         for branch, value in branches(first, state):
-            found += interpreter.block([second], [branch]) if value is succeeds else [branch]
+            found += shell.block([second], [branch]) if value is succeeds else [branch]
         return found
-    states = interpreter.statement(first, [state])
+    states = shell.statement(first, [state])
     return (
-        interpreter.statement(second, [w for w in states if w.runs], background)
+        shell.statement(second, [w for w in states if w.runs], background)
         + [w for w in states if not w.runs]
         if succeeds
         else states
     )
 
 
-def pipeline(interpreter: Interpreter, node: Node, state: State, background: bool) -> States:
+def pipeline(shell: Interpreter, node: Node, state: ScriptState, background: bool) -> States:
     """`server | tee log`: the first command counts."""
     first = node.named_children[0]
-    return interpreter.statement(first, [state], background)
+    return shell.statement(first, [state], background)
 
 
-def redirected(interpreter: Interpreter, node: Node, state: State, background: bool) -> States:
+def redirected(shell: Interpreter, node: Node, state: ScriptState, background: bool) -> States:
     body = node.child_by_field_name("body")
-    return [state] if body is None else interpreter.statement(body, [state], background)
+    return [state] if body is None else shell.statement(body, [state], background)
 
 
-def while_loop(interpreter: Interpreter, node: Node, state: State, background: bool) -> States:
+def while_loop(shell: Interpreter, node: Node, state: ScriptState, background: bool) -> States:
     """Waiting loops change nothing; others are not followed."""
     body = node.child_by_field_name("body")
     if body is not None and any(child.type in CHANGING for child in body.named_children):
-        interpreter.note(node, "a loop that is not followed")
+        shell.note(node, "a loop that is not followed")
     return [state]
 
 

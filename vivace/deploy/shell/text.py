@@ -12,7 +12,7 @@ class Unknown(msgspec.Struct, frozen=True):
 
 
 Text = tuple[str | Unknown, ...]
-"""Pieces one behind the other; no two neighbours are str, and none of them is empty."""
+"""Pieces one behind the other; no two neighbors are str, and none of them is empty."""
 EMPTY: Text = ()
 
 

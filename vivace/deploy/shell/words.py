@@ -8,7 +8,7 @@ from operator import add, eq, ge, gt, le, lt, mul, ne, sub
 
 from tree_sitter import Node
 
-from vivace.deploy.shell.state import State
+from vivace.deploy.shell.state import ScriptState
 from vivace.deploy.shell.text import (
     EMPTY,
     Text,
@@ -51,7 +51,7 @@ def line_of(node: Node) -> int:
     return node.start_point[0] + 1
 
 
-def words_of(node: Node, state: State) -> list[Text]:
+def words_of(node: Node, state: ScriptState) -> list[Text]:
     """The words that an argument becomes: none or several where an expansion is not quoted."""
     many = array_words(node, state)
     if many is not None:
@@ -63,7 +63,7 @@ def words_of(node: Node, state: State) -> list[Text]:
     return [text_of(node, state)]
 
 
-def array_words(node: Node, state: State) -> list[Text] | None:
+def array_words(node: Node, state: ScriptState) -> list[Text] | None:
     """Of "${A[@]}" and ${A[@]} alone."""
     inner = node
     if node.type == "string" and node.named_child_count == 1:
@@ -87,7 +87,7 @@ def array_words(node: Node, state: State) -> list[Text] | None:
     return list(elements)
 
 
-def text_of(node: Node, state: State, depth: int = 0) -> Text:
+def text_of(node: Node, state: ScriptState, depth: int = 0) -> Text:
     """One word's text. Raises NotUnderstood."""
     if depth > MAX_DEPTH:
         raise NotUnderstood("expressions nested too deeply")
@@ -109,7 +109,7 @@ def text_of(node: Node, state: State, depth: int = 0) -> Text:
     raise NotUnderstood(f"{node.type.replace('_', ' ')}: {source(node)}")
 
 
-def pieces_of(node: Node, state: State, depth: int) -> Text:
+def pieces_of(node: Node, state: ScriptState, depth: int) -> Text:
     """Children and the bytes between them, which the grammar leaves out where they are blanks."""
     parts: list[Text] = []
     raw, at = node.text or b"", 0
@@ -157,7 +157,7 @@ PLAIN: dict[str, Callable[[str], str]] = {
 }
 
 
-def variable(name: str, state: State) -> Text:
+def variable(name: str, state: ScriptState) -> Text:
     """$name. What the script never set comes from the machine."""
     value = state.scalar(name)
     if value is not None:
@@ -175,7 +175,7 @@ def index_of(subscript: Node) -> str:
     return source(index) if index is not None else ""
 
 
-def expansion(node: Node, state: State, depth: int) -> Text:
+def expansion(node: Node, state: ScriptState, depth: int) -> Text:
     """${...}: a variable or an element, its length, or a default."""
     inner = [child for child in node.children if child.type not in ("${", "}")]
     operators = [child.type for child in inner if not child.is_named]
@@ -206,7 +206,7 @@ def with_default(operator: str, value: Text | None, default: Text) -> Text:
     return value
 
 
-def element(subscript: Node, state: State, depth: int) -> Text | None:
+def element(subscript: Node, state: ScriptState, depth: int) -> Text | None:
     elements, index = state.elements(name_of(subscript)), subscript.child_by_field_name("index")
     if elements is None or index is None:
         return None
@@ -224,7 +224,7 @@ def interleaved(elements: list[Text]) -> list[Text]:
     return [part for element in elements for part in (text(" "), element)][1:]
 
 
-def length(target: Node, value: Text | None, state: State, origin: str) -> Text:
+def length(target: Node, value: Text | None, state: ScriptState, origin: str) -> Text:
     if target.type == "subscript" and index_of(target) in ALL:
         elements = state.elements(name_of(target))
         return unknown(origin) if elements is None else text(str(len(elements)))
@@ -232,7 +232,7 @@ def length(target: Node, value: Text | None, state: State, origin: str) -> Text:
     return unknown(origin) if plain is None else text(str(len(plain)))
 
 
-def arithmetic(node: Node, state: State) -> Text:
+def arithmetic(node: Node, state: ScriptState) -> Text:
     inner = next((child for child in node.named_children), None)
     value = None if inner is None else number(inner, state, 0)
     return unknown(source(node)) if value is None else text(str(value))
@@ -250,7 +250,7 @@ BINARY: dict[str, Callable[[int, int], int | bool]] = {
 }  # fmt: skip
 
 
-def number(node: Node, state: State, depth: int) -> int | None:
+def number(node: Node, state: ScriptState, depth: int) -> int | None:
     """An integer expression; None where something in it is unknown."""
     if depth > MAX_DEPTH:
         raise NotUnderstood("expressions nested too deeply")
@@ -292,7 +292,7 @@ def integer(value: str | None) -> int | None:
         return None
 
 
-def substitution(node: Node, state: State, depth: int) -> Text:
+def substitution(node: Node, state: ScriptState, depth: int) -> Text:
     """$(...): `expr` and `echo` are worked out, everything else only a machine can say."""
     origin = unknown(" ".join(source(node).strip("`").removeprefix("$(").removesuffix(")").split()))
     inner = node.named_children

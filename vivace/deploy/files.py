@@ -1,6 +1,7 @@
-"""Paths and files, without pathlib.
+"""Paths and files without pathlib, which loads ten modules.
 
-`vivace check` answers within a few imports of that size, and nothing else that it loads needs it.
+`vivace check` answers in about 150 ms, and nothing else that it loads needs pathlib: with it the
+command takes 6 to 10 ms of CPU time more (2026-11-22, median and minimum of 40 runs).
 """
 
 from __future__ import annotations
@@ -11,16 +12,16 @@ PathName = str | os.PathLike[str]
 PACKAGE = os.path.dirname(os.path.abspath(__file__))
 
 
-class TooLarge(ValueError):
+class FileTooLarge(ValueError):
     """A file that is larger than its reader takes."""
 
 
-def read(path: PathName, most: int) -> bytes:
-    """A file of at most `most` bytes. Raises OSError or TooLarge."""
+def read(path: PathName, limit: int) -> bytes:
+    """A file of at limit `limit` bytes. Raises OSError or FileTooLarge."""
     with open(path, "rb") as file:
-        content = file.read(most + 1)
-    if len(content) > most:
-        raise TooLarge(f"larger than {most >> 20} MiB")
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise FileTooLarge(f"larger than {limit >> 20} MiB")
     return content
 
 
