@@ -14,7 +14,7 @@ from deployments import case, mixed, separated
 
 from vivace.deploy.check import main
 from vivace.deploy.report.page import page
-from vivace.deploy.report.terminal import not_asked
+from vivace.deploy.report.terminal import skipped_lines
 from vivace.deploy.rules.judge import CheckResult, judge
 from vivace.deploy.schema.files import deployment_of, load, written
 
@@ -96,7 +96,7 @@ def test_vivace_itself_is_a_target(capsys: pytest.CaptureFixture[str]) -> None:
 def test_memory_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(spec(tmp_path, mixed())), "--memory"]) == 0
     shown = capsys.readouterr().out
-    for part in ("experts", "KV cache", "communicators", "tokens of KV", "used up first"):
+    for part in ("experts", "KV cache", "communicators", "tokens of KV", "--mem-fraction-static"):
         assert part in shown
 
 
@@ -117,6 +117,8 @@ def test_rules_are_listed_and_explained(capsys: pytest.CaptureFixture[str]) -> N
     assert "dispatch-tokens" in capsys.readouterr().out
     assert main(["--explain", "dispatch-tokens"]) == 0
     assert "attention-tp" in capsys.readouterr().out
+    assert main(["--explain", "draft-quantization"]) == 0
+    assert "draft-quantisation (error)" in capsys.readouterr().out
     assert main(["--explain", "dispatch-token"]) == 2
     assert "did you mean dispatch-tokens" in capsys.readouterr().err
 
@@ -124,17 +126,17 @@ def test_rules_are_listed_and_explained(capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ([], "is wanted"),
+        ([], "--"),
         (["none.yaml"], "none.yaml"),
         (["none.sh"], "none.sh"),
-        (["a.yaml", "b.yaml"], "one deployment file"),
-        (["x.sh", "--", "vivace", "serve"], "not both"),
-        (["--", "ls"], "starts no server"),
-        (["--target", "sglang==9", "--", "vivace", "serve"], "no target"),
-        (["--hardware", "abacus", "--", "vivace", "serve"], "catalogue"),
+        (["a.yaml", "b.yaml"], "vivace check: "),
+        (["x.sh", "--", "vivace", "serve"], "--"),
+        (["--", "ls"], "'ls'"),
+        (["--target", "sglang==9", "--", "vivace", "serve"], "'sglang==9'"),
+        (["--hardware", "abacus", "--", "vivace", "serve"], "'abacus'"),
         (["--cards", "8", "--", "vivace", "serve"], "--hardware"),
-        (["--cards", "0", "--", "vivace", "serve"], "at least 1"),
-        (["--model", "gpt-9", "--", "vivace", "serve"], "not known"),
+        (["--cards", "0", "--", "vivace", "serve"], "--cards"),
+        (["--model", "gpt-9", "--", "vivace", "serve"], "'gpt-9'"),
         (["--model", "./none.json", "--", "vivace", "serve"], "none.json"),
     ],
 )
@@ -195,11 +197,11 @@ def test_typing_extensions_can_still_be_loaded_afterwards() -> None:
     assert done.stdout.endswith("{'a': 1}\n"), done
 
 
-@pytest.mark.parametrize(("names", "said"), [(["a"], "1 rule not"), (["a", "b"], "2 rules not")])
-def test_rules_that_are_not_asked_are_counted(names: list[str], said: str) -> None:
+@pytest.mark.parametrize(("names", "said"), [(["a"], "1 rule "), (["a", "b"], "2 rules ")])
+def test_skipped_rules_are_counted(names: list[str], said: str) -> None:
     it = case(mixed())
     verdict = CheckResult(findings=(), skipped={"model": tuple(names)})
-    assert said in page(it, verdict) and not_asked(verdict)[0].startswith(said)
+    assert said in page(it, verdict) and skipped_lines(verdict)[0].startswith(said)
 
 
 class Tags(HTMLParser):

@@ -15,9 +15,8 @@ from deployments import case, mixed, separated
 from toy_config import LLAMA
 
 from vivace.deploy.command import rendered
-from vivace.deploy.load_case import Opened
-from vivace.deploy.memory.plan import plan_role
 from vivace.deploy.load_case import LoadedDeployment
+from vivace.deploy.memory.plan import plan_role
 from vivace.deploy.rules.judge import judge
 from vivace.deploy.schema.deployment import Deployment
 from vivace.deploy.schema.files import load

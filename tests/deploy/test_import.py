@@ -15,9 +15,9 @@ from vivace.deploy.from_script.isolated import read_isolated
 from vivace.deploy.from_script.script import import_command, import_files, import_scripts
 from vivace.deploy.render.process import processes_of
 from vivace.deploy.render.shell import render_shell
-from vivace.deploy.shell.reader import MAX_BYTES, ScriptError
 from vivace.deploy.schema.deployment import Deployment, Difference, Role
 from vivace.deploy.schema.files import deployment_of, parsed, written
+from vivace.deploy.shell.reader import MAX_BYTES, ScriptError
 
 SCRIPTS = Path(__file__).parent / "scripts"
 FAMILIES = (("separated.sh", "measure.sh"), ("one_node.sh",), ("rank_from_scheduler.sh",))

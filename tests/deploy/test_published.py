@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 
 from vivace.deploy.from_script.script import import_scripts
-from vivace.deploy.load_case import Said, case_of, open_files
+from vivace.deploy.load_case import Overrides, build_case, open_files
 from vivace.deploy.memory import buffers
 from vivace.deploy.memory.plan import plan_role
 from vivace.deploy.memory.windows import windows
-from vivace.deploy.load_case import Overrides, build_case, open_files
 from vivace.deploy.render.process import processes_of
 from vivace.deploy.render.shell import render_shell
 from vivace.deploy.rules.case import Case

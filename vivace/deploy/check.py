@@ -51,7 +51,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def split_command(words: Sequence[str]) -> tuple[list[str], list[str] | None]:
-    """(our own words, the command behind `--`)"""
+    """(our own words, the command after `--`)"""
     if "--" not in words:
         return list(words), None
     at = list(words).index("--")
@@ -61,7 +61,7 @@ def split_command(words: Sequence[str]) -> tuple[list[str], list[str] | None]:
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="vivace check",
-        description="Checks a deployment file, launch scripts, or one command (behind --).",
+        description="Checks a deployment file, launch scripts, or one command (after --).",
         epilog=EPILOG,
         formatter_class=as_wide_as_the_terminal,
     )
@@ -77,7 +77,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--write", action="store_true", help="--suggest, and put them into the file")
     made.add_argument("--explain", metavar="RULE", help="what a rule is about")
     made.add_argument("--rules", action="store_true", help="list all rules")
-    about = made.add_argument_group("what the files do not say")
+    about = made.add_argument_group("facts that the files do not state")
     about.add_argument("--hardware", metavar="NAME", help="`vivace deploy hardware` lists names")
     about.add_argument("--cards", type=int, metavar="N", help="of all nodes together")
     about.add_argument("--model", metavar="NAME", help="a known name, or a config.json")
@@ -102,17 +102,17 @@ def parse_overrides(chosen: argparse.Namespace) -> Overrides:
     values = {name: getattr(chosen, name) for name in (*names, "concurrency")}
     wrong = [name for name, value in values.items() if isinstance(value, int) and value < 1]
     if wrong:
-        raise CannotStart(f"--{wrong[0]} {values[wrong[0]]}: at least 1 is wanted")
+        raise CannotStart(f"--{wrong[0]} must be at least 1, got {values[wrong[0]]}")
     return Overrides(**values)
 
 
 def load_deployment(files: Sequence[str], command: list[str] | None) -> LoadedDeployment:
     if command is not None:
         if files:
-            raise CannotStart("files, or a command behind --: not both")
+            raise CannotStart("give files or a command after --, not both")
         return open_command(command)
     if not files:
-        raise CannotStart("a deployment file, scripts, or a command behind -- is wanted")
+        raise CannotStart("expected a deployment file, scripts, or a command after --")
     return open_files(files)
 
 
@@ -127,7 +127,7 @@ def print_rules(name: str | None) -> int:
         from vivace.config.values import nearest
 
         near = nearest(name, [each.name for each in RULES]) or "; --rules lists them"
-        raise CannotStart(f"there is no rule {name!r}{near}")
+        raise CannotStart(f"unknown rule {name!r}{near}")
     print(explained(rule))
     return 0
 

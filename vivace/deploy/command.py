@@ -69,7 +69,7 @@ def import_scripts(chosen: argparse.Namespace) -> int:
     device_of(deployment.hardware)
     deployment.name = chosen.name
     text = written(deployment)
-    tell(loaded, deployment)
+    print_remarks(loaded, deployment)
     if chosen.output is None:
         print(text, end="")
         return 0
@@ -80,7 +80,7 @@ def import_scripts(chosen: argparse.Namespace) -> int:
     return 0
 
 
-def tell(loaded: LoadedDeployment, deployment: Deployment) -> None:
+def print_remarks(loaded: LoadedDeployment, deployment: Deployment) -> None:
     """On stderr: what was found, and every line that was not understood."""
     for each in loaded.remarks:
         print_wrapped(f"{loaded.file}: line {each.line}: {each.text}")

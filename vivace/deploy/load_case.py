@@ -46,11 +46,11 @@ class LoadedDeployment(msgspec.Struct, frozen=True):
 
 
 def open_files(files: Sequence[PathName]) -> LoadedDeployment:
-    """One spec, or scripts. Raises DeploymentError or ScriptError."""
+    """One deployment file, or scripts. Raises DeploymentError or ScriptError."""
     paths = [str(file) for file in files]
     specs = [path for path in paths if path.endswith(SPECS)]
     if specs and len(paths) > 1:
-        raise DeploymentError("one deployment file, or scripts: not both, and not several files")
+        raise DeploymentError("give one deployment file, or scripts, not both")
     if specs:
         from vivace.deploy.schema.files import load
 
@@ -62,7 +62,7 @@ def open_files(files: Sequence[PathName]) -> LoadedDeployment:
 
 
 def open_command(words: Sequence[str]) -> LoadedDeployment:
-    """What stands behind `--`. Raises ScriptError."""
+    """What follows `--`. Raises ScriptError."""
     from vivace.deploy.from_script.script import import_command
 
     found = import_command(words)
@@ -95,7 +95,7 @@ def with_overrides(deployment: Deployment, overrides: Overrides) -> Deployment:
         hardware = Hardware(device=overrides.hardware, cards=hardware.cards if hardware else None)
     if overrides.cards is not None:
         if hardware is None:
-            raise DeploymentError("--cards: of which hardware? Say --hardware too")
+            raise DeploymentError("--cards needs --hardware")
         hardware = replace(hardware, cards=overrides.cards)
     if overrides.model is not None:
         is_file = "/" in overrides.model or overrides.model.endswith(".json")

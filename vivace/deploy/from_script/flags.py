@@ -43,7 +43,7 @@ class Remark(msgspec.Struct, frozen=True):
     line: int = 0
 
 
-class Read(msgspec.Struct):
+class ParsedFlags(msgspec.Struct):
     flags: Flags = {}
     remarks: list[Remark] = []
 
@@ -64,21 +64,21 @@ def option_named(name: str) -> ServerFlag | None:
     return next(iter(begun.values())) if len(begun) == 1 else None
 
 
-def flags_of(words: Sequence[str], part: Part) -> Read:
+def flags_of(words: Sequence[str], part: Part) -> ParsedFlags:
     """The flags in the order they first appear; of equal ones the last counts, as in argparse."""
-    read = Read()
+    read = ParsedFlags()
     for word, values in groups(words):
         if not word:
-            told = f"{values[0]!r} belongs to no flag" + (
+            text = f"{values[0]!r} belongs to no flag" + (
                 f" ({len(values)} such words)" if len(values) > 1 else ""
             )
-            read.remarks.append(Remark("stray-word", "", told))
+            read.remarks.append(Remark("stray-word", "", text))
             continue
         name, equals, attached = word.partition("=")
         name = name[2:] if name.startswith("--") else name
         values = [attached, *values] if equals else values
-        taken, stray = taken_by(name, values, part)
-        keep(read, name, taken, part)
+        taken, stray = split_values(name, values, part)
+        add_flag(read, name, taken, part)
         if stray:
             read.remarks.append(
                 Remark("stray-word", name, f"{stray[0]!r} behind --{name} belongs to no flag")
@@ -100,7 +100,7 @@ def groups(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
         yield flag, values
 
 
-def taken_by(name: str, values: list[str], part: Part) -> tuple[FlagValue, list[str]]:
+def split_values(name: str, values: list[str], part: Part) -> tuple[FlagValue, list[str]]:
     """(the flag's value, words that it does not take)"""
     option = option_named(name) if part == "server" else None
     if (option is not None and option.shape == "bool") or name in BARE.get(part, ()):
@@ -115,29 +115,29 @@ def taken_by(name: str, values: list[str], part: Part) -> tuple[FlagValue, list[
     return scalar(values[0]), []
 
 
-def keep(read: Read, name: str, value: FlagValue, part: Part) -> None:
+def add_flag(read: ParsedFlags, name: str, value: FlagValue, part: Part) -> None:
     if name in REPEATED.get(part, ()):
         before = read.flags.get(name)
         earlier = before if isinstance(before, list) else []
-        read.flags[name] = [*earlier, *once_more(value)]
+        read.flags[name] = [*earlier, *repeated_value(value)]
         return
-    same = spelling_of(name, read.flags, part)
+    same = same_flag(name, read.flags, part)
     if same is not None:
-        first = f"--{same} is given as {shown(read.flags[same])}"
-        text = f"{first} and again as {shown(value)}; the last one counts"
+        first = f"--{same} is given as {display(read.flags[same])}"
+        text = f"{first} and again as {display(value)}; the last one counts"
         read.remarks.append(Remark("flag-given-twice", name, text))
         del read.flags[same]
     read.flags[name] = value
 
 
-def once_more(value: FlagValue) -> list[Scalar | list[Scalar]]:
+def repeated_value(value: FlagValue) -> list[Scalar | list[Scalar]]:
     """One entry of a flag that is given again and again."""
     if not isinstance(value, list):
         return [value]
     return [[word for word in value if not isinstance(word, list)]]
 
 
-def spelling_of(name: str, flags: Flags, part: Part) -> str | None:
+def same_flag(name: str, flags: Flags, part: Part) -> str | None:
     """The flag of the same meaning that is there already."""
     if name in flags:
         return name
@@ -147,9 +147,9 @@ def spelling_of(name: str, flags: Flags, part: Part) -> str | None:
     return next((other for other in flags if option_named(other) is option), None)
 
 
-def shown(value: Any) -> str:
+def display(value: Any) -> str:
     if isinstance(value, list):
-        return " ".join(shown(each) for each in value)
+        return " ".join(display(each) for each in value)
     return "given" if value is True else str(value)
 
 

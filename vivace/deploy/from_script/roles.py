@@ -10,7 +10,7 @@ import msgspec
 from vivace.deploy.from_script.flags import option_named
 from vivace.deploy.schema.deployment import Difference, Environment, Flags, FlagValue, Kind, Role
 
-OF_A_NODE = frozenset(
+PER_NODE = frozenset(
     """
     node_rank host port nccl_port dist_init_addr disaggregation_bootstrap_port
     """.split()
@@ -18,7 +18,7 @@ OF_A_NODE = frozenset(
 """options in which the nodes of one role may differ from script to script"""
 
 
-class Started(msgspec.Struct, frozen=True):
+class StartedServer(msgspec.Struct, frozen=True):
     """One server or router: `place` is the same for those of one line of one script; `host`: the
     machine it runs on, where the script says so."""
 
@@ -48,7 +48,7 @@ def kind_of(flags: Flags) -> Kind:
     return "encoder" if value_of(flags, "encoder-only") else "mixed"
 
 
-def roles_of(started: Sequence[Started]) -> dict[str, Role]:
+def roles_of(started: Sequence[StartedServer]) -> dict[str, Role]:
     """Roles by name: the kind, with a number where there are several of it."""
     roles: dict[str, Role] = {}
     for group in grouped(started):
@@ -60,12 +60,12 @@ def roles_of(started: Sequence[Started]) -> dict[str, Role]:
     return roles
 
 
-def grouped(started: Sequence[Started]) -> list[list[Started]]:
+def grouped(started: Sequence[StartedServer]) -> list[list[StartedServer]]:
     """Those of one line together, and those of several scripts that differ only by node."""
-    found: dict[Any, list[Started]] = {}
+    found: dict[Any, list[StartedServer]] = {}
     for each in started:
         found.setdefault(each.place, []).append(each)
-    merged: list[list[Started]] = []
+    merged: list[list[StartedServer]] = []
     for group in found.values():
         alike = next((other for other in merged if same_role(other[0], group[0])), None)
         if alike is None:
@@ -75,17 +75,15 @@ def grouped(started: Sequence[Started]) -> list[list[Started]]:
     return merged
 
 
-def same_role(one: Started, other: Started) -> bool:
+def same_role(one: StartedServer, other: StartedServer) -> bool:
     """Of different scripts, one for each node."""
     alone = one.place[0] != other.place[0]
     return alone and signature(one) == signature(other)
 
 
-def signature(started: Started) -> tuple[Any, ...]:
+def signature(started: StartedServer) -> tuple[Any, ...]:
     kept = {
-        name: str(value)
-        for name, value in started.flags.items()
-        if canonical(name) not in OF_A_NODE
+        name: str(value) for name, value in started.flags.items() if canonical(name) not in PER_NODE
     }
     return started.kind, started.program, tuple(sorted(kept.items()))
 
@@ -95,10 +93,10 @@ def canonical(name: str) -> str:
     return name if option is None else option.name
 
 
-def role_of(group: list[Started]) -> Role:
+def role_of(group: list[StartedServer]) -> Role:
     """One role; its instances' nodes in the order of the script, then of their ranks."""
-    nodes = whole(value_of(group[0].flags, "nnodes")) or 1
-    group = placed(group)
+    nodes = positive_int(value_of(group[0].flags, "nnodes")) or 1
+    group = on_known_hosts(group)
     full = len(group) % nodes == 0
     hosts = [each.host for each in group if each.host is not None]
     hosts = hosts if full and len(hosts) == len(group) else []
@@ -120,18 +118,20 @@ def role_of(group: list[Started]) -> Role:
     )
 
 
-def placed(group: list[Started]) -> list[Started]:
+def on_known_hosts(group: list[StartedServer]) -> list[StartedServer]:
     """Where some are on known machines, only those: the others are what the script would do on a
     machine it does not know. Without any, one for each place in the scripts."""
     known = [each for each in group if each.host is not None]
     return known or list({each.place: each for each in reversed(group)}.values())[::-1]
 
 
-def whole(value: Any) -> int | None:
+def positive_int(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
-def node_view(started: Started, rank: int, nodes: int, hosts: bool) -> tuple[Flags, Environment]:
+def node_view(
+    started: StartedServer, rank: int, nodes: int, hosts: bool
+) -> tuple[Flags, Environment]:
     """Flags and environment with `{host}` and `{node}` in place of what stands for them."""
     flags = dict(started.flags)
     for name, value in started.flags.items():

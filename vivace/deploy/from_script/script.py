@@ -12,7 +12,7 @@ from vivace.deploy.from_script.flags import Remark, flags_of
 from vivace.deploy.from_script.isolated import read_isolated
 from vivace.deploy.from_script.programs import Invocation, invocation
 from vivace.deploy.from_script.roles import (
-    Started,
+    StartedServer,
     kind_of,
     roles_of,
     shared_environment,
@@ -20,9 +20,9 @@ from vivace.deploy.from_script.roles import (
     without,
 )
 from vivace.deploy.render.quoting import quoted
+from vivace.deploy.schema.deployment import Benchmark, Deployment, Model, Role
 from vivace.deploy.shell.reader import MAX_BYTES, ScriptError
 from vivace.deploy.shell.state import Launch
-from vivace.deploy.schema.deployment import Benchmark, Deployment, Model, Role
 
 REPORTING = ("echo", "printf", "[", "[[", "test", "true", "false", ":")
 HOST_SOURCES = ("hostname", "ip ", "ifconfig", "HOSTNAME", "POD_IP", "HOST_IP")
@@ -49,7 +49,7 @@ def import_files(paths: Sequence[PathName]) -> Imported:
 def import_scripts(contents: Sequence[tuple[str, str]]) -> Imported:
     """(name, content) of each script -> a deployment and what was found on the way."""
     found = Imported(Deployment())
-    servers: list[Started] = []
+    servers: list[StartedServer] = []
     benchmarks: list[tuple[Benchmark, Launch]] = []
     prepare: list[str] = []
     unset: list[str] = []
@@ -68,12 +68,12 @@ def import_scripts(contents: Sequence[tuple[str, str]]) -> Imported:
                 continue
             unset += launch.unset
             if called.part == "benchmark":
-                benchmarks.append((benchmark_of(called, launch, name, found), launch))
+                benchmarks.append((build_benchmark(called, launch, name, found), launch))
             else:
-                servers.append(started(called, launch, name, found))
+                servers.append(build_server(called, launch, name, found))
     if not servers and not benchmarks:
         raise ScriptError("no server, router or benchmark command was found in what was read")
-    found.deployment = assembled(servers, [each for each, _ in unique(benchmarks)])
+    found.deployment = build_deployment(servers, [each for each, _ in unique(benchmarks)])
     found.deployment.prepare = list(dict.fromkeys(line for line in prepare if line))
     found.deployment.unset = sorted(set(unset))
     return found
@@ -107,10 +107,10 @@ def rejoined(launch: Launch) -> Launch:
     return msgspec.structs.replace(launch, words=tuple(words))
 
 
-def started(called: Invocation, launch: Launch, name: str, found: Imported) -> Started:
+def build_server(called: Invocation, launch: Launch, name: str, found: Imported) -> StartedServer:
     read = flags_of(called.words, called.part)
     add_remarks(read.remarks, launch, name, found)
-    return Started(
+    return StartedServer(
         place=(name, launch.line),
         kind="router" if called.part == "router" else kind_of(read.flags),
         program=called.program,
@@ -120,7 +120,7 @@ def started(called: Invocation, launch: Launch, name: str, found: Imported) -> S
     )
 
 
-def benchmark_of(called: Invocation, launch: Launch, name: str, found: Imported) -> Benchmark:
+def build_benchmark(called: Invocation, launch: Launch, name: str, found: Imported) -> Benchmark:
     read = flags_of(called.words, called.part)
     add_remarks(read.remarks, launch, name, found)
     return Benchmark(program=called.program, flags=read.flags, environment=launch.environment)
@@ -148,7 +148,7 @@ def host_of(launch: Launch) -> str | None:
     return None
 
 
-def assembled(servers: list[Started], benchmarks: list[Benchmark]) -> Deployment:
+def build_deployment(servers: list[StartedServer], benchmarks: list[Benchmark]) -> Deployment:
     roles = roles_of(servers)
     shared = shared_environment(role.environment for role in roles.values())
     for role in roles.values():
@@ -182,7 +182,7 @@ def import_command(words: Sequence[str]) -> Imported:
         raise ScriptError(f"{shlex.join(words)[:200]!r} starts no server, router or benchmark")
     found = Imported(Deployment())
     if called.part == "benchmark":
-        found.deployment = assembled([], [benchmark_of(called, launch, "command", found)])
+        found.deployment = build_deployment([], [build_benchmark(called, launch, "command", found)])
     else:
-        found.deployment = assembled([started(called, launch, "command", found)], [])
+        found.deployment = build_deployment([build_server(called, launch, "command", found)], [])
     return found

@@ -128,13 +128,13 @@ def plan_role(case: Case, server: ServerPlan) -> MemoryPlan | None:
         token_bytes=token_bytes(model, server),
         state_bytes=state_bytes(model, server),
         groups=server.parallelism.dp if server.parallelism.dp_attention else 1,
-        running=running_of(server, case.load),
+        running=concurrent_requests(server, case.load),
         tokens_each=tokens_each(server, case.load),
         external_draft=server.value("speculative_algorithm") in ("EAGLE3", "STANDALONE"),
     )
 
 
-def running_of(server: ServerPlan, load: RequestLoad) -> int | None:
+def concurrent_requests(server: ServerPlan, load: RequestLoad) -> int | None:
     """Requests of one attention group at once: as many as are admitted and asked for."""
     asked = None
     if load.concurrency is not None:

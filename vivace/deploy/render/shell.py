@@ -22,7 +22,7 @@ def script(deployment: Deployment, process: Process) -> str:
     """A script that starts the process, on its own host only where that is known."""
     lines = ["#!/usr/bin/env bash", f"# {process.title}", f"# {WARNING}", ""]
     lines += settings(deployment, process)
-    lines += started(process)
+    lines += start_lines(process)
     return "\n".join(lines) + "\n"
 
 
@@ -30,11 +30,13 @@ def settings(deployment: Deployment, process: Process) -> list[str]:
     """Preparation and environment."""
     lines = list(deployment.prepare) if process.kind != "benchmark" else []
     lines += [f"unset {quoted(name)}" for name in deployment.unset]
-    lines += [f"export {name}={quoted(value)}" for name, value in ordered(process.environment)]
+    lines += [
+        f"export {name}={quoted(value)}" for name, value in ordered_by_use(process.environment)
+    ]
     return [*lines, ""] if lines else []
 
 
-def ordered(environment: Mapping[str, str]) -> list[tuple[str, str]]:
+def ordered_by_use(environment: Mapping[str, str]) -> list[tuple[str, str]]:
     """What is said in terms of a variable comes before the variable itself is changed."""
 
     def late(name: str) -> bool:
@@ -46,7 +48,7 @@ def ordered(environment: Mapping[str, str]) -> list[tuple[str, str]]:
     return sorted(environment.items(), key=lambda item: late(item[0]))
 
 
-def started(process: Process) -> list[str]:
+def start_lines(process: Process) -> list[str]:
     if process.host is None:
         return [command_lines(["exec", *process.words], "")]
     return [

@@ -6,7 +6,7 @@ from html import escape
 
 from vivace.deploy.catalogue.hardware import GIB
 from vivace.deploy.memory.plan import MemoryPlan
-from vivace.deploy.report.terminal import headline, held_text, not_asked
+from vivace.deploy.report.terminal import headline, held_text, skipped_lines
 from vivace.deploy.report.topology import topology
 from vivace.deploy.rules.case import Case
 from vivace.deploy.rules.judge import CheckResult, Finding
@@ -47,7 +47,7 @@ def page(case: Case, verdict: CheckResult) -> str:
     parts += [memory(plan) for _, plan in plans(case)]
     parts.append(f"<h2>Findings ({len(verdict.findings)})</h2>")
     parts += [finding(each) for each in verdict.findings] or ["<p>Nothing was found.</p>"]
-    parts += [f'<p class="why">{escape(line)}</p>' for line in not_asked(verdict)]
+    parts += [f'<p class="why">{escape(line)}</p>' for line in skipped_lines(verdict)]
     parts.append("</body></html>")
     return "\n".join(parts) + "\n"
 
@@ -67,7 +67,7 @@ def memory(plan: MemoryPlan) -> str:
     heading = f"Memory of one device of {plan.role}: {plan.device.title}"
     return "\n".join(
         [f"<h2>{escape(heading)}</h2>", bar(plan), table(plan), f"<p>{escape(held_text(plan))}. "
-         f"Used up first: {escape(plan.binding)}.</p>"]
+         f"Limited by: {escape(plan.binding)}.</p>"]
     )  # fmt: skip
 
 

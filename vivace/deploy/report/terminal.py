@@ -65,8 +65,8 @@ def report(case: Case, verdict: CheckResult, *, notes: bool, memory: bool) -> It
         for _, plan in plans(case):
             yield from lines_of_plan(plan)
         if case.lacks("model") or case.lacks("device"):
-            yield [("no memory table: it needs --model and --hardware", "")]
-    yield from ([(line, "dim")] for line in not_asked(verdict))
+            yield [("no memory table: set --model and --hardware", "")]
+    yield from ([(line, "dim")] for line in skipped_lines(verdict))
     yield [(summary(verdict, hidden=len(verdict.findings) - len(shown)), "")]
 
 
@@ -100,9 +100,9 @@ def lines_of(finding: Finding) -> Iterator[Line]:
         yield [(f"{INDENT}-> {finding.remedy}", "green")]
 
 
-def not_asked(verdict: CheckResult) -> list[str]:
+def skipped_lines(verdict: CheckResult) -> list[str]:
     return [
-        f"{len(names)} rule{'s' if len(names) != 1 else ''} not asked: {NEEDS[need]}"
+        f"{len(names)} rule{'s' if len(names) != 1 else ''} skipped: {NEEDS[need]}"
         for need, names in verdict.skipped.items()
     ]
 
@@ -130,7 +130,7 @@ def lines_of_plan(plan: MemoryPlan) -> Iterator[Line]:
     shares = f"static {static:.2f}, outside {outside:.2f} GiB"
     yield [(f"  --mem-fraction-static {plan.fraction}{chosen}: {shares}", "")]
     yield [(f"  {held_text(plan)}", "")]
-    yield [("  what is used up first: ", ""), (f"{plan.binding}{advice(plan)}", "bold")]
+    yield [("  limited by: ", ""), (f"{plan.binding}{advice(plan)}", "bold")]
 
 
 def held_text(plan: MemoryPlan) -> str:
@@ -155,18 +155,18 @@ def advice(plan: MemoryPlan) -> str:
 def show_suggestions(found: Sequence[Suggestion]) -> None:
     write = writer()
     if not found:
-        write([("nothing to suggest: what follows from the rest is as it should be", "")])
+        write([("nothing to suggest", "")])
     for each in found:
         name = ("--" if each.place == "flags" else "") + each.name
-        before = "was not set" if each.before is None else f"was {shown_value(each.before)}"
+        before = "was not set" if each.before is None else f"was {display_value(each.before)}"
         write(
             [
                 (f"{each.role} ", "dim"),
-                (f"{name} {shown_value(each.value)}", "bold green"),
+                (f"{name} {display_value(each.value)}", "bold green"),
                 (f"  ({before}): {each.why}", ""),
             ]
         )
 
 
-def shown_value(value: object) -> str:
+def display_value(value: object) -> str:
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)

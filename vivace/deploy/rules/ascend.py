@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-GPU_ONLY = frozenset(
-    """
+GPU_ONLY = """
 quantization-param-path modelopt-quant modelopt-checkpoint-restore-path
 modelopt-checkpoint-save-path modelopt-export-path quantize-and-serve rl-quant-profile
 kv-events-config max-lora-chunk-size nsa-prefill-backend nsa-decode-backend fp8-gemm-backend
@@ -18,28 +17,21 @@ enable-fused-qk-norm-rope disaggregation-ib-device
 remote-instance-weight-loader-start-seed-via-transfer-engine enable-pdmux pdmux-config-path
 sm-group-num
 """.split()
-)
-PLANNED = frozenset(
-    """
+PLANNED = """
 enable-two-batch-overlap tbo-token-distribution-threshold rl-on-policy-target
 enable-deterministic-inference
 """.split()
-)
-EXPERIMENTAL = frozenset(
-    """
+EXPERIMENTAL = """
 speculative-ngram-min-match-window-size speculative-ngram-max-match-window-size
 speculative-ngram-min-bfs-breadth speculative-ngram-max-bfs-breadth speculative-ngram-match-type
 speculative-ngram-branch-length speculative-ngram-capacity enable-attn-tp-input-scattered
 """.split()
-)
-DEFICIENT = frozenset(
-    """
+DEFICIENT = """
 kt-weight-path kt-method kt-cpuinfer kt-threadpool-count kt-num-gpu-experts
 kt-max-deferred-experts-per-token enable-double-sparsity ds-channel-config-path
 ds-heavy-channel-num ds-heavy-token-num ds-heavy-channel-type ds-sparse-decode-threshold tool-server
 checkpoint-engine-wait-weights-before-ready
 """.split()
-)
 STATES = {
     **dict.fromkeys(GPU_ONLY, "is for GPUs only"),
     **dict.fromkeys(PLANNED, "is planned for Ascend and does not work there yet"),

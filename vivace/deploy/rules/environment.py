@@ -38,13 +38,13 @@ def variables(case: Case) -> Iterator[tuple[str, str, str]]:
             yield server.name, name, value
 
 
-def distinct(matches: Iterator[Issue]) -> Iterator[Issue]:
-    """Of matches that say the same of several roles, the first."""
+def distinct(issues: Iterator[Issue]) -> Iterator[Issue]:
+    """Of issues that say the same of several roles, the first."""
     seen: set[str] = set()
-    for match in matches:
-        if match.text not in seen:
-            seen.add(match.text)
-            yield match
+    for issue in issues:
+        if issue.text not in seen:
+            seen.add(issue.text)
+            yield issue
 
 
 @case_rule("unknown-variable", "warning", source=INVENTORY)
@@ -52,14 +52,14 @@ def unknown_variable(case: Case) -> Iterator[Issue]:
     """Every variable is known: others are silently ignored."""
     known = tables().variables
 
-    def matches() -> Iterator[Issue]:
+    def issues() -> Iterator[Issue]:
         for role, name, _ in variables(case):
             ours = name.startswith(PREFIXES) or name in MISSPELLED
             if ours and name not in known and name not in NO_READER:
                 text = f"{name} is not a known variable{nearest(name, known)}"
                 yield Issue(name, text, "correct the name, or remove it", role=role)
 
-    return distinct(matches())
+    return distinct(issues())
 
 
 @case_rule("dead-variable", "warning", source=INVENTORY)
@@ -69,7 +69,7 @@ def dead_variable(case: Case) -> Iterator[Issue]:
     by flags."""
     known = tables().variables
 
-    def matches() -> Iterator[Issue]:
+    def issues() -> Iterator[Issue]:
         for role, name, _ in variables(case):
             version, reason = GONE.get(name, (None, ""))
             if name in NO_READER or (name in known and known[name].dead):
@@ -82,7 +82,7 @@ def dead_variable(case: Case) -> Iterator[Issue]:
                 text = f"SGLang {version} does not read {name}: {reason}"
                 yield Issue(name, text, severity="note", role=role)
 
-    return distinct(matches())
+    return distinct(issues())
 
 
 @case_rule("number-variable", "error", source=INVENTORY)

@@ -28,10 +28,8 @@ def dispatched(server: ServerPlan, *modes: str) -> int | None:
 
 def product(server: ServerPlan) -> str:
     layout = server.parallelism
-    return (
-        f"{server.running} requests / dp {layout.dp} x {server.draft_tokens} token(s) per step / "
-        f"{layout.attention_tp} ranks per group"
-    )
+    tokens = f"{server.running} requests / dp {layout.dp} x {server.draft_tokens} token(s) per step"
+    return f"{tokens} / {layout.attention_tp} ranks per group"
 
 
 @server_rule("dispatch-tokens", "error", source=FITTED)

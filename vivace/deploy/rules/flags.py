@@ -47,8 +47,7 @@ def not_understood(case: Case) -> Iterator[Issue]:
     so it is reported instead of guessed at."""
     for remark in case.remarks:
         if remark.rule == "not-understood":
-            remedy = "the effect of this line is missing from the result: check it yourself"
-            yield Issue("", remark.text, remedy, line=remark.line)
+            yield Issue("", remark.text, "check this line: the result lacks it", line=remark.line)
 
 
 @case_rule("single-dash", "error", source=ARGPARSE)

@@ -91,10 +91,10 @@ def target_rate(case: Case) -> Iterator[Issue]:
     admitted = sum((server.running or 0) * server.role.instances for server in servers)
     if servers and running > admitted:
         first = servers[0]
-        text = (
-            f"{rate:g} requests per second with {output} output tokens of {tpot:g} ms each are "
-            f"{running} concurrent requests; {admitted} are admitted"
+        needed = (
+            f"{rate:g} requests/s x {output} output tokens x {tpot:g} ms are {running} requests"
         )
+        text = f"{needed} at a time, {admitted} are admitted"
         remedy = f"--max-running-requests for {running} in total, or more instances"
         yield Issue(first.flag("max_running_requests"), text, remedy, role=first.name)
 
@@ -130,5 +130,4 @@ def unread(case: Case) -> Iterator[Issue]:
     if stated.requests is not None and not measured:
         yield Issue("", "workload.requests is not used", "add a benchmark to compare it with")
     if model.draft is not None:
-        remedy = "the memory of a draft model is not counted yet"
-        yield Issue("", "model.draft is not used", remedy)
+        yield Issue("", "model.draft is not used", "the memory of a draft model is not counted yet")

@@ -1,4 +1,4 @@
-"""A case -> a verdict: every rule is asked once, in the order of docs/rules.md."""
+"""A case -> a verdict: every rule runs once, in the order of docs/rules.md."""
 
 from __future__ import annotations
 
@@ -61,7 +61,9 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rule_named(name: str) -> Rule | None:
-    return next((rule for rule in RULES if rule.name == name), None)
+    """Three names are British; the American spelling finds them too."""
+    british = name.replace("quantiz", "quantis")
+    return next((rule for rule in RULES if rule.name in (name, british)), None)
 
 
 def judge(case: Case, rules: Sequence[Rule] = RULES) -> CheckResult:
@@ -73,22 +75,22 @@ def judge(case: Case, rules: Sequence[Rule] = RULES) -> CheckResult:
         if lacking is not None:
             skipped.setdefault(lacking, []).append(rule.name)
             continue
-        findings += (report(rule, role, match, case) for role, match in rule.check(case))
+        findings += (finding_from(rule, role, issue, case) for role, issue in rule.check(case))
     ordered = sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
     return CheckResult(
         findings=tuple(ordered), skipped={need: tuple(names) for need, names in skipped.items()}
     )
 
 
-def report(rule: Rule, role: str, match: Issue, case: Case) -> Finding:
+def finding_from(rule: Rule, role: str, issue: Issue, case: Case) -> Finding:
     return Finding(
         rule=rule.name,
-        severity=match.severity or rule.severity,
+        severity=issue.severity or rule.severity,
         file=case.file,
         role=role,
-        flag=match.flag,
-        line=match.line,
-        text=match.text,
-        remedy=match.remedy,
+        flag=issue.flag,
+        line=issue.line,
+        text=issue.text,
+        remedy=issue.remedy,
         source=rule.source,
     )

@@ -141,8 +141,7 @@ def range_ratio(case: Case) -> Iterator[Issue]:
         ratio = benchmark.value("random-range-ratio")
         if benchmark.value("dataset-name") == "random" and ratio is None:
             text = "it is not set: the default 0 draws lengths from 1, half as long on average"
-            flag = "--random-range-ratio"
-            yield Issue(flag, text, "--random-range-ratio 1", role="benchmark")
+            yield Issue("--random-range-ratio", text, "--random-range-ratio 1", role="benchmark")
 
 
 @case_rule("single-wave", "warning", source="implied")

@@ -74,9 +74,7 @@ def nodes_share_ranks(server: ServerPlan, case: Case) -> Iterator[Issue]:
     nnodes, layout = server.positive("nnodes"), server.parallelism
     ranks = layout.tp * layout.pp
     if ranks % nnodes:
-        text = (
-            f"tp {layout.tp} x pp {layout.pp} = {ranks} ranks cannot be split over {nnodes} nodes"
-        )
+        text = f"tp {layout.tp} x pp {layout.pp} = {ranks} is not a multiple of {nnodes} nodes"
         yield Issue(server.flag("nnodes"), text, "choose a tp that is a multiple of the nodes")
 
 

@@ -29,12 +29,11 @@ def ascend_flag(server: ServerPlan, case: Case) -> Iterator[Issue]:
     SGLang's feature table marks flags that are for GPUs only, planned or incomplete on Ascend."""
     for flag, value in server.role.flags.items():
         option = option_named(flag)
-        spellings = {flag, *(each[2:] for each in (option.flags if option else ()))}
-        name = option.flags[0][2:] if option else flag
-        found = [each for each in (name, *spellings) if each in ascend.STATES]
-        if found and value is not False:
-            yield Issue("--" + flag, f"--{flag} {ascend.STATES[found[0]]}", "remove it")
-        elif spellings & ascend.EXPERIMENTAL:
+        spellings = [*(each[2:] for each in (option.flags if option else ())), flag]
+        state = next((ascend.STATES[each] for each in spellings if each in ascend.STATES), "")
+        if state and value is not False:
+            yield Issue("--" + flag, f"--{flag} {state}", "remove it")
+        elif set(spellings).intersection(ascend.EXPERIMENTAL):
             yield Issue("--" + flag, f"--{flag} is experimental on Ascend", severity="note")
 
 

@@ -14,8 +14,7 @@ WITHOUT_HYBRID_HOST_CACHE = ("0.4.6", "0.5.7", "0.5.8", "0.5.10")
 
 
 def refused(name: str) -> Callable[[ServerCheck], Rule]:
-    reason = "SGLang checks this at start-up and stops."
-    return server_rule(name, "error", source=ARGS, reason=reason)
+    return server_rule(name, "error", source=ARGS, reason="SGLang checks it at start-up and stops.")
 
 
 def page_size(case: Case, server: ServerPlan) -> int:

@@ -35,7 +35,7 @@ CaseCheck = Callable[[Case], Iterator[Issue]]
 
 class Rule(msgspec.Struct, frozen=True):
     """`source`: who says so; `needs`: what must be known of the case: model, device, cards, load;
-    `check` yields (role, match); `module`: where it is defined."""
+    `check` yields (role, issue); `module`: where it is defined."""
 
     name: str
     severity: Severity
@@ -62,7 +62,7 @@ def case_rule(
 
     def decorate(function: CaseCheck) -> Rule:
         def check(case: Case) -> Iterator[tuple[str, Issue]]:
-            return ((match.role, match) for match in function(case))
+            return ((issue.role, issue) for issue in function(case))
 
         docstring = function.__doc__ or ""
         return Rule(name, severity, source, needs, check, docstring, function.__module__)
@@ -81,8 +81,8 @@ def server_rule(
     engine: str = "",
     reason: str = "",
 ) -> Callable[[ServerCheck], Rule]:
-    """A rule that is asked once for each server of `roles`, on `platforms` and for `engine` only
-    where they are given; `reason`: for a docstring that has none."""
+    """A rule that runs once for each server of `roles`, only on `platforms` and for `engine` where
+    they are given; `reason`: for a docstring that has none."""
 
     def decorate(function: ServerCheck) -> Rule:
         def check(case: Case) -> Iterator[tuple[str, Issue]]:
@@ -91,8 +91,8 @@ def server_rule(
             if engine not in ("", case.target.engine):
                 return
             for server in case.of(*roles):
-                for match in function(server, case):
-                    yield server.name, match
+                for issue in function(server, case):
+                    yield server.name, issue
 
         docstring = f"{function.__doc__ or ''}\n{reason}"
         return Rule(name, severity, source, needs, check, docstring, function.__module__)

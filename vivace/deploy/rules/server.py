@@ -80,7 +80,7 @@ class ServerPlan(msgspec.Struct, frozen=True, dict=True):
             if option is not None and value is not None:
                 found[option.name] = (flag, parsed(option, value))
         for flag, value in self.role.flags.items():
-            for name, meant in replacements(flag, value).items():
+            for name, meant in current_options(flag, value).items():
                 found.setdefault(name, (flag, meant))
         return found
 
@@ -183,7 +183,7 @@ class ServerPlan(msgspec.Struct, frozen=True, dict=True):
         return () if limit is None else (limit,)
 
 
-def replacements(flag: str, value: FlagValue) -> dict[str, Any]:
+def current_options(flag: str, value: FlagValue) -> dict[str, Any]:
     """What a retired flag means, as (option name -> value)."""
     retired = RETIRED.get("--" + flag)
     if retired is None or not retired.today:

@@ -42,10 +42,7 @@ def plan_stream_guide(server: ServerPlan, case: Case) -> Iterator[Issue]:
     It requires the plan stream for SPEC_V2 and excludes it for NEXTN."""
     both = server.enabled(V2) and server.enabled(PLAN_STREAM)
     if both and server.value("speculative_algorithm") == "NEXTN":
-        text = (
-            f"the guide says that {PLAN_STREAM} does not apply to NEXTN and that {V2} requires it; "
-            "NEXTN configurations set both"
-        )
+        text = f"the guide requires it for {V2} and excludes it for NEXTN: the deployment sets both"
         yield Issue(PLAN_STREAM, text, "nothing to do")
 
 

@@ -88,7 +88,7 @@ def target_of(text: str) -> Target:
     if engine == "sglang" and version in ("", *VERSIONS):
         return Target("sglang", version)
     choices = ", ".join(f"sglang=={each}" for each in VERSIONS)
-    raise ValueError(f"{text!r} is no target; there are vivace, sglang, {choices}")
+    raise ValueError(f"unknown target {text!r}; available: vivace, sglang, {choices}")
 
 
 @cache

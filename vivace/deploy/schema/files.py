@@ -47,7 +47,7 @@ def with_includes(path: str, before: tuple[str, ...]) -> dict[str, Any]:
     if include is None:
         return content
     if not isinstance(include, str):
-        raise DeploymentError(f"{path}: include: the path of a file is wanted, not {include!r}")
+        raise DeploymentError(f"{path}: include must be the path of a file, got {include!r}")
     base, chain = beside(path, include), (*before, beside(path, name_of(path)))
     if base in chain or len(chain) >= MAX_DEPTH:
         shown = " -> ".join((*chain, base))
@@ -78,7 +78,7 @@ def mapping_in(path: str) -> dict[str, Any]:
     except (ValueError, yaml.YAMLError, RecursionError) as error:
         raise DeploymentError(f"{path}: {error}") from None
     if not isinstance(content, dict):
-        raise DeploymentError(f"{path}: a mapping (name:, roles:, ..) is wanted")
+        raise DeploymentError(f"{path}: expected a mapping (name:, roles:, ..)")
     return content
 
 

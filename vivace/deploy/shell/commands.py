@@ -8,7 +8,7 @@ from tree_sitter import Node
 
 from vivace.deploy.shell.interpreter import Interpreter
 from vivace.deploy.shell.state import Launch, ScriptState, States, Value
-from vivace.deploy.shell.text import EMPTY, Text, known, shown, text
+from vivace.deploy.shell.text import EMPTY, Text, display, known, text
 from vivace.deploy.shell.words import array_words, line_of, source, text_of, words_of
 
 SILENT = {
@@ -37,7 +37,7 @@ def value_of(node: Node | None, state: ScriptState) -> Value:
         return [word for child in node.named_children for word in words_of(child, state)]
     many = array_words(node, state)
     if many is not None:
-        return text(" ".join(shown(word) for word in many))
+        return text(" ".join(display(word) for word in many))
     return text_of(node, state)
 
 
@@ -76,8 +76,8 @@ def run(
         return [state]
     if program in WRAPPERS:
         return run(shell, node, state, *unwrapped(words, prefix), background)
-    environment = state.environment() | {name: shown(value) for name, value in prefix.items()}
-    plain = tuple(shown(word) for word in words)
+    environment = state.environment() | {name: display(value) for name, value in prefix.items()}
+    plain = tuple(display(word) for word in words)
     line = line_of(node)
     launch = Launch(
         plain,

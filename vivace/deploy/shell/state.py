@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from vivace.deploy.shell.text import Text, Unknown, shown
+from vivace.deploy.shell.text import Text, Unknown, display
 
 Value = Text | list[Text]
 """of a variable; a list is an array"""
@@ -96,7 +96,7 @@ class ScriptState(msgspec.Struct):
 
     def environment(self) -> dict[str, str]:
         return {
-            name: shown(value)
+            name: display(value)
             for name in sorted(self.exported)
             if (value := self.scalar(name)) is not None
         }

@@ -47,7 +47,7 @@ def only_unknown(value: Text) -> Unknown | None:
     return value[0] if len(value) == 1 and isinstance(value[0], Unknown) else None
 
 
-def shown(value: Text) -> str:
+def display(value: Text) -> str:
     """For people and for the words of a command: what is unknown in angle brackets."""
     return "".join(piece if isinstance(piece, str) else f"<{piece.origin}>" for piece in value)
 
