@@ -240,8 +240,8 @@ def test_bad_calls(engine: Engine, call: dict[str, Any], field: str) -> None:
     with pytest.raises(BadRequest) as caught:
         engine.generate(**call)
     assert caught.value.field == field
-    with pytest.raises(TypeError, match="misspelt"):
-        engine.generate("a", misspelt=1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="misspelled"):
+        engine.generate("a", misspelled=1)  # type: ignore[call-arg]
     with pytest.raises(BadRequest, match="embedding"):
         engine.encode("a")
 

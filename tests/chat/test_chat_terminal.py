@@ -23,7 +23,7 @@ PATIENCE = 60.0
 
 
 class Sitting:
-    """A chat in a terminal of its own. `output` is all it has written, without colours."""
+    """A chat in a terminal of its own. `output` is all it has written, without colors."""
 
     def __init__(self, *words: str, home: Path, columns: int = 60) -> None:
         self._terminal, inner = pty.openpty()

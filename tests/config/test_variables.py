@@ -1,4 +1,4 @@
-"""Environment variables: honoured, told or refused, never ignored."""
+"""Environment variables: honored, told or refused, never ignored."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def test_every_variable_has_the_effect_it_says(name: str) -> None:
         with pytest.raises(ConfigError, match=f"{name}=7"):
             read_environment({name: "7"})
     else:
-        honoured, notices = read_environment({name: "7"})
-        assert honoured == {} and (name in QUIET or known.state.why in notices[0])
+        honored, notices = read_environment({name: "7"})
+        assert honored == {} and (name in QUIET or known.state.why in notices[0])
 
 
 @pytest.mark.parametrize(
@@ -52,8 +52,8 @@ def test_own_prefix_stands_for_sglangs_and_wins() -> None:
 
 @pytest.mark.parametrize("name", ["SGLANG_TEST_RETRCT", "VIVACE_TEST_FUALT", "SGL_NOTHING"])
 def test_unknown_names_are_told_and_others_left_alone(name: str) -> None:
-    honoured, (notice,) = read_environment({name: "1", "HOME": "/root", "LANG": "C"})
-    assert honoured == {} and name in notice
+    honored, (notice,) = read_environment({name: "1", "HOME": "/root", "LANG": "C"})
+    assert honored == {} and name in notice
     assert name == "SGL_NOTHING" or "did you mean" in notice
 
 

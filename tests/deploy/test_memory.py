@@ -208,7 +208,7 @@ def test_more_ranks_hold_less_of_the_weights_and_more_tokens() -> None:
     assert small.token_bytes == 2 * large.token_bytes
 
 
-def test_quantised_weights_are_smaller() -> None:
+def test_quantized_weights_are_smaller() -> None:
     def held(form: str) -> int:
         it = case(mixed(model={"name": "deepseek-r1", "quantization": form}))
         plan = plan_role(it, it.servers[0])

@@ -58,7 +58,7 @@ def test_minus_one_turns_chunking_off() -> None:
     assert settings_of(config(chunked_prefill_size=-1), CAPACITY).chunk is None
 
 
-def test_recognised_variables_change_the_estimate_and_the_timeouts() -> None:
+def test_recognized_variables_change_the_estimate_and_the_timeouts() -> None:
     settings = settings_of(
         config(
             {

@@ -25,7 +25,7 @@ coast. Its first keeper, a retired sailor, lived there with two daughters and a 
 leave the kitchen. Every evening he climbed one hundred and twelve steps, cleaned the glass, trimmed
 the wick and wrote a short note about the weather in a blue book. Most of the notes are dull: wind
 from the west, light rain, nothing seen. But on the fourth of March 1871 he filled three pages. A
-schooner had lost its rudder in the night and drifted towards the rocks. He could not reach it with
+schooner had lost its rudder in the night and drifted toward the rocks. He could not reach it with
 a boat, so he tied lanterns along the beach to show the only channel that was deep enough.
 
 The crew understood. They raised what was left of one sail, waited for the tide, and followed the

@@ -146,7 +146,7 @@ def test_special_tokens_that_are_none_have_no_effect(name: str) -> None:
 
 
 def greedy_by_score(text: str) -> list[int]:
-    """SentencePiece BPE the slow way: join the best scoring neighbours until none join."""
+    """SentencePiece BPE the slow way: join the best scoring neighbors until none join."""
     meta = sentencepiece_metadata()
     tokens, scores = meta["tokenizer.ggml.tokens"], meta["tokenizer.ggml.scores"]
     ids = {token: i for i, token in enumerate(tokens)}

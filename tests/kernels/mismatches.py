@@ -147,11 +147,11 @@ def drawn(x: torch.Tensor, entries: torch.Tensor) -> Any:
     return SAMPLING.draw(x, array(entries), Drawing(**dict(zip(names, same, strict=True))))
 
 
-def penalised(x: torch.Tensor, **of: torch.Tensor) -> Any:
+def penalized(x: torch.Tensor, **of: torch.Tensor) -> Any:
     kept = {key: array(value) for key, value in of.items()}
     entries = kept.pop("entries")
     kept |= {key: np.ones(T, np.float32) for key in ("frequency", "presence", "repetition")}
-    return SAMPLING.penalise(x, entries, Penalties(**kept))
+    return SAMPLING.penalize(x, entries, Penalties(**kept))
 
 
 CASES: dict[str, Case] = {
@@ -248,7 +248,7 @@ CASES: dict[str, Case] = {
             "x": torch.ones(T, N), "entries": ids(T), "rows": ids(T), "prompt": ids(T),
             "known": ids(T) + 1, "tokens": torch.zeros(T, 9, dtype=torch.int32),
         },
-        penalised,
+        penalized,
     ),
     "log_totals": plain(
         "log_totals", lambda **a: SAMPLING.log_totals(a["x"], array(a["temperature"])),

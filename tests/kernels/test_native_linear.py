@@ -114,7 +114,7 @@ def test_no_rows(isa):
 
 @each_isa
 def test_pieces_of_several_kinds_are_one_layer(isa):
-    """As q, k and v of a GGUF file may be: neighbours of one kind become one product."""
+    """As q, k and v of a GGUF file may be: neighbors of one kind become one product."""
     layers = [layer_of(kind, n, 256) for kind, n in (("q4_k", 40), ("q4_k", 9), ("f16", 21))]
     layers += [layer_of("q6_k", 3, 256)]
     ops = linears(isa)

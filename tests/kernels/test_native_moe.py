@@ -46,7 +46,7 @@ def gates(draw):
     gate = Gate(
         top=draw(st.integers(1, min(8, top_groups * size))),
         scoring=draw(st.sampled_from(["softmax", "sigmoid"])),
-        renormalise=draw(st.booleans()),
+        renormalize=draw(st.booleans()),
         scale=draw(st.sampled_from([1.0, 2.5])),
         groups=groups,
         top_groups=top_groups,
@@ -70,7 +70,7 @@ def test_the_gate_chooses_and_weighs_as_the_reference(made, rows, biased, isa):
 def test_equal_logits_take_the_first_experts_and_a_nan_stays_in_its_row():
     logits = torch.zeros(3, 8)
     logits[1, 4] = torch.nan
-    weights, chosen = native().gate(Gate(top=3, renormalise=True), logits)
+    weights, chosen = native().gate(Gate(top=3, renormalize=True), logits)
     assert chosen[0].tolist() == chosen[2].tolist() == [0, 1, 2]
     torch.testing.assert_close(weights[0::2], torch.full((2, 3), 1 / 3))
     assert weights[1].isnan().all() and len(set(chosen[1].tolist())) == 3
@@ -122,7 +122,7 @@ def test_grouped_linear_follows_the_definition(isa, kind, rows):
 
 @pytest.mark.parametrize("isa", USABLE)
 def test_a_token_does_not_depend_on_the_others_nor_on_threads(isa):
-    x, gate = torch.randn(70, 64), Gate(top=2, renormalise=True)
+    x, gate = torch.randn(70, 64), Gate(top=2, renormalize=True)
     router, matrices = torch.randn(64, 6), [[torch.randn(80, 64)] for _ in range(6)]
 
     def block(ops, x):
@@ -174,7 +174,7 @@ def test_blocks_that_want_int8_are_refused():
 
 def test_the_references_agree_with_plain_loops():
     logits = torch.tensor(np.random.default_rng(0).normal(size=(4, 12)), dtype=torch.float32)
-    gate = Gate(top=3, scoring="sigmoid", groups=4, top_groups=2, renormalise=True, scale=2.0)
+    gate = Gate(top=3, scoring="sigmoid", groups=4, top_groups=2, renormalize=True, scale=2.0)
     bias = torch.linspace(-1, 1, 12)
     weights, chosen = moe.moe_gate(gate, logits, bias)
     for row in range(4):

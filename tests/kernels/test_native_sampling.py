@@ -2,7 +2,7 @@
 
 Rows are multiples of 1/8, so that different logits have clearly different probabilities. Where a
 border of top-p, min-p or the cumulative sum lies within EDGE (relative) of a token, float32 may
-decide either way: such tokens may stay or go, and such draws may take the neighbour.
+decide either way: such tokens may stay or go, and such draws may take the neighbor.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def test_ties_stay_together(name):
 
 
 @each_native
-def test_a_row_is_drawn_the_same_in_any_batch_beside_any_neighbour(name):
+def test_a_row_is_drawn_the_same_in_any_batch_beside_any_neighbor(name):
     random = np.random.default_rng(8)
     logits = torch.from_numpy(random.normal(0, 3, (9, 4099)).astype(np.float32))
     full = Drawing(
@@ -290,8 +290,8 @@ def test_penalties_are_those_of_torch_bit_by_bit(name, seed, width):
         tokens=random.integers(0, min(width + 2, 30), (8, 41)).astype(np.int32),
     )
     entries, wanted = np.array([0, 2, 4]), logits.clone()
-    ops_of("torch").penalise(wanted, entries, penalties)
-    ops_of(name).penalise(logits, entries, penalties)
+    ops_of("torch").penalize(wanted, entries, penalties)
+    ops_of(name).penalize(logits, entries, penalties)
     assert logits.numpy().tobytes() == wanted.numpy().tobytes()
 
 

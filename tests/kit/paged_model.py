@@ -81,7 +81,7 @@ def traced(source: ModelSource) -> ModelFacts:
 
 
 class PagedModel:
-    """Sequences by name; pages are handed out in a shuffled order, so that none are neighbours."""
+    """Sequences by name; pages are handed out in a shuffled order, so that none are neighbors."""
 
     def __init__(
         self, model: Model, *, page_size: int = 4, pages: int = 64, dtype: torch.dtype | None = None

@@ -244,7 +244,7 @@ def test_nothing_is_known_at_first_then_more_work_may_take_longer() -> None:
 
 
 def test_a_long_prompt_is_allowed_its_time() -> None:
-    """Time in proportion to work, learnt from small steps only."""
+    """Time in proportion to work, learned from small steps only."""
     times = StepTimes(2.0)
     for work in (1, 8, 8):
         times.learn(work, 0.01 * work)

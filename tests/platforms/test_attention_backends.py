@@ -136,7 +136,7 @@ def test_long_spans_are_cut_into_blocks():
 
 
 def test_stale_numbers_behind_a_row_are_not_read():
-    """NaN in pages of nobody, and in the empty page's neighbours, must not reach a result."""
+    """NaN in pages of nobody, and in the empty page's neighbors, must not reach a result."""
     layer, step = shaped(), made_step([(20, 1), (4, 1), (33, 1)], 16, scattered=True)
     expected, _ = run(ReferenceAttention, layer, step, 16, torch.float32)
     torch.manual_seed(1)

@@ -9,7 +9,7 @@ import torch
 
 from vivace.platforms.cpu.deterministic import batch_invariant
 from vivace.platforms.cpu.linear import MANY_ROWS, PackedLinears
-from vivace.platforms.cpu.ops import cpu_ops, neighbours
+from vivace.platforms.cpu.ops import cpu_ops, neighbors
 from vivace.platforms.ops.table import Ops, reference_ops
 
 
@@ -151,12 +151,12 @@ def test_embedding(ops, dtype):
     assert torch.equal(ops.embedding(ids, weight), weight[ids])
 
 
-def test_neighbours_only_when_they_are():
+def test_neighbors_only_when_they_are():
     qkv = torch.randn(3, 7, 4)
     q, k, v = qkv.split([4, 2, 1], 1)
-    joined = neighbours(q, k)
+    joined = neighbors(q, k)
     assert joined is not None and torch.equal(joined, qkv[:, :6])
-    assert neighbours(q, v) is None
-    assert neighbours(k, q) is None
-    assert neighbours(q.clone(), k) is None
-    assert neighbours(q[:, :, :2], k[:, :, :2]) is None
+    assert neighbors(q, v) is None
+    assert neighbors(k, q) is None
+    assert neighbors(q.clone(), k) is None
+    assert neighbors(q[:, :, :2], k[:, :, :2]) is None

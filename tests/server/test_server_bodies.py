@@ -396,7 +396,7 @@ def test_the_head_of_a_later_request_has_the_deadline_of_the_first() -> None:
         assert connection.recv(4096) == b""  # and not a timeout
 
 
-def test_tokenising_stops_when_the_client_has_left() -> None:
+def test_tokenizing_stops_when_the_client_has_left() -> None:
     with running_server() as server:
         calls: list[str] = []
         tokenizer: Any = server.frontend.tokenizer
@@ -419,7 +419,7 @@ def test_tokenising_stops_when_the_client_has_left() -> None:
         assert len(calls) == after < 1024
 
 
-def test_a_text_far_over_the_context_is_not_tokenised_whole(server: Running) -> None:
+def test_a_text_far_over_the_context_is_not_tokenized_whole(server: Running) -> None:
     from vivace.frontend import tokenizer_pool
 
     tokenizer: Any = server.frontend.tokenizer

@@ -47,7 +47,7 @@ def test_a_copied_page_reads_as_its_source(dtype):
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-def test_a_scrubbed_token_is_zero_and_its_neighbours_stay(dtype):
+def test_a_scrubbed_token_is_zero_and_its_neighbors_stay(dtype):
     memory, numbers = filled(dtype)
     numbers[0][5, 1, 0, 3] = torch.nan
     x = numbers[0]

@@ -24,7 +24,7 @@ KINDS = {
     "greedy": {},
     "seeded": {"temperature": 0.9, "seed": 11},
     "filtered": {"temperature": 1.2, "top_p": 0.8, "top_k": 12, "min_p": 0.02, "seed": 3},
-    "penalised": {
+    "penalized": {
         "temperature": 0.7,
         "seed": 4,
         "frequency_penalty": 0.5,

@@ -1,4 +1,4 @@
-"""Flags of SGLang 0.5.23 that Vivace knows by name only, so that they are not called misspelt."""
+"""Flags of SGLang 0.5.23 that Vivace knows by name only, so that they are not called misspelled."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class NewTokenEstimate:
             self.ratio = min(1.0, (produced + self._retract_steps * count) / total)
 
     def rested(self) -> None:
-        """Nothing lived for a while: what was learnt about earlier requests is forgotten."""
+        """Nothing lived for a while: what was learned about earlier requests is forgotten."""
         self.ratio = self._initial
 
     def expected(self, filling: Iterable[Sequence], decoding: Iterable[Sequence]) -> int:

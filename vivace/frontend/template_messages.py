@@ -1,6 +1,6 @@
 """What a frontend and the process that renders its chat templates say to each other.
 
-A frame is four bytes of length and a message: JSON towards the process (what requests bring is
+A frame is four bytes of length and a message: JSON toward the process (what requests bring is
 JSON, with numbers of any size), msgpack back.
 """
 

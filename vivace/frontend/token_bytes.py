@@ -35,7 +35,7 @@ class Decoding:
 
 
 def decoding_of(core: Core) -> Decoding:
-    """Recognise the decoder of a `tokenizers` object; anything unusual is `OTHER`."""
+    """Recognize the decoder of a `tokenizers` object; anything unusual is `OTHER`."""
     if core.decoder is None:
         return Decoding(kind=OTHER)
     steps = _flatten(json.loads(core.decoder.__getstate__()))

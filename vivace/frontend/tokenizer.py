@@ -54,7 +54,7 @@ class Tokenizer:
         self.pieces = TokenBytes(core, decoding_of(core), self.special_ids)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text; special tokens written out in it are recognised.
+        """Token ids of a text; special tokens written out in it are recognized.
 
         Raises BadRequest for text that is not valid Unicode (lone surrogates).
         """

@@ -1,4 +1,4 @@
-"""Tokenising beside the event loop: short texts at once, others in threads, so that no text delays
+"""Tokenizing beside the event loop: short texts at once, others in threads, so that no text delays
 a stream or another text, and the work of a client that has left ends soon."""
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from vivace.frontend.validation import too_long
 T = TypeVar("T")
 
 INLINE_CHARACTERS = 512
-"""Longer texts are tokenised in a thread."""
+"""Longer texts are tokenized in a thread."""
 LONG_CHARACTERS = 64 << 10
 """Longer texts wait for each other, so that there is always a thread for the others."""
 GROUP_CHARACTERS = 16 << 10
-"""Of texts that are tokenised in one go; that much goes on when a client has left."""
+"""Of texts that are tokenized in one go; that much goes on when a client has left."""
 LONGEST_TOKEN = 256
 """Characters; bounds from below how many tokens a text has."""
 
 
 class TokenizerPool:
-    """Threads that tokenise for one frontend."""
+    """Threads that tokenize for one frontend."""
 
     def __init__(self, threads: int) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tokenizer")
@@ -64,7 +64,7 @@ class TokenizerPool:
     async def _encode_beginning(
         self, tokenizer: Tokenizer, text: str, special: bool, limit: int
     ) -> list[int]:
-        """Ids of the text, or of so much of it that they are more than `limit`: to tokenise all of
+        """Ids of the text, or of so much of it that they are more than `limit`: to tokenize all of
         a text that is far too long would cost minutes."""
         window = max(limit, LONG_CHARACTERS)
         while True:
@@ -154,7 +154,7 @@ def refuse(place: asyncio.Future[None]) -> None:
 
 
 def busy() -> BadRequest:
-    return BadRequest("text", "too many texts wait to be tokenised", 503, retry_after=1)
+    return BadRequest("text", "too many texts wait to be tokenized", 503, retry_after=1)
 
 
 def encode_each(tokenizer: Tokenizer, texts: list[str], special: bool) -> list[list[int]]:
@@ -163,7 +163,7 @@ def encode_each(tokenizer: Tokenizer, texts: list[str], special: bool) -> list[l
 
 
 def groups(texts: Sequence[str]) -> Iterator[list[str]]:
-    """Neighbours of together at most GROUP_CHARACTERS; a longer text stands alone."""
+    """Neighbors of together at most GROUP_CHARACTERS; a longer text stands alone."""
     group: list[str] = []
     size = 0
     for text in texts:

@@ -1,7 +1,7 @@
 """Attention over paged keys and values: the protocol every device implements.
 
 The KV of one layer is one tensor [pages, page_size, 2, kv_heads, head_dim] (2 = key, value): the
-keys and values of a token are neighbours, so that one copy stores a token and one copy per page
+keys and values of a token are neighbors, so that one copy stores a token and one copy per page
 gathers a sequence. In int8 a head takes four bytes more, for its scale (ops/cache.py). A span's
 queries see the row's earlier KV, and each other causally.
 """

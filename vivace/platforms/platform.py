@@ -102,7 +102,7 @@ class Platform(Protocol):
     instructions: str
     """whose operations compute, with which instruction set, for people who read measurements"""
     reads_blocks: bool
-    """`pack_linear` and `embedding` take quantised blocks as they are stored"""
+    """`pack_linear` and `embedding` take quantized blocks as they are stored"""
 
     def activations(self, matrices: Any) -> Any:
         """The torch.dtype of activations when matrices have this one."""

@@ -7,7 +7,7 @@ it was meant for: what was addressed to an engine that died is dropped by its su
 answers are dropped by the frontends.
 
 Queues have no high-water mark, so nothing is ever dropped silently and nothing blocks the engine.
-They stay bounded all the same: towards the engine by the limit on queued requests, towards a
+They stay bounded all the same: toward the engine by the limit on queued requests, toward a
 frontend by the tokens its live requests may still produce.
 """
 
@@ -223,7 +223,7 @@ class EngineMailbox:
 class FrontendMailbox:
     """A frontend's end, on the running asyncio loop. `engine`: the descriptor to connect by.
 
-    `epoch` is the engine's, learnt from its `Ready`; what is sent before that reaches no engine,
+    `epoch` is the engine's, learned from its `Ready`; what is sent before that reaches no engine,
     so a frontend sends its live requests (again) when it gets `Ready`."""
 
     def __init__(self, engine: int, index: int, *, epoch: int = -1) -> None:

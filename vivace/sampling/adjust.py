@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vivace.platforms.ops.sampling import Penalties, SamplingOps
-from vivace.sampling.rows import BIASED, MINIMUM, PENALISED, SamplingRows
+from vivace.sampling.rows import BIASED, MINIMUM, PENALIZED, SamplingRows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,16 +38,16 @@ def adjust(
     """Apply, in place, to logits[n, V] of `rows[n]`: penalties, then minimum length, then bias."""
     features = columns.features[rows]
     asked = int(np.bitwise_or.reduce(features))
-    if asked & PENALISED:
-        entries = np.flatnonzero(features & PENALISED)
-        _penalise(ops, logits, entries, rows, columns, history)
+    if asked & PENALIZED:
+        entries = np.flatnonzero(features & PENALIZED)
+        _penalize(ops, logits, entries, rows, columns, history)
     if asked & MINIMUM:
         _mask_stops(logits, np.flatnonzero(features & MINIMUM), rows, columns, history)
     if asked & BIASED:
         _add_bias(logits, np.flatnonzero(features & BIASED), rows, columns)
 
 
-def _penalise(
+def _penalize(
     ops: SamplingOps,
     logits: Tensor,
     entries: np.ndarray,
@@ -65,7 +65,7 @@ def _penalise(
         repetition=columns.repetition[of],
         tokens=history.tokens,
     )
-    ops.penalise(logits, entries, penalties)
+    ops.penalize(logits, entries, penalties)
 
 
 def _mask_stops(

@@ -71,9 +71,9 @@ class _Scores:
         """[m] float32, of token `ids[m]` in `rows[m]`; -inf outside the vocabulary"""
         inside = (ids >= 0) & (ids < self.vocabulary)
         values = self._values[rows, np.where(inside, ids, 0)]
-        return np.where(inside, self.normalised(rows, values), -np.inf)
+        return np.where(inside, self.normalized(rows, values), -np.inf)
 
-    def normalised(self, rows: np.ndarray, values: np.ndarray) -> np.ndarray:
+    def normalized(self, rows: np.ndarray, values: np.ndarray) -> np.ndarray:
         """Log-probabilities [m] of tokens whose logits are `values[m]`."""
         return values / self._temperature[rows] - self._totals[rows]
 
@@ -85,8 +85,8 @@ class _Scores:
         if not count:
             return np.empty((len(rows), 0), np.float32), np.empty((len(rows), 0), np.int64)
         values, ids = self._ops.top(self.logits, count)
-        normalised = self.normalised(rows.repeat(count), values.ravel())
-        return normalised.reshape(values.shape), ids
+        normalized = self.normalized(rows.repeat(count), values.ravel())
+        return normalized.reshape(values.shape), ids
 
 
 def _top(scores: _Scores, wanted: list[int]) -> list[Scored | None]:

@@ -8,7 +8,7 @@ from vivace.protocol.request import SamplingParams
 
 SAMPLED = 1
 """temperature > 0"""
-PENALISED = 2
+PENALIZED = 2
 BIASED = 4
 MINIMUM = 8
 """min_new_tokens masks stop ids"""
@@ -74,7 +74,7 @@ def _features(params: SamplingParams, greedy: bool, minimum: bool, biased: bool)
         or params.presence_penalty != 0.0
         or params.repetition_penalty != 1.0
     ):
-        features |= PENALISED
+        features |= PENALIZED
     if minimum:
         features |= MINIMUM
     if biased:

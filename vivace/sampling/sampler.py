@@ -22,7 +22,7 @@ from vivace.sampling.logprobs import score
 from vivace.sampling.rows import (
     BIASED,
     MINIMUM,
-    PENALISED,
+    PENALIZED,
     SAMPLED,
     SCORED,
     SamplingRows,
@@ -64,7 +64,7 @@ class Sampler:
         """`logits[n, V]` float32 (overwritten) of `rows[n]`; the token drawn stands at
         position history.known[row]."""
         asked = int(np.bitwise_or.reduce(columns.features[rows])) if len(rows) else 0
-        if asked & (PENALISED | MINIMUM | BIASED):
+        if asked & (PENALIZED | MINIMUM | BIASED):
             adjust(self._ops, logits, rows, columns, history)
         tokens, bad = self._ops.best(logits)
         draws = Draws(tokens=tokens, bad=bad)

@@ -38,7 +38,7 @@ class GenerateEvents:
         self._logprobs = NativeLogprobs(answer)
         """of the whole answer"""
         self._prompt = b""
-        self._learnt = False
+        self._learned = False
         self._retractions = 0
         self._cached = 0
         self._text = b""
@@ -81,11 +81,11 @@ class GenerateEvents:
 
     def quick(self, text: str, tokens: list[int], count: int) -> bytes | None:
         """The event of mere text; None before the first piece has shown what all have in common."""
-        return self._quick(text, tokens, count) if self._learnt else None
+        return self._quick(text, tokens, count) if self._learned else None
 
     def _differs_in_text_only(self, piece: RequestOutput) -> bool:
         return (
-            self._learnt
+            self._learned
             and piece.finish is None
             and piece.retractions == self._retractions
             and piece.cached_tokens == self._cached
@@ -112,4 +112,4 @@ class GenerateEvents:
         self._ids = encode(body["output_ids"])[1:-1]
         self._retractions = piece.retractions
         self._cached = piece.cached_tokens
-        self._learnt = True
+        self._learned = True

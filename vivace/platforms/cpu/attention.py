@@ -27,7 +27,7 @@ from vivace.platforms.cpu.attention_plan import (
     plan_window,
 )
 from vivace.platforms.cpu.dense_rows import DensePlan, DenseRows
-from vivace.platforms.cpu.ops import neighbours
+from vivace.platforms.cpu.ops import neighbors
 from vivace.platforms.ops.cache import store_kv
 
 
@@ -93,7 +93,7 @@ class CpuAttention:
         return out
 
     def _store(self, kv: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> None:
-        both = neighbours(k, v) if k.dtype == kv.dtype else None
+        both = neighbors(k, v) if k.dtype == kv.dtype else None
         if both is None:
             store_kv(k, v, kv[:, :, 0], kv[:, :, 1], slots)
         else:
@@ -123,7 +123,7 @@ class CpuAttention:
     ) -> Tensor:
         """One query for each of n rows over the dense copies: q[n, Hq, D] -> [n, Hq * D]."""
         kept_dtype = self._memory.layers[layer.index].dtype
-        both = neighbours(k, v)
+        both = neighbors(k, v)
         both = torch.cat((k, v), dim=1) if both is None else both
         copies = self._dense.copies(layer.index, plan, rounded(both, kept_dtype))
         keys, values = copies[:, 0, :, : plan.keys], copies[:, 1, :, : plan.keys]
@@ -180,7 +180,7 @@ def attend(
     """queries[a, b, n, D] over keys and values [a, b, L, D] -> [a, b, n, D].
 
     `mask` is added to the scores, `sinks` (the layer's, as they broadcast to [a, b, n, 1]) stand
-    beside them. The soft cap and sinks have no fused kernel and are spelt out.
+    beside them. The soft cap and sinks have no fused kernel and are spelled out.
     """
     if layer.soft_cap is None and sinks is None:
         return functional.scaled_dot_product_attention(

@@ -98,7 +98,7 @@ class NativeLinears:
         self._embed = {kind: kernels.operation(f"embed_{kind}", EMBED) for kind in BLOCKS}
 
     def pack(self, pieces: Sequence[Any]) -> PackedWeight:
-        """Rows of `pieces`, one below the other. Neighbours of one kind become one product.
+        """Rows of `pieces`, one below the other. Neighbors of one kind become one product.
         A packed weight is returned as it is: a head may share the embedding's.
 
         Raises ValueError for a type or width that no kernel takes.

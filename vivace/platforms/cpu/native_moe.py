@@ -77,7 +77,7 @@ class NativeMoe:
             experts,
             gate.top,
             gate.scoring == "sigmoid",
-            gate.renormalise,
+            gate.renormalize,
             gate.groups,
             gate.top_groups,
             gate.scale,

@@ -28,7 +28,7 @@ class NativeSampling:
         self._log_total = kernels.operation("log_total", "q" * 6)
         self._top = kernels.operation("top_logits", "q" * 7)
         self._not_finite = kernels.operation("not_finite", "q" * 5)
-        self._penalise = kernels.operation("penalise", "q" * 7)
+        self._penalize = kernels.operation("penalise", "q" * 7)
         self._ids = _Column(np.int64)
         self._flags = _Column(np.bool_)
         self._settings = _Column(np.float64)
@@ -54,7 +54,7 @@ class NativeSampling:
         self._draw(rows, *given, width, self._settings.pointer, self._ids.pointer)
         return tokens.copy()
 
-    def penalise(self, logits: Tensor, entries: np.ndarray, penalties: Penalties) -> None:
+    def penalize(self, logits: Tensor, entries: np.ndarray, penalties: Penalties) -> None:
         most, width, *given = table("penalise", logits)
         rows, history = len(penalties.frequency), penalties.tokens
         require(
@@ -74,7 +74,7 @@ class NativeSampling:
         settings[:, 4] = penalties.frequency
         settings[:, 5] = penalties.presence
         settings[:, 6] = penalties.repetition
-        self._penalise(
+        self._penalize(
             rows, *given, width, history.ctypes.data, history.shape[1], self._settings.pointer
         )
 

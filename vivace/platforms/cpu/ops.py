@@ -77,7 +77,7 @@ def silu_mul(x: Tensor, out: Tensor | None = None) -> Tensor:
 
 
 class CpuRotary:
-    """Rotation in four calls for q and k together, when they are neighbours in one buffer.
+    """Rotation in four calls for q and k together, when they are neighbors in one buffer.
 
     A table of full width (cos, cos, -sin, sin) is made once for each table of the model and kept:
     models have one or two.
@@ -94,7 +94,7 @@ class CpuRotary:
         width = cos_sin.shape[-1]
         table = torch.index_select(self._widened(cos_sin), 0, positions).unsqueeze(1)
         cos, sin = table[..., :width], table[..., width:]
-        both = neighbours(q, k)
+        both = neighbors(q, k)
         for x in (q, k) if both is None else (both,):
             _rotate(x if width == x.shape[-1] else x[..., :width], cos, sin)
         return q, k
@@ -114,7 +114,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> None:
     x.mul_(cos).addcmul_(turned, sin)
 
 
-def neighbours(first: Tensor, second: Tensor) -> Tensor | None:
+def neighbors(first: Tensor, second: Tensor) -> Tensor | None:
     """[T, Ha + Hb, D] when second[T, Hb, D] follows first[T, Ha, D] in each token's memory."""
     tokens, heads, size = first.shape
     strides = first.stride()

@@ -1,7 +1,7 @@
 """Mixtures of experts: which experts a token goes to, and linear layers with one weight for each.
 
 A token and one of its experts are a pair. Pairs are sorted by expert (`routes`), so that the
-rows of an expert are neighbours in every product.
+rows of an expert are neighbors in every product.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Gate:
     top: int
     """experts of a token"""
     scoring: Literal["softmax", "sigmoid"] = "softmax"
-    renormalise: bool = False
+    renormalize: bool = False
     """a token's weights sum to `scale`"""
     scale: float = 1.0
     groups: int = 1
@@ -58,7 +58,7 @@ def moe_gate(gate: Gate, logits: Tensor, bias: Tensor | None = None) -> tuple[Te
         choice = _of_best_groups(gate, choice, two=bias is not None)
     experts = _best(choice, gate.top)
     weights = scores.gather(-1, experts)
-    if gate.renormalise:
+    if gate.renormalize:
         weights = weights / (weights.sum(-1, keepdim=True) + NOTHING)
     return weights * gate.scale, experts
 

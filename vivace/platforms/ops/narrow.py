@@ -1,6 +1,6 @@
 """Products of GGUF's blocks with activations in int8: the slow twin of kernels/linear_narrow.inc.
 
-Every 32 neighbouring activations of a row become int8 with the scale max|x| / 127, as llama.cpp
+Every 32 neighboring activations of a row become int8 with the scale max|x| / 127, as llama.cpp
 does it (ggml-quants, block_q8_1). Kernels sum the integers exactly; here the rounded activations
 are floats again, so that results differ by the roundings of a sum in float32.
 """

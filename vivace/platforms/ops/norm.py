@@ -1,4 +1,4 @@
-"""Root mean square normalisation (Zhang and Sennrich, 2019), reduced in float32."""
+"""Root mean square normalization (Zhang and Sennrich, 2019), reduced in float32."""
 
 from __future__ import annotations
 

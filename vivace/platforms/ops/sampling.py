@@ -36,7 +36,7 @@ class Drawing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Penalties:
-    """What m rows are penalised for: arrays of [m], and the tokens of all rows."""
+    """What m rows are penalized for: arrays of [m], and the tokens of all rows."""
 
     rows: np.ndarray
     """int64: which rows of `tokens`"""
@@ -67,14 +67,14 @@ class SamplingOps(Protocol):
         """Token ids [m] int64 of the rows `entries[m]` of logits[n, V] float32.
 
         Probabilities are softmax(logits / temperature). Top-k, top-p and min-p all look at these
-        (nothing is renormalised in between, as in SGLang) and exclude a token when k tokens are
+        (nothing is renormalized in between, as in SGLang) and exclude a token when k tokens are
         more probable; when the more probable ones together have more than p; when it has less
         than min_p of the largest. Tokens that tie stay or go together. What is left is inverted in
         the order of ids: the first one whose cumulative probability exceeds uniform * total.
         """
         ...
 
-    def penalise(self, logits: Tensor, entries: np.ndarray, penalties: Penalties) -> None:
+    def penalize(self, logits: Tensor, entries: np.ndarray, penalties: Penalties) -> None:
         """Change, in place, the rows `entries[m]` of logits[n, V] float32.
 
         Tokens of the output: minus frequency * (how often) and presence. Then tokens of prompt or
@@ -110,13 +110,13 @@ class TorchSampling:
         cut(probabilities, drawing.top_k, drawing.top_p, drawing.min_p)
         return invert(probabilities, torch.from_numpy(drawing.uniform)).numpy()
 
-    def penalise(self, logits: Tensor, entries: np.ndarray, penalties: Penalties) -> None:
+    def penalize(self, logits: Tensor, entries: np.ndarray, penalties: Penalties) -> None:
         size = max(1, PENALTY_ELEMENTS // logits.shape[1])
         for first in range(0, len(entries), size):
             part = slice(first, first + size)
             index = torch.from_numpy(entries[part])
             chosen = logits.index_select(0, index)
-            logits.index_copy_(0, index, _penalised(chosen, penalties, part))
+            logits.index_copy_(0, index, _penalized(chosen, penalties, part))
 
     def log_totals(self, logits: Tensor, temperature: np.ndarray) -> np.ndarray:
         return (logits / torch.from_numpy(temperature).unsqueeze(1)).logsumexp(-1).numpy()
@@ -209,7 +209,7 @@ def _select(table: Tensor, rows: np.ndarray) -> Tensor:
     return table if len(rows) == table.shape[0] else table[torch.from_numpy(rows)]
 
 
-def _penalised(chosen: Tensor, penalties: Penalties, part: slice) -> Tensor:
+def _penalized(chosen: Tensor, penalties: Penalties, part: slice) -> Tensor:
     """chosen[m, V] after the penalties of this part of the rows."""
     prompt, vocabulary = penalties.prompt[part], chosen.shape[1]
     output = _counts(penalties, part, prompt, vocabulary)

@@ -14,7 +14,7 @@ from torch import Tensor
 from vivace.platforms.blocks import NARROWED
 
 NARROW_BLOCK = 32
-"""neighbouring activations of a row that share a scale"""
+"""neighboring activations of a row that share a scale"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class StoredBlocks:
     """uint8[rows, bytes of a row], C-contiguous; may be a read-only view of the mapped file"""
     columns: int
     narrow: bool = False
-    """activations become int8 for the product, BLOCK neighbours of a row with one scale"""
+    """activations become int8 for the product, BLOCK neighbors of a row with one scale"""
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -179,7 +179,7 @@ struct ByteSum {
 
 #endif
 
-// Sixteen sums of products of unsigned weights below 64 with int8, four neighbouring numbers of each
+// Sixteen sums of products of unsigned weights below 64 with int8, four neighboring numbers of each
 // column at a time. A run of `most(bits)` groups of weights of so many bits is exact; `total` ends it.
 #if defined(VV_DOT)
 

@@ -120,7 +120,7 @@ struct Layer {
     }
 };
 
-// What the int8 numbers of x stand for: 32 neighbours share a scale.
+// What the int8 numbers of x stand for: 32 neighbors share a scale.
 std::vector<float> narrowed(std::vector<float> x, int64_t stride, int64_t k) {
     for (size_t at = 0; at < x.size(); at += stride)
         for (int64_t b = 0; b < k; b += 32) {

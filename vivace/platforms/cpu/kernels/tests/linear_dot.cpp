@@ -4,13 +4,13 @@
 namespace check {
 namespace {
 
-struct Quantised {
+struct Quantized {
     int64_t n, k;
     std::vector<int8_t> weights;  // [n, k]
     std::vector<float> scales;
     std::vector<uint8_t> panels;
 
-    Quantised(Random& random, int64_t columns, int64_t depth) : n(columns), k(depth), scales(floats(random, columns)) {
+    Quantized(Random& random, int64_t columns, int64_t depth) : n(columns), k(depth), scales(floats(random, columns)) {
         weights.resize((size_t)(n * k));
         for (auto& w : weights) w = (int8_t)(random.below(256) - 128);
         for (int64_t i = 0; i < k; ++i) weights[i] = 127;  // the largest sums there are
@@ -35,7 +35,7 @@ float narrow(const float* x, int64_t k, std::vector<int64_t>& out) {
     return most / 127.0f;
 }
 
-bool multiply(Suite& suite, const Quantised& layer, Random& random, int64_t rows, bool biased) {
+bool multiply(Suite& suite, const Quantized& layer, Random& random, int64_t rows, bool biased) {
     const int64_t n = layer.n, k = layer.k, stride = k + 5, out_stride = n + 3;
     auto x = floats(random, rows * stride, 3);
     for (int64_t i = 0; i < k; ++i) x[i] = 2.5f;
@@ -63,11 +63,11 @@ bool multiply(Suite& suite, const Quantised& layer, Random& random, int64_t rows
 }  // namespace
 
 void linear_dot(Suite& suite) {
-    suite.op("pack_w8a8", [&](Random& random) { return Quantised(random, 37, 130).pack(suite); });
+    suite.op("pack_w8a8", [&](Random& random) { return Quantized(random, 37, 130).pack(suite); });
     suite.op("linear_w8a8", [&](Random& random) {
         for (int64_t k : {2, 66, 1536})
             for (int64_t n : {16, 200}) {
-                Quantised layer(random, n, k);
+                Quantized layer(random, n, k);
                 if (!layer.pack(suite)) return false;
                 for (int64_t rows : {1, 2, 5, 12, 13, 29, 100})
                     if (!multiply(suite, layer, random, rows, rows % 2)) return false;

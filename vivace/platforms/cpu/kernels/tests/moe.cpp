@@ -7,7 +7,7 @@ namespace check {
 namespace {
 
 struct Gate {
-    int64_t experts, top, sigmoid, renormalise, groups, top_groups;
+    int64_t experts, top, sigmoid, renormalize, groups, top_groups;
     double scale;
 };
 
@@ -66,7 +66,7 @@ void choose(const Gate& gate, const float* x, const float* bias, std::vector<int
     for (int64_t expert : best) {
         chosen.push_back(expert);
         weights.push_back(gate.scale *
-                          (gate.renormalise ? scores[expert] / (total + 1e-20) : scores[expert]));
+                          (gate.renormalize ? scores[expert] / (total + 1e-20) : scores[expert]));
     }
 }
 
@@ -87,7 +87,7 @@ bool moe_gate(Suite& suite, Random& random, const Gate& gate, int64_t rows, bool
     Words words;
     words.add(rows).add(x).add(stride).add(biased ? bias.data() : nullptr);
     words.add(weights).add(chosen).add(gate.experts);
-    words.add(gate.top).add(gate.sigmoid).add(gate.renormalise);
+    words.add(gate.top).add(gate.sigmoid).add(gate.renormalize);
     words.add(gate.groups).add(gate.top_groups).add(gate.scale);
     if (!suite.run("moe_gate", words, reset, [&] { return bytes_of(chosen); })) return false;
     for (int64_t r = 0; r < rows; ++r)

@@ -264,7 +264,7 @@ struct Penalty {
 };
 
 // The rounding of every step is given, so bits are.
-void penalise(float* x, int64_t n, const int32_t* tokens, const Penalty& p) {
+void penalize(float* x, int64_t n, const int32_t* tokens, const Penalty& p) {
     std::vector<int> seen((size_t)n, 0), written((size_t)n, 0);
     for (int64_t i = 0; i < (int64_t)p.known; ++i) {
         const int64_t id = std::min<int64_t>(std::max(tokens[i], 0), n - 1);
@@ -277,7 +277,7 @@ void penalise(float* x, int64_t n, const int32_t* tokens, const Penalty& p) {
     }
 }
 
-bool penalise(Suite& suite, Random& random, int64_t n) {
+bool penalize(Suite& suite, Random& random, int64_t n) {
     const int64_t rows = 6, history = 41;
     Table before(random, 2 * rows, n, 5, 0.1), table = before;
     std::vector<int32_t> tokens;
@@ -298,7 +298,7 @@ bool penalise(Suite& suite, Random& random, int64_t n) {
     };
     if (!suite.run("penalise", words, reset, [&] { return bytes_of(table.numbers); })) return false;
     for (const Penalty& p : list)
-        penalise(before.row((int64_t)p.entry), n, &tokens[(int64_t)p.row * history], p);
+        penalize(before.row((int64_t)p.entry), n, &tokens[(int64_t)p.row * history], p);
     return bytes_of(table.numbers) == bytes_of(before.numbers);
 }
 
@@ -349,7 +349,7 @@ void sampling(Suite& suite) {
     suite.op("penalise", [&](Random& random) {
         for (int64_t n : WIDTHS)
             for (int times = 0; times < 4; ++times)
-                if (!penalise(suite, random, n)) return false;
+                if (!penalize(suite, random, n)) return false;
         return true;
     });
 }
