@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from vivace.deploy.case import Case
 from vivace.deploy.from_script.script import import_scripts
 from vivace.deploy.load_case import Overrides, build_case, open_files
 from vivace.deploy.memory import buffers
@@ -18,7 +19,6 @@ from vivace.deploy.memory.plan import plan_role
 from vivace.deploy.memory.windows import windows
 from vivace.deploy.render.process import processes_of
 from vivace.deploy.render.shell import render_shell
-from vivace.deploy.rules.case import Case
 from vivace.deploy.rules.judge import judge
 from vivace.deploy.suggest import suggest
 

@@ -16,10 +16,10 @@ from deployments import mixed, separated
 from vivace.deploy.catalogue.hardware import find_device
 from vivace.deploy.command import main
 from vivace.deploy.from_script.script import import_scripts
+from vivace.deploy.quoting import quoted
 from vivace.deploy.render.compose import render_compose
 from vivace.deploy.render.kubernetes import render_kubernetes
 from vivace.deploy.render.process import processes_of
-from vivace.deploy.render.quoting import quoted
 from vivace.deploy.render.ray import render_ray
 from vivace.deploy.render.shell import render_shell
 from vivace.deploy.render.systemd import render_systemd

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from vivace.deploy.case import Case
 from vivace.deploy.from_script.flags import Remark
 from vivace.deploy.load_case import LoadedDeployment, Overrides, build_case
-from vivace.deploy.rules.case import Case
 from vivace.deploy.rules.judge import Finding, judge, rule_named
 from vivace.deploy.schema.files import deployment_of
 

@@ -6,6 +6,7 @@ import argparse
 import os
 from collections.abc import Sequence
 
+from vivace.deploy.case import Case
 from vivace.deploy.files import write
 from vivace.deploy.load_case import (
     SPECS,
@@ -15,8 +16,8 @@ from vivace.deploy.load_case import (
     open_command,
     open_files,
 )
-from vivace.deploy.rules.case import Case
 from vivace.deploy.rules.judge import RULES, CheckResult, judge, rule_named
+from vivace.deploy.rules.rule import Rule
 from vivace.errors import CANNOT_START, CannotStart
 from vivace.wrapping import print_wrapped
 
@@ -117,10 +118,8 @@ def load_deployment(files: Sequence[str], command: list[str] | None) -> LoadedDe
 
 
 def print_rules(name: str | None) -> int:
-    from vivace.deploy.report.rules import explained, listed
-
     if name is None:
-        print(listed(RULES))
+        print(rule_list(RULES))
         return 0
     rule = rule_named(name)
     if rule is None:
@@ -128,8 +127,21 @@ def print_rules(name: str | None) -> int:
 
         near = nearest(name, [each.name for each in RULES]) or "; --rules lists them"
         raise CannotStart(f"unknown rule {name!r}{near}")
-    print(explained(rule))
+    print(rule_text(rule))
     return 0
+
+
+def rule_list(rules: Sequence[Rule]) -> str:
+    width = max(len(rule.name) for rule in rules)
+    return "\n".join(f"{rule.severity:8} {rule.name:{width}}  {rule.title}" for rule in rules)
+
+
+def rule_text(rule: Rule) -> str:
+    lines = [f"{rule.name} ({rule.severity}): {rule.title}.", ""]
+    lines += [rule.explanation] if rule.explanation else []
+    if rule.needs:
+        lines.append(f"It needs to know: {', '.join(rule.needs)}.")
+    return "\n".join([*lines, f"Source: {rule.source}."])
 
 
 def print_report(case: Case, verdict: CheckResult, chosen: argparse.Namespace) -> None:

@@ -8,6 +8,7 @@ import msgspec
 
 from vivace.config.process_environment import process_environment
 from vivace.config.values import nearest
+from vivace.deploy.case import Case
 from vivace.deploy.catalogue.architecture import Architecture
 from vivace.deploy.catalogue.hardware import Device, devices, find_device, measured
 from vivace.deploy.catalogue.models import (
@@ -19,9 +20,8 @@ from vivace.deploy.catalogue.models import (
 )
 from vivace.deploy.files import PathName, below, beside, home, is_file
 from vivace.deploy.from_script.flags import Remark
-from vivace.deploy.rules.case import Case
-from vivace.deploy.rules.target import target_of
 from vivace.deploy.schema.deployment import Deployment, DeploymentError, Hardware, Model, Workload
+from vivace.deploy.target import target_of
 
 SPECS = (".yaml", ".yml")
 

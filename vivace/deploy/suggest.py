@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from vivace.deploy.case import Case
 from vivace.deploy.memory import buffers
 from vivace.deploy.memory.plan import MemoryPlan, plan_role
 from vivace.deploy.memory.windows import windows
-from vivace.deploy.rules.case import Case
 from vivace.deploy.rules.memory import fraction_for
-from vivace.deploy.rules.server import DISPATCH, ServerPlan
+from vivace.deploy.server_plan import DISPATCH, ServerPlan
 
 ENDLESS = 1 << 20
 SPECULATIVE_STEPS = ((8, 1), (32, 2), (64, 4), (256, 8), (ENDLESS, 16))

@@ -19,7 +19,7 @@ from vivace.deploy.from_script.roles import (
     value_of,
     without,
 )
-from vivace.deploy.render.quoting import quoted
+from vivace.deploy.quoting import quoted
 from vivace.deploy.schema.deployment import Benchmark, Deployment, Model, Role
 from vivace.deploy.shell.reader import MAX_BYTES, ScriptError
 from vivace.deploy.shell.state import Launch

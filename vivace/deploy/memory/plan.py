@@ -6,13 +6,13 @@ from typing import Literal
 
 import msgspec
 
+from vivace.deploy.case import Case, RequestLoad
 from vivace.deploy.catalogue.architecture import Architecture
 from vivace.deploy.catalogue.hardware import GIB, Device
 from vivace.deploy.memory import buffers
 from vivace.deploy.memory.weights import PRECISIONS, precision_name, weights
 from vivace.deploy.memory.windows import CHUNK, prefill_tokens
-from vivace.deploy.rules.case import Case, RequestLoad
-from vivace.deploy.rules.server import ServerPlan
+from vivace.deploy.server_plan import ServerPlan
 
 MIB = 1 << 20
 PAGE = 128

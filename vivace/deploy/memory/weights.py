@@ -7,7 +7,7 @@ import re
 import msgspec
 
 from vivace.deploy.catalogue.architecture import Architecture
-from vivace.deploy.rules.server import ALL_TO_ALL, Parallelism, ServerPlan
+from vivace.deploy.server_plan import ALL_TO_ALL, Parallelism, ServerPlan
 
 
 class Precision(msgspec.Struct, frozen=True):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
+from vivace.deploy.case import RequestLoad
 from vivace.deploy.catalogue.architecture import Architecture
 from vivace.deploy.memory import buffers
-from vivace.deploy.rules.case import RequestLoad
-from vivace.deploy.rules.server import ServerPlan
+from vivace.deploy.server_plan import ServerPlan
 
 ROUND = "DEEPEP_NORMAL_LONG_SEQ_ROUND"
 PER_ROUND = "DEEPEP_NORMAL_LONG_SEQ_PER_ROUND_TOKENS"

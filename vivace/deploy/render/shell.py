@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from vivace.deploy.quoting import command_lines, quoted
 from vivace.deploy.render.process import Process, processes_of
-from vivace.deploy.render.quoting import command_lines, quoted
 from vivace.deploy.schema.deployment import Deployment
 
 WARNING = "Written by `vivace deploy render`: change the deployment file instead."

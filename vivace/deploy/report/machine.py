@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
+from vivace.deploy.case import Case
 from vivace.deploy.memory.plan import MemoryPlan
-from vivace.deploy.rules.case import Case
 from vivace.deploy.rules.judge import CheckResult
 from vivace.deploy.rules.memory import plans
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from html import escape
 
+from vivace.deploy.case import Case
 from vivace.deploy.catalogue.hardware import GIB
 from vivace.deploy.memory.plan import MemoryPlan
 from vivace.deploy.report.terminal import headline, held_text, skipped_lines
 from vivace.deploy.report.topology import topology
-from vivace.deploy.rules.case import Case
 from vivace.deploy.rules.judge import CheckResult, Finding
 from vivace.deploy.rules.memory import plans
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 
+from vivace.deploy.case import Case
 from vivace.deploy.catalogue.hardware import GIB
 from vivace.deploy.memory.plan import MemoryPlan
-from vivace.deploy.rules.case import Case
 from vivace.deploy.rules.judge import CheckResult, Finding
 from vivace.deploy.rules.memory import fraction_for, plans
 from vivace.deploy.rules.rule import Severity

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from html import escape
 
-from vivace.deploy.rules.case import Case
-from vivace.deploy.rules.server import ServerPlan
+from vivace.deploy.case import Case
+from vivace.deploy.server_plan import ServerPlan
 
 WIDTH = 960
 DIE, GAP, NODE_GAP, TITLE, ROW = 15, 3, 14, 22, 46

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from vivace.deploy.rules.case import DEFAULT_PORT, Case
+from vivace.deploy.case import DEFAULT_PORT, Case
 from vivace.deploy.rules.rule import Issue, case_rule, server_rule
-from vivace.deploy.rules.server import ServerPlan
+from vivace.deploy.server_plan import ServerPlan
 
 PAGE = "the published configurations"
 PD = "SGLang's disaggregation: handshake and router"

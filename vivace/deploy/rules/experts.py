@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from vivace.deploy.case import Case
 from vivace.deploy.memory import buffers
 from vivace.deploy.memory.windows import PER_ROUND, ROUND, prefill_tokens, rounds_of, windows
-from vivace.deploy.rules.case import Case
 from vivace.deploy.rules.rule import Issue, server_rule
-from vivace.deploy.rules.server import DISPATCH, ServerPlan
+from vivace.deploy.server_plan import DISPATCH, ServerPlan
 
 GUIDE = "Ascend parameter guide"
 FITTED = "fitted to the published configurations, six of them exactly"

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from vivace.config.errors import ConfigError
 from vivace.config.sglang import RETIRED, VALUES
 from vivace.config.values import checked, nearest
+from vivace.deploy.case import Case
 from vivace.deploy.from_script.flags import option_named, server_options
-from vivace.deploy.rules.case import Case
 from vivace.deploy.rules.rule import Issue, case_rule, server_rule
-from vivace.deploy.rules.server import ServerPlan
-from vivace.deploy.rules.target import (
+from vivace.deploy.server_plan import ServerPlan
+from vivace.deploy.target import (
     LATEST,
     VALUE_VERSIONS,
     VERSIONS,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from vivace.deploy.case import Case
 from vivace.deploy.catalogue.architecture import Architecture
 from vivace.deploy.memory.weights import PRECISIONS, Precision, precision_name
-from vivace.deploy.rules.case import Case
 from vivace.deploy.rules.rule import Issue, case_rule, server_rule
-from vivace.deploy.rules.server import DECODES, PREFILLS, ServerPlan
 from vivace.deploy.schema.deployment import Targets, Workload
+from vivace.deploy.server_plan import DECODES, PREFILLS, ServerPlan
 
 ROOFLINE = "the device's peak rates: no program is faster"
 WEIGHTS = ("model", "device")

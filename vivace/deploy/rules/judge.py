@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from vivace.deploy.case import Case
 from vivace.deploy.rules import (
     disaggregation,
     environment,
@@ -21,7 +22,6 @@ from vivace.deploy.rules import (
     rewrites,
     speculative,
 )
-from vivace.deploy.rules.case import Case
 from vivace.deploy.rules.rule import SEVERITIES, Issue, Rule, Severity
 
 MODULES = (flags, platform_flags, refused, parallelism, experts, speculative, disaggregation,

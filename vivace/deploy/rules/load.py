@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vivace.deploy.rules.case import DEFAULT_PORT, Case
+from vivace.deploy.case import DEFAULT_PORT, Case
 from vivace.deploy.rules.rule import Issue, case_rule, server_rule
-from vivace.deploy.rules.server import DECODES, ServerPlan
 from vivace.deploy.schema.deployment import Lengths, longest
+from vivace.deploy.server_plan import DECODES, ServerPlan
 
 ARGS = "SGLang's server_args.py"
 BENCH = "bench_serving"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from vivace.deploy.case import Case
 from vivace.deploy.catalogue.hardware import GIB
 from vivace.deploy.memory.plan import MemoryPlan, plan_role
-from vivace.deploy.rules.case import Case
 from vivace.deploy.rules.rule import Issue, server_rule
-from vivace.deploy.rules.server import ServerPlan
+from vivace.deploy.server_plan import ServerPlan
 
 SOURCE = "computed: vivace check --memory shows the parts"
 

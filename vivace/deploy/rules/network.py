@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vivace.deploy.rules.case import Case
+from vivace.deploy.case import Case
 from vivace.deploy.rules.environment import ADDRESS, GUIDE, variables
 from vivace.deploy.rules.rule import Issue, case_rule, server_rule
-from vivace.deploy.rules.server import ServerPlan
+from vivace.deploy.server_plan import ServerPlan
 
 INTERFACES = ("HCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 STORE = "ASCEND_MF_STORE_URL"

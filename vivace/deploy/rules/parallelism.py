@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from vivace.deploy.case import Case
 from vivace.deploy.catalogue.architecture import GroupedAttention
-from vivace.deploy.rules.case import Case
 from vivace.deploy.rules.rule import Issue, case_rule, server_rule
-from vivace.deploy.rules.server import ServerPlan
+from vivace.deploy.server_plan import ServerPlan
 
 ARGS = "SGLang's server_args.py"
 CONFIG = "the model's config.json"

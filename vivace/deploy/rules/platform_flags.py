@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from vivace.deploy.case import Case
 from vivace.deploy.from_script.flags import option_named
 from vivace.deploy.rules import ascend
-from vivace.deploy.rules.case import Case
 from vivace.deploy.rules.flags import INVENTORY, long_flags, placeholder
 from vivace.deploy.rules.rule import Issue, server_rule
-from vivace.deploy.rules.server import ServerPlan
-from vivace.deploy.rules.target import OURS
+from vivace.deploy.server_plan import ServerPlan
+from vivace.deploy.target import OURS
 
 FEATURES = "Support Features on Ascend NPU"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from vivace.deploy.rules.case import Case
+from vivace.deploy.case import Case
 from vivace.deploy.rules.rule import Issue, Rule, ServerCheck, server_rule
-from vivace.deploy.rules.server import ServerPlan
+from vivace.deploy.server_plan import ServerPlan
 
 ARGS = "SGLang's server_args.py, 0.5.10"
 PAGE_ON_ASCEND = 128

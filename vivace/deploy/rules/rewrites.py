@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from vivace.deploy.case import Case
 from vivace.deploy.catalogue.architecture import LatentAttention
 from vivace.deploy.memory.plan import graph_default
-from vivace.deploy.rules.case import Case
 from vivace.deploy.rules.rule import Issue, Rule, ServerCheck, server_rule
-from vivace.deploy.rules.server import ServerPlan
+from vivace.deploy.server_plan import ServerPlan
 
 ARGS = "SGLang's server_args.py, 0.5.10"
 

@@ -7,9 +7,9 @@ from typing import Literal
 
 import msgspec
 
-from vivace.deploy.rules.case import Case
-from vivace.deploy.rules.server import ServerPlan
+from vivace.deploy.case import Case
 from vivace.deploy.schema.deployment import Kind
+from vivace.deploy.server_plan import ServerPlan
 
 Severity = Literal["error", "warning", "note", "doc"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note", "doc")

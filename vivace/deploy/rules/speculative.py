@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vivace.deploy.rules.case import Case
+from vivace.deploy.case import Case
 from vivace.deploy.rules.rule import Issue, server_rule
-from vivace.deploy.rules.server import ServerPlan
+from vivace.deploy.server_plan import ServerPlan
 
 ARGS = "SGLang's server_args.py"
 GUIDE = "Ascend parameter guide"

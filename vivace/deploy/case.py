@@ -11,10 +11,10 @@ import msgspec
 from vivace.deploy.catalogue.architecture import Architecture
 from vivace.deploy.catalogue.hardware import Device
 from vivace.deploy.from_script.flags import Remark
-from vivace.deploy.rules.server import ServerPlan
-from vivace.deploy.rules.target import Target
 from vivace.deploy.schema.deployment import Benchmark, Deployment, longest
 from vivace.deploy.schema.nodes import nodes_of
+from vivace.deploy.server_plan import ServerPlan
+from vivace.deploy.target import Target
 
 DEFAULT_PORT = 30000
 
