@@ -26,6 +26,10 @@ PLATFORM = PlatformFacts(
     cores=4,
     dtypes=("float32", "bfloat16"),
     page_sizes=(16, 1),
+    cpu_kernels=True,
+    overlap=False,
+    chunked_prefill_size=1024,
+    max_running_requests=256,
 )
 
 

@@ -16,8 +16,8 @@ from vivace.errors import CannotStart
 from vivace.platforms.cpu.graphs import CpuGraphs
 from vivace.platforms.cpu.native import ALIGNMENT, Arena, Kernels, NoKernels
 from vivace.platforms.cpu.native_table import native_ops
+from vivace.platforms.errors import CaptureError
 from vivace.platforms.ops.table import Ops
-from vivace.platforms.platform import CaptureError
 
 ROWS, WIDTH, VOCABULARY = 12, 96, 50
 

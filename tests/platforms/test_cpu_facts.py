@@ -10,8 +10,8 @@ import sys
 import pytest
 
 from vivace.platforms.cpu import facts
+from vivace.platforms.errors import PlatformError
 from vivace.platforms.platform import (
-    PlatformError,
     PlatformFacts,
     PlatformSettings,
     detect,
@@ -151,6 +151,10 @@ def test_detect_describes_this_machine():
         cores=found.cores,
         features=found.features,
         dtypes=found.dtypes,
+        cpu_kernels=True,
+        overlap=False,
+        chunked_prefill_size=1024,
+        max_running_requests=256,
     )
     assert found.memory_bytes >= found.available_bytes > 0
     assert set(found.dtypes) == {"float32", "bfloat16", "float16"}

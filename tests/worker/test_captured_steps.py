@@ -8,7 +8,7 @@ import torch
 from prompt_parts import rows_of
 from toy_model import VOCABULARY, Driver, ToyModel, skip_unbuilt, toy_worker
 
-from vivace.platforms.platform import CaptureError
+from vivace.platforms.errors import CaptureError
 from vivace.protocol.request import LogprobOptions
 from vivace.worker.build import Captures
 

@@ -5,18 +5,15 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from vivace.config.config import ConfigError, Options, all_options, value_of
+from vivace.config.config import ConfigError, Options, ResolveContext, all_options, value_of
 from vivace.config.environment import switched_on
 from vivace.config.option import Kind, Option
 from vivace.config.reading import size_text
 from vivace.config.rules import why_float_activations
 from vivace.config.sglang import RETIRED_SPELLING
 from vivace.platforms.blocks import KEPT, PLAIN
-
-if TYPE_CHECKING:
-    from vivace.config.resolution import ResolveContext
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 INT8 = ("w8a8_int8", "w8a16")
@@ -70,19 +67,19 @@ DEFAULT_PORTS = {"http": "80", "https": "443"}
 LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 
 
-def availability(options: Options, around: ResolveContext) -> list[str]:
+def availability(options: Options, context: ResolveContext) -> list[str]:
     """Stops at an option that is not available here; tells which have no effect."""
     notices: list[str] = []
     for option in all_options():
         value = value_of(options, option)
         if value == option.default or value in option.trivial:
             continue
-        state = option.state(around.platform.name, value)
+        state = option.state(context.platform.name, value)
         if state.kind is Kind.NOT_AVAILABLE:
             shown = "" if option.shape == "bool" else f" {value}"
             raise ConfigError(
                 f"{option.flag}{shown}{typed_as(options, option)} is {state.text()} "
-                f"(device {around.platform.name}; see `vivace flags {option.flag[2:]}`)"
+                f"(device {context.platform.name}; see `vivace flags {option.flag[2:]}`)"
             )
         if state.kind is Kind.NO_EFFECT:
             notices.append(f"{option.flag} has {state.text()}")
@@ -97,11 +94,11 @@ def typed_as(options: Options, option: Option) -> str:
     return ""
 
 
-def of_the_model(options: Options, around: ResolveContext) -> list[str]:
-    return list(around.facts.notices)
+def of_the_model(options: Options, context: ResolveContext) -> list[str]:
+    return list(context.facts.notices)
 
 
-def ranges(options: Options, around: ResolveContext) -> list[str]:
+def ranges(options: Options, context: ResolveContext) -> list[str]:
     for option in all_options():
         value = value_of(options, option)
         if option.name not in RANGES or value is None:
@@ -120,7 +117,7 @@ def ranges(options: Options, around: ResolveContext) -> list[str]:
     return []
 
 
-def names(options: Options, around: ResolveContext) -> list[str]:
+def names(options: Options, context: ResolveContext) -> list[str]:
     name = options.model.served_model_name
     if name is not None and (":" in name or not name):
         raise ConfigError(
@@ -140,8 +137,8 @@ def names(options: Options, around: ResolveContext) -> list[str]:
     return []
 
 
-def context_length(options: Options, around: ResolveContext) -> list[str]:
-    asked, limit = options.model.context_length, around.facts.context
+def context_length(options: Options, context: ResolveContext) -> list[str]:
+    asked, limit = options.model.context_length, context.facts.context
     if asked is None or asked <= limit:
         return []
     if not switched_on(options.environment, LONGER):
@@ -152,9 +149,9 @@ def context_length(options: Options, around: ResolveContext) -> list[str]:
     return [f"--context-length {asked} is above the model's {limit}: answers may degrade"]
 
 
-def chunk_and_page(options: Options, around: ResolveContext) -> list[str]:
+def chunk_and_page(options: Options, context: ResolveContext) -> list[str]:
     chunk, page = options.schedule.chunked_prefill_size, options.memory.page_size
-    page = page or around.platform.page_sizes[0]
+    page = page or context.platform.page_sizes[0]
     if chunk is not None and chunk > 0 and chunk % page and options.memory.page_size is not None:
         raise ConfigError(
             f"--chunked-prefill-size {chunk} is no multiple of --page-size {page}; "
@@ -163,7 +160,7 @@ def chunk_and_page(options: Options, around: ResolveContext) -> list[str]:
     return []
 
 
-def priorities(options: Options, around: ResolveContext) -> list[str]:
+def priorities(options: Options, context: ResolveContext) -> list[str]:
     schedule = options.schedule
     if schedule.enable_priority_scheduling and schedule.schedule_policy not in (
         "fcfs",
@@ -177,7 +174,7 @@ def priorities(options: Options, around: ResolveContext) -> list[str]:
     return []
 
 
-def exposure(options: Options, around: ResolveContext) -> list[str]:
+def exposure(options: Options, context: ResolveContext) -> list[str]:
     """A server that others can reach needs a key, or somebody who says that it needs none."""
     http = options.http
     if loopback(http.host) or http.keys:
@@ -190,7 +187,7 @@ def exposure(options: Options, around: ResolveContext) -> list[str]:
     return [f"--insecure: everybody who reaches {http.host} may use this server without a key"]
 
 
-def origins(options: Options, around: ResolveContext) -> list[str]:
+def origins(options: Options, context: ResolveContext) -> list[str]:
     """--allowed-origins: scheme, name and port, as browsers write them."""
     for origin in options.http.allowed_origins or ():
         if origin != "*" and (reason := why_no_origin(origin)):
@@ -207,7 +204,7 @@ def why_no_origin(text: str) -> str | None:
     return "ports go up to 65535" if int(parts[3] or 0) > 65535 else None
 
 
-def hosts(options: Options, around: ResolveContext) -> list[str]:
+def hosts(options: Options, context: ResolveContext) -> list[str]:
     """--allowed-hosts: names alone, to which a Host header without its port is compared."""
     for host in options.http.allowed_hosts or ():
         if host != "*" and not is_name(host):
@@ -237,11 +234,11 @@ def loopback(host: str) -> bool:
         return False
 
 
-def formats(options: Options, around: ResolveContext) -> list[str]:
+def formats(options: Options, context: ResolveContext) -> list[str]:
     asked = options.quantization.quantization
-    if asked == "gguf" and around.source.format != "gguf":
+    if asked == "gguf" and context.source.format != "gguf":
         raise ConfigError(
-            f"--quantization gguf: {around.source.path} is a {around.source.format} model"
+            f"--quantization gguf: {context.source.path} is a {context.source.format} model"
         )
     if asked not in INT8:
         return []
@@ -256,16 +253,16 @@ def formats(options: Options, around: ResolveContext) -> list[str]:
     ]
 
 
-def activations(options: Options, around: ResolveContext) -> list[str]:
+def activations(options: Options, context: ResolveContext) -> list[str]:
     """After the rules."""
     if options.quantization.activation_dtype == "int8":
-        reason = why_float_activations(options, around)
+        reason = why_float_activations(options, context)
         if reason is not None:
             raise ConfigError(f"--activation-dtype int8: {reason}; leave it out")
     return []
 
 
-def decoded(options: Options, around: ResolveContext) -> list[str]:
+def decoded(options: Options, context: ResolveContext) -> list[str]:
     """After the rules: blocks of a GGUF file that take more memory than in the file."""
     torch, dtype = options.runtime.disable_cpu_kernels, options.model.dtype
     if options.quantization.quantization in INT8:
@@ -274,7 +271,7 @@ def decoded(options: Options, around: ResolveContext) -> list[str]:
     return [
         f"{stored.kind.upper()} matrices, {size_text(stored.nbytes)} in the file, are decoded to "
         f"{dtype} and take {size_text(stored.numbers * ELEMENT_BYTES[dtype])}: {reads}"
-        for stored in around.source.stored
+        for stored in context.source.stored
         if stored.kind not in PLAIN and (torch or stored.kind not in KEPT)
     ]
 
@@ -283,12 +280,12 @@ def names_of(kinds: Iterable[str]) -> str:
     return ", ".join(kinds).upper()
 
 
-def computable(options: Options, around: ResolveContext) -> list[str]:
+def computable(options: Options, context: ResolveContext) -> list[str]:
     """After the rules: types that this device computes and stores in."""
-    dtype, usable = options.model.dtype, around.platform.dtypes
+    dtype, usable = options.model.dtype, context.platform.dtypes
     if dtype not in usable:
         raise ConfigError(
-            f"--dtype {dtype} cannot be used on this {around.platform.name}; "
+            f"--dtype {dtype} cannot be used on this {context.platform.name}; "
             f"use {' or '.join(usable)}"
         )
     kept = options.memory.kv_cache_dtype
@@ -306,7 +303,7 @@ def computable(options: Options, around: ResolveContext) -> list[str]:
     return []
 
 
-def idle(options: Options, around: ResolveContext) -> list[str]:
+def idle(options: Options, context: ResolveContext) -> list[str]:
     """After the rules: what was asked for and does nothing beside the rest."""
     known, notices = {option.name: option for option in all_options()}, []
     for name, switch in NEEDED.items():
@@ -326,14 +323,14 @@ def idle(options: Options, around: ResolveContext) -> list[str]:
     return notices
 
 
-def retractions(options: Options, around: ResolveContext) -> list[str]:
+def retractions(options: Options, context: ResolveContext) -> list[str]:
     if switched_on(options.environment, "SGLANG_TEST_RETRACT"):
         return ["SGLANG_TEST_RETRACT: sequences are retracted regularly, for tests"]
     return []
 
 
-def threads(options: Options, around: ResolveContext) -> list[str]:
-    wanted, cores = options.runtime.cpu_threads, around.platform.cores
+def threads(options: Options, context: ResolveContext) -> list[str]:
+    wanted, cores = options.runtime.cpu_threads, context.platform.cores
     if wanted is None or wanted <= cores:
         return []
     words = "1 core" if cores == 1 else f"{cores} cores"

@@ -12,14 +12,12 @@ from vivace.config.config import ConfigError, all_options
 from vivace.config.elsewhere import ELSEWHERE
 from vivace.config.help import help_text
 from vivace.config.known_flags import NEWER
-from vivace.config.option import Option
+from vivace.config.option import DEFAULT_PLATFORM, Option
 from vivace.config.values import checked, nearest
 
 HELP = frozenset({"-h", "--help"})
 HELP_ALL = "--help-all"
 OWN = (*HELP, HELP_ALL, "--config")
-DEVICE = "cpu"
-"""the only platform of this version"""
 NUMBER = re.compile(r"-(\d|\.\d)")
 
 
@@ -33,7 +31,7 @@ class Parser(argparse.ArgumentParser):
 def values_of(words: Sequence[str], program: str) -> dict[str, Any]:
     """Option name -> value for what was typed. --help and --help-all print and exit."""
     if HELP_ALL in words or HELP.intersection(words):
-        print(help_text(program, DEVICE, everything=HELP_ALL in words), end="")
+        print(help_text(program, DEFAULT_PLATFORM, everything=HELP_ALL in words), end="")
         raise SystemExit(0)
     refuse_unknown(words)
     found, stray = build_parser(program).parse_known_args(words)

@@ -78,6 +78,15 @@ class Config(Slices):
     """plans in flight"""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ResolveContext:
+    """What checks and rules may look at besides the options."""
+
+    source: ModelSource
+    facts: ModelFacts
+    platform: PlatformFacts
+
+
 @cache
 def all_options() -> tuple[Option, ...]:
     """Every option, slice by slice, in declared order."""
@@ -106,6 +115,7 @@ __all__ = [
     "Config",
     "ConfigError",
     "Options",
+    "ResolveContext",
     "Rewrite",
     "Slices",
     "all_options",

@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 
-from vivace.config.option import PLATFORMS
+from vivace.config.option import DEFAULT_PLATFORM, PLATFORMS
 from vivace.config.table import FlagRow, flag_table, render_text
 from vivace.wrapping import print_wrapped
 
@@ -17,7 +17,7 @@ def main(words: list[str]) -> int:
     """0; 1 when no flag is what was asked for."""
     chosen = parsed(words)
     search = chosen.search or chosen.text
-    works = (chosen.platform or "cpu") if chosen.works else None
+    works = (chosen.platform or DEFAULT_PLATFORM) if chosen.works else None
     rows = list(flag_table(chosen.platform, search, works))
     if not rows:
         limits = [f"mentions {search!r}"] if search else []

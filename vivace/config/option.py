@@ -15,6 +15,8 @@ from enum import Enum
 from typing import Any
 
 PLATFORMS = ("cpu", "cuda", "npu")
+"""that options have states for; the first is the default"""
+DEFAULT_PLATFORM = PLATFORMS[0]
 KEY = "option"
 
 
@@ -52,6 +54,8 @@ def not_available(why: str, instead: str = "leave it out") -> State:
 
 NO_CUDA = not_available("this version has no CUDA platform", "use --device cpu")
 NO_NPU = not_available("this version has no Ascend platform", "use --device cpu")
+ABSENT = {"cuda": NO_CUDA, "npu": NO_NPU}
+"""platforms on which no option works"""
 
 
 @dataclass(frozen=True, kw_only=True)

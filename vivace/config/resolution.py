@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from vivace.checkpoint.source import ModelSource
@@ -12,6 +11,7 @@ from vivace.config.checks import CHECKS, FINAL_CHECKS
 from vivace.config.config import (
     Config,
     Options,
+    ResolveContext,
     Rewrite,
     Slices,
     all_options,
@@ -21,16 +21,6 @@ from vivace.config.config import (
 from vivace.config.rules import RULES
 from vivace.models.facts import ModelFacts
 from vivace.platforms.platform import PlatformFacts
-
-
-@dataclass(frozen=True, kw_only=True)
-class ResolveContext:
-    """What rules may look at besides the options."""
-
-    source: ModelSource
-    facts: ModelFacts
-    platform: PlatformFacts
-
 
 NO_WISH = (None, "auto")
 """values that leave the choice to us"""
@@ -43,16 +33,16 @@ def resolve(
     options: Options, source: ModelSource, facts: ModelFacts, platform: PlatformFacts
 ) -> Config:
     """Settle every setting. Raises ConfigError with what is wrong and what to do."""
-    around = ResolveContext(source=source, facts=facts, platform=platform)
+    context = ResolveContext(source=source, facts=facts, platform=platform)
     notices = list(options.notices)
     for check in CHECKS:
-        notices += check(options, around)
+        notices += check(options, context)
     rewrites = list(options.rewrites)
     for rule in RULES:
-        options, made = applied(rule, options, around)
+        options, made = applied(rule, options, context)
         rewrites += made
     for check in FINAL_CHECKS:
-        notices += check(options, around)
+        notices += check(options, context)
     return Config(
         **{part.name: getattr(options, part.name) for part in dataclasses.fields(Slices)},
         source=source,
@@ -65,11 +55,11 @@ def resolve(
     )
 
 
-def applied(rule: Rule, options: Options, around: ResolveContext) -> tuple[Options, list[Rewrite]]:
+def applied(rule: Rule, options: Options, context: ResolveContext) -> tuple[Options, list[Rewrite]]:
     """The options after a rule, and a record of every value it changed."""
     known = {option.name: option for option in all_options()}
     made: list[Rewrite] = []
-    for name, after, reason in list(rule(options, around)):
+    for name, after, reason in list(rule(options, context)):
         before = value_of(options, known[name])
         if before == after:
             continue

@@ -4,80 +4,73 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vivace.checkpoint.source import EMBEDDED_NAME
-from vivace.config.config import Options
+from vivace.config.config import Options, ResolveContext
 from vivace.platforms.blocks import NARROWED
-
-if TYPE_CHECKING:
-    from vivace.config.resolution import ResolveContext
 
 Change = tuple[str, Any, str]
 
-CHUNKS = {"cpu": 1024}
-"""most prompt tokens of one step; while others decode, --chunked-prefill-stall-target says fewer"""
-ROWS = {"cpu": 256}
-"""sequences at once: beyond it a CPU's cores are busy and every further one waits the longer"""
 INITIAL_RATIO = "SGLANG_INIT_NEW_TOKEN_RATIO"
 DEFAULT_RATIO = 0.7
 DTYPE_NAMES = {"half": "float16", "float": "float32"}
 
 
-def name_of_model(options: Options, around: ResolveContext) -> Iterator[Change]:
-    if options.model.served_model_name is None and around.source.embedded:
+def name_of_model(options: Options, context: ResolveContext) -> Iterator[Change]:
+    if options.model.served_model_name is None and context.source.embedded:
         yield "served_model_name", EMBEDDED_NAME, "the embedded model is served"
 
 
-def dtype(options: Options, around: ResolveContext) -> Iterator[Change]:
+def dtype(options: Options, context: ResolveContext) -> Iterator[Change]:
     asked = options.model.dtype
     if asked in DTYPE_NAMES:
         yield "dtype", DTYPE_NAMES[asked], f"{asked} is another name for it"
     if asked != "auto":
         return
-    best, why = fastest_type(options, around)
-    if around.facts.dtype == "float32" and "float32" in around.platform.dtypes:
+    best, why = fastest_type(options, context)
+    if context.facts.dtype == "float32" and "float32" in context.platform.dtypes:
         yield "dtype", "float32", "the checkpoint's type; a narrower one would lose digits"
-    elif best == around.facts.dtype:
+    elif best == context.facts.dtype:
         yield "dtype", best, "the checkpoint's type"
     else:
-        yield "dtype", best, f"{why} (the checkpoint says {around.facts.dtype})"
+        yield "dtype", best, f"{why} (the checkpoint says {context.facts.dtype})"
 
 
-def fastest_type(options: Options, around: ResolveContext) -> tuple[str, str]:
+def fastest_type(options: Options, context: ResolveContext) -> tuple[str, str]:
     """(dtype of the weights, why). The kernels widen a weight on its way into a register, so for
     them the narrowest is the fastest; torch needs a type that the CPU multiplies."""
-    platform, stored = around.platform, around.facts.dtype
-    if platform.name != "cpu" or options.runtime.disable_cpu_kernels:
+    platform, stored = context.platform, context.facts.dtype
+    if not platform.cpu_kernels or options.runtime.disable_cpu_kernels:
         return platform.dtypes[0], f"the fastest type on this {platform.name}"
     narrow = stored if stored in platform.dtypes else "bfloat16"
     return narrow, "the kernels read 16-bit weights as they are stored"
 
 
-def kernels(options: Options, around: ResolveContext) -> Iterator[Change]:
+def kernels(options: Options, context: ResolveContext) -> Iterator[Change]:
     """Native kernels unless they were not built or do not take this model."""
-    if not options.runtime.disable_cpu_kernels and around.platform.name == "cpu":
-        reason = why_no_kernels(options, around)
+    if not options.runtime.disable_cpu_kernels and context.platform.cpu_kernels:
+        reason = why_no_kernels(options, context)
         if reason is not None:
             yield "disable_cpu_kernels", True, reason
 
 
-def captures(options: Options, around: ResolveContext) -> Iterator[Change]:
+def captures(options: Options, context: ResolveContext) -> Iterator[Change]:
     """After `kernels`."""
     if options.runtime.disable_cpu_kernels and not options.runtime.disable_cuda_graph:
         yield "disable_cuda_graph", True, "torch's operations on the CPU cannot be captured"
 
 
-def capture_sizes(options: Options, around: ResolveContext) -> Iterator[Change]:
+def capture_sizes(options: Options, context: ResolveContext) -> Iterator[Change]:
     """After `captures`."""
     if options.runtime.disable_cuda_graph:
         for name in ("cuda_graph_bs", "cuda_graph_max_bs"):
             yield name, None, "no step is captured (--disable-cuda-graph)"
 
 
-def why_no_kernels(options: Options, around: ResolveContext) -> str | None:
-    facts = around.facts
-    if "kernels" not in around.platform.features:
+def why_no_kernels(options: Options, context: ResolveContext) -> str | None:
+    facts = context.facts
+    if "kernels" not in context.platform.features:
         return "the kernels were not built (no C++ compiler at installation): torch is slower"
     if options.model.model_impl == "transformers":
         return "--model-impl transformers brings its own operations"
@@ -88,25 +81,24 @@ def why_no_kernels(options: Options, around: ResolveContext) -> str | None:
     return None
 
 
-def why_float_activations(options: Options, around: ResolveContext) -> str | None:
+def why_float_activations(options: Options, context: ResolveContext) -> str | None:
     """Why activations cannot be int8; None where they can."""
     asked = options.quantization.quantization
-    if around.source.format != "gguf":
-        return (
-            f"only GGUF blocks are multiplied with int8, and this is a {around.source.format} model"
-        )
+    if context.source.format != "gguf":
+        stored_as = context.source.format
+        return f"only GGUF blocks are multiplied with int8, and this is a {stored_as} model"
     if asked not in (None, "gguf"):
         return f"--quantization {asked} says what activations are"
-    if options.runtime.disable_cpu_kernels or around.platform.name != "cpu":
+    if options.runtime.disable_cpu_kernels or not context.platform.cpu_kernels:
         return "only the native CPU kernels multiply blocks with int8"
-    kinds = [stored.kind for stored in around.source.stored if stored.in_layers]
+    kinds = [stored.kind for stored in context.source.stored if stored.in_layers]
     if kinds and not set(kinds) & set(NARROWED):
         found = ", ".join(kinds).upper()
         return f"blocks of at most six bits are multiplied with int8; this file has {found}"
     return None
 
 
-def kv_type(options: Options, around: ResolveContext) -> Iterator[Change]:
+def kv_type(options: Options, context: ResolveContext) -> Iterator[Change]:
     asked = options.memory.kv_cache_dtype
     if (
         asked == "auto"
@@ -120,28 +112,28 @@ def kv_type(options: Options, around: ResolveContext) -> Iterator[Change]:
         yield "kv_cache_dtype", "bfloat16", "bf16 is another name for it"
 
 
-def activations(options: Options, around: ResolveContext) -> Iterator[Change]:
+def activations(options: Options, context: ResolveContext) -> Iterator[Change]:
     """After `kernels`."""
     if options.quantization.activation_dtype == "auto":
-        reason = why_float_activations(options, around)
+        reason = why_float_activations(options, context)
         narrow = "the kernels' fastest product with GGUF blocks; float is more exact"
         yield "activation_dtype", "float" if reason else "int8", reason or narrow
 
 
-def context(options: Options, around: ResolveContext) -> Iterator[Change]:
+def context(options: Options, context: ResolveContext) -> Iterator[Change]:
     if options.model.context_length is None:
-        yield "context_length", around.facts.context, "the model's own limit"
+        yield "context_length", context.facts.context, "the model's own limit"
 
 
-def page_size(options: Options, around: ResolveContext) -> Iterator[Change]:
+def page_size(options: Options, context: ResolveContext) -> Iterator[Change]:
     if options.memory.page_size is None:
-        best = around.platform.page_sizes[0]
-        yield "page_size", best, f"best on the {around.platform.name}"
+        best = context.platform.page_sizes[0]
+        yield "page_size", best, f"best on the {context.platform.name}"
 
 
-def chunk(options: Options, around: ResolveContext) -> Iterator[Change]:
+def chunk(options: Options, context: ResolveContext) -> Iterator[Change]:
     if options.schedule.chunked_prefill_size is None:
-        size, page = CHUNKS.get(around.platform.name, 8192), options.memory.page_size or 1
+        size, page = context.platform.chunked_prefill_size, options.memory.page_size or 1
         yield (
             "chunked_prefill_size",
             max(page, size // page * page),
@@ -149,13 +141,14 @@ def chunk(options: Options, around: ResolveContext) -> Iterator[Change]:
         )
 
 
-def rows(options: Options, around: ResolveContext) -> Iterator[Change]:
+def rows(options: Options, context: ResolveContext) -> Iterator[Change]:
     if options.schedule.max_running_requests is None:
-        most = ROWS.get(around.platform.name, 2048)
-        yield "max_running_requests", most, f"default on the {around.platform.name}"
+        platform = context.platform
+        default = platform.max_running_requests
+        yield "max_running_requests", default, f"default on the {platform.name}"
 
 
-def conservativeness(options: Options, around: ResolveContext) -> Iterator[Change]:
+def conservativeness(options: Options, context: ResolveContext) -> Iterator[Change]:
     """Admission expects ratio times conservativeness of what running requests may still produce."""
     asked = options.schedule.schedule_conservativeness
     ratio = float(options.environment.get(INITIAL_RATIO) or DEFAULT_RATIO)
@@ -163,20 +156,20 @@ def conservativeness(options: Options, around: ResolveContext) -> Iterator[Chang
         yield "schedule_conservativeness", 1 / ratio, "no request needs more than all of its output"
 
 
-def prefix_order(options: Options, around: ResolveContext) -> Iterator[Change]:
+def prefix_order(options: Options, context: ResolveContext) -> Iterator[Change]:
     policy = options.schedule.schedule_policy
     if policy in ("lpm", "dfs-weight") and options.memory.disable_radix_cache:
         yield "schedule_policy", "fcfs", f"{policy} orders by cached prefixes, which are off"
 
 
-def priority_order(options: Options, around: ResolveContext) -> Iterator[Change]:
+def priority_order(options: Options, context: ResolveContext) -> Iterator[Change]:
     schedule = options.schedule
     if schedule.schedule_policy == "priority" and not schedule.enable_priority_scheduling:
         yield "enable_priority_scheduling", True, "--schedule-policy priority needs it"
 
 
-def overlap(options: Options, around: ResolveContext) -> Iterator[Change]:
-    if around.platform.name == "cpu":
+def overlap(options: Options, context: ResolveContext) -> Iterator[Change]:
+    if not context.platform.overlap:
         yield (
             "disable_overlap_schedule",
             True,
@@ -184,24 +177,24 @@ def overlap(options: Options, around: ResolveContext) -> Iterator[Change]:
         )
 
 
-def tokenizer_workers(options: Options, around: ResolveContext) -> Iterator[Change]:
+def tokenizer_workers(options: Options, context: ResolveContext) -> Iterator[Change]:
     if options.model.skip_tokenizer_init:
         yield "tokenizer_worker_num", 1, "--skip-tokenizer-init leaves nothing to tokenize"
 
 
-def access_log(options: Options, around: ResolveContext) -> Iterator[Change]:
+def access_log(options: Options, context: ResolveContext) -> Iterator[Change]:
     if options.logging.log_level_http is None:
         yield "log_level_http", options.logging.log_level, "follows --log-level"
 
 
-def seed(options: Options, around: ResolveContext) -> Iterator[Change]:
+def seed(options: Options, context: ResolveContext) -> Iterator[Change]:
     if options.runtime.random_seed is None:
         yield "random_seed", secrets.randbelow(1 << 30), "drawn; give --random-seed to repeat a run"
 
 
-def threads(options: Options, around: ResolveContext) -> Iterator[Change]:
+def threads(options: Options, context: ResolveContext) -> Iterator[Change]:
     if options.runtime.cpu_threads is None:
-        yield "cpu_threads", around.platform.cores, "the cores this process may use"
+        yield "cpu_threads", context.platform.cores, "the cores this process may use"
 
 
 RULES = [

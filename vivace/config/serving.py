@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vivace.config.option import NO_CUDA, NO_NPU, no_effect, not_available, option
+from vivace.config.option import ABSENT, no_effect, not_available, option
 from vivace.config.secret import Secret
 from vivace.config.unavailable import PIPELINE
 
@@ -227,8 +227,7 @@ class RuntimeOptions:
         help="Device to run on; default: the best there is.",
         choices=["auto", "cpu", "cuda", "npu", "xpu", "hpu"],
         values={
-            "cuda": NO_CUDA,
-            "npu": NO_NPU,
+            **ABSENT,
             "xpu": not_available("there is no XPU platform", "use --device cpu"),
             "hpu": not_available("there is no HPU platform", "use --device cpu"),
         },

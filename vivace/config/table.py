@@ -6,11 +6,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from vivace.config.config import all_options
-from vivace.config.option import NO_CUDA, NO_NPU, PLATFORMS, Kind, Option
+from vivace.config.option import ABSENT, DEFAULT_PLATFORM, PLATFORMS, Kind, Option
 from vivace.config.variables import VARIABLES
 
 CHOICES_SHOWN = 8
-ABSENT = {"cuda": NO_CUDA, "npu": NO_NPU}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +98,7 @@ def render_markdown() -> str:
     )
     parts = [head]
     section = ""
-    for row in flag_table("cpu"):
+    for row in flag_table(DEFAULT_PLATFORM):
         if row.option.slice_name != section:
             section = row.option.slice_name
             parts.append(
@@ -111,7 +110,7 @@ def render_markdown() -> str:
             row.kind,
             row.default,
             row.option.help,
-            row.states["cpu"],
+            row.states[DEFAULT_PLATFORM],
         )
         parts.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(parts) + "\n"

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from vivace.errors import CannotStart
-from vivace.platforms.cpu import facts as cpu
+from vivace.platforms.errors import PlatformError
+from vivace.registry import Registry
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,10 +38,14 @@ class PlatformFacts:
     """steps can be captured and replayed"""
     page_sizes: tuple[int, ...] = (16, 1)
     """KV page sizes, preferred first; every size works"""
-
-
-class PlatformError(CannotStart):
-    """The device cannot be used; the text says what to do."""
+    cpu_kernels: bool = False
+    """its ops are the native kernels that --disable-cpu-kernels replaces by torch's operations"""
+    overlap: bool = True
+    """the host can plan a step while the device computes another"""
+    chunked_prefill_size: int = 8192
+    """default: prompt tokens of one step"""
+    max_running_requests: int = 2048
+    """default: sequences at once"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,10 +92,6 @@ class GraphRecorder(Protocol):
         ...
 
 
-class CaptureError(CannotStart):
-    """A step does something that cannot be captured; the text names the op."""
-
-
 class Platform(Protocol):
     """The device side: an op table, attention, memory, graphs."""
 
@@ -136,38 +136,34 @@ class Platform(Protocol):
         ...
 
 
+DETECTORS: Registry[Callable[[], PlatformFacts]] = Registry(
+    "device", {"cpu": "vivace.platforms.cpu.facts:detect"}
+)
+"""--device -> what finds its facts, without torch; the first is the default"""
+PLATFORMS: Registry[Callable[[PlatformFacts, PlatformSettings], Platform]] = Registry(
+    "platform", {"cpu": "vivace.platforms.cpu.platform:cpu_platform"}
+)
+"""`PlatformFacts.name` -> what makes its Platform; may import torch and set its thread count"""
+
+
 def detect(device: str | None) -> PlatformFacts:
     """Facts of `device` (None or "auto" = the best one this version can use). No torch.
 
     Raises PlatformError for a device this version cannot serve on.
     """
-    name = (device or "cpu").split(":")[0].lower()
-    if name in ("cpu", "auto"):
-        return _cpu_facts()
-    raise PlatformError(
-        f"--device {device}: not available in this version, which serves on the CPU only; "
-        "leave --device out or use --device cpu"
-    )
-
-
-def _cpu_facts() -> PlatformFacts:
-    features = cpu.features()
-    total, available = cpu.memory()
-    return PlatformFacts(
-        name="cpu",
-        device_name=cpu.model_name(),
-        memory_bytes=total,
-        available_bytes=available,
-        cores=cpu.cores(),
-        features=features | {"kernels"} if cpu.kernels_built() else features,
-        dtypes=cpu.dtypes(features),
-    )
+    name = (device or "auto").split(":")[0].lower()
+    if name == "auto":
+        name = next(iter(DETECTORS))
+    if name not in DETECTORS:
+        raise PlatformError(
+            f"--device {device}: not available in this version, which serves on the CPU only; "
+            "leave --device out or use --device cpu"
+        )
+    return DETECTORS.get(name)()
 
 
 def load_platform(facts: PlatformFacts, settings: PlatformSettings) -> Platform:
-    """The device side of `facts`. Imports torch and sets its thread count."""
-    if facts.name != "cpu":
+    """The device side of `facts`."""
+    if facts.name not in PLATFORMS:
         raise PlatformError(f"platform {facts.name!r} is not part of this version; use cpu")
-    from vivace.platforms.cpu.platform import cpu_platform
-
-    return cpu_platform(facts, settings)
+    return PLATFORMS.get(facts.name)(facts, settings)

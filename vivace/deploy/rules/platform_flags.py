@@ -59,11 +59,11 @@ def vivace_flag(server: ServerPlan, case: Case) -> Iterator[Issue]:
     Every flag has a state on every device: works, no effect, not supported yet. `vivace flags`
     prints them."""
     from vivace.config.config import all_options
-    from vivace.config.option import NO_CUDA, NO_NPU, Kind
+    from vivace.config.option import ABSENT, DEFAULT_PLATFORM, Kind
 
-    platform = case.platform or "cpu"
-    if platform != "cpu":
-        absent = {"cuda": NO_CUDA, "npu": NO_NPU}[platform]
+    platform = case.platform or DEFAULT_PLATFORM
+    absent = ABSENT.get(platform)
+    if absent is not None:
         yield Issue("--device", f"no flag of this role works on {platform}: {absent.text()}")
         return
     options = {option.name: option for option in all_options()}

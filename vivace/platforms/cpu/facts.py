@@ -12,6 +12,8 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
+from vivace.platforms.platform import PlatformFacts
+
 ROOT = Path("/")
 RELEVANT = (
     "avx2",
@@ -36,6 +38,25 @@ NO_LIMIT = 1 << 60
 NEVER_OVERCOMMIT = 2
 """of vm.overcommit_memory"""
 BF16_HARDWARE = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+
+
+def detect() -> PlatformFacts:
+    """Of this machine, as far as this process may use it."""
+    known = features()
+    total, available = memory()
+    return PlatformFacts(
+        name="cpu",
+        device_name=model_name(),
+        memory_bytes=total,
+        available_bytes=available,
+        cores=cores(),
+        features=known | {"kernels"} if kernels_built() else known,
+        dtypes=dtypes(known),
+        cpu_kernels=True,
+        overlap=False,  # the CPU that would plan ahead is the CPU that computes
+        chunked_prefill_size=1024,
+        max_running_requests=256,  # beyond it the cores are busy and each one waits the longer
+    )
 
 
 def memory(root: Path = ROOT) -> tuple[int, int]:

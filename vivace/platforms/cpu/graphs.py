@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vivace.platforms.cpu.native import Arena, Graph, Kernels
-from vivace.platforms.platform import CaptureError
+from vivace.platforms.errors import CaptureError
 
 VIEWS = frozenset(
     "alias as_strided chunk detach expand lift_fresh narrow permute reshape select slice split "
