@@ -10,7 +10,7 @@ from config_kit import PLATFORM, SOURCE
 from gguf.constants import GGMLQuantizationType
 from toy_config import LLAMA
 
-from vivace.checkpoint.source import StoredKind
+from vivace.checkpoint.layouts import StoredKind
 from vivace.config import Config, ConfigError, parse, resolve
 from vivace.models.facts import facts_of
 from vivace.platforms.blocks import KEPT, PLAIN

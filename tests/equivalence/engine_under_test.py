@@ -27,7 +27,8 @@ from vivace.platforms.platform import detect
 from vivace.protocol.channel import LocalMailbox
 from vivace.protocol.output import Delta, Deltas, TokenLogprob
 from vivace.protocol.request import LogprobOptions, Request, SamplingParams
-from vivace.worker.worker import Worker, build_worker
+from vivace.worker.build import build_worker
+from vivace.worker.worker import Worker
 
 __all__ = ["Answer", "Engine", "Setting", "build_engine", "toy_requests", "write_toy_llama"]
 

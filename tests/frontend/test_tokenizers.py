@@ -21,9 +21,9 @@ from tokenizers import Tokenizer as Core
 from transformers import PreTrainedTokenizerFast
 
 from vivace.errors import CannotStart
-from vivace.frontend.errors import BadRequest
+from vivace.frontend.errors import BadRequest, TokenizerError
 from vivace.frontend.split_rules import SPLIT_RULES
-from vivace.frontend.tokenizer import TokenizerError, load_tokenizer
+from vivace.frontend.tokenizer import load_tokenizer
 from vivace.frontend.tokenizer_gguf import tokenizer_of
 
 TEXTS = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=60)

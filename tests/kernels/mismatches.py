@@ -23,7 +23,7 @@ from vivace.platforms.cpu.native import Kernels
 from vivace.platforms.cpu.native_attention import NativeAttention
 from vivace.platforms.cpu.native_sampling import NativeSampling
 from vivace.platforms.cpu.native_table import native_ops
-from vivace.platforms.ops.mlp import Operands
+from vivace.platforms.ops.linear import Operands
 from vivace.platforms.ops.moe import Gate, Routes
 from vivace.platforms.ops.sampling import Drawing, Penalties
 from vivace.platforms.ops.stored import Int8Rows, StoredBlocks, int8_rows

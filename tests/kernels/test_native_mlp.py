@@ -14,7 +14,8 @@ from torch import Tensor
 from vivace.platforms.cpu.native import Arena, Kernels
 from vivace.platforms.cpu.native_mlp import fusable
 from vivace.platforms.cpu.native_table import native_ops
-from vivace.platforms.ops.mlp import ACTIVATIONS, Operands, gated_mlp
+from vivace.platforms.ops.linear import Operands
+from vivace.platforms.ops.mlp import ACTIVATIONS, gated_mlp
 from vivace.platforms.ops.table import Ops, reference_ops
 
 pytestmark = needs_kernels

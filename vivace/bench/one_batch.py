@@ -66,7 +66,7 @@ def main(argv: list[str]) -> int:
     args, server_words = parse(argv)
     try:
         config = resolved_config(server_words, PROGRAM)
-        from vivace.worker.worker import build_worker
+        from vivace.worker.build import build_worker
 
         worker = build_worker(config, show_progress)
         try:

@@ -14,7 +14,7 @@ import numpy as np
 
 from vivace.checkpoint.fields import shown
 from vivace.checkpoint.gguf_file import GGUFError, GGUFFile
-from vivace.checkpoint.source import StoredKind
+from vivace.checkpoint.layouts import StoredKind
 
 ARCHITECTURES = {
     "llama": ("LlamaForCausalLM", "llama"),

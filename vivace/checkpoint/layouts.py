@@ -4,6 +4,7 @@ is when the folder that was named has none. Torch-free."""
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -15,6 +16,17 @@ MISTRALS_CONFIG, OLLAMAS_RECIPE = "params.json", "Modelfile"
 BELOW = ("*/config.json", "*/*.gguf", "snapshots/*/config.json", "snapshots/*/*.gguf")
 """where models lie in folders of several: other precisions, a repository of the hub's cache"""
 SHOWN = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredKind:
+    """The matrices of a GGUF file that have one type. `kind`: GGUF's name in lower case."""
+
+    kind: str
+    nbytes: int
+    numbers: int
+    in_layers: bool
+    """some are in layers, not embedding or head"""
 
 
 def is_gguf_file(path: Path) -> bool:

@@ -20,6 +20,7 @@ from vivace.checkpoint.hub_cache import (
 from vivace.checkpoint.json_files import MAX_INDEX, is_file, read_json
 from vivace.checkpoint.layouts import (
     PART_OF_GGUF,
+    StoredKind,
     is_gguf_file,
     is_whole_model,
     where_a_model_is,
@@ -36,17 +37,6 @@ CONFIG_FILE, GENERATION_FILE = "config.json", "generation_config.json"
 INDEX_FILE = "model.safetensors.index.json"
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoredKind:
-    """The matrices of a GGUF file that have one type. `kind`: GGUF's name in lower case."""
-
-    kind: str
-    nbytes: int
-    numbers: int
-    in_layers: bool
-    """some are in layers, not embedding or head"""
 
 
 @dataclass(frozen=True, kw_only=True)

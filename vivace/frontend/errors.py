@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from vivace.errors import CannotStart
+
 
 class BadRequest(Exception):
     """A request that cannot be served. `field` names the input, `reason` says what to change.
@@ -28,3 +30,7 @@ class NotSupported(BadRequest):
 
 class EngineUnavailable(Exception):
     """The engine cannot answer: it is dead, was shut down, restarts or is too busy."""
+
+
+class TokenizerError(CannotStart):
+    """A tokenizer that cannot be used; the text says which file, why, and what to do."""

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer as Core
 
-from vivace.errors import CannotStart
 from vivace.frontend.chat_template import ChatTemplate
-from vivace.frontend.errors import BadRequest
+from vivace.frontend.errors import BadRequest, TokenizerError
 from vivace.frontend.token_bytes import OTHER, TokenBytes, decoding_of
-from vivace.observability.log import escape
+from vivace.frontend.tokenizer_files import from_library, load_from_folder
 
 if TYPE_CHECKING:
     from vivace.checkpoint.source import ModelSource
     from vivace.config.config import Config
-
-
-T = TypeVar("T")
-
-
-class TokenizerError(CannotStart):
-    """A tokenizer that cannot be used; the text says which file, why, and what to do."""
 
 
 class Tokenizer:
@@ -127,20 +119,6 @@ class Tokenizer:
         return self._core.token_to_id(piece)
 
 
-def built(make: Callable[[], T], what: str) -> T:
-    """What `make` returns. Raises TokenizerError for what the tokenizers library refuses: it raises
-    plain Exception, and for some damage a BaseException of its own."""
-    try:
-        return make()
-    except CannotStart:
-        raise
-    except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        reason = escape(" ".join(str(error).split())[:300])  # it may quote the file
-        raise TokenizerError(f"{what} ({reason}); fetch it again") from None
-
-
 def load_tokenizer(
     source: ModelSource,
     *,
@@ -156,7 +134,6 @@ def load_tokenizer(
     from vivace.checkpoint.layouts import is_gguf_file
     from vivace.frontend.chat_template import own_template
     from vivace.frontend.renderer import Renderer
-    from vivace.frontend.tokenizer_files import load_from_folder
     from vivace.frontend.tokenizer_gguf import load_from_gguf
 
     path = source.tokenizer_path
@@ -169,7 +146,7 @@ def load_tokenizer(
     finally:
         if chat is None:
             renderer.close()
-    return built(
+    return from_library(
         lambda: Tokenizer(core, eos_ids=ends, bos_id=bos, chat=chat), f"{path}: its tokenizer"
     )
 

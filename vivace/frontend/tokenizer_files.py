@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tokenizers import AddedToken, processors
 from tokenizers import Tokenizer as Core
 
 from vivace.checkpoint.fields import Fields, Flag, Several, Text, printable
 from vivace.checkpoint.json_files import is_file, read_bytes, read_json
+from vivace.errors import CannotStart
 from vivace.frontend.chat_template import TemplateSet
-from vivace.frontend.tokenizer import TokenizerError, built
+from vivace.frontend.errors import TokenizerError
+from vivace.observability.log import escape
 
 _NAMED = (
     "bos_token",
@@ -29,6 +32,7 @@ _MOST_TOKENS = 1 << 24
 _ADVICE = "Correct the file, or give the folder of another tokenizer with --tokenizer-path"
 _BOS_BY_CONFIG = ("Llama", "CodeLlama", "Gemma", "Cohere")
 
+T = TypeVar("T")
 Loaded = tuple[Core, TemplateSet, list[int], int | None]
 
 
@@ -42,10 +46,10 @@ def load_from_folder(folder: Path) -> Loaded:
     if data is None:
         raise TokenizerError(_missing(folder))
     config = _settings(folder)
-    core = built(lambda: Core.from_buffer(data), f"{file}: not a usable tokenizer.json")
+    core = from_library(lambda: Core.from_buffer(data), f"{file}: not a usable tokenizer.json")
     _check_ids(core, file)
-    built(lambda: _add_declared_tokens(core, config), f"{folder / _CONFIG}: added tokens")
-    built(lambda: _mark_special(core, config), f"{folder / _CONFIG}: special tokens")
+    from_library(lambda: _add_declared_tokens(core, config), f"{folder / _CONFIG}: added tokens")
+    from_library(lambda: _mark_special(core, config), f"{folder / _CONFIG}: special tokens")
     named = {name: text for name in _NAMED if (text := _token_text(config, name))}
     _follow_bos_flags(core, config, named, file)
     end = core.token_to_id(named["eos_token"]) if "eos_token" in named else None
@@ -215,3 +219,17 @@ def _template_file(file: Path) -> str | None:
         return None if data is None else data.decode()
     except UnicodeDecodeError:
         raise TokenizerError(f"{file}: not UTF-8; fetch it again") from None
+
+
+def from_library(make: Callable[[], T], what: str) -> T:
+    """What `make` returns. Raises TokenizerError for what the tokenizers library refuses: it raises
+    plain Exception, and for some damage a BaseException of its own."""
+    try:
+        return make()
+    except CannotStart:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        reason = escape(" ".join(str(error).split())[:300])  # it may quote the file
+        raise TokenizerError(f"{what} ({reason}); fetch it again") from None

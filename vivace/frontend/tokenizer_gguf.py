@@ -13,9 +13,9 @@ from tokenizers import Tokenizer as Core
 from vivace.checkpoint.fields import CORRECT, Column, Fields, Flag, Several, Text, Whole, shown
 from vivace.checkpoint.gguf_config import NO_TOKEN
 from vivace.frontend.chat_template import TemplateSet
+from vivace.frontend.errors import TokenizerError
 from vivace.frontend.split_rules import SPLIT_RULES, SplitRule
-from vivace.frontend.tokenizer import TokenizerError, built
-from vivace.frontend.tokenizer_files import Loaded, set_frame
+from vivace.frontend.tokenizer_files import Loaded, from_library, set_frame
 
 _UNKNOWN, _CONTROL, _USER = 2, 3, 4
 _KEY = "tokenizer.ggml."
@@ -40,7 +40,7 @@ def tokenizer_of(metadata: Mapping[str, Any], where: str) -> Loaded:
         )
     words = _Words(metadata, where)
     core, adds_bos = _byte_level(words) if kind == "gpt2" else (_sentencepiece(words), True)
-    built(lambda: _add_tokens(core, words), f"{where}: special tokens")
+    from_library(lambda: _add_tokens(core, words), f"{where}: special tokens")
     set_frame(core, words.added("bos", adds_bos), words.added("eos", False))
     return core, _templates(words), words.ends(), words.id("bos")
 
@@ -153,7 +153,7 @@ def _sentencepiece(words: _Words) -> Core:
 
 
 def _bpe(words: _Words, merges: list[tuple[str, str]], **settings: Any) -> models.BPE:
-    return built(
+    return from_library(
         lambda: models.BPE(vocab=words.vocabulary(), merges=merges, **settings),
         f"{words.where}: inconsistent vocabulary",
     )

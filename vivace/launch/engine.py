@@ -89,7 +89,7 @@ def build_runner(config: Config, report: Report) -> Runner:
     if name:
         raise ValueError(f"VIVACE_EXECUTOR={name!r} is unknown; unset it or choose oracle")
     report("Loading PyTorch", 0.0)
-    from vivace.worker.worker import build_worker
+    from vivace.worker.build import build_worker
 
     return build_worker(config, report)
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from vivace.platforms.ops.mlp import Operands
+from vivace.platforms.ops.linear import Operands
 from vivace.platforms.ops.stored import Int8Rows, StoredBlocks
 from vivace.platforms.ops.table import Ops
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from vivace.platforms.blocks import NARROWED
-from vivace.platforms.ops.mlp import Operands
+from vivace.platforms.ops.linear import Operands
 from vivace.platforms.ops.stored import StoredBlocks
 from vivace.quantization.method import LinearMethod, Matrix
 

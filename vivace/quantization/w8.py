@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from vivace.platforms.ops.mlp import Operands
+from vivace.platforms.ops.linear import Operands
 from vivace.platforms.ops.stored import Int8Rows, StoredBlocks, int8_rows
 from vivace.quantization.method import LinearMethod, Matrix
 

@@ -52,7 +52,7 @@ LARGEST_STEP_BUFFER = 16384
 """tokens; longer steps enlarge the buffers when they come"""
 
 
-def build(config: Config, report: Report) -> Worker:
+def build_worker(config: Config, report: Report) -> Worker:
     """Load the platform and the weights, size the pool with what is left, and assemble."""
     report("Loading kernels", 0.0)
     platform = load_platform(config.platform, settings_of(config))

@@ -21,8 +21,6 @@ from vivace.worker.runner import Runner
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from vivace.config.config import Config
-
 
 class Head(Protocol):
     """What turns hidden states into an Output: a TokenHead, or a pooling head."""
@@ -118,10 +116,3 @@ class Worker:
             seconds=seconds,
             captured=self._runner.captured,
         )
-
-
-def build_worker(config: Config, report: Callable[[str, float], None]) -> Worker:
-    """Load the weights, size the pool, and put a worker together (see worker/build.py)."""
-    from vivace.worker.build import build
-
-    return build(config, report)

@@ -15,7 +15,8 @@ from vivace.platforms.cpu.native_linear import (
     narrow_bytes,
     wants_narrow,
 )
-from vivace.platforms.ops.mlp import ACTIVATIONS, Operands, gated_mlp
+from vivace.platforms.ops.linear import Operands
+from vivace.platforms.ops.mlp import ACTIVATIONS, gated_mlp
 from vivace.platforms.ops.table import Ops
 
 GATED, LINEAR = "q" * 10, "q" * 10

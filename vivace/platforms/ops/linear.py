@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,6 +13,14 @@ from torch.nn import functional
 from vivace.platforms.ops.narrow import NarrowWeight, linear_narrow, pack_narrow
 from vivace.platforms.ops.stored import Int8Rows, StoredBlocks, joined_int8
 from vivace.platforms.ops.w8a8 import W8A8Weight, linear_w8a8, pack_w8a8
+
+
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """What `linear` takes beside x."""
+
+    weight: Any
+    bias: Tensor | None
 
 
 def pack_linear(pieces: Sequence[Tensor | StoredBlocks | Int8Rows]) -> Any:

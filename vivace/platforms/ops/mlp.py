@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
+
+from vivace.platforms.ops.linear import Operands
 
 if TYPE_CHECKING:
     from vivace.platforms.ops.table import Ops
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
-
-
-@dataclass(frozen=True, slots=True)
-class Operands:
-    """What `linear` takes beside x."""
-
-    weight: Any
-    bias: Tensor | None
 
 
 def gated_mlp(

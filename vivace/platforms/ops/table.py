@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vivace.platforms.attention import AttendingStep, AttentionLayer
 from vivace.platforms.ops import activation, attention, cache, embedding, linear, moe, norm, rotary
-from vivace.platforms.ops.mlp import Operands
+from vivace.platforms.ops.linear import Operands
 from vivace.platforms.ops.moe import Gate, Routes
 from vivace.platforms.ops.stored import Int8Rows, StoredBlocks
 
