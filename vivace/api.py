@@ -198,7 +198,7 @@ class Engine:
 
     def get_server_info(self) -> dict[str, Any]:
         """Flags, versions, and under `internal_states` what the engine says of itself."""
-        from vivace.config import public
+        from vivace.config.serialize import public
 
         state, known = self._state(), public(self.config)
         told = msgspec.to_builtins(state)

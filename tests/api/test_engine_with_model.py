@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import vivace
-from vivace.config import ConfigError
+from vivace.config.errors import ConfigError
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ import pytest
 from checkpoint_files import write_single
 
 from vivace.checkpoint.source import SourceError, locate
-from vivace.config import parse
-from vivace.config.hub import hub_cache
+from vivace.config.environment import hub_cache
+from vivace.config.parsing import parse
 from vivace.launch.configure import configure
 from vivace.protocol.control import Capacity
 from vivace.supervisor.summary import summary_of

@@ -7,7 +7,9 @@ from pathlib import Path
 from toy_config import LLAMA
 
 from vivace.checkpoint.source import ModelSource
-from vivace.config import Config, Options, from_arguments, parse, resolve
+from vivace.config.config import Config, Options
+from vivace.config.parsing import from_arguments, parse
+from vivace.config.resolution import resolve
 from vivace.models.facts import ModelFacts, facts_of
 from vivace.platforms.platform import PlatformFacts
 

@@ -8,10 +8,11 @@ import pytest
 from config_kit import resolved, resolved_arguments
 from sglang_spellings import SPELLINGS
 
-from vivace.config import ConfigError, from_arguments, parse
 from vivace.config.config import all_options, value_of
-from vivace.config.elsewhere import ELSEWHERE
+from vivace.config.errors import ConfigError
+from vivace.config.known_flags import ELSEWHERE
 from vivace.config.option import Option
+from vivace.config.parsing import from_arguments, parse
 from vivace.config.sglang import RETIRED
 
 BY_FLAG = {flag: option for option in all_options() for flag in option.flags}

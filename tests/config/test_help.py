@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from vivace.config import parse
 from vivace.config.config import all_options
 from vivace.config.help import help_text
 from vivace.config.option import Kind
+from vivace.config.parsing import parse
 
 FLAG = re.compile(r"(?<![\w`-])--[a-z0-9-]+")
 

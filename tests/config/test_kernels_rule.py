@@ -11,7 +11,10 @@ from gguf.constants import GGMLQuantizationType
 from toy_config import LLAMA
 
 from vivace.checkpoint.layouts import StoredKind
-from vivace.config import Config, ConfigError, parse, resolve
+from vivace.config.config import Config
+from vivace.config.errors import ConfigError
+from vivace.config.parsing import parse
+from vivace.config.resolution import resolve
 from vivace.models.facts import facts_of
 from vivace.platforms.blocks import KEPT, PLAIN
 from vivace.platforms.cpu.facts import dtypes

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 from config_kit import resolved
 
-from vivace.config import ConfigError, decode, encode, parse, public
 from vivace.config.child_process import bare_environment, child_environment
+from vivace.config.errors import ConfigError
+from vivace.config.parsing import parse
 from vivace.config.process_environment import GIVE_A_KEY, KEY_VARIABLES, client_key
+from vivace.config.serialize import decode, encode, public
 
 CLIENTS = "# ours\n  one-key  \n\ntwo-key\n#three\n"
 

@@ -7,7 +7,10 @@ import dataclasses
 import config_kit
 import pytest
 
-from vivace.config import Config, ConfigError, parse, resolve
+from vivace.config.config import Config
+from vivace.config.errors import ConfigError
+from vivace.config.parsing import parse
+from vivace.config.resolution import resolve
 
 KERNELS = dataclasses.replace(
     config_kit.PLATFORM,

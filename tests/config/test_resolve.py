@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from config_kit import resolved
 
-from vivace.config import ConfigError, decode, encode, public
 from vivace.config.checks import NEEDED
 from vivace.config.config import all_options
+from vivace.config.errors import ConfigError
 from vivace.config.option import PLATFORMS, Kind
+from vivace.config.serialize import decode, encode, public
 
 WORKING = """
 model_path tokenizer_path tokenizer_worker_num skip_tokenizer_init dtype context_length

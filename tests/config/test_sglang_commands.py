@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from config_kit import resolved
 
-from vivace.config import ConfigError, parse
 from vivace.config.command_line import build_parser
 from vivace.config.config import all_options
+from vivace.config.errors import ConfigError
 from vivace.config.known_flags import NEWER
+from vivace.config.parsing import parse
 from vivace.config.sglang import GONE, RENAMED, RETIRED
 
 FLAGS = {flag for option in all_options() for flag in option.flags}

@@ -10,8 +10,8 @@ import pytest
 from config_kit import resolved, settled
 
 import vivace
-from vivace.config import ConfigError, Options
-from vivace.config.config import all_options, with_values
+from vivace.config.config import Options, all_options, with_values
+from vivace.config.errors import ConfigError
 from vivace.config.option import Kind, Option, State, not_available, option, options_of
 
 PACKAGE = Path(vivace.__file__).parent

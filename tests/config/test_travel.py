@@ -12,10 +12,12 @@ from config_kit import resolved, settled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vivace.config import ConfigError, Options, decode, encode, from_arguments, public
-from vivace.config.config import all_options, value_of, with_values
+from vivace.config.config import Options, all_options, value_of, with_values
+from vivace.config.errors import ConfigError
 from vivace.config.option import Option
+from vivace.config.parsing import from_arguments
 from vivace.config.secret import Secret
+from vivace.config.serialize import decode, encode, public
 from vivace.config.values import checked
 from vivace.frontend.served import served_model
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import vivace
-from vivace.config import ConfigError
 from vivace.config.environment import read_environment, switched_on
+from vivace.config.errors import ConfigError
 from vivace.config.option import Kind
 from vivace.config.variables import QUIET, VARIABLES
 

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from vivace.config.memory import MemoryOptions
 from vivace.config.observability import LoggingOptions
-from vivace.config.serving import MemoryOptions, RuntimeOptions, ScheduleOptions
+from vivace.config.runtime import RuntimeOptions
+from vivace.config.schedule import ScheduleOptions
 from vivace.engine.settings import EngineSettings, settings_of
 from vivace.protocol.control import Capacity
 

@@ -14,7 +14,9 @@ import torch
 from served_toy import write_toy_llama
 
 from vivace.checkpoint.source import locate
-from vivace.config import Config, from_arguments, resolve
+from vivace.config.config import Config
+from vivace.config.parsing import from_arguments
+from vivace.config.resolution import resolve
 from vivace.engine.compaction import FORGET_SECONDS
 from vivace.engine.executor import InProcessExecutor
 from vivace.engine.loop import Loop

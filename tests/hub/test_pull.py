@@ -15,7 +15,7 @@ from fake_hub import COMMIT, FakeHub, serving
 from vivace.checkpoint.hub_cache import find_snapshot, modelscope_folders, split_quantization
 from vivace.checkpoint.source import SourceError, locate
 from vivace.cli import main
-from vivace.config import parse
+from vivace.config.parsing import parse
 from vivace.hub import fetch as fetching
 from vivace.hub import huggingface
 from vivace.hub.cached import cached_models, remove

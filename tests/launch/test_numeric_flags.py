@@ -19,9 +19,9 @@ import torch
 from served_toy import free_port
 from toy_config import LLAMA
 
-from vivace.config import Config, from_arguments
-from vivace.config.config import all_options
+from vivace.config.config import Config, all_options
 from vivace.config.option import Kind, Option
+from vivace.config.parsing import from_arguments
 from vivace.engine.new_token_estimate import NewTokenEstimate
 from vivace.engine.settings import EngineSettings
 from vivace.engine.settings import settings_of as engine_settings

@@ -23,8 +23,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from vivace.config import Config, parse
-from vivace.config.reading import size_text
+from vivace.config.config import Config
+from vivace.config.parsing import parse
+from vivace.config.values import size_text
 from vivace.doctor.port import shortened
 from vivace.errors import CannotStart
 from vivace.launch.serve import configure

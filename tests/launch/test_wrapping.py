@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from terminal import ProcessOnTerminal
 
-from vivace.config import parse
+from vivace.config.parsing import parse
 from vivace.launch.configure import configure
 from vivace.protocol.control import Capacity
 from vivace.supervisor.summary import plain_lines, styled_lines, summary_of

@@ -12,7 +12,8 @@ import msgspec
 from server_kit import ScriptedEngine, fetch, make_tokenizer
 
 from vivace.checkpoint.source import ModelSource
-from vivace.config import Config, from_arguments
+from vivace.config.config import Config
+from vivace.config.parsing import from_arguments
 from vivace.frontend.frontend import Frontend
 from vivace.frontend.served import ServedModel
 from vivace.protocol.control import Capacity, Ready

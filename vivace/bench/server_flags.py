@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from vivace.config.process_environment import process_environment
 
 if TYPE_CHECKING:
-    from vivace.config import Config
+    from vivace.config.config import Config
 
 
 def resolved_config(words: Sequence[str], program: str) -> Config:
     """The configuration a server with these flags would have. ConfigError, SourceError."""
-    from vivace.config import parse
+    from vivace.config.parsing import parse
     from vivace.launch.serve import configure
 
     return configure(parse(words, process_environment(), program=program))
@@ -22,8 +22,8 @@ def resolved_config(words: Sequence[str], program: str) -> Config:
 
 def engine_arguments(words: Sequence[str], program: str) -> dict[str, Any]:
     """Keyword arguments of `vivace.Engine` for the given server flags, typed and checked."""
-    from vivace.config import parse
     from vivace.config.config import all_options, value_of
+    from vivace.config.parsing import parse
 
     options = parse(words, process_environment(), program=program)
     pairs = ((option, value_of(options, option)) for option in all_options())

@@ -10,9 +10,9 @@ from typing import Any
 from vivace.config.config import ConfigError, Options, ResolveContext, all_options, value_of
 from vivace.config.environment import switched_on
 from vivace.config.option import Kind, Option
-from vivace.config.reading import size_text
 from vivace.config.rules import why_float_activations
 from vivace.config.sglang import RETIRED_SPELLING
+from vivace.config.values import size_text
 from vivace.platforms.blocks import KEPT, PLAIN
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from vivace.config.config import ConfigError, all_options
-from vivace.config.elsewhere import ELSEWHERE
 from vivace.config.help import help_text
-from vivace.config.known_flags import NEWER
+from vivace.config.known_flags import ELSEWHERE, NEWER
 from vivace.config.option import DEFAULT_PLATFORM, Option
 from vivace.config.values import checked, nearest
 

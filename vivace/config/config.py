@@ -9,19 +9,19 @@ from typing import Any
 
 from vivace.checkpoint.source import ModelSource
 from vivace.config.errors import ConfigError
-from vivace.config.extensions import (
-    HicacheOptions,
-    LoraOptions,
-    MambaOptions,
-    OffloadOptions,
-    SpeculativeOptions,
-)
+from vivace.config.hicache import HicacheOptions
+from vivace.config.http import HttpOptions
 from vivace.config.kernels import KernelOptions, OptimizationOptions, QuantizationOptions
+from vivace.config.lora import LoraOptions
+from vivace.config.mamba import MambaOptions
+from vivace.config.memory import MemoryOptions, OffloadOptions
 from vivace.config.model import ModelOptions, MultimodalOptions, WeightsOptions
 from vivace.config.observability import DebugOptions, LoggingOptions
 from vivace.config.option import Option, options_of
 from vivace.config.parallel import DisaggregationOptions, ExpertOptions, ParallelOptions
-from vivace.config.serving import HttpOptions, MemoryOptions, RuntimeOptions, ScheduleOptions
+from vivace.config.runtime import RuntimeOptions
+from vivace.config.schedule import ScheduleOptions
+from vivace.config.speculative import SpeculativeOptions
 from vivace.models.facts import ModelFacts
 from vivace.platforms.platform import PlatformFacts
 from vivace.protocol.control import Rewrite

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
-from vivace.config.config import ConfigError
+from vivace.config.errors import ConfigError
 from vivace.config.option import Kind
-from vivace.config.reading import finite_number, whole_number
-from vivace.config.values import nearest, switch
+from vivace.config.values import finite_number, nearest, switch, whole_number
 from vivace.config.variables import ASKS_NOTHING, QUIET, VARIABLES, Variable
 
 PREFIXES = ("SGLANG_", "SGL_", "VIVACE_")
 OWN = "VIVACE_"
+USE_MODELSCOPE = "SGLANG_USE_MODELSCOPE"
+HUB_FOLDERS = (
+    ("HF_HUB_CACHE", ""),
+    ("HUGGINGFACE_HUB_CACHE", ""),
+    ("HF_HOME", "hub"),
+    ("XDG_CACHE_HOME", "huggingface/hub"),
+)
+"""variable and what is appended to its value, first set wins (huggingface_hub.constants)"""
 
 
 def read_environment(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
@@ -71,3 +79,16 @@ def switched_on(environment: Mapping[str, str], name: str) -> bool:
     """Whether an honored switch is set and true."""
     text = environment.get(name, "")
     return bool(text) and switch(text)
+
+
+def hub_cache(download_dir: str | None, environment: Mapping[str, str]) -> Path:
+    """--download-dir, else what the hub's own variables say, else its default. The hub is
+    ModelScope when SGLANG_USE_MODELSCOPE says so, else Hugging Face's."""
+    if download_dir:
+        return Path(download_dir).expanduser()
+    if switched_on(environment, USE_MODELSCOPE):
+        return Path(environment.get("MODELSCOPE_CACHE") or "~/.cache/modelscope").expanduser()
+    for name, below in HUB_FOLDERS:
+        if environment.get(name):
+            return Path(environment[name]).expanduser() / below
+    return Path.home() / ".cache" / "huggingface" / "hub"

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from vivace.config.errors import ConfigError
+from vivace.config.http import HttpOptions
 from vivace.config.process_environment import KEYS_OF_THE_SERVER
 from vivace.config.secret import Secret
-from vivace.config.serving import HttpOptions
 
 API_KEY, ADMIN_API_KEY = KEYS_OF_THE_SERVER
 MOST_KEYS = 4096

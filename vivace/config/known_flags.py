@@ -1,4 +1,4 @@
-"""Flags of SGLang 0.5.23 that Vivace knows by name only, so that they are not called misspelled."""
+"""Flags that Vivace knows by name only: of SGLang 0.5.23, and of other engines."""
 
 from __future__ import annotations
 
@@ -77,3 +77,25 @@ weight-loader-drop-cache-after-load weight-loader-prefetch-checkpoints
 weight-loader-prefetch-num-threads
 """.split()
 )
+"""of SGLang, so that they are not called misspelled"""
+
+ELSEWHERE = {
+    "--max-model-len": ("vLLM", "--context-length"),
+    "--gpu-memory-utilization": ("vLLM", "--mem-fraction-static"),
+    "--max-num-seqs": ("vLLM", "--max-running-requests"),
+    "--max-num-batched-tokens": ("vLLM", "--chunked-prefill-size"),
+    "--tokenizer": ("vLLM", "--tokenizer-path"),
+    "--block-size": ("vLLM", "--page-size"),
+    "--ctx-size": ("llama.cpp", "--context-length"),
+    "-c": ("llama.cpp", "--context-length"),
+    "-m": ("llama.cpp", "--model-path"),
+    "-hf": ("llama.cpp", "--model-path"),
+    "--hf-repo": ("llama.cpp", "--model-path"),
+    "--parallel": ("llama.cpp", "--max-running-requests"),
+    "-np": ("llama.cpp", "--max-running-requests"),
+    "--threads": ("llama.cpp", "--cpu-threads"),
+    "-t": ("llama.cpp", "--cpu-threads"),
+    "--alias": ("llama.cpp", "--served-model-name"),
+    "--num-ctx": ("Ollama", "--context-length"),
+}
+"""what people type who come from elsewhere -> (from where, the flag that means it here)"""

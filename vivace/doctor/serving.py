@@ -6,7 +6,7 @@ import platform
 import re
 from collections.abc import Iterator
 
-from vivace.config.hub import hub_cache
+from vivace.config.environment import hub_cache
 from vivace.doctor.diagnosis import Diagnosis, ProbeOptions
 from vivace.doctor.system import System
 from vivace.errors import CannotStart

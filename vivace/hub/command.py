@@ -11,10 +11,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from vivace.checkpoint.source import EMBEDDED_NAME, SourceError, locate
-from vivace.config.environment import read_environment
-from vivace.config.hub import hub_cache
+from vivace.config.environment import hub_cache, read_environment
 from vivace.config.process_environment import process_environment
-from vivace.config.reading import size_text
+from vivace.config.values import size_text
 from vivace.errors import CANNOT_START, CannotStart
 from vivace.hub.cached import (
     EMBEDDED_TITLE,

@@ -12,9 +12,8 @@ from typing import Protocol
 
 from vivace.checkpoint.hub_cache import is_repo_id, split_quantization
 from vivace.checkpoint.source import SourceError, locate
-from vivace.config.environment import switched_on
-from vivace.config.hub import USE_MODELSCOPE
-from vivace.config.reading import size_text
+from vivace.config.environment import USE_MODELSCOPE, switched_on
+from vivace.config.values import size_text
 from vivace.hub.listing import HubError, Listing, RepoFile, chosen_files
 
 log = logging.getLogger(__name__)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from vivace.config import Config, Options
+    from vivace.config.config import Config, Options
 
 
 def configure(options: Options) -> Config:
     """Raises ConfigError, SourceError or PlatformError, before anything heavy is loaded."""
     from vivace.ask_transformers import facts_by_transformers
     from vivace.checkpoint.source import locate
-    from vivace.config import resolve
-    from vivace.config.hub import hub_cache
+    from vivace.config.environment import hub_cache
+    from vivace.config.resolution import resolve
     from vivace.models.facts import facts_of
     from vivace.models.registry import check_architecture
     from vivace.platforms.platform import detect

@@ -13,7 +13,7 @@ from vivace.checkpoint.layouts import is_gguf_file
 from vivace.errors import CannotStart
 
 if TYPE_CHECKING:
-    from vivace.config import Config
+    from vivace.config.config import Config
 
 
 def check_edge(config: Config) -> None:

@@ -34,7 +34,7 @@ from vivace.wrapping import print_wrapped
 if TYPE_CHECKING:
     import socket
 
-    from vivace.config import Config, Options
+    from vivace.config.config import Config, Options
     from vivace.supervisor.supervisor import Plan
 
 log = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ def serve(
     timeline: Timeline,
 ) -> int:
     timeline.begin("configuration")
-    from vivace.config import parse
+    from vivace.config.parsing import parse
     from vivace.launch.preflight import check_edge
 
     try:
@@ -175,7 +175,7 @@ def tell(profile: StartupProfile, config: Config, screen: Screen) -> None:
 
 def plan_of(config: Config, listener: socket.socket, shared: Descriptors) -> Plan:
     """What the supervisor needs to know of the configuration."""
-    from vivace.config import encode
+    from vivace.config.serialize import encode
     from vivace.supervisor.supervisor import Plan
 
     frontends = max(1, config.model.tokenizer_worker_num)

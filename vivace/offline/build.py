@@ -39,7 +39,7 @@ def configured(arguments: dict[str, Any]) -> Config:
     What the server shows at its start is logged here: decisions at level info, notices as
     warnings. A program that has not set up logging gets the server's lines, at `log_level`.
     """
-    from vivace.config import from_arguments
+    from vivace.config.parsing import from_arguments
 
     options = from_arguments(**arguments)
     notices = (*options.notices, *idle_here(arguments))

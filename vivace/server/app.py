@@ -6,7 +6,7 @@ import socket
 
 from aiohttp import web
 
-from vivace.config import Config
+from vivace.config.config import Config
 from vivace.frontend.frontend import Frontend
 from vivace.protocol.shared_memory import SharedMemory
 from vivace.server.auth import Access, Keys

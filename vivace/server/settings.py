@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from vivace.config import Config, public
 from vivace.config.checks import loopback
+from vivace.config.config import Config
+from vivace.config.serialize import public
 
 DEFAULT_BODY_LIMIT = 16 << 20
 KEEP_ALIVE = 75.0

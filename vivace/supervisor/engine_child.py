@@ -8,7 +8,7 @@ import os
 import threading
 from typing import Protocol
 
-from vivace.config import decode
+from vivace.config.serialize import decode
 from vivace.engine.solo_steps import SoloSteps
 from vivace.launch.engine import engine_parts
 from vivace.observability import log as log_lines

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import vivace
-from vivace.config import decode
 from vivace.config.config import Config
+from vivace.config.serialize import decode
 from vivace.frontend.frontend import Frontend
 from vivace.frontend.served import served_model
 from vivace.frontend.tokenizer import configured_tokenizer

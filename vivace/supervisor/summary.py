@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from vivace.config.reading import size_text
+from vivace.config.values import size_text
 from vivace.frontend.sampling_defaults import sampling_defaults
 from vivace.frontend.served import served_model
 from vivace.observability.log import escape

@@ -1,0 +1,96 @@
+"""Flags of the HTTP server: addresses, keys, who may call, what answers hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vivace.config.option import no_effect, not_available, option
+from vivace.config.secret import Secret
+
+NO_TLS = not_available("TLS is not in this version", "put a TLS proxy in front")
+
+
+@dataclass(frozen=True)
+class HttpOptions:
+    host: str = option("127.0.0.1", "Address to listen on.")
+    port: int = option(30000, "Port to listen on.")
+    api_key: Secret | None = option(
+        None, "Key that every path but health needs, as a bearer token.", secret=True
+    )
+    admin_api_key: Secret | None = option(
+        None, "Key that management paths need instead of --api-key.", secret=True
+    )
+    api_key_file: str | None = option(
+        help="File with one key per line, each of another client. Others must not read it."
+    )
+    admin_api_key_file: str | None = option(
+        help="File with one management key per line. Others must not read it."
+    )
+    file_keys: tuple[Secret, ...] = ()
+    """what --api-key-file holds"""
+    admin_file_keys: tuple[Secret, ...] = ()
+    allowed_origins: tuple[str, ...] | None = option(
+        help="Web pages that may use this server without a key, as https://ui.example; * for all.",
+        trivial=[()],
+    )
+    allowed_hosts: tuple[str, ...] | None = option(
+        help="Names that browsers may call this server by, besides localhost and addresses; "
+        "* for all.",
+        trivial=[()],
+    )
+    insecure: bool = option(False, "Allow a non-loopback host without a key.")
+    skip_server_warmup: bool = option(False, "Be ready without having generated anything.")
+    warmups: str | None = option(
+        help="Comma list of named warm-up routines.",
+        trivial=[""],
+        cpu=not_available(
+            "SGLang's routines (voice_chat, whisper_autodetect, compile-deep-gemm) prepare audio "
+            "models, grammars and GPU kernels, which are not in this version; a short generation "
+            "warms up every start",
+            "leave it out",
+        ),
+    )
+    fastapi_root_path: str | None = option(
+        help="URL prefix behind a path-rewriting proxy.", trivial=[""]
+    )
+    grpc_mode: bool = option(
+        False,
+        "Serve gRPC instead of HTTP.",
+        aliases=["smg-grpc-mode"],
+        cpu=not_available("there is no gRPC server", "use the HTTP API"),
+    )
+    enable_cache_report: bool = option(
+        False, "Report cached tokens in the usage of OpenAI answers."
+    )
+    strict_model_name: bool = option(
+        False, "Answer 404 to a model name that is not served; else the served model answers."
+    )
+    file_storage_path: str | None = option(
+        help="Directory of uploaded files.", cpu=no_effect("there are no uploads")
+    )
+    uvicorn_access_log_exclude_prefixes: tuple[str, ...] | None = option(
+        help="Beginnings of paths that the access log leaves out; probes that go well always are."
+    )
+    tool_call_parser: str | None = option(
+        help="The model's syntax of tool calls.",
+        cpu=not_available("tool calls are not in this version"),
+    )
+    reasoning_parser: str | None = option(
+        help="The model's syntax of reasoning, to be split from the answer.",
+        cpu=not_available("reasoning parsers are not in this version"),
+    )
+    tool_server: str | None = option(
+        help="`demo` or tool servers for the Responses API.",
+        cpu=not_available("the Responses API is not in this version"),
+    )
+    ssl_keyfile: str | None = option(help="File with the TLS key.", cpu=NO_TLS)
+    ssl_certfile: str | None = option(help="File with the TLS certificate.", cpu=NO_TLS)
+
+    @property
+    def keys(self) -> tuple[Secret, ...]:
+        """Of flag or variable, then of the file: a client's number is its place here."""
+        return (*((self.api_key,) if self.api_key else ()), *self.file_keys)
+
+    @property
+    def admin_keys(self) -> tuple[Secret, ...]:
+        return (*((self.admin_api_key,) if self.admin_api_key else ()), *self.admin_file_keys)

@@ -1,0 +1,85 @@
+"""Flags of the scheduler: how many run, in which order, in chunks of what size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vivace.config.option import no_effect, not_available, option
+from vivace.config.unavailable import PIPELINE
+
+
+@dataclass(frozen=True)
+class ScheduleOptions:
+    max_running_requests: int | None = option(help="Most sequences that run at once.")
+    prefill_max_requests: int | None = option(help="Most requests whose prompts share a step.")
+    max_queued_requests: int | None = option(
+        help="Requests that may wait; more are answered with 503."
+    )
+    chunked_prefill_size: int | None = option(
+        help="Prompt tokens of one step; longer prompts continue later. -1: never cut."
+    )
+    chunked_prefill_stall_target: float = option(
+        50.0,
+        "Milliseconds that prompts take between two steps of streams: so many for each of up to "
+        "four prompts that wait, and eight of those steps; chunks are cut to the measured speed. "
+        "0: prompts come first.",
+    )
+    max_prefill_tokens: int = option(16384, "Prompt tokens admitted to one step.")
+    schedule_policy: str = option(
+        "fcfs",
+        "Order of the waiting queue.",
+        choices=[
+            "fcfs", "lpm", "dfs-weight", "lof", "random", "priority", "routing-key", "hrrn",
+            "shortest-prefill-first",
+        ],
+        values={
+            name: not_available("this order is not in this version", "use fcfs")
+            for name in ("routing-key", "hrrn", "shortest-prefill-first")
+        },
+    )  # fmt: skip
+    enable_priority_scheduling: bool = option(
+        False, "Requests carry a priority; larger runs first and may preempt."
+    )
+    schedule_low_priority_values_first: bool = option(
+        False, "Smaller priority numbers are more important."
+    )
+    priority_scheduling_preemption_threshold: int = option(
+        10, "Difference from which a request preempts another."
+    )
+    abort_on_priority_when_disabled: bool = option(
+        False, "Refuse requests with a priority while priorities are off."
+    )
+    schedule_conservativeness: float = option(
+        1.0, "Larger admits fewer requests and retracts less."
+    )
+    enable_mixed_chunk: bool = option(False, "Prompt chunks and decoding share a step.")
+    disable_overlap_schedule: bool = option(False, "Plan a step only when the last is done.")
+    num_continuous_decode_steps: int = option(
+        1, "Decode steps between two looks at the waiting queue."
+    )
+    scheduler_recv_interval: int = option(
+        1, "Steps between two looks at the mailbox while requests run."
+    )
+    enable_dynamic_chunking: bool = option(
+        False, "Vary the chunk so that every chunk of a pipeline takes the same time.", cpu=PIPELINE
+    )
+    enable_prefill_delayer: bool = option(
+        False,
+        "Hold prompts until all ranks have one.",
+        cpu=no_effect("it matters with data parallelism only"),
+    )
+    prefill_delayer_max_delay_passes: int = option(
+        30, "Longest such hold, in steps.", cpu=no_effect("it matters with data parallelism only")
+    )
+    prefill_delayer_token_usage_low_watermark: float | None = option(
+        help="Do not hold while KV use is below this share.",
+        cpu=no_effect("it matters with data parallelism only"),
+    )
+    prefill_delayer_forward_passes_buckets: tuple[float, ...] | None = option(
+        help="Histogram bounds of held steps.",
+        cpu=no_effect("it matters with data parallelism only"),
+    )
+    prefill_delayer_wait_seconds_buckets: tuple[float, ...] | None = option(
+        help="Histogram bounds of held seconds.",
+        cpu=no_effect("it matters with data parallelism only"),
+    )
