@@ -28,15 +28,15 @@ from vivace.engine.settings import settings_of as engine_settings
 from vivace.errors import CannotStart
 from vivace.launch.configure import configure
 from vivace.launch.engine import build_runner
+from vivace.launch.listen import PortInUse, bind
 from vivace.launch.serve import Descriptors, plan_of
+from vivace.launch.summary import plain_lines, summary_of
 from vivace.platforms.cpu import facts as cpu
 from vivace.platforms.cpu.facts import kernels_built
 from vivace.protocol.control import Capacity
 from vivace.protocol.engine_socket import new_socket
 from vivace.protocol.shared_memory import new_descriptor
 from vivace.server.settings import settings_of as server_settings
-from vivace.supervisor.listen import PortInUse, bind
-from vivace.supervisor.summary import plain_lines, summary_of
 from vivace.supervisor.supervisor import Plan
 from vivace.worker.sizing import PAGE_COST
 

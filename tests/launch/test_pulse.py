@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vivace.engine.step_times import FACTOR, UNKNOWN, StepTimes, work_of
+from vivace.launch.engine_process import HeartbeatMailbox, HeartbeatRunner
 from vivace.protocol.channel import ToEngine
 from vivace.protocol.control import Capacity
 from vivace.protocol.heartbeat import (
@@ -31,7 +32,6 @@ from vivace.protocol.heartbeat import (
 from vivace.protocol.request import SamplingParams
 from vivace.protocol.shared_memory import SharedMemory, attach, new_descriptor, reserve, size_for
 from vivace.protocol.step import Join, StepPlan, StepResult
-from vivace.supervisor.heartbeat import HeartbeatMailbox, HeartbeatRunner
 
 CAPACITY = Capacity(pages=8, page_size=16, rows=4, context=64, vocabulary=100)
 HOUR = 3600 * SECOND

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from terminal import ProcessOnTerminal, Terminal
 
+from vivace.launch.screen import TerminalScreen, is_terminal, screen_of
 from vivace.launch.serve import READY_LINE
 from vivace.supervisor.output import LONGEST_LINE, ChildOutput
-from vivace.supervisor.screen import TerminalScreen, is_terminal, screen_of
 
 BAR = "━"
 SERVE = [sys.executable, "-m", "vivace", "serve", "--host", "127.0.0.1", "--port", "0"]

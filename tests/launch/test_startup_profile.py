@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from terminal import ProcessOnTerminal
 
+from vivace.launch.prefetch import link, read_ahead
+from vivace.launch.startup_profile import SHORTEST, SUPERVISOR, StartupProfile
 from vivace.observability.timeline import Stage, Timeline, boot_clock, process_start
-from vivace.supervisor.ahead import link, read_ahead
-from vivace.supervisor.startup_profile import SHORTEST, SUPERVISOR, StartupProfile
 
 
 def test_stages_follow_one_another() -> None:

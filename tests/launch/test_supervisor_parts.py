@@ -28,18 +28,18 @@ from vivace.config.parsing import parse
 from vivace.config.values import size_text
 from vivace.doctor.port import shortened
 from vivace.errors import CannotStart
+from vivace.launch.faults import FaultyRunner, InjectedDeath, frontend_countdown, with_fault
+from vivace.launch.listen import PortInUse, bind, url_of
+from vivace.launch.screen import PlainScreen
 from vivace.launch.serve import configure
+from vivace.launch.summary import count_text, plain_lines, summary_of
 from vivace.protocol.control import Capacity, Command, Drain, Ready, Rewrite
 from vivace.protocol.heartbeat import Span
-from vivace.supervisor.budget import Backoff, Charges, CrashBudget, Verdict
 from vivace.supervisor.child import Child, describe_exit, process_command, spawn
-from vivace.supervisor.faults import FaultyRunner, InjectedDeath, frontend_countdown, with_fault
 from vivace.supervisor.ipc import SocketClosed, child_end, supervisor_end
-from vivace.supervisor.listen import PortInUse, bind, url_of
 from vivace.supervisor.messages import Failure, Progress, Serving, Setup, Stop
-from vivace.supervisor.screen import PlainScreen
+from vivace.supervisor.restart_policy import Backoff, Charges, CrashBudget, Verdict
 from vivace.supervisor.signals import STOPPING, caught
-from vivace.supervisor.summary import count_text, plain_lines, summary_of
 from vivace.supervisor.watch import PAUSE_SECONDS, Watchdog
 
 CAPACITY = Capacity(
@@ -278,7 +278,7 @@ def test_an_address_that_will_not_do_ends_the_launch(
         def bind(self, _: object) -> None:
             raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr("vivace.supervisor.listen.socket.socket", Refusing)
+    monkeypatch.setattr("vivace.launch.listen.socket.socket", Refusing)
     with pytest.raises(CannotStart) as caught:
         bind("::1", 80)
     assert words in str(caught.value) and "\n" not in str(caught.value)

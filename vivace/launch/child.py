@@ -20,10 +20,10 @@ from typing import NoReturn
 
 from vivace.config.child_process import die_with
 from vivace.errors import CANNOT_START, CannotStart
+from vivace.launch.prefetch import load_torch_library
 from vivace.observability import log as log_lines
 from vivace.observability.lines import protect_standard_streams
 from vivace.observability.timeline import Timeline
-from vivace.supervisor.ahead import load_torch_library
 from vivace.supervisor.ipc import MessageSocket, SocketClosed, child_end
 from vivace.supervisor.messages import Failure, Progress, Setup, ToChild
 
@@ -69,13 +69,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(role: str, line: MessageSocket[ToChild], timeline: Timeline) -> None:
     timeline.begin("imports")
     if role == "engine":
-        from vivace.supervisor.engine_child import run_engine
+        from vivace.launch.engine_process import run_engine
 
         run_engine(line, first_message(line, timeline), timeline)
         return
     import uvloop
 
-    from vivace.supervisor.frontend_child import run_frontend
+    from vivace.launch.frontend_process import run_frontend
 
     uvloop.run(run_frontend(line, first_message(line, timeline), timeline))
 
@@ -86,7 +86,7 @@ def preload(role: str, line: MessageSocket[ToChild], timeline: Timeline) -> None
         line.send(Progress("Loading PyTorch", 0.0))
         load_torch_library()
         timeline.begin("imports")
-        import_module("vivace.supervisor.engine_child")
+        import_module("vivace.launch.engine_process")
         timeline.begin("import torch")
         import_module("torch")
         timeline.begin("import the worker")

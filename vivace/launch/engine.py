@@ -11,8 +11,8 @@ from vivace.engine.loop import Loop, Mailbox
 from vivace.engine.oracle import OracleWorker
 from vivace.engine.scheduler import Scheduler
 from vivace.engine.settings import settings_of
+from vivace.launch.faults import with_fault
 from vivace.protocol.control import Capacity
-from vivace.supervisor.faults import with_fault
 from vivace.worker.sizing import Demand, size
 
 if TYPE_CHECKING:

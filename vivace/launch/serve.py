@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING
 
 from vivace.errors import CANNOT_START, CannotStart
 from vivace.launch.configure import configure
+from vivace.launch.listen import PortInUse, allow_open_files, bind, url_of
+from vivace.launch.prefetch import read_ahead
+from vivace.launch.screen import Screen, is_terminal, screen_of
+from vivace.launch.startup_profile import SUPERVISOR, StartupProfile
+from vivace.launch.summary import summary_of
 from vivace.observability import log as log_lines
 from vivace.observability.lines import fill_standard_descriptors, protect_standard_streams
 from vivace.observability.timeline import Timeline, boot_clock, process_start
 from vivace.protocol.control import Capacity
 from vivace.protocol.engine_socket import listen, new_socket
 from vivace.protocol.shared_memory import SharedMemory, new_descriptor, reserve
-from vivace.supervisor.ahead import read_ahead
 from vivace.supervisor.child import Child, preloading, process_command, spawn
-from vivace.supervisor.listen import PortInUse, allow_open_files, bind, url_of
 from vivace.supervisor.plan import WARMING_UP
-from vivace.supervisor.screen import Screen, is_terminal, screen_of
-from vivace.supervisor.startup_profile import SUPERVISOR, StartupProfile
-from vivace.supervisor.summary import summary_of
 from vivace.wrapping import print_wrapped
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ from vivace.frontend.served import served_model
 from vivace.frontend.tokenizer import configured_tokenizer
 from vivace.launch.configure import configure
 from vivace.launch.preflight import check_edge
+from vivace.launch.summary import decisions
 from vivace.observability import log as log_lines
 from vivace.offline.driver import Driver
 from vivace.protocol.channel import LocalMailbox
 from vivace.protocol.control import Ready
-from vivace.supervisor.summary import decisions
 
 if TYPE_CHECKING:
     from vivace.config.config import Config

@@ -17,7 +17,6 @@ from vivace.protocol.control import Command, Down, Drain, Ready, Reply
 from vivace.protocol.heartbeat import EngineHeartbeat, EngineProgress, FrontendHeartbeat
 from vivace.protocol.request import KEY_SHIFT
 from vivace.supervisor import signals
-from vivace.supervisor.budget import Backoff, Charges, CrashBudget
 from vivace.supervisor.child import FAILED, Child, Role, spawn
 from vivace.supervisor.ipc import SocketClosed
 from vivace.supervisor.messages import (
@@ -34,6 +33,7 @@ from vivace.supervisor.messages import (
 )
 from vivace.supervisor.output import Outputs
 from vivace.supervisor.plan import WARMING_UP, Hooks, Plan
+from vivace.supervisor.restart_policy import Backoff, Charges, CrashBudget
 from vivace.supervisor.watch import EngineWatch, FrontendWatch, Watchdog
 
 log = logging.getLogger(__name__)

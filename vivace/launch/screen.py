@@ -12,13 +12,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from vivace.config.process_environment import process_environment
-from vivace.supervisor.summary import plain_lines, styled_lines
+from vivace.launch.summary import plain_lines, styled_lines
 from vivace.wrapping import columns_of, wrapped_text
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
-    from vivace.supervisor.summary import Summary
+    from vivace.launch.summary import Summary
 
 log = logging.getLogger(__name__)
 

@@ -18,6 +18,7 @@ from vivace.config.serialize import decode
 from vivace.frontend.frontend import Frontend
 from vivace.frontend.served import served_model
 from vivace.frontend.tokenizer import configured_tokenizer
+from vivace.launch.faults import frontend_countdown
 from vivace.observability import log as log_lines
 from vivace.observability.crash_dump import CrashDump
 from vivace.observability.gc_pauses import watch_gc
@@ -29,7 +30,6 @@ from vivace.protocol.output import Deltas
 from vivace.protocol.request import Cancel, Request, SamplingParams
 from vivace.protocol.shared_memory import attach
 from vivace.server.app import build_app, serve
-from vivace.supervisor.faults import frontend_countdown
 from vivace.supervisor.ipc import MessageSocket, SocketClosed
 from vivace.supervisor.messages import Draining, Serving, Setup, Stop, Timed, ToChild, Warm, WarmUp
 
