@@ -65,11 +65,11 @@ def main() -> None:
         sys.exit(CANNOT_START)
     memory = attach(setup.memory)
     if engine:
-        pulse = EngineHeartbeat(memory.engine)
-        pulse.begin()
+        heartbeat = EngineHeartbeat(memory.engine)
+        heartbeat.begin()
         line.send(Progress("Loading", 0.5))
         if act == "hang":
-            pulse.decide()
+            heartbeat.schedule()
         line.send(Ready(epoch=number, capacity=CAPACITY))
         if act == "exit-while-warming":
             while "WarmUp" not in events.read_text():
@@ -79,13 +79,13 @@ def main() -> None:
             while not (folder / "go").exists():
                 time.sleep(0.02)
             keys = json.loads(act.removeprefix("die-with"))
-            pulse.step(1, len(keys), 1.0, [Span(key, 1) for key in keys])
+            heartbeat.step(1, len(keys), 1.0, [Span(key, 1) for key in keys])
             os.kill(os.getpid(), signal.SIGKILL)
     else:
-        pulse = FrontendHeartbeat(memory.pulse(setup.place))
-        pulse.begin()
+        heartbeat = FrontendHeartbeat(memory.heartbeat(setup.place))
+        heartbeat.begin()
         if act != "hang":
-            threading.Thread(target=beat_for_ever, args=(pulse,), daemon=True).start()
+            threading.Thread(target=beat_for_ever, args=(heartbeat,), daemon=True).start()
         if act == "hear-first":
             note(type(line.wait()).__name__)
         line.send(Serving())
@@ -122,9 +122,9 @@ def told(message: ToChild) -> str:
     return type(message).__name__
 
 
-def beat_for_ever(pulse: FrontendHeartbeat) -> None:
+def beat_for_ever(heartbeat: FrontendHeartbeat) -> None:
     while True:
-        pulse.beat()
+        heartbeat.beat()
         time.sleep(0.02)
 
 

@@ -28,7 +28,7 @@ from vivace.config.parsing import parse
 from vivace.config.values import size_text
 from vivace.doctor.port import shortened
 from vivace.errors import CannotStart
-from vivace.launch.faults import FaultyRunner, InjectedDeath, frontend_countdown, with_fault
+from vivace.launch.faults import FaultyRunner, InjectedDeath, with_fault, with_frontend_fault
 from vivace.launch.listen import PortInUse, bind, url_of
 from vivace.launch.screen import PlainScreen
 from vivace.launch.serve import configure
@@ -38,8 +38,8 @@ from vivace.protocol.heartbeat import Span
 from vivace.supervisor.child import Child, describe_exit, process_command, spawn
 from vivace.supervisor.ipc import SocketClosed, child_end, supervisor_end
 from vivace.supervisor.messages import Failure, Progress, Serving, Setup, Stop
-from vivace.supervisor.restart_policy import Backoff, Charges, CrashBudget, Verdict
-from vivace.supervisor.signals import STOPPING, caught
+from vivace.supervisor.restart_policy import Backoff, CrashAttribution, CrashBudget, RestartDecision
+from vivace.supervisor.signals import STOPPING, handled
 from vivace.supervisor.watch import PAUSE_SECONDS, Watchdog
 
 CAPACITY = Capacity(
@@ -74,20 +74,22 @@ def test_signals_that_the_parent_ignores_stay_ignored(
 ) -> None:
     before = {number: signal.getsignal(number) for number in STOPPING}
     arrived: list[int] = []
-    heeded = [number for number in STOPPING if number not in ignored or number == signal.SIGTERM]
+    not_ignored = [
+        number for number in STOPPING if number not in ignored or number == signal.SIGTERM
+    ]
     try:
         for number in ignored:
             signal.signal(number, signal.SIG_IGN)
         with (
             caplog.at_level("INFO"),
             selectors.DefaultSelector() as selector,
-            caught(selector, arrived.append),
+            handled(selector, arrived.append),
         ):
             for number in STOPPING:
                 signal.raise_signal(number)
             for key, _ in selector.select(5):
                 key.data()
-        assert sorted(arrived) == sorted(heeded)
+        assert sorted(arrived) == sorted(not_ignored)
         assert all(signal.getsignal(number) is signal.SIG_IGN for number in ignored)
         assert ("SIGINT" in caplog.text) == (signal.SIGINT in ignored)
     finally:
@@ -106,53 +108,55 @@ def test_budget_counts_a_sliding_window(gaps: list[float], crashes: int, window:
         assert budget.spent == len(recent)
 
 
-def died(charges: Charges, now: float, *keys: int, survived: int = 0) -> Verdict:
+def died(
+    attribution: CrashAttribution, now: float, *keys: int, survived: int = 0
+) -> RestartDecision:
     step = 100
-    return charges.died(step, [Span(key, step - survived) for key in keys], now)
+    return attribution.died(step, [Span(key, step - survived) for key in keys], now)
 
 
 def test_who_kills_two_engines_and_the_second_alone_is_found() -> None:
     budget = CrashBudget(3, 600.0)
-    charges = Charges(budget)
-    assert died(charges, 1.0, 5, 6, 7) == Verdict(True, [], {5: 1, 6: 1, 7: 1})
-    assert died(charges, 2.0, 6) == Verdict(True, [6], {5: 1, 7: 1})
+    attribution = CrashAttribution(budget)
+    assert died(attribution, 1.0, 5, 6, 7) == RestartDecision(True, [], {5: 1, 6: 1, 7: 1})
+    assert died(attribution, 2.0, 6) == RestartDecision(True, [6], {5: 1, 7: 1})
     assert budget.spent == 0, "both deaths are explained"
-    assert died(charges, 3.0, 7) == Verdict(True, [7], {5: 1})
-    assert died(charges, 4.0).suspects == {5: 1} and budget.spent == 1
+    assert died(attribution, 3.0, 7) == RestartDecision(True, [7], {5: 1})
+    assert died(attribution, 4.0).suspects == {5: 1} and budget.spent == 1
 
 
 @given(st.integers(1, 12), st.integers(0, 3))
 def test_any_number_of_killers_is_found_within_the_budget(killers: int, others: int) -> None:
     """All of them in one step: each engine dies of the first one that runs alone."""
-    charges, now, found = Charges(CrashBudget(3, 600.0)), 0.0, []
+    attribution, now, found = CrashAttribution(CrashBudget(3, 600.0)), 0.0, []
     live = [*range(killers), *range(100, 100 + others)]
-    verdict = died(charges, now, *live)
+    decision = died(attribution, now, *live)
     while killers - len(found):
         now += 1.0
-        assert (verdict.forgiven and set(verdict.suspects) == set(live)) or len(live) == 1
-        verdict = died(charges, now, next(key for key in live if key < 100))
-        found += verdict.refused
+        assert (decision.restart and set(decision.suspects) == set(live)) or len(live) == 1
+        decision = died(attribution, now, next(key for key in live if key < 100))
+        found += decision.refused
         live = [key for key in live if key not in found]
-    assert sorted(found) == list(range(killers)) and verdict.forgiven
+    assert sorted(found) == list(range(killers)) and decision.restart
 
 
 def test_deaths_between_steps_are_nobodys_and_cost() -> None:
-    charges = Charges(CrashBudget(3, 600.0))
-    assert [died(charges, float(t)).forgiven for t in range(4)] == [True, True, True, False]
+    attribution = CrashAttribution(CrashBudget(3, 600.0))
+    assert [died(attribution, float(t)).restart for t in range(4)] == [True, True, True, False]
 
 
 def test_who_got_on_in_between_is_no_sure_killer() -> None:
     """An engine that somebody kills again and again from outside, with one long stream in it."""
-    charges = Charges(CrashBudget(9, 600.0))
-    verdicts = [died(charges, float(t), 5, survived=1000) for t in range(4)]
-    assert [verdict.refused for verdict in verdicts] == [[], [], [], [5]]
-    assert [verdict.suspects for verdict in verdicts[:3]] == [{5: 1}, {5: 2}, {5: 2}]
+    attribution = CrashAttribution(CrashBudget(9, 600.0))
+    verdicts = [died(attribution, float(t), 5, survived=1000) for t in range(4)]
+    assert [decision.refused for decision in verdicts] == [[], [], [], [5]]
+    assert [decision.suspects for decision in verdicts[:3]] == [{5: 1}, {5: 2}, {5: 2}]
 
 
 def test_old_charges_are_forgotten() -> None:
-    charges = Charges(CrashBudget(3, 600.0))
-    died(charges, 0.0, 5)
-    assert died(charges, 601.0, 5) == Verdict(True, [], {5: 1})
+    attribution = CrashAttribution(CrashBudget(3, 600.0))
+    died(attribution, 0.0, 5)
+    assert died(attribution, 601.0, 5) == RestartDecision(True, [], {5: 1})
 
 
 def test_frontends_that_keep_dying_are_started_ever_later() -> None:
@@ -323,8 +327,10 @@ def test_faults_happen_once_and_only_to_the_first_engine() -> None:
     assert [faulty.run(SimpleNamespace(rows=[0])) for _ in range(2)] == ["result"] * 2
     with pytest.raises(InjectedDeath):
         with_fault(runner, "engine-start@0", 0)
-    assert frontend_countdown("frontend-kill@3", 1) is None
-    assert frontend_countdown("frontend-kill@3", 0) is not None
+    inbox = SimpleNamespace(receive=None, accept=None)
+    assert with_frontend_fault(inbox, "frontend-kill@3", 1) is inbox
+    assert with_frontend_fault(inbox, "engine-kill@3", 0) is inbox
+    assert with_frontend_fault(inbox, "frontend-kill@3", 0) is not inbox
 
 
 def config(*flags: str) -> Config:

@@ -25,7 +25,7 @@ from vivace.protocol.heartbeat import FrontendHeartbeat
 from vivace.protocol.shared_memory import attach
 from vivace.server.http_metrics import HttpMetrics
 memory = attach(int(sys.argv[1]))
-FrontendHeartbeat(memory.pulse(1)).begin()
+FrontendHeartbeat(memory.heartbeat(1)).begin()
 metrics = HttpMetrics(memory, 1)
 for _ in range(3):
     metrics.end(metrics.begin("/generate", "POST"), 200)
@@ -86,7 +86,7 @@ def test_the_counts_of_a_killed_process_stay_and_its_activity_ends() -> None:
         assert other.stdout.readline() == b"counted\n"
         while_alive = mine.totals()
         other.send_signal(signal.SIGKILL)
-    FrontendHeartbeat(memory.pulse(1)).end()  # as the supervisor does
+    FrontendHeartbeat(memory.heartbeat(1)).end()  # as the supervisor does
     mine.end(label, 503)
     after = mine.totals()
     assert while_alive[("active", *place)] == 2
@@ -94,7 +94,7 @@ def test_the_counts_of_a_killed_process_stay_and_its_activity_ends() -> None:
     assert while_alive[("requests", *place)] == after[("requests", *place)] == 5
     assert after[("responses", *place, "200")] == 3
     assert after[("responses", *place, "503")] == 1
-    FrontendHeartbeat(memory.pulse(1)).begin()
+    FrontendHeartbeat(memory.heartbeat(1)).begin()
     successor = HttpMetrics(memory, 1)
     assert successor.totals()[("active", *place)] == mine.totals()[("active", *place)] == 0
     assert successor.totals()[("requests", *place)] == 5

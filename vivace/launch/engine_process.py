@@ -20,7 +20,7 @@ from vivace.observability.gc_pauses import watch_gc
 from vivace.observability.timeline import Timeline
 from vivace.protocol.channel import EngineMailbox, ToEngine, ToFrontend
 from vivace.protocol.control import Capacity, Command, Ready, Reply
-from vivace.protocol.heartbeat import PATIENCE, EngineHeartbeat, Span
+from vivace.protocol.heartbeat import MIN_ALLOWANCE, EngineHeartbeat, Span
 from vivace.protocol.shared_memory import attach
 from vivace.protocol.step import StepPlan, StepResult
 from vivace.supervisor.ipc import MessageSocket, SocketClosed
@@ -80,8 +80,8 @@ def run_engine(line: MessageSocket[ToChild], setup: Setup, timeline: Timeline) -
     )
     thread = SupervisorThread(line, mailbox)
     thread.start()
-    pulse = EngineHeartbeat(attach(setup.memory).engine)
-    pulse.begin()
+    heartbeat = EngineHeartbeat(attach(setup.memory).engine)
+    heartbeat.begin()
 
     def report(stage: str, fraction: float) -> None:
         timeline.begin(stage)
@@ -89,16 +89,16 @@ def run_engine(line: MessageSocket[ToChild], setup: Setup, timeline: Timeline) -
 
     loop, capacity = engine_parts(
         config,
-        HeartbeatMailbox(mailbox, pulse),
+        HeartbeatMailbox(mailbox, heartbeat),
         report,
         epoch=setup.epoch,
-        watched=lambda runner: SoloSteps(HeartbeatRunner(runner, pulse)),
+        watched=lambda runner: SoloSteps(HeartbeatRunner(runner, heartbeat)),
     )
     timeline.begin("collecting garbage")
     gc.collect()
     gc.freeze()  # what is loaded stays; the collector need not look at it again
     gc.enable()
-    pulse.rest()
+    heartbeat.idle()
     thread.drive(loop)
     line.send(Timed(timeline.stages()))
     line.send(Ready(epoch=setup.epoch, capacity=capacity))
@@ -120,33 +120,33 @@ class Receiver(Protocol):
 class HeartbeatMailbox:
     """A mailbox that beats whenever the loop comes by for messages."""
 
-    def __init__(self, mailbox: Receiver, pulse: EngineHeartbeat) -> None:
+    def __init__(self, mailbox: Receiver, heartbeat: EngineHeartbeat) -> None:
         self._mailbox = mailbox
-        self._pulse = pulse
+        self._heartbeat = heartbeat
         self.send = mailbox.send
         self.wake = mailbox.wake
 
     def receive(self, wait: float | None) -> list[ToEngine]:
         if wait != 0:
-            self._pulse.rest()
+            self._heartbeat.idle()
         messages = self._mailbox.receive(wait)
-        self._pulse.decide()
+        self._heartbeat.schedule()
         return messages
 
 
 class HeartbeatRunner:
     """A runner that says, before each step, which requests are in it and how long it may take."""
 
-    def __init__(self, runner: Runner, pulse: EngineHeartbeat) -> None:
+    def __init__(self, runner: Runner, heartbeat: EngineHeartbeat) -> None:
         self.capacity: Capacity = runner.capacity
         self.close = runner.close
         self._runner = runner
-        self._pulse = pulse
-        self._times = StepTimes(PATIENCE)
+        self._heartbeat = heartbeat
+        self._times = StepTimes(MIN_ALLOWANCE)
         self._members: dict[int, tuple[Span, int]] = {}
         """row -> who is in it, and how many tokens are known of it"""
         self._listed: list[int] | None = None
-        """rows whose spans the pulse shows"""
+        """rows whose spans the heartbeat shows"""
         self._steps = 0
 
     def run(self, plan: StepPlan) -> StepResult:
@@ -160,7 +160,7 @@ class HeartbeatRunner:
         started = time.monotonic()
         result = self._runner.run(plan)
         self._times.learn(work, time.monotonic() - started)
-        self._pulse.decide()
+        self._heartbeat.schedule()
         return result
 
     def _seat(self, plan: StepPlan) -> None:
@@ -183,9 +183,9 @@ class HeartbeatRunner:
     def _announce(self, plan: StepPlan, work: int) -> None:
         tokens, allowance = sum(plan.counts), self._times.allowance(work)
         if plan.rows == self._listed:
-            self._pulse.step_again(self._steps, tokens, allowance)
+            self._heartbeat.repeat_step(self._steps, tokens, allowance)
         else:
-            self._pulse.step(self._steps, tokens, allowance, self._spans(plan))
+            self._heartbeat.step(self._steps, tokens, allowance, self._spans(plan))
             self._listed = plan.rows
 
     def _spans(self, plan: StepPlan) -> Iterator[Span]:

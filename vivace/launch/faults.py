@@ -16,10 +16,11 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from typing import Protocol
 
 from vivace.engine.executor import ExecutorDied, Runner
-from vivace.protocol.control import Capacity
+from vivace.protocol.channel import ToFrontend
+from vivace.protocol.control import Capacity, Down, Ready
 from vivace.protocol.step import StepPlan, StepResult
 
 
@@ -93,16 +94,30 @@ def with_fault(runner: Runner, text: str, epoch: int) -> Runner:
     return FaultyRunner(runner, kind, at)
 
 
-def frontend_countdown(text: str, index: int) -> Callable[[], None] | None:
-    """A function to call per message from the engine; kills the process when the count is over."""
-    kind, left = parse(text)
-    if kind != "frontend-kill" or index != 0:
-        return None
-    remaining = [left]
+class Inbox(Protocol):
+    """A frontend's end of the channel, as far as it reads."""
 
-    def count() -> None:
-        remaining[0] -= 1
-        if remaining[0] < 0:
+    async def receive(self) -> list[ToFrontend]: ...
+    def accept(self, message: Ready | Down) -> None: ...
+
+
+class FaultyInbox:
+    """An inbox whose process is killed by the message after so many."""
+
+    def __init__(self, inbox: Inbox, left: int) -> None:
+        self.accept = inbox.accept
+        self._inbox = inbox
+        self._left = left
+
+    async def receive(self) -> list[ToFrontend]:
+        messages = await self._inbox.receive()
+        self._left -= len(messages)
+        if self._left < 0:
             os.kill(os.getpid(), signal.SIGKILL)
+        return messages
 
-    return count
+
+def with_frontend_fault(inbox: Inbox, text: str, index: int) -> Inbox:
+    """`inbox`, or one that kills frontend 0 as `text` says."""
+    kind, left = parse(text)
+    return FaultyInbox(inbox, left) if kind == "frontend-kill" and index == 0 else inbox

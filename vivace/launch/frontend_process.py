@@ -18,7 +18,7 @@ from vivace.config.serialize import decode
 from vivace.frontend.frontend import Frontend
 from vivace.frontend.served import served_model
 from vivace.frontend.tokenizer import configured_tokenizer
-from vivace.launch.faults import frontend_countdown
+from vivace.launch.faults import Inbox, with_frontend_fault
 from vivace.observability import log as log_lines
 from vivace.observability.crash_dump import CrashDump
 from vivace.observability.gc_pauses import watch_gc
@@ -48,22 +48,22 @@ async def run_frontend(line: MessageSocket[ToChild], setup: Setup, timeline: Tim
     log_lines.setup(config.logging.log_level, f"frontend {setup.index}" if several else "frontend")
     watch_gc(config.logging.gc_warning_threshold_secs)
     memory = attach(setup.memory)
-    pulse = FrontendHeartbeat(memory.pulse(setup.place))
-    pulse.begin()
+    heartbeat = FrontendHeartbeat(memory.heartbeat(setup.place))
+    heartbeat.begin()
     mailbox = FrontendMailbox(setup.engine, setup.index)
     dump = crash_dump(config, setup.index)
     timeline.begin("tokenizer")
     tokenizer = configured_tokenizer(config)
-    send = beating(mailbox.send, pulse)
+    send = with_heartbeat(mailbox.send, heartbeat)
     frontend = Frontend(
         served_model(config, tokenizer),
         tokenizer,
-        send if dump is None else recording(send, dump),
+        send if dump is None else with_record(send, dump),
         index=setup.index,
         stall=EngineProgress(memory).stall,
     )
-    child = FrontendChild(line, mailbox, frontend, dump)
-    child.count = frontend_countdown(config.environment.get("VIVACE_TEST_FAULT", ""), setup.index)
+    fault = config.environment.get("VIVACE_TEST_FAULT", "")
+    child = FrontendChild(line, with_frontend_fault(mailbox, fault, setup.index), frontend, dump)
     asyncio.get_running_loop().add_reader(line.fileno(), child.listen)
     child.listen()  # what came together with the setup
     feeding = asyncio.create_task(child.feed_until_stopped())
@@ -73,11 +73,11 @@ async def run_frontend(line: MessageSocket[ToChild], setup: Setup, timeline: Tim
     gc.collect()
     gc.freeze()
     gc.enable()
-    beating_always = asyncio.create_task(beat(pulse))
+    beats = asyncio.create_task(beat(heartbeat))
     line.send(Timed(timeline.stages()))
     line.send(Serving())
     await feeding
-    beating_always.cancel()
+    beats.cancel()
     with contextlib.suppress(asyncio.TimeoutError):
         await asyncio.wait_for(runner.cleanup(), child.grace + 1)
     mailbox.close()
@@ -89,12 +89,11 @@ class FrontendChild:
     def __init__(
         self,
         line: MessageSocket[ToChild],
-        mailbox: FrontendMailbox,
+        mailbox: Inbox,
         frontend: Frontend,
         dump: CrashDump | None,
     ) -> None:
         self.grace = 0.0
-        self.count: Callable[[], None] | None = None
         self._line = line
         self._mailbox = mailbox
         self._frontend = frontend
@@ -136,8 +135,6 @@ class FrontendChild:
     async def _feed(self) -> None:
         while True:
             for message in await self._mailbox.receive():
-                if self.count is not None:
-                    self.count()
                 if self._dump is not None:
                     record(self._dump, message)
                 self._frontend.feed(message)
@@ -186,26 +183,26 @@ def crash_dump(config: Config, index: int) -> CrashDump | None:
     )
 
 
-async def beat(pulse: FrontendHeartbeat) -> None:
+async def beat(heartbeat: FrontendHeartbeat) -> None:
     """Show that the event loop turns."""
     while True:
-        pulse.beat()
+        heartbeat.beat()
         await asyncio.sleep(BEAT_SECONDS)
 
 
-def beating(
-    send: Callable[[ToEngine], None], pulse: FrontendHeartbeat
+def with_heartbeat(
+    send: Callable[[ToEngine], None], heartbeat: FrontendHeartbeat
 ) -> Callable[[ToEngine], None]:
     """`send` that also tells when the engine was last sent something."""
 
     def send_and_tell(message: ToEngine) -> None:
         send(message)
-        pulse.sent()
+        heartbeat.sent()
 
     return send_and_tell
 
 
-def recording(send: Callable[[ToEngine], None], dump: CrashDump) -> Callable[[ToEngine], None]:
+def with_record(send: Callable[[ToEngine], None], dump: CrashDump) -> Callable[[ToEngine], None]:
     """`send` that also remembers for the crash dump."""
 
     def send_and_remember(message: ToEngine) -> None:

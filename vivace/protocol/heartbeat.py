@@ -23,9 +23,9 @@ SPANS = struct.Struct("=qq")
 """step, how many spans are listed behind"""
 SPANS_AT = ACTIVITY.size
 LIST_AT = SPANS_AT + SPANS.size
-MOST_SPANS = 4000
-RESTING, DECIDING, STEPPING = range(3)
-PATIENCE = 2.0
+MAX_SPANS = 4000
+IDLE, SCHEDULING, STEPPING = range(3)
+MIN_ALLOWANCE = 2.0
 """Seconds: what an engine may take to look at a message, or to decide; no step is allowed less."""
 
 
@@ -62,26 +62,26 @@ class EngineHeartbeat:
     def begin(self) -> None:
         """Forget what an engine before this one was at."""
         SPANS.pack_into(self._memory, SPANS_AT, 0, 0)
-        self.rest()
+        self.idle()
 
-    def rest(self) -> None:
+    def idle(self) -> None:
         """From now on it waits for messages."""
-        self._beat(RESTING, 0, 0)
+        self._beat(IDLE, 0, 0)
 
-    def decide(self) -> None:
+    def schedule(self) -> None:
         """From now on it reads messages, plans or commits."""
-        self._beat(DECIDING, int(PATIENCE * SECOND), 0)
+        self._beat(SCHEDULING, int(MIN_ALLOWANCE * SECOND), 0)
 
     def step(self, number: int, tokens: int, allowance: float, spans: Iterable[Span]) -> None:
         """From now on it runs step `number`, for at most `allowance` seconds."""
-        listed = list(itertools.islice(spans, MOST_SPANS))
+        listed = list(itertools.islice(spans, MAX_SPANS))
         words = [word for span in listed for word in (span.key, span.joined)]
         SPANS.pack_into(self._memory, SPANS_AT, number, 0)
         struct.pack_into(f"={len(words)}q", self._memory, LIST_AT, *words)
         SPANS.pack_into(self._memory, SPANS_AT, number, len(listed))
-        self.step_again(number, tokens, allowance)
+        self.repeat_step(number, tokens, allowance)
 
-    def step_again(self, number: int, tokens: int, allowance: float) -> None:
+    def repeat_step(self, number: int, tokens: int, allowance: float) -> None:
         """Like `step`, with the spans of the step before."""
         WORD.pack_into(self._memory, SPANS_AT, number)
         self._beat(STEPPING, int(allowance * SECOND), tokens)
@@ -93,13 +93,13 @@ class EngineHeartbeat:
 
     # -- everybody else --------------------------------------------------------------------------
 
-    def look(self) -> Activity:
+    def read(self) -> Activity:
         return Activity(*ACTIVITY.unpack_from(self._memory, 0))
 
     def fatal_spans(self) -> tuple[int, Sequence[Span]]:
         """(step, who is in it) of an engine that died; no spans when it died between steps."""
         step, count = SPANS.unpack_from(self._memory, SPANS_AT)
-        if self.look().kind != STEPPING or not 0 <= count <= MOST_SPANS:
+        if self.read().kind != STEPPING or not 0 <= count <= MAX_SPANS:
             return step, []
         words = struct.unpack_from(f"={2 * count}q", self._memory, LIST_AT)
         return step, [Span(*pair) for pair in zip(words[::2], words[1::2], strict=True)]
@@ -145,26 +145,28 @@ class EngineProgress:
     """Is the engine getting on with its work? For any process that shares the memory."""
 
     def __init__(self, memory: SharedMemory) -> None:
-        self._pulse = EngineHeartbeat(memory.engine)
-        self._frontends = [FrontendHeartbeat(memory.pulse(place)) for place in range(memory.places)]
+        self._heartbeat = EngineHeartbeat(memory.engine)
+        self._frontends = [
+            FrontendHeartbeat(memory.heartbeat(place)) for place in range(memory.places)
+        ]
 
     def activity(self) -> Activity:
         """What it is at. An engine that rests though a message came for it is deciding since."""
-        seen = self._pulse.look()
-        if seen.kind != RESTING:
+        seen = self._heartbeat.read()
+        if seen.kind != IDLE:
             return seen
-        sent = max((pulse.last_sent for pulse in self._frontends), default=0)
+        sent = max((heartbeat.last_sent for heartbeat in self._frontends), default=0)
         if sent <= seen.since:
             return seen
-        return Activity(seen.beats, DECIDING, sent, int(PATIENCE * SECOND), 0)
+        return Activity(seen.beats, SCHEDULING, sent, int(MIN_ALLOWANCE * SECOND), 0)
 
     def stall(self, now: int | None = None) -> str:
         """What is wrong, in words; "" while the engine rests or needs no longer than it may."""
         seen = self.activity()
         now = time.monotonic_ns() if now is None else now
-        if seen.kind == RESTING or now - seen.since <= seen.allowance:
+        if seen.kind == IDLE or now - seen.since <= seen.allowance:
             return ""
-        if self._pulse.look().beats != seen.beats:
+        if self._heartbeat.read().beats != seen.beats:
             return ""
         return describe(seen, now)
 

@@ -1,10 +1,10 @@
-"""Memory that all processes of one server share: the engine's pulse, and a place per frontend.
+"""Memory that all processes of one server share: the engine's heartbeat, and a place per frontend.
 
 It is anonymous (memfd), so no disk can be full or read-only behind it; it is reserved in whole
 before any process needs it and sealed against shrinking, so touching it never faults; it belongs to
 the supervisor, so what a process stored outlives that process however it dies.
 
-Layout: the engine's part, then one place per frontend: its pulse, then its counters.
+Layout: the engine's part, then one place per frontend: its heartbeat, then its counters.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import mmap
 import os
 
 ENGINE_BYTES = 64 << 10
-PULSE_BYTES = 4 << 10
+HEARTBEAT_BYTES = 4 << 10
 COUNTER_BYTES = 256 << 10
-PLACE_BYTES = PULSE_BYTES + COUNTER_BYTES
+PLACE_BYTES = HEARTBEAT_BYTES + COUNTER_BYTES
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
@@ -35,12 +35,12 @@ class SharedMemory:
     def engine(self) -> memoryview:
         return memoryview(self._map)[:ENGINE_BYTES]
 
-    def pulse(self, place: int) -> memoryview:
+    def heartbeat(self, place: int) -> memoryview:
         start = self._start(place)
-        return memoryview(self._map)[start : start + PULSE_BYTES]
+        return memoryview(self._map)[start : start + HEARTBEAT_BYTES]
 
     def counters(self, place: int) -> memoryview:
-        start = self._start(place) + PULSE_BYTES
+        start = self._start(place) + HEARTBEAT_BYTES
         return memoryview(self._map)[start : start + COUNTER_BYTES]
 
     def _start(self, place: int) -> int:

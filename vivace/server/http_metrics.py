@@ -63,7 +63,7 @@ class HttpMetrics:
         if memory is None:
             return total
         for place in set(range(memory.places)) - {self._place}:
-            alive = FrontendHeartbeat(memory.pulse(place)).alive
+            alive = FrontendHeartbeat(memory.heartbeat(place)).alive
             for key, count in read_counts(memory.counters(place)).items():
                 if alive or key[0] != ACTIVE:
                     total[key] += count

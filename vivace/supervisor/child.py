@@ -16,7 +16,7 @@ from vivace.config.child_process import child_environment, python_module
 from vivace.errors import CANNOT_START
 from vivace.supervisor.ipc import MessageSocket, supervisor_end
 from vivace.supervisor.messages import FromChild, Setup
-from vivace.supervisor.signals import held_back
+from vivace.supervisor.signals import signals_blocked
 
 Role = Literal["engine", "frontend"]
 Command = Callable[[Role, int], Sequence[str]]
@@ -110,7 +110,7 @@ def spawn(role: Role, command: Command, *inherited: int, piped: bool = False) ->
     before = out_of_memory_kills()
     reader, writer = pipe_of_lines() if piped else (None, None)
     try:
-        with held_back():
+        with signals_blocked():
             process = subprocess.Popen(
                 command(role, theirs.fileno()),
                 pass_fds=[theirs.fileno(), *inherited],

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from vivace.protocol.heartbeat import Span
 
-SOON = 32
+SHORT_LIFE = 32
 """Steps. Who kills an engine within so many of joining it did not get on since the last one."""
-MOST_DEATHS = 3
+MAX_DEATHS = 3
 """In so many steps that killed an engine a request may have been, whatever it did in between."""
 
 
@@ -62,10 +62,10 @@ class Backoff:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RestartDecision:
     """What follows from the death of an engine."""
 
-    forgiven: bool
+    restart: bool
     """False when it was one unexplained death too many"""
     refused: list[int] = field(default_factory=list)
     """keys of requests that must not come back"""
@@ -73,7 +73,7 @@ class Verdict:
     """key -> how long the request has to run alone (1: to its first token, 2: always)"""
 
 
-class Charges:
+class CrashAttribution:
     """Which requests were in the steps in which engines died.
 
     Who was in one runs alone in the next engine; who kills that one too, alone, is found: it is
@@ -85,19 +85,19 @@ class Charges:
         self._budget = budget
         self._deaths: dict[int, list[float]] = {}
 
-    def died(self, step: int, spans: Sequence[Span], now: float) -> Verdict:
+    def died(self, step: int, spans: Sequence[Span], now: float) -> RestartDecision:
         """An engine died in this step (no spans: between two) at `now` seconds."""
         self._forget(now - self._budget.window)
         for span in spans:
             self._deaths.setdefault(span.key, []).append(now)
         if len(spans) == 1 and self._is_found(spans[0], step):
             self._budget.refund(self._deaths.pop(spans[0].key))
-            return Verdict(True, [spans[0].key], self._suspects())
-        return Verdict(self._budget.spend(now), [], self._suspects())
+            return RestartDecision(True, [spans[0].key], self._suspects())
+        return RestartDecision(self._budget.spend(now), [], self._suspects())
 
     def _is_found(self, span: Span, step: int) -> bool:
         deaths = len(self._deaths[span.key])
-        return deaths > MOST_DEATHS or (deaths > 1 and step - span.joined < SOON)
+        return deaths > MAX_DEATHS or (deaths > 1 and step - span.joined < SHORT_LIFE)
 
     def _suspects(self) -> dict[int, int]:
         return {key: min(len(times), 2) for key, times in self._deaths.items()}

@@ -14,7 +14,7 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextlib.contextmanager
-def caught(selector: selectors.BaseSelector, handler: Callable[[int], None]) -> Iterator[None]:
+def handled(selector: selectors.BaseSelector, handler: Callable[[int], None]) -> Iterator[None]:
     """While inside, the stopping signals call `handler(number)` from the selector's turn.
 
     The data of the registered key is a function without arguments, as for all keys here. What the
@@ -28,7 +28,7 @@ def caught(selector: selectors.BaseSelector, handler: Callable[[int], None]) -> 
         for number in reader.recv(64):
             handler(number)
 
-    before = {number: signal.signal(number, lambda *_: None) for number in heeded()}
+    before = {number: signal.signal(number, lambda *_: None) for number in not_ignored()}
     wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
     selector.register(reader, selectors.EVENT_READ, arrived)
     try:
@@ -43,7 +43,7 @@ def caught(selector: selectors.BaseSelector, handler: Callable[[int], None]) -> 
 
 
 @contextlib.contextmanager
-def held_back() -> Iterator[None]:
+def signals_blocked() -> Iterator[None]:
     """What starts in here begins with the stopping signals blocked: until it says what they are to
     it, Ctrl-C, which reaches every process of the terminal, would end it with a traceback."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
@@ -53,7 +53,7 @@ def held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def heeded() -> list[signal.Signals]:
+def not_ignored() -> list[signal.Signals]:
     """Those of STOPPING that may stop this process; says which may not."""
     ignored = [number for number in STOPPING if signal.getsignal(number) is signal.SIG_IGN]
     ignored = [number for number in ignored if number is not signal.SIGTERM]

@@ -33,7 +33,7 @@ from vivace.supervisor.messages import (
 )
 from vivace.supervisor.output import Outputs
 from vivace.supervisor.plan import WARMING_UP, Hooks, Plan
-from vivace.supervisor.restart_policy import Backoff, Charges, CrashBudget
+from vivace.supervisor.restart_policy import Backoff, CrashAttribution, CrashBudget
 from vivace.supervisor.watch import EngineWatch, FrontendWatch, Watchdog
 
 log = logging.getLogger(__name__)
@@ -42,9 +42,9 @@ Phase = Literal["starting", "serving", "draining", "stopping"]
 STOP_GRACE_SECONDS = 5.0
 SAME_SIGNAL_SECONDS = 0.3
 """Wrappers such as `timeout` signal a process and then its group: that is one wish, not two."""
-MOST_UNBORN = 5
+MAX_FAILED_STARTS = 5
 """Frontends in a row that do not come to serve: the next one will not either."""
-FINAL_WORDS_SECONDS = 1.0
+SHUTDOWN_NOTICE_SECONDS = 1.0
 """For the frontends to tell their clients that the server stops."""
 
 
@@ -63,21 +63,21 @@ class Supervisor:
         self._engine: Child | None = None
         self._frontends: list[Child] = []
         self._ready: Ready | None = None
-        self._warming = False
+        self._warm_up_sent = False
         self._budget = CrashBudget(plan.crashes, plan.crash_window)
-        self._charges = Charges(self._budget)
+        self._attribution = CrashAttribution(self._budget)
         self._backoff = Backoff(plan.crashes, plan.crash_window)
-        self._unborn = 0
+        self._failed_starts = 0
         """frontends in a row that died before they served, since the start was complete"""
         self._due: list[tuple[float, int]] = []
         """(when, place): frontends to be started"""
         self._engine_due: float | None = None
         """when to try again to start the engine"""
-        self._pulse = EngineHeartbeat(plan.memory.engine)
+        self._heartbeat = EngineHeartbeat(plan.memory.engine)
         watchdog = Watchdog(hard=plan.watchdog, soft=plan.soft_watchdog)
         self._watch = EngineWatch(EngineProgress(plan.memory), watchdog)
         self._frontend_watch = FrontendWatch(
-            [FrontendHeartbeat(plan.memory.pulse(place)) for place in range(plan.memory.places)]
+            [FrontendHeartbeat(plan.memory.heartbeat(place)) for place in range(plan.memory.places)]
         )
         self._selector = selectors.DefaultSelector()
         self._outputs = Outputs(self._selector, hooks.write)
@@ -85,11 +85,11 @@ class Supervisor:
         self._deadline: float | None = None
         """when the present phase is cut short"""
         self._signals = 0
-        self._deaf_until = 0.0
+        self._ignore_signals_until = 0.0
         self._code: int | None = None
 
     def run(self) -> int:
-        with signals.caught(self._selector, self._on_signal):
+        with signals.handled(self._selector, self._on_signal):
             try:
                 self._start_engine(self._first_engine)
                 for index in range(self._plan.frontends):
@@ -108,7 +108,7 @@ class Supervisor:
         memory, listening = self._plan.memory.descriptor, self._plan.engine.listening
         setup = Setup(config=self._plan.config, engine=listening, epoch=self._epoch, memory=memory)
         self._watch.restart(time.monotonic())
-        self._pulse.begin()  # what the last engine died of is not this one's doing
+        self._heartbeat.begin()  # what the last engine died of is not this one's doing
         try:
             engine = engine or self._spawn("engine", memory, listening)
         except OSError as error:
@@ -156,7 +156,7 @@ class Supervisor:
         try:
             messages = child.line.receive()
         except SocketClosed:
-            self._bury(child)
+            self._reap(child)
             return
         for message in messages:
             match message:
@@ -170,44 +170,44 @@ class Supervisor:
                     self._engine_is_ready(child, message)
                 case Serving():
                     child.serving = True
-                    self._unborn = 0
+                    self._failed_starts = 0
                     if self._phase == "draining":
                         child.line.send(Draining())
-                    self._announce()
+                    self._finish_start_if_all_serve()
                 case Warm():
-                    self._warmed(message)
+                    self._on_warm(message)
                 case Reply():
-                    self._drained(message)
+                    self._on_drained(message)
 
     def _engine_is_ready(self, engine: Child, ready: Ready) -> None:
         engine.serving = True
         self._ready = ready
         self._watch.restart(time.monotonic())
-        self._tell_frontends(ready)
+        self._broadcast(ready)
         if self._down_since is not None:
             seconds = time.monotonic() - self._down_since
             log.info("The engine is back after %.1f s; live requests go on", seconds)
             self._down_since = None
-        self._announce()
+        self._finish_start_if_all_serve()
 
-    def _announce(self) -> None:
+    def _finish_start_if_all_serve(self) -> None:
         """Once engine and frontends are there: warm up, then say that the server is ready."""
         if self._phase != "starting" or self._ready is None:
             return
         if not all(child.serving for child in self._frontends):
             return
-        if self._plan.warm_up and not self._warming:
-            self._warming = True
+        if self._plan.warm_up and not self._warm_up_sent:
+            self._warm_up_sent = True
             self._hooks.progress(WARMING_UP, 0.0)
             self._frontends[0].line.send(WarmUp())
         elif not self._plan.warm_up:
             self._complete_start()
 
-    def _warmed(self, warm: Warm) -> None:
+    def _on_warm(self, warm: Warm) -> None:
         if self._phase != "starting":
             return
         if warm.problem:
-            self._give_up(f"the warm-up request failed: {warm.problem}")
+            self._fail(f"the warm-up request failed: {warm.problem}")
         else:
             self._complete_start()
 
@@ -218,7 +218,7 @@ class Supervisor:
 
     # -- deaths -----------------------------------------------------------------------------------
 
-    def _bury(self, child: Child) -> None:
+    def _reap(self, child: Child) -> None:
         self._selector.unregister(child.line)
         cause = child.cause()
         self._outputs.finish(child)
@@ -236,30 +236,30 @@ class Supervisor:
         if self._phase == "stopping":
             return
         if self._phase == "starting" and not engine.serving:
-            self._give_up(f"the engine did not start: {cause}", engine.exit_code)
+            self._fail(f"the engine did not start: {cause}", engine.exit_code)
         elif self._phase == "draining":
-            self._tell_frontends(Down(reason=cause, restarting=False))
-            self._give_up(f"the engine died while draining: {cause}")
+            self._broadcast(Down(reason=cause, restarting=False))
+            self._fail(f"the engine died while draining: {cause}")
         else:
             self._replace_engine(cause)
 
     def _replace_engine(self, cause: str) -> None:
         """Unless it died too often. What is found to kill engines does not come back."""
         now = time.monotonic()
-        step, spans = self._pulse.fatal_spans()
-        verdict = self._charges.died(step, spans, now)
+        step, spans = self._heartbeat.fatal_spans()
+        decision = self._attribution.died(step, spans, now)
         down = Down(
             reason=cause,
-            restarting=verdict.forgiven,
-            refused=verdict.refused,
-            suspects=verdict.suspects,
+            restarting=decision.restart,
+            refused=decision.refused,
+            suspects=decision.suspects,
         )
-        self._tell_frontends(down)
-        if not verdict.forgiven:
-            self._give_up(f"the engine died: {cause}. {self._budget.exhausted_note()}")
+        self._broadcast(down)
+        if not decision.restart:
+            self._fail(f"the engine died: {cause}. {self._budget.exhausted_note()}")
             return
         company = f", in a step of {len(spans)} requests" if spans else ""
-        blame = ". One request is found to kill engines and refused" if verdict.refused else ""
+        blame = ". One request is found to kill engines and refused" if decision.refused else ""
         log.error("The engine died: %s%s%s. %s", cause, company, blame, self._budget.restart_note())
         if self._down_since is None:
             self._down_since = now
@@ -270,7 +270,7 @@ class Supervisor:
         if self._phase == "stopping":
             return
         if self._phase == "starting" and not child.serving:
-            self._give_up(f"{child.name} did not start: {cause}", child.exit_code)
+            self._fail(f"{child.name} did not start: {cause}", child.exit_code)
             return
         if self._engine is not None:
             self._engine.line.send(FrontendGone(child.index))
@@ -281,9 +281,11 @@ class Supervisor:
 
     def _replace_frontend(self, child: Child, cause: str) -> None:
         """For ever, but not ever faster, as long as those that are started come to serve."""
-        self._unborn = 0 if child.serving else self._unborn + 1
-        if self._unborn >= MOST_UNBORN and not any(one.serving for one in self._frontends):
-            self._give_up(f"{child.name} died: {cause}. No frontend can be started any more")
+        self._failed_starts = 0 if child.serving else self._failed_starts + 1
+        if self._failed_starts >= MAX_FAILED_STARTS and not any(
+            one.serving for one in self._frontends
+        ):
+            self._fail(f"{child.name} died: {cause}. No frontend can be started any more")
             return
         now = time.monotonic()
         wait = self._backoff.died(now)
@@ -298,18 +300,18 @@ class Supervisor:
             # A new index: the keys of its predecessor's requests must not come back.
             self._start_frontend(self._next_index, place)
             self._next_index += 1
-            self._warming = False  # whoever was warming up may be the dead one
+            self._warm_up_sent = False  # whoever was warming up may be the dead one
 
-    def _tell_frontends(self, message: Ready | Down | Draining | Stop) -> None:
+    def _broadcast(self, message: Ready | Down | Draining | Stop) -> None:
         for frontend in self._frontends:
             frontend.line.send(message)
 
-    def _give_up(self, reason: str, code: int = FAILED) -> None:
+    def _fail(self, reason: str, code: int = FAILED) -> None:
         log.error("The server stops: %s", reason)
         self._code = code
         if any(child.serving for child in self._frontends):
-            self._tell_frontends(Down(reason=reason, restarting=False))
-            self._stop_frontends(FINAL_WORDS_SECONDS)
+            self._broadcast(Down(reason=reason, restarting=False))
+            self._stop_frontends(SHUTDOWN_NOTICE_SECONDS)
         else:
             self._phase = "stopping"
             self._kill_everything()
@@ -318,8 +320,8 @@ class Supervisor:
 
     def _tick(self, now: float) -> None:
         if self._engine is not None and self._engine.serving:
-            self._watch.look(self._engine, now)
-        self._frontend_watch.look(self._frontends, now)
+            self._watch.check(self._engine, now)
+        self._frontend_watch.check(self._frontends, now)
         if self._phase in ("starting", "serving"):
             if self._engine_due is not None and now >= self._engine_due:
                 self._start_engine()
@@ -338,9 +340,9 @@ class Supervisor:
 
     def _on_signal(self, number: int) -> None:
         now = time.monotonic()
-        if now < self._deaf_until:
+        if now < self._ignore_signals_until:
             return
-        self._deaf_until = now + SAME_SIGNAL_SECONDS
+        self._ignore_signals_until = now + SAME_SIGNAL_SECONDS
         self._signals += 1
         name = signal.Signals(number).name
         if self._signals > 1 or self._phase == "starting":
@@ -354,7 +356,7 @@ class Supervisor:
 
     def _drain(self) -> None:
         self._phase = "draining"
-        self._tell_frontends(Draining())
+        self._broadcast(Draining())
         if self._engine is None:
             self._stop_frontends(STOP_GRACE_SECONDS)
             return
@@ -362,7 +364,7 @@ class Supervisor:
         ticket = SUPERVISOR << KEY_SHIFT
         self._engine.line.send(Command(ticket=ticket, body=Drain(timeout=self._plan.drain)))
 
-    def _drained(self, reply: Reply) -> None:
+    def _on_drained(self, reply: Reply) -> None:
         if self._phase == "draining":
             log.info("Drained%s", f": {reply.message}" if reply.message else "")
             self._stop_frontends(STOP_GRACE_SECONDS)
@@ -370,7 +372,7 @@ class Supervisor:
     def _stop_frontends(self, grace: float) -> None:
         """First the frontends, so that the last tokens reach the clients; then the engine."""
         self._phase = "stopping"
-        self._tell_frontends(Stop(grace=grace))
+        self._broadcast(Stop(grace=grace))
         self._deadline = time.monotonic() + grace + 2
 
     def _stop_engine(self, now: float) -> None:

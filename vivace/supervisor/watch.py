@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from vivace.protocol.heartbeat import RESTING, EngineProgress, FrontendHeartbeat
+from vivace.protocol.heartbeat import IDLE, EngineProgress, FrontendHeartbeat
 from vivace.supervisor.child import Child
 
 log = logging.getLogger(__name__)
@@ -42,11 +42,11 @@ class Watchdog:
         """A new process runs, or it became ready."""
         self._beats, self._since, self._looked, self._warned = -1, now, now, False
 
-    def check(self, beats: int, resting: bool, now: float) -> Alarm:
+    def check(self, beats: int, idle: bool, now: float) -> Alarm:
         away, self._looked = now - self._looked, now
         if away > PAUSE_SECONDS:
             self._since += away
-        if resting or beats != self._beats:
+        if idle or beats != self._beats:
             self._beats, self._since, self._warned = beats, now, False
             return "quiet"
         stalled = now - self._since
@@ -72,13 +72,13 @@ class ChildWatch:
         self._kill_at = None
         self._watchdog.reset(now)
 
-    def look(self, child: Child, beats: int, resting: bool, now: float) -> None:
+    def check(self, child: Child, beats: int, idle: bool, now: float) -> None:
         """To be called often, while the child serves."""
         if self._kill_at is not None:
             if now >= self._kill_at:
                 child.kill(f"it made no progress for {self._watchdog.stalled(now):.0f} s")
             return
-        alarm = self._watchdog.check(beats, resting, now)
+        alarm = self._watchdog.check(beats, idle, now)
         if alarm == "quiet":
             return
         log.error(
@@ -104,9 +104,9 @@ class EngineWatch:
         self._stalled_at = None
         self._child.restart(now)
 
-    def look(self, engine: Child, now: float) -> None:
+    def check(self, engine: Child, now: float) -> None:
         seen = self._progress.activity()
-        self._child.look(engine, seen.beats, seen.kind == RESTING, now)
+        self._child.check(engine, seen.beats, seen.kind == IDLE, now)
         self._tell(self._progress.stall(), now)
 
     def _tell(self, stall: str, now: float) -> None:
@@ -119,13 +119,13 @@ class EngineWatch:
 
 
 class FrontendWatch:
-    """The frontends: a pulse each, by place."""
+    """The frontends: a heartbeat each, by place."""
 
-    def __init__(self, pulses: list[FrontendHeartbeat]) -> None:
-        self._pulses = pulses
+    def __init__(self, heartbeats: list[FrontendHeartbeat]) -> None:
+        self._heartbeats = heartbeats
         self._watches: dict[Child, ChildWatch] = {}
 
-    def look(self, frontends: Iterable[Child], now: float) -> None:
+    def check(self, frontends: Iterable[Child], now: float) -> None:
         serving = [child for child in frontends if child.serving]
         for child in self._watches.keys() - serving:
             del self._watches[child]
@@ -134,9 +134,9 @@ class FrontendWatch:
                 watchdog = Watchdog(hard=FRONTEND_HARD_SECONDS, soft=FRONTEND_SOFT_SECONDS)
                 self._watches[child] = ChildWatch(watchdog)
                 self._watches[child].restart(now)
-            beats = self._pulses[child.place].last_beat
-            self._watches[child].look(child, beats, False, now)
+            beats = self._heartbeats[child.place].last_beat
+            self._watches[child].check(child, beats, False, now)
 
     def died(self, child: Child) -> None:
         """Its place is empty; nothing is in progress there."""
-        self._pulses[child.place].end()
+        self._heartbeats[child.place].end()

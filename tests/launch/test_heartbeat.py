@@ -1,4 +1,4 @@
-"""What processes tell each other through shared memory: at work, resting, stalled, dead."""
+"""What processes tell each other through shared memory: at work, idle, stalled, dead."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from vivace.launch.engine_process import HeartbeatMailbox, HeartbeatRunner
 from vivace.protocol.channel import ToEngine
 from vivace.protocol.control import Capacity
 from vivace.protocol.heartbeat import (
-    MOST_SPANS,
-    PATIENCE,
-    RESTING,
+    IDLE,
+    MAX_SPANS,
+    MIN_ALLOWANCE,
     SECOND,
     STEPPING,
     EngineHeartbeat,
@@ -59,14 +59,17 @@ def test_the_memory_is_reserved_and_cannot_shrink(memory: SharedMemory) -> None:
 def test_places_do_not_overlap(memory: SharedMemory) -> None:
     other = attach(memory.descriptor)
     assert other.places == 2
-    parts = [memory.engine, *(part(p) for p in (0, 1) for part in (memory.pulse, memory.counters))]
+    parts = [
+        memory.engine,
+        *(part(p) for p in (0, 1) for part in (memory.heartbeat, memory.counters)),
+    ]
     for number, part in enumerate(parts):
         part[:] = bytes([number + 1]) * len(part)
-    again = [other.engine, *(part(p) for p in (0, 1) for part in (other.pulse, other.counters))]
+    again = [other.engine, *(part(p) for p in (0, 1) for part in (other.heartbeat, other.counters))]
     for number, part in enumerate(again):
         assert bytes(part) == bytes([number + 1]) * len(part)
     with pytest.raises(ValueError, match="no place 2"):
-        memory.pulse(2)
+        memory.heartbeat(2)
 
 
 def test_a_foreign_descriptor_is_refused() -> None:
@@ -78,9 +81,9 @@ OTHER = """
 import os, signal, sys
 from vivace.protocol.heartbeat import EngineHeartbeat, Span
 from vivace.protocol.shared_memory import attach
-pulse = EngineHeartbeat(attach(int(sys.argv[1])).engine)
-pulse.begin()
-pulse.step(7, 3, 0.5, [Span(11, 5), Span(12, 7)])
+heartbeat = EngineHeartbeat(attach(int(sys.argv[1])).engine)
+heartbeat.begin()
+heartbeat.step(7, 3, 0.5, [Span(11, 5), Span(12, 7)])
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -92,54 +95,54 @@ def test_what_a_killed_engine_was_at_can_be_read(memory: SharedMemory) -> None:
         timeout=60,
     )
     assert done.returncode == -signal.SIGKILL
-    pulse = EngineHeartbeat(memory.engine)
-    assert pulse.fatal_spans() == (7, [Span(11, 5), Span(12, 7)])
-    assert pulse.look().kind == STEPPING and pulse.look().tokens == 3
+    heartbeat = EngineHeartbeat(memory.engine)
+    assert heartbeat.fatal_spans() == (7, [Span(11, 5), Span(12, 7)])
+    assert heartbeat.read().kind == STEPPING and heartbeat.read().tokens == 3
     EngineHeartbeat(memory.engine).begin()
-    assert pulse.fatal_spans()[1] == []
+    assert heartbeat.fatal_spans()[1] == []
 
 
 def test_only_a_step_has_spans(memory: SharedMemory) -> None:
-    pulse = EngineHeartbeat(memory.engine)
-    pulse.begin()
-    pulse.step(1, 9, 1.0, (Span(key, 1) for key in range(MOST_SPANS + 50)))
-    assert len(pulse.fatal_spans()[1]) == MOST_SPANS
-    for beat in (pulse.decide, pulse.rest):
+    heartbeat = EngineHeartbeat(memory.engine)
+    heartbeat.begin()
+    heartbeat.step(1, 9, 1.0, (Span(key, 1) for key in range(MAX_SPANS + 50)))
+    assert len(heartbeat.fatal_spans()[1]) == MAX_SPANS
+    for beat in (heartbeat.schedule, heartbeat.idle):
         beat()
-        assert pulse.fatal_spans()[1] == []
+        assert heartbeat.fatal_spans()[1] == []
 
 
 # -- stalls ----------------------------------------------------------------------------------------
 
 
 def since(memory: SharedMemory) -> int:
-    return EngineHeartbeat(memory.engine).look().since
+    return EngineHeartbeat(memory.engine).read().since
 
 
 def test_a_step_may_take_what_it_was_allowed(memory: SharedMemory) -> None:
-    pulse, progress = EngineHeartbeat(memory.engine), EngineProgress(memory)
-    pulse.begin()
+    heartbeat, progress = EngineHeartbeat(memory.engine), EngineProgress(memory)
+    heartbeat.begin()
     assert progress.stall(since(memory) + HOUR) == "", "it rests"
-    pulse.step(1, 1024, 90.0, [])
+    heartbeat.step(1, 1024, 90.0, [])
     assert progress.stall(since(memory) + 89 * SECOND) == ""
     text = progress.stall(since(memory) + 91 * SECOND)
     assert "no progress for 91.0 s in a step of 1024 tokens (allowed: 90.0 s)" in text
-    pulse.decide()
+    heartbeat.schedule()
     assert progress.stall(since(memory) + SECOND) == ""
     assert "between two steps" in progress.stall(since(memory) + 3 * SECOND)
 
 
 def test_an_engine_that_does_not_read_its_messages_is_stalled(memory: SharedMemory) -> None:
-    pulse, progress = EngineHeartbeat(memory.engine), EngineProgress(memory)
-    FrontendHeartbeat(memory.pulse(1)).begin()
-    pulse.begin()
-    FrontendHeartbeat(memory.pulse(1)).sent()
-    sent = FrontendHeartbeat(memory.pulse(1)).last_sent
-    assert progress.stall(sent + int((PATIENCE - 0.1) * SECOND)) == ""
+    heartbeat, progress = EngineHeartbeat(memory.engine), EngineProgress(memory)
+    FrontendHeartbeat(memory.heartbeat(1)).begin()
+    heartbeat.begin()
+    FrontendHeartbeat(memory.heartbeat(1)).sent()
+    sent = FrontendHeartbeat(memory.heartbeat(1)).last_sent
+    assert progress.stall(sent + int((MIN_ALLOWANCE - 0.1) * SECOND)) == ""
     assert progress.stall(sent + 3 * SECOND)
-    assert progress.activity().kind != RESTING, "so the watchdog counts this time"
-    pulse.decide()
-    pulse.rest()
+    assert progress.activity().kind != IDLE, "so the watchdog counts this time"
+    heartbeat.schedule()
+    heartbeat.idle()
     assert progress.stall(since(memory) + HOUR) == ""
 
 
@@ -161,13 +164,13 @@ def test_the_mailbox_tells_rest_from_work(memory: SharedMemory) -> None:
     writer.begin()
     seen: list[tuple[int, int]] = []
     mailbox = HeartbeatMailbox(
-        Mailbox(lambda: seen.append((reader.look().kind, reader.look().beats))), writer
+        Mailbox(lambda: seen.append((reader.read().kind, reader.read().beats))), writer
     )
     mailbox.receive(0)
-    first = reader.look()
+    first = reader.read()
     mailbox.receive(None)
-    assert seen[1][0] == RESTING and first.kind != RESTING and reader.look().kind != RESTING
-    assert seen[0][1] < first.beats < seen[1][1] < reader.look().beats
+    assert seen[1][0] == IDLE and first.kind != IDLE and reader.read().kind != IDLE
+    assert seen[0][1] < first.beats < seen[1][1] < reader.read().beats
 
 
 # -- steps -----------------------------------------------------------------------------------------
@@ -182,17 +185,17 @@ def join(row: int, key: int, tokens: int = 3) -> Join:
 
 
 class Steps:
-    """A runner that notes what the pulse shows while it runs."""
+    """A runner that notes what the heartbeat shows while it runs."""
 
     capacity = CAPACITY
 
     def __init__(self, memory: SharedMemory) -> None:
-        self.pulse = EngineHeartbeat(memory.engine)
+        self.heartbeat = EngineHeartbeat(memory.engine)
         self.seen: list[tuple[int, list[int], int]] = []
 
     def run(self, plan: StepPlan) -> StepResult:
-        step, spans = self.pulse.fatal_spans()
-        self.seen.append((step, [span.key for span in spans], self.pulse.look().tokens))
+        step, spans = self.heartbeat.fatal_spans()
+        self.seen.append((step, [span.key for span in spans], self.heartbeat.read().tokens))
         return StepResult(number=plan.number, advanced=plan.counts, tokens=[[] for _ in plan.rows])
 
     def close(self) -> None: ...
@@ -215,7 +218,7 @@ def test_every_step_shows_who_is_in_it(memory: SharedMemory) -> None:
         (4, [], 0),
         (5, [73], 3),
     ]
-    assert steps.pulse.fatal_spans()[1] == [], "the step is over"
+    assert steps.heartbeat.fatal_spans()[1] == [], "the step is over"
 
 
 def test_a_step_that_raises_stays_the_one_to_blame(memory: SharedMemory) -> None:
@@ -228,7 +231,7 @@ def test_a_step_that_raises_stays_the_one_to_blame(memory: SharedMemory) -> None
     steps.run = fail  # type: ignore[method-assign]
     with pytest.raises(RuntimeError):
         runner.run(StepPlan(number=0, rows=[1], counts=[3], joins=[join(1, 9)]))
-    assert steps.pulse.fatal_spans() == (1, [Span(9, 1)])
+    assert steps.heartbeat.fatal_spans() == (1, [Span(9, 1)])
 
 
 # -- how long a step may take ----------------------------------------------------------------------
