@@ -37,7 +37,7 @@ class Engine:
     `model_path` the embedded model is used. `on_progress` is told each stage of loading and how
     much of it is done (0 to 1). Wrong flags and models that cannot be loaded raise
     `vivace.CannotStart` (flags: `vivace.ConfigError`, which is one), wrong requests
-    `vivace.BadRequest`, what is not in this version `vivace.NotSupported`, an engine that is dead
+    `vivace.BadRequest`, what is not supported yet `vivace.NotSupported`, an engine that is dead
     or was shut down `vivace.EngineUnavailable`. Close it with `shutdown()` or use it as a context
     manager.
     """

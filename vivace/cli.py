@@ -149,7 +149,7 @@ def help_text(program: str, what: str, table: dict[str, str]) -> str:
     width = max(map(len, table))
     lines = [f"  {name:<{width}}  {text}" for name, text in table.items()]
     usage = f"usage: {program} {what} [ARGUMENTS]"
-    return "\n".join([usage, "", *lines, "", f"`{program} {what} --help` tells more."])
+    return "\n".join([usage, "", *lines, "", f"Run `{program} {what} --help` for details."])
 
 
 def unknown(program: str, kind: str, word: str, table: dict[str, str]) -> int:
@@ -158,11 +158,11 @@ def unknown(program: str, kind: str, word: str, table: dict[str, str]) -> int:
     from vivace.wrapping import print_wrapped
 
     if word in ELSEWHERE and table is COMMANDS:
-        print_wrapped(f"{program}: there is no {kind} {word!r}; {ELSEWHERE[word]}")
+        print_wrapped(f"{program}: unknown {kind} {word!r}; {ELSEWHERE[word]}")
         return CANNOT_START
     near = difflib.get_close_matches(word, table, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(table)}"
-    print_wrapped(f"{program}: there is no {kind} {word!r}; {hint}")
+    print_wrapped(f"{program}: unknown {kind} {word!r}; {hint}")
     return CANNOT_START
 
 

@@ -47,7 +47,7 @@ def test_overrides_are_merged_deeply(tmp_path: Path) -> None:
 
 def test_overrides_must_be_an_object(tmp_path: Path) -> None:
     write_single(tmp_path)
-    with pytest.raises(SourceError, match="a JSON object is wanted"):
+    with pytest.raises(SourceError, match="JSON object"):
         locate(str(tmp_path), overrides=[1])  # pyright: ignore[reportArgumentType]
 
 
@@ -148,7 +148,7 @@ REASONS = {
     "no-config": "config.json is missing",
     "bad-config": "config.json: not valid JSON",
     "deep-config": "config.json: nested too deeply",
-    "list-config": "a JSON object is wanted",
+    "list-config": "JSON object",
     "no-weights": r"no \*.safetensors file",
     "missing-shard": "the shard .*00002-of-00003.* is missing",
     "escaping-shard": "leaves the directory",

@@ -62,7 +62,7 @@ def test_what_this_version_promises_works() -> None:
         (["--log-level", "loud"], ["warning"]),
         (["--preferred-sampling-params", "[1]"], ["object"]),
         (["--quantization", "gguf"], ["safetensors"]),
-        (["--bucket-time-to-first-token", "2", "1"], ["rise"]),
+        (["--bucket-time-to-first-token", "2", "1"], ["--bucket-time-to-first-token"]),
     ],
 )
 def test_what_cannot_be_stops_with_the_reason(argv: list[str], words: list[str]) -> None:

@@ -152,7 +152,7 @@ def test_sigterm_drains_a_running_stream(tmp_path: Path, vocabulary: int) -> Non
             running = pool.submit(tokens_of, server, 3, 200)
             time.sleep(0.5)
             server.signal()
-            server.wait_for("finishing the running requests")
+            server.wait_for("draining requests")
             time.sleep(0.2)
             assert server.call("POST", "/generate", body(4, 5))[0] == 503
             assert running.result(60) == expected(3, 200, vocabulary)
@@ -171,7 +171,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
         thread.start()
         time.sleep(0.5)
         server.signal(signal.SIGINT)
-        server.wait_for("finishing the running requests")
+        server.wait_for("draining requests")
         time.sleep(0.5)
         server.signal(signal.SIGINT)
         assert server.wait(10) == 128 + signal.SIGINT
@@ -192,7 +192,7 @@ def test_started_where_signals_are_ignored(tmp_path: Path, vocabulary: int) -> N
             server.signal(number)
         assert tokens_of(server, 3, 60) == expected(3, 60, vocabulary)
         assert "SIGINT and SIGHUP: ignored" in server.text()
-        assert "finishing the running requests" not in server.text()
+        assert "draining requests" not in server.text()
         server.signal(signal.SIGTERM)
         assert server.wait(20) == 0
 

@@ -254,7 +254,7 @@ def test_every_sampling_parameter_has_an_effect(server: Running, name: str) -> N
 
 @pytest.mark.parametrize("name", validation._UNAVAILABLE)
 def test_sampling_parameters_that_are_missing_are_refused(server: Running, name: str) -> None:
-    prove(server, SAMPLING_BODY, name, Refused({"x": 1}, "not available"))
+    prove(server, SAMPLING_BODY, name, Refused({"x": 1}, "not supported"))
 
 
 @pytest.mark.parametrize("value", [None, False, 0, "", [], {}, [None]])

@@ -59,8 +59,7 @@ class Commands:
             near = difflib.get_close_matches(name, self._by_name, 1)
             hint = f"did you mean {near[0]}?" if near else "/help shows what there is."
             raise ChatError(
-                f"there is no command {name}; {hint} "
-                "(A message may begin with a slash behind a space.)"
+                f"unknown command {name}; {hint} (A message may begin with a slash behind a space.)"
             )
         return command.act(rest.strip())
 
@@ -94,7 +93,7 @@ class Commands:
         if name not in SETTINGS:
             near = difflib.get_close_matches(name, [*SETTINGS, "system"], 1)
             hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(SETTINGS)}"
-            raise ChatError(f"there is no setting {name!r}; {hint}")
+            raise ChatError(f"unknown setting {name!r}; {hint}")
         if not value.strip():
             self._settings.pop(name, None)
             return f"{name}: the model's default"

@@ -38,7 +38,7 @@ def read_json(path: Path, *, limit: int = MAX_CONFIG, required: bool = False) ->
     except ValueError as error:
         raise SourceError(f"{path}: not valid JSON: {error}; fetch it again") from None
     if not isinstance(value, dict):
-        raise SourceError(f"{path}: a JSON object is wanted")
+        raise SourceError(f"{path}: must be a JSON object")
     if not _is_shallow(value):
         raise SourceError(f"{path}: nested more than {MAX_DEPTH} levels deep")
     return value

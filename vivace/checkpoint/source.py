@@ -97,7 +97,7 @@ def locate(
     tag or commit of model and tokenizer in `cache`; files elsewhere have none, so one is refused.
     """
     if overrides is not None and not isinstance(overrides, dict):
-        raise SourceError("--json-model-override-args: a JSON object is wanted")
+        raise SourceError("--json-model-override-args: must be a JSON object")
     shelf = Shelf(cache, revision)
     model = Place(embedded_file()) if model_path is None else shelf.find(model_path, "--model-path")
     words = shelf.find(tokenizer_path, "--tokenizer-path") if tokenizer_path else None
@@ -266,7 +266,7 @@ def single_gguf(folder: Path) -> Path:
     if len(files) != 1:
         names = ", ".join(file.name for file in files) or "none"
         raise SourceError(
-            f"{folder}: exactly one .gguf file is wanted here, found {names}; "
+            f"{folder}: expected exactly one .gguf file, found {names}; "
             "give the file itself as --model-path"
         )
     return files[0]

@@ -76,7 +76,7 @@ def availability(options: Options, context: ResolveContext) -> list[str]:
             continue
         state = option.state(context.platform.name, value)
         if state.kind is Kind.NOT_AVAILABLE:
-            shown = "" if option.shape == "bool" else f" {value}"
+            shown = "" if option.shape == "bool" else f" {shown_value(value)}"
             raise ConfigError(
                 f"{option.flag}{shown}{typed_as(options, option)} is {state.text()} "
                 f"(device {context.platform.name}; see `vivace flags {option.flag[2:]}`)"
@@ -84,6 +84,11 @@ def availability(options: Options, context: ResolveContext) -> list[str]:
         if state.kind is Kind.NO_EFFECT:
             notices.append(f"{option.flag} has {state.text()}")
     return notices
+
+
+def shown_value(value: Any) -> str:
+    """As it is typed: a list's items with blanks between them."""
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def typed_as(options: Options, option: Option) -> str:
@@ -105,15 +110,15 @@ def ranges(options: Options, context: ResolveContext) -> list[str]:
             continue
         low, high = RANGES[option.name]
         if not low <= value <= high:
-            raise ConfigError(f"{option.flag} {value}: a number from {low} to {high} is wanted")
+            raise ConfigError(f"{option.flag} must be between {low} and {high}, got {value}")
     if options.schedule.chunked_prefill_size == 0:
         raise ConfigError("--chunked-prefill-size 0: give a size, or -1 to never cut prompts")
     if any(size < 1 for size in options.runtime.cuda_graph_bs or ()):
-        raise ConfigError("--cuda-graph-bs: numbers of rows are wanted, 1 or more")
+        raise ConfigError("--cuda-graph-bs: batch sizes must be 1 or more")
     for name in BUCKETS:
         bounds = getattr(options.logging, name)
         if bounds and list(bounds) != sorted(set(bounds)):
-            raise ConfigError(f"--{name.replace('_', '-')}: the bounds must rise")
+            raise ConfigError(f"--{name.replace('_', '-')}: the bounds must increase")
     return []
 
 
@@ -128,12 +133,12 @@ def names(options: Options, context: ResolveContext) -> list[str]:
         level = getattr(options.logging, flag)
         if level is not None and level.lower() not in LEVELS:
             raise ConfigError(
-                f"--{flag.replace('_', '-')} {level}: one of {', '.join(LEVELS)} is wanted"
+                f"--{flag.replace('_', '-')} must be one of {', '.join(LEVELS)}, got {level}"
             )
     for flag in ("json_model_override_args", "preferred_sampling_params"):
         value: Any = getattr(options.model, flag)
         if value is not None and not isinstance(value, dict):
-            raise ConfigError(f"--{flag.replace('_', '-')}: a JSON object is wanted")
+            raise ConfigError(f"--{flag.replace('_', '-')}: must be a JSON object")
     return []
 
 
@@ -198,7 +203,7 @@ def origins(options: Options, context: ResolveContext) -> list[str]:
 def why_no_origin(text: str) -> str | None:
     parts = ORIGIN.fullmatch(text)
     if parts is None or not is_name(parts[2]):
-        return "an origin is wanted, as https://ui.example:8080, or *"
+        return "must be an origin such as https://ui.example:8080, or *"
     if parts[3] == DEFAULT_PORTS[parts[1].lower()]:
         return f"browsers leave the usual port out; so do here: {text.rpartition(':')[0]}"
     return "ports go up to 65535" if int(parts[3] or 0) > 65535 else None
@@ -209,8 +214,8 @@ def hosts(options: Options, context: ResolveContext) -> list[str]:
     for host in options.http.allowed_hosts or ():
         if host != "*" and not is_name(host):
             raise ConfigError(
-                f"--allowed-hosts {host}: a name alone is wanted, as llm.example, or *; no scheme, "
-                "port or path (every port of the name is allowed)"
+                f"--allowed-hosts {host}: must be a host name such as llm.example, or *, without "
+                "scheme, port and path (every port of the name is allowed)"
             )
     return []
 

@@ -36,7 +36,7 @@ def values_of(words: Sequence[str], program: str) -> dict[str, Any]:
     found, stray = build_parser(program).parse_known_args(words)
     if stray:
         raise ConfigError(
-            f"{stray[0]!r} belongs to no flag; a model is named with --model-path {stray[0]}"
+            f"unexpected argument {stray[0]!r}; the model is given with --model-path {stray[0]}"
         )
     known = {option.name: option for option in all_options()}
     return {name: checked(known[name], value) for name, value in vars(found).items()}
@@ -87,7 +87,7 @@ def unknown_text(flag: str) -> str:
         tool, ours = ELSEWHERE[flag]
         return f"{flag} is a flag of {tool}; here it is {ours}"
     near = nearest(flag, (name for option in all_options() for name in option.flags))
-    return f"{flag} is no flag{near or '; `vivace flags` lists them all'}"
+    return f"unknown flag {flag}{near or ' (see `vivace flags`)'}"
 
 
 def given_twice(words: Sequence[str]) -> list[str]:

@@ -52,7 +52,7 @@ def read(path: Path) -> dict[str, Any]:
     except (UnicodeDecodeError, yaml.YAMLError, RecursionError, ValueError) as error:
         raise ConfigError(f"--config {path}: {error}") from None
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
-        raise ConfigError(f"--config {path}: a mapping of flag names to values is wanted")
+        raise ConfigError(f"--config {path}: must be a mapping of flag names to values")
     return content
 
 
@@ -70,7 +70,7 @@ def words_of(path: Path, key: str, value: Any) -> list[str]:
     if isinstance(value, list) and option.shape.startswith("list of "):
         return [flag, *map(str, value)]
     if isinstance(value, list | dict):
-        raise ConfigError(f"--config {path}: {flag}: one value is wanted, not {value!r}")
+        raise ConfigError(f"--config {path}: {flag}: must be one value, got {value!r}")
     return [f"{flag}={value}"]
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from vivace.config.option import no_effect, not_available, option
 from vivace.config.secret import Secret
 
-NO_TLS = not_available("TLS is not in this version", "put a TLS proxy in front")
+NO_TLS = not_available("TLS is not supported yet", "put a TLS proxy in front")
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class HttpOptions:
         trivial=[""],
         cpu=not_available(
             "SGLang's routines (voice_chat, whisper_autodetect, compile-deep-gemm) prepare audio "
-            "models, grammars and GPU kernels, which are not in this version; a short generation "
+            "models, grammars and GPU kernels, which are not supported yet; a short generation "
             "warms up every start",
             "leave it out",
         ),
@@ -57,7 +57,7 @@ class HttpOptions:
         False,
         "Serve gRPC instead of HTTP.",
         aliases=["smg-grpc-mode"],
-        cpu=not_available("there is no gRPC server", "use the HTTP API"),
+        cpu=not_available("gRPC is not supported yet", "use the HTTP API"),
     )
     enable_cache_report: bool = option(
         False, "Report cached tokens in the usage of OpenAI answers."
@@ -69,19 +69,19 @@ class HttpOptions:
         help="Directory of uploaded files.", cpu=no_effect("there are no uploads")
     )
     uvicorn_access_log_exclude_prefixes: tuple[str, ...] | None = option(
-        help="Beginnings of paths that the access log leaves out; probes that go well always are."
+        help="Path prefixes that the access log leaves out; successful probes always are."
     )
     tool_call_parser: str | None = option(
         help="The model's syntax of tool calls.",
-        cpu=not_available("tool calls are not in this version"),
+        cpu=not_available("tool calls are not supported yet"),
     )
     reasoning_parser: str | None = option(
         help="The model's syntax of reasoning, to be split from the answer.",
-        cpu=not_available("reasoning parsers are not in this version"),
+        cpu=not_available("reasoning parsers are not supported yet"),
     )
     tool_server: str | None = option(
         help="`demo` or tool servers for the Responses API.",
-        cpu=not_available("the Responses API is not in this version"),
+        cpu=not_available("the Responses API is not supported yet"),
     )
     ssl_keyfile: str | None = option(help="File with the TLS key.", cpu=NO_TLS)
     ssl_certfile: str | None = option(help="File with the TLS certificate.", cpu=NO_TLS)

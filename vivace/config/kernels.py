@@ -211,7 +211,7 @@ class OptimizationOptions:
     )
     multi_item_scoring_delimiter: int | None = option(
         help="Token id between the items of a scoring request.",
-        cpu=not_available("scoring is not in this version"),
+        cpu=not_available("scoring is not supported yet"),
     )
     enable_custom_logit_processor: bool = option(
         False, "Run logit processors that clients send.", cpu=NO_CODE
@@ -223,7 +223,7 @@ class OptimizationOptions:
         help="Match the numerics of a training framework.",
         choices=["fsdp"],
         cpu=not_available(
-            "trainers' numerics are not in this version", "use --enable-deterministic-inference"
+            "trainers' numerics are not supported yet", "use --enable-deterministic-inference"
         ),
     )
     dllm_algorithm: str | None = option(

@@ -21,10 +21,12 @@ class LoraOptions:
     lora_paths: tuple[str, ...] | None = option(
         help="Adapters loaded at the start: path, name=path or JSON.", cpu=NO_LORA
     )
-    max_loras_per_batch: int = option(8, "Most adapters in one step.", cpu=NO_LORA)
-    max_loaded_loras: int | None = option(help="Most adapters kept in memory.", cpu=NO_LORA)
+    max_loras_per_batch: int = option(8, "Maximum number of adapters in one step.", cpu=NO_LORA)
+    max_loaded_loras: int | None = option(
+        help="Maximum number of adapters kept in memory.", cpu=NO_LORA
+    )
     lora_eviction_policy: str = option(
-        "lru", "Which adapter leaves the device first.", choices=["lru", "fifo"], cpu=NO_LORA
+        "lru", "Which adapter is evicted first.", choices=["lru", "fifo"], cpu=NO_LORA
     )
     lora_backend: str = option(
         "csgmv",

@@ -25,10 +25,10 @@ class MemoryOptions:
     disable_radix_cache: bool = option(False, "No prefix reuse between requests.")
     radix_eviction_policy: str = option(
         "lru",
-        "Which cached prefix gives way first.",
+        "Which cached prefix is evicted first.",
         choices=["lru", "lfu", "slru", "priority", "tlru"],
         values={
-            name: not_available("this eviction policy is not in this version", "use lru or lfu")
+            name: not_available("this eviction policy is not supported yet", "use lru or lfu")
             for name in ("slru", "priority", "tlru")
         },
     )
@@ -41,7 +41,7 @@ class MemoryOptions:
         ],
         values={
             name: not_available(
-                "KV in this type is not in this version", "use int8, bfloat16 or auto"
+                "KV in this type is not supported yet", "use int8, bfloat16 or auto"
             )
             for name in (
                 "fp8_e5m2", "fp8_e4m3", "fp4_e2m1", "mxfp8", "nvfp4", "fp4_mx_block16",

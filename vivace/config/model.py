@@ -62,12 +62,12 @@ class ModelOptions:
         cpu=no_effect("code from a model directory is never run; architectures are built in"),
     )
     context_length: int | None = option(
-        help="Longest prompt plus output in tokens; default: what the model says."
+        help="Maximum prompt plus output length in tokens; default: the model's."
     )
     is_embedding: bool = option(
         False,
         "Serve embeddings or rewards instead of text.",
-        cpu=not_available("embedding models are not in this version"),
+        cpu=not_available("embedding models are not supported yet"),
     )
     enable_multimodal: bool = option(
         False,
@@ -82,7 +82,7 @@ class ModelOptions:
         "auto",
         "Own architecture files (auto, sglang, vivace) or transformers' classes.",
         choices=["auto", "sglang", "vivace", "transformers", "mindspore"],
-        values={"mindspore": not_available("there is no MindSpore backend", "use auto")},
+        values={"mindspore": not_available("MindSpore is not supported", "use auto")},
     )
     dtype: str = option(
         "auto",
@@ -97,7 +97,7 @@ class ModelOptions:
     )
     completion_template: str | None = option(
         help="Fill-in-the-middle template for /v1/completions.",
-        cpu=not_available("fill-in-the-middle is not in this version"),
+        cpu=not_available("fill-in-the-middle is not supported yet"),
     )
     served_model_name: str | None = option(
         help="Name in /v1/models, in answers and accepted as `model`."
@@ -122,7 +122,7 @@ class ModelOptions:
     )
     model_checksum: str | None = option(
         help="Verify the model's files against checksums.",
-        cpu=not_available("checksum files are not in this version"),
+        cpu=not_available("checksum files are not supported yet"),
     )
 
 
@@ -167,11 +167,11 @@ class WeightsOptions:
     )
     decrypted_config_file: str | None = option(
         help="Decrypted configuration of an encrypted model.",
-        cpu=not_available("encrypted checkpoints are not in this version"),
+        cpu=not_available("encrypted checkpoints are not supported yet"),
     )
     decrypted_draft_config_file: str | None = option(
         help="Decrypted configuration of an encrypted draft.",
-        cpu=not_available("encrypted checkpoints are not in this version"),
+        cpu=not_available("encrypted checkpoints are not supported yet"),
     )
     enable_memory_saver: bool = option(
         False,

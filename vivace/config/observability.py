@@ -8,7 +8,7 @@ from typing import Any
 from vivace.config.option import no_effect, not_available, option
 from vivace.config.unavailable import ALONE, GPU_KERNELS, NO_CODE, NO_DUMPS, NO_TRACE
 
-NO_LABELS = not_available("custom metric labels are not in this version")
+NO_LABELS = not_available("custom metric labels are not supported yet")
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class LoggingOptions:
     )
     log_level_http: str | None = option(help="Level of the access log; default: --log-level.")
     verbose: bool = option(
-        False, "Show at the start all that was decided, not only what differs from the flags."
+        False, "Show all decisions at the start, not only what differs from the flags."
     )
     startup_profile: bool = option(
         False, "Show where the time of the start went, stage by stage, for every process."
@@ -32,7 +32,7 @@ class LoggingOptions:
         choices=["0", "1", "2", "3"],
     )  # fmt: skip
     log_requests_format: str = option(
-        "text", "Form of the request lines.", choices=["text", "json"]
+        "text", "Format of the request lines.", choices=["text", "json"]
     )
     log_requests_target: tuple[str, ...] | None = option(
         help="Where those lines go: stdout (the log), and directories that get a requests.log."
@@ -40,7 +40,7 @@ class LoggingOptions:
     decode_log_interval: int = option(40, "Decode steps between two statistics lines.")
     enable_request_time_stats_logging: bool = option(
         False, "Log how long each request spent where.",
-        cpu=not_available("there is no such line yet", "use --enable-metrics"),
+        cpu=not_available("this log line is not supported yet", "use --enable-metrics"),
     )  # fmt: skip
     crash_dump_folder: str | None = option(
         help="Where the last five minutes' requests are written after a crash."
@@ -84,7 +84,7 @@ class LoggingOptions:
     )
     kv_events_config: str | None = option(
         help="JSON of the publisher of KV cache events for routers.",
-        cpu=not_available("there is no KV event publisher"),
+        cpu=not_available("publishing KV events is not supported yet"),
     )
     enable_trace: bool = option(False, "Send OpenTelemetry traces.", cpu=NO_TRACE)
     otlp_traces_endpoint: str = option(
@@ -92,11 +92,11 @@ class LoggingOptions:
     )
     export_metrics_to_file: bool = option(
         False, "Write a JSON line of figures per request.",
-        cpu=not_available("there is no such file", "use --enable-metrics"),
+        cpu=not_available("metric files are not supported yet", "use --enable-metrics"),
     )  # fmt: skip
     export_metrics_to_file_dir: str | None = option(
         help="Directory of those lines.",
-        cpu=not_available("there is no such file", "use --enable-metrics"),
+        cpu=not_available("metric files are not supported yet", "use --enable-metrics"),
     )
 
 

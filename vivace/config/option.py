@@ -52,8 +52,8 @@ def not_available(why: str, instead: str = "leave it out") -> State:
     return State(Kind.NOT_AVAILABLE, why, instead)
 
 
-NO_CUDA = not_available("this version has no CUDA platform", "use --device cpu")
-NO_NPU = not_available("this version has no Ascend platform", "use --device cpu")
+NO_CUDA = not_available("CUDA is not supported yet", "use --device cpu")
+NO_NPU = not_available("Ascend is not supported yet", "use --device cpu")
 ABSENT = {"cuda": NO_CUDA, "npu": NO_NPU}
 """platforms on which no option works"""
 

@@ -60,7 +60,7 @@ class ParallelOptions:
         cpu=ONE_DEVICE,
     )
     pp_max_micro_batch_size: int | None = option(
-        help="Most requests in a pipeline's micro-batch.", cpu=PIPELINE
+        help="Maximum number of requests in a pipeline's micro-batch.", cpu=PIPELINE
     )
     pp_async_batch_depth: int = option(
         0, "Further micro-batches in flight, to hide communication.", cpu=PIPELINE
@@ -88,7 +88,7 @@ class ParallelOptions:
         cpu=NEEDS_DP,
     )  # fmt: skip
     prefill_round_robin_balance: bool = option(
-        False, "Promise that prefill servers take turns.", cpu=NEEDS_DP
+        False, "Prefill servers are assigned round-robin.", cpu=NEEDS_DP
     )
     enable_dp_attention: bool = option(
         False,
@@ -177,7 +177,7 @@ class ExpertOptions:
     enable_eplb: bool = option(
         False, "Move experts between ranks as the load changes.", cpu=NO_EXPERTS
     )
-    eplb_algorithm: str = option("auto", "How the new placement is found.", cpu=NO_EXPERTS)
+    eplb_algorithm: str = option("auto", "Algorithm that finds the new placement.", cpu=NO_EXPERTS)
     eplb_rebalance_num_iterations: int = option(
         1000, "Steps between two rebalances.", cpu=NO_EXPERTS
     )
@@ -275,7 +275,7 @@ class DisaggregationOptions:
         cpu=no_effect("it needs --disaggregation-mode"),
     )
     disaggregation_decode_polling_interval: int = option(
-        1, "Steps between two looks at transfers.", cpu=no_effect("it needs --disaggregation-mode")
+        1, "Steps between two checks of transfers.", cpu=no_effect("it needs --disaggregation-mode")
     )
     encoder_only: bool = option(False, "Serve the vision encoder only.", cpu=NO_MEDIA)
     language_only: bool = option(False, "Serve the language part only.", cpu=NO_MEDIA)

@@ -173,7 +173,7 @@ def overlap(options: Options, context: ResolveContext) -> Iterator[Change]:
         yield (
             "disable_overlap_schedule",
             True,
-            "the CPU that would plan ahead is the CPU that computes",
+            "on CPU, scheduling and compute share the same cores",
         )
 
 

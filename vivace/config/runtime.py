@@ -14,12 +14,12 @@ class RuntimeOptions:
         choices=["auto", "cpu", "cuda", "npu", "xpu", "hpu"],
         values={
             **ABSENT,
-            "xpu": not_available("there is no XPU platform", "use --device cpu"),
-            "hpu": not_available("there is no HPU platform", "use --device cpu"),
+            "xpu": not_available("XPU is not supported", "use --device cpu"),
+            "hpu": not_available("HPU is not supported", "use --device cpu"),
         },
     )
     cpu_threads: int | None = option(help="Threads that compute; default: the usable cores.")
-    random_seed: int | None = option(help="Seed of unseeded requests; drawn when unset.")
+    random_seed: int | None = option(help="Default seed (random if unset).")
     stream_interval: int = option(1, "Tokens between two streamed chunks.")
     stream_output: bool = option(
         False,
@@ -55,7 +55,7 @@ class RuntimeOptions:
         False, "Bitwise equal logits however requests are batched; slower."
     )
     allow_auto_truncate: bool = option(
-        False, "Cut prompts that are too long instead of refusing them."
+        False, "Truncate prompts that are too long instead of rejecting them."
     )
     custom_sigquit_handler: str | None = option(
         help="Callback of SGLang's Python API for a crashed child.",
@@ -77,14 +77,14 @@ class RuntimeOptions:
         cpu=no_effect("tokenizing one by one is quick enough"),
     )
     dynamic_batch_tokenizer_batch_size: int = option(
-        32, "Most requests gathered so.", cpu=no_effect("requests are not gathered")
+        32, "Maximum batch size of that.", cpu=no_effect("requests are not gathered")
     )
     dynamic_batch_tokenizer_batch_timeout: float = option(
-        0.002, "Longest wait for that, in seconds.", cpu=no_effect("requests are not gathered")
+        0.002, "Maximum wait of that, in seconds.", cpu=no_effect("requests are not gathered")
     )
     numa_node: tuple[int, ...] | None = option(
         help="NUMA node of each worker.",
-        cpu=not_available("pinning is not in this version", "start the server with numactl"),
+        cpu=not_available("pinning is not supported yet", "start the server with numactl"),
     )
     show_time_cost: bool = option(
         False, "Print SGLang's custom time marks.", cpu=no_effect("there are no such marks")

@@ -10,10 +10,12 @@ from vivace.config.unavailable import PIPELINE
 
 @dataclass(frozen=True)
 class ScheduleOptions:
-    max_running_requests: int | None = option(help="Most sequences that run at once.")
-    prefill_max_requests: int | None = option(help="Most requests whose prompts share a step.")
+    max_running_requests: int | None = option(help="Maximum number of sequences that run at once.")
+    prefill_max_requests: int | None = option(
+        help="Maximum number of requests whose prompts share a step."
+    )
     max_queued_requests: int | None = option(
-        help="Requests that may wait; more are answered with 503."
+        help="Maximum number of waiting requests; more are answered with 503."
     )
     chunked_prefill_size: int | None = option(
         help="Prompt tokens of one step; longer prompts continue later. -1: never cut."
@@ -33,7 +35,7 @@ class ScheduleOptions:
             "shortest-prefill-first",
         ],
         values={
-            name: not_available("this order is not in this version", "use fcfs")
+            name: not_available("this order is not supported yet", "use fcfs")
             for name in ("routing-key", "hrrn", "shortest-prefill-first")
         },
     )  # fmt: skip
@@ -44,7 +46,7 @@ class ScheduleOptions:
         False, "Smaller priority numbers are more important."
     )
     priority_scheduling_preemption_threshold: int = option(
-        10, "Difference from which a request preempts another."
+        10, "Priority difference from which a request preempts another."
     )
     abort_on_priority_when_disabled: bool = option(
         False, "Refuse requests with a priority while priorities are off."
@@ -53,33 +55,35 @@ class ScheduleOptions:
         1.0, "Larger admits fewer requests and retracts less."
     )
     enable_mixed_chunk: bool = option(False, "Prompt chunks and decoding share a step.")
-    disable_overlap_schedule: bool = option(False, "Plan a step only when the last is done.")
+    disable_overlap_schedule: bool = option(
+        False, "Schedule a step only when the previous one is done."
+    )
     num_continuous_decode_steps: int = option(
-        1, "Decode steps between two looks at the waiting queue."
+        1, "Decode steps between two checks of the waiting queue."
     )
     scheduler_recv_interval: int = option(
-        1, "Steps between two looks at the mailbox while requests run."
+        1, "Steps between two checks for new messages while requests run."
     )
     enable_dynamic_chunking: bool = option(
         False, "Vary the chunk so that every chunk of a pipeline takes the same time.", cpu=PIPELINE
     )
     enable_prefill_delayer: bool = option(
         False,
-        "Hold prompts until all ranks have one.",
+        "Delay prompts until all ranks have one.",
         cpu=no_effect("it matters with data parallelism only"),
     )
     prefill_delayer_max_delay_passes: int = option(
-        30, "Longest such hold, in steps.", cpu=no_effect("it matters with data parallelism only")
+        30, "Maximum delay, in steps.", cpu=no_effect("it matters with data parallelism only")
     )
     prefill_delayer_token_usage_low_watermark: float | None = option(
-        help="Do not hold while KV use is below this share.",
+        help="Do not delay while KV usage is below this share.",
         cpu=no_effect("it matters with data parallelism only"),
     )
     prefill_delayer_forward_passes_buckets: tuple[float, ...] | None = option(
-        help="Histogram bounds of held steps.",
+        help="Histogram bounds of delayed steps.",
         cpu=no_effect("it matters with data parallelism only"),
     )
     prefill_delayer_wait_seconds_buckets: tuple[float, ...] | None = option(
-        help="Histogram bounds of held seconds.",
+        help="Histogram bounds of the delay in seconds.",
         cpu=no_effect("it matters with data parallelism only"),
     )

@@ -75,10 +75,10 @@ class SpeculativeOptions:
         12, "Longest suffix that n-gram drafts match.", cpu=NO_SPECULATION
     )
     speculative_ngram_min_bfs_breadth: int = option(
-        1, "Fewest branches of an n-gram draft.", cpu=NO_SPECULATION
+        1, "Minimum number of branches of an n-gram draft.", cpu=NO_SPECULATION
     )
     speculative_ngram_max_bfs_breadth: int = option(
-        10, "Most branches of an n-gram draft.", cpu=NO_SPECULATION
+        10, "Maximum number of branches of an n-gram draft.", cpu=NO_SPECULATION
     )
     speculative_ngram_match_type: str = option(
         "BFS",

@@ -5,31 +5,31 @@ from __future__ import annotations
 from vivace.config.option import no_effect, not_available
 
 ONE_DEVICE = not_available("this version runs one device per server", "start one server per device")
-PIPELINE = not_available("pipeline stages are not in this version", "run one device per server")
-NO_LORA = not_available("LoRA adapters are not in this version", "merge the adapter into the model")
-NO_SPECULATION = not_available("speculative decoding is not in this version")
-NO_EXPERTS = not_available("mixture-of-experts models are not in this version")
-NO_MAMBA = not_available("models with recurrent layers are not in this version")
-NO_TIERS = not_available("KV tiers behind the device are not in this version")
+PIPELINE = not_available("pipeline stages are not supported yet", "run one device per server")
+NO_LORA = not_available("LoRA adapters are not supported yet", "merge the adapter into the model")
+NO_SPECULATION = not_available("speculative decoding is not supported yet")
+NO_EXPERTS = not_available("mixture-of-experts models are not supported yet")
+NO_MAMBA = not_available("models with recurrent layers are not supported yet")
+NO_TIERS = not_available("KV tiers behind the device are not supported yet")
 NO_PD = not_available(
-    "prefill and decode on different servers is not in this version", "let one server do both"
+    "prefill and decode on separate servers is not supported yet", "let one server do both"
 )
 NO_MEDIA = not_available("this version serves text models only")
-NO_GRAMMAR = not_available("structured output is not in this version")
+NO_GRAMMAR = not_available("structured output is not supported yet")
 NO_OFFLOAD = not_available(
     "weights stay where they are computed on", "use a smaller model or dtype"
 )
 NO_HOT_WEIGHTS = not_available(
     "weights cannot be changed while serving in this version", "restart the server"
 )
-NO_TRACE = not_available("tracing is not in this version", "use --enable-metrics")
+NO_TRACE = not_available("tracing is not supported yet", "use --enable-metrics")
 NO_MODELOPT = not_available("ModelOpt is NVIDIA's", "use an unquantized or GGUF checkpoint")
 NO_QUANTIZATION = not_available(
     "this checkpoint format is not read in this version", "use an unquantized or GGUF checkpoint"
 )
-NO_DUMPS = not_available("tensor dumps are not in this version")
+NO_DUMPS = not_available("tensor dumps are not supported yet")
 NO_SPARSITY = not_available("double sparsity was removed by SGLang too")
-NO_DIFFUSION = not_available("diffusion language models are not in this version")
+NO_DIFFUSION = not_available("diffusion language models are not supported yet")
 NO_CODE = not_available("code from outside is never run", "use a registered feature instead")
 NO_STATE = not_available("hidden states are not returned in this version")
 

@@ -82,7 +82,7 @@ def switch(value: Any) -> bool:
 
 def plain_text(value: Any) -> str:
     if not isinstance(value, str | int | float):
-        raise ValueError(f"one value is wanted, not {type(value).__name__}")
+        raise ValueError(f"must be one value, got {type(value).__name__}")
     return str(value)
 
 

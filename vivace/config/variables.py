@@ -22,13 +22,13 @@ ASKS_NOTHING = ("", "0", "false", "no", "off", "-1")
 
 NPU = no_effect("it concerns Ascend devices, and this version runs on the CPU")
 NPU_LIBRARY = no_effect("it is read by Ascend's own libraries, which are not used")
-PD = no_effect("prefill and decode are not apart in this version")
-EXPERTS = no_effect("mixture-of-experts models are not in this version")
+PD = no_effect("prefill and decode on separate servers is not supported yet")
+EXPERTS = no_effect("mixture-of-experts models are not supported yet")
 ALONE = no_effect("there is one rank")
-DRAFTS = no_effect("speculative decoding is not in this version")
-MAMBA = no_effect("models with recurrent layers are not in this version")
-GRAMMAR = no_effect("structured output is not in this version")
-PROFILER = no_effect("there is no profiler endpoint in this version")
+DRAFTS = no_effect("speculative decoding is not supported yet")
+MAMBA = no_effect("models with recurrent layers are not supported yet")
+GRAMMAR = no_effect("structured output is not supported yet")
+PROFILER = no_effect("a profiler endpoint is not supported yet")
 DEAD = no_effect("no program reads it")
 FOREIGN = no_effect("Vivace does not read it")
 HUB_KEY = no_effect("the hub's own library reads it, for `vivace pull` and --download alone")
@@ -107,7 +107,7 @@ OF_SGLANG = {
         no_effect("set SGLANG_REQ_WAITING_TIMEOUT, in seconds"), "milliseconds of waiting"
     ),
     "SGLANG_FORWARD_UNKNOWN_TOOLS": Variable(
-        no_effect("tool calls are not in this version"), "pass on calls of unknown tools"
+        no_effect("tool calls are not supported yet"), "pass on calls of unknown tools"
     ),
     "SGLANG_SCHEDULER_MAX_RECV_PER_POLL": Variable(
         no_effect("every message that has come is taken"), "messages taken at once"

@@ -160,5 +160,5 @@ def show(found: Sequence[Diagnosis], *, everything: bool) -> None:
             for line in wrapped(f"{margin}-> {each.mend}", out.width, f"{margin}   "):
                 out.print(Text(line, style="green"), soft_wrap=True)
     fine = sum(each.state == "ok" for each in found)
-    tail = "" if everything else " (--all shows them)"
-    out.print(f"{len(found) - fine} to look at, {fine} in order{tail}")
+    tail = "" if everything else " (--all shows all)"
+    out.print(f"{len(found) - fine} problems, {fine} ok{tail}")

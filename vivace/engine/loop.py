@@ -192,7 +192,7 @@ class Loop:
             if live and now < deadline:
                 continue
             self._drains.remove((ticket, deadline))
-            text = "requests are still running" if live else "nothing runs any more"
+            text = "requests are still running" if live else "no running requests"
             self._mailbox.send(frontend_of(ticket), Reply(ticket, not live, text))
 
     # --- steps ------------------------------------------------------------------------------

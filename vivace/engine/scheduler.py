@@ -331,7 +331,7 @@ class Scheduler:
         """The fault boundary: what went wrong with one request ends only that request."""
         logger.error("request %s is ended: %s", sequence.request.rid, error)
         text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
-        message = f"the engine could not go on with this request: {text}"
+        message = f"internal error while processing the request: {text}"
         self._news.append(self._finish(sequence, Finish(FINISH_ABORT, message=message, status=500)))
 
     def _expire(self, now: float) -> None:
@@ -339,11 +339,11 @@ class Scheduler:
         waiting, running = self.settings.waiting_timeout, self.settings.running_timeout
         if waiting is not None:
             for sequence in self._roster.waiting.older_than(now - waiting):
-                self._time_out(sequence, f"waited {waiting:g} s without getting a place")
+                self._time_out(sequence, f"timed out after {waiting:g} s in the queue")
         if running is not None:
             for sequence in list(self._roster.live.values()):
                 if sequence.started and sequence.started < now - running:
-                    self._time_out(sequence, f"ran for {running:g} s")
+                    self._time_out(sequence, f"timed out after running for {running:g} s")
 
     def _time_out(self, sequence: Sequence, what: str) -> None:
         finish = Finish(FINISH_ABORT, message=f"the request {what}", status=503, retry_after=1.0)

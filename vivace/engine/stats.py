@@ -170,7 +170,7 @@ class Stats:
         self.counters["num_retracted_input_tokens_total"] += sequence.prompt
         self.counters["num_retracted_output_tokens_total"] += sequence.generated
         logger.info(
-            "Retracted request %s after %d of at most %d tokens; it waits again",
+            "Retracted request %s (%d/%d tokens generated), requeued",
             *(sequence.request.rid, sequence.generated, sequence.limit - sequence.prompt),
         )
 

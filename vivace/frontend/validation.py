@@ -214,7 +214,7 @@ def _given(raw: Mapping[str, Any]) -> dict[str, Any]:
 def _refuse_unavailable(fields: Fields) -> None:
     for key in _UNAVAILABLE:
         if asks(fields.get(key)):
-            raise fields.refuse(key, "is not available in this version of Vivace")
+            raise fields.refuse(key, "is not supported yet")
 
 
 def _lengths(

@@ -48,7 +48,7 @@ class HuggingFace:
         from huggingface_hub import HfApi
 
         if revision is not None and not is_revision(revision):
-            raise HubError(f"{revision!r} is no revision: a branch, a tag or a commit is wanted")
+            raise HubError(f"{revision!r} is not a revision: give a branch, a tag or a commit")
         api = HfApi(endpoint=self._endpoint)
         with guarded(LARGEST_LISTING, LISTING_SECONDS), explained(repo_id, revision):
             found = api.model_info(

@@ -134,8 +134,8 @@ def http_refusal(context: Context, request: web.Request, error: web.HTTPExceptio
     path = request.path[:200]
     if isinstance(error, web.HTTPMethodNotAllowed):
         allowed = ", ".join(sorted(error.allowed_methods))
-        message = f"{path} does not take {error.method}; it takes {allowed}"
+        message = f"Method {error.method} not allowed on {path} (allowed: {allowed})"
         return HTTPError(405, message, headers={"Allow": allowed})
     if error.status == 404:
-        return HTTPError(404, f"there is no {path} here; /openapi.json lists what there is")
+        return HTTPError(404, f"Not found: {path}. Available paths: /openapi.json")
     return HTTPError(error.status, error.text or error.reason)

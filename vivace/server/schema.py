@@ -103,13 +103,13 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
 
 TEXT_ONLY = "this server generates from text and token ids only"
 NO_LORA = "no LoRA adapters are loaded in this server; remove the field"
-NO_SESSIONS = "sessions are not available; send the whole conversation (its prefix is cached)"
+NO_SESSIONS = "sessions are not supported; send the whole conversation (its prefix is cached)"
 NO_PROCESSORS = "executable logit processors are never accepted from a request"
 NO_DISAGGREGATION = "this server runs prefill and decode together; remove the field"
 NO_EXPERTS = "the served model has no routed experts to report"
-NO_GRAMMAR = "structured output is not available in this server; remove the field"
+NO_GRAMMAR = "structured output is not supported yet; remove the field"
 
-NO_MASK = "sampling masks are not available from this server"
+NO_MASK = "sampling masks are not supported yet"
 NO_FLAT_LOGPROBS = "use top_logprobs_num instead"
 
 REFUSED: dict[str, str] = {
@@ -118,9 +118,9 @@ REFUSED: dict[str, str] = {
     "received_time": "times are measured from the arrival at this server",
     "kv_hints": "the prefix cache takes no hints",
     "background": "there are no background requests; use priority",
-    "require_reasoning": "structured output is not available in this server; remove the field",
+    "require_reasoning": "structured output is not supported yet; remove the field",
     "http_worker_ipc": "the field is internal to SGLang's processes",
-    "input_embeds": "embeddings as input are not available; send text or input_ids",
+    "input_embeds": "embeddings as input are not supported yet; send text or input_ids",
     "image_data": TEXT_ONLY,
     "video_data": TEXT_ONLY,
     "audio_data": TEXT_ONLY,
@@ -142,19 +142,19 @@ REFUSED: dict[str, str] = {
     "lora_path": NO_LORA,
     "lora_id": NO_LORA,
     "custom_logit_processor": NO_PROCESSORS,
-    "return_hidden_states": "hidden states are not available from this server",
+    "return_hidden_states": "hidden states are not supported yet",
     "return_routed_experts": NO_EXPERTS,
     "routed_experts_start_len": NO_EXPERTS,
     "return_indexer_topk": "the served model has no sparse-attention indexer",
     "return_sampling_mask": NO_MASK,
     "sampling_logprobs_mode": NO_MASK,
-    "return_entropy": "entropies are not available; use top_logprobs_num",
-    "return_bytes": "raw bytes are not available; use output_ids",
+    "return_entropy": "entropies are not supported yet; use top_logprobs_num",
+    "return_bytes": "raw bytes are not supported yet; use output_ids",
     "return_flat_raw_top_logprobs": NO_FLAT_LOGPROBS,
     "return_flat_raw_output_top_logprobs": NO_FLAT_LOGPROBS,
     "return_flat_raw_top_logprobs_b64": NO_FLAT_LOGPROBS,
-    "positional_embed_overrides": "embedding overrides are not available",
-    "watermark": "watermarking is not available",
+    "positional_embed_overrides": "embedding overrides are not supported yet",
+    "watermark": "watermarking is not supported yet",
     "bootstrap_host": NO_DISAGGREGATION,
     "bootstrap_port": NO_DISAGGREGATION,
     "bootstrap_room": NO_DISAGGREGATION,
@@ -164,8 +164,8 @@ REFUSED: dict[str, str] = {
     "data_parallel_rank": "there is one data-parallel rank, 0",
     "disagg_prefill_dp_rank": NO_DISAGGREGATION,
     "max_thinking_tokens": "no reasoning parser is active; use max_new_tokens",
-    "multi_item_delimiter_indices": "multi-item scoring is not available",
-    "token_indices_to_pool": "pooling is not available for a generation model",
+    "multi_item_delimiter_indices": "multi-item scoring is not supported yet",
+    "token_indices_to_pool": "pooling is not supported for a generation model",
 }
 
 HARMLESS: dict[str, tuple[Any, ...]] = {"modalities": (["text"],)}

@@ -351,7 +351,7 @@ class Supervisor:
             self._phase = "stopping"
             self._kill_everything()
         elif self._phase == "serving":
-            log.info("%s: finishing the running requests (again to stop at once)", name)
+            log.info("%s: draining requests (send again to exit immediately)", name)
             self._drain()
 
     def _drain(self) -> None:

@@ -59,7 +59,9 @@ def check_request(context: Context, request: SamplingFields) -> None:
     form = request.response_format
     if form is not None:
         if form.type != "text":
-            raise BadRequest("response_format", f"{form.type!r} is not available; only 'text' is")
+            raise BadRequest(
+                "response_format", f"{form.type!r} is not supported yet; only 'text' is"
+            )
         refuse_unsupported(form, dict.fromkeys(FORMATS, "does not go with type 'text'"))
     if request.stream_options is not None and not request.stream:
         raise BadRequest("stream_options", "is only allowed when stream is true")

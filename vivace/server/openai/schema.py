@@ -150,10 +150,9 @@ class ChatRequest(SamplingFields, kw_only=True):
     store: Any = None
 
 
-NO_TOOLS = "tool calls are not available in this server; remove the field or use tool_choice none"
+NO_TOOLS = "tool calls are not supported yet; remove the field or use tool_choice none"
 NO_FUNCTIONS = (
-    "function calls are not available in this server; remove functions, and function_call if it "
-    "is not none"
+    "function calls are not supported yet; remove functions, and function_call if it is not none"
 )
 
 REFUSED: dict[str, str] = {
@@ -163,7 +162,7 @@ REFUSED: dict[str, str] = {
     "ebnf": native.NO_GRAMMAR,
     "json_schema": native.NO_GRAMMAR,
     "structural_tag": native.NO_GRAMMAR,
-    "stop_regex": "stop expressions are not available; use stop or stop_token_ids",
+    "stop_regex": "stop expressions are not supported yet; use stop or stop_token_ids",
     "lora_path": native.NO_LORA,
     "session_id": native.NO_SESSIONS,
     "session_params": native.NO_SESSIONS,
@@ -212,7 +211,7 @@ CHAT_HARMLESS: dict[str, tuple[Any, ...]] = {
 """Values of refused fields that ask for what happens anyway."""
 
 COMPLETION_REFUSED: dict[str, str] = {
-    "suffix": "fill-in-the-middle is not available; send a plain prompt",
+    "suffix": "fill-in-the-middle is not supported yet; send a plain prompt",
 }
 
 SERVED_TIER = "default"
