@@ -206,8 +206,8 @@ def test_waiting_too_long_and_running_too_long() -> None:
     rig.turn()
     rig.send(2, [2], 5)
     rig.run()
-    assert finish_of(rig, 2).status == 503 and "waited" in str(finish_of(rig, 2).message)
-    assert finish_of(rig, 1).status == 503 and "ran" in str(finish_of(rig, 1).message)
+    assert finish_of(rig, 2).status == 503 and "queue" in str(finish_of(rig, 2).message)
+    assert finish_of(rig, 1).status == 503 and "running" in str(finish_of(rig, 1).message)
     assert rig.answers[1].tokens == rig.expected(1)[: len(rig.answers[1].tokens)]
     rig.at_rest()
 
