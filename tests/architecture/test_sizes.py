@@ -11,8 +11,8 @@ PAGE = ROOT / "docs" / "architecture.md"
 CORE = ("engine", "kv", "worker", "layers", "models", "sampling", "protocol")
 CORE_LIMIT = 20_000
 KERNELS = "platforms/cpu/kernels"
-STALE = 0.25
-"""how far the page's count may be from the real one, beside 300 lines"""
+STALE = 0.3
+"""how far the page's count may be from the real one, or 500 lines"""
 
 
 def lines(folder: Path, suffixes: tuple[str, ...]) -> int:
@@ -65,6 +65,6 @@ def test_the_page_knows_every_room_and_its_size() -> None:
     stale = {
         room: f"{has} in the page, {real[room]} in fact"
         for room, (has, _) in page.items()
-        if abs(has - real[room]) > max(300, STALE * real[room])
+        if abs(has - real[room]) > max(500, STALE * real[room])
     }
     assert not stale, f"put the present counts into the table of docs/architecture.md: {stale}"
