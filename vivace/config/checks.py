@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, cast
 
 from vivace.config.config import ConfigError, Options, ResolveContext, all_options, value_of
 from vivace.config.environment import switched_on
@@ -88,7 +88,8 @@ def availability(options: Options, context: ResolveContext) -> list[str]:
 
 def shown_value(value: Any) -> str:
     """As it is typed: a list's items with blanks between them."""
-    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    items = cast("tuple[Any, ...]", value) if isinstance(value, tuple) else (value,)
+    return " ".join(map(str, items))
 
 
 def typed_as(options: Options, option: Option) -> str:
@@ -310,7 +311,8 @@ def computable(options: Options, context: ResolveContext) -> list[str]:
 
 def idle(options: Options, context: ResolveContext) -> list[str]:
     """After the rules: what was asked for and does nothing beside the rest."""
-    known, notices = {option.name: option for option in all_options()}, []
+    notices: list[str] = []
+    known = {option.name: option for option in all_options()}
     for name, switch in NEEDED.items():
         option, needed = known[name], known[switch]
         if value_of(options, option) != option.default and not value_of(options, needed):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 from vivace.checkpoint.source import ModelSource
 from vivace.config.errors import ConfigError
@@ -60,7 +60,7 @@ class Options(Slices):
 
     rewrites: tuple[Rewrite, ...] = ()
     notices: tuple[str, ...] = ()
-    environment: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict[str, str])
     given: tuple[str, ...] = ()
 
 
@@ -73,7 +73,7 @@ class Config(Slices):
     platform: PlatformFacts
     rewrites: tuple[Rewrite, ...] = ()
     notices: tuple[str, ...] = ()
-    environment: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict[str, str])
     depth: int = 2
     """plans in flight"""
 
@@ -90,8 +90,10 @@ class ResolveContext:
 @cache
 def all_options() -> tuple[Option, ...]:
     """Every option, slice by slice, in declared order."""
-    parts = [(type(getattr(Slices(), part.name)), part.name) for part in dataclasses.fields(Slices)]
-    return tuple(option for kind, name in parts for option in options_of(kind, name))
+    slices, found = Slices(), list[Option]()
+    for part in dataclasses.fields(slices):
+        found += options_of(type(cast("object", getattr(slices, part.name))), part.name)
+    return tuple(found)
 
 
 def value_of(slices: Slices, option: Option) -> Any:

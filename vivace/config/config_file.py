@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
@@ -51,9 +51,10 @@ def read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"--config {path}: {error.strerror or error}") from None
     except (UnicodeDecodeError, yaml.YAMLError, RecursionError, ValueError) as error:
         raise ConfigError(f"--config {path}: {error}") from None
-    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+    settings = cast("dict[Any, Any]", content) if isinstance(content, dict) else None
+    if settings is None or not all(isinstance(key, str) for key in settings):
         raise ConfigError(f"--config {path}: must be a mapping of flag names to values")
-    return content
+    return settings
 
 
 def words_of(path: Path, key: str, value: Any) -> list[str]:
@@ -68,7 +69,7 @@ def words_of(path: Path, key: str, value: Any) -> list[str]:
     if option.shape == "json":
         return [f"{flag}={value if isinstance(value, str) else json.dumps(value)}"]
     if isinstance(value, list) and option.shape.startswith("list of "):
-        return [flag, *map(str, value)]
+        return [flag, *map(str, cast("list[Any]", value))]
     if isinstance(value, list | dict):
         raise ConfigError(f"--config {path}: {flag}: must be one value, got {value!r}")
     return [f"{flag}={value}"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -60,7 +60,9 @@ def in_unicode(value: Any) -> Any:
         except UnicodeEncodeError:  # half a character, from JSON
             return value.encode("utf-8", "replace").decode()
     if isinstance(value, dict):
-        return {in_unicode(key): in_unicode(one) for key, one in value.items()}
+        return {
+            in_unicode(key): in_unicode(one) for key, one in cast("dict[Any, Any]", value).items()
+        }
     if isinstance(value, list | tuple):
-        return [in_unicode(one) for one in value]
+        return [in_unicode(one) for one in cast("list[Any]", value)]
     return value

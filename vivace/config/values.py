@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from vivace.config.errors import ConfigError
 from vivace.config.secret import Secret
 
 Reader = Callable[[str], Any]
-SWITCH = {"true": True, "yes": True, "on": True, "1": True}
-SWITCH |= {"false": False, "no": False, "off": False, "0": False}
+SWITCH = {
+    **dict.fromkeys(("true", "yes", "on", "1"), True),
+    **dict.fromkeys(("false", "no", "off", "0"), False),
+}
 
 
 class Valued(Protocol):
@@ -65,7 +67,7 @@ def converted(option: Valued, value: Any) -> Any:
         return switch(value)
     if option.shape.startswith("list of "):
         reader = number_reader(option.shape.removeprefix("list of "))
-        pieces = value if isinstance(value, list | tuple) else [value]
+        pieces = cast("Iterable[Any]", value) if isinstance(value, list | tuple) else [value]
         return tuple(reader(plain_text(piece)) for piece in pieces)
     if option.shape == "int":
         return value if type(value) is int else whole_number(plain_text(value))

@@ -58,7 +58,7 @@ class Entrance:
     expected: int | None = None
     """tokens that running sequences will still take, when the first one came"""
     deferred: int = 0
-    gone: list[Sequence] = field(default_factory=list)
+    gone: list[Sequence] = field(default_factory=list[Sequence])
     """who waits no more"""
 
 

@@ -96,11 +96,11 @@ class InjectedFault(RuntimeError):
 class Faults:
     """What should go wrong: the worker raises, or reports numbers gone bad."""
 
-    raise_on_keys: set[int] = field(default_factory=set)
+    raise_on_keys: set[int] = field(default_factory=set[int])
     """Any step with a span of one of these requests raises."""
-    raise_on_steps: set[int] = field(default_factory=set)
+    raise_on_steps: set[int] = field(default_factory=set[int])
     """The n-th step with spans that is run (from 0) raises, once."""
-    bad_keys: set[int] = field(default_factory=set)
+    bad_keys: set[int] = field(default_factory=set[int])
     """These requests' spans come back in `StepResult.bad`."""
 
 

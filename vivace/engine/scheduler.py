@@ -131,7 +131,7 @@ class Scheduler:
     def cancel(self, cancel: Cancel) -> list[Delta]:
         """Stop requests; what they hold is free as soon as the steps in flight have landed."""
         finish = Finish(FINISH_ABORT, message="the request was aborted")
-        deltas = []
+        deltas: list[Delta] = []
         for sequence in self._selected(cancel):
             if cancel.finished:
                 self._roster.end(sequence)

@@ -16,12 +16,12 @@ class StepBuilder:
     """Columns of a step. Chunks of prompts come first, single decode tokens behind them."""
 
     number: int
-    chunks: list[Sequence] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
+    chunks: list[Sequence] = field(default_factory=list[Sequence])
+    counts: list[int] = field(default_factory=list[int])
     """parallel to `chunks`"""
-    decodes: list[Sequence] = field(default_factory=list)
-    joins: list[Join] = field(default_factory=list)
-    grants: list[tuple[int, list[int]]] = field(default_factory=list)
+    decodes: list[Sequence] = field(default_factory=list[Sequence])
+    joins: list[Join] = field(default_factory=list[Join])
+    grants: list[tuple[int, list[int]]] = field(default_factory=list[tuple[int, list[int]]])
     admitted: int = 0
     """sequences that entered a row for this step"""
     cached: int = 0

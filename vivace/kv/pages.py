@@ -99,7 +99,7 @@ class PagePool:
             for page in pages:
                 counts[page] += 1
         free = {*self._free, *range(self.touched, self.total)}
-        findings = []
+        findings: list[str] = []
         if len(free) != self.free:
             findings.append("the free list holds a page twice")
         wrong = counts != self._references or len(free) != counts.count(0)
@@ -109,7 +109,7 @@ class PagePool:
 
     def _explain(self, owners: list[tuple[str, list[int]]], free: set[int]) -> list[str]:
         """One line per page whose state and claims contradict each other."""
-        findings = []
+        findings: list[str] = []
         for page, count in enumerate(self._references):
             claimants = [owner for owner, pages in owners for held in pages if held == page]
             if len(claimants) != count or (page in free) != (count == 0):

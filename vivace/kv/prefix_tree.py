@@ -185,7 +185,8 @@ class PrefixTree:
             while here is not None:
                 expected[id(here)] = expected.get(id(here), 0) + 1
                 here = here.parent
-        findings, size, evictable = [], 0, 0
+        findings: list[str] = []
+        size = evictable = 0
         for node in self.nodes():
             size += len(node.pages)
             evictable += 0 if node.locks or node.parent is None else len(node.pages)
