@@ -59,7 +59,7 @@ OURS = frozenset(
     ).split()
 )
 """flags of Vivace that SGLang never had"""
-SPELT_SHORT = frozenset({"--moe-dense-tp"})
+SPELLED_SHORT = frozenset({"--moe-dense-tp"})
 """spellings that Vivace declares and SGLang takes as the start of a longer one"""
 VALUE_VERSIONS = {
     ("load_balance_method", "decode_round_robin"): ("0.5.7",),
@@ -97,7 +97,7 @@ def flags_of_version(version: str) -> frozenset[str]:
     if version == "0.4.6":
         return DOCUMENTED_0_4_6
     order = VERSIONS.index(version)
-    common = set(server_options()) - OURS - SPELT_SHORT - set(RENAMED.values())
+    common = set(server_options()) - OURS - SPELLED_SHORT - set(RENAMED.values())
     found = {flag for flag in common - set(SINCE) if order >= VERSIONS.index("0.5.7")}
     found |= {flag for flag in common & set(SINCE) if order >= VERSIONS.index(SINCE[flag])}
     if order >= VERSIONS.index("0.5.10"):

@@ -32,7 +32,7 @@ Line = list[tuple[str, str]]
 
 
 def writer() -> Callable[[Line], None]:
-    """Colours and folded lines for a person; for a pipe each line as it is, without loading what
+    """Colors and folded lines for a person; for a pipe each line as it is, without loading what
     draws."""
     if not sys.stdout.isatty():
         return lambda line: print("".join(text for text, _ in line))
