@@ -20,7 +20,7 @@ from vivace.layers.rotary import RotaryTable
 from vivace.models.causal_lm import rotary_table
 from vivace.models.rope import rope_of
 from vivace.platforms.ops.table import reference_ops
-from vivace.quantization.method import Packed
+from vivace.quantization.method import LinearMethod
 
 HEAD = 64
 FACTORS = {
@@ -75,7 +75,7 @@ def loaded(table: RotaryTable) -> torch.Tensor:
             device=cpu,
             matrix_dtype=torch.float32,
             read=decoded,
-            linear_method=lambda name: Packed(ops, torch.float32, torch.float32, cpu),
+            linear_method=lambda name: LinearMethod(ops, torch.float32, torch.float32, cpu),
         ),
     )
 

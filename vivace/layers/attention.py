@@ -5,11 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from vivace.layers.linear import Linear, Part
-from vivace.layers.module import Bindings, Module, Shard
+from vivace.layers.module import Bindings, Module
 from vivace.layers.norm import RMSNorm
 from vivace.layers.rotary import RotaryTable
-from vivace.layers.step import ModelStep
-from vivace.platforms.attention import AttentionLayer
+from vivace.platforms.attention import AttendingStep, AttentionLayer
 from vivace.platforms.ops.table import Ops
 
 
@@ -29,15 +28,12 @@ class Attention(Module):
         q_norm: RMSNorm | None = None,
         k_norm: RMSNorm | None = None,
     ) -> None:
-        q, kv, head = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim, shape.head_dim
+        q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
         self.shape = shape
         self.sizes = [q, kv, kv]
-        self.qkv_proj = Linear(
-            hidden,
-            [Part("q_proj", q, head), Part("k_proj", kv, head), Part("v_proj", kv, head)],
-            bias=qkv_bias,
-        )
-        self.o_proj = Linear(q, [Part("o_proj", hidden)], bias=output_bias, shard=Shard.ROW)
+        parts = [Part("q_proj", q), Part("k_proj", kv), Part("v_proj", kv)]
+        self.qkv_proj = Linear(hidden, parts, bias=qkv_bias)
+        self.o_proj = Linear(q, [Part("o_proj", hidden)], bias=output_bias)
         self.q_norm = q_norm
         self.k_norm = k_norm
         self._table = rotary
@@ -46,7 +42,7 @@ class Attention(Module):
         super().bind(name, env)
         self._ops = env.ops
 
-    def __call__(self, x: Tensor, step: ModelStep) -> Tensor:
+    def __call__(self, x: Tensor, step: AttendingStep) -> Tensor:
         """x[T, hidden] -> [T, hidden]; keys and values of the T tokens are stored on the way."""
         head = self.shape.head_dim
         q, k, v = (

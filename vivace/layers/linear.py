@@ -1,4 +1,4 @@
-"""Linear layers, declared by the checkpoint's parts and kept as one fused product."""
+"""Linear layers, declared by the checkpoint's parts and kept as one product; the gated MLP."""
 
 from __future__ import annotations
 
@@ -8,20 +8,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vivace.layers.module import Bindings, Module, Shard, Weights, sibling
+from vivace.layers.module import Bindings, Module, Weights, sibling
+from vivace.platforms.ops.mlp import gated_mlp
 from vivace.quantization.method import LinearMethod
 
 
 @dataclass(frozen=True)
 class Part:
-    """One tensor of the checkpoint: its name beside this layer, and its rows.
-
-    `unit` rows belong together (a head) and must stay on one device.
-    """
+    """One tensor of the checkpoint: its name beside this layer, and its rows."""
 
     name: str
     size: int
-    unit: int = 1
 
 
 class Linear(Module):
@@ -29,13 +26,10 @@ class Linear(Module):
 
     method: LinearMethod
 
-    def __init__(
-        self, inputs: int, parts: Sequence[Part], *, bias: bool = False, shard: Shard = Shard.COLUMN
-    ) -> None:
+    def __init__(self, inputs: int, parts: Sequence[Part], *, bias: bool = False) -> None:
         self.inputs = inputs
         self.parts = tuple(parts)
         self.bias = bias
-        self.shard = shard
 
     def bind(self, name: str, env: Bindings) -> None:
         super().bind(name, env)
@@ -57,6 +51,26 @@ class Linear(Module):
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.method.apply(x)
+
+
+class GatedMLP(Module):
+    """down(act(gate(x)) * up(x)); `activation`: one of `platforms.ops.mlp.ACTIVATIONS`."""
+
+    def __init__(self, hidden: int, inner: int, activation: str, *, bias: bool = False) -> None:
+        self.activation = activation
+        self.gate_up_proj = Linear(
+            hidden, [Part("gate_proj", inner), Part("up_proj", inner)], bias=bias
+        )
+        self.down_proj = Linear(inner, [Part("down_proj", hidden)], bias=bias)
+
+    def bind(self, name: str, env: Bindings) -> None:
+        super().bind(name, env)
+        self._run = env.ops.gated_mlp or gated_mlp(env.ops)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x[T, hidden] -> [T, hidden]"""
+        up, down = self.gate_up_proj.method.operands, self.down_proj.method.operands
+        return self._run(x, up, down, self.activation)
 
 
 def joined(pieces: list[Tensor]) -> Tensor:

@@ -1,6 +1,6 @@
-"""Declare -> bind -> load: how a model comes to life.
+"""Build -> bind -> load: how a model comes to life.
 
-Layers are declared with global shapes and nothing else. One walk binds names and what the device
+Layers are built with global shapes and nothing else. One walk binds names and what the device
 offers, a second lets each layer pull its own tensors from the checkpoint. A model file therefore
 holds the architecture and no ranks, prefixes, quantization or weight tables.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from enum import Enum
 from typing import Protocol
 
 import torch
@@ -17,13 +16,6 @@ from torch import Tensor
 
 from vivace.platforms.ops.table import Ops
 from vivace.quantization.method import LinearMethod, Matrix
-
-
-class Shard(Enum):
-    """How a layer's weight is split over a tensor-parallel group (one device: not at all)."""
-
-    COLUMN = "column"
-    ROW = "row"
 
 
 class Weights(Protocol):

@@ -31,6 +31,8 @@ class RMSNorm(Module):
         """x[..., size] -> normed, like x."""
         return self._ops.rms_norm(x, self.weight, self.eps, offset=self.offset)
 
-    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """(norm(residual + x), residual + x); the residual is updated in place."""
+    def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(norm(residual + x), residual + x); the residual is updated in place. None: it is x."""
+        if residual is None:
+            return self(x), x
         return self._ops.add_rms_norm(x, residual, self.weight, self.eps, offset=self.offset)

@@ -1,21 +1,25 @@
-"""A decoder-only language model, put together from layers."""
+"""What the worker runs, and what a model file of every architecture needs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
 
-from vivace.layers.decoder import DecoderLayer
-from vivace.layers.embedding import Embedding, LogitsHead
-from vivace.layers.module import Bindings, Module, Weights
-from vivace.layers.norm import RMSNorm
+from vivace.layers.module import Bindings, Weights
 from vivace.layers.rotary import RotaryTable
-from vivace.layers.step import ModelStep
 from vivace.models.facts import DecoderFacts, ModelFacts
 from vivace.models.rope import Rope
-from vivace.platforms.attention import AttentionLayer
+from vivace.platforms.attention import AttendingStep, AttentionLayer
+
+
+class ModelStep(AttendingStep, Protocol):
+    """T tokens of some sequences, side by side (`worker.inputs.StepInput` is one)."""
+
+    @property
+    def ids(self) -> Tensor:
+        """[T] int64 token ids"""
+        ...
 
 
 class Model(Protocol):
@@ -34,39 +38,6 @@ class Model(Protocol):
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden[n, hidden] -> [n, vocabulary] float32"""
         ...
-
-
-class Decoder(Module):
-    """Embedding, layers and final norm under the checkpoint's name `model`."""
-
-    def __init__(self, embedding: Embedding, layers: Sequence[DecoderLayer], norm: RMSNorm) -> None:
-        self.embed_tokens = embedding
-        self.layers = list(layers)
-        self.norm = norm
-
-    def __call__(self, step: ModelStep) -> Tensor:
-        x, residual = self.embed_tokens(step.ids), None
-        for layer in self.layers:
-            x, residual = layer(x, residual, step)
-        if residual is None:
-            return self.norm(x)
-        return self.norm.add(x, residual)[0]
-
-
-class CausalLM(Module):
-    """A `Model` made of a decoder and a head; `tables` are the rotary tables layers share."""
-
-    def __init__(self, decoder: Decoder, head: LogitsHead, tables: Sequence[RotaryTable]) -> None:
-        self.model = decoder
-        self.lm_head = head
-        self.tables = list(tables)
-        self.attention_layers = [layer.self_attn.shape for layer in decoder.layers]
-
-    def forward(self, step: ModelStep) -> Tensor:
-        return self.model(step)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self.lm_head(hidden)
 
 
 def rotary_table(rope: Rope, positions: int) -> RotaryTable:

@@ -5,57 +5,108 @@ Sources: Gemma Team 2024 (Gemma 2, arXiv 2408.00118), 2025 (Gemma 3, arXiv 2503.
 
 from __future__ import annotations
 
+from functools import partial
+
+from torch import Tensor
+
 from vivace.layers.attention import Attention
-from vivace.layers.decoder import SandwichLayer
 from vivace.layers.embedding import Embedding, LogitsHead
-from vivace.layers.mlp import GatedMLP
+from vivace.layers.linear import GatedMLP
+from vivace.layers.module import Module
 from vivace.layers.norm import RMSNorm
 from vivace.layers.rotary import RotaryTable
-from vivace.models.causal_lm import CausalLM, Decoder, attention_shape, rotary_table
+from vivace.models.causal_lm import ModelStep, attention_shape, rotary_table
 from vivace.models.facts import DecoderFacts, ModelFacts
 
-UNIT = 1.0
-"""Gemma's norms learn the distance from one."""
+GemmaRMSNorm = partial(RMSNorm, offset=1.0)
+"""its weight is the distance from one"""
 
 
-def declare_gemma2(facts: ModelFacts, decoder: DecoderFacts, positions: int) -> CausalLM:
-    """One rotary table, capped scores and logits, no norms on heads."""
-    table = rotary_table(decoder.rope, positions)
-    return declared(facts, decoder, [table] * facts.layers, head_norm=False)
+class GemmaDecoderLayer(Module):
+    def __init__(
+        self,
+        facts: ModelFacts,
+        decoder: DecoderFacts,
+        index: int,
+        rotary: RotaryTable,
+        qk_norm: bool,
+    ) -> None:
+        hidden, eps = facts.hidden_size, decoder.norm_eps
+        self.input_layernorm = GemmaRMSNorm(hidden, eps)
+        self.self_attn = Attention(
+            attention_shape(facts, decoder, index),
+            hidden,
+            rotary,
+            qkv_bias=decoder.attention_bias,
+            output_bias=decoder.attention_bias,
+            q_norm=GemmaRMSNorm(facts.head_dim, eps) if qk_norm else None,
+            k_norm=GemmaRMSNorm(facts.head_dim, eps) if qk_norm else None,
+        )
+        self.post_attention_layernorm = GemmaRMSNorm(hidden, eps)
+        self.pre_feedforward_layernorm = GemmaRMSNorm(hidden, eps)
+        self.mlp = GatedMLP(hidden, facts.intermediate_size, decoder.activation)
+        self.post_feedforward_layernorm = GemmaRMSNorm(hidden, eps)
+
+    def __call__(
+        self, x: Tensor, residual: Tensor | None, step: ModelStep
+    ) -> tuple[Tensor, Tensor]:
+        """x[T, hidden] is what `residual` has not yet been given -> the same for the next layer"""
+        x, residual = self.input_layernorm.add(x, residual)
+        x = self.post_attention_layernorm(self.self_attn(x, step))
+        x, residual = self.pre_feedforward_layernorm.add(x, residual)
+        return self.post_feedforward_layernorm(self.mlp(x)), residual
 
 
-def declare_gemma3(facts: ModelFacts, decoder: DecoderFacts, positions: int) -> CausalLM:
+class GemmaModel(Module):
+    def __init__(
+        self, facts: ModelFacts, decoder: DecoderFacts, tables: list[RotaryTable], qk_norm: bool
+    ) -> None:
+        hidden = facts.hidden_size
+        self.embed_tokens = Embedding(facts.vocabulary, hidden, scale=hidden**0.5)
+        self.layers = [
+            GemmaDecoderLayer(facts, decoder, index, rotary, qk_norm)
+            for index, rotary in enumerate(tables)
+        ]
+        self.norm = GemmaRMSNorm(hidden, decoder.norm_eps)
+
+    def __call__(self, step: ModelStep) -> Tensor:
+        x, residual = self.embed_tokens(step.ids), None
+        for layer in self.layers:
+            x, residual = layer(x, residual, step)
+        return self.norm.add(x, residual)[0]
+
+
+class GemmaForCausalLM(Module):
+    """`tables`: the rotary embedding of each layer."""
+
+    def __init__(
+        self, facts: ModelFacts, decoder: DecoderFacts, tables: list[RotaryTable], *, qk_norm: bool
+    ) -> None:
+        self.model = GemmaModel(facts, decoder, tables, qk_norm)
+        embedding = self.model.embed_tokens
+        self.lm_head = LogitsHead(embedding, tied=facts.tied, soft_cap=decoder.logit_cap)
+        self.attention_layers = [layer.self_attn.shape for layer in self.model.layers]
+
+    def forward(self, step: ModelStep) -> Tensor:
+        return self.model(step)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.lm_head(hidden)
+
+
+class Gemma2ForCausalLM(GemmaForCausalLM):
+    """Capped scores and logits."""
+
+    def __init__(self, facts: ModelFacts, decoder: DecoderFacts, positions: int) -> None:
+        self.rotary_emb = rotary_table(decoder.rope, positions)
+        super().__init__(facts, decoder, [self.rotary_emb] * facts.layers, qk_norm=False)
+
+
+class Gemma3ForCausalLM(GemmaForCausalLM):
     """Sliding layers rotate with their own base frequency; norms on query and key heads."""
-    full = rotary_table(decoder.rope, positions)
-    local = rotary_table(decoder.local_rope, positions)
-    tables = [full if window is None else local for window in facts.layer_windows]
-    return declared(facts, decoder, tables, head_norm=True)
 
-
-def declared(
-    facts: ModelFacts, decoder: DecoderFacts, tables: list[RotaryTable], *, head_norm: bool
-) -> CausalLM:
-    layers = [layer(facts, decoder, index, table, head_norm) for index, table in enumerate(tables)]
-    embedding = Embedding(facts.vocabulary, facts.hidden_size, scale=facts.hidden_size**0.5)
-    head = LogitsHead(embedding, tied=facts.tied, soft_cap=decoder.logit_cap)
-    norm = RMSNorm(facts.hidden_size, decoder.norm_eps, offset=UNIT)
-    return CausalLM(Decoder(embedding, layers, norm), head, list(dict.fromkeys(tables)))
-
-
-def layer(
-    facts: ModelFacts, decoder: DecoderFacts, index: int, table: RotaryTable, head_norm: bool
-) -> SandwichLayer:
-    def norm(size: int) -> RMSNorm:
-        return RMSNorm(size, decoder.norm_eps, offset=UNIT)
-
-    attention = Attention(
-        attention_shape(facts, decoder, index),
-        facts.hidden_size,
-        table,
-        qkv_bias=decoder.attention_bias,
-        output_bias=decoder.attention_bias,
-        q_norm=norm(facts.head_dim) if head_norm else None,
-        k_norm=norm(facts.head_dim) if head_norm else None,
-    )
-    mlp = GatedMLP(facts.hidden_size, facts.intermediate_size, decoder.activation)
-    return SandwichLayer(attention, mlp, [norm(facts.hidden_size) for _ in range(4)])
+    def __init__(self, facts: ModelFacts, decoder: DecoderFacts, positions: int) -> None:
+        full = self.rotary_emb = rotary_table(decoder.rope, positions)
+        local = self.rotary_emb_local = rotary_table(decoder.local_rope, positions)
+        tables = [full if window is None else local for window in facts.layer_windows]
+        super().__init__(facts, decoder, tables, qk_norm=True)

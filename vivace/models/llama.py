@@ -5,54 +5,77 @@ Sources: Touvron et al. 2023; Dubey et al. 2024; Jiang et al. 2023.
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from vivace.layers.attention import Attention
-from vivace.layers.decoder import PreNormLayer
 from vivace.layers.embedding import Embedding, LogitsHead
-from vivace.layers.mlp import GatedMLP
+from vivace.layers.linear import GatedMLP
+from vivace.layers.module import Module
 from vivace.layers.norm import RMSNorm
 from vivace.layers.rotary import RotaryTable
-from vivace.models.causal_lm import CausalLM, Decoder, attention_shape, rotary_table
+from vivace.models.causal_lm import ModelStep, attention_shape, rotary_table
 from vivace.models.facts import DecoderFacts, ModelFacts
 
 
-def declare(
-    facts: ModelFacts,
-    decoder: DecoderFacts,
-    positions: int,
-    *,
-    qkv_bias: bool | None = None,
-    head_norm: bool = False,
-) -> CausalLM:
-    """The model's layers. `positions` = served context; Qwen2 has `qkv_bias`, Qwen3 `head_norm`."""
-    table = rotary_table(decoder.rope, positions)
-    biased = decoder.attention_bias if qkv_bias is None else qkv_bias
-    layers = [
-        layer(facts, decoder, index, table, biased, head_norm) for index in range(facts.layers)
-    ]
-    embedding = Embedding(facts.vocabulary, facts.hidden_size)
-    norm = RMSNorm(facts.hidden_size, decoder.norm_eps)
-    return CausalLM(
-        Decoder(embedding, layers, norm), LogitsHead(embedding, tied=facts.tied), [table]
-    )
+class LlamaDecoderLayer(Module):
+    def __init__(
+        self, facts: ModelFacts, decoder: DecoderFacts, index: int, rotary: RotaryTable
+    ) -> None:
+        hidden, eps = facts.hidden_size, decoder.norm_eps
+        self.input_layernorm = RMSNorm(hidden, eps)
+        self.self_attn = Attention(
+            attention_shape(facts, decoder, index),
+            hidden,
+            rotary,
+            qkv_bias=decoder.attention_bias,
+            output_bias=decoder.attention_bias,
+        )
+        self.post_attention_layernorm = RMSNorm(hidden, eps)
+        self.mlp = GatedMLP(
+            hidden, facts.intermediate_size, decoder.activation, bias=decoder.mlp_bias
+        )
+
+    def __call__(
+        self, x: Tensor, residual: Tensor | None, step: ModelStep
+    ) -> tuple[Tensor, Tensor]:
+        """x[T, hidden] is what `residual` has not yet been given -> the same for the next layer"""
+        x, residual = self.input_layernorm.add(x, residual)
+        x = self.self_attn(x, step)
+        x, residual = self.post_attention_layernorm.add(x, residual)
+        return self.mlp(x), residual
 
 
-def layer(
-    facts: ModelFacts,
-    decoder: DecoderFacts,
-    index: int,
-    table: RotaryTable,
-    qkv_bias: bool,
-    head_norm: bool,
-) -> PreNormLayer:
-    eps, hidden = decoder.norm_eps, facts.hidden_size
-    attention = Attention(
-        attention_shape(facts, decoder, index),
-        hidden,
-        table,
-        qkv_bias=qkv_bias,
-        output_bias=decoder.attention_bias,
-        q_norm=RMSNorm(facts.head_dim, eps) if head_norm else None,
-        k_norm=RMSNorm(facts.head_dim, eps) if head_norm else None,
-    )
-    mlp = GatedMLP(hidden, facts.intermediate_size, decoder.activation, bias=decoder.mlp_bias)
-    return PreNormLayer(RMSNorm(hidden, eps), attention, RMSNorm(hidden, eps), mlp)
+class LlamaModel(Module):
+    def __init__(self, facts: ModelFacts, decoder: DecoderFacts, positions: int) -> None:
+        self.rotary_emb = rotary_table(decoder.rope, positions)
+        self.embed_tokens = Embedding(facts.vocabulary, facts.hidden_size)
+        self.layers = [
+            LlamaDecoderLayer(facts, decoder, index, self.rotary_emb)
+            for index in range(facts.layers)
+        ]
+        self.norm = RMSNorm(facts.hidden_size, decoder.norm_eps)
+
+    def __call__(self, step: ModelStep) -> Tensor:
+        x, residual = self.embed_tokens(step.ids), None
+        for layer in self.layers:
+            x, residual = layer(x, residual, step)
+        return self.norm.add(x, residual)[0]
+
+
+class LlamaForCausalLM(Module):
+    """`positions`: the served context in tokens."""
+
+    def __init__(self, facts: ModelFacts, decoder: DecoderFacts, positions: int) -> None:
+        self.model = LlamaModel(facts, decoder, positions)
+        self.lm_head = LogitsHead(self.model.embed_tokens, tied=facts.tied)
+        self.attention_layers = [layer.self_attn.shape for layer in self.model.layers]
+
+    def forward(self, step: ModelStep) -> Tensor:
+        return self.model(step)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.lm_head(hidden)
+
+
+class MistralForCausalLM(LlamaForCausalLM):
+    """The same network; its layers may have a window (`ModelFacts.layer_windows`)."""

@@ -14,8 +14,7 @@ from vivace.models.causal_lm import Model
 from vivace.models.facts import ModelFacts
 from vivace.models.registry import ARCHITECTURES
 from vivace.platforms.ops.table import Ops
-from vivace.quantization.choose import linear_methods, scheme_of
-from vivace.quantization.method import Packed
+from vivace.quantization.method import LinearMethod, quantization_of, scheme_of
 
 Progress = Callable[[str, float], None]
 """(stage, fraction of it that is done)"""
@@ -37,7 +36,7 @@ def load_model(
     device: torch.device | None = None,
     seed: int = 0,
 ) -> Model:
-    """Declare, bind and load. `positions` = longest served context in tokens, `longest`
+    """Build, bind and load. `positions` = longest served context in tokens, `longest`
     = what the device's memory can hold of it, where that may be less.
 
     `dtype` is that of activations, `matrix_dtype` that of plain matrices (None: the same);
@@ -47,7 +46,7 @@ def load_model(
 
     Raises CheckpointError for bad weights.
     """
-    model = declare(facts, positions)
+    model = build_model(facts, positions)
     place, matrices = device or torch.device("cpu"), matrix_dtype or dtype
     weights = open_weights(source, facts, seed=seed, progress=progress, dtype=matrices)
     scheme = scheme_of(quantization, weights.int8)
@@ -60,12 +59,18 @@ def load_model(
             device=place,
             # of an int8 checkpoint: decoded when nobody wants its int8
             read=as_stored if (scheme if weights.int8 else blocks) else decoded,
-            linear_method=linear_methods(
-                scheme,
-                lambda name: Packed(ops, matrices, dtype, place),
-                int8_checkpoint=weights.int8,
-                blocks=blocks,
-                narrow=narrow,
+            linear_method=lambda name: LinearMethod(
+                ops,
+                matrices,
+                dtype,
+                place,
+                quantization_of(
+                    name,
+                    scheme,
+                    int8_checkpoint=weights.int8,
+                    blocks=blocks,
+                    narrow=narrow,
+                ),
             ),
             longest=longest,
         ),
@@ -76,7 +81,7 @@ def load_model(
     return model
 
 
-def declare(facts: ModelFacts, positions: int) -> Model:
+def build_model(facts: ModelFacts, positions: int) -> Model:
     """Our own architecture file, or transformers' code where that was asked for its facts."""
     if facts.decoder is None:
         from vivace.models.transformers_impl import TransformersModel

@@ -1,11 +1,76 @@
-"""Qwen3 (dense): Llama's decoder with a norm on every query and key head."""
+"""Qwen3 (dense): pre-norm decoder with a norm on every query and key head (Yang et al. 2025)."""
 
 from __future__ import annotations
 
-from vivace.models import llama
-from vivace.models.causal_lm import CausalLM
+from torch import Tensor
+
+from vivace.layers.attention import Attention
+from vivace.layers.embedding import Embedding, LogitsHead
+from vivace.layers.linear import GatedMLP
+from vivace.layers.module import Module
+from vivace.layers.norm import RMSNorm
+from vivace.layers.rotary import RotaryTable
+from vivace.models.causal_lm import ModelStep, attention_shape, rotary_table
 from vivace.models.facts import DecoderFacts, ModelFacts
 
 
-def declare(facts: ModelFacts, decoder: DecoderFacts, positions: int) -> CausalLM:
-    return llama.declare(facts, decoder, positions, head_norm=True)
+class Qwen3DecoderLayer(Module):
+    def __init__(
+        self, facts: ModelFacts, decoder: DecoderFacts, index: int, rotary: RotaryTable
+    ) -> None:
+        hidden, eps = facts.hidden_size, decoder.norm_eps
+        self.input_layernorm = RMSNorm(hidden, eps)
+        self.self_attn = Attention(
+            attention_shape(facts, decoder, index),
+            hidden,
+            rotary,
+            qkv_bias=decoder.attention_bias,
+            output_bias=decoder.attention_bias,
+            q_norm=RMSNorm(facts.head_dim, eps),
+            k_norm=RMSNorm(facts.head_dim, eps),
+        )
+        self.post_attention_layernorm = RMSNorm(hidden, eps)
+        self.mlp = GatedMLP(
+            hidden, facts.intermediate_size, decoder.activation, bias=decoder.mlp_bias
+        )
+
+    def __call__(
+        self, x: Tensor, residual: Tensor | None, step: ModelStep
+    ) -> tuple[Tensor, Tensor]:
+        """x[T, hidden] is what `residual` has not yet been given -> the same for the next layer"""
+        x, residual = self.input_layernorm.add(x, residual)
+        x = self.self_attn(x, step)
+        x, residual = self.post_attention_layernorm.add(x, residual)
+        return self.mlp(x), residual
+
+
+class Qwen3Model(Module):
+    def __init__(self, facts: ModelFacts, decoder: DecoderFacts, positions: int) -> None:
+        self.rotary_emb = rotary_table(decoder.rope, positions)
+        self.embed_tokens = Embedding(facts.vocabulary, facts.hidden_size)
+        self.layers = [
+            Qwen3DecoderLayer(facts, decoder, index, self.rotary_emb)
+            for index in range(facts.layers)
+        ]
+        self.norm = RMSNorm(facts.hidden_size, decoder.norm_eps)
+
+    def __call__(self, step: ModelStep) -> Tensor:
+        x, residual = self.embed_tokens(step.ids), None
+        for layer in self.layers:
+            x, residual = layer(x, residual, step)
+        return self.norm.add(x, residual)[0]
+
+
+class Qwen3ForCausalLM(Module):
+    """`positions`: the served context in tokens."""
+
+    def __init__(self, facts: ModelFacts, decoder: DecoderFacts, positions: int) -> None:
+        self.model = Qwen3Model(facts, decoder, positions)
+        self.lm_head = LogitsHead(self.model.embed_tokens, tied=facts.tied)
+        self.attention_layers = [layer.self_attn.shape for layer in self.model.layers]
+
+    def forward(self, step: ModelStep) -> Tensor:
+        return self.model(step)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.lm_head(hidden)

@@ -12,12 +12,12 @@ from vivace.registry import Registry
 ARCHITECTURES: Registry[Callable[[ModelFacts, DecoderFacts, int], object]] = Registry(
     "architecture",
     {
-        "LlamaForCausalLM": "vivace.models.llama:declare",
-        "MistralForCausalLM": "vivace.models.llama:declare",
-        "Qwen2ForCausalLM": "vivace.models.qwen2:declare",
-        "Qwen3ForCausalLM": "vivace.models.qwen3:declare",
-        "Gemma2ForCausalLM": "vivace.models.gemma:declare_gemma2",
-        "Gemma3ForCausalLM": "vivace.models.gemma:declare_gemma3",
+        "LlamaForCausalLM": "vivace.models.llama:LlamaForCausalLM",
+        "MistralForCausalLM": "vivace.models.llama:MistralForCausalLM",
+        "Qwen2ForCausalLM": "vivace.models.qwen2:Qwen2ForCausalLM",
+        "Qwen3ForCausalLM": "vivace.models.qwen3:Qwen3ForCausalLM",
+        "Gemma2ForCausalLM": "vivace.models.gemma:Gemma2ForCausalLM",
+        "Gemma3ForCausalLM": "vivace.models.gemma:Gemma3ForCausalLM",
     },
 )
 

@@ -21,7 +21,7 @@ from torch.nn import functional
 from vivace.checkpoint.source import SourceError
 from vivace.checkpoint.weights import CheckpointError
 from vivace.layers.module import Bindings, Module, Weights
-from vivace.layers.step import ModelStep
+from vivace.models.causal_lm import ModelStep
 from vivace.models.facts import AttentionFacts, ModelFacts
 from vivace.models.transformers_check import check_same, probe
 from vivace.models.transformers_facts import TraceRequest
