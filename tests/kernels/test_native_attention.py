@@ -15,7 +15,7 @@ from vivace.platforms.cpu.native import Arena, Kernels, NoKernels
 from vivace.platforms.cpu.native_attention import NativeAttention, rotary_attend, unsupported
 from vivace.platforms.ops.attention import ReferenceAttention, RotaryAttend
 from vivace.platforms.ops.cache import restored, stored
-from vivace.platforms.ops.rotary import rotary
+from vivace.platforms.ops.elementwise import rotary
 from vivace.worker.kv_memory import PagedKV
 
 ISAS = ("avx512", "avx2", "portable", "neon")

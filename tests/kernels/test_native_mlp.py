@@ -12,11 +12,10 @@ from test_native_narrow import TESTED, blocks_of, each_isa, each_kind
 from torch import Tensor
 
 from vivace.platforms.cpu.native import Arena, Kernels
-from vivace.platforms.cpu.native_mlp import fusable
+from vivace.platforms.cpu.native_linear import fusable
 from vivace.platforms.cpu.native_table import native_ops
 from vivace.platforms.ops.linear import Operands
-from vivace.platforms.ops.mlp import ACTIVATIONS, gated_mlp
-from vivace.platforms.ops.table import Ops, reference_ops
+from vivace.platforms.ops.table import ACTIVATIONS, Ops, gated_mlp, reference_ops
 
 pytestmark = needs_kernels
 ROWS = [*range(1, 15), 25, 40, 193, 300]

@@ -18,8 +18,7 @@ from torch import Tensor
 from vivace.platforms.blocks import NARROWED
 from vivace.platforms.cpu.native import Arena, Kernels
 from vivace.platforms.cpu.native_linear import BLOCKS, NativeLinears
-from vivace.platforms.ops.linear import linear, pack_linear
-from vivace.platforms.ops.narrow import rounded
+from vivace.platforms.ops.linear import linear, pack_linear, rounded
 from vivace.platforms.ops.stored import StoredBlocks
 
 pytestmark = needs_kernels

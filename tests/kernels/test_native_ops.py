@@ -13,20 +13,20 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from vivace.platforms.cpu.native_ops import NativeOps
-from vivace.platforms.ops import activation, norm, rotary
+from vivace.platforms.ops import elementwise
 
 pytestmark = needs_kernels
 WIDTHS = st.one_of(st.integers(1, 70), st.sampled_from([255, 576, 2047, 2048, 3000]))
 EPS = 1e-5
 ACTIVATIONS = {
-    "silu": (lambda ops: ops.silu_mul, activation.silu_mul),
+    "silu": (lambda ops: ops.silu_mul, elementwise.silu_mul),
     "gelu": (
         lambda ops: lambda x, **rest: ops.gelu_mul(x, tanh=False, **rest),
-        lambda x: activation.gelu_mul(x, tanh=False),
+        lambda x: elementwise.gelu_mul(x, tanh=False),
     ),
     "gelu_tanh": (
         lambda ops: lambda x, **rest: ops.gelu_mul(x, tanh=True, **rest),
-        lambda x: activation.gelu_mul(x, tanh=True),
+        lambda x: elementwise.gelu_mul(x, tanh=True),
     ),
 }
 each_activation = pytest.mark.parametrize("name", ACTIVATIONS)
@@ -57,12 +57,12 @@ def close(found: Tensor, exact: Tensor, relative: float = 2e-6, absolute: float 
 )
 def test_rms_norm(isa, rows, width, beside, offset):
     ops, x, weight = ops_of(isa), columns(rows, width, *beside), torch.randn(width)
-    exact = norm.rms_norm(x.double(), weight.double(), EPS, offset=offset)
+    exact = elementwise.rms_norm(x.double(), weight.double(), EPS, offset=offset)
     found = ops.rms_norm(x, weight, EPS, offset=offset)
     assert found.is_contiguous()
     close(found, exact)
     residual = torch.randn(rows, width)
-    wanted, summed = norm.add_rms_norm(
+    wanted, summed = elementwise.add_rms_norm(
         x.double(), residual.double(), weight.double(), EPS, offset=offset
     )
     normed, same = ops.add_rms_norm(x, residual, weight, EPS, offset=offset)
@@ -84,7 +84,7 @@ def test_rms_norm_over_heads(isa, rows, heads, width, beside):
     whole = torch.randn(rows, heads + beside, width)
     weight = torch.randn(width)
     found = ops_of(isa).rms_norm(whole[:, beside:], weight, EPS)
-    close(found, norm.rms_norm(whole[:, beside:].double(), weight.double(), EPS))
+    close(found, elementwise.rms_norm(whole[:, beside:].double(), weight.double(), EPS))
 
 
 @settings(max_examples=40)
@@ -103,7 +103,7 @@ def test_rotary(isa, rows, heads, half, rest):
     positions = torch.randint(0, 50, (rows,))
     whole = torch.randn(rows, count + 1, width)
     exact = whole.double()
-    rotary.rotary(exact[:, : heads[0]], exact[:, heads[0] : count], positions, table.double())
+    elementwise.rotary(exact[:, : heads[0]], exact[:, heads[0] : count], positions, table.double())
     q, k = whole[:, : heads[0]], whole[:, heads[0] : count]
     found = ops_of(isa).rotary(q, k, positions, table)
     assert found[0] is q and found[1] is k
@@ -151,14 +151,14 @@ def test_maps_in_place(isa, rows, width):
     assert ops.scale(scaled, 1.7) is scaled
     assert torch.equal(scaled, x * 1.7)
     assert ops.soft_cap(capped, 30.0) is capped
-    close(capped, activation.soft_cap(x.double(), 30.0), relative=3e-6)
+    close(capped, elementwise.soft_cap(x.double(), 30.0), relative=3e-6)
 
 
 @each_isa
 def test_soft_cap_keeps_the_digits_of_small_numbers(isa):
     x = torch.cat((torch.logspace(-30, 3, 999), -torch.logspace(-30, 3, 999))).unsqueeze(0)
     found = ops_of(isa).soft_cap(x.clone(), 2.5)
-    close(found, activation.soft_cap(x.double(), 2.5), relative=3e-6, absolute=0.0)
+    close(found, elementwise.soft_cap(x.double(), 2.5), relative=3e-6, absolute=0.0)
     assert (found.abs() <= 2.5).all()
 
 

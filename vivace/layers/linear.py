@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vivace.layers.module import Bindings, Module, Weights, sibling
-from vivace.platforms.ops.mlp import gated_mlp
+from vivace.platforms.ops.table import gated_mlp
 from vivace.quantization.method import LinearMethod
 
 
@@ -54,7 +54,7 @@ class Linear(Module):
 
 
 class GatedMLP(Module):
-    """down(act(gate(x)) * up(x)); `activation`: one of `platforms.ops.mlp.ACTIVATIONS`."""
+    """down(act(gate(x)) * up(x)); `activation`: one of `platforms.ops.table.ACTIVATIONS`."""
 
     def __init__(self, hidden: int, inner: int, activation: str, *, bias: bool = False) -> None:
         self.activation = activation

@@ -45,7 +45,8 @@ class KVMemory(Protocol):
 
 
 class Step(Protocol):
-    """What attention needs of a step (`worker.inputs.StepInput` is one)."""
+    """What attention needs of a step (`worker.inputs.StepInput` is one). Kernels read
+    it by address: while a graph is captured, these are fixed buffers."""
 
     @property
     def slots(self) -> Tensor:
@@ -54,7 +55,7 @@ class Step(Protocol):
 
     @property
     def page_table(self) -> Tensor:
-        """[S, any] int64 page ids"""
+        """[S, any] int64 page ids; only the pages of keys that some query sees are read"""
         ...
 
     @property

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from vivace.platforms.attention import AttentionLayer, KVMemory, Step
 from vivace.platforms.cpu.attention import Scratch, attend, by_group
-from vivace.platforms.ops import norm
+from vivace.platforms.ops import elementwise
 from vivace.platforms.ops.cache import store_kv
 from vivace.platforms.ops.table import Ops
 
@@ -41,7 +41,7 @@ def batch_invariant(ops: Ops) -> Ops:
         return _blocked(ops, x, weight, bias, out)
 
     return dataclasses.replace(
-        ops, linear=linear, rms_norm=norm.rms_norm, add_rms_norm=norm.add_rms_norm
+        ops, linear=linear, rms_norm=elementwise.rms_norm, add_rms_norm=elementwise.add_rms_norm
     )
 
 

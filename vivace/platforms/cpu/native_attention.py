@@ -6,16 +6,15 @@ of threads: see kernels/attention.inc.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from vivace.platforms.attention import AttendingStep, AttentionLayer, HostStep, KVMemory
-from vivace.platforms.cpu.native import Kernels
-from vivace.platforms.cpu.native_checks import (
+from vivace.platforms.attention import AttendingStep, AttentionLayer, KVMemory, Step
+from vivace.platforms.cpu.native import (
     I64,
+    Kernels,
     block,
     heads_of,
     indices,
@@ -36,35 +35,6 @@ LARGEST_HEAD = 256
 LARGEST_PARTIAL = 256 << 20
 """bytes of tiles' results (committed when touched); fewer rows are shared by threads beyond it"""
 KV_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
-
-Attend = Callable[[Tensor, "PagedStep", Tensor], None]
-
-
-class PagedStep(Protocol):
-    """What the kernels read of a step, by address: while a graph is captured, fixed buffers."""
-
-    @property
-    def slots(self) -> Tensor:
-        """[T] int64"""
-        ...
-
-    @property
-    def page_table(self) -> Tensor:
-        """[S, any] int64; only the pages of keys that some query sees are read"""
-        ...
-
-    @property
-    def lengths(self) -> Tensor:
-        """[S] int64"""
-        ...
-
-    @property
-    def query_starts(self) -> Tensor:
-        """[S + 1] int64; not read when every span is one token"""
-        ...
-
-    @property
-    def host(self) -> HostStep: ...
 
 
 def unsupported(layers: Sequence[AttentionLayer], dtype: torch.dtype) -> str | None:
@@ -109,7 +79,7 @@ class NativeAttention:
         self._store = kernels.operation("store_kv", "q" * 10)
         self._rotary_store = kernels.operation("rotary_store", "q" * 16)
 
-    def plan(self, step: PagedStep) -> None:
+    def plan(self, step: Step) -> None:
         """Nothing to decide: the kernels read the step's own buffers. Raises ValueError where these
         point outside the memory; while a graph is captured they hold nothing yet."""
         if not self._kernels.capturing:
@@ -130,7 +100,7 @@ class NativeAttention:
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        step: PagedStep,
+        step: Step,
         out: Tensor | None = None,
     ) -> Tensor:
         """q[T, Hq, D], k[T, Hk, D], v[T, Hk, D] float32 -> [T, Hq * D]."""
@@ -155,7 +125,7 @@ class NativeAttention:
         v: Tensor,
         positions: Tensor,
         cos_sin: Tensor,
-        step: PagedStep,
+        step: Step,
         out: Tensor | None = None,
     ) -> Tensor:
         """`attend` of q and k that were not rotated yet; both are, in place.
@@ -186,7 +156,7 @@ class NativeAttention:
         return self.attend_stored(layer, q, step, out)
 
     def attend_stored(
-        self, layer: AttentionLayer, q: Tensor, step: PagedStep, out: Tensor | None = None
+        self, layer: AttentionLayer, q: Tensor, step: Step, out: Tensor | None = None
     ) -> Tensor:
         """`attend` when the step's keys and values are in memory already."""
         kv, decode, (rows, *_) = self._kv(layer), step.host.decode, sizes("attend", "q", q, 3)

@@ -1,4 +1,4 @@
-"""Linear layers by native kernels: weights packed once, into panels of 16 output columns.
+"""Linear layers and the gated MLP by native kernels: weights packed once, in panels of 16 columns.
 
 A panel keeps the bits of the checkpoint (floats, or GGUF's blocks); kernels decode them on the way
 through the registers. Formats: kernels/formats.inc.
@@ -18,14 +18,25 @@ from torch import Tensor
 
 from vivace.platforms.blocks import NARROWED
 from vivace.platforms.cpu.huge_pages import HugePages
-from vivace.platforms.cpu.native import Kernels, Words
-from vivace.platforms.cpu.native_checks import I64, block, matrix, optional, require, sizes, target
+from vivace.platforms.cpu.native import (
+    I64,
+    Kernels,
+    Words,
+    block,
+    matrix,
+    optional,
+    require,
+    sizes,
+    target,
+)
+from vivace.platforms.ops.linear import Operands
 from vivace.platforms.ops.stored import (
     NARROW_BLOCK,
     Int8Rows,
     StoredBlocks,
     joined_int8,
 )
+from vivace.platforms.ops.table import ACTIVATIONS, Ops, gated_mlp
 
 PANEL = 16
 """output columns"""
@@ -56,6 +67,7 @@ MOST_INT8_INPUTS = 1 << 16
 FLOATS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 Rows = Tensor | StoredBlocks | Int8Rows
 PACK, LINEAR, EMBED, NARROW_ROWS = "qqqqqq", "qqqqqqqqq", "qqqqqq", "qqqqq"
+GATED = "q" * 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,3 +278,71 @@ def memory_of(rows: Rows) -> tuple[int, int]:
 
 def packable(kinds: Iterable[str]) -> bool:
     return all(kind in BLOCKS for kind in kinds)
+
+
+class NativeMLP:
+    """`gated_mlp` of one op table: where both layers are multiplied with int8, two kernels do it
+    all (kernels/gated_narrow.inc); elsewhere it is put together from `ops`. The results have the
+    same bits."""
+
+    def __init__(self, kernels: Kernels, linears: NativeLinears, ops: Ops) -> None:
+        self._kernels = kernels
+        self._linears = linears
+        self._composed = gated_mlp(ops)
+        self._gated = {kind: kernels.operation(f"gated_{kind}", GATED) for kind in NARROW}
+        self._linear = {kind: kernels.operation(f"linear_{kind}", LINEAR + "q") for kind in NARROW}
+
+    def __call__(self, x: Tensor, gate_up: Operands, down: Operands, activation: str) -> Tensor:
+        """x[T, hidden] float32 -> [T, hidden]"""
+        if not fusable(gate_up.weight, down.weight):
+            return self._composed(x, gate_up, down, activation)
+        weight: PackedWeight = down.weight
+        require("gated_mlp", gate_up.weight.outputs == 2 * weight.inputs, "layers do not fit")
+        inner = self._inner(x, gate_up, ACTIVATIONS.index(activation))
+        (part,) = weight.parts
+        result = self._kernels.empty(x.shape[0], weight.outputs)
+        self._linear[part.kind](
+            x.shape[0],
+            0,
+            0,
+            part.data.data_ptr(),
+            optional("gated_mlp", "bias", down.bias, weight.outputs),
+            result.data_ptr(),
+            result.stride(0),
+            part.columns,
+            weight.inputs,
+            inner.data_ptr(),
+        )
+        return result
+
+    def _inner(self, x: Tensor, gate_up: Operands, activation: int) -> Tensor:
+        """act(gate(x)) * up(x) in int8"""
+        (rows, _), weight = sizes("gated_mlp", "x", x), gate_up.weight
+        address, stride = matrix("gated_mlp", "x", x, weight.inputs, rows)
+        (part,) = weight.parts
+        columns = weight.outputs // 2
+        narrow = self._linears.narrowed(x) if wants_narrow(weight, rows) else None
+        inner = self._kernels.empty(rows * narrow_bytes(columns), dtype=torch.uint8)
+        self._gated[part.kind](
+            rows,
+            address,
+            stride,
+            part.data.data_ptr(),
+            optional("gated_mlp", "bias", gate_up.bias, weight.outputs),
+            inner.data_ptr(),
+            columns,
+            weight.inputs,
+            0 if narrow is None else narrow.data_ptr(),
+            activation,
+        )
+        return inner
+
+
+def fusable(gate_up: PackedWeight, down: PackedWeight) -> bool:
+    """One kind each, and blocks of the inner activations that lie within the panels."""
+    kinds = [part.kind for weight in (gate_up, down) for part in weight.parts]
+    return len(kinds) == 2 and all(kind in NARROW for kind in kinds) and whole(gate_up.outputs)
+
+
+def whole(outputs: int) -> bool:
+    return outputs % (2 * NARROW_BLOCK) == 0

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vivace.platforms.cpu.native import Kernels
-from vivace.platforms.cpu.native_checks import I64, block, matrix, optional, require, sizes
+from vivace.platforms.cpu.native import I64, Kernels, block, matrix, optional, require, sizes
 from vivace.platforms.cpu.native_linear import NARROW, PANEL, NativeLinears, PackedWeight
 from vivace.platforms.ops.moe import Gate, Routes
 

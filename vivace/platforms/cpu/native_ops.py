@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from vivace.platforms.cpu.native import Kernels
-from vivace.platforms.cpu.native_checks import (
+from vivace.platforms.cpu.native import (
     F32,
     I64,
+    Kernels,
     block,
     heads_of,
     indices,

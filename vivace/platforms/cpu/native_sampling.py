@@ -6,8 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vivace.platforms.cpu.native import Kernels
-from vivace.platforms.cpu.native_checks import block, indices, matrix, require, sizes
+from vivace.platforms.cpu.native import Kernels, block, indices, matrix, require, sizes
 from vivace.platforms.ops.sampling import Drawing, Penalties
 
 SETTINGS = 6

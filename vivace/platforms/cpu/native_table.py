@@ -6,8 +6,7 @@ import dataclasses
 
 from vivace.platforms.cpu.native import Kernels
 from vivace.platforms.cpu.native_attention import rotary_attend
-from vivace.platforms.cpu.native_linear import NativeLinears
-from vivace.platforms.cpu.native_mlp import NativeMLP
+from vivace.platforms.cpu.native_linear import NativeLinears, NativeMLP
 from vivace.platforms.cpu.native_moe import NativeMoe
 from vivace.platforms.cpu.native_ops import NativeOps
 from vivace.platforms.ops.table import Ops, reference_ops

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from vivace.platforms.cpu.linear import PackedLinears
-from vivace.platforms.ops import activation, norm, rotary
+from vivace.platforms.ops import elementwise
 from vivace.platforms.ops.attention import RotaryAttend
 from vivace.platforms.ops.table import Ops, reference_ops
 
@@ -48,7 +48,7 @@ class CpuNorm:
         out: Tensor | None = None,
     ) -> Tensor:
         if x.dtype != torch.float32 or offset or x.dim() != 2:
-            return norm.rms_norm(x, weight, eps, offset=offset, out=out)
+            return elementwise.rms_norm(x, weight, eps, offset=offset, out=out)
         shift, column = self._column(x.shape[-1], eps)
         scale = torch.addmm(shift, x.square(), column).rsqrt_()
         return torch.mul(x, scale, out=out).mul_(weight)
@@ -71,7 +71,7 @@ class CpuNorm:
 def silu_mul(x: Tensor, out: Tensor | None = None) -> Tensor:
     """The product goes into the activation's own buffer."""
     if out is not None:
-        return activation.silu_mul(x, out)
+        return elementwise.silu_mul(x, out)
     gate, up = x.chunk(2, dim=-1)
     return functional.silu(gate).mul_(up)
 
@@ -90,7 +90,7 @@ class CpuRotary:
         self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor
     ) -> tuple[Tensor, Tensor]:
         if q.dtype != cos_sin.dtype:
-            return rotary.rotary(q, k, positions, cos_sin)
+            return elementwise.rotary(q, k, positions, cos_sin)
         width = cos_sin.shape[-1]
         table = torch.index_select(self._widened(cos_sin), 0, positions).unsqueeze(1)
         cos, sin = table[..., :width], table[..., width:]

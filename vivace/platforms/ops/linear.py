@@ -1,4 +1,14 @@
-"""Matrix products with a weight."""
+"""Matrix products with a weight, and the slow twins of the int8 kernels.
+
+GGUF's blocks (kernels/linear_narrow.inc): every 32 neighboring activations of a row become int8
+with the scale max|x| / 127, as llama.cpp does it (ggml-quants, block_q8_1). Kernels sum the
+integers exactly; here the rounded activations are floats again, so that results differ by the
+roundings of a sum in float32.
+
+W8A8: a row of activations becomes int8 with the scale max|x| / 127, as SGLang and vLLM do it. The
+sum of products is exact, so neither the order nor the instruction set matters; it is rounded to
+float32 once, and then scaled: the same bits as the kernels'.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +20,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vivace.platforms.ops.narrow import NarrowWeight, linear_narrow, pack_narrow
-from vivace.platforms.ops.stored import Int8Rows, StoredBlocks, joined_int8
-from vivace.platforms.ops.w8a8 import W8A8Weight, linear_w8a8, pack_w8a8
+from vivace.platforms.ops.stored import NARROW_BLOCK, Int8Rows, StoredBlocks, joined_int8
+
+EXACT = 1024
+"""so many products of int8 add up exactly in float32"""
+SMALLEST = 1e-10
+"""the least maximum of a block or row: one of zeros has a scale too"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,3 +65,65 @@ def linear(x: Tensor, weight: Any, bias: Tensor | None = None, out: Tensor | Non
     if bias is None:
         return torch.mm(x, weight.t(), out=out)
     return torch.addmm(bias, x, weight.t(), out=out)
+
+
+@dataclass(frozen=True, slots=True)
+class NarrowWeight:
+    """Decoded blocks: float32[out, in]"""
+
+    numbers: Tensor
+
+
+def pack_narrow(pieces: Sequence[StoredBlocks]) -> NarrowWeight:
+    return NarrowWeight(torch.cat([piece.decoded() for piece in pieces]))
+
+
+def rounded(x: Tensor) -> Tensor:
+    """x[T, in] float32 -> what its int8 numbers stand for; a block with a NaN or an infinity is
+    NaN"""
+    blocks = x.unflatten(1, (-1, NARROW_BLOCK))
+    largest = blocks.abs().amax(2, keepdim=True).clamp_min(SMALLEST)
+    # `127 / largest` would be a product with the reciprocal: other bits than the kernels'.
+    factor = torch.div(torch.full_like(largest, 127.0), largest)
+    numbers = blocks.mul(factor).round_()
+    return numbers.mul_(largest / 127.0).flatten(1)
+
+
+def linear_narrow(
+    x: Tensor, weight: NarrowWeight, bias: Tensor | None = None, out: Tensor | None = None
+) -> Tensor:
+    """x[T, in] -> [T, out]"""
+    result = functional.linear(rounded(x.float()), weight.numbers, bias).to(x.dtype)
+    return result if out is None else out.copy_(result)
+
+
+@dataclass(frozen=True, slots=True)
+class W8A8Weight:
+    """int8 numbers as float32, in parts [out, up to EXACT of in]."""
+
+    parts: tuple[Tensor, ...]
+    scales: Tensor
+
+
+def pack_w8a8(rows: Int8Rows) -> W8A8Weight:
+    parts = tuple(part.float() for part in rows.numbers.split(EXACT, dim=1))
+    return W8A8Weight(parts, rows.scales)
+
+
+def linear_w8a8(
+    x: Tensor, weight: W8A8Weight, bias: Tensor | None = None, out: Tensor | None = None
+) -> Tensor:
+    """x[T, in] -> [T, out]; a row with a NaN or an infinity becomes NaN"""
+    rows = x.float()
+    largest = rows.abs().amax(1, keepdim=True).clamp_min(SMALLEST)
+    # `127 / largest` would be a product with the reciprocal: other bits than the kernels'.
+    factor = torch.div(torch.full_like(largest, 127.0), largest)
+    narrow = rows.mul(factor).round_().split(EXACT, dim=1)
+    sums = sum(
+        (functional.linear(a, b).double() for a, b in zip(narrow, weight.parts, strict=True)),
+        start=torch.zeros((), dtype=torch.float64),
+    )
+    result = sums.float() * ((largest / 127.0) * weight.scales)
+    if bias is not None:
+        result += bias
+    return result.to(x.dtype) if out is None else out.copy_(result)

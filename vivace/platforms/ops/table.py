@@ -15,11 +15,13 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from vivace.platforms.attention import AttendingStep, AttentionLayer
-from vivace.platforms.ops import activation, attention, cache, embedding, linear, moe, norm, rotary
+from vivace.platforms.ops import attention, cache, elementwise, linear, moe
 from vivace.platforms.ops.linear import Operands
 from vivace.platforms.ops.moe import Gate, Routes
 from vivace.platforms.ops.stored import Int8Rows, StoredBlocks
 
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
+"""of a gated MLP"""
 PackedWeight = Any
 """What `pack_linear` made of a weight; opaque to everyone but `linear` of the same table."""
 
@@ -121,7 +123,7 @@ class Ops:
     """(x[T, in], weight, bias=None, out=None) -> [T, out]"""
     gated_mlp: GatedMlp | None
     """(x[T, hidden], gate_up, down, activation) -> [T, hidden]: down(act(gate(x)) * up(x)), with
-    gate above up in one weight. None: the device has nothing better than `mlp.gated_mlp`"""
+    gate above up in one weight. None: the device has nothing better than `gated_mlp` below"""
     moe_gate: MoeGate
     """(gate, logits[T, E], bias=None) -> (weights[T, top], experts[T, top] int64)"""
     moe_routes: Callable[[Tensor, int], Routes]
@@ -145,14 +147,14 @@ class Ops:
 def reference_ops() -> Ops:
     """Every op by its torch reference: correct on any device torch knows."""
     return Ops(
-        embedding=embedding.embedding,
-        pack_embedding=embedding.pack_embedding,
-        rms_norm=norm.rms_norm,
-        add_rms_norm=norm.add_rms_norm,
-        rotary=rotary.rotary,
-        rotary_attend=attention.RotaryAttend(rotary.rotary),
-        silu_mul=activation.silu_mul,
-        gelu_mul=activation.gelu_mul,
+        embedding=elementwise.embedding,
+        pack_embedding=elementwise.pack_embedding,
+        rms_norm=elementwise.rms_norm,
+        add_rms_norm=elementwise.add_rms_norm,
+        rotary=elementwise.rotary,
+        rotary_attend=attention.RotaryAttend(elementwise.rotary),
+        silu_mul=elementwise.silu_mul,
+        gelu_mul=elementwise.gelu_mul,
         pack_linear=linear.pack_linear,
         linear=linear.linear,
         gated_mlp=None,
@@ -163,6 +165,21 @@ def reference_ops() -> Ops:
         pack_grouped=moe.pack_grouped,
         grouped_linear=moe.grouped_linear,
         store_kv=cache.store_kv,
-        scale=activation.scale,
-        soft_cap=activation.soft_cap,
+        scale=elementwise.scale,
+        soft_cap=elementwise.soft_cap,
     )
+
+
+def gated_mlp(ops: Ops) -> GatedMlp:
+    """down(act(gate(x)) * up(x)) by `ops`: the slow twin of a fused one."""
+    activations: dict[str, Callable[[Tensor], Tensor]] = {
+        "silu": ops.silu_mul,
+        "gelu": lambda x: ops.gelu_mul(x, tanh=False),
+        "gelu_tanh": lambda x: ops.gelu_mul(x, tanh=True),
+    }
+
+    def composed(x: Tensor, gate_up: Operands, down: Operands, activation: str) -> Tensor:
+        inner = activations[activation](ops.linear(x, gate_up.weight, gate_up.bias))
+        return ops.linear(inner, down.weight, down.bias)
+
+    return composed
