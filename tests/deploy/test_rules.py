@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from deployments import LEAVE_OUT, case, found, mixed, separated
 
+import vivace.deploy.rules
 from vivace.deploy.catalogue.flags import FILE, flags_json
 from vivace.deploy.document import DOCS, pages
 from vivace.deploy.files import packaged
@@ -613,6 +615,18 @@ def test_every_rule_is_tested_here() -> None:
 def contains(finding: Finding, value: str) -> bool:
     words = rf"(?<![\w.]){re.escape(value)}(?!\w)"
     return re.search(words, f"{finding.text} {finding.remedy}") is not None
+
+
+def test_every_rule_says_what_must_hold() -> None:
+    assert [rule.name for rule in RULES if not rule.title or "\n" in rule.title] == []
+
+
+def test_every_module_with_rules_is_in_the_list() -> None:
+    folder = Path(vivace.deploy.rules.__file__).parent
+    decorated = re.compile(r"^@\w*(rule|refused|rewrite)\(", re.MULTILINE)
+    counts = {file.stem: len(decorated.findall(file.read_text())) for file in folder.glob("*.py")}
+    found = Counter(rule.module.rpartition(".")[2] for rule in RULES)
+    assert {name: count for name, count in counts.items() if count} == found
 
 
 @pytest.mark.parametrize("rule", PAIRS)

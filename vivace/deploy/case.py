@@ -1,4 +1,4 @@
-"""What rules look at: a deployment, what it runs on, what it runs and the load it is for."""
+"""What rules look at: a deployment, its hardware, its model and its load."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEFAULT_PORT = 30000
 
 
 class BenchmarkCommand(msgspec.Struct, frozen=True):
-    """A benchmark and what its flags say."""
+    """A benchmark and the values of its flags."""
 
     benchmark: Benchmark
 
@@ -93,7 +93,7 @@ class Case(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def platform(self) -> str:
-        """npu, cuda, cpu: from the hardware, else from --device; nothing where neither says."""
+        """npu, cuda or cpu: from the hardware, else from --device; empty if neither is set."""
         if self.device is not None:
             return self.device.platform
         named = {server.value("device") for server in self.servers}
@@ -106,7 +106,7 @@ class Case(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def load(self) -> RequestLoad:
-        """From the workload, else from the first benchmark command that says."""
+        """From the workload, else from the first benchmark command."""
         stated = self.deployment.workload
         if stated is not None and (stated.input is not None or stated.output is not None):
             return RequestLoad(

@@ -32,7 +32,7 @@ EPILOG = """examples:
 
 
 def main(words: Sequence[str]) -> int:
-    """0: no errors; 1: errors; 2: what was given cannot be read."""
+    """Exit code. 0: no errors; 1: errors; 2: the input cannot be read."""
     own, command = split_command(words)
     chosen = parser().parse_args(own)
     try:
@@ -90,7 +90,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def as_wide_as_the_terminal(prog: str) -> argparse.HelpFormatter:
-    """Asks the terminal itself: left to argparse, each start loads shutil and what that loads."""
+    """Asks the terminal for its width: argparse would load shutil for it."""
     try:
         columns = os.get_terminal_size().columns or 80  # some say 0
     except OSError:

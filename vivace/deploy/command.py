@@ -1,4 +1,4 @@
-"""`vivace deploy`: import, render, schema, and what the catalogue knows."""
+"""`vivace deploy`: import, render, schema, hardware and models."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ VIVACE_PROGRAMS = {
 
 
 def main(words: Sequence[str]) -> int:
-    """0, or 2 with what is wrong on stderr."""
+    """Exit code: 0, or 2 with the error on stderr."""
     chosen = parser().parse_args(list(words))
     try:
         return COMMANDS[chosen.command](chosen)
@@ -81,7 +81,7 @@ def import_scripts(chosen: argparse.Namespace) -> int:
 
 
 def print_remarks(loaded: LoadedDeployment, deployment: Deployment) -> None:
-    """On stderr: what was found, and every line that was not understood."""
+    """Prints the roles and every line that was not understood to stderr."""
     for each in loaded.remarks:
         print_wrapped(f"{loaded.file}: line {each.line}: {each.text}")
     roles = [
@@ -131,7 +131,7 @@ def rendered(deployment: Deployment, to: str, loaded: LoadedDeployment) -> dict[
 
 
 def for_vivace(deployment: Deployment) -> Deployment:
-    """The same with Vivace's programs; a router stays what it is."""
+    """The deployment with Vivace's programs; routers stay."""
     from msgspec.structs import replace
 
     roles = {

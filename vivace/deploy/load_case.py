@@ -27,7 +27,7 @@ SPECS = (".yaml", ".yml")
 
 
 class Overrides(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command line says over what the files say; None: nothing."""
+    """Values of the command line that override those of the files; None: not given."""
 
     target: str | None = None
     hardware: str | None = None
@@ -70,7 +70,7 @@ def open_command(words: Sequence[str]) -> LoadedDeployment:
 
 
 def build_case(loaded: LoadedDeployment, overrides: Overrides) -> Case:
-    """Raises DeploymentError for a name that nothing is known of."""
+    """Raises DeploymentError for an unknown target, device or model."""
     deployment = with_overrides(loaded.deployment, overrides)
     try:
         target = target_of(overrides.target or deployment.engine or "sglang")
@@ -134,7 +134,7 @@ def device_of(hardware: Hardware | None) -> Device | None:
 
 
 def model_of(model: Model, file: str) -> Architecture | None:
-    """By configuration file, name, or what the path seems to name; None where nothing tells."""
+    """By config.json, by name, or guessed from the path; None if unknown."""
     if model.config is not None:
         try:
             return read_architecture(beside(file, model.config))

@@ -1,4 +1,4 @@
-"""Text of the spec as words of bash."""
+"""Text of a deployment file as words of bash."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import shlex
 from collections.abc import Sequence
 
 UNKNOWN = re.compile(r"<(\$\w+|\$\{\w+\})>")
-"""what an import left to the machine, as in `/opt/bin:<$PATH>`"""
+"""a variable whose value only the machine knows, as in `/opt/bin:<$PATH>`"""
 WIDTH = 100
 
 
 def quoted(text: str) -> str:
-    """One word. Variables that only the machine knows are expanded there, nothing else is."""
+    """One word. Only variables left to the machine are expanded."""
     pieces = UNKNOWN.split(text)
     if len(pieces) == 1:
         return shlex.quote(text)

@@ -1,4 +1,4 @@
-"""One role as rules see it: flags understood, defaults filled in, parallelism worked out."""
+"""One role as rules see it: flags parsed, defaults filled in, parallelism computed."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from vivace.deploy.schema.deployment import FlagValue, Kind, Role
 from vivace.deploy.schema.nodes import RoleNode
 
 ALL_TO_ALL = ("deepep", "mooncake", "nixl", "mori", "ascend_fuseep", "flashinfer")
-"""backends with which SGLang sets as many expert as tensor ranks"""
+"""backends for which SGLang sets ep to tp"""
 PREFILLS: tuple[Kind, ...] = ("mixed", "prefill")
 DECODES: tuple[Kind, ...] = ("mixed", "decode")
 DISPATCH = "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"
 DISPATCH_DEFAULT = 128
 DRAFTED_RUNNING = 48
-"""requests at once that SGLang sets with speculation where nothing is said"""
+"""max-running-requests that SGLang sets for speculation by default"""
 
 
 class Parallelism(msgspec.Struct, frozen=True):
@@ -130,7 +130,7 @@ class ServerPlan(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def running(self) -> int | None:
-        """Requests that one instance admits at once."""
+        """Concurrent requests that one instance admits."""
         limit = self.number("max_running_requests")
         if limit is None and self.has("speculative_algorithm"):
             return DRAFTED_RUNNING
@@ -138,7 +138,7 @@ class ServerPlan(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def running_per_rank(self) -> int | None:
-        """Requests that one attention group admits at once."""
+        """Concurrent requests that one attention group admits."""
         return None if self.running is None else -(-self.running // self.parallelism.dp)
 
     @property
@@ -161,13 +161,13 @@ class ServerPlan(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def dispatch_limit(self) -> int:
-        """What it may send at once in low-latency mode; 0: unbounded."""
+        """Tokens a rank may send at a time in low-latency mode; 0: unlimited."""
         found = self.int_variable(DISPATCH)
         return DISPATCH_DEFAULT if found is None else found
 
     @property
     def expert_mode(self) -> str:
-        """normal, low_latency, auto, fused; nothing where experts are not spread."""
+        """normal, low_latency, auto or fused; empty without expert parallelism."""
         backend = self.value("moe_a2a_backend")
         if backend == "ascend_fuseep":
             return "fused"
@@ -175,7 +175,7 @@ class ServerPlan(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def graphs(self) -> tuple[int, ...]:
-        """Batch sizes that are captured, where they are named."""
+        """Captured batch sizes, if given."""
         sizes = self.value("cuda_graph_bs")
         if isinstance(sizes, tuple | list) and sizes:
             return tuple(size for size in sizes if isinstance(size, int))
@@ -195,7 +195,7 @@ def current_options(flag: str, value: FlagValue) -> dict[str, Any]:
 
 
 def parsed(option: ServerFlag, value: FlagValue) -> Any:
-    """In the option's type where it can be, else what it is; of a retired value, today's."""
+    """Converted to the option's type if possible; a retired value becomes its replacement."""
     replaced = VALUES.get((option.name, str(value)))
     try:
         return replaced[0] if replaced else checked(option, value)

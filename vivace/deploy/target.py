@@ -1,4 +1,4 @@
-"""The engine a deployment is judged for: which flags each version takes."""
+"""The engine a deployment is for, and the flags each version accepts."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Target(msgspec.Struct, frozen=True):
 
 
 def target_of(text: str) -> Target:
-    """From `sglang`, `sglang==0.5.10`, `vivace`. ValueError says what there is."""
+    """From `sglang`, `sglang==0.5.10`, `vivace`. Raises ValueError with the choices."""
     engine, _, version = text.strip().partition("==")
     if engine == "vivace" and not version:
         return Target("vivace")
@@ -93,7 +93,7 @@ def target_of(text: str) -> Target:
 
 @cache
 def flags_of_version(version: str) -> frozenset[str]:
-    """Every spelling that a version of SGLang takes, as far as its documentation tells."""
+    """Every spelling that a version of SGLang accepts, according to its documentation."""
     if version == "0.4.6":
         return DOCUMENTED_0_4_6
     order = VERSIONS.index(version)
@@ -109,7 +109,7 @@ def flags_of_version(version: str) -> frozenset[str]:
 
 @cache
 def status(flag: str, version: str) -> tuple[Status, list[str]]:
-    """What argparse of that version makes of a word, and the flags it may mean."""
+    """How argparse of that version reads a flag, and the flags it may mean."""
     known = flags_of_version(version)
     if flag in known:
         return "known", [flag]

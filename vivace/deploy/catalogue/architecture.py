@@ -1,4 +1,4 @@
-"""What memory and communication depend on in a model: its shapes, from a config.json."""
+"""The shapes of a model that memory and communication depend on, from a config.json."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from vivace.checkpoint.fields import CORRECT, Fields, Flag, Whole
 
 MOST = 1 << 27
-"""of every size; products of several stay numbers that a report can show"""
+"""limit of each size, so that products of several stay printable"""
 
 
 class GroupedAttention(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,7 +168,7 @@ class Shapes(Fields):
         return self.need(key, kind) if default is None else self.get(key, kind, default)
 
     def count(self, key: str) -> int:
-        """0 where the model has none of it."""
+        """0 if the key is missing."""
         return self.get(key, Whole(0, MOST), 0)
 
 

@@ -19,7 +19,7 @@ LARGEST = 1 << 22
 
 
 class ServerFlag(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An option of a server: what `vivace.config.option.Option` says of it without states."""
+    """An option of a server: `vivace.config.option.Option` without its states."""
 
     name: str
     flags: tuple[str, ...]
@@ -52,7 +52,7 @@ def tables() -> Tables:
 
 
 def flags_json() -> bytes:
-    """What the file must hold."""
+    """The content of flags.json."""
     from vivace.config.config import all_options
     from vivace.config.variables import DEAD, VARIABLES
 

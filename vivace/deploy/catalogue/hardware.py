@@ -45,7 +45,7 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     @property
     def usable_bytes(self) -> int:
-        """What one device leaves to an engine."""
+        """Bytes that one device leaves to an engine."""
         return int((self.memory_gib - self.context_gib) * GIB)
 
 
@@ -58,7 +58,7 @@ def devices() -> tuple[Device, ...]:
 
 
 def measured(cache_folder: str) -> tuple[Device, ...]:
-    """What was measured on this machine; nothing where nothing was, or the file is not ours."""
+    """The device measured on this machine; empty without a valid file."""
     try:
         return (msgspec.json.decode(read(below(cache_folder, MEASURED), LARGEST), type=Device),)
     except (OSError, ValueError):

@@ -87,7 +87,7 @@ def flags_of(words: Sequence[str], part: Part) -> ParsedFlags:
 
 
 def groups(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """(flag, the words behind it); ("", words) for those in front of the first flag."""
+    """(flag, the words after it); ("", words) for those before the first flag."""
     flag, values = "", list[str]()
     for word in words:
         if word.startswith("--") or (SHORT.match(word) and not NUMBER.match(word)):
@@ -131,14 +131,14 @@ def add_flag(read: ParsedFlags, name: str, value: FlagValue, part: Part) -> None
 
 
 def repeated_value(value: FlagValue) -> list[Scalar | list[Scalar]]:
-    """One entry of a flag that is given again and again."""
+    """One entry of a repeated flag."""
     if not isinstance(value, list):
         return [value]
     return [[word for word in value if not isinstance(word, list)]]
 
 
 def same_flag(name: str, flags: Flags, part: Part) -> str | None:
-    """The flag of the same meaning that is there already."""
+    """The flag with the same meaning that is already given."""
     if name in flags:
         return name
     option = option_named(name) if part == "server" else None
@@ -154,7 +154,7 @@ def display(value: Any) -> str:
 
 
 def scalar(text: str) -> Scalar:
-    """A number where writing the number gives the same text again."""
+    """A number if it formats back to the same text."""
     for kind in (int, float):
         try:
             value = kind(text)

@@ -12,7 +12,7 @@ import msgspec
 from vivace.deploy.shell.reader import Reading, ScriptError, read_script
 
 MAX_SECONDS = 20
-"""of computing"""
+"""of CPU time"""
 CHUNK = 1 << 16
 
 
@@ -39,7 +39,7 @@ def read_isolated(content: str) -> Reading:
 
 
 def answer(content: str, to: int) -> NoReturn:
-    """In the child: limits, the reading, the answer, and out without anyone's exit handlers."""
+    """In the child: set limits, read, answer, and exit without exit handlers."""
     code = 1
     try:
         resource.setrlimit(resource.RLIMIT_CPU, (MAX_SECONDS, MAX_SECONDS))

@@ -1,4 +1,4 @@
-"""Which program a command line starts, whatever door it goes through."""
+"""Which program a command line starts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PARTS: dict[str, Part] = {
 
 
 class Invocation(msgspec.Struct, frozen=True):
-    """`program` as the spec names it; `words` are what follows it."""
+    """`program` as the deployment file names it, and the words after it."""
 
     part: Part
     program: str
@@ -57,5 +57,5 @@ def known(program: str, words: Sequence[str]) -> Invocation | None:
 
 
 def command_of(program: str) -> list[str]:
-    """The words that start a program of the spec."""
+    """The words that start a program of the deployment file."""
     return program.split(" ") if " " in program else ["python", "-m", program]

@@ -1,4 +1,4 @@
-"""Commands that were started alike -> roles with what differs from node to node."""
+"""Similar commands -> roles, with what differs from node to node."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class StartedServer(msgspec.Struct, frozen=True):
 
 
 def value_of(flags: Mapping[str, FlagValue], name: str) -> FlagValue:
-    """A flag's value under whatever spelling it was given."""
+    """A flag's value, whichever spelling was used."""
     wanted = option_named(name)
     for given, value in flags.items():
         if given == name or (wanted is not None and option_named(given) is wanted):
@@ -61,7 +61,7 @@ def roles_of(started: Sequence[StartedServer]) -> dict[str, Role]:
 
 
 def grouped(started: Sequence[StartedServer]) -> list[list[StartedServer]]:
-    """Those of one line together, and those of several scripts that differ only by node."""
+    """Grouped by line of the script, and across scripts that differ only by node."""
     found: dict[Any, list[StartedServer]] = {}
     for each in started:
         found.setdefault(each.place, []).append(each)
@@ -76,7 +76,7 @@ def grouped(started: Sequence[StartedServer]) -> list[list[StartedServer]]:
 
 
 def same_role(one: StartedServer, other: StartedServer) -> bool:
-    """Of different scripts, one for each node."""
+    """Whether they are of different scripts and differ only by node."""
     alone = one.place[0] != other.place[0]
     return alone and signature(one) == signature(other)
 
@@ -145,7 +145,7 @@ def node_view(
 def split(
     members: Sequence[tuple[Flags, Environment]],
 ) -> tuple[Flags, Environment, list[Difference]]:
-    """(common flags, common environment, what each has besides)"""
+    """(common flags, common environment, the rest of each)"""
     common_flags = common([flags for flags, _ in members])
     common_environment = common([environment for _, environment in members])
     each = [
@@ -172,6 +172,6 @@ def without(mapping: Mapping[str, Any], taken: Mapping[str, Any]) -> dict[str, A
 
 
 def shared_environment(environments: Iterable[Environment]) -> Environment:
-    """What all of them have with the same value."""
+    """Variables that all of them share."""
     every = list(environments)
     return common(every) if every else {}

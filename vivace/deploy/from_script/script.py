@@ -47,7 +47,7 @@ def import_files(paths: Sequence[PathName]) -> Imported:
 
 
 def import_scripts(contents: Sequence[tuple[str, str]]) -> Imported:
-    """(name, content) of each script -> a deployment and what was found on the way."""
+    """(name, content) of each script -> a deployment and remarks."""
     found = Imported(Deployment())
     servers: list[StartedServer] = []
     benchmarks: list[tuple[Benchmark, Launch]] = []
@@ -80,7 +80,7 @@ def import_scripts(contents: Sequence[tuple[str, str]]) -> Imported:
 
 
 def line_of(words: Sequence[str]) -> str:
-    """A line of preparation; nothing for what only reports or guards."""
+    """A line of preparation; empty for commands that only print or test."""
     if words[0] in REPORTING:
         return ""
     return " ".join(quoted(word) for word in words)
@@ -127,7 +127,7 @@ def build_benchmark(called: Invocation, launch: Launch, name: str, found: Import
 
 
 def unique(benchmarks: list[tuple[Benchmark, Launch]]) -> list[tuple[Benchmark, Launch]]:
-    """One for each line: a script that goes on behind its servers measures in several states."""
+    """One for each line: a script that continues after its servers reaches it in several states."""
     return list({launch.line: (each, launch) for each, launch in reversed(benchmarks)}.values())[
         ::-1
     ]
@@ -141,7 +141,7 @@ def add_remarks(remarks: Sequence[Remark], launch: Launch, name: str, found: Imp
 
 
 def host_of(launch: Launch) -> str | None:
-    """The machine on which the script's comparisons come out so that this is started."""
+    """The machine that the script's comparisons select for this launch."""
     for assumption in launch.assumptions:
         if any(word in assumption.origin for word in HOST_SOURCES):
             return assumption.value
@@ -170,7 +170,7 @@ def model_path(roles: dict[str, Role]) -> str | None:
 
 
 def import_command(words: Sequence[str]) -> Imported:
-    """One command line, as typed behind `--`. Raises ScriptError."""
+    """One command line, as typed after `--`. Raises ScriptError."""
     environment: dict[str, str] = {}
     rest = list(words)
     while rest and "=" in rest[0] and rest[0].partition("=")[0].isidentifier():

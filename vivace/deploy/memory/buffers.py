@@ -31,7 +31,7 @@ def aligned(size: int) -> int:
 
 
 def low_latency(model: Architecture, tokens: int) -> int:
-    """`tokens`: the most a rank sends at once."""
+    """`tokens`: the maximum that a rank sends at a time."""
     experts = model.experts
     if experts is None:
         return 0
@@ -53,7 +53,7 @@ def fused(model: Architecture, tokens: int) -> int:
 
 
 class Rounds(msgspec.Struct, frozen=True):
-    """How a long prompt's dispatch is cut; `tokens` of a rank in each of `count` rounds."""
+    """A long prompt is dispatched in `count` rounds of `tokens` per rank."""
 
     count: int
     tokens: int

@@ -1,4 +1,4 @@
-"""The memory of one device of a role: what takes it, what is left for KV, what that holds."""
+"""The memory of one device of a role: its parts, the KV pool, and what the pool holds."""
 
 from __future__ import annotations
 
@@ -86,12 +86,12 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def held(self) -> int | None:
-        """Requests of the stated lengths at once, in one instance."""
+        """Concurrent requests of the stated lengths that one instance holds."""
         return None if not self.tokens_each else self.capacity // self.tokens_each * self.groups
 
     @property
     def binding(self) -> str:
-        """What is exhausted first."""
+        """The limit that is reached first."""
         if self.pool <= 0:
             return "weights"
         if self.total("outside") > self.outside_limit:
@@ -104,7 +104,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_role(case: Case, server: ServerPlan) -> MemoryPlan | None:
-    """None where model or device are not known."""
+    """None if model or device are unknown."""
     model, device = case.model, case.device
     if model is None or device is None:
         return None
@@ -135,7 +135,7 @@ def plan_role(case: Case, server: ServerPlan) -> MemoryPlan | None:
 
 
 def concurrent_requests(server: ServerPlan, load: RequestLoad) -> int | None:
-    """Requests of one attention group at once: as many as are admitted and asked for."""
+    """Concurrent requests of one attention group: the smaller of limit and load."""
     asked = None
     if load.concurrency is not None:
         asked = -(-load.concurrency // (server.role.instances * server.parallelism.dp))
@@ -144,7 +144,7 @@ def concurrent_requests(server: ServerPlan, load: RequestLoad) -> int | None:
 
 
 def tokens_each(server: ServerPlan, load: RequestLoad) -> int | None:
-    """A prefill server gives its KV away before the answer grows."""
+    """Input and output, or only the input on a prefill server, which hands its KV over."""
     if load.input is None or load.output is None:
         return None
     return load.input + (0 if server.kind == "prefill" else load.output)
@@ -171,7 +171,7 @@ def state_bytes(model: Architecture, server: ServerPlan) -> int:
 
 
 def outside_parts(model: Architecture, server: ServerPlan, case: Case) -> tuple[MemoryPart, ...]:
-    """What --mem-fraction-static does not count: estimates, each with what it is made of."""
+    """Estimates of what --mem-fraction-static does not count."""
     tokens = (prefill_tokens(server, case.load) or 0) if server.prefills else 0
     if not server.has("enable_nsa_prefill_context_parallel"):
         # Without context parallelism every rank of a group has all of its group's tokens.
@@ -196,7 +196,7 @@ def captured_rows(server: ServerPlan) -> int:
 
 
 def activation_bytes(model: Architecture, server: ServerPlan, tokens: int) -> int:
-    """Eight hidden states, what attention widens and what an expert or MLP widens, in 16 bits."""
+    """Eight hidden states and the widths of attention and of an expert or MLP, in 16 bits."""
     by_head, everywhere = model.attention.parameters(model.hidden)
     width = 2 * by_head / model.hidden / server.parallelism.attention_tp + everywhere / model.hidden
     inner = 3 * model.dense_width / dense_divisor(server)
@@ -212,7 +212,7 @@ def dense_divisor(server: ServerPlan) -> int:
 
 
 def communicator_bytes(model: Architecture, server: ServerPlan, case: Case) -> int:
-    """Two buffers for each group of ranks that a device talks in."""
+    """Two buffers for each communicator of a device."""
     layout = server.parallelism
     shared_dense = model.dense_layers > 0 and server.number("moe_dense_tp_size") != 1
     groups = [

@@ -1,4 +1,4 @@
-"""Bytes of weights on one device, part by part, from a model's shapes and how they are shared."""
+"""Bytes of weights on one device by part, from a model's shapes and its parallelism."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ IN_PATH = re.compile(r"w(?:8a8|4a8|8a16|4a16)|fp8", re.IGNORECASE)
 
 
 def precision_name(server: ServerPlan, stated: str | None) -> str:
-    """What the weights are: as stated, as the path says, as --quantization says, else 16 bits."""
+    """The precision of the weights: as stated, from the path, from --quantization, else 16 bits."""
     if stated:
         name = stated.lower().replace("-", "")
         name = NAMES.get(name, name)

@@ -25,7 +25,7 @@ class Window(msgspec.Struct, frozen=True):
 
 
 def prefill_tokens(server: ServerPlan, load: RequestLoad) -> int | None:
-    """Most tokens that a rank of an attention group passes to experts in one prefill step."""
+    """Maximum tokens that a rank sends to experts in one prefill step."""
     chunk = server.number("chunked_prefill_size") if server.has("chunked_prefill_size") else CHUNK
     longest = load.input
     if chunk is not None and chunk > 0:
@@ -44,7 +44,7 @@ def rounds_of(server: ServerPlan) -> buffers.Rounds | None:
 
 
 def windows(server: ServerPlan, model: Architecture, load: RequestLoad) -> list[Window]:
-    """What the buffer is used for; the largest counts. Nothing for a model without experts."""
+    """The uses of the buffer, of which the largest counts; empty for a model without experts."""
     mode, found = server.expert_mode, list[Window]()
     if model.experts is None or not mode:
         return found

@@ -1,4 +1,4 @@
-"""The processes of a deployment with their commands, whatever starts them."""
+"""The processes of a deployment with their commands."""
 
 from __future__ import annotations
 

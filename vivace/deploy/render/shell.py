@@ -37,7 +37,7 @@ def settings(deployment: Deployment, process: Process) -> list[str]:
 
 
 def ordered_by_use(environment: Mapping[str, str]) -> list[tuple[str, str]]:
-    """What is said in terms of a variable comes before the variable itself is changed."""
+    """Values that use a variable come before that variable is set."""
 
     def late(name: str) -> bool:
         return any(f"<${name}>" in value or f"<${{{name}}}>" in value for value in others(name))

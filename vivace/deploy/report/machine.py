@@ -26,7 +26,7 @@ def as_json(case: Case, verdict: CheckResult, *, memory: bool = False) -> str:
 
 
 def plan_data(plan: MemoryPlan) -> dict[str, Any]:
-    """Bytes on one device; tokens and requests as named."""
+    """Sizes in bytes of one device."""
     return {
         "role": plan.role,
         "device": plan.device.name,

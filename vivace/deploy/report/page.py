@@ -32,7 +32,7 @@ svg { max-width: 100% } svg text { font: 12px system-ui, sans-serif }
 
 
 def page(case: Case, verdict: CheckResult) -> str:
-    """HTML with everything in it."""
+    """A self-contained HTML page."""
     name, *known = headline(case)
     title = escape(name)
     parts = [

@@ -28,7 +28,7 @@ NEEDS = {
 }
 INDENT = " " * 8
 Line = list[tuple[str, str]]
-"""(text, style) one behind the other; "" is no style"""
+"""pieces of a line as (text, style); "" is no style"""
 
 
 def writer() -> Callable[[Line], None]:

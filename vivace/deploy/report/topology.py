@@ -10,7 +10,7 @@ from vivace.deploy.server_plan import ServerPlan
 WIDTH = 960
 DIE, GAP, NODE_GAP, TITLE, ROW = 15, 3, 14, 22, 46
 MAX_DIES = 16
-"""of a node that are drawn; more are counted"""
+"""drawn per node; the rest is only counted"""
 MAX_INSTANCES = 12
 COLORS = {"prefill": "#f28e2b", "decode": "#4e79a7", "mixed": "#59a14f", "encoder": "#b07aa1"}
 

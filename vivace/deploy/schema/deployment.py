@@ -11,7 +11,7 @@ from vivace.errors import CannotStart
 
 Scalar = bool | int | float | str | None
 FlagValue = Scalar | list[Scalar | list[Scalar]]
-"""a switch is `true`; a flag of several words is a list; one that is given again and again with
+"""a switch is `true`; a flag of several words is a list; one that is repeated, each time with
 several words (a router's --prefill) is a list of lists"""
 Flags = dict[str, FlagValue]
 """by name without the two leading dashes; a name that begins with a dash is kept as typed"""
@@ -30,7 +30,7 @@ class DeploymentError(CannotStart):
 
 
 class Struct(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """Unknown keys are refused; what equals its default is not written."""
+    """Unknown keys are errors; values equal to their default are not written."""
 
 
 class Model(Struct):
@@ -55,7 +55,7 @@ class Hardware(Struct):
 
 
 class Difference(Struct):
-    """What one node has otherwise than its role says."""
+    """What differs on one node from its role."""
 
     flags: Flags = {}
     environment: Environment = {}
@@ -89,7 +89,7 @@ class Benchmark(Struct):
 
 
 class Lengths(Struct):
-    """Tokens of prompts or answers: between `low` and `high`, all equally often."""
+    """Prompt or answer lengths in tokens, uniform between `low` and `high`."""
 
     low: Tokens
     high: Tokens

@@ -41,7 +41,7 @@ def deployment_of(content: Mapping[str, Any], where: str) -> Deployment:
 
 
 def with_includes(path: str, before: tuple[str, ...]) -> dict[str, Any]:
-    """The file's values over those of the file it includes, which lies beside it or below."""
+    """The file's values merged over those of the file it includes (same folder or below)."""
     content = mapping_in(path)
     include = content.pop("include", None)
     if include is None:
@@ -94,7 +94,7 @@ def parsed(text: str) -> Any:
 
 
 def refuse_endless(content: Any) -> None:
-    """Aliases can make a short file say more than memory holds."""
+    """Raises ValueError where YAML aliases expand a short file beyond MAX_VALUES."""
     waiting, count = [content], 0
     while waiting:
         value = waiting.pop()

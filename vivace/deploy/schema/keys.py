@@ -1,4 +1,4 @@
-"""Checks of plain data before it becomes structs: better words than a decoder has."""
+"""Checks of plain data before it becomes structs, with clearer errors than a decoder's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ENVIRONMENT = "environment"
 
 
 def refuse_unknown(content: Any, wanted: Any, where: str = "") -> None:
-    """ValueError for the first key that no struct has, with the nearest that it has."""
+    """Raises ValueError for the first unknown key, with the nearest known one."""
     struct = struct_of(wanted)
     if struct is not None and isinstance(content, Mapping):
         fields = {field.encode_name: field.type for field in msgspec.structs.fields(struct)}
@@ -51,7 +51,7 @@ def inner_of(wanted: Any) -> Any:
 
 
 def near(key: Any, known: Mapping[str, Any]) -> str:
-    """ "; did you mean ..", or what there is."""
+    """ "; did you mean ..", or the list of known keys."""
     import difflib
 
     close = difflib.get_close_matches(str(key), known, n=1)

@@ -45,7 +45,7 @@ def nodes_of(deployment: Deployment, role: Role) -> Iterator[RoleNode]:
 
 
 def filled(value: Any, values: Mapping[str, Any]) -> Any:
-    """The value with its placeholders replaced; those nothing is known for stay."""
+    """The value with its placeholders replaced; placeholders without a known value stay."""
     if isinstance(value, list):
         return [filled(each, values) for each in value]
     if not isinstance(value, str):

@@ -33,7 +33,7 @@ def rewrite(path: PathName, changes: Mapping[tuple[str, ...], Any]) -> str:
 
 
 def place(content: Any, keys: tuple[str, ...]) -> Any:
-    """The mapping that holds the last key; those on the way are made where they are missing."""
+    """The mapping that holds the last key; missing mappings on the way are created."""
     for key in keys[:-1]:
         if key not in content or content[key] is None:
             content[key] = {}

@@ -1,4 +1,4 @@
-"""Simple commands: what is launched, what only prepares, what ends a course of events."""
+"""Simple commands: launches, preparation, function calls, exits and jumps."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ SILENT = {
     "wait",
     "mkdir",
 }
-"""commands that change nothing a launch depends on"""
+"""commands without effect on later launches"""
 WRAPPERS = {"nohup": 0, "exec": 0, "time": 0, "sudo": 0, "env": 0, "setsid": 0, "stdbuf": 1}
-"""commands that run the rest of their words -> how many of those are their own"""
+"""commands that run the rest of their words -> how many arguments of their own they have"""
 SERVERS = ("launch_server", "launch_router", "vivace serve", "api_server")
-"""what does not come back by itself"""
+"""commands that do not return"""
 
 
 def value_of(node: Node | None, state: ScriptState) -> Value:
@@ -95,7 +95,7 @@ def run(
 
 
 def unwrapped(words: list[Text], prefix: dict[str, Text]) -> tuple[list[Text], dict[str, Text]]:
-    """The words behind nohup, env A=1 and the like."""
+    """The words after nohup, env A=1 and the like."""
     own = WRAPPERS[known(words[0]) or ""]
     rest, prefix = words[1 + own :], dict(prefix)
     while rest and (first := known(rest[0])) is not None:

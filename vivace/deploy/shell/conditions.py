@@ -1,4 +1,4 @@
-"""`if` and `while`: true, false, or both where only a machine knows."""
+"""Conditions of `if` and `&&`: true, false, or both if the value is unknown."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def branches(condition: Node, state: ScriptState) -> Branches:
 
 
 def test(node: Node, state: ScriptState) -> Branches:
-    """What stands in [[ ]] or [ ]."""
+    """The expression in [[ ]] or [ ]."""
     if node.type == "parenthesized_expression" and node.named_child_count == 1:
         inner = node.named_child(0)
         return [] if inner is None else test(inner, state)
@@ -57,7 +57,7 @@ def both(
     state: ScriptState,
     judge: Condition,
 ) -> Branches:
-    """Left first; right only where left does not decide."""
+    """`&&` and `||`: the right side only where the left does not decide."""
     if len(sides) != 2:
         raise NotUnderstood("a condition with more than two sides")
     found: Branches = []

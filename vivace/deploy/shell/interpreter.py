@@ -13,9 +13,9 @@ from vivace.deploy.shell.words import NotUnderstood, line_of, source
 MAX_STATES = 128
 MAX_STATEMENTS = 20_000
 MAX_ITERATIONS = 4_096
-"""of one loop"""
+"""iterations of one loop"""
 MAX_DEPTH = 100
-"""nested statements"""
+"""depth of nested statements"""
 
 
 Handler = Callable[["Interpreter", Node, ScriptState, bool], States]
@@ -23,7 +23,7 @@ Handler = Callable[["Interpreter", Node, ScriptState, bool], States]
 
 
 class ScriptTooLarge(Exception):
-    """The script asks for more than is followed here; the text says for what."""
+    """The script exceeds a limit of the interpreter; the text says which."""
 
 
 class Interpreter(msgspec.Struct):
@@ -37,7 +37,7 @@ class Interpreter(msgspec.Struct):
     _depth: int = 0
 
     def block(self, statements: Sequence[Node], states: States) -> States:
-        """Named children, one after the other; a `&` behind one puts it into the background."""
+        """Statements in order; a `&` after one puts it into the background."""
         for node in statements:
             behind = node.next_sibling
             background = behind is not None and behind.type == "&"

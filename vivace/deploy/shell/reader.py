@@ -45,7 +45,7 @@ def read_script(content: str) -> Reading:
 
 
 def missing(root: Node) -> list[Note]:
-    """What the parser had to add to make sense of the script, as a `fi` at its end."""
+    """Tokens that the parser had to add, as a missing `fi`."""
     found: list[Note] = []
     waiting = [root] if root.has_error else []
     while waiting:

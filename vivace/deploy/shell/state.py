@@ -22,14 +22,14 @@ class Launch(msgspec.Struct, frozen=True):
 
     words: tuple[str, ...]
     environment: dict[str, str]
-    """exported by the script or given in front of the command"""
+    """exported by the script or set for this command"""
     line: int
     background: bool = False
     assumptions: tuple[Assumption, ...] = ()
     behind: int = 0
     """line of a server in the foreground that must end before this starts"""
     unset: tuple[str, ...] = ()
-    """variables that were taken away"""
+    """variables removed with `unset`"""
 
 
 class Note(msgspec.Struct, frozen=True):
@@ -40,21 +40,21 @@ class Note(msgspec.Struct, frozen=True):
 
 
 class ScriptState(msgspec.Struct):
-    """One course of the script. It splits where the script asks what only a machine knows."""
+    """One path through the script. It splits where a condition is unknown."""
 
     variables: dict[str, Value] = {}
     exported: set[str] = set()
     unset: set[str] = set()
     assumptions: tuple[Assumption, ...] = ()
     differs: frozenset[tuple[str, str]] = frozenset()
-    """(origin, value) that were found not to be equal"""
+    """(origin, value) assumed to be different"""
     launches: list[Launch] = []
     ended: bool = False
-    """`exit`: nothing behind it runs"""
+    """after `exit`"""
     serving: int = 0
     """line of the last server in the foreground"""
     leaves: str = ""
-    """`break`, `continue` or `return` on its way out"""
+    """a pending `break`, `continue` or `return`"""
 
     def copy(self) -> ScriptState:
         return msgspec.structs.replace(
@@ -102,7 +102,7 @@ class ScriptState(msgspec.Struct):
         }
 
     def assumed(self, unknown: Unknown, value: str) -> bool | None:
-        """Whether it was found to be `value`; None: not asked yet."""
+        """Whether it is assumed to be `value`; None: not decided yet."""
         for assumption in self.assumptions:
             if assumption.origin == unknown.origin:
                 return assumption.value == value

@@ -24,7 +24,7 @@ def nothing(shell: Interpreter, node: Node, state: ScriptState, background: bool
 
 
 def broken(shell: Interpreter, node: Node, state: ScriptState, background: bool) -> States:
-    """What the parser could not read; statements inside it are still followed."""
+    """A syntax error; statements inside it are still followed."""
     shell.note(node, "syntax error")
     inner = [child for child in node.named_children if child.type in shell.handlers]
     return shell.block(inner, [state])
@@ -173,7 +173,7 @@ def compound(shell: Interpreter, node: Node, state: ScriptState, background: boo
 
 
 def subshell(shell: Interpreter, node: Node, state: ScriptState, background: bool) -> States:
-    """Its variables are its own; what it launches counts."""
+    """Its variables are local; its launches count."""
     inner = shell.block(node.named_children, [state.copy()])
     state.launches = [launch for each in inner for launch in each.launches]
     return [state]
@@ -187,7 +187,7 @@ def function(shell: Interpreter, node: Node, state: ScriptState, background: boo
 
 
 def chain(shell: Interpreter, node: Node, state: ScriptState, background: bool) -> States:
-    """a && b, a || b: a test decides; of a command success is assumed."""
+    """a && b, a || b: tests are evaluated, commands are assumed to succeed."""
     first, second = node.named_children[0], node.named_children[-1]
     succeeds = any(child.type == "&&" for child in node.children)
     if first.type in ("test_command", "negated_command"):
@@ -216,7 +216,7 @@ def redirected(shell: Interpreter, node: Node, state: ScriptState, background: b
 
 
 def while_loop(shell: Interpreter, node: Node, state: ScriptState, background: bool) -> States:
-    """Waiting loops change nothing; others are not followed."""
+    """Loops that only wait are skipped; others are reported as not followed."""
     body = node.child_by_field_name("body")
     if body is not None and any(child.type in CHANGING for child in body.named_children):
         shell.note(node, "a loop that is not followed")

@@ -6,13 +6,13 @@ import msgspec
 
 
 class Unknown(msgspec.Struct, frozen=True):
-    """`origin` is the piece of script that would have given the text: `hostname -I`, `$HOME`."""
+    """`origin` is the part of the script that yields the text: `hostname -I`, `$HOME`."""
 
     origin: str
 
 
 Text = tuple[str | Unknown, ...]
-"""Pieces one behind the other; no two neighbors are str, and none of them is empty."""
+"""Pieces in order; no two adjacent ones are str, and none is empty."""
 EMPTY: Text = ()
 
 
@@ -36,14 +36,14 @@ def joined(*parts: Text) -> Text:
 
 
 def known(value: Text) -> str | None:
-    """The text when all of it is known."""
+    """The text if all of it is known, else None."""
     if not value:
         return ""
     return value[0] if len(value) == 1 and isinstance(value[0], str) else None
 
 
 def only_unknown(value: Text) -> Unknown | None:
-    """The unknown when it is all there is."""
+    """The unknown if it is the only piece, else None."""
     return value[0] if len(value) == 1 and isinstance(value[0], Unknown) else None
 
 

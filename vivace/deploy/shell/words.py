@@ -28,11 +28,11 @@ ESCAPED_IN_QUOTES = re.compile(r'\\([\n"$`\\])')
 
 
 class NotUnderstood(Exception):
-    """The text says what."""
+    """The message says which construct."""
 
 
 def to_parser(content: str) -> bytes:
-    """The bytes of UTF-8 as characters of their own: the grammar's scanner looks characters up in
+    """UTF-8 bytes as one character each: the grammar's scanner looks characters up in
     a table of 256 and reads beyond it for larger ones (tree-sitter-bash 0.25: it crashes)."""
     return content.encode("utf-8", "replace").decode("latin-1").encode()
 
@@ -64,7 +64,7 @@ def words_of(node: Node, state: ScriptState) -> list[Text]:
 
 
 def array_words(node: Node, state: ScriptState) -> list[Text] | None:
-    """Of "${A[@]}" and ${A[@]} alone."""
+    """The elements if the word is "${A[@]}" or ${A[@]}, else None."""
     inner = node
     if node.type == "string" and node.named_child_count == 1:
         child = node.named_child(0)
@@ -110,7 +110,7 @@ def text_of(node: Node, state: ScriptState, depth: int = 0) -> Text:
 
 
 def pieces_of(node: Node, state: ScriptState, depth: int) -> Text:
-    """Children and the bytes between them, which the grammar leaves out where they are blanks."""
+    """Children and the bytes between them: the grammar omits blanks."""
     parts: list[Text] = []
     raw, at = node.text or b"", 0
     quoted = node.type == "string"
@@ -158,7 +158,7 @@ PLAIN: dict[str, Callable[[str], str]] = {
 
 
 def variable(name: str, state: ScriptState) -> Text:
-    """$name. What the script never set comes from the machine."""
+    """$name; unknown where the script never sets it."""
     value = state.scalar(name)
     if value is not None:
         return value
@@ -198,7 +198,7 @@ def expansion(node: Node, state: ScriptState, depth: int) -> Text:
 
 
 def with_default(operator: str, value: Text | None, default: Text) -> Text:
-    """What the script never set is taken to be set nowhere: the default is what it is for."""
+    """A variable that the script never sets counts as unset, so its default is used."""
     if operator in (":+", "+"):
         return EMPTY if value is None or (value == EMPTY and operator == ":+") else default
     if value is None or (value == EMPTY and operator.startswith(":")):
@@ -293,7 +293,7 @@ def integer(value: str | None) -> int | None:
 
 
 def substitution(node: Node, state: ScriptState, depth: int) -> Text:
-    """$(...): `expr` and `echo` are worked out, everything else only a machine can say."""
+    """$(...): `expr` and `echo` are computed, everything else is unknown."""
     origin = unknown(" ".join(source(node).strip("`").removeprefix("$(").removesuffix(")").split()))
     inner = node.named_children
     if len(inner) != 1 or inner[0].type != "command":
