@@ -16,13 +16,12 @@ from vivace.frontend.chat_template import How
 from vivace.frontend.errors import BadRequest, EngineUnavailable, NotSupported
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.offline.build import configured, report, start
-from vivace.offline.conversations import read_conversations
 from vivace.offline.driver import AsyncTurns
 from vivace.offline.job import Job, job_of
-from vivace.offline.prompts import GenerateOptions, read_call
+from vivace.offline.prompts import GenerateOptions, read_call, read_conversations
 from vivace.offline.scores import PLAIN, ScoreResult, score_prompts, scores_of
 from vivace.protocol.control import EngineState, FlushCache, GetState
-from vivace.server.schema import GenerateRequest
+from vivace.requests.schema import GenerateRequest
 
 __all__ = ["BadRequest", "Engine", "EngineUnavailable", "NotSupported", "ScoreResult"]
 

@@ -24,7 +24,7 @@ from vivace.engine.scheduler import Scheduler
 from vivace.engine.settings import EngineSettings
 from vivace.frontend.errors import BadRequest, EngineUnavailable
 from vivace.frontend.frontend import Frontend
-from vivace.frontend.served import ServedModel
+from vivace.frontend.served_model import ServedModel
 from vivace.frontend.token_bytes import byte_alphabet
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.offline.driver import Driver

@@ -11,8 +11,7 @@ from checkpoint_files import write_gguf, write_single
 
 from vivace.checkpoint.source import SourceError
 from vivace.config.parsing import from_arguments
-from vivace.frontend.sampling_defaults import sampling_defaults
-from vivace.frontend.served import served_model
+from vivace.frontend.served_model import sampling_defaults, served_model
 from vivace.frontend.validation import build_sampling
 from vivace.launch.configure import configure
 

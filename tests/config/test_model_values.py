@@ -11,7 +11,7 @@ from config_kit import resolved
 from vivace.config.checks import CHECKS
 from vivace.config.config import Options
 from vivace.config.resolution import ResolveContext
-from vivace.frontend.served import served_model
+from vivace.frontend.served_model import served_model
 from vivace.frontend.validation import build_sampling, check_defaults
 
 

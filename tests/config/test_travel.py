@@ -19,7 +19,7 @@ from vivace.config.parsing import from_arguments
 from vivace.config.secret import Secret
 from vivace.config.serialize import decode, encode, public
 from vivace.config.values import checked
-from vivace.frontend.served import served_model
+from vivace.frontend.served_model import served_model
 
 KEY = "sk-sesame"
 TEXT = st.text(st.characters(codec="utf-8"), max_size=20)

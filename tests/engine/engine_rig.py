@@ -13,7 +13,7 @@ from vivace.engine.loop import Loop
 from vivace.engine.oracle import oracle_answer
 from vivace.engine.scheduler import Scheduler
 from vivace.engine.settings import EngineSettings
-from vivace.frontend.prompt_logprobs import PromptRows
+from vivace.frontend.request_state import PromptRows
 from vivace.protocol.channel import LocalMailbox
 from vivace.protocol.control import Capacity, Reply
 from vivace.protocol.output import Delta, Deltas, Finish, TokenLogprob

@@ -22,7 +22,7 @@ from vivace.engine.executor import InProcessExecutor
 from vivace.engine.loop import Loop
 from vivace.engine.scheduler import Scheduler
 from vivace.engine.settings import settings_of
-from vivace.frontend.prompt_logprobs import PromptRows
+from vivace.frontend.request_state import PromptRows
 from vivace.models.facts import facts_of
 from vivace.platforms.cpu.facts import kernels_built
 from vivace.platforms.platform import detect

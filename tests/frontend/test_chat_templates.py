@@ -8,14 +8,8 @@ import pytest
 from frontend_fakes import embedded_metadata, embedded_tokenizer
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from vivace.frontend.builtin_templates import BUILTIN_TEMPLATES
-from vivace.frontend.chat_template import (
-    ChatTemplate,
-    ChatTemplateError,
-    TemplateSet,
-    own_template,
-)
-from vivace.frontend.errors import BadRequest
+from vivace.frontend.chat_template import BUILTIN_TEMPLATES, ChatTemplate, TemplateSet, own_template
+from vivace.frontend.errors import BadRequest, ChatTemplateError
 
 USER = {"role": "user", "content": "Hi"}
 TALK = [{"role": "system", "content": "Be brief."}, USER, {"role": "assistant", "content": "Yo"}]

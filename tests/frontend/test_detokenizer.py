@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Regex, models, pre_tokenizers
 from tokenizers import Tokenizer as Core
 
-from vivace.frontend.detokenizer import WindowDetokenizer, detokenizer
-from vivace.frontend.stop_strings import StopHit, StopStrings
+from vivace.frontend.detokenizer import StopHit, StopStrings, WindowDetokenizer, detokenizer
 from vivace.frontend.tokenizer import Tokenizer
 
 VOCABULARIES = [byte_tokenizer, sentencepiece_tokenizer, embedded_tokenizer]

@@ -20,14 +20,13 @@ import jinja2.tests
 import msgspec
 import pytest
 
-from vivace.frontend.chat_template import ChatTemplate, ChatTemplateError, TemplateSet
-from vivace.frontend.errors import BadRequest
+from vivace.frontend.chat_template import ChatTemplate, TemplateSet
+from vivace.frontend.errors import BadRequest, ChatTemplateError, OverLimit
+from vivace.frontend.fair_queue import ASKER
 from vivace.frontend.render_process import Pulse
-from vivace.frontend.render_verdicts import OverLimit
 from vivace.frontend.renderer import Renderer
 from vivace.frontend.template_messages import Load, RenderLimits, frame
-from vivace.frontend.template_sandbox import environment
-from vivace.frontend.turns import ASKER
+from vivace.frontend.template_process import environment
 
 TIGHT = RenderLimits(cpu_seconds=0.3, memory=96 << 20, characters=1 << 20)
 ATTACKS = {
@@ -178,7 +177,7 @@ def test_many_at_once_get_their_own_answers() -> None:
 
 
 def test_no_more_wait_than_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vivace.frontend.render_queue.MOST_WAITING", 4)
+    monkeypatch.setattr("vivace.frontend.renderer.MOST_WAITING", 4)
 
     async def main(template: ChatTemplate) -> list[Any]:
         return await asyncio.gather(

@@ -22,9 +22,8 @@ from transformers import PreTrainedTokenizerFast
 
 from vivace.errors import CannotStart
 from vivace.frontend.errors import BadRequest, TokenizerError
-from vivace.frontend.split_rules import SPLIT_RULES
 from vivace.frontend.tokenizer import load_tokenizer
-from vivace.frontend.tokenizer_gguf import tokenizer_of
+from vivace.frontend.tokenizer_gguf import SPLIT_RULES, tokenizer_of
 
 TEXTS = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=60)
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vivace.frontend.errors import BadRequest
+from vivace.frontend.fair_queue import ASKER, BASE, Full, Turns
 from vivace.frontend.tokenizer_pool import Lane, TokenizerPool
-from vivace.frontend.turns import ASKER, BASE, Full, Turns
 
 
 def some_turns(most: int = 1000, own: int = 1000, room: int = 1 << 30) -> Turns[str]:

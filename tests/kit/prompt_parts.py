@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from vivace.engine.oracle import packed
-from vivace.frontend.prompt_logprobs import PromptRows
+from vivace.frontend.request_state import PromptRows
 from vivace.protocol.output import PromptLogprobs, TokenLogprob
 from vivace.protocol.request import LogprobOptions
 

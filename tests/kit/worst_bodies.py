@@ -8,15 +8,10 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from vivace.requests.schema import GenerateRequest
 from vivace.server.openai.schema import ChatRequest, CompletionRequest
 from vivace.server.routes import FULL, ROUTES, Route
-from vivace.server.schema import (
-    AbortRequest,
-    ConfigureLogging,
-    DetokenizeRequest,
-    GenerateRequest,
-    TokenizeRequest,
-)
+from vivace.server.schema import AbortRequest, ConfigureLogging, DetokenizeRequest, TokenizeRequest
 
 TURN = {"role": "user", "content": "a"}
 ONE = {"max_new_tokens": 1}

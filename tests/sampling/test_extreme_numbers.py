@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from test_sampler import VOCABULARY, Table, each
 
 from vivace.frontend.errors import BadRequest
-from vivace.frontend.served import ServedModel
+from vivace.frontend.served_model import ServedModel
 from vivace.frontend.validation import build_sampling
 from vivace.protocol.request import LogprobOptions
 

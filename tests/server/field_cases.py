@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from server_kit import MODEL
 
+from vivace.requests import schema as requests
 from vivace.server import schema as native
 from vivace.server.openai import schema as openai
 from vivace.server.tokens import OF_CONVERSATIONS
@@ -251,12 +252,12 @@ class Body:
 CHAT_BASE = {"messages": HI, "max_tokens": 24, "seed": 0, "rid": "r"}
 
 BODIES: dict[type[msgspec.Struct], Body] = {
-    native.GenerateRequest: Body(
+    requests.GenerateRequest: Body(
         "/generate",
         {"text": "ab", "rid": "r", "sampling_params": {"max_new_tokens": 24, "sampling_seed": 0}},
         GENERATE,
-        native.REFUSED,
-        native.HARMLESS,
+        requests.REFUSED,
+        requests.HARMLESS,
     ),
     openai.CompletionRequest: Body(
         "/v1/completions",
@@ -298,7 +299,7 @@ BODIES: dict[type[msgspec.Struct], Body] = {
         },
         place=("response_format",),
     ),
-    native.Message: Body(
+    requests.Message: Body(
         "/v1/chat/completions",
         CHAT_BASE,
         {
@@ -309,10 +310,10 @@ BODIES: dict[type[msgspec.Struct], Body] = {
             "tool_calls": [Effect([{"id": "1"}], [{"id": "2"}], "engine")],
             "reasoning_content": [Effect("hm", "ha", "engine")],
         },
-        native.MESSAGE_REFUSED,
+        requests.MESSAGE_REFUSED,
         place=("messages", 0),
     ),
-    native.ContentPart: Body(
+    requests.ContentPart: Body(
         "/v1/chat/completions",
         {**CHAT_BASE, "messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]},
         {

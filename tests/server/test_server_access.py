@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from server_kit import Running, ask, running_server
 
-from vivace.server.auth import Access, Keys
-from vivace.server.errors import HTTPError
+from vivace.server.access import Access, Keys
+from vivace.server.responses import HTTPError
 from vivace.server.routes import ROUTES, Route, check_routes
 from vivace.server.settings import ServerSettings
 

@@ -16,15 +16,16 @@ from server_kit import Running, ask, running_server
 from worst_bodies import malformed_bodies
 
 from vivace.frontend.errors import BadRequest
-from vivace.server import limits, reader, structure
-from vivace.server.body import Body
+from vivace.frontend.pace import run_now
+from vivace.requests import json_scan, limits
+from vivace.requests.schema import GenerateRequest
+from vivace.server import body as bodies
+from vivace.server.body import Body, Reader
 from vivace.server.body_budget import UNCOUNTED, BodyBudget
-from vivace.server.errors import HTTPError
 from vivace.server.openai.schema import ChatRequest, CompletionRequest
-from vivace.server.pace import whole
-from vivace.server.reader import Reader
+from vivace.server.responses import HTTPError
 from vivace.server.routes import ROUTES
-from vivace.server.schema import GenerateRequest, TokenizeRequest
+from vivace.server.schema import TokenizeRequest
 from vivace.server.settings import ServerSettings
 
 TOKENIZE = (
@@ -78,9 +79,9 @@ def test_pieces_make_what_the_whole_makes(kind: Any, data: st.DataObject) -> Non
     body = data.draw(BODIES[kind])
     text = json.dumps(body, ensure_ascii=data.draw(st.booleans()), indent=data.draw(INDENTS))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(structure, "WINDOW", data.draw(st.integers(1, 40)))
-        patch.setattr(structure, "PIECE", data.draw(st.integers(1, 60)))
-        patch.setattr(structure, "PIECE_VALUES", data.draw(st.integers(1, 8)))
+        patch.setattr(json_scan, "WINDOW", data.draw(st.integers(1, 40)))
+        patch.setattr(json_scan, "PIECE", data.draw(st.integers(1, 60)))
+        patch.setattr(json_scan, "PIECE_VALUES", data.draw(st.integers(1, 8)))
         found = read_in_pieces(kind, text.encode())
     assert found == plain(msgspec.json.decode(text.encode(), type=kind))
 
@@ -101,8 +102,8 @@ def test_damaged_bodies_are_refused_in_pieces_too(junk: bytes, place: int, windo
     except (ValueError, RecursionError):
         expected = None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(structure, "WINDOW", window)
-        patch.setattr(structure, "PIECE", 1)
+        patch.setattr(json_scan, "WINDOW", window)
+        patch.setattr(json_scan, "PIECE", 1)
         try:
             found: Any = read_in_pieces(GenerateRequest, body)
         except BadRequest:
@@ -116,15 +117,15 @@ def test_deep_nesting_is_seen_whatever_the_strings_hold(text: str, depth: int, t
     """A bracket inside of a string does not count, and one outside does."""
     inner = json.dumps(text + "[" * 80).encode()
     body = b"[" * depth + inner + b"]" * depth
-    assert structure.is_shallow(body) is (depth <= limits.DEPTH)
-    structure.is_shallow(body[: depth + 40] + tail)  # whatever is cut, it ends
+    assert bodies.is_shallow(body) is (depth <= limits.DEPTH)
+    bodies.is_shallow(body[: depth + 40] + tail)  # whatever is cut, it ends
 
 
 def test_small_bodies_that_are_malformed_cost_no_time() -> None:
     """An unclosed string took time with the square of its length: half a minute for 64 KiB."""
     reading: Any = Reader(GenerateRequest)
-    for name, body in malformed_bodies(reader.SMALL):
-        assert len(body) <= reader.SMALL
+    for name, body in malformed_bodies(bodies.SMALL):
+        assert len(body) <= bodies.SMALL
         took = []
         for _ in range(3):
             began = time.process_time()
@@ -149,7 +150,7 @@ MALFORMED = {
 def test_what_is_no_json_is_refused_where_it_begins(unit: bytes) -> None:
     """Not after 16 MiB of it: nothing counted strings without commas between them."""
     body = b'{"text":"a","unknown":' + unit * (4_000_000 // len(unit)) + b"}"
-    work = structure.Scan(body, {}).run()
+    work = json_scan.Scan(body, {}).run()
     with pytest.raises(BadRequest) as refused:
         for turn, _ in enumerate(work):
             assert turn < 3000
@@ -158,7 +159,7 @@ def test_what_is_no_json_is_refused_where_it_begins(unit: bytes) -> None:
 
 def read_in_pieces(kind: Any, body: bytes) -> Any:
     reading: Any = Reader(kind)
-    return plain(whole(reading._large(Counting, body)))
+    return plain(run_now(reading._large(Counting, body)))
 
 
 def plain(asked: Any) -> dict[str, Any]:
@@ -265,7 +266,7 @@ LEGAL: list[tuple[Any, dict[str, Any]]] = [
 @pytest.mark.parametrize(("kind", "body"), LEGAL)
 def test_what_clients_really_send_is_read(kind: Any, body: dict[str, Any]) -> None:
     data = json.dumps(body).encode()
-    assert len(data) > reader.SMALL
+    assert len(data) > bodies.SMALL
     found = read_in_pieces(kind, data)
     for name, value in body.items():
         assert found[name] == value
@@ -277,7 +278,7 @@ def test_every_list_of_every_body_has_a_limit() -> None:
 
     def walk(hint: Any, where: str, limited: bool = False) -> None:
         if get_origin(hint) in (list, dict):
-            assert limited, f"{where}: no limit; use a type of vivace.server.limits"
+            assert limited, f"{where}: no limit; use a type of vivace.requests.limits"
         if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
             if hint not in seen:
                 seen.add(hint)

@@ -14,9 +14,8 @@ import pytest
 from server_kit import Running, running_server
 from test_server_access import BODIES
 
-from vivace.server.auth import Access
-from vivace.server.browsers import Effect, same_origin
-from vivace.server.errors import HTTPError, error_response
+from vivace.server.access import Access, Effect, same_origin
+from vivace.server.responses import HTTPError, error_response
 from vivace.server.routes import ROUTES, Route
 from vivace.server.settings import ServerSettings
 

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from vivace.protocol.heartbeat import FrontendHeartbeat
 from vivace.protocol.shared_memory import COUNTER_BYTES, new_descriptor, reserve
-from vivace.server.counters import Counters, read_counts
-from vivace.server.http_metrics import METHODS, OTHER, HttpMetrics
+from vivace.server.http_metrics import METHODS, OTHER, Counters, HttpMetrics, read_counts
 from vivace.server.routes import ROUTES
 
 NAMES = st.tuples(st.text(st.characters(exclude_categories=["Cs"]), max_size=9), st.text("ab/"))

@@ -29,8 +29,8 @@ from server_kit import running_server as start
 
 from vivace.frontend import validation
 from vivace.protocol.request import Cancel, Request
+from vivace.requests.schema import GenerateRequest
 from vivace.server.routes import ROUTES
-from vivace.server.schema import GenerateRequest
 from vivace.server.settings import ServerSettings
 
 TEMPLATE = (

@@ -14,23 +14,21 @@ from hypothesis import strategies as st
 from msgspec import Raw
 from server_kit import ScriptedEngine, Wire, ask, events, running_server, unchunk
 
+from vivace.frontend.pace import Pace, Work
 from vivace.frontend.request_output import RequestOutput
 from vivace.frontend.sglang_output import SGLangOutput
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.protocol.output import Finish, TokenLogprob
 from vivace.protocol.request import LogprobOptions, Request, SamplingParams
-from vivace.server.encoding import ROWS
-from vivace.server.native import finished, list_of
-from vivace.server.native_events import GenerateEvents
+from vivace.requests.schema import GenerateRequest
+from vivace.server.generate import GenerateEvents, finished, list_of
 from vivace.server.openai.logprobs import (
     chat_logprobs,
     completion_logprobs,
     encoded_chat_logprobs,
     encoded_completion_logprobs,
 )
-from vivace.server.pace import Pace, Work
-from vivace.server.parts import JOINED
-from vivace.server.schema import GenerateRequest
+from vivace.server.responses import JOINED, ROWS
 from vivace.server.sse import EventStream, StreamLimits
 
 TOKENS, TOP = 203, 40

@@ -25,14 +25,13 @@ from server_kit import (
 
 from vivace.frontend.frontend import Frontend
 from vivace.frontend.request_output import RequestOutput
-from vivace.frontend.served import ServedModel
+from vivace.frontend.served_model import ServedModel
 from vivace.frontend.sglang_output import SGLangOutput
 from vivace.protocol.control import Capacity, Ready
 from vivace.protocol.output import Delta, Finish, TokenLogprob
 from vivace.protocol.request import Request, SamplingParams
-from vivace.server.native_events import GenerateEvents
-from vivace.server.openai.chunks import ChatChunks, CompletionChunks, Shape
-from vivace.server.openai.usage import Tally
+from vivace.server.generate import GenerateEvents
+from vivace.server.openai.response import ChatChunks, ChunkContext, CompletionChunks, UsageCounter
 from vivace.server.settings import ServerSettings
 from vivace.server.sse import EventStream, StreamLimits, StreamSink
 
@@ -40,14 +39,14 @@ TOKENIZER = make_tokenizer()
 TEXTS = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=20), max_size=12)
 
 
-def shape(**options: Any) -> Shape:
-    return Shape(
+def shape(**options: Any) -> ChunkContext:
+    return ChunkContext(
         rid='id "1"\n',
         kind="chat.completion.chunk",
         created=1,
         model="mo\\del",
         tokenizer=TOKENIZER,
-        tally=Tally(1, False),
+        usage=UsageCounter(1, False),
         **options,
     )
 
@@ -157,13 +156,13 @@ def test_native_events_say_what_whole_answers_say(
     def answer() -> SGLangOutput:
         return SGLangOutput(request, index=index, disjoint=disjoint)
 
-    quick = GenerateEvents(request, answer(), disjoint=disjoint, prompt_ids=prompt_ids)
+    encode_text = GenerateEvents(request, answer(), disjoint=disjoint, prompt_ids=prompt_ids)
     slow = answer()
     for number, piece in enumerate(pieces_of(texts)):
         piece = msgspec.structs.replace(piece, retractions=number // 3, cached_tokens=number)
         if number % 4 == 3:
             piece = msgspec.structs.replace(piece, tokens=[])
-        (data,) = events(quick(piece).decode())
+        (data,) = events(encode_text(piece).decode())
         wanted = slow.event(piece)
         if prompt_ids:
             wanted["meta_info"]["prompt_token_ids"] = [5, 6]
@@ -443,9 +442,9 @@ def engine_news(draw: st.DrawFn) -> list[Delta]:
 @settings(max_examples=80, deadline=None)
 @given(engine_news(), st.sampled_from(["chat", "completion", "native news", "native whole"]))
 def test_mere_text_makes_the_same_bytes_as_pieces(deltas: list[Delta], kind: str) -> None:
-    quick, _ = asyncio.run(fed(kind, deltas, offers=True))
+    encode_text, _ = asyncio.run(fed(kind, deltas, offers=True))
     slow, passed = asyncio.run(fed(kind, deltas, offers=False))
-    assert quick == slow
+    assert encode_text == slow
     assert passed == 0
 
 

@@ -1,8 +1,14 @@
-"""Whether there is an engine, as the edge knows it."""
+"""What the edge knows of the engine: whether there is one, and what killed one before."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from hashlib import blake2b
+
+import msgspec
+
+from vivace.protocol.request import Request
 
 
 class EngineStatus:
@@ -49,3 +55,29 @@ class EngineStatus:
         """It has died, or did not start, and that was the last one."""
         self.up, self.down_because = False, reason or "it has ended"
         self._settled.set()
+
+
+MEMORY_SECONDS = 600.0
+MOST = 1024
+
+
+class DeadlyRequests:
+    """Remembers contents (prompt and sampling, whatever the seed) for ten minutes."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._until: dict[bytes, float] = {}
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def add(self, request: Request) -> None:
+        if len(self._until) >= MOST:
+            self._until.pop(next(iter(self._until)))
+        self._until[self._content(request)] = self._clock() + MEMORY_SECONDS
+
+    def __contains__(self, request: Request) -> bool:
+        return bool(self._until) and self._until.get(self._content(request), 0.0) > self._clock()
+
+    def _content(self, request: Request) -> bytes:
+        sampling = msgspec.structs.replace(request.sampling, seed=0)
+        content = (request.tokens, sampling, request.logprobs)
+        return blake2b(self._encoder.encode(content), digest_size=16).digest()

@@ -1,4 +1,5 @@
-"""What a client did wrong, as one exception that the server and the offline API both understand."""
+"""What a client did wrong, and files that cannot be used; the server and the offline API both
+understand them."""
 
 from __future__ import annotations
 
@@ -32,5 +33,13 @@ class EngineUnavailable(Exception):
     """The engine cannot answer: it is dead, was shut down, restarts or is too busy."""
 
 
+class OverLimit(BadRequest):
+    """The template took more than it may: of time, of memory, of characters."""
+
+
 class TokenizerError(CannotStart):
     """A tokenizer that cannot be used; the text says which file, why, and what to do."""
+
+
+class ChatTemplateError(CannotStart):
+    """A template of the operator that cannot be used; raised at start-up."""

@@ -13,14 +13,12 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
-from vivace.frontend.deadly import DeadlyRequests
-from vivace.frontend.engine_status import EngineStatus
+from vivace.frontend.engine_status import DeadlyRequests, EngineStatus
 from vivace.frontend.errors import BadRequest, EngineUnavailable
 from vivace.frontend.fields import kind_of
-from vivace.frontend.queue_sink import QueueSink
-from vivace.frontend.request_output import RequestOutput, Sink
+from vivace.frontend.request_output import QueueSink, RequestOutput, Sink
 from vivace.frontend.request_state import LedgerGap, RequestState
-from vivace.frontend.served import ServedModel
+from vivace.frontend.served_model import ServedModel
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.frontend.tokenizer_pool import TokenizerPool
 from vivace.frontend.validation import check_defaults, check_prompt

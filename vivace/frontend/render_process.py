@@ -1,4 +1,4 @@
-"""The frontend's end of a process that renders chat templates."""
+"""The frontend's end of a process that renders chat templates, and what its end means."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from pathlib import Path
 import msgspec
 
 from vivace.config.child_process import bare_environment, python_module
-from vivace.frontend.template_messages import LENGTH, Answer, RenderLimits, frame
+from vivace.frontend.errors import BadRequest, OverLimit
+from vivace.frontend.template_messages import LENGTH, Answer, Refused, RenderLimits, frame
 
 CHUNK = 256 << 10
 LOOK, LOOKS = 0.5, 6
@@ -154,3 +155,47 @@ def end(sock: socket.socket, process: subprocess.Popen[bytes]) -> None:
     sock.close()
     process.kill()
     process.wait()
+
+
+FIELD = "messages"
+MOST_ATTEMPTS = 3
+
+
+def refusal(answer: Answer) -> BadRequest:
+    """Of a message that the process refused."""
+    if not isinstance(answer, Refused):
+        raise TypeError(f"{type(answer).__name__} is no answer to a rendering")
+    kind = OverLimit if answer.over_limit else BadRequest
+    return kind(FIELD, f"the chat template {answer.reason}")
+
+
+def problem_of(ended: ProcessEnded, attempt: int, limits: RenderLimits) -> BadRequest | None:
+    """Of the message at which a process ended, the `attempt`-th; None: try it again.
+
+    A process also ends of its own accord, or because somebody killed it.
+    """
+    if ended.too_slow:
+        seconds = f"{limits.cpu_seconds:g} s"
+        return OverLimit(FIELD, f"the chat template takes longer than the limit of {seconds}")
+    if attempt < MOST_ATTEMPTS:
+        return None
+    return OverLimit(FIELD, "the process that renders the chat template dies of them")
+
+
+def stalled(limits: RenderLimits) -> BadRequest:
+    return BadRequest(
+        FIELD,
+        f"the chat template got no processor time for {limits.wall_seconds:g} s",
+        503,
+        retry_after=5,
+    )
+
+
+def no_process(error: OSError) -> BadRequest:
+    reason = f"no process can be started for the chat template: {error}"
+    return BadRequest(FIELD, reason, 503, retry_after=5)
+
+
+def too_many() -> BadRequest:
+    reason = "too many conversations wait for the chat template"
+    return BadRequest(FIELD, reason, 503, retry_after=1)

@@ -1,7 +1,8 @@
-"""News of one answer, ready to be shown, and who takes them."""
+"""What is new in one answer, ready to be shown, and the sinks that take it."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from typing import Protocol, runtime_checkable
 
@@ -72,3 +73,26 @@ def _joined(
     if first is None or second is None:
         return second if first is None else first
     return first + second
+
+
+class QueueSink:
+    """For one reader on the loop that also calls `push`."""
+
+    __slots__ = ("_piece", "_waiter")
+
+    def __init__(self) -> None:
+        self._piece: RequestOutput | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def push(self, piece: RequestOutput) -> None:
+        self._piece = piece if self._piece is None else merge(self._piece, piece)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def next(self) -> RequestOutput:
+        """All that has come since the last call; waits when that is nothing."""
+        while self._piece is None:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        piece, self._piece = self._piece, None
+        return piece

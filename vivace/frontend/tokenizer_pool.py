@@ -10,9 +10,9 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from vivace.frontend.errors import BadRequest
-from vivace.frontend.served import ServedModel
+from vivace.frontend.fair_queue import ASKER, Full, Turns
+from vivace.frontend.served_model import ServedModel
 from vivace.frontend.tokenizer import Tokenizer
-from vivace.frontend.turns import ASKER, Full, Turns
 from vivace.frontend.validation import too_long
 
 T = TypeVar("T")

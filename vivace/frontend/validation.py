@@ -15,7 +15,7 @@ import msgspec
 from vivace.errors import CannotStart
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fields import Fields, asks, kind_of, shown
-from vivace.frontend.served import ServedModel
+from vivace.frontend.served_model import ServedModel
 from vivace.protocol.request import LogprobOptions, SamplingParams
 
 __all__ = [

@@ -16,7 +16,7 @@ import vivace
 from vivace.config.config import Config
 from vivace.config.serialize import decode
 from vivace.frontend.frontend import Frontend
-from vivace.frontend.served import served_model
+from vivace.frontend.served_model import served_model
 from vivace.frontend.tokenizer import configured_tokenizer
 from vivace.launch.faults import Inbox, with_frontend_fault
 from vivace.observability import log as log_lines

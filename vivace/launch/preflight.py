@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def check_edge(config: Config) -> None:
     """Sampling defaults, chat template and the tokenizer's place. Raises CannotStart."""
-    from vivace.frontend.served import served_model
+    from vivace.frontend.served_model import served_model
     from vivace.frontend.validation import check_defaults
 
     check_defaults(served_model(config, None))

@@ -9,8 +9,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from vivace.config.values import size_text
-from vivace.frontend.sampling_defaults import sampling_defaults
-from vivace.frontend.served import served_model
+from vivace.frontend.served_model import sampling_defaults, served_model
 from vivace.observability.log import escape
 from vivace.protocol.control import Capacity, Rewrite
 from vivace.wrapping import NARROWEST, filled, wrapped

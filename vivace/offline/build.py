@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from vivace.frontend.frontend import Frontend
-from vivace.frontend.served import served_model
+from vivace.frontend.served_model import served_model
 from vivace.frontend.tokenizer import configured_tokenizer
 from vivace.launch.configure import configure
 from vivace.launch.preflight import check_edge

@@ -9,14 +9,14 @@ from typing import Any
 
 from vivace.frontend.errors import BadRequest, EngineUnavailable
 from vivace.frontend.frontend import Frontend
+from vivace.frontend.pace import run_now
 from vivace.frontend.request_output import RequestOutput
 from vivace.frontend.sglang_output import SGLangOutput
 from vivace.offline.prompts import read_prompts
 from vivace.protocol.output import FINISH_ABORT, Finish
 from vivace.protocol.request import Request
-from vivace.server.pace import whole
-from vivace.server.prompts import expand
-from vivace.server.schema import GenerateRequest
+from vivace.requests.prompts import expand
+from vivace.requests.schema import GenerateRequest
 
 
 def job_of(
@@ -31,7 +31,7 @@ def job_of(
     arrival = time.monotonic()
     asks, batch = read_prompts(frontend, call, prompt, input_ids)
     limit = frontend.served.max_live
-    requests = whole(expand(frontend, asks, limit=limit, stream=call.stream, arrival=arrival))
+    requests = run_now(expand(frontend, asks, limit=limit, stream=call.stream, arrival=arrival))
     several = batch or len(requests) > 1
     answers = [
         SGLangOutput(

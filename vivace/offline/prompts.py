@@ -1,18 +1,20 @@
-"""The arguments of one `Engine.generate` call -> requests, by the rules of /generate."""
+"""The arguments of `Engine.generate` and `Engine.chat` -> prompts, by the rules of the server."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict, get_type_hints
 
 import msgspec
 
+from vivace.frontend.chat_template import How
 from vivace.frontend.errors import BadRequest
-from vivace.frontend.fields import kind_of
+from vivace.frontend.fields import kind_of, refuse_unsupported, validation_error
 from vivace.frontend.frontend import Frontend
-from vivace.server.fields import refuse_unsupported, validation_error
-from vivace.server.prompts import PromptInput, asks_of
-from vivace.server.schema import HARMLESS, REFUSED, GenerateRequest
+from vivace.frontend.pace import run_now
+from vivace.requests.messages import turns
+from vivace.requests.prompts import PromptInput, asks_of
+from vivace.requests.schema import HARMLESS, REFUSED, GenerateRequest, Message
 
 
 class GenerateOptions(TypedDict, total=False):
@@ -98,3 +100,30 @@ def _encoded(frontend: Frontend, texts: list[Any], batch: bool) -> list[list[int
     if frontend.tokenizer is None:
         raise BadRequest("prompt", "skip_tokenizer_init is set; give input_ids")
     return frontend.tokenizer.encode_batch(texts)
+
+
+def read_conversations(frontend: Frontend, messages: Any, how: How) -> list[int] | list[list[int]]:
+    """Token ids of one conversation, or of each of a list of them. Raises BadRequest."""
+    if not isinstance(messages, list) or not messages:
+        raise BadRequest("messages", "must be a list of messages, or a list of such lists")
+    if all(isinstance(entry, list) for entry in messages):
+        return [tokens_of(frontend, entry, how) for entry in messages]
+    return tokens_of(frontend, messages, how)
+
+
+def tokens_of(frontend: Frontend, messages: Sequence[Any], how: How) -> list[int]:
+    tokenizer = frontend.tokenizer
+    if tokenizer is None:
+        raise BadRequest("messages", "skip_tokenizer_init is set; give input_ids to generate")
+    if tokenizer.chat is None:
+        reason = "the model has no chat template; use generate, or the flag chat_template"
+        raise BadRequest("messages", reason)
+    if not messages:
+        raise BadRequest("messages", "must not be empty")
+    try:
+        typed = msgspec.convert(list(messages), list[Message])
+    except msgspec.ValidationError as error:
+        problem = validation_error(str(error))
+        raise BadRequest(f"messages{problem.field}", problem.reason) from None
+    text = tokenizer.chat.render(run_now(turns(typed)), **how)
+    return tokenizer.encode(text, add_special_tokens=False)

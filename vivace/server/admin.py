@@ -8,12 +8,10 @@ from aiohttp import web
 
 from vivace.frontend.errors import BadRequest
 from vivace.protocol.control import FlushCache
-from vivace.server.body import Body
+from vivace.server.body import Body, Reader
 from vivace.server.context import Context
-from vivace.server.engine_commands import command
-from vivace.server.errors import HTTPError, json_response, text_response
-from vivace.server.reader import Reader
 from vivace.server.request_log import FORMATS, LEVELS
+from vivace.server.responses import HTTPError, json_response, text_response
 from vivace.server.schema import AbortRequest, ConfigureLogging
 
 ABORT = Reader(AbortRequest)
@@ -22,7 +20,7 @@ LOGGING = Reader(ConfigureLogging)
 
 async def flush_cache(context: Context, _request: web.Request, _body: Body) -> web.Response:
     """Drop the prefix cache; 400 while requests run or wait."""
-    reply = await command(context, FlushCache())
+    reply = await context.command(FlushCache())
     if not reply.ok:
         raise HTTPError(400, f"Flush cache failed: {reply.message}")
     return text_response(

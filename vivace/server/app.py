@@ -9,18 +9,16 @@ from aiohttp import web
 from vivace.config.config import Config
 from vivace.frontend.frontend import Frontend
 from vivace.protocol.shared_memory import SharedMemory
-from vivace.server.auth import Access, Keys
+from vivace.server.access import Access, BrowserPolicy, Keys
 from vivace.server.body_budget import BodyBudget
-from vivace.server.browsers import BrowserPolicy
 from vivace.server.connection import SERVER, start_site
-from vivace.server.context import CONTEXT, Context
+from vivace.server.context import CONTEXT, Context, StartQueue
 from vivace.server.http_metrics import HttpMetrics
 from vivace.server.middleware import bind, guard
 from vivace.server.openapi import document
 from vivace.server.request_log import RequestLog, add_targets
 from vivace.server.routes import ROUTES, Route, check_routes
 from vivace.server.settings import ServerSettings, settings_of
-from vivace.server.start_queue import StartQueue
 
 
 def build_app(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from vivace.server.errors import HTTPError
+from vivace.server.responses import HTTPError
 
 UNCOUNTED = 64 << 10
 """Bytes of a body that are not counted: small requests never wait for room."""

@@ -1,26 +1,28 @@
-"""From requests to whole answers."""
+"""From requests to answers, collected whole or streamed."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
+from aiohttp import web
 
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.frontend import Frontend
+from vivace.frontend.pace import Work
 from vivace.frontend.request_output import RequestOutput, Sink
 from vivace.protocol.output import FINISH_ABORT, Finish
 from vivace.protocol.request import Request
-from vivace.server import prompts as asks_module
+from vivace.requests import prompts
+from vivace.requests.limits import LOGPROBS
+from vivace.requests.prompts import PromptInput as PromptInput
+from vivace.requests.prompts import cache_key as cache_key
 from vivace.server.context import Context
-from vivace.server.errors import HTTPError, error_body
-from vivace.server.limits import LOGPROBS
-from vivace.server.pace import Work
-from vivace.server.prompts import PromptInput as PromptInput
-from vivace.server.prompts import cache_key as cache_key
-from vivace.server.sse import event
+from vivace.server.request_log import RequestLog
+from vivace.server.responses import HTTPError, error_body
+from vivace.server.sse import Encoder, EventStream, StreamLimits, event
 
 
 async def expand(
@@ -28,7 +30,7 @@ async def expand(
 ) -> list[Request]:
     """n requests per prompt, within the server's limit; BadRequest. `client`: whose key it is."""
     limit = context.settings.max_batch
-    work = asks_module.expand(
+    work = prompts.expand(
         context.frontend, asks, limit=limit, stream=stream, arrival=arrival, client=client
     )
     requests = await context.pace.run(work)
@@ -158,3 +160,68 @@ def joined(
             context.request_log.finished(request, answers[-1], now - request.arrival)
         yield
     return answers
+
+
+async def stream(
+    context: Context,
+    http: web.Request,
+    requests: list[Request],
+    encoders: Sequence[Encoder],
+    *,
+    epilogue: Callable[[], bytes] = bytes,
+    quiet: bool = False,
+) -> web.StreamResponse:
+    """Answer with events, `encoders[i]` for `requests[i]`; a client that leaves cancels them all.
+
+    Until the first piece the answer can still become an error with its own status.
+    """
+    settings = context.settings
+    limits = StreamLimits(
+        settings.stream_high_water, settings.stream_hold_limit, settings.stream_stall
+    )
+    events = EventStream(limits, epilogue, context.pace)
+    try:
+        outlets = [
+            events.outlet(encode if quiet else logged(context, request, encode))
+            for request, encode in zip(requests, encoders, strict=True)
+        ]
+        await context.pace.run(start(context.frontend, requests, outlets))
+        refusal = refusal_of((await events.first()).finish)
+        if refusal is not None:
+            raise refusal
+        response = await events.run(http, {})
+    except BaseException:
+        context.frontend.cancel([request.key for request in requests])
+        raise
+    if events.failed:
+        context.frontend.cancel([request.key for request in requests])
+    return response
+
+
+def logged(context: Context, request: Request, encode: Encoder) -> Encoder:
+    """The encoder, with a line in the request log at the end; itself when nobody logs."""
+    return Logged(context.request_log, request, encode) if context.request_log.enabled else encode
+
+
+class Logged:
+    """An encoder that logs the end of its sequence."""
+
+    def __init__(self, request_log: RequestLog, request: Request, encode: Encoder) -> None:
+        self.encode_text = encode.encode_text
+        self._log = request_log
+        self._request = request
+        self._encode = encode
+
+    def __call__(self, piece: RequestOutput) -> bytes:
+        self._look_at(piece)
+        return self._encode(piece)
+
+    def parts(self, piece: RequestOutput) -> Work[list[bytes]] | None:
+        work = self._encode.parts(piece)
+        if work is not None:
+            self._look_at(piece)
+        return work
+
+    def _look_at(self, piece: RequestOutput) -> None:
+        if piece.finish is not None:
+            self._log.finished(self._request, piece, time.monotonic() - self._request.arrival)

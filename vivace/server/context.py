@@ -1,26 +1,79 @@
-"""What every handler is given."""
+"""What every handler is given, and what waiting requests share."""
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from vivace.frontend.errors import BadRequest
+from vivace.frontend.engine_status import EngineStatus
+from vivace.frontend.errors import BadRequest, EngineUnavailable
 from vivace.frontend.frontend import Frontend
-from vivace.frontend.served import ServedModel
+from vivace.frontend.pace import Pace
+from vivace.frontend.served_model import ServedModel
 from vivace.frontend.tokenizer import Tokenizer
-from vivace.server.auth import Keys
+from vivace.protocol.control import EngineState, FlushCache, GetState, Reply
+from vivace.server.access import BrowserPolicy, Keys
 from vivace.server.body_budget import BodyBudget
-from vivace.server.browsers import BrowserPolicy
-from vivace.server.errors import HTTPError
 from vivace.server.http_metrics import HttpMetrics
-from vivace.server.pace import Pace
-from vivace.server.probe import Probe
 from vivace.server.request_log import RequestLog
+from vivace.server.responses import HTTPError
 from vivace.server.settings import ServerSettings
-from vivace.server.start_queue import StartQueue
+
+FRESH = 1.0
+"""seconds for which a token, or the outcome of a question, is news enough"""
+
+
+class Probe:
+    """However many ask, one question at a time is put, and at most one in `FRESH` seconds."""
+
+    def __init__(self) -> None:
+        self._question: asyncio.Future[None] | None = None
+        self._error: BaseException | None = None
+        self._known_until = 0.0
+
+    async def check(self, heard: float, ask: Callable[[], Awaitable[None]]) -> None:
+        """Raises what `ask` raises. `heard`: time.monotonic() of the engine's last token."""
+        now = time.monotonic()
+        if now - heard <= FRESH:
+            return
+        if now >= self._known_until:
+            if self._question is None:
+                self._question = asyncio.ensure_future(ask())
+                self._question.add_done_callback(self._answered)
+            # It is seen through even when nobody waits any more, so nobody can make it begin anew.
+            await asyncio.wait([self._question])
+        if self._error is not None:
+            raise self._error.with_traceback(None)
+
+    def _answered(self, question: asyncio.Future[None]) -> None:
+        self._question = None
+        self._error = None if question.cancelled() else question.exception()
+        self._known_until = time.monotonic() + FRESH
+
+
+class StartQueue:
+    """At most `most` requests, in the order in which their bodies were complete. What they hold is
+    a connection and the body's bytes, which `BodyBudget` limits: nothing is decoded before."""
+
+    def __init__(self, engine: EngineStatus, most: int) -> None:
+        self.waiting = 0
+        self._engine = engine
+        self._most = most
+
+    async def wait(self) -> None:
+        """Returns when the engine has come, or will not come, or too many wait already. A client
+        that leaves cancels the wait."""
+        if self.waiting >= self._most:
+            return
+        self.waiting += 1
+        try:
+            await self._engine.settled()
+        finally:
+            self.waiting -= 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +124,21 @@ class Context:
         stall = self.frontend.stall
         if stall:
             raise HTTPError(503, stall, retry_after=2.0)
+
+    async def command(self, body: FlushCache | GetState) -> Reply:
+        """One control command; HTTPError 503 when the engine is down or does not answer in time."""
+        self.require_progress()
+        try:
+            return await self.frontend.control(body, timeout=self.settings.control_timeout)
+        except (EngineUnavailable, TimeoutError) as error:
+            raise HTTPError(503, f"the engine did not answer: {error}", retry_after=1.0) from None
+
+    async def engine_state(self) -> EngineState:
+        """The engine's state; HTTPError 503 when it does not answer."""
+        reply = await self.command(GetState())
+        if reply.state is None:
+            raise HTTPError(503, f"the engine gave no state: {reply.message}", retry_after=1.0)
+        return reply.state
 
 
 CONTEXT = web.AppKey("context", Context)

@@ -8,11 +8,11 @@ import time
 from aiohttp import web
 
 from vivace.protocol.request import SamplingParams
+from vivace.requests.prompts import new_id
 from vivace.server.body import Body
 from vivace.server.collect import complete
 from vivace.server.context import Context
-from vivace.server.errors import HTTPError, text_response
-from vivace.server.ids import new_id
+from vivace.server.responses import HTTPError, text_response
 
 BANNER = "Vivace is running. It speaks the OpenAI and SGLang APIs: see /openapi.json\n"
 _LOOK = 0.02

@@ -1,9 +1,11 @@
-"""GET /metrics: SGLang's names in Prometheus text."""
+"""How busy the engine is: GET /metrics (Prometheus text, SGLang's names) and GET /v1/loads."""
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -16,11 +18,11 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from vivace.frontend.errors import BadRequest
 from vivace.protocol.control import EngineState, Histogram, Metrics, Series
 from vivace.server.body import Body
 from vivace.server.context import Context
-from vivace.server.engine_commands import engine_state
-from vivace.server.errors import HTTPError
+from vivace.server.responses import HTTPError, json_response
 
 PREFIX = "sglang:"
 ENGINE_TYPE = "unified"
@@ -32,7 +34,7 @@ async def metrics(context: Context, _request: web.Request, _body: Body) -> web.R
     """Engine and HTTP layer in one page; 404 unless --enable-metrics."""
     if not context.settings.metrics:
         raise HTTPError(404, "metrics are off; start the server with --enable-metrics")
-    state = await engine_state(context)
+    state = await context.engine_state()
     labels = {"model_name": context.served.name, "engine_type": ENGINE_TYPE, **RANKS}
     found = [
         *families([*series(state.metrics), *cache_config(context)], labels),
@@ -119,3 +121,55 @@ def buckets(histogram: Histogram) -> list[tuple[str, float]]:
 def describe(name: str) -> str:
     """HELP text: the name in words, with its unit where the name has one."""
     return name.removesuffix("_total").replace("_", " ").capitalize() + "."
+
+
+SECTIONS = ("core", "memory", "spec", "lora", "disagg", "queues", "all")
+
+
+async def loads(context: Context, request: web.Request, _body: Body) -> web.Response:
+    """Query: dp_rank, include (comma-separated sections), format (json)."""
+    check_query(request)
+    state = await context.engine_state()
+    load = load_of(context, state)
+    return json_response(
+        {
+            "timestamp": time.time(),
+            "dp_rank_count": 1,
+            "loads": [load],
+            "aggregate": {
+                "total_running_reqs": state.running,
+                "total_waiting_reqs": state.waiting,
+                "total_reqs": state.running + state.waiting,
+                "avg_token_usage": load["token_usage"],
+                "avg_throughput": state.last_gen_throughput,
+            },
+        }
+    )
+
+
+def check_query(request: web.Request) -> None:
+    query = request.query
+    if query.get("dp_rank", "0") != "0":
+        raise BadRequest("dp_rank", "there is one data-parallel rank, 0")
+    if query.get("format", "json") != "json":
+        raise BadRequest("format", "only json; Prometheus text is at /metrics")
+    for section in filter(None, query.get("include", "").split(",")):
+        if section not in SECTIONS:
+            raise BadRequest("include", f"sections are {', '.join(SECTIONS)}")
+
+
+def load_of(context: Context, state: EngineState) -> dict[str, Any]:
+    usage = state.used_tokens / state.total_tokens if state.total_tokens else 0.0
+    capacity = context.frontend.capacity
+    return {
+        "dp_rank": 0,
+        "num_running_reqs": state.running,
+        "num_waiting_reqs": state.waiting,
+        "num_total_reqs": state.running + state.waiting,
+        "num_used_tokens": state.used_tokens,
+        "max_total_num_tokens": state.total_tokens,
+        "token_usage": usage,
+        "gen_throughput": state.last_gen_throughput,
+        "max_running_requests": capacity.rows if capacity else None,
+        "memory": state.memory,
+    }

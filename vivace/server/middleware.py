@@ -9,13 +9,12 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from vivace.frontend.errors import BadRequest
-from vivace.frontend.turns import ASKER
-from vivace.server.auth import CLIENT, Access
+from vivace.frontend.fair_queue import ASKER
+from vivace.server.access import CLIENT, Access, check_headers
 from vivace.server.body import Body, read_body
-from vivace.server.browsers import check_headers
 from vivace.server.connection import Connection
 from vivace.server.context import Context
-from vivace.server.errors import HTTPError, error_response
+from vivace.server.responses import HTTPError, error_response
 from vivace.server.routes import FULL, NO_BODY, Route
 
 log = logging.getLogger("vivace.server")

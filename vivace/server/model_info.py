@@ -1,4 +1,4 @@
-"""Static facts about the model and the state of the server."""
+"""Facts about the served model and the state of the server."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from aiohttp import web
 from vivace.protocol.control import EngineState
 from vivace.server.body import Body
 from vivace.server.context import Context
-from vivace.server.engine_commands import engine_state
-from vivace.server.errors import json_response
+from vivace.server.openai.params import is_served, not_found
+from vivace.server.openai.schema import ModelCard, ModelList
+from vivace.server.responses import json_response
 from vivace.version import __version__
 
 
@@ -36,7 +37,7 @@ async def model_info(context: Context, _request: web.Request, _body: Body) -> we
 
 async def server_info(context: Context, _request: web.Request, _body: Body) -> web.Response:
     """Every setting (secrets removed), the scheduler's facts, the engine's state, the version."""
-    state = await engine_state(context)
+    state = await context.engine_state()
     return json_response(
         {
             **context.settings.public,
@@ -102,3 +103,26 @@ def internal_state(context: Context, state: EngineState) -> dict[str, Any]:
         "num_used_tokens": state.used_tokens,
         "max_total_num_tokens": state.total_tokens,
     }
+
+
+async def list_models(context: Context, _request: web.Request, _body: Body) -> web.Response:
+    """The one served model."""
+    return json_response(ModelList(data=[card(context)]))
+
+
+async def show_model(context: Context, request: web.Request, _body: Body) -> web.Response:
+    """The served model by its name, or 404."""
+    model = request.match_info["model"]
+    if not is_served(context, model):
+        raise not_found(context, model)
+    return json_response(card(context))
+
+
+def card(context: Context) -> ModelCard:
+    served = context.served
+    return ModelCard(
+        id=served.name,
+        created=int(context.started),
+        root=served.path,
+        max_model_len=served.context,
+    )

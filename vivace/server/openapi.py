@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from vivace.server.auth import Access
+from vivace.server.access import Access
 from vivace.server.routes import NO_BODY, Route
 from vivace.server.schema import ErrorBody
 from vivace.version import __version__

@@ -8,12 +8,12 @@ from typing import Any
 
 from aiohttp import web
 
-from vivace.server import admin, health, loads, metrics, model_info, native, schema, tokens
-from vivace.server.auth import Access
+from vivace.requests.schema import GenerateRequest
+from vivace.server import admin, generate, health, metrics, model_info, schema, tokens
+from vivace.server.access import Access, Effect
 from vivace.server.body import Body
-from vivace.server.browsers import Effect
 from vivace.server.context import Context
-from vivace.server.openai import chat, completions, models
+from vivace.server.openai import chat, completions
 from vivace.server.openai import schema as openai
 
 Handler = Callable[[Context, web.Request, Body], Awaitable[web.StreamResponse]]
@@ -126,17 +126,17 @@ FACTS = (
     get("/get_model_info", USER, model_info.model_info, "Old name of /model_info"),
     get("/server_info", USER, model_info.server_info, "Settings, sizes and state of the engine"),
     get("/get_server_info", USER, model_info.server_info, "Old name of /server_info"),
-    get("/v1/loads", USER, loads.loads, "Load of each data-parallel rank"),
-    get("/v1/models", USER, models.list_models, "The served models", openai.ModelList),
-    get("/v1/models/{model:.+}", USER, models.show_model, "One model", openai.ModelCard),
+    get("/v1/loads", USER, metrics.loads, "Load of each data-parallel rank"),
+    get("/v1/models", USER, model_info.list_models, "The served models", openai.ModelList),
+    get("/v1/models/{model:.+}", USER, model_info.show_model, "One model", openai.ModelCard),
 )
 
 GENERATION = (
     post(
         "/generate",
-        native.generate,
+        generate.generate,
         "Generate from text or token ids, single or in batches",
-        schema.GenerateRequest,
+        GenerateRequest,
         schema.GenerateAnswer,
         schema.GenerateAnswer,
         methods=("POST", "PUT"),

@@ -17,9 +17,9 @@ from typing import Protocol
 import msgspec
 from aiohttp import HttpVersion11, web
 
+from vivace.frontend.pace import Pace, Work
 from vivace.frontend.request_output import RequestOutput, merge
-from vivace.server.errors import error_body
-from vivace.server.pace import Pace, Work
+from vivace.server.responses import error_body
 
 log = logging.getLogger("vivace.server")
 
@@ -36,17 +36,17 @@ HEADS = tuple(b"%x\r\n" % size for size in range(1024))
 """Heads of the chunks of most events."""
 
 
-class Encode(Protocol):
+class Encoder(Protocol):
     """What one sequence says, as complete events (b"" for nothing to say)."""
 
-    def __call__(self, piece: RequestOutput) -> bytes: ...
+    def __call__(self, piece: RequestOutput, /) -> bytes: ...
 
     def parts(self, piece: RequestOutput, /) -> Work[list[bytes]] | None:
         """The same as work, when it may be more than a turn of the loop has time for: bytes to be
         written one after the other. None: call it."""
         ...
 
-    def quick(self, text: str, tokens: list[int], count: int, /) -> bytes | None:
+    def encode_text(self, text: str, tokens: list[int], count: int, /) -> bytes | None:
         """News of mere text (see `TextSink.offer`); None when it takes a piece to say it."""
         ...
 
@@ -75,14 +75,14 @@ def event(data: bytes) -> bytes:
 class StreamSink:
     """Where the pieces of one sequence enter the stream."""
 
-    __slots__ = ("_encode", "_encoding", "_quick", "_stream", "held")
+    __slots__ = ("_encode", "_encode_text", "_encoding", "_stream", "held")
 
-    def __init__(self, stream: EventStream, encode: Encode) -> None:
+    def __init__(self, stream: EventStream, encode: Encoder) -> None:
         self._stream = stream
         self._encode = encode
         self._encoding = False
         """a long piece is on its way: what comes behind it is held"""
-        self._quick = encode.quick
+        self._encode_text = encode.encode_text
         self.held: RequestOutput | None = None
 
     def offer(self, text: str, tokens: list[int], count: int) -> bool:
@@ -91,7 +91,7 @@ class StreamSink:
         if not stream.flowing or self._encoding:
             return False
         try:
-            data = self._quick(text, tokens, count)
+            data = self._encode_text(text, tokens, count)
             if data:
                 stream.write(data)
             return data is not None
@@ -172,7 +172,7 @@ class EventStream:
         self._unsent = 0
         self._progress = 0.0
 
-    def outlet(self, encode: Encode) -> StreamSink:
+    def outlet(self, encode: Encoder) -> StreamSink:
         """A new sequence in this stream; all are made before the first piece comes."""
         outlet = StreamSink(self, encode)
         self._outlets.append(outlet)

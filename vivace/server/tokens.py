@@ -9,18 +9,16 @@ import msgspec
 from aiohttp import web
 
 from vivace.frontend.errors import BadRequest
+from vivace.frontend.fields import refuse_unsupported
+from vivace.frontend.pace import Work, run_now
 from vivace.frontend.tokenizer import Tokenizer
-from vivace.server.body import Body
-from vivace.server.chat_prompt import chat_text
+from vivace.requests.limits import PROMPTS
+from vivace.requests.prompts import kind_of_entries
+from vivace.server.body import Body, Reader
 from vivace.server.context import Context
-from vivace.server.encoding import encode_list
-from vivace.server.errors import json_response
-from vivace.server.fields import refuse_unsupported
-from vivace.server.ids import checked_ids, kind_of_entries
-from vivace.server.limits import PROMPTS
+from vivace.server.openai.chat import chat_text
 from vivace.server.openai.params import check_model, check_tools
-from vivace.server.pace import Work, whole
-from vivace.server.reader import Reader
+from vivace.server.responses import encode_list, json_response
 from vivace.server.schema import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -117,7 +115,7 @@ async def detokenize(context: Context, _request: web.Request, body: Body) -> web
     if tokenizer.decodes_in_runs:
         texts = await context.pace.run(work)
     else:
-        texts = await asyncio.to_thread(whole, work)
+        texts = await asyncio.to_thread(run_now, work)
     if kind is not list:
         return json_response(DetokenizeResponse(text=texts[0]))
     shown = await context.pace.run(encode_list(texts))
@@ -148,3 +146,16 @@ def decode_rows(
             yield
         texts.append("".join(parts))
     return texts
+
+
+def checked_ids(ids: list[Any], vocabulary: int, field: str, start: int = 0) -> list[int]:
+    """The ids if they are all inside the vocabulary; BadRequest names the first that is not, as
+    one of a list that begins `start` entries earlier."""
+    if ids and (set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) >= vocabulary):
+        for position, token in enumerate(ids, start):
+            if type(token) is not int or not 0 <= token < vocabulary:
+                raise BadRequest(
+                    f"{field}[{position}]",
+                    f"must be a token id of the vocabulary (0 to {vocabulary - 1})",
+                )
+    return ids

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import time
+from typing import Any, Protocol
 
 from aiohttp import web
 
 from vivace.frontend.errors import BadRequest
+from vivace.frontend.fields import refuse_unsupported
 from vivace.frontend.request_output import RequestOutput
 from vivace.protocol.request import Request
-from vivace.server.auth import CLIENT
-from vivace.server.body import Body
-from vivace.server.chat_prompt import chat_text
+from vivace.requests.messages import turns
+from vivace.requests.prompts import new_id
+from vivace.requests.schema import Message
+from vivace.server.access import CLIENT
+from vivace.server.body import Body, Reader
 from vivace.server.collect import PromptInput, expand
 from vivace.server.context import Context
-from vivace.server.fields import refuse_unsupported
-from vivace.server.ids import new_id
-from vivace.server.openai.chunks import ChatChunks
 from vivace.server.openai.logprobs import encoded_chat_logprobs
 from vivace.server.openai.params import (
     MOST_LOGPROBS,
@@ -27,7 +28,7 @@ from vivace.server.openai.params import (
     raw_sampling,
     request_id,
 )
-from vivace.server.openai.response import Form, add_ids, answer
+from vivace.server.openai.response import AnswerFormat, ChatChunks, add_ids, answer
 from vivace.server.openai.schema import (
     CHAT_HARMLESS,
     CHAT_REFUSED,
@@ -37,7 +38,6 @@ from vivace.server.openai.schema import (
     ChatChoice,
     ChatRequest,
 )
-from vivace.server.reader import Reader
 
 READER = Reader(ChatRequest)
 
@@ -58,7 +58,7 @@ async def chat_completions(context: Context, http: web.Request, body: Body) -> w
         )
     body.release()
     context.request_log.received(http.path, requests, asked, text)
-    form = Form(
+    form = AnswerFormat(
         kind="chat.completion.chunk",
         logprobs=bool(asked.logprobs),
         chunks=ChatChunks,
@@ -113,3 +113,41 @@ def choice(asked: ChatRequest, index: int, piece: RequestOutput, request: Reques
     add_ids(result, asked, piece, request)
     result.response_token_ids = result.token_ids
     return result
+
+
+class Conversation(Protocol):
+    """What /v1/chat/completions and /tokenize have in common."""
+
+    continue_final_message: bool
+    chat_template_kwargs: dict[str, Any] | None
+    reasoning_effort: str | None
+
+
+async def chat_text(
+    context: Context,
+    messages: list[Message],
+    asked: Conversation,
+    *,
+    add_generation_prompt: bool = True,
+) -> str:
+    """Render messages with the model's chat template; BadRequest on what it cannot take."""
+    template = context.tokenizer("messages").chat
+    if template is None:
+        raise BadRequest(
+            "messages",
+            "the model has no chat template; use /v1/completions or start with --chat-template",
+        )
+    if not messages:
+        raise BadRequest("messages", "must not be empty")
+    keywords = dict(asked.chat_template_kwargs or {})
+    for name in ("add_generation_prompt", "continue_final_message", "tools", "messages"):
+        if name in keywords:
+            raise BadRequest(f"chat_template_kwargs.{name}", "is set by the server")
+    if asked.reasoning_effort is not None:
+        keywords.setdefault("reasoning_effort", asked.reasoning_effort)
+    return await template.render_async(
+        await context.pace.run(turns(messages)),
+        add_generation_prompt=add_generation_prompt,
+        continue_final_message=asked.continue_final_message,
+        variables=keywords,
+    )

@@ -10,16 +10,16 @@ from aiohttp import web
 from msgspec import Raw
 
 from vivace.frontend.errors import BadRequest
+from vivace.frontend.fields import refuse_unsupported
+from vivace.frontend.pace import Work
 from vivace.frontend.request_output import RequestOutput
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.protocol.request import Request
-from vivace.server.auth import CLIENT
-from vivace.server.body import Body
+from vivace.requests.prompts import kind_of_entries, new_id
+from vivace.server.access import CLIENT
+from vivace.server.body import Body, Reader
 from vivace.server.collect import PromptInput, expand
 from vivace.server.context import Context
-from vivace.server.fields import refuse_unsupported
-from vivace.server.ids import kind_of_entries, new_id
-from vivace.server.openai.chunks import CompletionChunks
 from vivace.server.openai.logprobs import encoded_completion_logprobs
 from vivace.server.openai.params import (
     MOST_LOGPROBS,
@@ -29,15 +29,13 @@ from vivace.server.openai.params import (
     raw_sampling,
     request_id,
 )
-from vivace.server.openai.response import Form, add_ids, answer
+from vivace.server.openai.response import AnswerFormat, CompletionChunks, add_ids, answer
 from vivace.server.openai.schema import (
     COMPLETION_REFUSED,
     CompletionAnswer,
     CompletionChoice,
     CompletionRequest,
 )
-from vivace.server.pace import Work
-from vivace.server.reader import Reader
 
 READER = Reader(CompletionRequest)
 
@@ -68,7 +66,7 @@ async def completions(context: Context, http: web.Request, body: Body) -> web.St
     samples = len(requests) // len(prompts)
     rid = asked.rid if isinstance(asked.rid, str) else answer_id
     echoes = await context.pace.run(echo_texts(asked, prompts, samples, tokenizer))
-    form = Form(
+    form = AnswerFormat(
         kind="text_completion",
         logprobs=asked.logprobs is not None,
         chunks=lambda shape, i: CompletionChunks(shape, i, echoes[i], bool(asked.echo)),

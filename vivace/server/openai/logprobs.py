@@ -7,16 +7,16 @@ from collections.abc import Iterable, Sequence
 from msgspec import Raw
 from msgspec.json import encode
 
+from vivace.frontend.pace import Work
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.protocol.output import TokenLogprob
-from vivace.server.encoding import EncodedList, batches
 from vivace.server.openai.schema import (
     ChatLogprobs,
     CompletionLogprobs,
     ContentLogprob,
     TopLogprob,
 )
-from vivace.server.pace import Work
+from vivace.server.responses import EncodedList, batches
 
 LOWEST = -9999.0
 """Stands for minus infinity, which JSON cannot say."""

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from vivace.frontend.errors import BadRequest
+from vivace.frontend.fields import refuse_unsupported
+from vivace.requests.schema import NO_LORA
 from vivace.server.collect import cache_key
 from vivace.server.context import Context
-from vivace.server.errors import HTTPError
-from vivace.server.fields import refuse_unsupported
 from vivace.server.http_metrics import UNSERVED_MODEL
 from vivace.server.openai.schema import DEFAULT_MODEL, NO_TOOLS, REFUSED, SamplingFields
-from vivace.server.schema import NO_LORA
+from vivace.server.responses import HTTPError
 
 log = logging.getLogger("vivace.server")
 

@@ -3,36 +3,273 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, cast
 
 import msgspec
 from aiohttp import web
 
+from vivace.frontend.pace import Work, run_now
 from vivace.frontend.request_output import RequestOutput
 from vivace.frontend.tokenizer import Tokenizer
+from vivace.protocol.output import Finish
 from vivace.protocol.request import Request
-from vivace.server.collect import complete
+from vivace.server.collect import complete, failure, stream
 from vivace.server.context import Context
-from vivace.server.errors import json_response
-from vivace.server.openai.chunks import Shape
+from vivace.server.openai.logprobs import (
+    encoded_chat_logprobs,
+    encoded_completion_logprobs,
+)
 from vivace.server.openai.schema import (
+    CachedTokensDetails,
     ChatAnswer,
     ChatChoice,
     Choice,
     CompletionAnswer,
     CompletionChoice,
+    PromptTokensDetails,
     SamplingFields,
+    SglExt,
+    Usage,
 )
-from vivace.server.openai.usage import Tally, sglext
-from vivace.server.pace import Work
-from vivace.server.sse import Encode
-from vivace.server.streaming import stream
+from vivace.server.responses import json_response
+from vivace.server.sse import Encoder
+
+encode = msgspec.json.encode
+
+
+class UsageCounter:
+    """Counts of the latest output of every choice; a prompt counts once however many samples."""
+
+    def __init__(self, samples: int, cache_report: bool) -> None:
+        """`samples` is n: choices i * n .. i * n + n - 1 share prompt i."""
+        self._samples = samples
+        self._cache_report = cache_report
+        self._latest: dict[int, RequestOutput] = {}
+
+    def update(self, index: int, output: RequestOutput) -> None:
+        """An output's counts are totals of the sequence so far."""
+        self._latest[index] = output
+
+    def usage(self) -> Usage:
+        """Of the whole answer."""
+        return self._usage(
+            sum(output.prompt_tokens for output in self._first_samples()),
+            sum(output.completion_tokens for output in self._latest.values()),
+            self.cached_tokens(),
+        )
+
+    def choice_usage(self, index: int) -> Usage:
+        """Of one choice."""
+        output = self._latest[index]
+        return self._usage(output.prompt_tokens, output.completion_tokens, output.cached_tokens)
+
+    def cached_tokens(self) -> int:
+        """Prompt tokens of the whole answer that were found in the prefix cache."""
+        return sum(output.cached_tokens for output in self._first_samples())
+
+    def sglext(self) -> SglExt:
+        """SGLang's extension of an answer with `return_cached_tokens_details`."""
+        return SglExt(cached_tokens_details=CachedTokensDetails(device=self.cached_tokens()))
+
+    def _first_samples(self) -> list[RequestOutput]:
+        """One output for each prompt."""
+        return [output for index, output in self._latest.items() if index % self._samples == 0]
+
+    def _usage(self, prompt: int, completion: int, cached: int) -> Usage:
+        return Usage(
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            total_tokens=prompt + completion,
+            prompt_tokens_details=(
+                PromptTokensDetails(cached_tokens=cached) if self._cache_report else None
+            ),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Form:
+class ChunkContext:
+    """What the events of one stream have in common."""
+
+    rid: str
+    kind: str
+    created: int
+    model: str
+    tokenizer: Tokenizer
+    usage: UsageCounter
+    include_usage: bool = False
+    continuous_usage: bool = False
+    token_ids: bool = False
+    logprobs: bool = False
+    cached_details: bool = False
+    service_tier: str | None = None
+
+    @property
+    def text_only(self) -> bool:
+        """Events between the first and the last differ in their text only."""
+        return not (self.continuous_usage or self.token_ids or self.logprobs)
+
+    def head(self) -> bytes:
+        """The event up to its choices."""
+        fields = {"id": self.rid, "object": self.kind, "created": self.created, "model": self.model}
+        if self.service_tier is not None:
+            fields["service_tier"] = self.service_tier
+        return b"data: " + encode(fields)[:-1] + b',"choices":['
+
+    def tail(self, index: int) -> bytes:
+        """The event behind its choices."""
+        if self.continuous_usage:
+            return b'],"usage":' + encode(self.usage.choice_usage(index)) + b"}\n\n"
+        return b'],"usage":null}\n\n' if self.include_usage else b"]}\n\n"
+
+    def epilogue(self) -> bytes:
+        """The events of the whole answer that end a stream: cached tokens, usage."""
+        events = b""
+        if self.cached_details:
+            events += self.head() + b'],"sglext":' + encode(self.usage.sglext()) + b"}\n\n"
+        if self.include_usage:
+            events += self.head() + b'],"usage":' + encode(self.usage.usage()) + b"}\n\n"
+        return events
+
+
+def finish_fields(finish: Finish | None) -> bytes:
+    """finish_reason and the matched_stop extension, with the leading comma."""
+    if finish is None:
+        return b',"finish_reason":null,"matched_stop":null'
+    reason, matched = encode(finish.type), encode(finish.matched)
+    return b',"finish_reason":%b,"matched_stop":%b' % (reason, matched)
+
+
+class ChunkEncoder(ABC):
+    """Encodes the outputs of one choice of a stream. What does not change is encoded once."""
+
+    def __init__(
+        self,
+        context: ChunkContext,
+        index: int,
+        field: bytes,
+        before: bytes = b"",
+        after: bytes = b"",
+    ) -> None:
+        """`field` of a choice has what is new; text stands in it between `before` and `after`."""
+        self._context = context
+        self._index = index
+        self._choice = context.head() + b'{"index":%d,"%b":' % (index, field)
+        self._tail = b"" if context.continuous_usage else context.tail(index)
+        self._prefix = self._choice + before
+        self._suffix = after + b',"logprobs":null' + finish_fields(None) + b"}" + self._tail
+        self._begun = False
+        self._text_only = False
+
+    def __call__(self, output: RequestOutput) -> bytes:
+        if output.finish is None:
+            data = self.encode_text(output.text, output.tokens, output.completion_tokens)
+            if data is not None:
+                return data
+        return self._encode(output, run_now(self._logprobs(output)))
+
+    def parts(self, output: RequestOutput) -> Work[list[bytes]] | None:
+        """The events of an output with log-probabilities, which may be long; None for others."""
+        return self._in_parts(output) if self._context.logprobs else None
+
+    def _in_parts(self, output: RequestOutput) -> Work[list[bytes]]:
+        logprobs = yield from self._logprobs(output)
+        return [self._encode(output, logprobs)]
+
+    def encode_text(self, text: str, _tokens: list[int], _count: int) -> bytes | None:
+        """The event of mere text; None for the first output, and when events show more."""
+        if not self._text_only:
+            return None
+        return b"".join((self._prefix, encode(text), self._suffix)) if text else b""
+
+    def _encode(self, output: RequestOutput, logprobs: bytes) -> bytes:
+        """Any output; the first, the last and those with details come here."""
+        self._context.usage.update(self._index, output)
+        self._text_only = self._context.text_only
+        failed = failure(output.finish)
+        return self._events(output, logprobs) if failed is None else failed
+
+    def _event(
+        self,
+        value: bytes,
+        *,
+        finish: Finish | None = None,
+        logprobs: bytes = b"null",
+        ids: bytes = b"",
+    ) -> bytes:
+        tail = self._tail or self._context.tail(self._index)
+        fields = b"".join((b',"logprobs":', logprobs, finish_fields(finish), ids, b"}"))
+        return b"".join((self._choice, value, fields, tail))
+
+    @abstractmethod
+    def _events(self, output: RequestOutput, logprobs: bytes) -> bytes:
+        """The events of an output that is no failure."""
+
+    @abstractmethod
+    def _logprobs(self, output: RequestOutput) -> Work[bytes]:
+        """JSON of the log-probabilities; pauses only where there is more to do."""
+
+
+class ChatChunks(ChunkEncoder):
+    """The events of one choice of a chat stream."""
+
+    def __init__(self, context: ChunkContext, index: int) -> None:
+        super().__init__(context, index, b"delta", b'{"content":', b"}")
+
+    def _events(self, output: RequestOutput, logprobs: bytes) -> bytes:
+        data = b"" if self._begun else self._event(b'{"role":"assistant","content":""}')
+        self._begun = True
+        ids = b""
+        if self._context.token_ids and output.tokens:
+            ids = b',"token_ids":' + encode(output.tokens)
+        if output.text or ids or logprobs != b"null":
+            delta = b'{"content":' + encode(output.text) + b"}"
+            data += self._event(delta, logprobs=logprobs, ids=ids)
+        if output.finish is not None:
+            data += self._event(b"{}", finish=output.finish)
+        return data
+
+    def _logprobs(self, output: RequestOutput) -> Work[bytes]:
+        if not self._context.logprobs or not output.logprobs:
+            return b"null"
+        return bytes((yield from encoded_chat_logprobs(output.logprobs, self._context.tokenizer)))
+
+
+class CompletionChunks(ChunkEncoder):
+    """The events of one choice of a completion stream; `echo` is the prompt's text."""
+
+    def __init__(
+        self, context: ChunkContext, index: int, echo: str = "", prompt: bool = False
+    ) -> None:
+        """`prompt` adds the prompt's log-probabilities to the first event."""
+        super().__init__(context, index, b"text")
+        self._echo = echo
+        self._prompt = prompt
+        self._offset = 0
+
+    def _events(self, output: RequestOutput, logprobs: bytes) -> bytes:
+        text = output.text if self._begun else self._echo + output.text
+        self._begun = True
+        if not text and output.finish is None and logprobs == b"null" and not output.tokens:
+            return b""
+        ids = b',"token_ids":' + encode(output.tokens) if self._context.token_ids else b""
+        return self._event(encode(text), finish=output.finish, logprobs=logprobs, ids=ids)
+
+    def _logprobs(self, output: RequestOutput) -> Work[bytes]:
+        prompt = (output.prompt_logprobs if self._prompt else None) or ()
+        if not self._context.logprobs or not (prompt or output.logprobs):
+            return b"null"
+        entries = chain(prompt, output.logprobs or ())
+        work = encoded_completion_logprobs(entries, self._context.tokenizer, self._offset)
+        logprobs, self._offset = yield from work
+        return bytes(logprobs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerFormat:
     """What one endpoint's answers look like.
 
     `chunks` makes the encoder of the index-th choice of a stream, `choice` the index-th choice of a
@@ -42,7 +279,7 @@ class Form:
 
     kind: str
     logprobs: bool
-    chunks: Callable[[Shape, int], Encode]
+    chunks: Callable[[ChunkContext, int], Encoder]
     choice: Callable[[int, RequestOutput], ChatChoice | CompletionChoice]
     details: Callable[[RequestOutput], Work[msgspec.Raw]]
     answer: type[ChatAnswer] | type[CompletionAnswer]
@@ -52,70 +289,72 @@ class Form:
 async def answer(
     context: Context,
     http: web.Request,
-    asked: SamplingFields,
+    params: SamplingFields,
     requests: list[Request],
-    form: Form,
+    answer_format: AnswerFormat,
     *,
     rid: str,
     samples: int,
     tokenizer: Tokenizer,
 ) -> web.StreamResponse:
     """Run the requests and answer; `samples` of them share a prompt."""
-    tally = Tally(samples, context.settings.cache_report)
+    usage = UsageCounter(samples, context.settings.cache_report)
     created = int(time.time())
     model = context.served.name
-    if asked.stream:
-        options = asked.stream_options
-        shape = Shape(
+    if params.stream:
+        options = params.stream_options
+        chunk_context = ChunkContext(
             rid=rid,
-            kind=form.kind,
+            kind=answer_format.kind,
             created=created,
             model=model,
             tokenizer=tokenizer,
-            tally=tally,
+            usage=usage,
             include_usage=bool(options and options.include_usage),
             continuous_usage=bool(options and options.continuous_usage_stats),
-            token_ids=asked.return_token_ids,
-            logprobs=form.logprobs,
-            cached_details=asked.return_cached_tokens_details,
-            service_tier=form.service_tier,
+            token_ids=params.return_token_ids,
+            logprobs=answer_format.logprobs,
+            cached_details=params.return_cached_tokens_details,
+            service_tier=answer_format.service_tier,
         )
-        encoders = [form.chunks(shape, index) for index in range(len(requests))]
-        return await stream(context, http, requests, encoders, epilogue=shape.epilogue)
-    pieces = await complete(context, requests)
-    for index, piece in enumerate(pieces):
-        tally.note(index, piece)
-    choices = await context.pace.run(finished(form, pieces))
-    whole = form.answer(
+        encoders = [answer_format.chunks(chunk_context, index) for index in range(len(requests))]
+        return await stream(context, http, requests, encoders, epilogue=chunk_context.epilogue)
+    outputs = await complete(context, requests)
+    for index, output in enumerate(outputs):
+        usage.update(index, output)
+    choices = await context.pace.run(encoded_choices(answer_format, outputs))
+    whole = answer_format.answer(
         id=rid,
         created=created,
         model=model,
         choices=cast(Any, choices),
-        usage=tally.usage(),
+        usage=usage.usage(),
         metadata={"weight_version": context.served.weight_version},
     )
-    if asked.return_cached_tokens_details:
-        whole.sglext = sglext(tally)
-    if form.service_tier is not None:
-        whole.service_tier = form.service_tier
+    if params.return_cached_tokens_details:
+        whole.sglext = usage.sglext()
+    if answer_format.service_tier is not None:
+        whole.service_tier = answer_format.service_tier
     return json_response(whole)
 
 
-def finished(form: Form, pieces: list[RequestOutput]) -> Work[msgspec.Raw]:
+def encoded_choices(answer_format: AnswerFormat, outputs: list[RequestOutput]) -> Work[msgspec.Raw]:
     """The choices of a whole answer as JSON."""
-    shown: list[bytes] = []
-    for index, piece in enumerate(pieces):
-        choice = form.choice(index, piece)
-        if form.logprobs:
-            choice.logprobs = cast(Any, (yield from form.details(piece)))
-        shown.append(msgspec.json.encode(choice, enc_hook=str))
+    encoded: list[bytes] = []
+    for index, output in enumerate(outputs):
+        choice = answer_format.choice(index, output)
+        if answer_format.logprobs:
+            choice.logprobs = cast(Any, (yield from answer_format.details(output)))
+        encoded.append(msgspec.json.encode(choice, enc_hook=str))
         yield
-    return msgspec.Raw(b"[%b]" % b",".join(shown))
+    return msgspec.Raw(b"[%b]" % b",".join(encoded))
 
 
-def add_ids(choice: Choice, asked: SamplingFields, piece: RequestOutput, request: Request) -> None:
+def add_ids(
+    choice: Choice, params: SamplingFields, output: RequestOutput, request: Request
+) -> None:
     """The token ids that the request asks for."""
-    if asked.return_token_ids:
-        choice.token_ids = piece.tokens
-    if asked.return_token_ids or asked.return_prompt_token_ids:
+    if params.return_token_ids:
+        choice.token_ids = output.tokens
+    if params.return_token_ids or params.return_prompt_token_ids:
         choice.prompt_token_ids = request.tokens

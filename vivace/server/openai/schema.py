@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from vivace.server import schema as native
-from vivace.server.limits import Chosen, Entries, Ids, Members, Messages, PerPrompt, Prompts
-from vivace.server.schema import Message
+from vivace.requests import schema as native
+from vivace.requests.limits import Chosen, Entries, Ids, Members, Messages, PerPrompt, Prompts
+from vivace.requests.schema import Message
 
 DEFAULT_MODEL = "default"
 

@@ -54,7 +54,7 @@ class Pace:
         return _MORE
 
 
-def whole(work: Work[T]) -> T:
+def run_now(work: Work[T]) -> T:
     """The result of `work`, all of it now."""
     while True:
         try:

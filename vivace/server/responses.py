@@ -1,12 +1,17 @@
-"""Errors as clients expect them: OpenAI's `{"error": {...}}` and SGLang's flat fields at once."""
+"""JSON answers, whole or in parts, and errors as clients expect them: OpenAI's `{"error": {...}}`
+and SGLang's flat fields at once."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import msgspec
 from aiohttp import web
+
+from vivace.frontend.pace import Work
 
 KINDS = {
     400: "BadRequestError",
@@ -102,3 +107,67 @@ def json_response(value: Any, *, status: int = 200) -> web.Response:
 
 def text_response(text: str, *, status: int = 200) -> web.Response:
     return web.Response(status=status, text=text, content_type="text/plain")
+
+
+ROWS = 4
+"""Tokens whose log-probabilities are encoded without a pause: hundreds of numbers each."""
+
+
+SEGMENT = 1 << 16
+"""Bytes up to which new entries are added to the last segment of an `EncodedList`."""
+
+
+class EncodedList:
+    """JSON of a list that grows. Its segments are kept as they are: to show it again copies
+    nothing."""
+
+    def __init__(self) -> None:
+        self._segments: list[bytes] = []
+
+    def extend(self, entries: list[Any]) -> None:
+        data = msgspec.json.encode(entries, enc_hook=str)[1:-1]
+        segments = self._segments
+        if not segments:
+            segments.append(data)
+        elif len(segments[-1]) < SEGMENT:
+            segments[-1] = b",".join((segments[-1], data)) if segments[-1] else data
+        elif data:
+            segments.append(b"," + data)
+
+    def parts(self) -> list[bytes]:
+        """The whole list, to be written one after the other."""
+        return [b"[", *self._segments, b"]"]
+
+
+def batches(entries: Iterable[Any], run: int = ROWS) -> Iterator[list[Any]]:
+    """`run` entries at a time."""
+    rest = iter(entries)
+    while batch := list(islice(rest, run)):
+        yield batch
+
+
+def encode_list(entries: Iterable[Any], run: int = 1) -> Work[msgspec.Raw]:
+    """The entries as a JSON list, `run` of them without a pause."""
+    parts: list[bytes] = []
+    for batch in batches(entries, run):
+        parts.append(msgspec.json.encode(batch, enc_hook=str)[1:-1])
+        yield
+    return msgspec.Raw(b"[%b]" % b",".join(parts))
+
+
+JOINED = 1 << 18
+"""Bytes up to which the parts become one body."""
+
+
+async def json_parts(http: web.Request, parts: Sequence[bytes]) -> web.StreamResponse:
+    """The answer to `http`: a long one is written as fast as the client reads it."""
+    size = sum(map(len, parts))
+    if size <= JOINED:
+        return web.Response(body=b"".join(parts), content_type="application/json")
+    response = web.StreamResponse(headers={"Content-Type": "application/json"})
+    response.content_length = size
+    await response.prepare(http)
+    for part in parts:
+        await response.write(part)
+    await response.write_eof()
+    return response

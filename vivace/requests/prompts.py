@@ -5,16 +5,17 @@ Free of HTTP: /generate, the OpenAI endpoints and the offline API share it.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.frontend import Frontend
+from vivace.frontend.pace import Work
 from vivace.frontend.validation import build_logprobs, build_sampling, check_prompt, samples
 from vivace.protocol.request import Request
-from vivace.server.pace import Work
-from vivace.server.schema import GenerateRequest
+from vivace.requests.schema import GenerateRequest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,3 +146,14 @@ def cache_key(extra_key: str | None, cache_salt: str | None) -> str:
         return ""
     salt = cache_salt or ""
     return f"{len(salt)}:{salt}{extra_key or ''}"
+
+
+def new_id(prefix: str) -> str:
+    """An id no other answer has, e.g. `chatcmpl-5f0c...`."""
+    return f"{prefix}-{secrets.token_hex(16)}"
+
+
+def kind_of_entries(entries: list[Any], most: int) -> type | None:
+    """The type that the first `most` entries have in common, None if they have none."""
+    kinds = set(map(type, entries[:most]))
+    return kinds.pop() if len(kinds) == 1 else None

@@ -7,14 +7,13 @@ that what is left in one piece is small. Strings are skipped, numbers are not lo
 
 from __future__ import annotations
 
-import codecs
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from vivace.frontend.errors import BadRequest
-from vivace.server.limits import DEPTH, PART_VALUES, PROMPTS, VALUES
-from vivace.server.pace import Work
+from vivace.frontend.pace import Work
+from vivace.requests.limits import DEPTH, PART_VALUES, PROMPTS, VALUES
 
 WINDOW = 64 << 10
 """Bytes looked at without a pause."""
@@ -28,9 +27,6 @@ Data = bytes | bytearray
 
 _PLAIN = re.compile(rb'[^"\[\]{}]*+')
 _STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
-_QUOTED = re.compile(rb'"(?:[^"\\]++|\\.)*+"?+', re.DOTALL)
-"""A string, or one that nothing closes: where that did not match, it would be read again from each
-quote in it."""
 _QUOTE, _BACKSLASH = b'"\\'
 _OPENING = frozenset(b"[{")
 _LIST = ord("[")
@@ -54,36 +50,8 @@ class Cuts:
     commas: list[int] = field(default_factory=list)
 
 
-def is_shallow(data: Data) -> bool:
-    """Whether a small body is nested at most DEPTH deep, if its brackets match at all."""
-    if data.count(b"[") + data.count(b"{") <= DEPTH:
-        return True
-    plain = _QUOTED.sub(b"", data)
-    brackets = re.sub(rb"[^\[\]{}]++", b"", plain)
-    for _ in range(DEPTH):
-        inner = brackets.replace(b"[]", b"").replace(b"{}", b"")
-        if inner in (b"", brackets):
-            return True
-        brackets = inner
-    return False
-
-
 def too_deep() -> BadRequest:
     return BadRequest("body", f"is nested too deeply; at most {DEPTH} levels are allowed")
-
-
-def check_utf8(data: Data) -> Work[None]:
-    """BadRequest when a body is not UTF-8, also where a decoder would skip it."""
-    if data.isascii():
-        return
-    read = codecs.getincrementaldecoder("utf-8")().decode
-    try:
-        for place in range(0, len(data), WINDOW):
-            read(data[place : place + WINDOW])
-            yield
-        read(b"", True)
-    except UnicodeDecodeError:
-        raise BadRequest("body", "is not valid UTF-8") from None
 
 
 class Scan:

@@ -1,59 +1,20 @@
-"""From messages to the text the model sees."""
+"""Messages of a conversation as chat templates expect them."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from vivace.frontend.errors import BadRequest
-from vivace.server.context import Context
-from vivace.server.fields import refuse_unsupported
-from vivace.server.limits import DEPTH, VALUES
-from vivace.server.pace import Work
-from vivace.server.schema import MESSAGE_REFUSED, Message
-from vivace.server.structure import Scan
+from vivace.frontend.fields import refuse_unsupported
+from vivace.frontend.pace import Work
+from vivace.requests.json_scan import Scan
+from vivace.requests.limits import DEPTH, VALUES
+from vivace.requests.schema import MESSAGE_REFUSED, Message
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 SPEAKERS_WITHOUT_TEXT = ("assistant", "tool", "function")
-
-
-class Conversation(Protocol):
-    """What /v1/chat/completions and /tokenize have in common."""
-
-    continue_final_message: bool
-    chat_template_kwargs: dict[str, Any] | None
-    reasoning_effort: str | None
-
-
-async def chat_text(
-    context: Context,
-    messages: list[Message],
-    asked: Conversation,
-    *,
-    add_generation_prompt: bool = True,
-) -> str:
-    """Render messages with the model's chat template; BadRequest on what it cannot take."""
-    template = context.tokenizer("messages").chat
-    if template is None:
-        raise BadRequest(
-            "messages",
-            "the model has no chat template; use /v1/completions or start with --chat-template",
-        )
-    if not messages:
-        raise BadRequest("messages", "must not be empty")
-    keywords = dict(asked.chat_template_kwargs or {})
-    for name in ("add_generation_prompt", "continue_final_message", "tools", "messages"):
-        if name in keywords:
-            raise BadRequest(f"chat_template_kwargs.{name}", "is set by the server")
-    if asked.reasoning_effort is not None:
-        keywords.setdefault("reasoning_effort", asked.reasoning_effort)
-    return await template.render_async(
-        await context.pace.run(turns(messages)),
-        add_generation_prompt=add_generation_prompt,
-        continue_final_message=asked.continue_final_message,
-        variables=keywords,
-    )
 
 
 def turns(messages: list[Message]) -> Work[list[dict[str, Any]]]:

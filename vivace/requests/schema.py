@@ -1,0 +1,193 @@
+"""What /generate and `Engine.generate` take, and the messages of a conversation. Unknown fields are
+accepted, known ones are typed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from vivace.requests.limits import Calls, Chosen, Ids, Members, Parts, PerPrompt, Prompts
+
+
+class GenerateRequest(msgspec.Struct, kw_only=True):
+    """POST /generate. Exactly one of `text` and `input_ids`; lists make a batch."""
+
+    text: str | PerPrompt[str] | None = None
+    input_ids: Prompts[int | Ids] | None = None
+    sampling_params: Members[Any] | PerPrompt[Members[Any]] | None = None
+    """One for all prompts, or one per prompt."""
+    rid: str | PerPrompt[str] | None = None
+    return_logprob: bool | PerPrompt[bool] | None = None
+    logprob_start_len: int | PerPrompt[int] | None = None
+    """First prompt position with log-probabilities; -1 = output only."""
+    top_logprobs_num: int | PerPrompt[int] | None = None
+    token_ids_logprob: Chosen[int | Chosen[int] | None] | None = None
+    return_text_in_logprobs: bool = False
+    return_prompt_token_ids: bool = False
+    stream: bool = False
+    priority: int | None = None
+    extra_key: str | PerPrompt[str] | None = None
+    cache_salt: str | PerPrompt[str] | None = None
+    no_logs: bool = False
+    log_metrics: bool = True
+    """False: counted in no metric of requests, their tokens and their latencies."""
+    routing_key: str | None = None
+    """For the request log: one engine is the same for every key."""
+    # For the request log.
+    conversation_id: str | None = None
+    external_trace_header: Members[Any] | None = None
+    # Refused with a reason when set (REFUSED).
+    modalities: Any = None
+    custom_labels: Any = None
+    received_time: Any = None
+    kv_hints: Any = None
+    background: Any = None
+    require_reasoning: Any = None
+    http_worker_ipc: Any = None
+    input_embeds: Any = None
+    image_data: Any = None
+    video_data: Any = None
+    audio_data: Any = None
+    mm_hashes: Any = None
+    mm_content_hashes: Any = None
+    use_audio_in_video: Any = None
+    video_config: Any = None
+    images_config: Any = None
+    mm_processor_kwargs: Any = None
+    max_dynamic_patch: Any = None
+    min_dynamic_patch: Any = None
+    image_max_dynamic_patch: Any = None
+    video_max_dynamic_patch: Any = None
+    need_wait_for_mm_inputs: Any = None
+    num_items_assigned: Any = None
+    encoder_urls: Any = None
+    session_id: Any = None
+    session_params: Any = None
+    lora_path: Any = None
+    lora_id: Any = None
+    custom_logit_processor: Any = None
+    return_hidden_states: Any = None
+    return_routed_experts: Any = None
+    routed_experts_start_len: Any = None
+    return_indexer_topk: Any = None
+    return_sampling_mask: Any = None
+    sampling_logprobs_mode: Any = None
+    return_entropy: Any = None
+    return_bytes: Any = None
+    return_flat_raw_top_logprobs: Any = None
+    return_flat_raw_output_top_logprobs: Any = None
+    return_flat_raw_top_logprobs_b64: Any = None
+    positional_embed_overrides: Any = None
+    watermark: Any = None
+    bootstrap_host: Any = None
+    bootstrap_port: Any = None
+    bootstrap_room: Any = None
+    bootstrap_pair_key: Any = None
+    decode_tp_size: Any = None
+    routed_dp_rank: int | None = None
+    data_parallel_rank: int | None = None
+    disagg_prefill_dp_rank: int | None = None
+    max_thinking_tokens: Any = None
+    multi_item_delimiter_indices: Any = None
+    token_indices_to_pool: Any = None
+
+
+TEXT_ONLY = "this server generates from text and token ids only"
+NO_LORA = "no LoRA adapters are loaded in this server; remove the field"
+NO_SESSIONS = "sessions are not supported; send the whole conversation (its prefix is cached)"
+NO_PROCESSORS = "executable logit processors are never accepted from a request"
+NO_DISAGGREGATION = "this server runs prefill and decode together; remove the field"
+NO_EXPERTS = "the served model has no routed experts to report"
+NO_GRAMMAR = "structured output is not supported yet; remove the field"
+
+NO_MASK = "sampling masks are not supported yet"
+NO_FLAT_LOGPROBS = "use top_logprobs_num instead"
+
+REFUSED: dict[str, str] = {
+    "modalities": TEXT_ONLY,
+    "custom_labels": "metrics take no labels from requests in this server",
+    "received_time": "times are measured from the arrival at this server",
+    "kv_hints": "the prefix cache takes no hints",
+    "background": "there are no background requests; use priority",
+    "require_reasoning": "structured output is not supported yet; remove the field",
+    "http_worker_ipc": "the field is internal to SGLang's processes",
+    "input_embeds": "embeddings as input are not supported yet; send text or input_ids",
+    "image_data": TEXT_ONLY,
+    "video_data": TEXT_ONLY,
+    "audio_data": TEXT_ONLY,
+    "mm_hashes": TEXT_ONLY,
+    "mm_content_hashes": TEXT_ONLY,
+    "use_audio_in_video": TEXT_ONLY,
+    "video_config": TEXT_ONLY,
+    "images_config": TEXT_ONLY,
+    "mm_processor_kwargs": TEXT_ONLY,
+    "max_dynamic_patch": TEXT_ONLY,
+    "min_dynamic_patch": TEXT_ONLY,
+    "image_max_dynamic_patch": TEXT_ONLY,
+    "video_max_dynamic_patch": TEXT_ONLY,
+    "need_wait_for_mm_inputs": TEXT_ONLY,
+    "num_items_assigned": TEXT_ONLY,
+    "encoder_urls": TEXT_ONLY,
+    "session_id": NO_SESSIONS,
+    "session_params": NO_SESSIONS,
+    "lora_path": NO_LORA,
+    "lora_id": NO_LORA,
+    "custom_logit_processor": NO_PROCESSORS,
+    "return_hidden_states": "hidden states are not supported yet",
+    "return_routed_experts": NO_EXPERTS,
+    "routed_experts_start_len": NO_EXPERTS,
+    "return_indexer_topk": "the served model has no sparse-attention indexer",
+    "return_sampling_mask": NO_MASK,
+    "sampling_logprobs_mode": NO_MASK,
+    "return_entropy": "entropies are not supported yet; use top_logprobs_num",
+    "return_bytes": "raw bytes are not supported yet; use output_ids",
+    "return_flat_raw_top_logprobs": NO_FLAT_LOGPROBS,
+    "return_flat_raw_output_top_logprobs": NO_FLAT_LOGPROBS,
+    "return_flat_raw_top_logprobs_b64": NO_FLAT_LOGPROBS,
+    "positional_embed_overrides": "embedding overrides are not supported yet",
+    "watermark": "watermarking is not supported yet",
+    "bootstrap_host": NO_DISAGGREGATION,
+    "bootstrap_port": NO_DISAGGREGATION,
+    "bootstrap_room": NO_DISAGGREGATION,
+    "bootstrap_pair_key": NO_DISAGGREGATION,
+    "decode_tp_size": NO_DISAGGREGATION,
+    "routed_dp_rank": "there is one data-parallel rank, 0",
+    "data_parallel_rank": "there is one data-parallel rank, 0",
+    "disagg_prefill_dp_rank": NO_DISAGGREGATION,
+    "max_thinking_tokens": "no reasoning parser is active; use max_new_tokens",
+    "multi_item_delimiter_indices": "multi-item scoring is not supported yet",
+    "token_indices_to_pool": "pooling is not supported for a generation model",
+}
+
+HARMLESS: dict[str, tuple[Any, ...]] = {"modalities": (["text"],)}
+"""Values of refused fields that ask for what happens anyway."""
+
+
+class ContentPart(msgspec.Struct, kw_only=True):
+    """One part of a message; only `type: text` is served."""
+
+    type: str
+    text: str | None = None
+
+
+class Message(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One turn of a conversation."""
+
+    role: str
+    content: str | Parts[ContentPart] | None = None
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: Calls[Members[Any]] | None = None
+    reasoning_content: str | None = None
+    # Refused with a reason when set (MESSAGE_REFUSED).
+    function_call: Any = None
+    refusal: Any = None
+    audio: Any = None
+
+
+MESSAGE_REFUSED: dict[str, str] = {
+    "function_call": "send tool_calls instead",
+    "refusal": "send the text as content",
+    "audio": TEXT_ONLY,
+}
