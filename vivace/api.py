@@ -12,12 +12,12 @@ from typing import Any, NoReturn, Unpack
 import msgspec
 
 from vivace import __version__
-from vivace.frontend.chat_template import How
+from vivace.frontend.chat_template import RenderOptions
 from vivace.frontend.errors import BadRequest, EngineUnavailable, NotSupported
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.offline.build import configured, report, start
-from vivace.offline.driver import AsyncTurns
-from vivace.offline.job import Job, job_of
+from vivace.offline.driver import AsyncDriver
+from vivace.offline.job import Job, create_job
 from vivace.offline.prompts import GenerateOptions, read_call, read_conversations
 from vivace.offline.scores import PLAIN, ScoreResult, score_prompts, scores_of
 from vivace.protocol.control import EngineState, FlushCache, GetState
@@ -53,7 +53,7 @@ class Engine:
             flags["model_path"] = model_path
         self.config = configured(flags)
         self._frontend, self._driver = start(self.config, on_progress)
-        self._turns = AsyncTurns(self._driver)
+        self._turns = AsyncDriver(self._driver)
 
     # -- generation ------------------------------------------------------------------------------
 
@@ -102,9 +102,11 @@ class Engine:
         As in /v1/chat/completions an answer may take the rest of the context when `max_new_tokens`
         is absent. `continue_final_message`: the last message is the beginning of the answer.
         """
-        how = _how(add_generation_prompt, continue_final_message, chat_template_kwargs)
+        render_options = _render_options(
+            add_generation_prompt, continue_final_message, chat_template_kwargs
+        )
         self._driver.require_alive()
-        tokens = read_conversations(self._frontend, messages, how)
+        tokens = read_conversations(self._frontend, messages, render_options)
         return self.generate(None, _open_ended(sampling_params), tokens, **options)
 
     async def async_chat(
@@ -118,9 +120,13 @@ class Engine:
         **options: Unpack[GenerateOptions],
     ) -> Answer | list[Answer] | AsyncIterator[Answer]:
         """`chat` for asyncio; templates are rendered beside the event loop."""
-        how = _how(add_generation_prompt, continue_final_message, chat_template_kwargs)
+        render_options = _render_options(
+            add_generation_prompt, continue_final_message, chat_template_kwargs
+        )
         self._driver.require_alive()
-        tokens = await asyncio.to_thread(read_conversations, self._frontend, messages, how)
+        tokens = await asyncio.to_thread(
+            read_conversations, self._frontend, messages, render_options
+        )
         return await self.async_generate(None, _open_ended(sampling_params), tokens, **options)
 
     def score(
@@ -243,7 +249,7 @@ class Engine:
     def _job(self, call: GenerateRequest, prompt: Any, input_ids: Any) -> Job:
         self._driver.require_alive()
         disjoint = bool(self.config.runtime.stream_output)
-        return job_of(self._frontend, call, prompt, input_ids, disjoint=disjoint)
+        return create_job(self._frontend, call, prompt, input_ids, disjoint=disjoint)
 
     def _start(self, job: Job) -> None:
         self._driver.require_alive()
@@ -295,10 +301,10 @@ class Engine:
 NO_EMBEDDINGS = "embedding models are not available in this version of Vivace"
 
 
-def _how(
+def _render_options(
     add_generation_prompt: bool, continue_final_message: bool, variables: dict[str, Any] | None
-) -> How:
-    return How(
+) -> RenderOptions:
+    return RenderOptions(
         add_generation_prompt=add_generation_prompt,
         continue_final_message=continue_final_message,
         variables=variables,

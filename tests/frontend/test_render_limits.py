@@ -22,8 +22,8 @@ import pytest
 
 from vivace.frontend.chat_template import ChatTemplate, TemplateSet
 from vivace.frontend.errors import BadRequest, ChatTemplateError, OverLimit
-from vivace.frontend.fair_queue import ASKER
-from vivace.frontend.render_process import Pulse
+from vivace.frontend.fair_queue import CURRENT_CLIENT
+from vivace.frontend.render_process import ProgressWatch
 from vivace.frontend.renderer import Renderer
 from vivace.frontend.template_messages import Load, RenderLimits, frame
 from vivace.frontend.template_process import environment
@@ -165,8 +165,8 @@ def test_many_at_once_get_their_own_answers() -> None:
         queue = template._renderer._queue
         assert (
             queue is not None
-            and not queue._turns.count
-            and not queue._turns.size
+            and not queue._waiting.count
+            and not queue._waiting.size
             and not queue._current
         )
 
@@ -199,7 +199,7 @@ def test_conversations_over_the_limit_do_not_starve_others(keys: bool) -> None:
         ended: list[str] = []
 
         async def one(client: int, name: str, messages: list[dict[str, str]]) -> None:
-            ASKER.set(client)
+            CURRENT_CLIENT.set(client)
             with contextlib.suppress(OverLimit):
                 await template.render_async(messages)
             ended.append(name)
@@ -308,7 +308,7 @@ class Clockwork:
 def test_only_a_process_without_a_pulse_is_taken_for_stopped(
     times: list[int | None], stopped: bool
 ) -> None:
-    pulse = Pulse(Clockwork(times))  # type: ignore[arg-type]
+    pulse = ProgressWatch(Clockwork(times))  # type: ignore[arg-type]
     assert any(pulse.look() for _ in times[1:]) is stopped
 
 

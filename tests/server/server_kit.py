@@ -124,10 +124,10 @@ class ScriptedEngine:
     def _feed(self, delta: Delta, *, late: bool = False) -> None:
         assert self.frontend is not None
         if late:  # an abort comes with the index the frontend has got to
-            live = self.frontend._live.get(delta.key)
-            if live is None:
+            state = self.frontend._states.get(delta.key)
+            if state is None:
                 return
-            delta = Delta(key=delta.key, index=len(live.ledger), tokens=[], finish=delta.finish)
+            delta = Delta(key=delta.key, index=len(state.ledger), tokens=[], finish=delta.finish)
         self.frontend.feed(Deltas(epoch=1, deltas=[delta]))
 
     async def _run(self, request: Request) -> None:

@@ -78,7 +78,7 @@ def test_two_files_and_no_more(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two frontends write there; every line of the newest two files is whole and there once."""
-    monkeypatch.setattr("vivace.server.request_log.LARGEST_FILE", 10_000)
+    monkeypatch.setattr("vivace.server.request_log.MAX_FILE_BYTES", 10_000)
     writers = [LineFile(tmp_path / FILE_NAME) for _ in range(2)]
     for number in range(2000):
         writer = writers[number * 7 % 3 % 2]
@@ -97,7 +97,7 @@ def test_two_files_and_no_more(
 def test_a_file_that_cannot_be_renamed_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vivace.server.request_log.LARGEST_FILE", 100)
+    monkeypatch.setattr("vivace.server.request_log.MAX_FILE_BYTES", 100)
     (tmp_path / f"{FILE_NAME}.1").mkdir()
     writer = LineFile(tmp_path / FILE_NAME)
     for number in range(20):

@@ -21,7 +21,7 @@ from vivace.frontend.tokenizer import Tokenizer
 from vivace.protocol.output import Finish, TokenLogprob
 from vivace.protocol.request import LogprobOptions, Request, SamplingParams
 from vivace.requests.schema import GenerateRequest
-from vivace.server.generate import GenerateEvents, finished, list_of
+from vivace.server.generate import GenerateEvents, finished, json_list
 from vivace.server.openai.logprobs import (
     chat_logprobs,
     completion_logprobs,
@@ -85,7 +85,7 @@ def native(tokenizer: CountingTokenizer) -> tuple[Work[Any], Callable[[], Any]]:
 
     def work() -> Work[Any]:
         results = yield from finished(GenerateRequest(), [request], [answer()], [piece])
-        return Raw(b"".join(list_of(results)))
+        return Raw(b"".join(json_list(results)))
 
     return work(), whole
 
@@ -220,11 +220,11 @@ async def streamed(pieces: list[RequestOutput], turns: list[bool]) -> tuple[list
     stream = EventStream(StreamLimits(1 << 30, 1 << 20, 30.0), pace=Pace(0.0))
     wire = Wire()
     stream._transport = cast(Any, wire)
-    outlet = stream.outlet(native_events(CountingTokenizer(), disjoint=False))
+    sink = stream.add_sink(native_events(CountingTokenizer(), disjoint=False))
     stream._resume()
     busy = 0
     for piece, turn in zip(pieces, turns, strict=True):
-        outlet.push(piece)
+        sink.push(piece)
         busy += bool(stream._encoders)
         if turn:
             await asyncio.sleep(0)

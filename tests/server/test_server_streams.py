@@ -74,14 +74,14 @@ async def written(
     stream = EventStream(StreamLimits(100, 1 << 20, 30.0), epilogue)
     wire = Wire()
     stream._transport = wire  # type: ignore[assignment]
-    outlet = stream.outlet(encode)
-    outlet.push(pieces[0])
+    sink = stream.add_sink(encode)
+    sink.push(pieces[0])
     stream._resume()
     for number, piece in enumerate(pieces[1:]):
         wire.unsent = 1000 if pressure[number % len(pressure)] else 0
         if wire.unsent == 0 and not stream.flowing:
             stream._look()
-        outlet.push(piece)
+        sink.push(piece)
     wire.unsent = 0
     if not stream.flowing:
         stream._look()
@@ -380,10 +380,10 @@ def test_the_first_event_is_not_delayed_by_the_rest() -> None:
 
 
 class PiecesOnly:
-    """The same outlet as a sink that wants every piece."""
+    """The same sink as a sink that wants every piece."""
 
-    def __init__(self, outlet: StreamSink) -> None:
-        self.push = outlet.push
+    def __init__(self, sink: StreamSink) -> None:
+        self.push = sink.push
 
 
 def encoder_of(kind: str, request: Request) -> Any:
@@ -407,11 +407,11 @@ async def fed(kind: str, deltas: list[Delta], *, offers: bool) -> tuple[bytes, i
     stream = EventStream(StreamLimits(1 << 20, 1 << 20, 30.0))
     wire = Wire()
     stream._transport = wire  # type: ignore[assignment]
-    outlet = stream.outlet(encoder_of(kind, request))
+    sink = stream.add_sink(encoder_of(kind, request))
     passed = 0
     stream._resume()
-    frontend.start(request, outlet if offers else PiecesOnly(outlet))
-    live = frontend._live[request.key]
+    frontend.start(request, sink if offers else PiecesOnly(sink))
+    live = frontend._states[request.key]
     for delta in deltas:
         delta = msgspec.structs.replace(delta, key=request.key)
         if live.passed(delta):
@@ -459,17 +459,17 @@ def test_a_congested_stream_holds_mere_text_as_a_piece() -> None:
         stream = EventStream(StreamLimits(100, 1 << 20, 30.0))
         wire = Wire()
         stream._transport = wire  # type: ignore[assignment]
-        outlet = stream.outlet(ChatChunks(shape(), 0))
+        sink = stream.add_sink(ChatChunks(shape(), 0))
         stream._resume()
         first, *rest, end = pieces_of(["a", "b", "c", "d"])
-        outlet.push(first)
+        sink.push(first)
         wire.unsent = 1000
-        assert outlet.offer("b", [1], 2)
+        assert sink.offer("b", [1], 2)
         assert not stream.flowing
         for piece in rest[1:]:
-            assert not outlet.offer(piece.text, piece.tokens, piece.completion_tokens)
-            outlet.push(piece)
-        outlet.push(end)
+            assert not sink.offer(piece.text, piece.tokens, piece.completion_tokens)
+            sink.push(piece)
+        sink.push(end)
         wire.unsent = 0
         stream._look()
         return events(unchunk(wire.data).decode())

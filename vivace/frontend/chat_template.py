@@ -85,8 +85,8 @@ BUILTIN_TEMPLATES: dict[str, str] = {
 }
 
 
-MOST_VARIABLES = 64
-MOST_VARIABLE_BYTES = 64 << 10
+MAX_VARIABLES = 64
+MAX_VARIABLE_BYTES = 64 << 10
 """of all chat_template_kwargs together, as JSON"""
 _MAX_TEMPLATE_CHARS = 1 << 20
 _RESERVED = frozenset(
@@ -103,7 +103,7 @@ class TemplateSet:
     special_tokens: Mapping[str, str] = field(default_factory=dict)
 
 
-class How(TypedDict, total=False):
+class RenderOptions(TypedDict, total=False):
     """Settings of one rendering."""
 
     add_generation_prompt: bool
@@ -140,14 +140,18 @@ class ChatTemplate:
         self.content_format = "parts" if name in self._loaded(used) else "text"
         self._try_out()
 
-    def render(self, messages: Sequence[Mapping[str, Any]], **how: Unpack[How]) -> str:
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], **options: Unpack[RenderOptions]
+    ) -> str:
         """The prompt for `messages`. Raises BadRequest for what the template cannot take."""
-        name, variables, beginning = self._prepared(messages, how)
+        name, variables, beginning = self._prepare(messages, options)
         return self._renderer.render(name, variables) + beginning
 
-    async def render_async(self, messages: Sequence[Mapping[str, Any]], **how: Unpack[How]) -> str:
+    async def render_async(
+        self, messages: Sequence[Mapping[str, Any]], **options: Unpack[RenderOptions]
+    ) -> str:
         """The same on an asyncio loop, which goes on meanwhile."""
-        name, variables, beginning = self._prepared(messages, how)
+        name, variables, beginning = self._prepare(messages, options)
         return await self._renderer.render_async(name, variables) + beginning
 
     def close(self) -> None:
@@ -176,39 +180,39 @@ class ChatTemplate:
             except BadRequest:
                 pass  # some want a system message, or more variables
 
-    def _prepared(
-        self, messages: Sequence[Mapping[str, Any]], how: How
+    def _prepare(
+        self, messages: Sequence[Mapping[str, Any]], options: RenderOptions
     ) -> tuple[str, dict[str, Any], str]:
         """(name of the template, its variables, the beginning of the answer)"""
-        shaped = [self._shaped(message, place) for place, message in enumerate(messages)]
+        normalized = [self._normalize(message, place) for place, message in enumerate(messages)]
         beginning = ""
-        continues = how.get("continue_final_message", False)
+        continues = options.get("continue_final_message", False)
         if continues:
-            beginning, shaped = _split_beginning(shaped)
-        extra, tools = how.get("variables") or {}, how.get("tools") or None
+            beginning, normalized = _split_beginning(normalized)
+        extra, tools = options.get("variables") or {}, options.get("tools") or None
         _check_extra(extra)
         variables = {
             **self._special_tokens,
             **extra,
-            "messages": shaped,
+            "messages": normalized,
             "tools": tools,
             "documents": None,
-            "add_generation_prompt": how.get("add_generation_prompt", True) or continues,
+            "add_generation_prompt": options.get("add_generation_prompt", True) or continues,
         }
         return self._with_tools if tools else self._plain, variables, beginning
 
-    def _shaped(self, message: Mapping[str, Any], place: int) -> dict[str, Any]:
-        shaped = dict(message)
-        content = shaped.get("content")
+    def _normalize(self, message: Mapping[str, Any], place: int) -> dict[str, Any]:
+        normalized = dict(message)
+        content = normalized.get("content")
         if content is None:
-            shaped["content"] = ""
+            normalized["content"] = ""
         elif isinstance(content, list):
             texts = [_part_text(part, f"messages[{place}].content") for part in content]
             if self.content_format == "text":
-                shaped["content"] = " ".join(texts)
+                normalized["content"] = " ".join(texts)
             else:
-                shaped["content"] = [{"type": "text", "text": text} for text in texts]
-        return shaped
+                normalized["content"] = [{"type": "text", "text": text} for text in texts]
+        return normalized
 
 
 def own_template(
@@ -263,14 +267,14 @@ def _check_extra(extra: Mapping[str, Any]) -> None:
     taken = sorted(_RESERVED.intersection(extra))
     if taken:
         raise BadRequest(field, f"may not set {', '.join(taken)}")
-    if len(extra) > MOST_VARIABLES:
-        raise BadRequest(field, f"has {len(extra)} entries; at most {MOST_VARIABLES} are allowed")
+    if len(extra) > MAX_VARIABLES:
+        raise BadRequest(field, f"has {len(extra)} entries; at most {MAX_VARIABLES} are allowed")
     try:
         size = len(msgspec.json.encode(dict(extra))) if extra else 0
     except (TypeError, ValueError, RecursionError, OverflowError) as error:
         raise BadRequest(field, f"has no form in JSON: {error}") from error
-    if size > MOST_VARIABLE_BYTES:
-        raise BadRequest(field, f"takes {size} bytes; at most {MOST_VARIABLE_BYTES} are allowed")
+    if size > MAX_VARIABLE_BYTES:
+        raise BadRequest(field, f"takes {size} bytes; at most {MAX_VARIABLE_BYTES} are allowed")
 
 
 def _part_text(part: Any, where: str) -> str:

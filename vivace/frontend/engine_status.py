@@ -58,7 +58,7 @@ class EngineStatus:
 
 
 MEMORY_SECONDS = 600.0
-MOST = 1024
+MAX_CONTENTS = 1024
 
 
 class DeadlyRequests:
@@ -70,7 +70,7 @@ class DeadlyRequests:
         self._encoder = msgspec.msgpack.Encoder()
 
     def add(self, request: Request) -> None:
-        if len(self._until) >= MOST:
+        if len(self._until) >= MAX_CONTENTS:
             self._until.pop(next(iter(self._until)))
         self._until[self._content(request)] = self._clock() + MEMORY_SECONDS
 

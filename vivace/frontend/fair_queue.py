@@ -12,19 +12,19 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-ASKER: ContextVar[int] = ContextVar("asker", default=0)
+CURRENT_CLIENT: ContextVar[int] = ContextVar("asker", default=0)
 """Who asks for what this task does: the client of a key, or below 0 a connection without one."""
 
 BASE = 4096
 """What a piece of work costs at least: many tiny ones are not free."""
 
 
-class Full(Exception):
+class QueueFull(Exception):
     """Too much waits already, and nothing of it is less urgent."""
 
 
 @dataclass(order=True)
-class Turn(Generic[T]):
+class QueueEntry(Generic[T]):
     """A piece of work that waits. `size`: what it takes (bytes, characters)."""
 
     large: bool
@@ -39,24 +39,25 @@ class Turn(Generic[T]):
 
 
 @dataclass
-class Queue(Generic[T]):
+class ClientQueue(Generic[T]):
     """What one client waits for, small work first. `start`: when its next piece would begin if
     every client had an equal share of the place where the work is done."""
 
     start: float
-    turns: list[Turn[T]] = field(default_factory=list)
+    entries: list[QueueEntry[T]] = field(default_factory=list)
 
     @property
     def end(self) -> float:
-        return self.start + self.turns[0].cost
+        return self.start + self.entries[0].cost
 
     @property
     def last(self) -> float:
-        return self.start + sum(turn.cost for turn in self.turns)
+        return self.start + sum(entry.cost for entry in self.entries)
 
 
-class Turns(Generic[T]):
-    """Work that waits: at most `most` pieces and `own` of one client, of together at most `room`.
+class FairQueue(Generic[T]):
+    """Work that waits: at most `max_entries` pieces and `max_per_client` of one client, of together
+    at most `max_size`. What is larger than `small_size` comes behind a client's small work.
 
     The next is the one that would end first if all clients were served at once (weighted fair
     queueing): little work of one client overtakes the much of others, and none waits for ever.
@@ -65,64 +66,71 @@ class Turns(Generic[T]):
     """
 
     def __init__(
-        self, most: int, own: int, room: int, small: int, refuse: Callable[[T], object]
+        self,
+        max_entries: int,
+        max_per_client: int,
+        max_size: int,
+        small_size: int,
+        refuse: Callable[[T], object],
     ) -> None:
-        self._most = most
-        self._own = own
-        self._room = room
-        self._small = small
+        self._max_entries = max_entries
+        self._max_per_client = max_per_client
+        self._max_size = max_size
+        self._small_size = small_size
         self._refuse = refuse
-        self._queues: dict[int, Queue[T]] = {}
+        self._queues: dict[int, ClientQueue[T]] = {}
         self._numbers = itertools.count()
         self._now = 0.0
         self.count = 0
         self.size = 0
 
-    def add(self, client: int, size: int, item: T) -> Turn[T]:
-        """Raises Full."""
-        turn = Turn(size > self._small, next(self._numbers), client, size, item)
+    def add(self, client: int, size: int, item: T) -> QueueEntry[T]:
+        """Raises QueueFull."""
+        entry = QueueEntry(size > self._small_size, next(self._numbers), client, size, item)
         queue = self._queues.get(client)
-        if size > self._room or (queue is not None and len(queue.turns) >= self._own):
-            raise Full
-        while self.count >= self._most or self.size + size > self._room:
+        if size > self._max_size or (
+            queue is not None and len(queue.entries) >= self._max_per_client
+        ):
+            raise QueueFull
+        while self.count >= self._max_entries or self.size + size > self._max_size:
             victim = max(self._queues.values(), key=lambda queue: queue.last)
-            if victim.last <= (self._now if queue is None else queue.last) + turn.cost:
-                raise Full
-            last = max(victim.turns)
+            if victim.last <= (self._now if queue is None else queue.last) + entry.cost:
+                raise QueueFull
+            last = max(victim.entries)
             self.remove(last)
             self._refuse(last.item)
-        self.put(turn)
-        return turn
+        self.put(entry)
+        return entry
 
-    def put(self, turn: Turn[T]) -> None:
+    def put(self, entry: QueueEntry[T]) -> None:
         """Let it wait, for the first time or again."""
-        queue = self._queues.setdefault(turn.client, Queue(self._now))
-        heapq.heappush(queue.turns, turn)
+        queue = self._queues.setdefault(entry.client, ClientQueue(self._now))
+        heapq.heappush(queue.entries, entry)
         self.count += 1
-        self.size += turn.size
+        self.size += entry.size
 
-    def next(self) -> Turn[T] | None:
+    def next(self) -> QueueEntry[T] | None:
         """Whose turn it is; it waits no longer."""
         if not self._queues:
             return None
         queue = min(self._queues.values(), key=lambda queue: queue.end)
-        turn = queue.turns[0]
+        entry = queue.entries[0]
         queue.start = queue.end
-        self._now += turn.cost / len(self._queues)
-        self.remove(turn)
-        return turn
+        self._now += entry.cost / len(self._queues)
+        self.remove(entry)
+        return entry
 
-    def remove(self, turn: Turn[T]) -> bool:
+    def remove(self, entry: QueueEntry[T]) -> bool:
         """Whether it was waiting, which is over."""
-        queue = self._queues.get(turn.client)
-        if queue is None or turn not in queue.turns:
+        queue = self._queues.get(entry.client)
+        if queue is None or entry not in queue.entries:
             return False
-        queue.turns.remove(turn)
-        heapq.heapify(queue.turns)
-        if not queue.turns:
-            del self._queues[turn.client]
+        queue.entries.remove(entry)
+        heapq.heapify(queue.entries)
+        if not queue.entries:
+            del self._queues[entry.client]
         self.count -= 1
-        self.size -= turn.size
+        self.size -= entry.size
         return True
 
     def charge(self, client: int, cost: float) -> None:

@@ -33,7 +33,7 @@ class Fields:
         if not isinstance(value, int) or isinstance(value, bool):
             raise self.refuse(key, f"must be an integer, not {kind_of(value)}")
         if not low <= value <= high:
-            raise self.refuse(key, f"must be between {low} and {high}, got {shown(value)}")
+            raise self.refuse(key, f"must be between {low} and {high}, got {abbreviated(value)}")
         return value
 
     def number(
@@ -46,7 +46,9 @@ class Fields:
         value = self.finite(key, value)
         if value > high or value < low or (open_low and value == low):
             bracket = "(" if open_low else "["
-            raise self.refuse(key, f"must be in {bracket}{low:g}, {high:g}], got {shown(value)}")
+            raise self.refuse(
+                key, f"must be in {bracket}{low:g}, {high:g}], got {abbreviated(value)}"
+            )
         return value
 
     def finite(self, key: str, value: Any) -> float:
@@ -68,7 +70,7 @@ class Fields:
             raise self.refuse(key, f"must be true or false, not {kind_of(value)}")
         return value
 
-    def strings(self, key: str, most: int, longest: int) -> tuple[str, ...]:
+    def strings(self, key: str, limit: int, longest: int) -> tuple[str, ...]:
         """One string or a list of them; duplicates are dropped."""
         value = self._raw.get(key)
         if value is None:
@@ -76,8 +78,8 @@ class Fields:
         values = [value] if isinstance(value, str) else value
         if not isinstance(values, list | tuple):
             raise self.refuse(key, f"must be a string or a list of strings, not {kind_of(value)}")
-        if len(values) > most:
-            raise self.refuse(key, f"has {len(values)} entries; at most {most} are allowed")
+        if len(values) > limit:
+            raise self.refuse(key, f"has {len(values)} entries; at most {limit} are allowed")
         for entry in values:
             if not isinstance(entry, str):
                 raise self.refuse(key, f"must hold strings only, not {kind_of(entry)}")
@@ -87,14 +89,14 @@ class Fields:
                 raise self.refuse(key, f"has a string of over {longest} characters")
         return tuple(dict.fromkeys(values))
 
-    def token_ids(self, key: str, most: int, vocabulary: int) -> tuple[int, ...]:
+    def token_ids(self, key: str, limit: int, vocabulary: int) -> tuple[int, ...]:
         value = self._raw.get(key)
         if value is None:
             return ()
         if not isinstance(value, list | tuple):
             raise self.refuse(key, f"must be a list of token ids, not {kind_of(value)}")
-        if len(value) > most:
-            raise self.refuse(key, f"has {len(value)} entries; at most {most} are allowed")
+        if len(value) > limit:
+            raise self.refuse(key, f"has {len(value)} entries; at most {limit} are allowed")
         for entry in value:
             self.token_id(key, entry, vocabulary)
         return tuple(value)
@@ -104,12 +106,13 @@ class Fields:
             raise self.refuse(key, f"must hold integers only, not {kind_of(value)}")
         if not 0 <= value < vocabulary:
             raise self.refuse(
-                key, f"token id {shown(value)} is outside of the vocabulary (0..{vocabulary - 1})"
+                key,
+                f"token id {abbreviated(value)} is outside of the vocabulary (0..{vocabulary - 1})",
             )
         return value
 
 
-def asks(value: Any) -> bool:
+def is_set(value: Any) -> bool:
     """Whether a field with this value asks for something; empty values, and lists of them, do
     not: clients send every field they know."""
     return any(value) if isinstance(value, list) else bool(value)
@@ -129,7 +132,7 @@ def kind_of(value: Any) -> str:
     return names.get(type(value), type(value).__name__)
 
 
-def shown(value: Any) -> str:
+def abbreviated(value: Any) -> str:
     """A value for an error message, never long."""
     if isinstance(value, int) and value.bit_length() > 200:
         return f"a {value.bit_length()}-bit number"
@@ -167,5 +170,5 @@ def refuse_unsupported(
     """
     for field, reason in reasons.items():
         value = getattr(request, field)
-        if asks(value) and value not in (harmless or {}).get(field, ()):
+        if is_set(value) and value not in (harmless or {}).get(field, ()):
             raise BadRequest(place + field, reason)

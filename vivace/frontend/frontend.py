@@ -48,7 +48,7 @@ __all__ = ["BadRequest", "EngineUnavailable", "Frontend", "RequestOutput", "Serv
 
 log = logging.getLogger(__name__)
 
-LONGEST_RID = 512
+MAX_RID_CHARACTERS = 512
 RETRY_AFTER = 2.0
 
 
@@ -96,7 +96,7 @@ class Frontend:
         self._deadly = DeadlyRequests(clock)
         self._keys = itertools.count((index << KEY_SHIFT) + 1)
         self._tickets = itertools.count((index << KEY_SHIFT) + 1)
-        self._live: dict[int, RequestState] = {}
+        self._states: dict[int, RequestState] = {}
         self._rids: dict[str, int] = {}
         self._waiting: dict[int, Callable[[Reply], object]] = {}
         self._pool = TokenizerPool(threads)
@@ -120,7 +120,7 @@ class Frontend:
     @property
     def live(self) -> int:
         """Requests started and not finished."""
-        return len(self._live)
+        return len(self._states)
 
     def drain(self) -> None:
         """Take no new requests; those that are live go on."""
@@ -137,12 +137,16 @@ class Frontend:
         return await self._pool.encode(tokenizer, text, add_special_tokens, self.served)
 
     def encode_all(
-        self, texts: Sequence[str], add_special_tokens: bool = True, *, most: int | None = None
+        self,
+        texts: Sequence[str],
+        add_special_tokens: bool = True,
+        *,
+        max_tokens: int | None = None,
     ) -> AsyncIterator[list[list[int]]]:
         """Token ids of many texts in their order, some texts at a time. BadRequest as `encode`, but
-        with `most` for a text of more tokens than that, whatever the context."""
+        with `max_tokens` for a text of more tokens than that, whatever the context."""
         tokenizer = self._required_tokenizer()
-        return self._pool.encode_all(tokenizer, texts, add_special_tokens, self.served, most)
+        return self._pool.encode_all(tokenizer, texts, add_special_tokens, self.served, max_tokens)
 
     def _required_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
@@ -194,35 +198,35 @@ class Frontend:
         )
 
     def start(self, request: Request, sink: Sink) -> None:
-        """Send a request to the engine; its pieces go to `sink`, the last one with `finish`."""
+        """Send a request to the engine; its outputs go to `sink`, the last one with `finish`."""
         self._require_room(request.rid)
         if request in self._deadly:
             raise BadRequest("", "the engine died of this request before: it is refused", 500)
-        self._live[request.key] = RequestState(request, sink, self.tokenizer, self._clock)
+        self._states[request.key] = RequestState(request, sink, self.tokenizer, self._clock)
         self._rids[request.rid] = request.key
         self._send(request)
 
     async def generate(self, request: Request) -> AsyncIterator[RequestOutput]:
-        """The pieces of one answer; leaving the iteration early cancels the request.
+        """The outputs of one answer; leaving the iteration early cancels the request.
 
-        A reader slower than the model gets several pieces merged into one.
+        A reader slower than the model gets several outputs merged into one.
         """
         sink = QueueSink()
         self.start(request, sink)
         try:
             while True:
-                piece = await sink.next()
-                yield piece
-                if piece.finish is not None:
+                output = await sink.next()
+                yield output
+                if output.finish is not None:
                     return
         finally:
             self.cancel([request.key])
 
     def cancel(self, keys: list[int]) -> None:
         """Stop requests nobody listens to any more; their sinks hear nothing further."""
-        known = [key for key in keys if key in self._live]
+        known = [key for key in keys if key in self._states]
         for key in known:
-            self._forget(self._live[key])
+            self._forget(self._states[key])
         if known:
             self._send(Cancel(keys=known))
 
@@ -237,9 +241,9 @@ class Frontend:
 
     def _abort_here(self, rid: str | None, everything: bool) -> None:
         """No engine is there to do it: what waits for a restart ends now."""
-        for live in list(self._live.values()):
-            if everything or (rid and live.request.rid.startswith(rid)):
-                self._end(live, Finish(type=FINISH_ABORT, message="aborted by request"))
+        for state in list(self._states.values()):
+            if everything or (rid and state.request.rid.startswith(rid)):
+                self._end(state, Finish(type=FINISH_ABORT, message="aborted by request"))
 
     async def control(self, body: FlushCache | GetState | Drain, timeout: float = 10.0) -> Reply:
         """One control command. Raises EngineUnavailable when no answer comes within `timeout`."""
@@ -283,38 +287,38 @@ class Frontend:
 
     def _deliver(self, deltas: list[Delta]) -> None:
         stopped: list[int] = []
-        table = self._live
+        table = self._states
         if any(delta.tokens for delta in deltas):
             self.heard = self._clock()
         for delta in deltas:
-            live = table.get(delta.key)
-            if live is None:
+            state = table.get(delta.key)
+            if state is None:
                 continue
             try:
-                if live.passed(delta):
+                if state.try_fast_path(delta):
                     continue
-                piece = live.accept(delta)
-                if piece is None:
+                output = state.accept(delta)
+                if output is None:
                     continue
-                if piece.finish is not None:
-                    self._forget(live)
+                if output.finish is not None:
+                    self._forget(state)
                     if delta.finish is None:
                         stopped.append(delta.key)
-                live.sink.push(piece)
+                state.sink.push(output)
             except Exception as error:
-                self._break(live, error)
+                self._break(state, error)
         if stopped:
             self._send(Cancel(keys=stopped, finished=True))
 
-    def _break(self, live: RequestState, error: Exception) -> None:
+    def _break(self, state: RequestState, error: Exception) -> None:
         """One request went wrong at the edge: it ends, nobody else notices."""
-        key = live.request.key
+        key = state.request.key
         if isinstance(error, LedgerGap):
-            log.error("request %s: %s", live.request.rid, error)
+            log.error("request %s: %s", state.request.rid, error)
         else:
-            log.error("request %s failed in the frontend", live.request.rid, exc_info=error)
-        if key in self._live:
-            self._finish(live, f"internal error: {error}", 500)
+            log.error("request %s failed in the frontend", state.request.rid, exc_info=error)
+        if key in self._states:
+            self._finish(state, f"internal error: {error}", 500)
             self._send(Cancel(keys=[key], finished=True))
 
     def _engine_ready(self, message: Ready) -> None:
@@ -325,16 +329,16 @@ class Frontend:
         if message.epoch == self._epoch:
             return
         self._epoch = message.epoch
-        for live in list(self._live.values()):
-            self._resume(live)
+        for state in list(self._states.values()):
+            self._resume(state)
 
-    def _resume(self, live: RequestState) -> None:
+    def _resume(self, state: RequestState) -> None:
         """A new engine goes on with what a dead one left."""
-        finish = live.reached_end(self.served.eos_ids)
+        finish = state.reached_end(self.served.eos_ids)
         if finish is not None:
-            self._end(live, finish)
+            self._end(state, finish)
         else:
-            self._send(live.resumption())
+            self._send(state.resume_request())
 
     def _engine_down(self, message: Down) -> None:
         if message.restarting:
@@ -346,37 +350,37 @@ class Frontend:
         for ticket, answered in waiting.items():
             answered(Reply(ticket=ticket, ok=False, message=f"the engine died: {message.reason}"))
         for key in message.refused:
-            if (live := self._live.get(key)) is not None:
-                log.error("request %s has killed the engine again: refused", live.request.rid)
-                self._deadly.add(live.request)
-                self._finish(live, f"the engine died of this request: {message.reason}", 500)
+            if (state := self._states.get(key)) is not None:
+                log.error("request %s has killed the engine again: refused", state.request.rid)
+                self._deadly.add(state.request)
+                self._finish(state, f"the engine died of this request: {message.reason}", 500)
         for key, level in message.suspects.items():
-            if (live := self._live.get(key)) is not None:
-                live.suspect = level
+            if (state := self._states.get(key)) is not None:
+                state.suspect = level
         if not message.restarting:
-            for live in list(self._live.values()):
-                self._finish(live, f"the engine died: {message.reason}", 503)
+            for state in list(self._states.values()):
+                self._finish(state, f"the engine died: {message.reason}", 503)
 
     # -- ends ------------------------------------------------------------------------------------
 
-    def _finish(self, live: RequestState, message: str, status: int) -> None:
+    def _finish(self, state: RequestState, message: str, status: int) -> None:
         retry = RETRY_AFTER if status == 503 else None
         self._end(
-            live,
+            state,
             Finish(type=FINISH_ABORT, message=message, status=status, retry_after=retry),
         )
 
-    def _end(self, live: RequestState, finish: Finish) -> None:
-        self._forget(live)
+    def _end(self, state: RequestState, finish: Finish) -> None:
+        self._forget(state)
         try:
-            live.sink.push(live.ended(finish))
+            state.sink.push(state.final_output(finish))
         except Exception:
-            log.exception("request %s: its sink refused the end", live.request.rid)
+            log.exception("request %s: its sink refused the end", state.request.rid)
 
-    def _forget(self, live: RequestState) -> None:
-        self._live.pop(live.request.key, None)
-        if self._rids.get(live.request.rid) == live.request.key:
-            del self._rids[live.request.rid]
+    def _forget(self, state: RequestState) -> None:
+        self._states.pop(state.request.key, None)
+        if self._rids.get(state.request.rid) == state.request.key:
+            del self._rids[state.request.rid]
 
     # -- limits ----------------------------------------------------------------------------------
 
@@ -385,14 +389,14 @@ class Frontend:
             raise BadRequest(
                 "", f"the server is {self.status}; try again", 503, retry_after=RETRY_AFTER
             )
-        if len(self._live) >= self.served.max_live:
+        if len(self._states) >= self.served.max_live:
             raise BadRequest(
-                "", f"{len(self._live)} requests are live already", 503, retry_after=RETRY_AFTER
+                "", f"{len(self._states)} requests are live already", 503, retry_after=RETRY_AFTER
             )
         if rid is None:
             return
-        if not isinstance(rid, str) or not rid or len(rid) > LONGEST_RID:
-            shape = f"must be a string of 1 to {LONGEST_RID} characters"
+        if not isinstance(rid, str) or not rid or len(rid) > MAX_RID_CHARACTERS:
+            shape = f"must be a string of 1 to {MAX_RID_CHARACTERS} characters"
             raise BadRequest("rid", f"{shape}, not {kind_of(rid)}" if rid else shape)
         if rid in self._rids:
             raise BadRequest("rid", f"{rid!r} is in use by a live request")

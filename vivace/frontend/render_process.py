@@ -13,14 +13,14 @@ import msgspec
 
 from vivace.config.child_process import bare_environment, python_module
 from vivace.frontend.errors import BadRequest, OverLimit
-from vivace.frontend.template_messages import LENGTH, Answer, Refused, RenderLimits, frame
+from vivace.frontend.template_messages import LENGTH, Refused, RenderLimits, RenderReply, frame
 
 CHUNK = 256 << 10
 LOOK, LOOKS = 0.5, 6
-"""Seconds between two looks at a process, and how many of them it may be without a pulse."""
+"""Seconds between two looks at a process, and how many of them may find no progress."""
 MODULE = "vivace.frontend.template_process"
 
-decode = msgspec.msgpack.Decoder(Answer).decode
+decode = msgspec.msgpack.Decoder(RenderReply).decode
 
 
 class ProcessEnded(Exception):
@@ -90,7 +90,7 @@ class RenderProcess:
                 return True  # it is gone, which `receive` will say
         return True
 
-    def receive(self) -> list[Answer]:
+    def receive(self) -> list[RenderReply]:
         """The answers that are complete; call it when there is something to read.
 
         Raises ProcessEnded, also for an answer that is longer than any may be. `end` it then.
@@ -104,7 +104,7 @@ class RenderProcess:
         if not chunk:
             raise ProcessEnded(self._exit_code())
         self._unread += chunk
-        answers: list[Answer] = []
+        answers: list[RenderReply] = []
         while (body := self._body()) is not None:
             answers.append(decode(body))
         return answers
@@ -132,7 +132,7 @@ class RenderProcess:
             return self._process.wait()
 
 
-class Pulse:
+class ProgressWatch:
     """Whether a process that has something to do gets on with it. One that is stopped, or waits
     for the disk for ever, uses no processor time; `look` says so when LOOKS in a row found none.
 
@@ -158,10 +158,10 @@ def end(sock: socket.socket, process: subprocess.Popen[bytes]) -> None:
 
 
 FIELD = "messages"
-MOST_ATTEMPTS = 3
+MAX_ATTEMPTS = 3
 
 
-def refusal(answer: Answer) -> BadRequest:
+def to_bad_request(answer: RenderReply) -> BadRequest:
     """Of a message that the process refused."""
     if not isinstance(answer, Refused):
         raise TypeError(f"{type(answer).__name__} is no answer to a rendering")
@@ -169,7 +169,7 @@ def refusal(answer: Answer) -> BadRequest:
     return kind(FIELD, f"the chat template {answer.reason}")
 
 
-def problem_of(ended: ProcessEnded, attempt: int, limits: RenderLimits) -> BadRequest | None:
+def process_error(ended: ProcessEnded, attempt: int, limits: RenderLimits) -> BadRequest | None:
     """Of the message at which a process ended, the `attempt`-th; None: try it again.
 
     A process also ends of its own accord, or because somebody killed it.
@@ -177,7 +177,7 @@ def problem_of(ended: ProcessEnded, attempt: int, limits: RenderLimits) -> BadRe
     if ended.too_slow:
         seconds = f"{limits.cpu_seconds:g} s"
         return OverLimit(FIELD, f"the chat template takes longer than the limit of {seconds}")
-    if attempt < MOST_ATTEMPTS:
+    if attempt < MAX_ATTEMPTS:
         return None
     return OverLimit(FIELD, "the process that renders the chat template dies of them")
 

@@ -14,25 +14,32 @@ from typing import Any
 import msgspec
 
 from vivace.frontend.errors import BadRequest
-from vivace.frontend.fair_queue import ASKER, Full, Turn, Turns
+from vivace.frontend.fair_queue import CURRENT_CLIENT, FairQueue, QueueEntry, QueueFull
 from vivace.frontend.render_process import (
     LOOK,
-    MOST_ATTEMPTS,
+    MAX_ATTEMPTS,
     ProcessEnded,
-    Pulse,
+    ProgressWatch,
     RenderProcess,
     no_process,
-    problem_of,
-    refusal,
+    process_error,
     stalled,
+    to_bad_request,
     too_many,
 )
-from vivace.frontend.template_messages import Answer, Load, Loaded, Render, Rendered, RenderLimits
+from vivace.frontend.template_messages import (
+    Load,
+    Loaded,
+    Render,
+    Rendered,
+    RenderLimits,
+    RenderReply,
+)
 
-MOST_WAITING = 1024
-OWN_WAITING = 512
+MAX_WAITING = 1024
+MAX_WAITING_PER_CLIENT = 512
 """of one client"""
-MOST_BYTES = 64 << 20
+MAX_WAITING_BYTES = 64 << 20
 """of all messages that wait"""
 SMALL_BYTES = 64 << 10
 """A message above this waits until its client has no smaller one."""
@@ -41,9 +48,9 @@ SECOND = 4 << 20
 
 
 @dataclass
-class Job:
+class RenderJob:
     message: bytes
-    answer: asyncio.Future[Answer]
+    answer: asyncio.Future[RenderReply]
     attempts: int = 0
     began: float = 0.0
 
@@ -68,27 +75,27 @@ class RenderQueue:
         self._load = load
         self._process: RenderProcess | None = None
         self._loading = False
-        self._turns: Turns[Job] = Turns(
-            MOST_WAITING, OWN_WAITING, MOST_BYTES, SMALL_BYTES, Job.refuse
+        self._waiting: FairQueue[RenderJob] = FairQueue(
+            MAX_WAITING, MAX_WAITING_PER_CLIENT, MAX_WAITING_BYTES, SMALL_BYTES, RenderJob.refuse
         )
-        self._current: Turn[Job] | None = None
+        self._current: QueueEntry[RenderJob] | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._next_look: asyncio.TimerHandle | None = None
         if process is not None:
             self._adopt(process)
 
-    async def ask(self, message: bytes) -> Answer:
+    async def submit(self, message: bytes) -> RenderReply:
         """The answer to a message. BadRequest when there is none; it says why."""
-        job = Job(message, self.loop.create_future())
+        job = RenderJob(message, self.loop.create_future())
         try:
-            turn = self._turns.add(ASKER.get(), len(message), job)
-        except Full:
+            entry = self._waiting.add(CURRENT_CLIENT.get(), len(message), job)
+        except QueueFull:
             raise too_many() from None
         self._next()
         try:
             return await job.answer
         finally:
-            self._turns.remove(turn)  # if its client has left
+            self._waiting.remove(entry)  # if its client has left
 
     def close(self) -> None:
         if self._process is not None:
@@ -97,12 +104,12 @@ class RenderQueue:
     # -- one at a time ---------------------------------------------------------------------------
 
     def _next(self) -> None:
-        while self._current is None and (turn := self._turns.next()) is not None:
-            if not turn.item.answer.done():
-                self._begin(turn)
+        while self._current is None and (entry := self._waiting.next()) is not None:
+            if not entry.item.answer.done():
+                self._begin(entry)
 
-    def _begin(self, turn: Turn[Job]) -> None:
-        job = turn.item
+    def _begin(self, entry: QueueEntry[RenderJob]) -> None:
+        job = entry.item
         try:
             process = self._process or self._started()
         except OSError as error:
@@ -110,24 +117,24 @@ class RenderQueue:
             return
         job.attempts += 1
         job.began = self.loop.time()
-        self._current = turn
+        self._current = entry
         self._deadline = self.loop.call_later(self._limits.wall_seconds, self._overdue)
-        self._next_look = self.loop.call_later(LOOK, self._look, Pulse(process))
+        self._next_look = self.loop.call_later(LOOK, self._look, ProgressWatch(process))
         self._send(process, job.message)
 
-    def _finish(self) -> Turn[Job] | None:
+    def _finish(self) -> QueueEntry[RenderJob] | None:
         """The message that was with the process, which is now free; none if nobody waits for it."""
-        turn, self._current = self._current, None
+        entry, self._current = self._current, None
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
         if self._next_look is not None:
             self._next_look.cancel()
             self._next_look = None
-        if turn is None:
+        if entry is None:
             return None
-        self._turns.charge(turn.client, SECOND * (self.loop.time() - turn.item.began))
-        return None if turn.item.answer.done() else turn
+        self._waiting.charge(entry.client, SECOND * (self.loop.time() - entry.item.began))
+        return None if entry.item.answer.done() else entry
 
     # -- the process -----------------------------------------------------------------------------
 
@@ -171,44 +178,44 @@ class RenderQueue:
             if self._loading and isinstance(answer, Loaded):
                 self._loading = False
                 continue
-            turn = self._finish()
-            if turn is not None:
-                turn.item.answer.set_result(answer)
+            entry = self._finish()
+            if entry is not None:
+                entry.item.answer.set_result(answer)
         self._next()
 
     def _died(self, ended: ProcessEnded) -> None:
         self._part()
-        turn = self._finish()
-        if turn is not None:
-            problem = problem_of(ended, turn.item.attempts, self._limits)
+        entry = self._finish()
+        if entry is not None:
+            problem = process_error(ended, entry.item.attempts, self._limits)
             if problem is None:
-                self._turns.put(turn)  # with its old number, so it is first in its class
+                self._waiting.put(entry)  # with its old number, so it is first in its class
             else:
-                turn.item.answer.set_exception(problem)
+                entry.item.answer.set_exception(problem)
         self._next()
 
-    def _look(self, pulse: Pulse) -> None:
-        if pulse.look():
+    def _look(self, watch: ProgressWatch) -> None:
+        if watch.look():
             self._overdue(again=True)
         else:
-            self._next_look = self.loop.call_later(LOOK, self._look, pulse)
+            self._next_look = self.loop.call_later(LOOK, self._look, watch)
 
     def _overdue(self, again: bool = False) -> None:
         """The process does not get on; `again`: another one may."""
         self._part()
-        turn = self._finish()
-        if turn is not None:
-            if again and turn.item.attempts < MOST_ATTEMPTS:
-                self._turns.put(turn)
+        entry = self._finish()
+        if entry is not None:
+            if again and entry.item.attempts < MAX_ATTEMPTS:
+                self._waiting.put(entry)
             else:
-                turn.item.answer.set_exception(stalled(self._limits))
+                entry.item.answer.set_exception(stalled(self._limits))
         self._next()
 
 
 encode = msgspec.json.Encoder().encode
 
 
-class NoPulse(Exception):
+class NoProgress(Exception):
     """The process is stopped."""
 
 
@@ -235,15 +242,15 @@ class Renderer:
         Raises BadRequest; its reason is about the template.
         """
         load = encode(Load(dict(sources), self._limits))
-        answer = self._ask(load)
+        answer = self._submit(load)
         if not isinstance(answer, Loaded):
-            raise refusal(answer)
+            raise to_bad_request(answer)
         self._load = load
         return answer.walks_content
 
     def render(self, template: str, variables: Mapping[str, Any]) -> str:
         """Raises OverLimit or BadRequest. Any thread may call it; it waits for the answer."""
-        return text_of(self._ask(message_of(template, variables)))
+        return reply_text(self._submit(encode_message(template, variables)))
 
     async def render_async(self, template: str, variables: Mapping[str, Any]) -> str:
         """The same on an asyncio loop; 503 when too many wait. Who is cancelled is forgotten."""
@@ -251,7 +258,7 @@ class Renderer:
         if self._queue is None or self._queue.loop is not loop:
             process, self._process = self._process, None
             self._queue = RenderQueue(loop, self._limits, self._load, process)
-        return text_of(await self._queue.ask(message_of(template, variables)))
+        return reply_text(await self._queue.submit(encode_message(template, variables)))
 
     def close(self) -> None:
         """End the process; a later rendering starts one again."""
@@ -265,25 +272,25 @@ class Renderer:
         if process is not None:
             process.end()
 
-    def _ask(self, message: bytes) -> Answer:
+    def _submit(self, message: bytes) -> RenderReply:
         """Send and wait, again when the process was not to blame on the message."""
         with self._lock:
-            for attempt in range(1, MOST_ATTEMPTS + 1):
+            for attempt in range(1, MAX_ATTEMPTS + 1):
                 try:
                     return self._exchange(message)
                 except ProcessEnded as ended:
                     self._drop()
-                    problem = problem_of(ended, attempt, self._limits)
+                    problem = process_error(ended, attempt, self._limits)
                     if problem is not None:
                         raise problem from None
                 except TimeoutError:
                     self._drop()
                     raise stalled(self._limits) from None
-                except NoPulse:
+                except NoProgress:
                     self._drop()
         raise stalled(self._limits)
 
-    def _exchange(self, message: bytes) -> Answer:
+    def _exchange(self, message: bytes) -> RenderReply:
         if self._process is None:
             try:
                 self._process = RenderProcess(self._limits)
@@ -294,28 +301,28 @@ class Renderer:
         return wait_for(self._process, message, self._limits)
 
 
-def wait_for(process: RenderProcess, message: bytes, limits: RenderLimits) -> Answer:
-    """The answer to a message. Raises ProcessEnded, NoPulse or TimeoutError; `end` the process
+def wait_for(process: RenderProcess, message: bytes, limits: RenderLimits) -> RenderReply:
+    """The answer to a message. Raises ProcessEnded, NoProgress or TimeoutError; `end` the process
     then."""
     deadline = time.monotonic() + limits.wall_seconds
     sent = process.send(message)
     poll = select.poll()
-    answers: list[Answer] = []
-    pulse = Pulse(process)
+    answers: list[RenderReply] = []
+    watch = ProgressWatch(process)
     while not answers:
         poll.register(process, select.POLLIN if sent else select.POLLIN | select.POLLOUT)
         if time.monotonic() >= deadline:
             raise TimeoutError
         if not poll.poll(1000 * LOOK):
-            if pulse.look():
-                raise NoPulse
+            if watch.look():
+                raise NoProgress
             continue
         sent = process.flush()
         answers = process.receive()
     return answers[0]
 
 
-def message_of(template: str, variables: Mapping[str, Any]) -> bytes:
+def encode_message(template: str, variables: Mapping[str, Any]) -> bytes:
     """BadRequest for what has no form in JSON."""
     try:
         return encode(Render(template, dict(variables)))
@@ -325,7 +332,7 @@ def message_of(template: str, variables: Mapping[str, Any]) -> bytes:
         raise BadRequest("messages", "are nested too deeply") from None
 
 
-def text_of(answer: Answer) -> str:
+def reply_text(answer: RenderReply) -> str:
     if isinstance(answer, Rendered):
         return answer.text
-    raise refusal(answer)
+    raise to_bad_request(answer)

@@ -12,10 +12,10 @@ from vivace.protocol.output import Finish, TokenLogprob
 
 
 class RequestOutput(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """What is new since the last piece: `text` and `tokens` are disjoint parts of the answer.
+    """What is new since the last output: `text` and `tokens` are disjoint parts of the answer.
 
     The counts are totals so far. `prompt_logprobs` comes once; `logprobs` has one entry per token
-    of `tokens`. `timings`, in seconds: "queue" (arrival to first step), with the last piece also
+    of `tokens`. `timings`, in seconds: "queue" (arrival to first step), with the last output also
     "sent" (arrival to the engine's turn), "first" (arrival to first token), "e2e" (arrival to
     finish).
     """
@@ -33,9 +33,9 @@ class RequestOutput(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class Sink(Protocol):
-    """Takes the pieces of one answer, in order; the one with `finish` is the last."""
+    """Takes the outputs of one answer, in order; the one with `finish` is the last."""
 
-    def push(self, piece: RequestOutput) -> None:
+    def push(self, output: RequestOutput) -> None:
         """Called in the receive turn itself: must neither block nor raise."""
         ...
 
@@ -46,13 +46,14 @@ class TextSink(Sink, Protocol):
 
     def offer(self, text: str, tokens: list[int], count: int) -> bool:
         """Take text and tokens, `count` tokens of output so far; all other counts are those of the
-        last piece. False: nothing was taken, `push` them as a piece. Must neither block nor raise.
+        last output. False: nothing was taken, `push` them as an output. Must neither block nor
+        raise.
         """
         ...
 
 
 def merge(first: RequestOutput, second: RequestOutput) -> RequestOutput:
-    """Two pieces in a row as one, for readers that are slower than the model."""
+    """Two outputs in a row as one, for readers that are slower than the model."""
     return RequestOutput(
         text=first.text + second.text,
         tokens=first.tokens + second.tokens,
@@ -78,21 +79,21 @@ def _joined(
 class QueueSink:
     """For one reader on the loop that also calls `push`."""
 
-    __slots__ = ("_piece", "_waiter")
+    __slots__ = ("_output", "_waiter")
 
     def __init__(self) -> None:
-        self._piece: RequestOutput | None = None
+        self._output: RequestOutput | None = None
         self._waiter: asyncio.Future[None] | None = None
 
-    def push(self, piece: RequestOutput) -> None:
-        self._piece = piece if self._piece is None else merge(self._piece, piece)
+    def push(self, output: RequestOutput) -> None:
+        self._output = output if self._output is None else merge(self._output, output)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     async def next(self) -> RequestOutput:
         """All that has come since the last call; waits when that is nothing."""
-        while self._piece is None:
+        while self._output is None:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
-        piece, self._piece = self._piece, None
-        return piece
+        output, self._output = self._output, None
+        return output

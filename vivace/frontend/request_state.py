@@ -59,11 +59,11 @@ class PromptRows:
         logprobs = memoryview(part.logprobs).cast("f")
         top, top_ids = memoryview(part.top).cast("f"), memoryview(part.top_ids).cast("i")
         chosen = memoryview(part.chosen).cast("f")
-        best, asked = len(top) // len(logprobs), len(ids)
+        best, wanted = len(top) // len(logprobs), len(ids)
         for row, logprob in enumerate(logprobs):
             first, last = row * best, (row + 1) * best
             tops = zip(top[first:last].tolist(), top_ids[first:last].tolist(), strict=True)
-            own = chosen[row * asked : (row + 1) * asked].tolist()
+            own = chosen[row * wanted : (row + 1) * wanted].tolist()
             yield TokenLogprob(
                 self._tokens[part.start + row],
                 logprob,
@@ -77,7 +77,7 @@ class LedgerGap(Exception):
 
 
 class RequestState:
-    """Turns the deltas of one request into pieces.
+    """Turns the deltas of one request into outputs.
 
     Invariant: `ledger` holds exactly the tokens the client was given, in order. A delta whose
     index lies behind the ledger repeats tokens, which are dropped; ahead of it is a `LedgerGap`.
@@ -133,9 +133,9 @@ class RequestState:
         self._prompt_rows = (
             PromptRows(request.tokens, options) if options and options.start >= 0 else None
         )
-        """log-probabilities of the prompt, until a piece shows them"""
+        """log-probabilities of the prompt, until an output shows them"""
 
-    def passed(self, delta: Delta) -> bool:
+    def try_fast_path(self, delta: Delta) -> bool:
         """Hand a delta of nothing but tokens to a sink that takes mere text, if this is the middle
         of such an answer; else False, and it is one for `accept`. May raise like `accept`."""
         offer, ledger = self._offer, self.ledger
@@ -147,14 +147,14 @@ class RequestState:
         text = self._detokenizer.push(tokens)
         ledger += tokens
         if not offer(text, tokens, len(ledger)):
-            self.sink.push(self._piece(text, tokens))
+            self.sink.push(self._output(text, tokens))
         return True
 
     def accept(self, delta: Delta) -> RequestOutput | None:
-        """The piece this delta makes; None when it brings nothing new. Raises LedgerGap."""
+        """The output this delta makes; None when it brings nothing new. Raises LedgerGap."""
         ledger = self.ledger
         if delta.prompt_logprobs is not None:
-            self._gather(delta.prompt_logprobs)
+            self._add_prompt_logprobs(delta.prompt_logprobs)
         if delta.index != len(ledger):
             delta = self._without_repeats(delta)
         tokens, finish = delta.tokens, delta.finish
@@ -187,19 +187,19 @@ class RequestState:
             timings=timings,
         )
 
-    def ended(self, finish: Finish) -> RequestOutput:
-        """A last piece that the engine did not send: an error, or an end it could not tell."""
+    def final_output(self, finish: Finish) -> RequestOutput:
+        """A last output that the engine did not send: an error, or an end it could not tell."""
         text, _, _ = self._text_to_the_end([], finish)
-        return self._piece(text, [], finish, self._final_timings())
+        return self._output(text, [], finish, self._final_timings())
 
-    def _piece(
+    def _output(
         self,
         text: str,
         tokens: list[int],
         finish: Finish | None = None,
         timings: dict[str, float] | None = None,
     ) -> RequestOutput:
-        """A piece without log-probabilities; the ledger has its tokens already."""
+        """An output without log-probabilities; the ledger has its tokens already."""
         return RequestOutput(
             text=text,
             tokens=tokens,
@@ -211,7 +211,7 @@ class RequestState:
             timings=timings,
         )
 
-    def resumption(self) -> Request:
+    def resume_request(self) -> Request:
         """The request as a new engine needs it: it goes on behind the ledger, and behind what is
         known of the prompt."""
         request, rows = self.request, self._prompt_rows
@@ -264,12 +264,12 @@ class RequestState:
 
     @staticmethod
     def _watch(
-        stops: StopStrings, pieces: Detokenizer, tokens: list[int]
+        stops: StopStrings, detokenizer: Detokenizer, tokens: list[int]
     ) -> tuple[str, int, str | None]:
         """Token by token, so that the count ends with the token that completed a stop string."""
         parts: list[str] = []
         for count, token in enumerate(tokens, 1):
-            shown = stops.push(pieces.push((token,)))
+            shown = stops.push(detokenizer.push((token,)))
             if isinstance(shown, StopHit):
                 parts.append(shown.text)
                 return "".join(parts), count, shown.matched
@@ -292,13 +292,13 @@ class RequestState:
             logprobs=logprobs[repeated:] if logprobs is not None else None,
         )
 
-    def _gather(self, part: PromptLogprobs) -> None:
+    def _add_prompt_logprobs(self, part: PromptLogprobs) -> None:
         rows = self._prompt_rows
         if rows is not None and not rows.add(part):
             raise rows_lost(rows)
 
     def _prompt_logprobs(self, tokens: list[int]) -> PromptRows | None:
-        """Once, with the first piece behind the prompt; an answer may end before that."""
+        """Once, with the first output behind the prompt; an answer may end before that."""
         rows = self._prompt_rows
         if rows is None:
             return None

@@ -40,7 +40,7 @@ class SamplingDefaults:
         """For people: "temperature 0.2, top_p 0.9 (generation_config.json)"."""
         groups: dict[str, list[str]] = {}
         for name, value in self.values.items():
-            groups.setdefault(self.origins[name], []).append(f"{name} {told(value)}")
+            groups.setdefault(self.origins[name], []).append(f"{name} {format_value(value)}")
         parts = [f"{', '.join(settings)} ({origin})" for origin, settings in groups.items()]
         return "; ".join(parts) or "temperature 1 (built in)"
 
@@ -49,7 +49,7 @@ def sampling_defaults(config: Config) -> SamplingDefaults:
     """--preferred-sampling-params over the model's own (--sampling-defaults model)."""
     found: dict[str, Any] = {}
     if config.model.sampling_defaults != "openai":
-        found = of_model(config.source)
+        found = model_defaults(config.source)
     origins = dict.fromkeys(found, config.source.sampling_origin)
     given = config.model.preferred_sampling_params
     preferred = json.loads(given) if isinstance(given, str) else given or {}
@@ -58,7 +58,7 @@ def sampling_defaults(config: Config) -> SamplingDefaults:
     )
 
 
-def of_model(source: ModelSource) -> dict[str, Any]:
+def model_defaults(source: ModelSource) -> dict[str, Any]:
     """What the model's files recommend. Raises SourceError for a value that nothing can have."""
     given = Fields(source.generation_config, source.generation_place, ADVICE)
     found = {n: given.need(n, kind) for n, kind in GENERATION_FIELDS.items() if given.has(n)}
@@ -69,7 +69,7 @@ def of_model(source: ModelSource) -> dict[str, Any]:
     return found
 
 
-def told(value: Any) -> str:
+def format_value(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

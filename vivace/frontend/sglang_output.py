@@ -1,4 +1,4 @@
-"""SGLang's native answer ({text, output_ids, meta_info}) from pieces; shared by /generate and the
+"""SGLang's native answer ({text, output_ids, meta_info}) from outputs; shared by /generate and the
 offline API."""
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ TokenText = Callable[[int], str]
 
 
 class SGLangOutput:
-    """Accumulates the pieces of one request.
+    """Accumulates the outputs of one request.
 
     `token_text` adds text to log-probability entries (return_text_in_logprobs). `index` is the
-    place in a batch. With `disjoint`, an event shows only what its own piece brought.
+    place in a batch. With `disjoint`, an event shows only what its own output brought.
     """
 
     def __init__(
@@ -50,27 +50,27 @@ class SGLangOutput:
         return self._last.finish if self._last is not None else None
 
     def extend(self, text: str, tokens: list[int]) -> None:
-        """Text and tokens that came without a piece."""
+        """Text and tokens that came without an output."""
         self._texts.append(text)
         self._tokens.extend(tokens)
 
-    def add(self, piece: RequestOutput) -> None:
-        self.extend(piece.text, piece.tokens)
-        if piece.logprobs:
-            self._logprobs.extend(piece.logprobs)
-        if piece.prompt_logprobs is not None:
-            self._prompt_logprobs = piece.prompt_logprobs
-        self._last = piece
+    def add(self, output: RequestOutput) -> None:
+        self.extend(output.text, output.tokens)
+        if output.logprobs:
+            self._logprobs.extend(output.logprobs)
+        if output.prompt_logprobs is not None:
+            self._prompt_logprobs = output.prompt_logprobs
+        self._last = output
 
-    def event(self, piece: RequestOutput, *, logprobs: bool = True) -> dict[str, Any]:
+    def event(self, output: RequestOutput, *, logprobs: bool = True) -> dict[str, Any]:
         """One streamed event: the whole answer so far, or only the news when `disjoint`.
         `logprobs`: as in `body`."""
-        self.add(piece)
+        self.add(output)
         if not self._disjoint:
             return self.body(logprobs=logprobs)
-        body = self._body(piece.text, piece.tokens)
+        body = self._body(output.text, output.tokens)
         if logprobs:
-            sides = (piece.prompt_logprobs or (), piece.logprobs or ())
+            sides = (output.prompt_logprobs or (), output.logprobs or ())
             body["meta_info"] |= self._logprob_fields(*sides)
         return body
 
@@ -91,25 +91,25 @@ class SGLangOutput:
         return body
 
     def _meta(self) -> dict[str, Any]:
-        piece = self._last
-        if piece is None:
+        output = self._last
+        if output is None:
             raise ValueError("no piece has been added yet")
         meta: dict[str, Any] = {
             "id": self._request.rid,
-            "finish_reason": finish_reason(piece.finish),
-            "prompt_tokens": piece.prompt_tokens,
+            "finish_reason": finish_reason(output.finish),
+            "prompt_tokens": output.prompt_tokens,
             "weight_version": self._weight_version,
             "dp_rank": 0,
-            "num_retractions": piece.retractions,
-            "completion_tokens": piece.completion_tokens,
-            "cached_tokens": piece.cached_tokens,
-            "cached_tokens_details": {"device": piece.cached_tokens, "host": 0},
+            "num_retractions": output.retractions,
+            "completion_tokens": output.completion_tokens,
+            "cached_tokens": output.cached_tokens,
+            "cached_tokens_details": {"device": output.cached_tokens, "host": 0},
         }
-        if piece.finish is not None:
+        if output.finish is not None:
             # what was asked for, cut to the room that the prompt leaves
             meta["max_new_tokens"] = self._request.sampling.max_new_tokens
-        if piece.finish is not None and piece.timings:
-            meta |= times(piece.timings, piece.completion_tokens, self._wall())
+        if output.finish is not None and output.timings:
+            meta |= times(output.timings, output.completion_tokens, self._wall())
         return meta
 
     def _logprob_fields(

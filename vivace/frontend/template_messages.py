@@ -58,8 +58,8 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     over_limit: bool = False
 
 
-Asked = Load | Render
-Answer = Loaded | Rendered | Refused
+RenderMessage = Load | Render
+RenderReply = Loaded | Rendered | Refused
 
 
 def frame(message: bytes) -> bytes:

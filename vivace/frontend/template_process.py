@@ -30,13 +30,13 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from vivace.config.child_process import die_with
 from vivace.frontend.template_messages import (
     LENGTH,
-    Answer,
-    Asked,
     Load,
     Loaded,
     Refused,
     Rendered,
     RenderLimits,
+    RenderMessage,
+    RenderReply,
     frame,
 )
 
@@ -100,7 +100,7 @@ def _raise(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-def text_of(template: jinja2.Template, variables: Mapping[str, Any], characters: int) -> str:
+def render_text(template: jinja2.Template, variables: Mapping[str, Any], characters: int) -> str:
     """What the template makes of the variables, if it is at most so long.
 
     Raises TooLong, and whatever the template's own errors are.
@@ -140,10 +140,10 @@ def _is_content(node: nodes.Node, aliases: frozenset[str]) -> bool:
 
 KEPT_BYTES = 64 << 20
 """A process that stays larger than it was by more than this ends; the next one is small again."""
-LONGEST_REASON = 1000
+MAX_REASON_CHARACTERS = 1000
 PAGE = resource.getpagesize()
 
-decode = msgspec.json.Decoder(Asked).decode
+decode = msgspec.json.Decoder(RenderMessage).decode
 encode = msgspec.msgpack.Encoder().encode
 
 
@@ -216,8 +216,8 @@ class Workplace:
         rehearse(self._sandbox)
         self._statm = os.open("/proc/self/statm", os.O_RDONLY)
         mapped, self._resident = self._sizes()
-        most = mapped + limits.memory
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        limit = mapped + limits.memory
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
 
@@ -244,14 +244,14 @@ class Workplace:
         mebibytes = self._limits.memory >> 20
         return encode(Refused(f"takes more memory than the limit of {mebibytes} MiB", True))
 
-    def _answer(self, data: bytearray) -> Answer:
+    def _answer(self, data: bytearray) -> RenderReply:
         message = decode(data)
         if isinstance(message, Load):
             return self._load(message)
         template = self._templates[message.template]
-        return Rendered(text_of(template, message.variables, self._limits.characters))
+        return Rendered(render_text(template, message.variables, self._limits.characters))
 
-    def _load(self, message: Load) -> Answer:
+    def _load(self, message: Load) -> RenderReply:
         self.spent = True  # unless all goes well: without templates there is nothing to do here
         walking = []
         for name, source in message.sources.items():
@@ -276,7 +276,7 @@ class Workplace:
 
 def clear(error: Exception) -> str:
     """A short text that UTF-8 has bytes for."""
-    text = str(error)[:LONGEST_REASON] or type(error).__name__
+    text = str(error)[:MAX_REASON_CHARACTERS] or type(error).__name__
     return text.encode("utf-8", "backslashreplace").decode()
 
 

@@ -34,7 +34,7 @@ class Decoding:
     byte_fallback: bool = False
 
 
-def decoding_of(core: Core) -> Decoding:
+def detect_decoding(core: Core) -> Decoding:
     """Recognize the decoder of a `tokenizers` object; anything unusual is `OTHER`."""
     if core.decoder is None:
         return Decoding(kind=OTHER)

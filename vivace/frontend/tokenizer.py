@@ -9,7 +9,7 @@ from tokenizers import Tokenizer as Core
 
 from vivace.frontend.chat_template import ChatTemplate
 from vivace.frontend.errors import BadRequest, TokenizerError
-from vivace.frontend.token_bytes import OTHER, TokenBytes, decoding_of
+from vivace.frontend.token_bytes import OTHER, TokenBytes, detect_decoding
 from vivace.frontend.tokenizer_files import from_library, load_from_folder
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Tokenizer:
         self.eos_ids = tuple(dict.fromkeys(eos_ids))
         self.bos_id = bos_id
         self.chat = chat
-        self.pieces = TokenBytes(core, decoding_of(core), self.special_ids)
+        self.pieces = TokenBytes(core, detect_decoding(core), self.special_ids)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; special tokens written out in it are recognized.

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from vivace.frontend.errors import BadRequest
-from vivace.frontend.fair_queue import ASKER, Full, Turns
+from vivace.frontend.fair_queue import CURRENT_CLIENT, FairQueue, QueueFull
 from vivace.frontend.served_model import ServedModel
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.frontend.validation import too_long
@@ -23,7 +23,7 @@ LONG_CHARACTERS = 64 << 10
 """Longer texts wait for each other, so that there is always a thread for the others."""
 GROUP_CHARACTERS = 16 << 10
 """Of texts that are tokenized in one go; that much goes on when a client has left."""
-LONGEST_TOKEN = 256
+MAX_TOKEN_CHARACTERS = 256
 """Characters; bounds from below how many tokens a text has."""
 
 
@@ -32,8 +32,10 @@ class TokenizerPool:
 
     def __init__(self, threads: int) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tokenizer")
-        self._short = Lane(self._pool, threads, most=4096, own=1024, room=64 << 20)
-        self._long = Lane(self._pool, 1, most=256, own=64, room=128 << 20)
+        self._short = Lane(
+            self._pool, threads, max_entries=4096, max_per_client=1024, max_size=64 << 20
+        )
+        self._long = Lane(self._pool, 1, max_entries=256, max_per_client=64, max_size=128 << 20)
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -44,22 +46,24 @@ class TokenizerPool:
         text: str,
         special: bool,
         served: ServedModel,
-        most: int | None = None,
+        max_tokens: int | None = None,
     ) -> list[int]:
-        """Token ids of a text. BadRequest when it is no Unicode, or has more than `most` tokens;
+        """Token ids of a text. BadRequest when it is no Unicode, or has more than `max_tokens`;
         None = when it cannot fit the context."""
         text = bounded(text, served)
         if len(text) <= INLINE_CHARACTERS:
             return tokenizer.encode(text, special)
         if len(text) <= LONG_CHARACTERS:
             return await self._short.run(len(text), tokenizer.encode, text, special)
-        limit = 2 * served.context if most is None else most
+        limit = 2 * served.context if max_tokens is None else max_tokens
         ids = await self._encode_beginning(tokenizer, text, special, limit)
-        if len(ids) <= limit or (served.allow_auto_truncate and most is None):
+        if len(ids) <= limit or (served.allow_auto_truncate and max_tokens is None):
             return ids
-        if most is None:
+        if max_tokens is None:
             raise too_long("text", f"at least {len(ids)}", served)
-        raise BadRequest("text", f"has at least {len(ids)} tokens; at most {most} are allowed")
+        raise BadRequest(
+            "text", f"has at least {len(ids)} tokens; at most {max_tokens} are allowed"
+        )
 
     async def _encode_beginning(
         self, tokenizer: Tokenizer, text: str, special: bool, limit: int
@@ -80,27 +84,33 @@ class TokenizerPool:
         texts: Sequence[str],
         special: bool,
         served: ServedModel,
-        most: int | None = None,
+        max_tokens: int | None = None,
     ) -> AsyncIterator[list[list[int]]]:
         """Token ids of many texts in their order, some texts at a time; see `encode`."""
         for group in groups(texts):
             if len(group) == 1:
-                yield [await self.encode(tokenizer, group[0], special, served, most)]
+                yield [await self.encode(tokenizer, group[0], special, served, max_tokens)]
             else:
                 size = sum(map(len, group))
                 yield await self._short.run(size, encode_each, tokenizer, group, special)
 
 
 class Lane:
-    """Some threads' time, for which clients take turns. `most` pieces of work wait, `own` of one
-    client, of together `room` characters."""
+    """Some threads' time, for which clients take turns. At most `max_entries` pieces of work wait,
+    `max_per_client` of one client, of together at most `max_size` characters."""
 
     def __init__(
-        self, pool: ThreadPoolExecutor, places: int, *, most: int, own: int, room: int
+        self,
+        pool: ThreadPoolExecutor,
+        places: int,
+        *,
+        max_entries: int,
+        max_per_client: int,
+        max_size: int,
     ) -> None:
         self._pool = pool
         self._places = places
-        self._limits = most, own, room
+        self._limits = max_entries, max_per_client, max_size
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def run(self, size: int, work: Callable[..., T], *args: Any) -> T:
@@ -111,14 +121,14 @@ class Lane:
             self._open(loop)
         place: asyncio.Future[None] = loop.create_future()
         try:
-            turn = self._turns.add(ASKER.get(), size, place)
-        except Full:
+            entry = self._waiting.add(CURRENT_CLIENT.get(), size, place)
+        except QueueFull:
             raise busy() from None
         self._next()
         try:
             await place
         except asyncio.CancelledError:
-            self._turns.remove(turn)
+            self._waiting.remove(entry)
             if place.done() and not place.cancelled() and place.exception() is None:
                 self._release(loop)
             raise
@@ -129,13 +139,15 @@ class Lane:
     def _open(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._free = self._places
-        self._turns: Turns[asyncio.Future[None]] = Turns(*self._limits, GROUP_CHARACTERS, refuse)
+        self._waiting: FairQueue[asyncio.Future[None]] = FairQueue(
+            *self._limits, GROUP_CHARACTERS, refuse
+        )
 
     def _next(self) -> None:
-        while self._free and (turn := self._turns.next()) is not None:
-            if not turn.item.done():  # cancelled in this turn of the loop
+        while self._free and (entry := self._waiting.next()) is not None:
+            if not entry.item.done():  # cancelled in this turn of the loop
                 self._free -= 1
-                turn.item.set_result(None)
+                entry.item.set_result(None)
 
     def _done(self, loop: asyncio.AbstractEventLoop) -> None:
         """In the thread: it is free, whether or not the caller has left."""
@@ -178,9 +190,9 @@ def groups(texts: Sequence[str]) -> Iterator[list[str]]:
 
 def bounded(text: str, served: ServedModel) -> str:
     """The text, or what can fit the context of it; BadRequest when it cannot fit."""
-    most = served.context * LONGEST_TOKEN
-    if len(text) <= most:
+    limit = served.context * MAX_TOKEN_CHARACTERS
+    if len(text) <= limit:
         return text
     if not served.allow_auto_truncate:
-        raise too_long("text", f"at least {len(text) // LONGEST_TOKEN}", served)
-    return text[:most]
+        raise too_long("text", f"at least {len(text) // MAX_TOKEN_CHARACTERS}", served)
+    return text[:limit]

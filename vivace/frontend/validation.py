@@ -14,7 +14,7 @@ import msgspec
 
 from vivace.errors import CannotStart
 from vivace.frontend.errors import BadRequest
-from vivace.frontend.fields import Fields, asks, kind_of, shown
+from vivace.frontend.fields import Fields, abbreviated, is_set, kind_of
 from vivace.frontend.served_model import ServedModel
 from vivace.protocol.request import LogprobOptions, SamplingParams
 
@@ -167,11 +167,11 @@ def check_prompt(
         raise BadRequest(field, f"must be a list of token ids, not {kind_of(tokens)}")
     if not tokens:
         raise BadRequest(field, "the prompt is empty")
-    most = served.context - room
-    if len(tokens) > most:
+    limit = served.context - room
+    if len(tokens) > limit:
         if not served.allow_auto_truncate:
             raise too_long(field, len(tokens), served)
-        tokens = tokens[:most]
+        tokens = tokens[:limit]
     if not _all_in_vocabulary(tokens, served.vocabulary):
         reader = Fields({}, "")
         for token in tokens:
@@ -203,7 +203,7 @@ def _checked_mapping(raw: Any, prefix: str) -> Mapping[str, Any]:
         if key not in _FIELDS and key not in _UNAVAILABLE:
             near = difflib.get_close_matches(str(key)[:60], [*_FIELDS, *_UNAVAILABLE], 1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise BadRequest(prefix, f"unknown field {shown(key)!r}{hint}")
+            raise BadRequest(prefix, f"unknown field {abbreviated(key)!r}{hint}")
     return raw
 
 
@@ -213,7 +213,7 @@ def _given(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 def _refuse_unavailable(fields: Fields) -> None:
     for key in _UNAVAILABLE:
-        if asks(fields.get(key)):
+        if is_set(fields.get(key)):
             raise fields.refuse(key, "is not supported yet")
 
 
@@ -279,5 +279,5 @@ def _bias_token(fields: Fields, key: Any) -> Any:
     if not isinstance(key, str):
         return key
     if not (key.isascii() and key.isdigit() and len(key) <= 10):
-        raise fields.refuse("logit_bias", f"key {shown(key)!r} is not a token id")
+        raise fields.refuse("logit_bias", f"key {abbreviated(key)!r} is not a token id")
     return int(key)

@@ -116,7 +116,7 @@ def interrupts_postponed() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-class AsyncTurns:
+class AsyncDriver:
     """Turns for asyncio callers: however many wait, one thread turns and all see its news."""
 
     def __init__(self, driver: Driver) -> None:

@@ -19,7 +19,7 @@ from vivace.requests.prompts import expand
 from vivace.requests.schema import GenerateRequest
 
 
-def job_of(
+def create_job(
     frontend: Frontend,
     call: GenerateRequest,
     prompt: Any,
@@ -29,9 +29,9 @@ def job_of(
 ) -> Job:
     """The job of one call, everything checked and nothing sent yet. Raises BadRequest."""
     arrival = time.monotonic()
-    asks, batch = read_prompts(frontend, call, prompt, input_ids)
+    inputs, batch = read_prompts(frontend, call, prompt, input_ids)
     limit = frontend.served.max_live
-    requests = run_now(expand(frontend, asks, limit=limit, stream=call.stream, arrival=arrival))
+    requests = run_now(expand(frontend, inputs, limit=limit, stream=call.stream, arrival=arrival))
     several = batch or len(requests) > 1
     answers = [
         SGLangOutput(
@@ -53,7 +53,7 @@ def _token_text(frontend: Frontend) -> Callable[[int], str]:
 
 
 class Job:
-    """Collects pieces in whatever thread turns the engine; read by the thread that asked."""
+    """Collects outputs in whatever thread turns the engine; read by the thread that asked."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Job:
 
     @property
     def done(self) -> bool:
-        """Every request has ended and its last piece was taken."""
+        """Every request has ended and its last output was taken."""
         return not self._open
 
     @property
@@ -94,15 +94,15 @@ class Job:
     def take(self) -> None:
         """Add the news to the answers. Raises what a failed request failed of."""
         while self._news:
-            index, piece = self._news.popleft()
-            self._answers[index].add(piece)
-            self._close(piece.finish)
+            index, output = self._news.popleft()
+            self._answers[index].add(output)
+            self._close(output.finish)
 
     def take_event(self) -> dict[str, Any]:
         """The next streamed event; call only with `has_news`."""
-        index, piece = self._news.popleft()
-        event = self._answers[index].event(piece)
-        self._close(piece.finish)
+        index, output = self._news.popleft()
+        event = self._answers[index].event(output)
+        self._close(output.finish)
         return event
 
     def result(self) -> dict[str, Any] | list[dict[str, Any]]:
@@ -129,5 +129,5 @@ class JobSink:
         self._news = news
         self._index = index
 
-    def push(self, piece: RequestOutput) -> None:
-        self._news.append((self._index, piece))
+    def push(self, output: RequestOutput) -> None:
+        self._news.append((self._index, output))

@@ -7,13 +7,13 @@ from typing import Any, TypedDict, get_type_hints
 
 import msgspec
 
-from vivace.frontend.chat_template import How
+from vivace.frontend.chat_template import RenderOptions
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fields import kind_of, refuse_unsupported, validation_error
 from vivace.frontend.frontend import Frontend
 from vivace.frontend.pace import run_now
-from vivace.requests.messages import turns
-from vivace.requests.prompts import PromptInput, asks_of
+from vivace.requests.messages import template_messages
+from vivace.requests.prompts import PromptInput, prompt_inputs
 from vivace.requests.schema import HARMLESS, REFUSED, GenerateRequest, Message
 
 
@@ -70,11 +70,11 @@ def read_call(settings: Any, arguments: Mapping[str, Any]) -> GenerateRequest:
 def read_prompts(
     frontend: Frontend, call: GenerateRequest, prompt: Any, input_ids: Any
 ) -> tuple[list[PromptInput], bool]:
-    """(one ask per prompt, whether the caller gave a batch). Raises BadRequest."""
+    """(the prompts with their settings, whether the caller gave a batch). Raises BadRequest."""
     place, prompts, batch = _listed(prompt, input_ids)
     if place == "prompt":
         prompts = _encoded(frontend, prompts, batch)
-    return list(asks_of(call, prompts, batch, place)), batch
+    return list(prompt_inputs(call, prompts, batch, place)), batch
 
 
 def _listed(prompt: Any, input_ids: Any) -> tuple[str, list[Any], bool]:
@@ -102,16 +102,18 @@ def _encoded(frontend: Frontend, texts: list[Any], batch: bool) -> list[list[int
     return frontend.tokenizer.encode_batch(texts)
 
 
-def read_conversations(frontend: Frontend, messages: Any, how: How) -> list[int] | list[list[int]]:
+def read_conversations(
+    frontend: Frontend, messages: Any, options: RenderOptions
+) -> list[int] | list[list[int]]:
     """Token ids of one conversation, or of each of a list of them. Raises BadRequest."""
     if not isinstance(messages, list) or not messages:
         raise BadRequest("messages", "must be a list of messages, or a list of such lists")
     if all(isinstance(entry, list) for entry in messages):
-        return [tokens_of(frontend, entry, how) for entry in messages]
-    return tokens_of(frontend, messages, how)
+        return [tokens_of(frontend, entry, options) for entry in messages]
+    return tokens_of(frontend, messages, options)
 
 
-def tokens_of(frontend: Frontend, messages: Sequence[Any], how: How) -> list[int]:
+def tokens_of(frontend: Frontend, messages: Sequence[Any], options: RenderOptions) -> list[int]:
     tokenizer = frontend.tokenizer
     if tokenizer is None:
         raise BadRequest("messages", "skip_tokenizer_init is set; give input_ids to generate")
@@ -125,5 +127,5 @@ def tokens_of(frontend: Frontend, messages: Sequence[Any], how: How) -> list[int
     except msgspec.ValidationError as error:
         problem = validation_error(str(error))
         raise BadRequest(f"messages{problem.field}", problem.reason) from None
-    text = tokenizer.chat.render(run_now(turns(typed)), **how)
+    text = tokenizer.chat.render(run_now(template_messages(typed)), **options)
     return tokenizer.encode(text, add_special_tokens=False)

@@ -17,34 +17,34 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 SPEAKERS_WITHOUT_TEXT = ("assistant", "tool", "function")
 
 
-def turns(messages: list[Message]) -> Work[list[dict[str, Any]]]:
+def template_messages(messages: list[Message]) -> Work[list[dict[str, Any]]]:
     """Messages as templates expect them."""
-    shaped: list[dict[str, Any]] = []
+    normalized: list[dict[str, Any]] = []
     values = 0
     for number, message in enumerate(messages):
-        shaped.append(turn(message, f"messages[{number}]"))
+        normalized.append(template_message(message, f"messages[{number}]"))
         yield
-        for index, call in enumerate(shaped[-1].get("tool_calls", ())):
+        for index, call in enumerate(normalized[-1].get("tool_calls", ())):
             values += yield from read_arguments(call, f"messages[{number}].tool_calls[{index}]")
             if values > VALUES:
                 reason = f"the arguments of tool calls hold more than {VALUES} values"
                 raise BadRequest("messages", reason)
-    return shaped
+    return normalized
 
 
-def turn(message: Message, field: str) -> dict[str, Any]:
+def template_message(message: Message, field: str) -> dict[str, Any]:
     """One message, with the arguments of its tool calls as they came."""
     if message.role not in ROLES:
         raise BadRequest(f"{field}.role", f"must be one of {', '.join(ROLES)}")
     refuse_unsupported(message, MESSAGE_REFUSED, place=f"{field}.")
-    shaped: dict[str, Any] = {"role": message.role, "content": content(message, field)}
+    normalized: dict[str, Any] = {"role": message.role, "content": content(message, field)}
     for name in ("name", "tool_call_id", "reasoning_content"):
         value = getattr(message, name)
         if value is not None:
-            shaped[name] = value
+            normalized[name] = value
     if message.tool_calls:
-        shaped["tool_calls"] = [dict(call) for call in message.tool_calls]
-    return shaped
+        normalized["tool_calls"] = [dict(call) for call in message.tool_calls]
+    return normalized
 
 
 def content(message: Message, field: str) -> str | list[dict[str, str]] | None:

@@ -39,7 +39,7 @@ class PromptInput:
 
 def expand(
     frontend: Frontend,
-    asks: Iterable[PromptInput],
+    inputs: Iterable[PromptInput],
     *,
     limit: int,
     stream: bool,
@@ -48,8 +48,8 @@ def expand(
 ) -> Work[list[Request]]:
     """n requests per prompt, prompt by prompt; BadRequest when they are more than `limit`."""
     requests: list[Request] = []
-    for ask in asks:
-        found = requests_of(frontend, ask, stream=stream, arrival=arrival, client=client)
+    for prompt in inputs:
+        found = build_requests(frontend, prompt, stream=stream, arrival=arrival, client=client)
         for request in found:
             requests.append(request)
             if len(requests) > limit:
@@ -60,64 +60,66 @@ def expand(
     return requests
 
 
-def requests_of(
-    frontend: Frontend, ask: PromptInput, *, stream: bool, arrival: float, client: int = 0
+def build_requests(
+    frontend: Frontend, prompt: PromptInput, *, stream: bool, arrival: float, client: int = 0
 ) -> Iterator[Request]:
     """The n requests of one prompt."""
     served = frontend.served
-    room = 0 if (ask.sampling or {}).get("max_new_tokens", 1) == 0 else 1
-    tokens = check_prompt(ask.tokens, served, field=ask.prompt_field, room=room)
-    sampling, n = build_sampling(ask.sampling, served, len(tokens), field_prefix=ask.sampling_field)
-    logprobs = build_logprobs(served, len(tokens), **ask.logprobs)
+    room = 0 if (prompt.sampling or {}).get("max_new_tokens", 1) == 0 else 1
+    tokens = check_prompt(prompt.tokens, served, field=prompt.prompt_field, room=room)
+    sampling, n = build_sampling(
+        prompt.sampling, served, len(tokens), field_prefix=prompt.sampling_field
+    )
+    logprobs = build_logprobs(served, len(tokens), **prompt.logprobs)
     for index, one in enumerate(samples(sampling, n)):
         yield frontend.request_of_checked(
             tokens,
             one,
-            rid=ask.rid if n == 1 or ask.rid is None else f"{ask.rid}-{index}",
+            rid=prompt.rid if n == 1 or prompt.rid is None else f"{prompt.rid}-{index}",
             logprobs=logprobs,
-            priority=ask.priority,
-            cache_key=ask.cache_key,
-            log_metrics=ask.log_metrics,
+            priority=prompt.priority,
+            cache_key=prompt.cache_key,
+            log_metrics=prompt.log_metrics,
             stream=stream,
             client=client,
             arrival=arrival,
         )
 
 
-def asks_of(
-    asked: GenerateRequest, prompts: list[list[int]], batch: bool, place: str
+def prompt_inputs(
+    params: GenerateRequest, prompts: list[list[int]], batch: bool, place: str
 ) -> Iterator[PromptInput]:
-    """One ask per prompt; `batch`: the prompts came as a list, in the field `place`."""
+    """Each prompt with its settings; `batch`: the prompts came as a list, in the field `place`."""
     count = len(prompts)
     for index, tokens in enumerate(prompts):
-        yield ask_of(asked, tokens, index, count, f"{place}[{index}]" if batch else place)
+        yield prompt_input(params, tokens, index, count, f"{place}[{index}]" if batch else place)
 
 
-def ask_of(
-    asked: GenerateRequest, tokens: list[int], index: int, count: int, place: str
+def prompt_input(
+    params: GenerateRequest, tokens: list[int], index: int, count: int, place: str
 ) -> PromptInput:
-    """The ask of one prompt, with its share of every per-prompt list."""
+    """One prompt with its settings: its share of every per-prompt list."""
 
     def own(name: str) -> Any:
-        return share(name, getattr(asked, name), index, count)
+        return share(name, getattr(params, name), index, count)
 
-    several = isinstance(asked.sampling_params, list)
+    several = isinstance(params.sampling_params, list)
     rid = own("rid")
     return PromptInput(
         tokens=tokens,
         sampling=own("sampling_params"),
         sampling_field=f"sampling_params[{index}]" if several else "sampling_params",
         prompt_field=place,
-        rid=rid if count == 1 or isinstance(asked.rid, list) or rid is None else f"{rid}-{index}",
+        rid=rid if count == 1 or isinstance(params.rid, list) or rid is None else f"{rid}-{index}",
         logprobs={
             "return_logprob": own("return_logprob"),
             "logprob_start_len": own("logprob_start_len"),
             "top_logprobs_num": own("top_logprobs_num"),
-            "token_ids_logprob": chosen_ids(asked.token_ids_logprob, index, count),
+            "token_ids_logprob": chosen_ids(params.token_ids_logprob, index, count),
         },
-        priority=asked.priority,
+        priority=params.priority,
         cache_key=cache_key(own("extra_key"), own("cache_salt")),
-        log_metrics=asked.log_metrics,
+        log_metrics=params.log_metrics,
     )
 
 
@@ -153,7 +155,7 @@ def new_id(prefix: str) -> str:
     return f"{prefix}-{secrets.token_hex(16)}"
 
 
-def kind_of_entries(entries: list[Any], most: int) -> type | None:
-    """The type that the first `most` entries have in common, None if they have none."""
-    kinds = set(map(type, entries[:most]))
+def kind_of_entries(entries: list[Any], limit: int) -> type | None:
+    """The type that the first `limit` entries have in common, None if they have none."""
+    kinds = set(map(type, entries[:limit]))
     return kinds.pop() if len(kinds) == 1 else None

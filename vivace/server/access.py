@@ -49,7 +49,7 @@ class Keys:
     def check(self, request: web.Request, access: Access) -> int | None:
         """The client whose key the request brings; None where no key is needed.
 
-        Raises Refusal 401 unless the request may use a route of this class.
+        Raises HTTPError 401 unless the request may use a route of this class.
         """
         first, wanted = self._wanted(access)
         if not wanted:
@@ -137,7 +137,7 @@ class BrowserPolicy:
         reads_body: bool = True,
         any_host: bool = False,
     ) -> None:
-        """Raise Refusal 403 or 415 unless the request may have this effect.
+        """Raise HTTPError 403 or 415 unless the request may have this effect.
 
         `reads_body`: whether the route makes anything of a body; others take any, a form too.
         `any_host`: whether it may be called by any name.
@@ -168,9 +168,9 @@ class BrowserPolicy:
             "Access-Control-Allow-Methods": wanted[:32],
             "Access-Control-Max-Age": PREFLIGHT_SECONDS,
         }
-        asked = request.headers.get("Access-Control-Request-Headers")
-        if asked is not None:
-            headers["Access-Control-Allow-Headers"] = asked
+        names = request.headers.get("Access-Control-Request-Headers")
+        if names is not None:
+            headers["Access-Control-Allow-Headers"] = names
         if request.headers.get("Access-Control-Request-Private-Network") == "true":
             headers["Access-Control-Allow-Private-Network"] = "true"
         return web.Response(status=204, headers=headers)
@@ -208,7 +208,7 @@ class BrowserPolicy:
 
     def _from_own_page(self, request: web.Request) -> bool:
         """Whether the browser says that a page of ours, or an allowed one, asks; False when nobody
-        says anything. Raises Refusal for other pages."""
+        says anything. Raises HTTPError for other pages."""
         headers = request.headers
         origin = headers.get("Origin")
         if origin is not None:
@@ -229,7 +229,7 @@ class BrowserPolicy:
         return ANY in self._origins or origin.lower() in self._origins
 
     def _sends_json(self, request: web.Request, reads_body: bool) -> bool:
-        """Whether it says so, which a page of another origin cannot; Refusal for other bodies."""
+        """Whether it says so, which a page of another origin cannot; HTTPError for other bodies."""
         if "Content-Type" not in request.headers:
             return False
         kind = request.content_type
@@ -245,7 +245,7 @@ class BrowserPolicy:
 
 
 def check_headers(request: web.Request) -> None:
-    """Raise Refusal for versions of HTTP that are none, and headers that say two things."""
+    """Raise HTTPError for versions of HTTP that are none, and headers that say two things."""
     if request.version not in ((1, 0), (1, 1)):
         major, minor = request.version
         # aiohttp answers in the request's version; no client reads a status line of these.

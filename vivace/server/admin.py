@@ -31,28 +31,28 @@ async def flush_cache(context: Context, _request: web.Request, _body: Body) -> w
 
 async def abort_request(context: Context, _request: web.Request, body: Body) -> web.Response:
     """Abort requests by id prefix, or all; 200 whether or not any was found."""
-    asked = await ABORT.read(context, body)
-    if not asked.rid and not asked.abort_all:
+    params = await ABORT.read(context, body)
+    if not params.rid and not params.abort_all:
         raise BadRequest("rid", "give a request id (prefix), or abort_all: true")
-    context.frontend.abort(None if asked.abort_all else asked.rid, asked.abort_all)
+    context.frontend.abort(None if params.abort_all else params.rid, params.abort_all)
     return web.Response()
 
 
 async def configure_logging(context: Context, _request: web.Request, body: Body) -> web.Response:
     """Change what --log-requests logs."""
-    asked = await LOGGING.read(context, body, b"{}")
-    refuse_paths(asked)
-    if asked.log_requests_level is not None and asked.log_requests_level not in LEVELS:
+    params = await LOGGING.read(context, body, b"{}")
+    refuse_paths(params)
+    if params.log_requests_level is not None and params.log_requests_level not in LEVELS:
         raise BadRequest("log_requests_level", "must be 0, 1, 2 or 3")
-    if asked.log_requests_format is not None and asked.log_requests_format not in FORMATS:
+    if params.log_requests_format is not None and params.log_requests_format not in FORMATS:
         raise BadRequest("log_requests_format", f"must be one of {', '.join(FORMATS)}")
     log = context.request_log
-    if asked.log_requests is not None:
-        log.enabled = asked.log_requests
-    if asked.log_requests_level is not None:
-        log.level = asked.log_requests_level
-    if asked.log_requests_format is not None:
-        log.form = asked.log_requests_format
+    if params.log_requests is not None:
+        log.enabled = params.log_requests
+    if params.log_requests_level is not None:
+        log.level = params.log_requests_level
+    if params.log_requests_format is not None:
+        log.form = params.log_requests_format
     answer: dict[str, Any] = {
         "log_requests": log.enabled,
         "log_requests_level": log.level,
@@ -64,12 +64,12 @@ async def configure_logging(context: Context, _request: web.Request, body: Body)
 NO_FOLDERS = "folders and targets are set by start-up flags only, never by a request"
 
 
-def refuse_paths(asked: ConfigureLogging) -> None:
+def refuse_paths(params: ConfigureLogging) -> None:
     for field in (
         "log_requests_target",
         "dump_requests_folder",
         "dump_requests_threshold",
         "crash_dump_folder",
     ):
-        if getattr(asked, field):
+        if getattr(params, field):
             raise BadRequest(field, NO_FOLDERS)

@@ -61,7 +61,7 @@ async def read_body(request: web.Request, limit: int, timeout: float, budget: Bo
     except BaseException as error:
         if share is not None:
             share.release()
-        raise _refusal(error, timeout) from None
+        raise _read_error(error, timeout) from None
     share.complete = True
     return Body(data, share)
 
@@ -84,7 +84,7 @@ async def _arrival(request: web.Request, limit: int, share: Share) -> bytes | by
     return data
 
 
-def _refusal(error: BaseException, timeout: float) -> BaseException:
+def _read_error(error: BaseException, timeout: float) -> BaseException:
     """What the client is told about a body that did not come."""
     if isinstance(error, TimeoutError):
         return HTTPError(
@@ -155,11 +155,11 @@ class Reader(Generic[T]):
         scan = Scan(data, self._fields)
         yield from scan.run()
         long = [cuts for cuts in scan.cuts if cuts.commas]
-        asked = self._decode(context, without(data, long) if long else data)
+        params = self._decode(context, without(data, long) if long else data)
         for name, cuts in {cuts.name: cuts for cuts in scan.cuts}.items():  # the last one counts
-            if cuts.commas and getattr(asked, name) == []:
-                setattr(asked, name, (yield from self._pieces(data, cuts)))
-        return asked
+            if cuts.commas and getattr(params, name) == []:
+                setattr(params, name, (yield from self._pieces(data, cuts)))
+        return params
 
     def _pieces(self, data: Data, cuts: Cuts) -> Work[list[Any]]:
         """The entries of a list, decoded piece by piece."""
@@ -185,10 +185,10 @@ class Reader(Generic[T]):
             return self._strict.decode(data)
         except (ValueError, RecursionError) as error:
             reason = error
-        asked = decode(data, self._lenient)  # raises when more is wrong than an unknown field
+        params = decode(data, self._lenient)  # raises when more is wrong than an unknown field
         context.http_metrics.note(UNKNOWN_FIELD)
         log.debug("a request brings more than is known: %s", reason)
-        return asked
+        return params
 
 
 def list_fields(kind: Any) -> dict[str, tuple[ListField, Any]]:
@@ -240,14 +240,14 @@ def too_long(text: str, data: Data) -> BadRequest | None:
     limit = _TOO_LONG.search(text)
     if limit is None:
         return None
-    refusal = validation_error(text)
+    problem = validation_error(text)
     value: Any = msgspec.json.decode(data)
     try:
-        for name, index in _STEP.findall("." + refusal.field):
+        for name, index in _STEP.findall("." + problem.field):
             value = value[name] if name else value[int(index)]
     except (LookupError, TypeError):
-        return refusal
-    return BadRequest(refusal.field, f"has {len(value)} entries; at most {limit[1]} are allowed")
+        return problem
+    return BadRequest(problem.field, f"has {len(value)} entries; at most {limit[1]} are allowed")
 
 
 def _moved(text: str, name: str, offset: int) -> str:

@@ -31,7 +31,7 @@ class BodyBudget:
         return Share(self, give_up, self._clock)
 
     def take(self, share: Share, size: int) -> None:
-        """More bytes for a body; Refusal 503 when there is no room."""
+        """More bytes for a body; HTTPError 503 when there is no room."""
         if size > self._free:
             self._send_slow_ones_away(share, size)
         if size > self._free:
@@ -92,7 +92,7 @@ class Share:
         self.complete = False
 
     def take(self, size: int) -> None:
-        """`size` more bytes have arrived; Refusal 503 when there is no room for them."""
+        """`size` more bytes have arrived; HTTPError 503 when there is no room for them."""
         now = self._last = self._clock()
         if now - self._then[0] >= SPAN:
             self._since, self._then = self._then, (now, self._seen)

@@ -17,8 +17,7 @@ from vivace.protocol.output import FINISH_ABORT, Finish
 from vivace.protocol.request import Request
 from vivace.requests import prompts
 from vivace.requests.limits import LOGPROBS
-from vivace.requests.prompts import PromptInput as PromptInput
-from vivace.requests.prompts import cache_key as cache_key
+from vivace.requests.prompts import PromptInput
 from vivace.server.context import Context
 from vivace.server.request_log import RequestLog
 from vivace.server.responses import HTTPError, error_body
@@ -26,12 +25,12 @@ from vivace.server.sse import Encoder, EventStream, StreamLimits, event
 
 
 async def expand(
-    context: Context, asks: Iterable[PromptInput], *, stream: bool, arrival: float, client: int
+    context: Context, inputs: Iterable[PromptInput], *, stream: bool, arrival: float, client: int
 ) -> list[Request]:
     """n requests per prompt, within the server's limit; BadRequest. `client`: whose key it is."""
     limit = context.settings.max_batch
     work = prompts.expand(
-        context.frontend, asks, limit=limit, stream=stream, arrival=arrival, client=client
+        context.frontend, inputs, limit=limit, stream=stream, arrival=arrival, client=client
     )
     requests = await context.pace.run(work)
     check_logprobs(requests)
@@ -57,13 +56,13 @@ def check_logprobs(requests: Iterable[Request]) -> None:
 
 
 def start(frontend: Frontend, requests: Sequence[Request], sinks: Iterable[Sink]) -> Work[None]:
-    """Send requests to the engine; `sinks` are where their pieces go."""
+    """Send requests to the engine; `sinks` are where their outputs go."""
     for request, sink in zip(requests, sinks, strict=True):
         frontend.start(request, sink)
         yield
 
 
-def refusal_of(finish: Finish | None) -> HTTPError | None:
+def to_http_error(finish: Finish | None) -> HTTPError | None:
     """The HTTP error a finish stands for; None for a normal end (a client's abort included)."""
     if finish is None or finish.type != FINISH_ABORT or finish.status is None:
         return None
@@ -73,58 +72,58 @@ def refusal_of(finish: Finish | None) -> HTTPError | None:
 
 def failure(finish: Finish | None) -> bytes | None:
     """The event of a request that failed after its stream had begun; None for a normal end."""
-    refusal = refusal_of(finish)
-    if refusal is None:
+    http_error = to_http_error(finish)
+    if http_error is None:
         return None
-    body = error_body(refusal.status, refusal.message, code=refusal.code)
+    body = error_body(http_error.status, http_error.message, code=http_error.code)
     return event(msgspec.json.encode(body))
 
 
 class Collector:
-    """Collects the pieces of several requests; done when all ended or one failed."""
+    """Collects the outputs of several requests; done when all ended or one failed."""
 
     def __init__(self, count: int) -> None:
-        self.pieces: list[list[RequestOutput]] = [[] for _ in range(count)]
+        self.outputs: list[list[RequestOutput]] = [[] for _ in range(count)]
         self._open = count
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def sink(self, index: int) -> CollectorSink:
         return CollectorSink(self, index)
 
-    def take(self, index: int, piece: RequestOutput) -> None:
-        """Book one piece."""
-        self.pieces[index].append(piece)
-        if piece.finish is None or self.done.done():
+    def take(self, index: int, output: RequestOutput) -> None:
+        """Book one output."""
+        self.outputs[index].append(output)
+        if output.finish is None or self.done.done():
             return
         self._open -= 1
-        refusal = refusal_of(piece.finish)
-        if refusal is not None:
-            self.done.set_exception(refusal)
+        http_error = to_http_error(output.finish)
+        if http_error is not None:
+            self.done.set_exception(http_error)
         elif not self._open:
             self.done.set_result(None)
 
 
 class CollectorSink:
-    """The frontend's Sink of one request of a Gathering."""
+    """The frontend's Sink of one request of a Collector."""
 
-    def __init__(self, gathering: Collector, index: int) -> None:
-        self._gathering = gathering
+    def __init__(self, collector: Collector, index: int) -> None:
+        self._collector = collector
         self._index = index
 
-    def push(self, piece: RequestOutput) -> None:
-        self._gathering.take(self._index, piece)
+    def push(self, output: RequestOutput) -> None:
+        self._collector.take(self._index, output)
 
 
-def join(pieces: list[RequestOutput]) -> RequestOutput:
-    """All pieces of a request as one."""
-    if len(pieces) == 1:
-        return pieces[0]
+def join(outputs: list[RequestOutput]) -> RequestOutput:
+    """All outputs of a request as one."""
+    if len(outputs) == 1:
+        return outputs[0]
     return msgspec.structs.replace(
-        pieces[-1],
-        text="".join(piece.text for piece in pieces),
-        tokens=[token for piece in pieces for token in piece.tokens],
-        logprobs=_chain([piece.logprobs for piece in pieces]),
-        prompt_logprobs=pieces[0].prompt_logprobs,
+        outputs[-1],
+        text="".join(output.text for output in outputs),
+        tokens=[token for output in outputs for token in output.tokens],
+        logprobs=_chain([output.logprobs for output in outputs]),
+        prompt_logprobs=outputs[0].prompt_logprobs,
     )
 
 
@@ -136,26 +135,26 @@ def _chain(lists: list[list | None]) -> list | None:
 async def complete(
     context: Context, requests: list[Request], *, quiet: bool = False
 ) -> list[RequestOutput]:
-    """Run requests to their ends; Refusal when one fails, and the others are cancelled then."""
-    gathering = Collector(len(requests))
+    """Run requests to their ends; HTTPError when one fails, and the others are cancelled then."""
+    collector = Collector(len(requests))
     try:
-        sinks = map(gathering.sink, range(len(requests)))
+        sinks = map(collector.sink, range(len(requests)))
         await context.pace.run(start(context.frontend, requests, sinks))
-        await gathering.done
+        await collector.done
     except BaseException:
         context.frontend.cancel([request.key for request in requests])
         raise
-    return await context.pace.run(joined(context, requests, gathering.pieces, quiet))
+    return await context.pace.run(joined(context, requests, collector.outputs, quiet))
 
 
 def joined(
     context: Context, requests: list[Request], parts: list[list[RequestOutput]], quiet: bool
 ) -> Work[list[RequestOutput]]:
-    """Every request's answer as one piece, logged unless `quiet`."""
+    """Every request's answer as one output, logged unless `quiet`."""
     now = time.monotonic()
     answers: list[RequestOutput] = []
-    for request, pieces in zip(requests, parts, strict=True):
-        answers.append(join(pieces))
+    for request, outputs in zip(requests, parts, strict=True):
+        answers.append(join(outputs))
         if not quiet:
             context.request_log.finished(request, answers[-1], now - request.arrival)
         yield
@@ -173,7 +172,7 @@ async def stream(
 ) -> web.StreamResponse:
     """Answer with events, `encoders[i]` for `requests[i]`; a client that leaves cancels them all.
 
-    Until the first piece the answer can still become an error with its own status.
+    Until the first output the answer can still become an error with its own status.
     """
     settings = context.settings
     limits = StreamLimits(
@@ -181,14 +180,14 @@ async def stream(
     )
     events = EventStream(limits, epilogue, context.pace)
     try:
-        outlets = [
-            events.outlet(encode if quiet else logged(context, request, encode))
+        sinks = [
+            events.add_sink(encode if quiet else with_log(context, request, encode))
             for request, encode in zip(requests, encoders, strict=True)
         ]
-        await context.pace.run(start(context.frontend, requests, outlets))
-        refusal = refusal_of((await events.first()).finish)
-        if refusal is not None:
-            raise refusal
+        await context.pace.run(start(context.frontend, requests, sinks))
+        http_error = to_http_error((await events.first()).finish)
+        if http_error is not None:
+            raise http_error
         response = await events.run(http, {})
     except BaseException:
         context.frontend.cancel([request.key for request in requests])
@@ -198,12 +197,16 @@ async def stream(
     return response
 
 
-def logged(context: Context, request: Request, encode: Encoder) -> Encoder:
+def with_log(context: Context, request: Request, encode: Encoder) -> Encoder:
     """The encoder, with a line in the request log at the end; itself when nobody logs."""
-    return Logged(context.request_log, request, encode) if context.request_log.enabled else encode
+    return (
+        LoggedEncoder(context.request_log, request, encode)
+        if context.request_log.enabled
+        else encode
+    )
 
 
-class Logged:
+class LoggedEncoder:
     """An encoder that logs the end of its sequence."""
 
     def __init__(self, request_log: RequestLog, request: Request, encode: Encoder) -> None:
@@ -212,16 +215,16 @@ class Logged:
         self._request = request
         self._encode = encode
 
-    def __call__(self, piece: RequestOutput) -> bytes:
-        self._look_at(piece)
-        return self._encode(piece)
+    def __call__(self, output: RequestOutput) -> bytes:
+        self._log_end(output)
+        return self._encode(output)
 
-    def parts(self, piece: RequestOutput) -> Work[list[bytes]] | None:
-        work = self._encode.parts(piece)
+    def parts(self, output: RequestOutput) -> Work[list[bytes]] | None:
+        work = self._encode.parts(output)
         if work is not None:
-            self._look_at(piece)
+            self._log_end(output)
         return work
 
-    def _look_at(self, piece: RequestOutput) -> None:
-        if piece.finish is not None:
-            self._log.finished(self._request, piece, time.monotonic() - self._request.arrival)
+    def _log_end(self, output: RequestOutput) -> None:
+        if output.finish is not None:
+            self._log.finished(self._request, output, time.monotonic() - self._request.arrival)

@@ -56,18 +56,18 @@ class Probe:
 
 
 class StartQueue:
-    """At most `most` requests, in the order in which their bodies were complete. What they hold is
+    """At most `limit` requests, in the order in which their bodies were complete. What they hold is
     a connection and the body's bytes, which `BodyBudget` limits: nothing is decoded before."""
 
-    def __init__(self, engine: EngineStatus, most: int) -> None:
+    def __init__(self, engine: EngineStatus, limit: int) -> None:
         self.waiting = 0
         self._engine = engine
-        self._most = most
+        self._limit = limit
 
     async def wait(self) -> None:
         """Returns when the engine has come, or will not come, or too many wait already. A client
         that leaves cancels the wait."""
-        if self.waiting >= self._most:
+        if self.waiting >= self._limit:
             return
         self.waiting += 1
         try:

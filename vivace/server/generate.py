@@ -15,7 +15,7 @@ from vivace.frontend.pace import Work
 from vivace.frontend.request_output import RequestOutput
 from vivace.frontend.sglang_output import SGLangOutput
 from vivace.protocol.request import Request
-from vivace.requests.prompts import PromptInput, asks_of, kind_of_entries
+from vivace.requests.prompts import PromptInput, kind_of_entries, prompt_inputs
 from vivace.requests.schema import HARMLESS, REFUSED, GenerateRequest
 from vivace.server.access import CLIENT
 from vivace.server.body import Body, Reader
@@ -27,7 +27,7 @@ from vivace.server.sse import event
 encode = msgspec.json.encode
 
 
-class NativeLogprobs:
+class LogprobLists:
     """The lists of one answer's meta_info, as far as they have come."""
 
     def __init__(self, answer: SGLangOutput) -> None:
@@ -38,9 +38,9 @@ class NativeLogprobs:
             for name in answer.logprob_rows([])
         }
 
-    def add(self, piece: RequestOutput) -> Work[None]:
+    def add(self, output: RequestOutput) -> Work[None]:
         """Pauses only where there is more to do."""
-        sides = (("input", piece.prompt_logprobs), ("output", piece.logprobs))
+        sides = (("input", output.prompt_logprobs), ("output", output.logprobs))
         news = ((side, batch) for side, rows in sides for batch in batches(rows or ()))
         for number, (side, batch) in enumerate(news):
             if number:
@@ -48,7 +48,7 @@ class NativeLogprobs:
             for name, rows in self._rows(batch).items():
                 self._lists[f"{side}_{name}"].extend(rows)
 
-    def shown_in(self, body: dict[str, Any]) -> list[bytes]:
+    def parts(self, body: dict[str, Any]) -> list[bytes]:
         """JSON of a body with these lists in its meta_info, to be written one after the other."""
         rest = dict(body)
         meta = encode(rest.pop("meta_info"), enc_hook=str)
@@ -68,7 +68,7 @@ COUNT = "completion_tokens"
 
 
 class GenerateEvents:
-    """Encodes the pieces of one sequence; with `disjoint` an event shows only its own piece."""
+    """Encodes the outputs of one sequence; with `disjoint` an event shows only its own output."""
 
     def __init__(
         self, request: Request, answer: SGLangOutput, *, disjoint: bool, prompt_ids: bool
@@ -79,7 +79,7 @@ class GenerateEvents:
         self._disjoint = disjoint
         self._prompt_ids = prompt_ids
         self._plain = request.logprobs is None
-        self._logprobs = NativeLogprobs(answer)
+        self._logprobs = LogprobLists(answer)
         """of the whole answer"""
         self._prompt = b""
         self._learned = False
@@ -90,19 +90,19 @@ class GenerateEvents:
         self._meta = b""
         self._tail = b""
 
-    def parts(self, piece: RequestOutput) -> Work[list[bytes]] | None:
-        """The event of a piece with log-probabilities, which may be long; None for others."""
-        if self._plain or failure(piece.finish) is not None:
+    def parts(self, output: RequestOutput) -> Work[list[bytes]] | None:
+        """The event of an output with log-probabilities, which may be long; None for others."""
+        if self._plain or failure(output.finish) is not None:
             return None
-        return self._with_logprobs(piece)
+        return self._with_logprobs(output)
 
-    def _with_logprobs(self, piece: RequestOutput) -> Work[list[bytes]]:
-        logprobs = NativeLogprobs(self._answer) if self._disjoint else self._logprobs
-        yield from logprobs.add(piece)
-        body = self._answer.event(piece, logprobs=False)
+    def _with_logprobs(self, output: RequestOutput) -> Work[list[bytes]]:
+        logprobs = LogprobLists(self._answer) if self._disjoint else self._logprobs
+        yield from logprobs.add(output)
+        body = self._answer.event(output, logprobs=False)
         if self._prompt_ids:
             body["meta_info"]["prompt_token_ids"] = self._encoded_prompt()
-        return [b"data: ", *logprobs.shown_in(body), b"\n\n"]
+        return [b"data: ", *logprobs.parts(body), b"\n\n"]
 
     def _encoded_prompt(self) -> msgspec.Raw:
         """Once for all events."""
@@ -110,42 +110,42 @@ class GenerateEvents:
             self._prompt = encode(self._request.tokens)
         return msgspec.Raw(self._prompt)
 
-    def __call__(self, piece: RequestOutput) -> bytes:
-        if self._differs_in_text_only(piece):
-            return self._encode_text(piece.text, piece.tokens, piece.completion_tokens)
-        failed = failure(piece.finish)
+    def __call__(self, output: RequestOutput) -> bytes:
+        if self._differs_in_text_only(output):
+            return self._encode_text(output.text, output.tokens, output.completion_tokens)
+        failed = failure(output.finish)
         if failed is not None:
             return failed
-        body = self._answer.event(piece)
+        body = self._answer.event(output)
         if self._prompt_ids:
             body["meta_info"]["prompt_token_ids"] = self._encoded_prompt()
-        if piece.finish is None:
-            self._learn(body, piece)
+        if output.finish is None:
+            self._learn(body, output)
         return event(encode(body))
 
     def encode_text(self, text: str, tokens: list[int], count: int) -> bytes | None:
-        """The event of mere text; None before the first piece has shown what all have in common."""
+        """The event of mere text; None before the first output was encoded."""
         return self._encode_text(text, tokens, count) if self._learned else None
 
-    def _differs_in_text_only(self, piece: RequestOutput) -> bool:
+    def _differs_in_text_only(self, output: RequestOutput) -> bool:
         return (
             self._learned
-            and piece.finish is None
-            and piece.retractions == self._retractions
-            and piece.cached_tokens == self._cached
+            and output.finish is None
+            and output.retractions == self._retractions
+            and output.cached_tokens == self._cached
         )
 
     def _encode_text(self, text: str, tokens: list[int], count: int) -> bytes:
-        shown, ids = encode(text), encode(tokens)
+        data, ids = encode(text), encode(tokens)
         if not self._disjoint:
             self._answer.extend(text, tokens)
-            self._text += shown[1:-1]
+            self._text += data[1:-1]
             if tokens:
                 self._ids += b"," + ids[1:-1] if self._ids else ids[1:-1]
-            shown, ids = b'"%b"' % self._text, b"[%b]" % self._ids
-        return b"".join((TEXT, shown, IDS, ids, self._meta, b"%d" % count, self._tail))
+            data, ids = b'"%b"' % self._text, b"[%b]" % self._ids
+        return b"".join((TEXT, data, IDS, ids, self._meta, b"%d" % count, self._tail))
 
-    def _learn(self, body: dict[str, Any], piece: RequestOutput) -> None:
+    def _learn(self, body: dict[str, Any], output: RequestOutput) -> None:
         """Take from an event what those after it repeat: all but text, ids and their count."""
         rest = {key: value for key, value in body.items() if key not in ("text", "output_ids")}
         meta = dict(rest.pop("meta_info"))
@@ -154,31 +154,33 @@ class GenerateEvents:
         self._tail = b"}" + (b"," + encode(rest)[1:] if rest else b"}") + b"\n\n"
         self._text = encode(body["text"])[1:-1]
         self._ids = encode(body["output_ids"])[1:-1]
-        self._retractions = piece.retractions
-        self._cached = piece.cached_tokens
+        self._retractions = output.retractions
+        self._cached = output.cached_tokens
         self._learned = True
 
 
-async def read_asks(context: Context, asked: GenerateRequest) -> tuple[Iterator[PromptInput], bool]:
-    """(one ask per prompt, whether the prompts came as a list)."""
-    refuse_unsupported(asked, REFUSED, HARMLESS)
-    prompts, batch, field = await read_prompts(context, asked)
-    return asks_of(asked, prompts, batch, field), batch
+async def read_inputs(
+    context: Context, params: GenerateRequest
+) -> tuple[Iterator[PromptInput], bool]:
+    """(the prompts with what is wanted of each, whether the prompts came as a list)."""
+    refuse_unsupported(params, REFUSED, HARMLESS)
+    prompts, batch, field = await read_prompts(context, params)
+    return prompt_inputs(params, prompts, batch, field), batch
 
 
 async def read_prompts(
-    context: Context, asked: GenerateRequest
+    context: Context, params: GenerateRequest
 ) -> tuple[list[list[int]], bool, str]:
     """(ids of every prompt, whether they came as a list, the field they came in)."""
-    if (asked.text is None) == (asked.input_ids is None):
+    if (params.text is None) == (params.input_ids is None):
         raise BadRequest("text", "give exactly one of text and input_ids")
-    if asked.text is not None:
+    if params.text is not None:
         context.tokenizer("text")
-        texts = asked.text if isinstance(asked.text, list) else [asked.text]
+        texts = params.text if isinstance(params.text, list) else [params.text]
         check_count(context, texts, "text")
         found = [ids async for group in context.frontend.encode_all(texts) for ids in group]
-        return found, isinstance(asked.text, list), "text"
-    ids: list[Any] = asked.input_ids or []
+        return found, isinstance(params.text, list), "text"
+    ids: list[Any] = params.input_ids or []
     kind = kind_of_entries(ids, context.served.context + 1)
     if kind is int or not ids:
         return [ids], False, "input_ids"
@@ -189,11 +191,11 @@ async def read_prompts(
 
 
 def check_count(context: Context, prompts: list[Any], field: str) -> None:
-    most = context.settings.max_batch
+    limit = context.settings.max_batch
     if not prompts:
         raise BadRequest(field, "must not be empty")
-    if len(prompts) > most:
-        raise BadRequest(field, f"holds {len(prompts)} prompts; at most {most} in one request")
+    if len(prompts) > limit:
+        raise BadRequest(field, f"holds {len(prompts)} prompts; at most {limit} in one request")
 
 
 READER = Reader(GenerateRequest)
@@ -202,52 +204,52 @@ READER = Reader(GenerateRequest)
 async def generate(context: Context, http: web.Request, body: Body) -> web.StreamResponse:
     """One answer, or a list of them when the prompts came as a list or n > 1."""
     arrival = time.monotonic()
-    asked = await READER.read(context, body)
-    asks, batch = await read_asks(context, asked)
+    params = await READER.read(context, body)
+    inputs, batch = await read_inputs(context, params)
     requests = await expand(
-        context, asks, stream=asked.stream, arrival=arrival, client=http[CLIENT]
+        context, inputs, stream=params.stream, arrival=arrival, client=http[CLIENT]
     )
     body.release()
     several = batch or len(requests) > 1
-    quiet = asked.no_logs
+    quiet = params.no_logs
     if not quiet:
-        text = asked.text if isinstance(asked.text, str) else None
-        context.request_log.received(http.path, requests, asked, text)
+        text = params.text if isinstance(params.text, str) else None
+        context.request_log.received(http.path, requests, params, text)
     answers = [
-        answer_of(context, asked, request, index if several else None)
+        create_answer(context, params, request, index if several else None)
         for index, request in enumerate(requests)
     ]
-    if asked.stream:
+    if params.stream:
         encoders = [
             GenerateEvents(
                 request,
                 answer,
                 disjoint=context.settings.stream_output,
-                prompt_ids=asked.return_prompt_token_ids,
+                prompt_ids=params.return_prompt_token_ids,
             )
             for request, answer in zip(requests, answers, strict=True)
         ]
         return await stream(context, http, requests, encoders, quiet=quiet)
-    pieces = await complete(context, requests, quiet=quiet)
-    shown = await context.pace.run(finished(asked, requests, answers, pieces))
-    return await json_parts(http, list_of(shown) if several else shown[0])
+    outputs = await complete(context, requests, quiet=quiet)
+    parts = await context.pace.run(finished(params, requests, answers, outputs))
+    return await json_parts(http, json_list(parts) if several else parts[0])
 
 
-def answer_of(
-    context: Context, asked: GenerateRequest, request: Request, index: int | None
+def create_answer(
+    context: Context, params: GenerateRequest, request: Request, index: int | None
 ) -> SGLangOutput:
-    """Where the pieces of a request become SGLang's result."""
-    with_text = asked.return_text_in_logprobs
+    """Where the outputs of a request become SGLang's result."""
+    with_text = params.return_text_in_logprobs
     return SGLangOutput(
         request,
         weight_version=context.served.weight_version,
         index=index,
         token_text=context.tokenizer("return_text_in_logprobs").token_text if with_text else None,
-        disjoint=asked.stream and context.settings.stream_output,
+        disjoint=params.stream and context.settings.stream_output,
     )
 
 
-def list_of(results: list[list[bytes]]) -> list[bytes]:
+def json_list(results: list[list[bytes]]) -> list[bytes]:
     """A JSON list of what is JSON in parts."""
     parts = [b"["]
     for number, result in enumerate(results):
@@ -256,20 +258,20 @@ def list_of(results: list[list[bytes]]) -> list[bytes]:
 
 
 def finished(
-    asked: GenerateRequest,
+    params: GenerateRequest,
     requests: list[Request],
     answers: list[SGLangOutput],
-    pieces: list[RequestOutput],
+    outputs: list[RequestOutput],
 ) -> Work[list[list[bytes]]]:
-    """Each result as JSON in parts, with what only some requests ask for."""
-    shown: list[list[bytes]] = []
-    for request, answer, piece in zip(requests, answers, pieces, strict=True):
-        answer.add(piece)
-        logprobs = NativeLogprobs(answer)
-        yield from logprobs.add(piece)
+    """Each result as JSON in parts, with what only some requests want."""
+    parts: list[list[bytes]] = []
+    for request, answer, output in zip(requests, answers, outputs, strict=True):
+        answer.add(output)
+        logprobs = LogprobLists(answer)
+        yield from logprobs.add(output)
         body = answer.body(logprobs=False)
-        if asked.return_prompt_token_ids:
+        if params.return_prompt_token_ids:
             body["meta_info"]["prompt_token_ids"] = request.tokens
-        shown.append(logprobs.shown_in(body))
+        parts.append(logprobs.parts(body))
         yield
-    return shown
+    return parts

@@ -29,24 +29,24 @@ async def health(context: Context, _request: web.Request, _body: Body) -> web.Re
 async def health_generate(context: Context, _request: web.Request, _body: Body) -> web.Response:
     """200 when the engine produced a token lately or does so now, 503 after the health timeout."""
     context.require_progress()
-    await context.probe.check(context.frontend.heard, lambda: ask_engine(context))
+    await context.probe.check(context.frontend.heard, lambda: probe_engine(context))
     return web.Response()
 
 
-async def ask_engine(context: Context) -> None:
-    """Returns once any token has come, whose ever it is; Refusal when none does."""
-    asked, timeout = time.monotonic(), context.settings.health_timeout
+async def probe_engine(context: Context) -> None:
+    """Returns once any token has come, whose ever it is; HTTPError when none does."""
+    began, timeout = time.monotonic(), context.settings.health_timeout
     request = context.frontend.request(
         [probe_token(context)],
         SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True),
         rid=new_id("HEALTH_CHECK"),
         log_metrics=False,
-        arrival=asked,
+        arrival=began,
     )
     own = asyncio.create_task(complete(context, [request], quiet=True))
     try:
         async with asyncio.timeout(timeout):
-            while not own.done() and context.frontend.heard < asked:
+            while not own.done() and context.frontend.heard < began:
                 if context.frontend.stall:
                     raise TimeoutError
                 await asyncio.wait([own], timeout=_LOOK)
@@ -55,8 +55,8 @@ async def ask_engine(context: Context) -> None:
     except TimeoutError:
         reason = context.frontend.stall or f"the engine produced no token within {timeout:g} s"
         raise HTTPError(503, reason) from None
-    except HTTPError as refusal:
-        if refusal.status != 503:
+    except HTTPError as http_error:
+        if http_error.status != 503:
             raise
         context.require_ready()  # a full queue is an answer of a living engine
     finally:

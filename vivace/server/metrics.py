@@ -130,7 +130,7 @@ async def loads(context: Context, request: web.Request, _body: Body) -> web.Resp
     """Query: dp_rank, include (comma-separated sections), format (json)."""
     check_query(request)
     state = await context.engine_state()
-    load = load_of(context, state)
+    load = rank_load(context, state)
     return json_response(
         {
             "timestamp": time.time(),
@@ -158,7 +158,7 @@ def check_query(request: web.Request) -> None:
             raise BadRequest("include", f"sections are {', '.join(SECTIONS)}")
 
 
-def load_of(context: Context, state: EngineState) -> dict[str, Any]:
+def rank_load(context: Context, state: EngineState) -> dict[str, Any]:
     usage = state.used_tokens / state.total_tokens if state.total_tokens else 0.0
     capacity = context.frontend.capacity
     return {

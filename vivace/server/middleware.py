@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from vivace.frontend.errors import BadRequest
-from vivace.frontend.fair_queue import ASKER
+from vivace.frontend.fair_queue import CURRENT_CLIENT
 from vivace.server.access import CLIENT, Access, check_headers
 from vivace.server.body import Body, read_body
 from vivace.server.connection import Connection
@@ -40,7 +40,7 @@ def bind(context: Context, route: Route) -> Handle:
                 any_host=route.auth is Access.PUBLIC,
             )
         request[CLIENT] = client or 0
-        ASKER.set(-id(request.protocol) if client is None else client)
+        CURRENT_CLIENT.set(-id(request.protocol) if client is None else client)
         if limit == NO_BODY and not request.can_read_body:
             return await route.handler(context, request, Body())
         body = await read_body(request, limit, settings.body_timeout, context.bodies)
@@ -86,10 +86,10 @@ async def outcome(context: Context, request: web.Request, handler: Handle) -> we
             check_headers(request)
             return context.browsers.preflight(request) or await handler(request)
         except (HTTPError, BadRequest, web.HTTPException) as error:
-            refusal = refusal_of(context, request, error)
-            unknown = isinstance(error, web.HTTPException) and refusal.status == 404
+            http_error = to_http_error(context, request, error)
+            unknown = isinstance(error, web.HTTPException) and http_error.status == 404
             moved = await without_slash(request) if unknown else None
-            return moved or error_response(refusal)
+            return moved or error_response(http_error)
     except (asyncio.CancelledError, ConnectionError):
         raise
     except Exception:  # also one of those that make the answer to an error
@@ -111,25 +111,25 @@ async def without_slash(request: web.Request) -> web.Response | None:
     return web.Response(status=307, headers={"Location": location})
 
 
-def refusal_of(
+def to_http_error(
     context: Context, request: web.Request, error: HTTPError | BadRequest | web.HTTPException
 ) -> HTTPError:
     """What an answer other than 2xx says."""
     if isinstance(error, HTTPError):
         return error
     if isinstance(error, web.HTTPException):
-        return http_refusal(context, request, error)
+        return aiohttp_error(context, request, error)
     return HTTPError(
         error.status, str(error), param=error.field or None, retry_after=error.retry_after
     )
 
 
-def http_refusal(context: Context, request: web.Request, error: web.HTTPException) -> HTTPError:
+def aiohttp_error(context: Context, request: web.Request, error: web.HTTPException) -> HTTPError:
     """aiohttp's own refusals; who has no key does not learn which paths exist."""
     try:
         context.keys.check(request, Access.USER)
-    except HTTPError as refusal:
-        return refusal
+    except HTTPError as http_error:
+        return http_error
     path = request.path[:200]
     if isinstance(error, web.HTTPMethodNotAllowed):
         allowed = ", ".join(sorted(error.allowed_methods))

@@ -22,7 +22,7 @@ server_log = logging.getLogger("vivace.server")
 LEVELS = range(4)
 FORMATS = ("text", "json")
 FILE_NAME = "requests.log"
-LARGEST_FILE = 1 << 30
+MAX_FILE_BYTES = 1 << 30
 """Bytes of a requests.log, about; then it becomes requests.log.1, and the one before is removed."""
 NAMES = (
     "user",
@@ -68,11 +68,11 @@ class LineFile(logging.Handler):
         """OSError when it cannot be opened."""
         super().__init__()
         self._path = path
-        self._told = False
+        self._reported = False
         self._lines = self._open()
 
     def emit(self, record: logging.LogRecord) -> None:
-        if os.fstat(self._lines.descriptor).st_size >= LARGEST_FILE:
+        if os.fstat(self._lines.descriptor).st_size >= MAX_FILE_BYTES:
             self._begin_another()
         self._lines.write(self.format(record) + "\n")
 
@@ -98,16 +98,18 @@ class LineFile(logging.Handler):
                 self._path.rename(f"{self._path}.1")
             lines = self._open()
         except OSError as error:
-            self._tell("%s has %d MiB and cannot be renamed: %s", error.strerror or error)
+            self._report("%s has %d MiB and cannot be renamed: %s", error.strerror or error)
             return
         self._lines.close()
         self._lines = lines
-        self._tell("%s has %d MiB and is now %s, in place of an older one", f"{self._path.name}.1")
+        self._report(
+            "%s has %d MiB and is now %s, in place of an older one", f"{self._path.name}.1"
+        )
 
-    def _tell(self, text: str, last: object) -> None:
-        if not self._told:
-            self._told = True
-            server_log.warning(text, self._path, LARGEST_FILE >> 20, last)
+    def _report(self, text: str, last: object) -> None:
+        if not self._reported:
+            self._reported = True
+            server_log.warning(text, self._path, MAX_FILE_BYTES >> 20, last)
 
 
 class RequestLog:
@@ -119,12 +121,12 @@ class RequestLog:
         self.form = form
 
     def received(
-        self, endpoint: str, requests: list[Request], asked: object, text: str | None = None
+        self, endpoint: str, requests: list[Request], params: object, text: str | None = None
     ) -> None:
         """Log what was asked; `text` is the prompt when it came as text."""
         if not self.enabled:
             return
-        names = {name: getattr(asked, name, None) for name in NAMES}
+        names = {name: getattr(params, name, None) for name in NAMES}
         for request in requests:
             facts: dict[str, Any] = {
                 "rid": request.rid,
@@ -139,20 +141,20 @@ class RequestLog:
                 facts["input"] = self._excerpt(request.tokens if text is None else text)
             self._write("Receive", "request.received", facts)
 
-    def finished(self, request: Request, piece: RequestOutput, seconds: float) -> None:
-        """Log what was answered; `piece` is the whole answer, or the last piece of a stream."""
+    def finished(self, request: Request, output: RequestOutput, seconds: float) -> None:
+        """Log what was answered; `output` is the whole answer, or the last output of a stream."""
         if not self.enabled:
             return
         facts: dict[str, Any] = {
             "rid": request.rid,
-            "finish_reason": piece.finish.type if piece.finish else None,
-            "prompt_tokens": piece.prompt_tokens,
-            "completion_tokens": piece.completion_tokens,
-            "cached_tokens": piece.cached_tokens,
+            "finish_reason": output.finish.type if output.finish else None,
+            "prompt_tokens": output.prompt_tokens,
+            "completion_tokens": output.completion_tokens,
+            "cached_tokens": output.cached_tokens,
             "e2e_latency": round(seconds, 6),
         }
         if self.level >= 2 and not request.stream:
-            facts["output"] = self._excerpt(piece.text)
+            facts["output"] = self._excerpt(output.text)
         self._write("Finish", "request.finished", facts)
 
     def _excerpt(self, value: Any) -> Any:

@@ -31,7 +31,7 @@ KINDS = {
 }
 
 
-LONGEST_MESSAGE = 4096
+MAX_MESSAGE_CHARACTERS = 4096
 """Characters. Messages quote what came from outside."""
 
 
@@ -61,8 +61,8 @@ def error_body(
     status: int, message: str, *, param: str | None = None, code: str | None = None
 ) -> dict[str, Any]:
     """The body of an error answer; also sent inside a stream that fails half-way."""
-    message = shown(message)
-    param = None if param is None else shown(param)
+    message = printable(message)
+    param = None if param is None else printable(param)
     kind = KINDS.get(status, "InternalServerError" if status >= 500 else "BadRequestError")
     return {
         "object": "error",
@@ -74,22 +74,22 @@ def error_body(
     }
 
 
-def shown(text: str) -> str:
+def printable(text: str) -> str:
     """The text as UTF-8 can have it, and no longer than a message may be: headers keep bytes that
     are no UTF-8 as lone surrogates."""
-    if len(text) > LONGEST_MESSAGE:
-        text = text[:LONGEST_MESSAGE] + "..."
+    if len(text) > MAX_MESSAGE_CHARACTERS:
+        text = text[:MAX_MESSAGE_CHARACTERS] + "..."
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def error_response(refusal: HTTPError) -> web.Response:
+def error_response(error: HTTPError) -> web.Response:
     """JSON answer for a refusal, with Retry-After where waiting helps."""
-    headers = dict(refusal.headers)
-    if refusal.retry_after is not None:
-        headers["Retry-After"] = str(max(1, math.ceil(refusal.retry_after)))
-    body = error_body(refusal.status, refusal.message, param=refusal.param, code=refusal.code)
+    headers = dict(error.headers)
+    if error.retry_after is not None:
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
+    body = error_body(error.status, error.message, param=error.param, code=error.code)
     return web.Response(
-        status=refusal.status,
+        status=error.status,
         body=msgspec.json.encode(body),
         content_type="application/json",
         headers=headers,

@@ -1,8 +1,8 @@
 """Server-sent events written straight into the transport, in the turn that received the tokens.
 
 A `StreamSink` (the frontend's Sink) encodes each output to bytes and writes it; no task wakes up
-per event. While a connection has more than `high_water` unsent bytes, pieces are merged instead of
-written, so a slow reader costs one piece of memory, not one event per token. A reader that takes
+per event. While a connection has more than `high_water` unsent bytes, outputs are merged instead of
+written, so a slow reader costs the memory of one output, not of an event per token. One that takes
 nothing for `stall` seconds, or lets more than `hold_limit` characters pile up, is given up.
 """
 
@@ -39,15 +39,15 @@ HEADS = tuple(b"%x\r\n" % size for size in range(1024))
 class Encoder(Protocol):
     """What one sequence says, as complete events (b"" for nothing to say)."""
 
-    def __call__(self, piece: RequestOutput, /) -> bytes: ...
+    def __call__(self, output: RequestOutput, /) -> bytes: ...
 
-    def parts(self, piece: RequestOutput, /) -> Work[list[bytes]] | None:
+    def parts(self, output: RequestOutput, /) -> Work[list[bytes]] | None:
         """The same as work, when it may be more than a turn of the loop has time for: bytes to be
         written one after the other. None: call it."""
         ...
 
     def encode_text(self, text: str, tokens: list[int], count: int, /) -> bytes | None:
-        """News of mere text (see `TextSink.offer`); None when it takes a piece to say it."""
+        """News of mere text (see `TextSink.offer`); None when it takes an output to say it."""
         ...
 
 
@@ -73,7 +73,7 @@ def event(data: bytes) -> bytes:
 
 
 class StreamSink:
-    """Where the pieces of one sequence enter the stream."""
+    """Where the outputs of one sequence enter the stream."""
 
     __slots__ = ("_encode", "_encode_text", "_encoding", "_stream", "held")
 
@@ -81,7 +81,7 @@ class StreamSink:
         self._stream = stream
         self._encode = encode
         self._encoding = False
-        """a long piece is on its way: what comes behind it is held"""
+        """a long output is on its way: what comes behind it is held"""
         self._encode_text = encode.encode_text
         self.held: RequestOutput | None = None
 
@@ -99,53 +99,53 @@ class StreamSink:
             stream.fail(error)
             return True
 
-    def push(self, piece: RequestOutput) -> None:
-        """Write or hold one piece; never blocks, never raises."""
+    def push(self, output: RequestOutput) -> None:
+        """Write or hold one output; never blocks, never raises."""
         stream = self._stream
         try:
             if stream.flowing and not self._encoding:
-                self._show(piece)
+                self._show(output)
             else:
-                self.held = piece if self.held is None else merge(self.held, piece)
+                self.held = output if self.held is None else merge(self.held, output)
                 stream.note_held(self.held)
         except Exception as error:
             stream.fail(error)
 
-    def _show(self, piece: RequestOutput) -> None:
+    def _show(self, output: RequestOutput) -> None:
         """Write it, or begin to encode it."""
-        work = self._encode.parts(piece)
+        work = self._encode.parts(output)
         if work is None:
-            self._write([self._encode(piece)], piece)
+            self._write([self._encode(output)], output)
             return
         try:
             next(work)
         except StopIteration as end:
-            self._write(end.value, piece)
+            self._write(end.value, output)
         else:
             self._encoding = True
-            self._stream.go_on(work, lambda parts: self._encoded(parts, piece))
+            self._stream.go_on(work, lambda parts: self._encoded(parts, output))
 
-    def _encoded(self, parts: list[bytes], piece: RequestOutput) -> None:
+    def _encoded(self, parts: list[bytes], output: RequestOutput) -> None:
         self._encoding = False
-        self._write(parts, piece)
+        self._write(parts, output)
         if self._stream.flowing:
             self.release()
 
-    def _write(self, parts: list[bytes], piece: RequestOutput) -> None:
-        if piece.finish is not None:
+    def _write(self, parts: list[bytes], output: RequestOutput) -> None:
+        if output.finish is not None:
             self._stream.end(parts)
         else:
             self._stream.write(*parts)
 
     def release(self) -> None:
         """Write what was held."""
-        piece, self.held = self.held, None
-        if piece is not None:
-            self.push(piece)
+        output, self.held = self.held, None
+        if output is not None:
+            self.push(output)
 
 
 class EventStream:
-    """The answer to one HTTP request as events; several outlets (n > 1, a batch) share it."""
+    """The answer to one HTTP request as events; several sinks (n > 1, a batch) share it."""
 
     def __init__(
         self,
@@ -153,8 +153,8 @@ class EventStream:
         epilogue: Callable[[], bytes] = bytes,
         pace: Pace | None = None,
     ) -> None:
-        """`epilogue` gives the events between the last piece and [DONE]; at `pace` long pieces are
-        encoded."""
+        """`epilogue` gives the events between the last output and [DONE]; long outputs are encoded
+        at `pace`."""
         self.flowing = False
         self.failed = False
         self._limits = limits
@@ -162,7 +162,7 @@ class EventStream:
         self._epilogue = epilogue
         self._pace = pace or Pace()
         self._encoders: set[asyncio.Task[None]] = set()
-        self._outlets: list[StreamSink] = []
+        self._sinks: list[StreamSink] = []
         self._open = 0
         self._transport: asyncio.Transport | None = None
         self._chunked = True
@@ -172,19 +172,19 @@ class EventStream:
         self._unsent = 0
         self._progress = 0.0
 
-    def outlet(self, encode: Encoder) -> StreamSink:
-        """A new sequence in this stream; all are made before the first piece comes."""
-        outlet = StreamSink(self, encode)
-        self._outlets.append(outlet)
+    def add_sink(self, encode: Encoder) -> StreamSink:
+        """A new sequence in this stream; all are made before the first output comes."""
+        sink = StreamSink(self, encode)
+        self._sinks.append(sink)
         self._open += 1
-        return outlet
+        return sink
 
     async def first(self) -> RequestOutput:
-        """The first piece of any outlet: until then the answer can still become an error."""
+        """The first output of any sink: until then the answer can still become an error."""
         return await self._first
 
     async def run(self, request: web.Request, headers: dict[str, str]) -> web.StreamResponse:
-        """Send the headers, let the pieces flow, return when the last event is written."""
+        """Send the headers, let the outputs flow, return when the last event is written."""
         response = web.StreamResponse(headers={**HEADERS, **headers})
         self._chunked = request.version >= HttpVersion11
         if self._chunked:
@@ -248,7 +248,7 @@ class EventStream:
             self._pause(transport)
 
     def _write_parts(self, transport: asyncio.Transport, parts: Sequence[bytes]) -> None:
-        """As one chunk, without making one piece of them."""
+        """As one chunk, without joining them."""
         if self._chunked:
             transport.write(b"%x\r\n" % sum(map(len, parts)))
         for part in parts:
@@ -268,7 +268,7 @@ class EventStream:
             self._over.set_result(None)
 
     def note_held(self, held: RequestOutput) -> None:
-        """An outlet holds a piece: the first wakes the handler, too much gives the client up."""
+        """A sink holds an output: the first wakes the handler, too much gives the client up."""
         if not self._first.done():
             self._first.set_result(held)
         if len(held.text) > self._limits.hold_limit:
@@ -318,9 +318,9 @@ class EventStream:
     def _resume(self) -> None:
         self.flowing = True
         try:
-            for outlet in self._outlets:
+            for sink in self._sinks:
                 if not self.flowing:
                     break
-                outlet.release()
+                sink.release()
         except Exception as error:
             self.fail(error)

@@ -38,40 +38,40 @@ DETOKENIZE = Reader(DetokenizeRequest)
 
 RUN = 4096
 """Ids that are worked on without a pause."""
-MOST_IDS = 1 << 19
+MAX_IDS = 1 << 19
 """In the answer of one /tokenize."""
-MOST_CHARACTERS = 16 << 20
+MAX_CHARACTERS = 16 << 20
 """In the answer of one /detokenize."""
 
 
 async def tokenize(context: Context, _request: web.Request, body: Body) -> web.Response:
     """Ids of a prompt, of many prompts, or of a conversation."""
-    asked = await TOKENIZE.read(context, body)
-    check_model(context, asked.model)
-    check_tools(asked)
-    if (asked.prompt is None) == (asked.messages is None):
+    params = await TOKENIZE.read(context, body)
+    check_model(context, params.model)
+    check_tools(params)
+    if (params.prompt is None) == (params.messages is None):
         raise BadRequest("prompt", "give exactly one of prompt and messages")
-    if asked.prompt is not None:
-        refuse_unsupported(asked, dict.fromkeys(OF_CONVERSATIONS, "goes with messages only"))
+    if params.prompt is not None:
+        refuse_unsupported(params, dict.fromkeys(OF_CONVERSATIONS, "goes with messages only"))
     context.tokenizer("prompt")
-    if asked.prompt is None:
-        ids = await chat_ids(context, asked)
+    if params.prompt is None:
+        ids = await chat_ids(context, params)
         return answer(await context.pace.run(encode_list(ids, RUN)), len(ids), context)
-    several = isinstance(asked.prompt, list)
-    texts = asked.prompt if isinstance(asked.prompt, list) else [asked.prompt]
-    rows, counts = await encode_texts(context, texts, asked.add_special_tokens)
+    several = isinstance(params.prompt, list)
+    texts = params.prompt if isinstance(params.prompt, list) else [params.prompt]
+    rows, counts = await encode_texts(context, texts, params.add_special_tokens)
     if several:
         return answer(msgspec.Raw(b"[%b]" % b",".join(rows)), counts, context)
     return answer(msgspec.Raw(rows[0]), counts[0], context)
 
 
-async def chat_ids(context: Context, asked: TokenizeRequest) -> list[int]:
+async def chat_ids(context: Context, params: TokenizeRequest) -> list[int]:
     """Ids of a conversation."""
-    opens = asked.add_generation_prompt
+    opens = params.add_generation_prompt
     text = await chat_text(
         context,
-        asked.messages or [],
-        asked,
+        params.messages or [],
+        params,
         add_generation_prompt=True if opens is None else opens,
     )
     return await context.frontend.encode(text, add_special_tokens=False)
@@ -83,12 +83,12 @@ async def encode_texts(
     """The ids of every text as JSON, and their number; as JSON they need the least memory."""
     rows: list[bytes] = []
     counts: list[int] = []
-    room = MOST_IDS
-    async for group in context.frontend.encode_all(texts, special, most=MOST_IDS):
+    room = MAX_IDS
+    async for group in context.frontend.encode_all(texts, special, max_tokens=MAX_IDS):
         for ids in group:
             room -= len(ids)
             if room < 0:
-                raise BadRequest("prompt", f"has more than {MOST_IDS} tokens; send it in parts")
+                raise BadRequest("prompt", f"has more than {MAX_IDS} tokens; send it in parts")
             counts.append(len(ids))
             rows.append(bytes(await context.pace.run(encode_list(ids, RUN))))
     return rows, counts
@@ -104,14 +104,14 @@ def answer(tokens: msgspec.Raw, count: int | list[int], context: Context) -> web
 
 async def detokenize(context: Context, _request: web.Request, body: Body) -> web.Response:
     """Text of ids, or texts of lists of ids."""
-    asked = await DETOKENIZE.read(context, body)
-    check_model(context, asked.model)
+    params = await DETOKENIZE.read(context, body)
+    check_model(context, params.model)
     tokenizer = context.tokenizer("tokens")
-    kind = kind_of_entries(asked.tokens, PROMPTS + 1)
-    if kind is list and len(asked.tokens) > PROMPTS:
-        count = len(asked.tokens)
+    kind = kind_of_entries(params.tokens, PROMPTS + 1)
+    if kind is list and len(params.tokens) > PROMPTS:
+        count = len(params.tokens)
         raise BadRequest("tokens", f"has {count} entries; at most {PROMPTS} are allowed")
-    work = decode_rows(tokenizer, asked, context.served.vocabulary, nested=kind is list)
+    work = decode_rows(tokenizer, params, context.served.vocabulary, nested=kind is list)
     if tokenizer.decodes_in_runs:
         texts = await context.pace.run(work)
     else:
@@ -123,12 +123,12 @@ async def detokenize(context: Context, _request: web.Request, body: Body) -> web
 
 
 def decode_rows(
-    tokenizer: Tokenizer, asked: DetokenizeRequest, vocabulary: int, *, nested: bool
+    tokenizer: Tokenizer, params: DetokenizeRequest, vocabulary: int, *, nested: bool
 ) -> Work[list[str]]:
     """The text of every row; BadRequest for what is no id, and when the texts grow too large."""
-    rows: list[Any] = asked.tokens if nested else [asked.tokens]
+    rows: list[Any] = params.tokens if nested else [params.tokens]
     texts: list[str] = []
-    room = MOST_CHARACTERS
+    room = MAX_CHARACTERS
     for number, row in enumerate(rows):
         field = f"tokens[{number}]" if nested else "tokens"
         if not isinstance(row, list):
@@ -137,11 +137,11 @@ def decode_rows(
             checked_ids(row[start : start + RUN], vocabulary, field, start)
             yield
         parts: list[str] = []
-        for part in tokenizer.decode_in_runs(row, RUN, asked.skip_special_tokens):
+        for part in tokenizer.decode_in_runs(row, RUN, params.skip_special_tokens):
             parts.append(part)
             room -= len(part)
             if room < 0:
-                limit = f"the text has more than {MOST_CHARACTERS} characters"
+                limit = f"the text has more than {MAX_CHARACTERS} characters"
                 raise BadRequest("tokens", f"{limit}; send the ids in parts")
             yield
         texts.append("".join(parts))

@@ -11,20 +11,21 @@ from vivace.frontend.errors import BadRequest
 from vivace.frontend.fields import refuse_unsupported
 from vivace.frontend.request_output import RequestOutput
 from vivace.protocol.request import Request
-from vivace.requests.messages import turns
+from vivace.requests.messages import template_messages
 from vivace.requests.prompts import new_id
 from vivace.requests.schema import Message
 from vivace.server.access import CLIENT
 from vivace.server.body import Body, Reader
-from vivace.server.collect import PromptInput, expand
+from vivace.server.collect import expand
+from vivace.requests.prompts import PromptInput
 from vivace.server.context import Context
 from vivace.server.openai.logprobs import encoded_chat_logprobs
 from vivace.server.openai.params import (
-    MOST_LOGPROBS,
-    cache_key_of,
+    MAX_LOGPROBS,
     check_request,
     check_tools,
     openai_names,
+    prompt_cache_key,
     raw_sampling,
     request_id,
 )
@@ -45,72 +46,72 @@ READER = Reader(ChatRequest)
 async def chat_completions(context: Context, http: web.Request, body: Body) -> web.StreamResponse:
     """Answer a conversation, n times."""
     arrival = time.monotonic()
-    asked = await READER.read(context, body)
-    check(context, asked)
+    params = await READER.read(context, body)
+    check(context, params)
     tokenizer = context.tokenizer("messages")
-    text = await chat_text(context, asked.messages, asked)
+    text = await chat_text(context, params.messages, params)
     tokens = await context.frontend.encode(text, add_special_tokens=False)
-    rid = request_id(asked, 0, 1, new_id("chatcmpl"))
+    rid = request_id(params, 0, 1, new_id("chatcmpl"))
     with openai_names():
-        asks = [ask(asked, tokens, rid)]
+        inputs = [prompt_input(params, tokens, rid)]
         requests = await expand(
-            context, asks, stream=bool(asked.stream), arrival=arrival, client=http[CLIENT]
+            context, inputs, stream=bool(params.stream), arrival=arrival, client=http[CLIENT]
         )
     body.release()
-    context.request_log.received(http.path, requests, asked, text)
+    context.request_log.received(http.path, requests, params, text)
     form = AnswerFormat(
         kind="chat.completion.chunk",
-        logprobs=bool(asked.logprobs),
+        logprobs=bool(params.logprobs),
         chunks=ChatChunks,
-        choice=lambda index, piece: choice(asked, index, piece, requests[index]),
-        details=lambda piece: encoded_chat_logprobs(piece.logprobs or (), tokenizer),
+        choice=lambda index, output: choice(params, index, output, requests[index]),
+        details=lambda output: encoded_chat_logprobs(output.logprobs or (), tokenizer),
         answer=ChatAnswer,
-        service_tier=SERVED_TIER if asked.service_tier else None,
+        service_tier=SERVED_TIER if params.service_tier else None,
     )
     return await answer(
-        context, http, asked, requests, form, rid=rid, samples=len(requests), tokenizer=tokenizer
+        context, http, params, requests, form, rid=rid, samples=len(requests), tokenizer=tokenizer
     )
 
 
-def check(context: Context, asked: ChatRequest) -> None:
+def check(context: Context, params: ChatRequest) -> None:
     """Refuse what this endpoint cannot do."""
-    check_request(context, asked)
-    refuse_unsupported(asked, CHAT_REFUSED, CHAT_HARMLESS)
-    if asked.web_search_options is not None:  # an empty object asks for a search
+    check_request(context, params)
+    refuse_unsupported(params, CHAT_REFUSED, CHAT_HARMLESS)
+    if params.web_search_options is not None:  # an empty object asks for a search
         raise BadRequest("web_search_options", CHAT_REFUSED["web_search_options"])
-    check_tools(asked)
-    if asked.top_logprobs is not None:
-        if not 0 <= asked.top_logprobs <= MOST_LOGPROBS:
-            raise BadRequest("top_logprobs", f"must be between 0 and {MOST_LOGPROBS}")
-        if asked.top_logprobs and not asked.logprobs:
+    check_tools(params)
+    if params.top_logprobs is not None:
+        if not 0 <= params.top_logprobs <= MAX_LOGPROBS:
+            raise BadRequest("top_logprobs", f"must be between 0 and {MAX_LOGPROBS}")
+        if params.top_logprobs and not params.logprobs:
             raise BadRequest("top_logprobs", "needs logprobs to be true")
 
 
-def ask(asked: ChatRequest, tokens: list[int], rid: str) -> PromptInput:
-    limit = asked.max_completion_tokens
+def prompt_input(params: ChatRequest, tokens: list[int], rid: str) -> PromptInput:
+    limit = params.max_completion_tokens
     if limit is None:
-        limit = asked.max_tokens
+        limit = params.max_tokens
     return PromptInput(
         tokens=tokens,
-        sampling=raw_sampling(asked, limit),
+        sampling=raw_sampling(params, limit),
         rid=rid,
         prompt_field="messages",
-        logprobs={"return_logprob": asked.logprobs, "top_logprobs_num": asked.top_logprobs},
-        priority=asked.priority,
-        cache_key=cache_key_of(asked, 0, 1),
+        logprobs={"return_logprob": params.logprobs, "top_logprobs_num": params.top_logprobs},
+        priority=params.priority,
+        cache_key=prompt_cache_key(params, 0, 1),
     )
 
 
-def choice(asked: ChatRequest, index: int, piece: RequestOutput, request: Request) -> ChatChoice:
+def choice(params: ChatRequest, index: int, output: RequestOutput, request: Request) -> ChatChoice:
     """One finished choice, without its log-probabilities."""
-    finish = piece.finish
+    finish = output.finish
     result = ChatChoice(
         index=index,
-        message=AnswerMessage(content=piece.text),
+        message=AnswerMessage(content=output.text),
         finish_reason=finish.type if finish else None,
         matched_stop=finish.matched if finish else None,
     )
-    add_ids(result, asked, piece, request)
+    add_ids(result, params, output, request)
     result.response_token_ids = result.token_ids
     return result
 
@@ -126,7 +127,7 @@ class Conversation(Protocol):
 async def chat_text(
     context: Context,
     messages: list[Message],
-    asked: Conversation,
+    params: Conversation,
     *,
     add_generation_prompt: bool = True,
 ) -> str:
@@ -139,15 +140,15 @@ async def chat_text(
         )
     if not messages:
         raise BadRequest("messages", "must not be empty")
-    keywords = dict(asked.chat_template_kwargs or {})
+    keywords = dict(params.chat_template_kwargs or {})
     for name in ("add_generation_prompt", "continue_final_message", "tools", "messages"):
         if name in keywords:
             raise BadRequest(f"chat_template_kwargs.{name}", "is set by the server")
-    if asked.reasoning_effort is not None:
-        keywords.setdefault("reasoning_effort", asked.reasoning_effort)
+    if params.reasoning_effort is not None:
+        keywords.setdefault("reasoning_effort", params.reasoning_effort)
     return await template.render_async(
-        await context.pace.run(turns(messages)),
+        await context.pace.run(template_messages(messages)),
         add_generation_prompt=add_generation_prompt,
-        continue_final_message=asked.continue_final_message,
+        continue_final_message=params.continue_final_message,
         variables=keywords,
     )

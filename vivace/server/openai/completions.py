@@ -18,14 +18,15 @@ from vivace.protocol.request import Request
 from vivace.requests.prompts import kind_of_entries, new_id
 from vivace.server.access import CLIENT
 from vivace.server.body import Body, Reader
-from vivace.server.collect import PromptInput, expand
+from vivace.server.collect import expand
+from vivace.requests.prompts import PromptInput
 from vivace.server.context import Context
 from vivace.server.openai.logprobs import encoded_completion_logprobs
 from vivace.server.openai.params import (
-    MOST_LOGPROBS,
-    cache_key_of,
+    MAX_LOGPROBS,
     check_request,
     openai_names,
+    prompt_cache_key,
     raw_sampling,
     request_id,
 )
@@ -51,42 +52,42 @@ class Prompt:
 async def completions(context: Context, http: web.Request, body: Body) -> web.StreamResponse:
     """Complete one or many prompts, n times each."""
     arrival = time.monotonic()
-    asked = await READER.read(context, body)
-    check(context, asked)
+    params = await READER.read(context, body)
+    check(context, params)
     tokenizer = context.tokenizer("prompt")
-    prompts = await read_prompts(context, asked.prompt)
+    prompts = await read_prompts(context, params.prompt)
     answer_id = new_id("cmpl")
     with openai_names():
-        asks = (ask(asked, prompts, i, answer_id) for i in range(len(prompts)))
+        inputs = (prompt_input(params, prompts, i, answer_id) for i in range(len(prompts)))
         requests = await expand(
-            context, asks, stream=bool(asked.stream), arrival=arrival, client=http[CLIENT]
+            context, inputs, stream=bool(params.stream), arrival=arrival, client=http[CLIENT]
         )
     body.release()
-    context.request_log.received(http.path, requests, asked)
+    context.request_log.received(http.path, requests, params)
     samples = len(requests) // len(prompts)
-    rid = asked.rid if isinstance(asked.rid, str) else answer_id
-    echoes = await context.pace.run(echo_texts(asked, prompts, samples, tokenizer))
+    rid = params.rid if isinstance(params.rid, str) else answer_id
+    echoes = await context.pace.run(echo_texts(params, prompts, samples, tokenizer))
     form = AnswerFormat(
         kind="text_completion",
-        logprobs=asked.logprobs is not None,
-        chunks=lambda shape, i: CompletionChunks(shape, i, echoes[i], bool(asked.echo)),
-        choice=lambda i, piece: choice(asked, i, piece, echoes[i], requests[i]),
-        details=lambda piece: details(asked, piece, tokenizer),
+        logprobs=params.logprobs is not None,
+        chunks=lambda shape, i: CompletionChunks(shape, i, echoes[i], bool(params.echo)),
+        choice=lambda i, output: choice(params, i, output, echoes[i], requests[i]),
+        details=lambda output: details(params, output, tokenizer),
         answer=CompletionAnswer,
     )
     return await answer(
-        context, http, asked, requests, form, rid=rid, samples=samples, tokenizer=tokenizer
+        context, http, params, requests, form, rid=rid, samples=samples, tokenizer=tokenizer
     )
 
 
-def check(context: Context, asked: CompletionRequest) -> None:
+def check(context: Context, params: CompletionRequest) -> None:
     """Refuse what this endpoint cannot do."""
-    check_request(context, asked)
-    refuse_unsupported(asked, COMPLETION_REFUSED)
-    if asked.best_of is not None and asked.best_of != (asked.n or 1):
+    check_request(context, params)
+    refuse_unsupported(params, COMPLETION_REFUSED)
+    if params.best_of is not None and params.best_of != (params.n or 1):
         raise BadRequest("best_of", "must be equal to n, or left out")
-    if asked.logprobs is not None and not 0 <= asked.logprobs <= MOST_LOGPROBS:
-        raise BadRequest("logprobs", f"must be between 0 and {MOST_LOGPROBS}")
+    if params.logprobs is not None and not 0 <= params.logprobs <= MAX_LOGPROBS:
+        raise BadRequest("logprobs", f"must be between 0 and {MAX_LOGPROBS}")
 
 
 async def read_prompts(context: Context, prompt: str | list) -> list[Prompt]:
@@ -95,12 +96,12 @@ async def read_prompts(context: Context, prompt: str | list) -> list[Prompt]:
         return [Prompt(await context.frontend.encode(prompt), prompt)]
     if not prompt:
         raise BadRequest("prompt", "must not be empty")
-    most = context.settings.max_batch
-    kind = kind_of_entries(prompt, max(most, context.served.context) + 1)
+    max_prompts = context.settings.max_batch
+    kind = kind_of_entries(prompt, max(max_prompts, context.served.context) + 1)
     if kind is int:
         return [Prompt(prompt, None)]
-    if len(prompt) > most:
-        raise BadRequest("prompt", f"has {len(prompt)} entries; at most {most} are allowed")
+    if len(prompt) > max_prompts:
+        raise BadRequest("prompt", f"has {len(prompt)} entries; at most {max_prompts} are allowed")
     if kind is str:
         texts = [str(text) for text in prompt]
         found = [ids async for group in context.frontend.encode_all(texts) for ids in group]
@@ -110,66 +111,68 @@ async def read_prompts(context: Context, prompt: str | list) -> list[Prompt]:
     raise BadRequest("prompt", "must be a string, strings, token ids, or lists of token ids")
 
 
-def ask(asked: CompletionRequest, prompts: list[Prompt], index: int, answer_id: str) -> PromptInput:
-    """The ask of the index-th prompt."""
+def prompt_input(
+    params: CompletionRequest, prompts: list[Prompt], index: int, answer_id: str
+) -> PromptInput:
+    """The index-th prompt with its settings."""
     logprobs = {
-        "return_logprob": asked.logprobs is not None,
-        "logprob_start_len": 0 if asked.echo else -1,
-        "top_logprobs_num": asked.logprobs,
+        "return_logprob": params.logprobs is not None,
+        "logprob_start_len": 0 if params.echo else -1,
+        "top_logprobs_num": params.logprobs,
     }
     return PromptInput(
         tokens=prompts[index].tokens,
-        sampling=raw_sampling(asked, asked.max_tokens),
+        sampling=raw_sampling(params, params.max_tokens),
         prompt_field="prompt" if len(prompts) == 1 else f"prompt[{index}]",
-        rid=request_id(asked, index, len(prompts), answer_id),
+        rid=request_id(params, index, len(prompts), answer_id),
         logprobs=logprobs,
-        priority=asked.priority,
-        cache_key=cache_key_of(asked, index, len(prompts)),
+        priority=params.priority,
+        cache_key=prompt_cache_key(params, index, len(prompts)),
     )
 
 
 def echo_texts(
-    asked: CompletionRequest, prompts: list[Prompt], samples: int, tokenizer: Tokenizer
+    params: CompletionRequest, prompts: list[Prompt], samples: int, tokenizer: Tokenizer
 ) -> Work[list[str]]:
     """What every choice repeats of its prompt."""
     echoes: list[str] = []
     for prompt in prompts:
-        echoes += [echo_text(asked, prompt, tokenizer)] * samples
+        echoes += [echo_text(params, prompt, tokenizer)] * samples
         yield
     return echoes
 
 
-def echo_text(asked: CompletionRequest, prompt: Prompt, tokenizer: Tokenizer) -> str:
+def echo_text(params: CompletionRequest, prompt: Prompt, tokenizer: Tokenizer) -> str:
     """The prompt's text when it is to be repeated, else nothing."""
-    if not asked.echo:
+    if not params.echo:
         return ""
     if prompt.text is not None:
         return prompt.text
-    return tokenizer.decode(prompt.tokens, skip_special_tokens=asked.skip_special_tokens)
+    return tokenizer.decode(prompt.tokens, skip_special_tokens=params.skip_special_tokens)
 
 
 def choice(
-    asked: CompletionRequest,
+    params: CompletionRequest,
     index: int,
-    piece: RequestOutput,
+    output: RequestOutput,
     echo: str,
     request: Request,
 ) -> CompletionChoice:
     """One finished choice, without its log-probabilities."""
-    finish = piece.finish
+    finish = output.finish
     result = CompletionChoice(
         index=index,
-        text=echo + piece.text,
+        text=echo + output.text,
         finish_reason=finish.type if finish else None,
         matched_stop=finish.matched if finish else None,
     )
-    add_ids(result, asked, piece, request)
+    add_ids(result, params, output, request)
     return result
 
 
-def details(asked: CompletionRequest, piece: RequestOutput, tokenizer: Tokenizer) -> Work[Raw]:
+def details(params: CompletionRequest, output: RequestOutput, tokenizer: Tokenizer) -> Work[Raw]:
     """Log-probabilities of the tokens that are shown, as JSON."""
-    prompt = piece.prompt_logprobs if asked.echo else None
-    entries = chain(prompt or (), piece.logprobs or ())
+    prompt = output.prompt_logprobs if params.echo else None
+    entries = chain(prompt or (), output.logprobs or ())
     encoded, _ = yield from encoded_completion_logprobs(entries, tokenizer)
     return encoded

@@ -24,10 +24,10 @@ LOWEST = -9999.0
 
 def chat_logprobs(entries: Sequence[TokenLogprob], tokenizer: Tokenizer) -> ChatLogprobs:
     """content[{token, logprob, bytes, top_logprobs}], one per token."""
-    return ChatLogprobs(content=[content_of(entry, tokenizer) for entry in entries])
+    return ChatLogprobs(content=[content_logprob(entry, tokenizer) for entry in entries])
 
 
-def content_of(entry: TokenLogprob, tokenizer: Tokenizer) -> ContentLogprob:
+def content_logprob(entry: TokenLogprob, tokenizer: Tokenizer) -> ContentLogprob:
     return ContentLogprob(
         token=tokenizer.token_text(entry.token),
         logprob=finite(entry.logprob),
@@ -49,7 +49,7 @@ def encoded_chat_logprobs(entries: Sequence[TokenLogprob], tokenizer: Tokenizer)
     for number, batch in enumerate(batches(entries)):
         if number:
             yield
-        content.extend([content_of(entry, tokenizer) for entry in batch])
+        content.extend([content_logprob(entry, tokenizer) for entry in batch])
     return Raw(b'{"content":%b,"refusal":null}' % b"".join(content.parts()))
 
 

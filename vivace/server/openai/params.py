@@ -1,4 +1,4 @@
-"""From OpenAI's fields to asks: names, defaults, model check, what is refused."""
+"""From OpenAI's fields to prompts: names, defaults, model check, what is refused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fields import refuse_unsupported
 from vivace.requests.schema import NO_LORA
-from vivace.server.collect import cache_key
+from vivace.requests.prompts import cache_key, share
 from vivace.server.context import Context
 from vivace.server.http_metrics import UNSERVED_MODEL
 from vivace.server.openai.schema import DEFAULT_MODEL, NO_TOOLS, REFUSED, SamplingFields
@@ -18,7 +18,7 @@ from vivace.server.responses import HTTPError
 
 log = logging.getLogger("vivace.server")
 
-MOST_LOGPROBS = 20
+MAX_LOGPROBS = 20
 
 PLAIN = (
     "temperature",
@@ -80,7 +80,7 @@ def check_tools(request: Tooled) -> None:
 def check_model(context: Context, model: str) -> None:
     """Let any name through, as SGLang does, and count those that are not served.
 
-    404 with --strict-model-name; 400 for `served-name:adapter`, which asks for an adapter.
+    404 with --strict-model-name; 400 for `served-name:adapter`, which prompts for an adapter.
     """
     if is_served(context, model):
         return
@@ -114,7 +114,7 @@ def not_found(context: Context, model: str) -> HTTPError:
 def raw_sampling(request: SamplingFields, max_new_tokens: int | None) -> dict[str, Any]:
     """SGLang's `sampling_params` of an OpenAI request; what was not said is left to the defaults.
 
-    `max_new_tokens` None asks for all the room the context leaves.
+    `max_new_tokens` None prompts for all the room the context leaves.
     """
     raw: dict[str, Any] = {name: getattr(request, name) for name in PLAIN}
     raw["n"] = request.n
@@ -147,14 +147,9 @@ def request_id(request: SamplingFields, index: int, count: int, fallback: str) -
     return base if count == 1 else f"{base}-{index}"
 
 
-def cache_key_of(request: SamplingFields, index: int, count: int) -> str:
+def prompt_cache_key(request: SamplingFields, index: int, count: int) -> str:
     """Prefix-cache key of the index-th prompt."""
-    keys: list[str | None] = []
-    for name in ("extra_key", "cache_salt"):
-        value = getattr(request, name)
-        if isinstance(value, list):
-            if len(value) != count:
-                raise BadRequest(name, f"has {len(value)} entries for {count} prompts")
-            value = value[index]
-        keys.append(value)
-    return cache_key(keys[0], keys[1])
+    return cache_key(
+        share("extra_key", request.extra_key, index, count),
+        share("cache_salt", request.cache_salt, index, count),
+    )

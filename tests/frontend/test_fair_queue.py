@@ -1,4 +1,4 @@
-"""Nobody's flood makes others wait: clients take turns, whoever has much to do comes later."""
+"""Nobody's flood makes others wait: clients take turns, and whoever has much to do comes later."""
 
 from __future__ import annotations
 
@@ -12,58 +12,58 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vivace.frontend.errors import BadRequest
-from vivace.frontend.fair_queue import ASKER, BASE, Full, Turns
+from vivace.frontend.fair_queue import BASE, CURRENT_CLIENT, FairQueue, QueueFull
 from vivace.frontend.tokenizer_pool import Lane, TokenizerPool
 
 
-def some_turns(most: int = 1000, own: int = 1000, room: int = 1 << 30) -> Turns[str]:
-    return Turns(most, own, room, 16 << 10, lambda item: None)
+def make_queue(most: int = 1000, own: int = 1000, room: int = 1 << 30) -> FairQueue[str]:
+    return FairQueue(most, own, room, 16 << 10, lambda item: None)
 
 
-def order(turns: Turns[str]) -> list[str]:
+def order(queue: FairQueue[str]) -> list[str]:
     found: list[str] = []
-    while (turn := turns.next()) is not None:
+    while (turn := queue.next()) is not None:
         found.append(turn.item)
-    assert not turns.count and not turns.size
+    assert not queue.count and not queue.size
     return found
 
 
 def test_a_flood_of_one_client_delays_another_by_one_piece_at_most() -> None:
-    turns = some_turns()
+    queue = make_queue()
     for number in range(500):
-        turns.add(1, 60_000, f"flood {number}")
-    turns.next()
-    turns.add(2, 600, "chat")
-    assert order(turns)[0] == "chat"
+        queue.add(1, 60_000, f"flood {number}")
+    queue.next()
+    queue.add(2, 600, "chat")
+    assert order(queue)[0] == "chat"
 
 
 def test_many_connections_with_much_do_not_delay_one_with_little() -> None:
-    turns = some_turns()
+    queue = make_queue()
     for number in range(500):
-        turns.add(-number - 1, 60_000, f"flood {number}")
-    turns.next()
-    turns.add(-1000, 600, "chat")
-    assert order(turns)[0] == "chat"
+        queue.add(-number - 1, 60_000, f"flood {number}")
+    queue.next()
+    queue.add(-1000, 600, "chat")
+    assert order(queue)[0] == "chat"
 
 
 def test_equal_clients_alternate_and_small_comes_before_large() -> None:
-    turns = some_turns()
+    queue = make_queue()
     for number in range(4):
-        turns.add(1, 100, f"a{number}")
+        queue.add(1, 100, f"a{number}")
     for number in range(4):
-        turns.add(2, 100, f"b{number}")
-    assert [item[0] for item in order(turns)] in (list("abababab"), list("babababa"))
-    turns.add(1, 60_000, "large")
-    turns.add(1, 60, "small")
-    assert order(turns) == ["small", "large"]
+        queue.add(2, 100, f"b{number}")
+    assert [item[0] for item in order(queue)] in (list("abababab"), list("babababa"))
+    queue.add(1, 60_000, "large")
+    queue.add(1, 60, "small")
+    assert order(queue) == ["small", "large"]
 
 
 def test_little_work_does_not_keep_much_work_waiting_for_ever() -> None:
-    turns = some_turns()
-    turns.add(1, 60_000, "large")
+    queue = make_queue()
+    queue.add(1, 60_000, "large")
     for number in range(4 * 60_000 // BASE):
-        turns.add(2 + number, 10, "small")
-        turn = turns.next()
+        queue.add(2 + number, 10, "small")
+        turn = queue.next()
         assert turn is not None
         if turn.item == "large":
             return
@@ -71,45 +71,45 @@ def test_little_work_does_not_keep_much_work_waiting_for_ever() -> None:
 
 
 def test_work_that_took_long_is_paid_for() -> None:
-    turns = some_turns()
+    queue = make_queue()
     for _ in range(10):
-        turns.add(1, 100, "slow")
-    turns.next()
-    turns.charge(1, 1 << 20)
-    turns.add(2, 60_000, "long")
-    assert order(turns)[0] == "long"
+        queue.add(1, 100, "slow")
+    queue.next()
+    queue.charge(1, 1 << 20)
+    queue.add(2, 60_000, "long")
+    assert order(queue)[0] == "long"
 
 
 def test_whoever_fills_the_queue_makes_room_for_others() -> None:
     refused: list[str] = []
-    turns: Turns[str] = Turns(8, 6, 1 << 20, 1000, refused.append)
+    queue: FairQueue[str] = FairQueue(8, 6, 1 << 20, 1000, refused.append)
     for number in range(6):
-        turns.add(1, 100, f"a{number}")
-    with pytest.raises(Full):
-        turns.add(1, 100, "a6")  # its own bound
-    turns.add(2, 100, "b")
-    turns.add(3, 100, "c")
-    turns.add(4, 100, "d")  # all is full
-    assert refused == ["a5"] and turns.count == 8
-    with pytest.raises(Full):
-        turns.add(5, 2 << 20, "no room")
+        queue.add(1, 100, f"a{number}")
+    with pytest.raises(QueueFull):
+        queue.add(1, 100, "a6")  # its own bound
+    queue.add(2, 100, "b")
+    queue.add(3, 100, "c")
+    queue.add(4, 100, "d")  # all is full
+    assert refused == ["a5"] and queue.count == 8
+    with pytest.raises(QueueFull):
+        queue.add(5, 2 << 20, "no room")
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 70_000), st.booleans())))
 def test_nothing_is_lost_whatever_is_asked(asked: list[tuple[int, int, bool]]) -> None:
     refused: list[int] = []
-    turns: Turns[int] = Turns(10, 5, 300_000, 1000, refused.append)
+    queue: FairQueue[int] = FairQueue(10, 5, 300_000, 1000, refused.append)
     came: list[int] = []
     full: list[int] = []
     for number, (client, size, takes) in enumerate(asked):
         try:
-            turns.add(client, size, number)
-        except Full:
+            queue.add(client, size, number)
+        except QueueFull:
             full.append(number)
-        assert turns.count <= 10 and turns.size <= 300_000
-        if takes and (turn := turns.next()) is not None:
+        assert queue.count <= 10 and queue.size <= 300_000
+        if takes and (turn := queue.next()) is not None:
             came.append(turn.item)
-    while (turn := turns.next()) is not None:
+    while (turn := queue.next()) is not None:
         came.append(turn.item)
     assert sorted(came + refused + full) == list(range(len(asked)))
 
@@ -138,7 +138,7 @@ class Model:
 
 
 async def asked_by(client: int, ask: Callable[[], Any]) -> Any:
-    ASKER.set(client)
+    CURRENT_CLIENT.set(client)
     return await ask()
 
 
@@ -175,7 +175,7 @@ def test_a_chat_beside_a_flood_of_texts_is_the_next(size: int, keys: bool) -> No
 def test_a_client_with_too_much_is_told_to_come_back() -> None:
     async def main() -> None:
         pool, tokenizer = TokenizerPool(1), Held()
-        lane = Lane(pool._pool, 1, most=20, own=5, room=1 << 20)
+        lane = Lane(pool._pool, 1, max_entries=20, max_per_client=5, max_size=1 << 20)
 
         def ask(client: int) -> asyncio.Task[Any]:
             work = lane.run(1000, tokenizer.encode, "a" * 1000)
