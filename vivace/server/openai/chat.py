@@ -12,12 +12,11 @@ from vivace.frontend.fields import refuse_unsupported
 from vivace.frontend.request_output import RequestOutput
 from vivace.protocol.request import Request
 from vivace.requests.messages import template_messages
-from vivace.requests.prompts import new_id
+from vivace.requests.prompts import PromptInput, new_id
 from vivace.requests.schema import Message
 from vivace.server.access import CLIENT
 from vivace.server.body import Body, Reader
 from vivace.server.collect import expand
-from vivace.requests.prompts import PromptInput
 from vivace.server.context import Context
 from vivace.server.openai.logprobs import encoded_chat_logprobs
 from vivace.server.openai.params import (

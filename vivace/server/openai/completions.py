@@ -15,11 +15,10 @@ from vivace.frontend.pace import Work
 from vivace.frontend.request_output import RequestOutput
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.protocol.request import Request
-from vivace.requests.prompts import kind_of_entries, new_id
+from vivace.requests.prompts import PromptInput, kind_of_entries, new_id
 from vivace.server.access import CLIENT
 from vivace.server.body import Body, Reader
 from vivace.server.collect import expand
-from vivace.requests.prompts import PromptInput
 from vivace.server.context import Context
 from vivace.server.openai.logprobs import encoded_completion_logprobs
 from vivace.server.openai.params import (

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fields import refuse_unsupported
-from vivace.requests.schema import NO_LORA
 from vivace.requests.prompts import cache_key, share
+from vivace.requests.schema import NO_LORA
 from vivace.server.context import Context
 from vivace.server.http_metrics import UNSERVED_MODEL
 from vivace.server.openai.schema import DEFAULT_MODEL, NO_TOOLS, REFUSED, SamplingFields
