@@ -25,8 +25,7 @@ from vivace.engine.settings import EngineSettings
 from vivace.frontend.errors import BadRequest, EngineUnavailable
 from vivace.frontend.frontend import Frontend
 from vivace.frontend.served_model import ServedModel
-from vivace.frontend.token_bytes import byte_alphabet
-from vivace.frontend.tokenizer import Tokenizer
+from vivace.frontend.tokenizer import Tokenizer, byte_alphabet
 from vivace.offline.driver import Driver
 from vivace.protocol.channel import LocalMailbox
 from vivace.protocol.control import Capacity, Ready

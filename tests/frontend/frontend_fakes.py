@@ -15,8 +15,7 @@ from vivace.frontend.chat_template import own_template
 from vivace.frontend.frontend import Frontend
 from vivace.frontend.request_output import RequestOutput
 from vivace.frontend.served_model import SeedSource, ServedModel
-from vivace.frontend.token_bytes import byte_alphabet
-from vivace.frontend.tokenizer import Tokenizer
+from vivace.frontend.tokenizer import Tokenizer, byte_alphabet
 from vivace.frontend.tokenizer_gguf import tokenizer_of
 from vivace.protocol.control import Capacity, Ready
 from vivace.protocol.output import Delta, Deltas

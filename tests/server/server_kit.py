@@ -19,8 +19,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 from vivace.frontend.chat_template import ChatTemplate, TemplateSet
 from vivace.frontend.frontend import Frontend
 from vivace.frontend.served_model import ServedModel
-from vivace.frontend.token_bytes import byte_alphabet
-from vivace.frontend.tokenizer import Tokenizer
+from vivace.frontend.tokenizer import Tokenizer, byte_alphabet
 from vivace.protocol.control import (
     Capacity,
     Command,

@@ -27,8 +27,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from vivace.frontend.chat_template import ChatTemplate, TemplateSet
 from vivace.frontend.frontend import Frontend
 from vivace.frontend.served_model import ServedModel
-from vivace.frontend.token_bytes import byte_alphabet
-from vivace.frontend.tokenizer import Tokenizer
+from vivace.frontend.tokenizer import Tokenizer, byte_alphabet
 from vivace.protocol.control import Capacity, Ready
 from vivace.protocol.output import Delta, Deltas, Finish
 from vivace.protocol.request import Request

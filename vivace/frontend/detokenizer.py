@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from vivace.frontend.token_bytes import OTHER, TokenBytes
-from vivace.frontend.tokenizer import Tokenizer
+from vivace.frontend.tokenizer import OTHER, TokenBytes, Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,16 +111,16 @@ def detokenizer(
 ) -> Detokenizer:
     """A detokenizer for the answer to `prompt`.
 
-    Behind a prompt with visible text the leading space of the first piece belongs to the answer;
+    Behind a prompt with visible text the leading space of the first token belongs to the answer;
     at the very start of a text SentencePiece models do not show it.
     """
     hidden = tokenizer.special_ids if skip_special_tokens else frozenset()
-    if tokenizer.pieces.decoding.kind == OTHER:
+    if tokenizer.token_table.decoding.kind == OTHER:
         return WindowDetokenizer(tokenizer, skip_special_tokens, spaces_between_special_tokens)
-    strips = tokenizer.pieces.decoding.strips_start and not any(
+    strips = tokenizer.token_table.decoding.strips_start and not any(
         token not in hidden for token in reversed(prompt)
     )
-    return ByteDetokenizer(tokenizer.pieces, skip=skip_special_tokens, strip_start=strips)
+    return ByteDetokenizer(tokenizer.token_table, skip=skip_special_tokens, strip_start=strips)
 
 
 class ByteDetokenizer:
@@ -129,10 +128,10 @@ class ByteDetokenizer:
 
     __slots__ = ("_bytes", "_clean", "_decoder", "_hidden", "_strip", "_texts")
 
-    def __init__(self, pieces: TokenBytes, *, skip: bool, strip_start: bool) -> None:
-        self._texts = pieces.visible_texts if skip else pieces.texts
-        self._bytes = pieces.bytes
-        self._hidden: frozenset[int] = pieces.hidden if skip else frozenset()
+    def __init__(self, token_table: TokenBytes, *, skip: bool, strip_start: bool) -> None:
+        self._texts = token_table.visible_texts if skip else token_table.texts
+        self._bytes = token_table.bytes
+        self._hidden: frozenset[int] = token_table.hidden if skip else frozenset()
         self._strip = strip_start
         self._decoder: codecs.IncrementalDecoder | None = None
         self._clean = True  # no part of a character is held back

@@ -93,7 +93,7 @@ class SGLangOutput:
     def _meta(self) -> dict[str, Any]:
         output = self._last
         if output is None:
-            raise ValueError("no piece has been added yet")
+            raise ValueError("no output has been added yet")
         meta: dict[str, Any] = {
             "id": self._request.rid,
             "finish_reason": finish_reason(output.finish),

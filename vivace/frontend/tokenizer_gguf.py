@@ -113,8 +113,8 @@ class _Words:
         return pairs
 
     def vocabulary(self) -> dict[str, int]:
-        """Piece -> id; of equal pieces the first keeps the name."""
-        return {piece: i for i, piece in reversed(list(enumerate(self.tokens)))}
+        """Token -> id; of equal tokens the first keeps the name."""
+        return {token: i for i, token in reversed(list(enumerate(self.tokens)))}
 
 
 def _byte_level(words: _Words) -> tuple[Core, bool]:
@@ -165,13 +165,13 @@ def merges_by_score(
 ) -> list[tuple[str, str]]:
     """SentencePiece BPE as merges: the pair whose result has the best score joins first.
 
-    Every way to split a piece into two pieces is a merge that leads to it.
+    Every way to split a token into two tokens is a merge that leads to it.
     """
     found = [
-        (-score, vocabulary[piece[:cut]], vocabulary[piece[cut:]], piece[:cut], piece[cut:])
-        for piece, score in zip(tokens, scores, strict=True)
-        for cut in range(1, len(piece))
-        if piece[:cut] in vocabulary and piece[cut:] in vocabulary
+        (-score, vocabulary[token[:cut]], vocabulary[token[cut:]], token[:cut], token[cut:])
+        for token, score in zip(tokens, scores, strict=True)
+        for cut in range(1, len(token))
+        if token[:cut] in vocabulary and token[cut:] in vocabulary
     ]
     found.sort(key=lambda entry: entry[:3])
     return [(left, right) for *_, left, right in found]
@@ -182,14 +182,14 @@ def _add_tokens(core: Core, words: _Words) -> None:
     prefixed = core.normalizer is not None and words.flag("add_space_prefix", True)
     added: list[AddedToken] = []
     for index, kind in enumerate(words.types):
-        piece = words.tokens[index]
-        if kind not in (_CONTROL, _UNKNOWN, _USER) or core.token_to_id(piece) != index:
+        token = words.tokens[index]
+        if kind not in (_CONTROL, _UNKNOWN, _USER) or core.token_to_id(token) != index:
             continue
         if kind in (_CONTROL, _UNKNOWN):
-            added.append(AddedToken(piece, special=True, normalized=False))
+            added.append(AddedToken(token, special=True, normalized=False))
         else:
             normalized = core.normalizer is not None and not prefixed
-            added.append(AddedToken(piece, special=False, normalized=normalized))
+            added.append(AddedToken(token, special=False, normalized=normalized))
     core.add_tokens(added)
 
 

@@ -57,7 +57,7 @@ async def completions(context: Context, http: web.Request, body: Body) -> web.St
     prompts = await read_prompts(context, params.prompt)
     answer_id = new_id("cmpl")
     with openai_names():
-        inputs = (prompt_input(params, prompts, i, answer_id) for i in range(len(prompts)))
+        inputs = (prompt_input(params, prompts, index, answer_id) for index in range(len(prompts)))
         requests = await expand(
             context, inputs, stream=bool(params.stream), arrival=arrival, client=http[CLIENT]
         )
@@ -69,8 +69,10 @@ async def completions(context: Context, http: web.Request, body: Body) -> web.St
     form = AnswerFormat(
         kind="text_completion",
         logprobs=params.logprobs is not None,
-        chunks=lambda shape, i: CompletionChunks(shape, i, echoes[i], bool(params.echo)),
-        choice=lambda i, output: choice(params, i, output, echoes[i], requests[i]),
+        chunks=lambda chunk_context, index: CompletionChunks(
+            chunk_context, index, echoes[index], bool(params.echo)
+        ),
+        choice=lambda index, output: choice(params, index, output, echoes[index], requests[index]),
         details=lambda output: details(params, output, tokenizer),
         answer=CompletionAnswer,
     )
