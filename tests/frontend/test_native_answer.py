@@ -71,7 +71,7 @@ def test_abort_reasons() -> None:
 
 
 def test_nothing_to_show_yet() -> None:
-    with pytest.raises(ValueError, match="no piece"):
+    with pytest.raises(ValueError, match="no output"):
         SGLangOutput(request()).body()
 
 

@@ -177,7 +177,7 @@ def test_many_at_once_get_their_own_answers() -> None:
 
 
 def test_no_more_wait_than_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vivace.frontend.renderer.MOST_WAITING", 4)
+    monkeypatch.setattr("vivace.frontend.renderer.MAX_WAITING", 4)
 
     async def main(template: ChatTemplate) -> list[Any]:
         return await asyncio.gather(

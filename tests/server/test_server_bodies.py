@@ -433,7 +433,7 @@ def test_a_text_far_over_the_context_is_not_tokenized_whole(server: Running) -> 
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tokenizer, "encode", noting)
-        patch.setattr(tokenizer_pool, "LONGEST_TOKEN", 1 << 20)
+        patch.setattr(tokenizer_pool, "MAX_TOKEN_CHARACTERS", 1 << 20)
         answer = ask(server, "/generate", {"text": "7" * 900_000})
     assert answer.status == 400 and answer.json["param"] == "text"
     assert sum(sizes) <= 2 * tokenizer_pool.LONG_CHARACTERS
