@@ -156,13 +156,13 @@ def test_native_events_say_what_whole_answers_say(
     def answer() -> SGLangOutput:
         return SGLangOutput(request, index=index, disjoint=disjoint)
 
-    encode_text = GenerateEvents(request, answer(), disjoint=disjoint, prompt_ids=prompt_ids)
+    encode = GenerateEvents(request, answer(), disjoint=disjoint, prompt_ids=prompt_ids)
     slow = answer()
     for number, piece in enumerate(pieces_of(texts)):
         piece = msgspec.structs.replace(piece, retractions=number // 3, cached_tokens=number)
         if number % 4 == 3:
             piece = msgspec.structs.replace(piece, tokens=[])
-        (data,) = events(encode_text(piece).decode())
+        (data,) = events(encode(piece).decode())
         wanted = slow.event(piece)
         if prompt_ids:
             wanted["meta_info"]["prompt_token_ids"] = [5, 6]

@@ -44,8 +44,6 @@ from vivace.protocol.request import (
 if TYPE_CHECKING:
     from vivace.protocol.channel import ToEngine, ToFrontend
 
-__all__ = ["BadRequest", "EngineUnavailable", "Frontend", "RequestOutput", "ServedModel", "Sink"]
-
 log = logging.getLogger(__name__)
 
 MAX_RID_CHARACTERS = 512

@@ -18,16 +18,6 @@ from vivace.frontend.fields import Fields, abbreviated, is_set, kind_of
 from vivace.frontend.served_model import ServedModel
 from vivace.protocol.request import LogprobOptions, SamplingParams
 
-__all__ = [
-    "BadRequest",
-    "ServedModel",
-    "build_logprobs",
-    "build_sampling",
-    "check_defaults",
-    "check_prompt",
-    "samples",
-]
-
 GREEDY_BELOW = 1e-6
 _MOST_TOKENS = (1 << 31) - 1
 _SEED_LIMIT = 1 << 63
