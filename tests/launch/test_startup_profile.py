@@ -94,3 +94,9 @@ def test_reading_ahead_harms_nothing(tmp_path: Path) -> None:
 
 def open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_a_start_without_proc_begins_now(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("vivace.observability.timeline.Path", lambda _: tmp_path / "stat")
+    before = boot_clock()
+    assert before <= process_start() <= boot_clock()

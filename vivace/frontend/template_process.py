@@ -157,7 +157,10 @@ def main() -> None:
         return
     load = decode(data)
     assert isinstance(load, Load)
-    workplace = Workplace(load.limits)
+    try:
+        workplace = Workplace(load.limits)
+    except FileNotFoundError as error:
+        sys.exit(f"chat templates are rendered under a limit of memory: mount /proc ({error})")
     while data is not None:
         if not sent(sock, frame(workplace.reply(data))) or workplace.spent:
             return
