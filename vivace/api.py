@@ -53,7 +53,7 @@ class Engine:
             flags["model_path"] = model_path
         self.config = configured(flags)
         self._frontend, self._driver = start(self.config, on_progress)
-        self._turns = AsyncDriver(self._driver)
+        self._async_driver = AsyncDriver(self._driver)
 
     # -- generation ------------------------------------------------------------------------------
 
@@ -259,7 +259,7 @@ class Engine:
         self._start(job)
         try:
             while not job.done:
-                self._driver.turn()
+                self._driver.step()
                 job.take()
         finally:
             job.cancel()
@@ -272,7 +272,7 @@ class Engine:
                 while job.has_news:
                     yield job.take_event()
                 if not job.done:
-                    self._driver.turn()
+                    self._driver.step()
         finally:
             job.cancel()
 
@@ -280,7 +280,7 @@ class Engine:
         self._start(job)
         try:
             while not job.done:
-                await self._turns.next()
+                await self._async_driver.next()
                 job.take()
         finally:
             job.cancel()
@@ -293,7 +293,7 @@ class Engine:
                 while job.has_news:
                     yield job.take_event()
                 if not job.done:
-                    await self._turns.next()
+                    await self._async_driver.next()
         finally:
             job.cancel()
 

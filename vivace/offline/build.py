@@ -74,7 +74,7 @@ def report(stage: str, fraction: float) -> None:
 
 
 def start(config: Config, report: Callable[[str, float], None] = report) -> tuple[Frontend, Driver]:
-    """Load everything; afterwards the frontend is ready and `Driver.turn` makes it go.
+    """Load everything; afterwards the frontend is ready and `Driver.step` makes it go.
 
     `report` is told the stage and how much of it is done, from 0 to 1.
     """

@@ -20,20 +20,20 @@ LOST_AFTER_SECONDS = 60.0
 
 
 class Driver:
-    """One turn = one round of the loop, and its news delivered. Turns exclude each other, so any
-    thread may call `turn`; whoever does works for everybody."""
+    """Steps the engine's loop and delivers what it sends. Steps exclude each other, so any thread
+    may call `step`; whoever does works for everybody."""
 
     def __init__(self, loop: Loop, mailbox: LocalMailbox, frontend: Frontend) -> None:
         self._loop = loop
         self._mailbox = mailbox
         self._frontend = frontend
-        self._turning = threading.Lock()
+        self._step_lock = threading.Lock()
         self._idle_since: float | None = None
         self._failure: BaseException | None = None
 
-    def turn(self) -> None:
+    def step(self) -> None:
         """Raises EngineUnavailable when the engine is dead or has lost a request."""
-        with self._turning, interrupts_postponed():
+        with self._step_lock, interrupts_postponed():
             self.require_alive()
             try:
                 busy = self._loop.turn(0.0)
@@ -60,12 +60,12 @@ class Driver:
         replies: list[Reply] = []
         self._frontend.command(body, replies.append)
         while not replies:
-            self.turn()
+            self.step()
         return replies[0]
 
     def close(self) -> None:
-        """End the engine; turns raise EngineUnavailable from now on."""
-        with self._turning:
+        """End the engine; steps raise EngineUnavailable from now on."""
+        with self._step_lock:
             if self._failure is None:
                 self._loop.stop()
                 self._die(EngineUnavailable("the engine was shut down; make another"))
@@ -93,7 +93,7 @@ class Driver:
 
 @contextmanager
 def interrupts_postponed() -> Iterator[None]:
-    """Ctrl-C takes effect behind the turn: between plan and commit it would break the engine.
+    """Ctrl-C takes effect behind the step: between plan and commit it would break the engine.
 
     Pressed twice, it does so at once. Only where Python's own handler is in place.
     """
@@ -117,17 +117,17 @@ def interrupts_postponed() -> Iterator[None]:
 
 
 class AsyncDriver:
-    """Turns for asyncio callers: however many wait, one thread turns and all see its news."""
+    """Steps for asyncio callers: however many wait, one thread steps and all see what came."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        self._turn: asyncio.Task[None] | None = None
+        self._step: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def next(self) -> None:
-        """Wait for the turn under way, or make one."""
+        """Wait for the step under way, or make one."""
         loop = asyncio.get_running_loop()
-        if self._turn is None or self._turn.done() or self._loop is not loop:
+        if self._step is None or self._step.done() or self._loop is not loop:
             self._loop = loop
-            self._turn = loop.create_task(asyncio.to_thread(self._driver.turn))
-        await asyncio.shield(self._turn)
+            self._step = loop.create_task(asyncio.to_thread(self._driver.step))
+        await asyncio.shield(self._step)

@@ -11,7 +11,7 @@ from vivace.frontend.frontend import Frontend
 from vivace.protocol.shared_memory import SharedMemory
 from vivace.server.access import Access, BrowserPolicy, Keys
 from vivace.server.body_budget import BodyBudget
-from vivace.server.connection import SERVER, start_site
+from vivace.server.connection import name_server, start_site
 from vivace.server.context import CONTEXT, Context, StartQueue
 from vivace.server.http_metrics import HttpMetrics
 from vivace.server.middleware import bind, guard
@@ -67,10 +67,6 @@ def make_app(
                 app.router.add_route(method, prefix + route.path, handle)
     app.on_response_prepare.extend((name_server, browsers.mark))
     return app
-
-
-async def name_server(_request: web.Request, response: web.StreamResponse) -> None:
-    response.headers["Server"] = SERVER
 
 
 async def serve(app: web.Application, sock: socket.socket, config: Config) -> web.AppRunner:

@@ -170,6 +170,10 @@ class Site(web.BaseSite):
         )
 
 
+async def name_server(_request: web.Request, response: web.StreamResponse) -> None:
+    response.headers["Server"] = SERVER
+
+
 async def start_site(
     app: web.Application, sock: socket.socket, settings: ServerSettings
 ) -> web.AppRunner:
