@@ -11,7 +11,6 @@ from typing import Any, NoReturn, Unpack
 
 import msgspec
 
-from vivace import __version__
 from vivace.frontend.chat_template import RenderOptions
 from vivace.frontend.errors import BadRequest, EngineUnavailable, NotSupported
 from vivace.frontend.tokenizer import Tokenizer
@@ -22,6 +21,7 @@ from vivace.offline.prompts import GenerateOptions, read_call, read_conversation
 from vivace.offline.scores import PLAIN, ScoreResult, score_prompts, scores_of
 from vivace.protocol.control import EngineState, FlushCache, GetState
 from vivace.requests.schema import GenerateRequest
+from vivace.version import __version__
 
 __all__ = ["BadRequest", "Engine", "EngineUnavailable", "NotSupported", "ScoreResult"]
 

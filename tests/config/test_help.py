@@ -8,7 +8,7 @@ import pytest
 
 from vivace.config.config import all_options
 from vivace.config.help import help_text
-from vivace.config.option import Kind
+from vivace.config.option import Support
 from vivace.config.parsing import parse
 
 FLAG = re.compile(r"(?<![\w`-])--[a-z0-9-]+")
@@ -21,7 +21,7 @@ def shown(text: str) -> set[str]:
 
 
 def test_help_shows_what_works_and_help_all_the_rest() -> None:
-    works = {o.flag for o in all_options() if o.states["cpu"].kind is Kind.WORKS}
+    works = {o.flag for o in all_options() if o.states["cpu"].kind is Support.WORKS}
     every = {o.flag for o in all_options()}
     little = shown(help_text("vivace serve", "cpu", everything=False, width=100))
     much = shown(help_text("vivace serve", "cpu", everything=True, width=100))

@@ -8,7 +8,7 @@ from config_kit import resolved
 from vivace.config.checks import NEEDED
 from vivace.config.config import all_options
 from vivace.config.errors import ConfigError
-from vivace.config.option import PLATFORMS, Kind
+from vivace.config.option import PLATFORMS, Support
 from vivace.config.serialize import decode, encode, public
 
 WORKING = """
@@ -30,12 +30,12 @@ def test_every_option_has_a_state_everywhere_and_help() -> None:
         assert set(option.states) == set(PLATFORMS), option.name
         assert option.help, option.name
         for state in option.states.values():
-            assert state.kind is Kind.WORKS or state.why, option.name
+            assert state.kind is Support.WORKS or state.why, option.name
 
 
 def test_what_this_version_promises_works() -> None:
     states = {option.name: option.states["cpu"].kind for option in all_options()}
-    assert {name: states[name] for name in WORKING} == dict.fromkeys(WORKING, Kind.WORKS)
+    assert {name: states[name] for name in WORKING} == dict.fromkeys(WORKING, Support.WORKS)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from config_kit import resolved, settled
 import vivace
 from vivace.config.config import Options, all_options, with_values
 from vivace.config.errors import ConfigError
-from vivace.config.option import Kind, Option, State, not_available, option, options_of
+from vivace.config.option import FlagState, Option, Support, not_available, option, options_of
 
 PACKAGE = Path(vivace.__file__).parent
 DECIDED_HERE = ("keys.py", "rules.py", "checks.py", "resolution.py")
@@ -30,8 +30,8 @@ def other_value(of: Option) -> Any:
     return (value,) if of.shape.startswith("list of ") else value
 
 
-REFUSED = [o for o in all_options() if o.states["cpu"].kind is Kind.NOT_AVAILABLE]
-IDLE = [o for o in all_options() if o.states["cpu"].kind is Kind.NO_EFFECT]
+REFUSED = [o for o in all_options() if o.states["cpu"].kind is Support.NOT_AVAILABLE]
+IDLE = [o for o in all_options() if o.states["cpu"].kind is Support.NO_EFFECT]
 
 
 @pytest.mark.parametrize("refused", REFUSED, ids=lambda o: o.name)
@@ -63,7 +63,7 @@ def test_what_works_is_read_by_somebody() -> None:
         path.read_text() for path in PACKAGE.rglob("*.py") if path.parent.name != "config"
     )
     inside = "\n".join((PACKAGE / "config" / name).read_text() for name in DECIDED_HERE)
-    working = [o.name for o in all_options() if o.states["cpu"].kind is Kind.WORKS]
+    working = [o.name for o in all_options() if o.states["cpu"].kind is Support.WORKS]
     unread = [name for name in working if not re.search(rf"\.{name}\b", outside + inside)]
     assert working and not unread
 
@@ -73,11 +73,13 @@ def test_states_are_data_of_each_option() -> None:
 
     @dataclass(frozen=True)
     class Mine:
-        speed: int = option(1, "How fast.", cuda=State(Kind.WORKS), npu=not_available("no", "wait"))
+        speed: int = option(
+            1, "How fast.", cuda=FlagState(Support.WORKS), npu=not_available("no", "wait")
+        )
 
     (speed,) = options_of(Mine)
     assert [speed.state(p, 2).kind for p in ("cpu", "cuda", "npu")] == [
-        Kind.WORKS,
-        Kind.WORKS,
-        Kind.NOT_AVAILABLE,
+        Support.WORKS,
+        Support.WORKS,
+        Support.NOT_AVAILABLE,
     ]

@@ -18,7 +18,7 @@ from vivace.config.option import Option
 from vivace.config.parsing import from_arguments
 from vivace.config.secret import Secret
 from vivace.config.serialize import decode, encode, public
-from vivace.config.values import checked
+from vivace.config.values import parse_value
 from vivace.frontend.served_model import served_model
 
 KEY = "sk-sesame"
@@ -31,7 +31,7 @@ def values_for(option: Option) -> st.SearchStrategy[Any]:
     if option.secret:
         return st.builds(Secret, TEXT)
     if option.choices:
-        return st.sampled_from(option.choices).map(lambda text: checked(option, text))
+        return st.sampled_from(option.choices).map(lambda text: parse_value(option, text))
     kind = option.shape.removeprefix("list of ")
     single = PLAIN[kind]
     return st.lists(single, max_size=3).map(tuple) if kind != option.shape else single

@@ -10,18 +10,18 @@ import pytest
 import vivace
 from vivace.config.environment import read_environment, switched_on
 from vivace.config.errors import ConfigError
-from vivace.config.option import Kind
+from vivace.config.option import Support
 from vivace.config.variables import QUIET, VARIABLES
 
-IDLE = [name for name, known in VARIABLES.items() if known.state.kind is not Kind.WORKS]
+IDLE = [name for name, known in VARIABLES.items() if known.state.kind is not Support.WORKS]
 
 
 @pytest.mark.parametrize("name", VARIABLES)
 def test_every_variable_has_the_effect_it_says(name: str) -> None:
     known = VARIABLES[name]
-    if known.state.kind is Kind.WORKS:
+    if known.state.kind is Support.WORKS:
         assert read_environment({name: " 1 "}) == ({name: "1"}, [])
-    elif known.state.kind is Kind.NOT_AVAILABLE:
+    elif known.state.kind is Support.NOT_AVAILABLE:
         with pytest.raises(ConfigError, match=f"{name}=7"):
             read_environment({name: "7"})
     else:
@@ -30,7 +30,7 @@ def test_every_variable_has_the_effect_it_says(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [n for n, v in VARIABLES.items() if v.state.kind is not Kind.WORKS]
+    "name", [n for n, v in VARIABLES.items() if v.state.kind is not Support.WORKS]
 )
 def test_values_that_ask_for_nothing_are_not_worth_a_line(name: str) -> None:
     for value in {"", "0", "False", VARIABLES[name].default}:
@@ -72,5 +72,5 @@ def test_what_works_is_read_by_somebody() -> None:
         path for path in Path(vivace.__file__).parent.rglob("*.py") if path.name != "variables.py"
     ]
     text = "\n".join(path.read_text() for path in files)
-    working = [n for n, v in VARIABLES.items() if v.state.kind is Kind.WORKS]
+    working = [n for n, v in VARIABLES.items() if v.state.kind is Support.WORKS]
     assert [n for n in working if not re.search(rf"\b{n}\b", text) and "SLOW" not in n] == []

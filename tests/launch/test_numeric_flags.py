@@ -20,7 +20,7 @@ from served_toy import free_port
 from toy_config import LLAMA
 
 from vivace.config.config import Config, all_options
-from vivace.config.option import Kind, Option
+from vivace.config.option import Option, Support
 from vivace.config.parsing import from_arguments
 from vivace.engine.new_token_estimate import NewTokenEstimate
 from vivace.engine.settings import EngineSettings
@@ -149,7 +149,7 @@ EFFECTIVE: dict[str, Callable[[Started], Any]] = {
 NUMERIC = [
     option
     for option in all_options()
-    if option.states["cpu"].kind is Kind.WORKS
+    if option.states["cpu"].kind is Support.WORKS
     and (
         option.shape.removeprefix("list of ") in ("int", "float")
         or (option.choices and all(choice.isdigit() for choice in option.choices))

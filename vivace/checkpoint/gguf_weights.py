@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from math import prod
+from typing import Protocol
 
 import torch
 from gguf.constants import GGMLQuantizationType
@@ -13,7 +14,6 @@ from torch import Tensor
 from vivace.checkpoint.gguf_blocks import decoded
 from vivace.checkpoint.gguf_file import GGUFFile
 from vivace.checkpoint.weights import CheckpointError
-from vivace.models.facts import ModelFacts
 from vivace.platforms.blocks import KEPT
 from vivace.platforms.ops.stored import StoredBlocks
 
@@ -45,13 +45,26 @@ NOT_WEIGHTS = ("rope_freqs.weight",)
 LAYER = re.compile(r"blk\.(\d+)\.(.+)\.(weight|bias)")
 
 
+class StoredLayout(Protocol):
+    """What of a model's facts decides how its weights are stored (`models.facts.ModelFacts`)."""
+
+    @property
+    def model_type(self) -> str: ...
+    @property
+    def heads(self) -> int: ...
+    @property
+    def kv_heads(self) -> int: ...
+    @property
+    def tied(self) -> bool: ...
+
+
 class GGUFWeights:
     """Dequantizes on reading: blocks become `dtype`; F32, F16 and BF16 stay what they are."""
 
     int8 = False
 
     def __init__(
-        self, file: GGUFFile, facts: ModelFacts, dtype: torch.dtype = torch.float32
+        self, file: GGUFFile, facts: StoredLayout, dtype: torch.dtype = torch.float32
     ) -> None:
         self.place = str(file.path)
         self._file = file

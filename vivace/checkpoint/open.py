@@ -10,11 +10,10 @@ from torch import Tensor
 
 from vivace.checkpoint.dummy import DummyWeights
 from vivace.checkpoint.gguf_file import GGUFError, GGUFFile
-from vivace.checkpoint.gguf_weights import GGUFWeights
+from vivace.checkpoint.gguf_weights import GGUFWeights, StoredLayout
 from vivace.checkpoint.safetensors_files import SafetensorsFiles
 from vivace.checkpoint.source import ModelSource
 from vivace.checkpoint.weights import CheckpointError, Progress, TrackedWeights
-from vivace.models.facts import ModelFacts
 from vivace.platforms.ops.stored import Int8Rows, StoredBlocks
 
 
@@ -39,7 +38,7 @@ class OpenWeights(Protocol):
 
 def open_weights(
     source: ModelSource,
-    facts: ModelFacts,
+    facts: StoredLayout,
     *,
     seed: int,
     progress: Progress,

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from vivace.config.config import ConfigError, Options, ResolveContext, all_options, value_of
 from vivace.config.environment import switched_on
-from vivace.config.option import Kind, Option
+from vivace.config.option import Option, Support
 from vivace.config.rules import why_float_activations
 from vivace.config.sglang import RETIRED_SPELLING
 from vivace.config.values import size_text
@@ -75,13 +75,13 @@ def availability(options: Options, context: ResolveContext) -> list[str]:
         if value == option.default or value in option.trivial:
             continue
         state = option.state(context.platform.name, value)
-        if state.kind is Kind.NOT_AVAILABLE:
+        if state.kind is Support.NOT_AVAILABLE:
             shown = "" if option.shape == "bool" else f" {shown_value(value)}"
             raise ConfigError(
                 f"{option.flag}{shown}{typed_as(options, option)} is {state.text()} "
                 f"(device {context.platform.name}; see `vivace flags {option.flag[2:]}`)"
             )
-        if state.kind is Kind.NO_EFFECT:
+        if state.kind is Support.NO_EFFECT:
             notices.append(f"{option.flag} has {state.text()}")
     return notices
 

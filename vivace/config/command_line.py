@@ -12,7 +12,7 @@ from vivace.config.config import ConfigError, all_options
 from vivace.config.help import help_text
 from vivace.config.known_flags import ELSEWHERE, NEWER
 from vivace.config.option import DEFAULT_PLATFORM, Option
-from vivace.config.values import checked, nearest
+from vivace.config.values import nearest, parse_value
 
 HELP = frozenset({"-h", "--help"})
 HELP_ALL = "--help-all"
@@ -39,7 +39,7 @@ def values_of(words: Sequence[str], program: str) -> dict[str, Any]:
             f"unexpected argument {stray[0]!r}; the model is given with --model-path {stray[0]}"
         )
     known = {option.name: option for option in all_options()}
-    return {name: checked(known[name], value) for name, value in vars(found).items()}
+    return {name: parse_value(known[name], value) for name, value in vars(found).items()}
 
 
 def build_parser(program: str) -> Parser:
@@ -57,7 +57,7 @@ def build_parser(program: str) -> Parser:
 
 
 def add(parser: Parser, option: Option) -> None:
-    """Values arrive as text and are converted by `checked`, as those of files are."""
+    """Values arrive as text and are converted by `parse_value`, as those of files are."""
     shapes: dict[str, Any] = {}
     if option.shape == "bool":
         shapes = {"nargs": "?", "const": True}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from vivace.config.errors import ConfigError
-from vivace.config.option import Kind
+from vivace.config.option import Support
 from vivace.config.values import finite_number, nearest, switch, whole_number
 from vivace.config.variables import ASKS_NOTHING, QUIET, VARIABLES, Variable
 
@@ -36,10 +36,10 @@ def read_environment(environ: Mapping[str, str]) -> tuple[dict[str, str], list[s
         if known is None:
             if name.startswith(PREFIXES):
                 notices.append(f"{name} is not known and has no effect{nearest(name, VARIABLES)}")
-        elif known.state.kind is Kind.WORKS:
+        elif known.state.kind is Support.WORKS:
             honored[listed] = valid(name, known, value)
-        elif asks(known, value):
-            notices += told(name, known, value)
+        elif differs_from_default(known, value):
+            notices += notices_of(name, known, value)
     return honored, notices
 
 
@@ -64,13 +64,13 @@ def valid(name: str, known: Variable, value: str) -> str:
     return text
 
 
-def asks(known: Variable, value: str) -> bool:
+def differs_from_default(known: Variable, value: str) -> bool:
     """Whether the value differs from leaving the variable alone."""
     return value.strip().lower() not in (*ASKS_NOTHING, known.default)
 
 
-def told(name: str, known: Variable, value: str) -> list[str]:
-    if known.state.kind is Kind.NOT_AVAILABLE:
+def notices_of(name: str, known: Variable, value: str) -> list[str]:
+    if known.state.kind is Support.NOT_AVAILABLE:
         raise ConfigError(f"{name}={value} is {known.state.text()}")
     return [] if name in QUIET else [f"{name}={value} has {known.state.text()}"]
 

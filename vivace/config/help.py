@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import textwrap
 
-from vivace.config.option import Kind
+from vivace.config.option import Support
 from vivace.config.table import FlagRow, flag_table
 
 WIDEST = 100
@@ -57,7 +57,7 @@ def help_text(program: str, platform: str, *, everything: bool, width: int | Non
 
 
 def works(row: FlagRow, platform: str) -> bool:
-    return row.option.states[platform].kind is Kind.WORKS
+    return row.option.states[platform].kind is Support.WORKS
 
 
 def place(section: str) -> int:
@@ -82,7 +82,7 @@ def entry(flags: str, text: str, columns: int) -> list[str]:
 def names(row: FlagRow, platform: str) -> str:
     """All names, and once what stands for the value: the choices that work when they are few."""
     option = row.option
-    barred = {name for name, state in option.values.items() if state.kind is not Kind.WORKS}
+    barred = {name for name, state in option.values.items() if state.kind is not Support.WORKS}
     choices = ",".join(choice for choice in option.choices if choice not in barred)
     kind = {"bool": "", "int": " N", "float": " X", "json": " JSON"}.get(option.shape, " VALUE")
     if choices and len(choices) <= WIDEST // 2:

@@ -20,7 +20,7 @@ DEFAULT_PLATFORM = PLATFORMS[0]
 KEY = "option"
 
 
-class Kind(Enum):
+class Support(Enum):
     """What happens when an option is used on a platform."""
 
     WORKS = "works"
@@ -29,10 +29,10 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True)
-class State:
+class FlagState:
     """`why` is a clause that follows the flag's name; `instead` an imperative."""
 
-    kind: Kind
+    kind: Support
     why: str = ""
     instead: str = ""
 
@@ -41,15 +41,15 @@ class State:
         return f"{self.kind.value}: {tail}" if tail else self.kind.value
 
 
-WORKS = State(Kind.WORKS)
+WORKS = FlagState(Support.WORKS)
 
 
-def no_effect(why: str) -> State:
-    return State(Kind.NO_EFFECT, why)
+def no_effect(why: str) -> FlagState:
+    return FlagState(Support.NO_EFFECT, why)
 
 
-def not_available(why: str, instead: str = "leave it out") -> State:
-    return State(Kind.NOT_AVAILABLE, why, instead)
+def not_available(why: str, instead: str = "leave it out") -> FlagState:
+    return FlagState(Support.NOT_AVAILABLE, why, instead)
 
 
 NO_CUDA = not_available("CUDA is not supported yet", "use --device cpu")
@@ -67,11 +67,11 @@ class Option:
     default: Any
     shape: str
     choices: tuple[str, ...]
-    states: Mapping[str, State]
+    states: Mapping[str, FlagState]
     help: str
     trivial: tuple[Any, ...]
     """values that ask for nothing, so they pass where the option is not available"""
-    values: Mapping[str, State]
+    values: Mapping[str, FlagState]
     """states of single values on platforms where the option itself works"""
     secret: bool
     slice_name: str = ""
@@ -80,10 +80,10 @@ class Option:
     def flag(self) -> str:
         return self.flags[0]
 
-    def state(self, platform: str, value: Any) -> State:
+    def state(self, platform: str, value: Any) -> FlagState:
         """The state of this option set to `value` on `platform`."""
         state = self.states[platform]
-        if state.kind is Kind.WORKS and isinstance(value, str) and value in self.values:
+        if state.kind is Support.WORKS and isinstance(value, str) and value in self.values:
             return self.values[value]
         return state
 
@@ -92,13 +92,13 @@ def option(
     default: Any = None,
     help: str = "",
     *,
-    cpu: State = WORKS,
-    cuda: State = NO_CUDA,
-    npu: State = NO_NPU,
+    cpu: FlagState = WORKS,
+    cuda: FlagState = NO_CUDA,
+    npu: FlagState = NO_NPU,
     flag: str | None = None,
     aliases: Sequence[str] = (),
     choices: Sequence[str] = (),
-    values: Mapping[str, State] | None = None,
+    values: Mapping[str, FlagState] | None = None,
     trivial: Sequence[Any] = (),
     json: bool = False,
     secret: bool = False,

@@ -15,7 +15,7 @@ from vivace.config.keys import with_keys
 from vivace.config.known_flags import ELSEWHERE, NEWER
 from vivace.config.process_environment import KEYS_OF_THE_SERVER, process_environment
 from vivace.config.sglang import RETIRED, modernized, renamed, today_values
-from vivace.config.values import checked, nearest
+from vivace.config.values import nearest, parse_value
 
 
 def parse(
@@ -23,11 +23,11 @@ def parse(
 ) -> Options:
     """What a user typed. Raises ConfigError for anything wrong; --help prints and exits."""
     path, typed = without_config(argv)
-    from_file, told = file_values(path, program)
+    from_file, notes = file_values(path, program)
     words, rewrites = modernized(typed)
-    notices = [*told.notices, *renamed(typed), *given_twice(words)]
+    notices = [*notes.notices, *renamed(typed), *given_twice(words)]
     values = {**from_file, **values_of(words, program)}
-    return built(values, environ, Told((*told.rewrites, *rewrites), tuple(notices)))
+    return options_from(values, environ, ParseNotes((*notes.rewrites, *rewrites), tuple(notices)))
 
 
 def from_arguments(**arguments: Any) -> Options:
@@ -44,8 +44,8 @@ def from_arguments(**arguments: Any) -> Options:
         if name not in options:
             raise ConfigError(unknown_argument(name, options))
         if value is not None:
-            values[options[name].name] = checked(options[name], value)
-    return built(values, process_environment(), Told())
+            values[options[name].name] = parse_value(options[name], value)
+    return options_from(values, process_environment(), ParseNotes())
 
 
 def unknown_argument(name: str, known: Iterable[str]) -> str:
@@ -59,33 +59,33 @@ def unknown_argument(name: str, known: Iterable[str]) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Told:
-    """What was found worth telling while reading."""
+class ParseNotes:
+    """What reading replaced, and lines to show."""
 
     rewrites: tuple[Rewrite, ...] = ()
     notices: tuple[str, ...] = ()
 
 
-def file_values(path: Path | None, program: str) -> tuple[dict[str, Any], Told]:
+def file_values(path: Path | None, program: str) -> tuple[dict[str, Any], ParseNotes]:
     """What the --config file sets; errors name the file."""
     if path is None:
-        return {}, Told()
+        return {}, ParseNotes()
     words, rewrites = modernized(words_of_file(path))
     try:
-        return values_of(words, program), Told(tuple(rewrites))
+        return values_of(words, program), ParseNotes(tuple(rewrites))
     except ConfigError as error:
         raise ConfigError(f"--config {path}: {error}") from None
 
 
-def built(values: dict[str, Any], environ: Mapping[str, str], told: Told) -> Options:
+def options_from(values: dict[str, Any], environ: Mapping[str, str], notes: ParseNotes) -> Options:
     values, replaced = today_values(values)
     honored, about_variables = read_environment(environ)
     options = with_values(Options(), values)
     return dataclasses.replace(
         options,
         http=with_keys(options.http, honored),
-        rewrites=(*told.rewrites, *replaced),
-        notices=(*told.notices, *about_variables),
+        rewrites=(*notes.rewrites, *replaced),
+        notices=(*notes.notices, *about_variables),
         given=tuple(values),
         environment={name: honored[name] for name in honored if name not in KEYS_OF_THE_SERVER},
     )

@@ -22,7 +22,7 @@ from vivace.config.rules import RULES
 from vivace.models.facts import ModelFacts
 from vivace.platforms.platform import PlatformFacts
 
-NO_WISH = (None, "auto")
+UNSET = (None, "auto")
 """values that leave the choice to us"""
 
 Rule = Callable[[Options, ResolveContext], Iterable[tuple[str, Any, str]]]
@@ -39,8 +39,8 @@ def resolve(
         notices += check(options, context)
     rewrites = list(options.rewrites)
     for rule in RULES:
-        options, made = applied(rule, options, context)
-        rewrites += made
+        options, changes = apply_rule(rule, options, context)
+        rewrites += changes
     for check in FINAL_CHECKS:
         notices += check(options, context)
     return Config(
@@ -55,23 +55,25 @@ def resolve(
     )
 
 
-def applied(rule: Rule, options: Options, context: ResolveContext) -> tuple[Options, list[Rewrite]]:
+def apply_rule(
+    rule: Rule, options: Options, context: ResolveContext
+) -> tuple[Options, list[Rewrite]]:
     """The options after a rule, and a record of every value it changed."""
     known = {option.name: option for option in all_options()}
-    made: list[Rewrite] = []
+    changes: list[Rewrite] = []
     for name, after, reason in list(rule(options, context)):
         before = value_of(options, known[name])
         if before == after:
             continue
         options = with_values(options, {name: after})
-        made.append(
+        changes.append(
             Rewrite(
                 field=name,
                 before=before,
                 after=after,
                 rule=getattr(rule, "__name__", "rule"),
                 reason=reason,
-                typed=name in options.given and before not in NO_WISH,
+                typed=name in options.given and before not in UNSET,
             )
         )
-    return options, made
+    return options, changes

@@ -41,14 +41,14 @@ def rich(kind: type[Any], value: Any) -> Any:
 def public(config: Config) -> dict[str, Any]:
     """Every option by name, for anyone with a key. Secret ones are left out."""
     found = {option.name: value_of(config, option) for option in all_options() if not option.secret}
-    told = {
+    values = {
         **found,
         "embedded_model": config.source.embedded,
         "depth": config.depth,
         "rewrites": [msgspec.to_builtins(rewrite) for rewrite in config.rewrites],
         "notices": list(config.notices),
     }
-    return {name: in_unicode(value) for name, value in told.items()}
+    return {name: in_unicode(value) for name, value in values.items()}
 
 
 def in_unicode(value: Any) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from vivace.config.config import all_options
-from vivace.config.option import ABSENT, DEFAULT_PLATFORM, PLATFORMS, Kind, Option
+from vivace.config.option import ABSENT, DEFAULT_PLATFORM, PLATFORMS, Option, Support
 from vivace.config.variables import VARIABLES
 
 CHOICES_SHOWN = 8
@@ -29,7 +29,7 @@ def flag_table(
     """Rows of all options; `search` looks at names, help and states, `works` names a platform."""
     platforms = PLATFORMS if platform is None else (platform,)
     for option in all_options():
-        if works is not None and option.states[works].kind is not Kind.WORKS:
+        if works is not None and option.states[works].kind is not Support.WORKS:
             continue
         row = FlagRow(
             option=option,
@@ -56,8 +56,8 @@ def kind_text(option: Option) -> str:
 
 def state_text(option: Option, platform: str) -> str:
     state = option.states[platform]
-    limited = [name for name, other in option.values.items() if other.kind is not Kind.WORKS]
-    if state.kind is Kind.WORKS and limited:
+    limited = [name for name, other in option.values.items() if other.kind is not Support.WORKS]
+    if state.kind is Support.WORKS and limited:
         works = [choice for choice in option.choices if choice not in limited]
         return f"works: {', '.join(works)}"
     return state.text()

@@ -15,7 +15,7 @@ SWITCH = {
 }
 
 
-class Valued(Protocol):
+class OptionValues(Protocol):
     """What an option says about its values."""
 
     @property
@@ -43,10 +43,10 @@ def json_value(text: str) -> Any:
     return json.loads(text)
 
 
-def checked(option: Valued, value: Any) -> Any:
+def parse_value(option: OptionValues, value: Any) -> Any:
     """A value in the option's type and among its choices; ConfigError names the flag."""
     try:
-        result = converted(option, value)
+        result = convert(option, value)
     except (ValueError, TypeError, RecursionError) as error:
         raise ConfigError(f"{option.flag}: {error}") from None
     if option.choices and str(result) not in option.choices:
@@ -57,7 +57,7 @@ def checked(option: Valued, value: Any) -> Any:
     return result
 
 
-def converted(option: Valued, value: Any) -> Any:
+def convert(option: OptionValues, value: Any) -> Any:
     """ValueError when `value` cannot be what the option holds."""
     if option.secret:
         return value if isinstance(value, Secret) else Secret(plain_text(value))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vivace.config.option import WORKS, State, no_effect, not_available
+from vivace.config.option import WORKS, FlagState, no_effect, not_available
 
 
 @dataclass(frozen=True)
 class Variable:
     """`kind`: switch, number, whole number or text; `default`: the value that asks for nothing."""
 
-    state: State
+    state: FlagState
     meaning: str
     kind: str = "text"
     default: str = ""

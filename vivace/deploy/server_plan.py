@@ -10,7 +10,7 @@ import msgspec
 
 from vivace.config.errors import ConfigError
 from vivace.config.sglang import RETIRED, VALUES
-from vivace.config.values import checked
+from vivace.config.values import parse_value
 from vivace.deploy.catalogue.flags import ServerFlag
 from vivace.deploy.from_script.flags import option_named
 from vivace.deploy.schema.deployment import FlagValue, Kind, Role
@@ -198,6 +198,6 @@ def parsed(option: ServerFlag, value: FlagValue) -> Any:
     """Converted to the option's type if possible; a retired value becomes its replacement."""
     replaced = VALUES.get((option.name, str(value)))
     try:
-        return replaced[0] if replaced else checked(option, value)
+        return replaced[0] if replaced else parse_value(option, value)
     except ConfigError:
         return value

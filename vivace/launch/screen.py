@@ -26,7 +26,7 @@ LINE_SECONDS = 5.0
 """A stage that takes longer than this says how far it is."""
 
 
-class Screen(Protocol):
+class StartScreen(Protocol):
     """`update` shows how far the start has come, `close` ends that; lines may come at any time."""
 
     def write(self, text: str, /) -> int:
@@ -45,7 +45,7 @@ class Screen(Protocol):
     def close(self) -> None: ...
 
 
-def screen_of(stream: TextIO) -> Screen:
+def screen_of(stream: TextIO) -> StartScreen:
     return TerminalScreen(stream) if is_terminal(stream) else PlainScreen(stream)
 
 

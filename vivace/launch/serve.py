@@ -18,7 +18,7 @@ from vivace.errors import CANNOT_START, CannotStart
 from vivace.launch.configure import configure
 from vivace.launch.listen import PortInUse, allow_open_files, bind, url_of
 from vivace.launch.prefetch import read_ahead
-from vivace.launch.screen import Screen, is_terminal, screen_of
+from vivace.launch.screen import StartScreen, is_terminal, screen_of
 from vivace.launch.startup_profile import SUPERVISOR, StartupProfile
 from vivace.launch.summary import summary_of
 from vivace.observability import log as log_lines
@@ -141,7 +141,7 @@ def supervise(
     listener: socket.socket,
     engine: Child | None,
     shared: Descriptors,
-    screen: Screen,
+    screen: StartScreen,
     timeline: Timeline,
 ) -> int:
     from vivace.supervisor.supervisor import Hooks, Supervisor
@@ -166,7 +166,7 @@ def supervise(
     return Supervisor(plan_of(config, listener, shared), hooks, engine).run()
 
 
-def tell(profile: StartupProfile, config: Config, screen: Screen) -> None:
+def tell(profile: StartupProfile, config: Config, screen: StartScreen) -> None:
     if config.logging.startup_profile:
         screen.write("\n".join(profile.table()) + "\n")
     if config.logging.startup_profile_file:

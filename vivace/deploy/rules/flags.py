@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from vivace.config.errors import ConfigError
 from vivace.config.sglang import RETIRED, VALUES
-from vivace.config.values import checked, nearest
+from vivace.config.values import nearest, parse_value
 from vivace.deploy.case import Case
 from vivace.deploy.from_script.flags import option_named, server_options
 from vivace.deploy.rules.rule import Issue, case_rule, server_rule
@@ -166,7 +166,7 @@ def flag_value(server: ServerPlan, case: Case) -> Iterator[Issue]:
         if (option.name, str(value)) in VALUES:
             continue
         try:
-            checked(option, value)
+            parse_value(option, value)
         except ConfigError as error:
             yield Issue("--" + flag, str(error), "use a value that the flag accepts")
 

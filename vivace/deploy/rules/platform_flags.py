@@ -59,7 +59,7 @@ def vivace_flag(server: ServerPlan, case: Case) -> Iterator[Issue]:
     Every flag has a state on every device: works, no effect, not supported yet. `vivace flags`
     prints them."""
     from vivace.config.config import all_options
-    from vivace.config.option import ABSENT, DEFAULT_PLATFORM, Kind
+    from vivace.config.option import ABSENT, DEFAULT_PLATFORM, Support
 
     platform = case.platform or DEFAULT_PLATFORM
     absent = ABSENT.get(platform)
@@ -75,6 +75,6 @@ def vivace_flag(server: ServerPlan, case: Case) -> Iterator[Issue]:
         if value == option.default or value in option.trivial:
             continue
         state = option.state(platform, value)
-        if state.kind is not Kind.WORKS:
-            severity = "error" if state.kind is Kind.NOT_AVAILABLE else "note"
+        if state.kind is not Support.WORKS:
+            severity = "error" if state.kind is Support.NOT_AVAILABLE else "note"
             yield Issue("--" + flag, f"--{flag} on {platform}: {state.text()}", severity=severity)
