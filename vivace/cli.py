@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -10,6 +9,7 @@ from importlib import import_module
 
 import vivace
 from vivace.errors import CANNOT_START
+from vivace.registry import Registry
 
 COMMANDS = {
     "serve": "start a server (OpenAI and SGLang compatible)",
@@ -24,6 +24,23 @@ COMMANDS = {
     "rm": "delete a model from the local cache",
     "version": "versions of vivace, python and torch",
 }
+HANDLERS: Registry[Callable[[list[str]], int]] = Registry(
+    "command",
+    {
+        "serve": "vivace.launch.serve:main",
+        "chat": "vivace.chat.command:main",
+        "bench": "vivace.cli:bench",
+        "check": "vivace.cli:check",
+        "deploy": "vivace.deploy.command:main",
+        "doctor": "vivace.doctor.command:main",
+        "flags": "vivace.config.flags_command:main",
+        "pull": "vivace.hub.command:pull",
+        "list": "vivace.hub.command:list_models",
+        "rm": "vivace.hub.command:remove_models",
+        "version": "vivace.cli:version",
+    },
+)
+"""command -> where it is; each room has its own commands"""
 BENCHES = {
     "serving": "a running server under load (also: python -m vivace.bench_serving)",
     "offline": "throughput of the engine in one process",
@@ -51,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         try:
-            return obey(words)
+            return run(words)
         finally:
             print(end="", flush=True)  # at the interpreter's end errors could not be caught
     except KeyboardInterrupt:
@@ -62,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
 
-def obey(words: list[str]) -> int:
+def run(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(help_text("vivace", "COMMAND", COMMANDS))
         print("`vivace --install-completion [bash|zsh|fish]` completes them in your shell.")
@@ -71,26 +88,9 @@ def obey(words: list[str]) -> int:
         return version([])
     if words[0] in COMPLETION:
         return import_module("vivace.completion").main(words, os.environ)
-    handler = handlers().get(words[0])
-    if handler is None:
+    if words[0] not in HANDLERS:
         return unknown("vivace", "command", words[0], COMMANDS)
-    return handler(words[1:])
-
-
-def handlers() -> dict[str, Callable[[list[str]], int]]:
-    return {
-        "serve": lambda words: import_module("vivace.launch.serve").main(words),
-        "chat": lambda words: import_module("vivace.chat.command").main(words),
-        "bench": bench,
-        "check": check,
-        "deploy": lambda words: import_module("vivace.deploy.command").main(words),
-        "doctor": lambda words: import_module("vivace.doctor.command").main(words),
-        "flags": lambda words: import_module("vivace.config.flags_command").main(words),
-        "pull": lambda words: import_module("vivace.hub.command").pull(words),
-        "list": lambda words: import_module("vivace.hub.command").list_models(words),
-        "rm": lambda words: import_module("vivace.hub.command").remove_models(words),
-        "version": version,
-    }
+    return HANDLERS.get(words[0])(words[1:])
 
 
 def bench(words: list[str]) -> int:
@@ -104,24 +104,8 @@ def bench(words: list[str]) -> int:
 
 
 def check(words: list[str]) -> int:
-    # It is over before collecting garbage could pay.
-    gc.disable()
-    import_msgspec_alone()
+    import_module("vivace.deploy.fast_start").prepare()
     return import_module("vivace.deploy.check").main(words)
-
-
-def import_msgspec_alone() -> None:
-    """msgspec takes the helpers of typing_extensions where that is installed, else those of typing,
-    which since Python 3.11 do the same. Loading it takes as long as all rules of the check."""
-    module = "typing_extensions"
-    if module in sys.modules or "msgspec" in sys.modules:
-        return
-    # An entry of None makes the import fail, which msgspec expects.
-    sys.modules[module] = None  # type: ignore[assignment]
-    try:
-        import_module("msgspec")
-    finally:
-        del sys.modules[module]
 
 
 def version(words: list[str]) -> int:
@@ -155,7 +139,7 @@ def help_text(program: str, what: str, table: dict[str, str]) -> str:
 def unknown(program: str, kind: str, word: str, table: dict[str, str]) -> int:
     import difflib
 
-    from vivace.wrapping import print_wrapped
+    from vivace.terminal import print_wrapped
 
     if word in ELSEWHERE and table is COMMANDS:
         print_wrapped(f"{program}: unknown {kind} {word!r}; {ELSEWHERE[word]}")

@@ -120,5 +120,5 @@ def command_of(words: list[str]) -> tuple[list[str], list[str]]:
 def help_of(command: list[str]) -> str:
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
-        cli.obey([*command, "--help-all" if command == ["serve"] else "--help"])
+        cli.run([*command, "--help-all" if command == ["serve"] else "--help"])
     return said.getvalue()

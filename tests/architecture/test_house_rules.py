@@ -200,7 +200,7 @@ def test_imports_point_the_right_way() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-FOR_ALL = {"errors", "registry", "version", "wrapping"}
+FOR_ALL = {"errors", "registry", "version", "terminal"}
 DOORS_OF_PYTHON = {"__init__", "__main__"}
 
 

@@ -190,7 +190,8 @@ def test_it_loads_little(words: list[str], absent: tuple[str, ...]) -> None:
 
 def test_typing_extensions_can_still_be_loaded_afterwards() -> None:
     code = (
-        "import vivace.cli; vivace.cli.import_msgspec_alone(); import typing_extensions, msgspec; "
+        "from vivace.deploy.fast_start import import_msgspec_alone; import_msgspec_alone(); "
+        "import typing_extensions, msgspec; "
         "print(typing_extensions.NotRequired, msgspec.convert({'a': 1}, dict[str, int]))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

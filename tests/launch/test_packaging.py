@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import vivace
-from vivace.ask_transformers import OLDEST
 from vivace.hub.command import PACKAGE
+from vivace.launch.transformers_process import OLDEST
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())

@@ -12,7 +12,7 @@ import torch
 from paged_model import PagedModel, load, load_traced, traced
 from toy_models import make, reference, tokens
 
-import vivace.ask_transformers as asking
+import vivace.launch.transformers_process as asking
 from vivace.checkpoint.source import SourceError, locate
 from vivace.checkpoint.weights import CheckpointError
 from vivace.launch import serve as launch

@@ -17,7 +17,7 @@ from vivace.chat.screen import printable, screen_for
 from vivace.chat.session import Session
 from vivace.config.process_environment import KEY_VARIABLES, client_key, state_folder
 from vivace.errors import CANNOT_START, CannotStart
-from vivace.wrapping import console_of
+from vivace.terminal import console_of
 
 DEFAULT_URL = "http://127.0.0.1:30000"
 MAX_TOKENS = 1024

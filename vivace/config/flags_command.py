@@ -8,7 +8,7 @@ import sys
 
 from vivace.config.option import DEFAULT_PLATFORM, PLATFORMS
 from vivace.config.table import FlagRow, flag_table, render_text
-from vivace.wrapping import print_wrapped
+from vivace.terminal import print_wrapped
 
 NO_MATCH = 1
 

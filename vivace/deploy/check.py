@@ -19,7 +19,7 @@ from vivace.deploy.load_case import (
 from vivace.deploy.rules.judge import RULES, CheckResult, judge, rule_named
 from vivace.deploy.rules.rule import Rule
 from vivace.errors import CANNOT_START, CannotStart
-from vivace.wrapping import print_wrapped
+from vivace.terminal import print_wrapped
 
 FOUND_ERRORS = 1
 EPILOG = """examples:

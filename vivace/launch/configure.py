@@ -10,10 +10,10 @@ if TYPE_CHECKING:
 
 def configure(options: Options) -> Config:
     """Raises ConfigError, SourceError or PlatformError, before anything heavy is loaded."""
-    from vivace.ask_transformers import facts_by_transformers
     from vivace.checkpoint.source import locate
     from vivace.config.environment import hub_cache
     from vivace.config.resolution import resolve
+    from vivace.launch.transformers_process import facts_by_transformers
     from vivace.models.facts import facts_of
     from vivace.models.registry import check_architecture
     from vivace.platforms.platform import detect

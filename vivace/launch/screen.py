@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol, TextIO
 
 from vivace.config.process_environment import process_environment
 from vivace.launch.summary import plain_lines, styled_lines
-from vivace.wrapping import columns_of, wrapped_text
+from vivace.terminal import columns_of, wrapped_text
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar

@@ -29,7 +29,7 @@ from vivace.protocol.engine_socket import listen, new_socket
 from vivace.protocol.shared_memory import SharedMemory, new_descriptor, reserve
 from vivace.supervisor.child import Child, preloading, process_command, spawn
 from vivace.supervisor.plan import WARMING_UP
-from vivace.wrapping import print_wrapped
+from vivace.terminal import print_wrapped
 
 if TYPE_CHECKING:
     import socket

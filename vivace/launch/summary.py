@@ -12,7 +12,7 @@ from vivace.config.values import size_text
 from vivace.frontend.served_model import sampling_defaults, served_model
 from vivace.observability.log import escape
 from vivace.protocol.control import Capacity, Rewrite
-from vivace.wrapping import NARROWEST, filled, wrapped
+from vivace.terminal import NARROWEST, filled, wrapped
 
 if TYPE_CHECKING:
     from rich.text import Text

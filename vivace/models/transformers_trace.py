@@ -4,7 +4,7 @@ tensors without content: how it attends, and whether Vivace can do the same.
 No key of a configuration is interpreted here. Shapes, scales and sinks of every attention are what
 the class hands to transformers' attention interface; masks are what it asks of transformers' mask
 functions. What is not known to be right is refused, with the reason. As a program it reads a
-`TraceRequest` and writes a `TraceResult` (`ask_transformers` starts it).
+`TraceRequest` and writes a `TraceResult` (`launch/transformers_process.py` starts it).
 """
 
 from __future__ import annotations
