@@ -65,7 +65,7 @@ def test_interrupted_commands_end_quietly(monkeypatch: pytest.MonkeyPatch) -> No
     def interrupt(_words: list[str]) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "import_module", lambda _: SimpleNamespace(main=interrupt))
+    monkeypatch.setattr("vivace.chat.command.main", interrupt)
     assert cli.main(["chat"]) == 130
 
 
@@ -164,7 +164,7 @@ def test_the_doors_of_benchmarks_lead_through_the_command(
     def interrupt(_words: list[str]) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "import_module", lambda _: SimpleNamespace(main=interrupt))
+    monkeypatch.setattr("vivace.chat.command.main", interrupt)
     monkeypatch.setattr(sys, "argv", ["door", "--rows", "1"])
     with pytest.raises(SystemExit) as ended:
         runpy.run_module(f"vivace.bench_{module}", run_name="__main__")
