@@ -29,7 +29,7 @@ def model(folder: Path, **changes: object) -> str:
 def test_an_unknown_architecture_stops_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(launch, "engine_ahead", lambda argv, shared: None)
+    monkeypatch.setattr(launch, "spawn_engine", lambda argv, shared: None)
     monkeypatch.setattr(
         launch, "launch", lambda config, engine, memory: pytest.fail("it was started")
     )
@@ -69,7 +69,7 @@ def test_skip_server_warmup_reaches_the_supervisor(
             return 0
 
     monkeypatch.setattr(supervisor, "Supervisor", Supervisor)
-    monkeypatch.setattr(launch, "engine_ahead", lambda argv, shared: None)
+    monkeypatch.setattr(launch, "spawn_engine", lambda argv, shared: None)
     argv = ["--model-path", model(tmp_path), "--load-format", "dummy", "--port", "0"]
     argv += ["--skip-tokenizer-init", *(["--skip-server-warmup"] if skipped else [])]
     assert launch.main(argv) == 0
@@ -79,7 +79,7 @@ def test_skip_server_warmup_reaches_the_supervisor(
 def test_sglangs_warmups_are_refused_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(launch, "engine_ahead", lambda argv, shared: None)
+    monkeypatch.setattr(launch, "spawn_engine", lambda argv, shared: None)
     argv = ["--model-path", model(tmp_path), "--load-format", "dummy", "--warmups", "voice_chat"]
     assert launch.main(argv) == launch.CANNOT_START
     told = capsys.readouterr().err
@@ -105,7 +105,7 @@ def test_what_frontends_would_trip_over_stops_the_command(
     flags: list[str],
     said: str,
 ) -> None:
-    monkeypatch.setattr(launch, "engine_ahead", lambda argv, shared: None)
+    monkeypatch.setattr(launch, "spawn_engine", lambda argv, shared: None)
     monkeypatch.setattr(
         launch, "launch", lambda config, engine, memory: pytest.fail("it was started")
     )

@@ -123,7 +123,7 @@ def test_what_a_child_prints_becomes_harmless_lines(parts: list[bytes]) -> None:
     output = ChildOutput(reader, written.append)
     for part in parts:
         os.write(writer, part)
-        assert output.pass_on()
+        assert output.forward()
     os.close(writer)
     output.finish()
     whole = b"".join(parts)
@@ -140,7 +140,7 @@ def test_a_line_without_end_is_cut() -> None:
     output = ChildOutput(reader, written.append)
     for _ in range(3):
         os.write(writer, b"x" * (LONGEST_LINE // 2 + 1))
-        output.pass_on()
+        output.forward()
     os.close(writer)
     output.finish()
     assert [len(line) for line in written] == [LONGEST_LINE + 3, LONGEST_LINE // 2 + 2]

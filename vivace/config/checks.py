@@ -7,8 +7,9 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
-from vivace.config.config import ConfigError, Options, ResolveContext, all_options, value_of
+from vivace.config.config import Options, ResolveContext, all_options, value_of
 from vivace.config.environment import switched_on
+from vivace.config.errors import ConfigError
 from vivace.config.option import Option, Support
 from vivace.config.rules import why_float_activations
 from vivace.config.sglang import RETIRED_SPELLING

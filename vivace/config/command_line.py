@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from vivace.config.config import ConfigError, all_options
+from vivace.config.config import all_options
+from vivace.config.errors import ConfigError
 from vivace.config.help import help_text
 from vivace.config.known_flags import ELSEWHERE, NEWER
 from vivace.config.option import DEFAULT_PLATFORM, Option

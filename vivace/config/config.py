@@ -8,7 +8,6 @@ from functools import cache
 from typing import Any, cast
 
 from vivace.checkpoint.source import ModelSource
-from vivace.config.errors import ConfigError
 from vivace.config.hicache import HicacheOptions
 from vivace.config.http import HttpOptions
 from vivace.config.kernels import KernelOptions, OptimizationOptions, QuantizationOptions
@@ -111,16 +110,3 @@ def with_values(options: Options, values: dict[str, Any]) -> Options:
         for name, fields in changed.items()
     }
     return dataclasses.replace(options, **parts)
-
-
-__all__ = [
-    "Config",
-    "ConfigError",
-    "Options",
-    "ResolveContext",
-    "Rewrite",
-    "Slices",
-    "all_options",
-    "value_of",
-    "with_values",
-]

@@ -10,7 +10,8 @@ from typing import Any, cast
 import yaml
 
 from vivace.config.command_line import unknown_text
-from vivace.config.config import ConfigError, all_options
+from vivace.config.config import all_options
+from vivace.config.errors import ConfigError
 from vivace.config.option import Option
 from vivace.config.sglang import RETIRED
 

@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from vivace.config.command_line import given_twice, unknown_text, values_of
-from vivace.config.config import ConfigError, Options, Rewrite, all_options, with_values
+from vivace.config.config import Options, all_options, with_values
 from vivace.config.config_file import without_config, words_of_file
 from vivace.config.environment import read_environment
+from vivace.config.errors import ConfigError
 from vivace.config.keys import with_keys
 from vivace.config.known_flags import ELSEWHERE, NEWER
 from vivace.config.process_environment import KEYS_OF_THE_SERVER, process_environment
 from vivace.config.sglang import RETIRED, modernized, renamed, today_values
 from vivace.config.values import nearest, parse_value
+from vivace.protocol.control import Rewrite
 
 
 def parse(

@@ -12,7 +12,6 @@ from vivace.config.config import (
     Config,
     Options,
     ResolveContext,
-    Rewrite,
     Slices,
     all_options,
     value_of,
@@ -21,6 +20,7 @@ from vivace.config.config import (
 from vivace.config.rules import RULES
 from vivace.models.facts import ModelFacts
 from vivace.platforms.platform import PlatformFacts
+from vivace.protocol.control import Rewrite
 
 UNSET = (None, "auto")
 """values that leave the choice to us"""

@@ -58,10 +58,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SocketClosed:
         return 1
     except BaseException as error:
-        line.send(Failure(name_of(error)))
+        line.send(Failure(describe(error)))
         if isinstance(error, CannotStart):
             return CANNOT_START  # the supervisor says why, in one line
-        log.critical("the %s ends: %s", arguments.role, name_of(error), exc_info=error)
+        log.critical("the %s ends: %s", arguments.role, describe(error), exc_info=error)
         return 1
     return 0
 
@@ -112,7 +112,7 @@ def leave_signals_to_the_supervisor() -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
 
 
-def name_of(error: BaseException) -> str:
+def describe(error: BaseException) -> str:
     text = str(error) if isinstance(error, CannotStart) else f"{type(error).__name__}: {error}"
     return text[:LONGEST_FAILURE]
 

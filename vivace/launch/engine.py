@@ -33,16 +33,16 @@ def engine_parts(
     report: Report,
     *,
     epoch: int = 0,
-    watched: Callable[[Runner], Runner] | None = None,
+    wrap_runner: Callable[[Runner], Runner] | None = None,
 ) -> tuple[Loop, Capacity]:
     """An engine ready to run. Loads weights and sizes the KV pool, so it takes a while.
 
-    `watched` wraps what runs the steps, for somebody who looks on."""
+    `wrap_runner` wraps what runs the steps, for somebody who looks on."""
     stages = StageTimes(report, time.monotonic)
     runner = with_fault(
         build_runner(config, stages), config.environment.get("VIVACE_TEST_FAULT", ""), epoch
     )
-    executor = InProcessExecutor(watched(runner) if watched is not None else runner)
+    executor = InProcessExecutor(wrap_runner(runner) if wrap_runner is not None else runner)
     settings = settings_of(config, executor.capacity)
     scheduler = Scheduler(settings, executor.capacity, time.monotonic, stages.seconds())
     loop = Loop(
@@ -65,16 +65,16 @@ class StageTimes:
         self._seconds: dict[str, float] = {}
 
     def __call__(self, stage: str, fraction: float) -> None:
-        self._book(stage if fraction > 0 else self._stage)
+        self._add(stage if fraction > 0 else self._stage)
         self._stage = stage
         self._report(stage, fraction)
 
     def seconds(self) -> dict[str, float]:
         """Of every stage up to now; their sum is the whole time."""
-        self._book(self._stage)
+        self._add(self._stage)
         return self._seconds
 
-    def _book(self, stage: str) -> None:
+    def _add(self, stage: str) -> None:
         name, now = stage.lower().replace(" ", "_"), self._clock()
         self._seconds[name] = self._seconds.get(name, 0.0) + now - self._moment
         self._moment = now

@@ -42,18 +42,18 @@ class SupervisorThread(threading.Thread):
         self._mailbox = mailbox
         self._loop: Stoppable | None = None
 
-    def drive(self, loop: Stoppable) -> None:
+    def attach_loop(self, loop: Stoppable) -> None:
         """From now on Stop ends this loop; before, it ends the process."""
         self._loop = loop
 
     def run(self) -> None:
         try:
             while True:
-                self._obey(self._line.wait())
+                self._on_message(self._line.wait())
         except SocketClosed:
             os._exit(1)
 
-    def _obey(self, message: ToChild) -> None:
+    def _on_message(self, message: ToChild) -> None:
         match message:
             case Command():
                 self._mailbox.post(message)
@@ -76,7 +76,7 @@ def run_engine(line: MessageSocket[ToChild], setup: Setup, timeline: Timeline) -
     mailbox = EngineMailbox(
         setup.engine,
         epoch=setup.epoch,
-        to_supervisor=lambda message: answer(line, message),
+        to_supervisor=lambda message: send_reply(line, message),
     )
     thread = SupervisorThread(line, mailbox)
     thread.start()
@@ -92,21 +92,21 @@ def run_engine(line: MessageSocket[ToChild], setup: Setup, timeline: Timeline) -
         HeartbeatMailbox(mailbox, heartbeat),
         report,
         epoch=setup.epoch,
-        watched=lambda runner: SoloSteps(HeartbeatRunner(runner, heartbeat)),
+        wrap_runner=lambda runner: SoloSteps(HeartbeatRunner(runner, heartbeat)),
     )
     timeline.begin("collecting garbage")
     gc.collect()
     gc.freeze()  # what is loaded stays; the collector need not look at it again
     gc.enable()
     heartbeat.idle()
-    thread.drive(loop)
+    thread.attach_loop(loop)
     line.send(Timed(timeline.stages()))
     line.send(Ready(epoch=setup.epoch, capacity=capacity))
     loop.run()
     mailbox.close()
 
 
-def answer(line: MessageSocket[ToChild], message: ToFrontend) -> None:
+def send_reply(line: MessageSocket[ToChild], message: ToFrontend) -> None:
     if isinstance(message, Reply):
         line.send(message)
 
@@ -145,31 +145,31 @@ class HeartbeatRunner:
         self._times = StepTimes(MIN_ALLOWANCE)
         self._members: dict[int, tuple[Span, int]] = {}
         """row -> who is in it, and how many tokens are known of it"""
-        self._listed: list[int] | None = None
+        self._shown_rows: list[int] | None = None
         """rows whose spans the heartbeat shows"""
         self._steps = 0
 
     def run(self, plan: StepPlan) -> StepResult:
         if not plan.rows:
-            self._seat(plan)
+            self._update_members(plan)
             return self._runner.run(plan)
         self._steps += 1
-        self._seat(plan)
+        self._update_members(plan)
         work = self._work(plan)
-        self._announce(plan, work)
+        self._write_heartbeat(plan, work)
         started = time.monotonic()
         result = self._runner.run(plan)
         self._times.learn(work, time.monotonic() - started)
         self._heartbeat.schedule()
         return result
 
-    def _seat(self, plan: StepPlan) -> None:
+    def _update_members(self, plan: StepPlan) -> None:
         for row in plan.leaves:
             self._members.pop(row, None)
         for join in plan.joins:
             self._members[join.row] = Span(join.key, self._steps), len(join.tokens)
         if plan.leaves or plan.joins:
-            self._listed = None
+            self._shown_rows = None
 
     def _work(self, plan: StepPlan) -> int:
         counts = plan.counts
@@ -180,13 +180,13 @@ class HeartbeatRunner:
         chunks = [(count, self._members[row][1]) for row, count in spans if count > 1]
         return work_of(chunks, decodes)
 
-    def _announce(self, plan: StepPlan, work: int) -> None:
+    def _write_heartbeat(self, plan: StepPlan, work: int) -> None:
         tokens, allowance = sum(plan.counts), self._times.allowance(work)
-        if plan.rows == self._listed:
+        if plan.rows == self._shown_rows:
             self._heartbeat.repeat_step(self._steps, tokens, allowance)
         else:
             self._heartbeat.step(self._steps, tokens, allowance, self._spans(plan))
-            self._listed = plan.rows
+            self._shown_rows = plan.rows
 
     def _spans(self, plan: StepPlan) -> Iterator[Span]:
         return (self._members[row][0] for row in plan.rows)

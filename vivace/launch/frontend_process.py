@@ -64,9 +64,9 @@ async def run_frontend(line: MessageSocket[ToChild], setup: Setup, timeline: Tim
     )
     fault = config.environment.get("VIVACE_TEST_FAULT", "")
     child = FrontendChild(line, with_frontend_fault(mailbox, fault, setup.index), frontend, dump)
-    asyncio.get_running_loop().add_reader(line.fileno(), child.listen)
-    child.listen()  # what came together with the setup
-    feeding = asyncio.create_task(child.feed_until_stopped())
+    asyncio.get_running_loop().add_reader(line.fileno(), child.on_message)
+    child.on_message()  # what came together with the setup
+    feeding = asyncio.create_task(child.run_until_stopped())
     timeline.begin("HTTP")
     app = build_app(frontend, config, memory, setup.place)
     runner = await serve(app, socket.socket(fileno=setup.listener), config)
@@ -101,7 +101,7 @@ class FrontendChild:
         self._stopped = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def listen(self) -> None:
+    def on_message(self) -> None:
         """The supervisor has something to say; when it is gone, so is this process."""
         try:
             messages = self._line.receive()
@@ -123,7 +123,7 @@ class FrontendChild:
                 case _:
                     log.error("a frontend has no use for %s", type(message).__name__)
 
-    async def feed_until_stopped(self) -> None:
+    async def run_until_stopped(self) -> None:
         feeding = asyncio.create_task(self._feed())
         stopping = asyncio.create_task(self._stopped.wait())
         done, _ = await asyncio.wait({feeding, stopping}, return_when=asyncio.FIRST_COMPLETED)

@@ -12,7 +12,7 @@ from vivace.doctor.port import port_owner
 from vivace.errors import CannotStart
 
 BACKLOG = 4096
-MOST_OPEN_FILES = 1 << 16
+MAX_OPEN_FILES = 1 << 16
 
 
 class PortInUse(Exception):
@@ -34,18 +34,18 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         sock = socket.socket(family, kind, protocol)
     except OSError as error:  # a kernel without IPv6, for one
-        raise explained(error, host, port) from error
+        raise bind_error(error, host, port) from error
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
         sock.listen(BACKLOG)
     except OSError as error:
         sock.close()
-        raise explained(error, host, port) from error
+        raise bind_error(error, host, port) from error
     return sock
 
 
-def explained(error: OSError, host: str, port: int) -> PortInUse | CannotStart:
+def bind_error(error: OSError, host: str, port: int) -> PortInUse | CannotStart:
     if error.errno == errno.EADDRINUSE:
         owner = port_owner(port)
         by = f" by {owner}" if owner else ""
@@ -61,10 +61,10 @@ def allow_open_files() -> None:
     """Raise this process's limit, which its children inherit, as far as it may: a connection is an
     open file, and the usual limit of 1,024 is from another time."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_OPEN_FILES)
-    if soft != resource.RLIM_INFINITY and soft < most:
+    limit = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < limit:
         with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def url_of(sock: socket.socket) -> str:

@@ -59,7 +59,7 @@ def main(argv: Sequence[str], *, program: str = "vivace serve") -> int:
     timeline.begin("starting the engine's process")
     fill_standard_descriptors()
     shared = Descriptors(memory=new_descriptor(), engine=new_socket())
-    engine = engine_ahead(argv, shared)
+    engine = spawn_engine(argv, shared)
     try:
         return serve(argv, engine, shared, program, timeline)
     finally:
@@ -68,7 +68,7 @@ def main(argv: Sequence[str], *, program: str = "vivace serve") -> int:
             engine.process.wait()
 
 
-def engine_ahead(argv: Sequence[str], shared: Descriptors) -> Child | None:
+def spawn_engine(argv: Sequence[str], shared: Descriptors) -> Child | None:
     """Loading PyTorch takes seconds, so the engine's process starts with that before anything
     else is known; it is ended when the command line turns out to be wrong."""
     if {"-h", "--help", "--help-all"}.intersection(argv) or os.environ.get("VIVACE_EXECUTOR"):
@@ -153,7 +153,7 @@ def supervise(
         log.info("Ready %.1f s after the start of this process", boot_clock() - process_start())
         log.info(READY_LINE)
         profile.add(SUPERVISOR, timeline.stages())
-        tell(profile, config, screen)
+        write_profile(profile, config, screen)
         screen.show(summary_of(config, capacity, url))
 
     def progress(stage: str, fraction: float) -> None:
@@ -166,7 +166,7 @@ def supervise(
     return Supervisor(plan_of(config, listener, shared), hooks, engine).run()
 
 
-def tell(profile: StartupProfile, config: Config, screen: StartScreen) -> None:
+def write_profile(profile: StartupProfile, config: Config, screen: StartScreen) -> None:
     if config.logging.startup_profile:
         screen.write("\n".join(profile.table()) + "\n")
     if config.logging.startup_profile_file:

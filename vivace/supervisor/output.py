@@ -28,7 +28,7 @@ class ChildOutput:
         self._write = write
         self._unfinished = b""
 
-    def pass_on(self) -> bool:
+    def forward(self) -> bool:
         """The lines that have arrived; False when no more can come."""
         while True:
             try:
@@ -41,7 +41,7 @@ class ChildOutput:
 
     def finish(self) -> None:
         """Its process is gone: pass on what is left."""
-        self.pass_on()
+        self.forward()
         if self._unfinished:
             self._add(b"\n")
         os.close(self.descriptor)
@@ -80,5 +80,5 @@ class Outputs:
 
     def _read(self, child: Child) -> None:
         output = self._open.get(child)  # None: it was buried earlier in this turn
-        if output is not None and not output.pass_on():
+        if output is not None and not output.forward():
             self._selector.unregister(output.descriptor)
