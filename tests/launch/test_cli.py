@@ -164,7 +164,7 @@ def test_the_doors_of_benchmarks_lead_through_the_command(
     def interrupt(_words: list[str]) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("vivace.chat.command.main", interrupt)
+    monkeypatch.setattr(cli, "import_module", lambda _: SimpleNamespace(main=interrupt))
     monkeypatch.setattr(sys, "argv", ["door", "--rows", "1"])
     with pytest.raises(SystemExit) as ended:
         runpy.run_module(f"vivace.bench_{module}", run_name="__main__")
