@@ -28,8 +28,7 @@ PRIVATE_WORDS = frozenset(
 """that this project once used for what SGLang and vLLM call otherwise: docs/glossary.md"""
 TWINS = frozenset(
     "Answer Backend Choice Command Conversation Delta Distribution Embedding Engine Fields "
-    "Job Linear Lines Load Memory Model Reader Refused RotaryAttend Rule Runner Shape Tally "
-    "Usage Workload".split()
+    "Linear Lines Load Memory Model Reader Refused RotaryAttend Rule Runner Usage Workload".split()
 )
 """class names that two modules share for now; this list may only become shorter"""
 DEVICES = frozenset({"cpu", "cuda", "npu"})
