@@ -51,7 +51,7 @@ def blocks(rows: int, columns: int) -> StoredBlocks:
 
 def packed(rows: int, columns: int, narrow: bool = False) -> Any:
     return OPS.pack_linear(
-        [blocks(rows, columns).narrowed()] if narrow else [weight(rows, columns)]
+        [blocks(rows, columns).with_int8_activations()] if narrow else [weight(rows, columns)]
     )
 
 
@@ -159,7 +159,7 @@ CASES: dict[str, Case] = {
         "linear", lambda **a: OPS.linear(a["x"], LINEAR, a["bias"], a["out"]),
         x=(T, N), bias=(OUT,), out=(T, OUT),
     ),
-    "linear_narrow": plain("linear", lambda **a: OPS.linear(a["x"], NARROW), x=(T, N)),
+    "linear_int8_blocks": plain("linear", lambda **a: OPS.linear(a["x"], NARROW), x=(T, N)),
     "gated_mlp": plain(
         "gated_mlp",
         lambda **a: OPS.gated_mlp(

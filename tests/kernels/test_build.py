@@ -142,7 +142,7 @@ def test_no_access_goes_astray_from_python(sanitized: Path, tmp_path: Path) -> N
         "PYTHONPATH": str(tmp_path),
         "PYTHONSAFEPATH": "1",
     }
-    names = "linear narrow int8 mlp moe ops sampling attention".split()
+    names = "linear int8_activations int8 mlp moe ops sampling attention".split()
     tests = [Path(__file__).with_name(f"test_native_{name}.py") for name in names]
     mismatches = Path(__file__).with_name("test_mismatches.py")
     command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", *tests, mismatches]

@@ -23,10 +23,10 @@ ROWS = [1, 2, 3, 5, 12, 13, 29, 96, 97, 130]
 """around every limit of linear_dot.inc"""
 
 
-def weight_of(outputs: int, inputs: int, *, narrow: bool) -> Int8Rows:
+def weight_of(outputs: int, inputs: int, *, int8_activations: bool) -> Int8Rows:
     generator = torch.Generator().manual_seed(outputs + inputs)
     rows = int8_rows(torch.randn(outputs, inputs, generator=generator))
-    return rows.narrowed() if narrow else rows
+    return rows.with_int8_activations() if int8_activations else rows
 
 
 def activations(rows: int, inputs: int) -> Tensor:
@@ -37,7 +37,7 @@ def activations(rows: int, inputs: int) -> Tensor:
 @each_isa
 @pytest.mark.parametrize(("outputs", "inputs"), [(16, 2), (75, 66), (200, 576), (40, 3000)])
 def test_w8a8_has_the_bits_of_the_reference(isa: str, outputs: int, inputs: int) -> None:
-    weight = weight_of(outputs, inputs, narrow=True)
+    weight = weight_of(outputs, inputs, int8_activations=True)
     linears, bias = NativeLinears(kernels_of(isa)), torch.randn(outputs)
     packed, reference = linears.pack([weight]), pack_linear([weight])
     for rows in ROWS:
@@ -47,7 +47,7 @@ def test_w8a8_has_the_bits_of_the_reference(isa: str, outputs: int, inputs: int)
 
 @each_isa
 def test_w8a8_rows_know_nothing_of_each_other(isa: str) -> None:
-    weight, x = weight_of(200, 96, narrow=True), activations(130, 96)
+    weight, x = weight_of(200, 96, int8_activations=True), activations(130, 96)
     results = []
     for threads in (1, 2, 3):
         linears = NativeLinears(kernels_of(isa, threads))
@@ -59,7 +59,7 @@ def test_w8a8_rows_know_nothing_of_each_other(isa: str) -> None:
 
 @each_isa
 def test_w8a8_spoils_only_the_row_with_a_nan(isa: str) -> None:
-    weight, x = weight_of(40, 96, narrow=True), activations(14, 96)
+    weight, x = weight_of(40, 96, int8_activations=True), activations(14, 96)
     linears = NativeLinears(kernels_of(isa))
     packed = linears.pack([weight])
     clean = linears.linear(x, packed)
@@ -75,7 +75,7 @@ def test_w8a8_spoils_only_the_row_with_a_nan(isa: str) -> None:
 @each_isa
 def test_several_pieces_are_one_product(isa: str) -> None:
     linears, x = NativeLinears(kernels_of(isa)), activations(5, 96)
-    pieces = [weight_of(outputs, 96, narrow=True) for outputs in (24, 7, 16)]
+    pieces = [weight_of(outputs, 96, int8_activations=True) for outputs in (24, 7, 16)]
     whole = linears.linear(x, linears.pack(pieces))
     parts = [linears.linear(x, linears.pack([piece])) for piece in pieces]
     assert torch.equal(whole, torch.cat(parts, dim=1))
@@ -84,7 +84,7 @@ def test_several_pieces_are_one_product(isa: str) -> None:
 @each_isa
 @pytest.mark.parametrize("inputs", [2, 34, 96])
 def test_w8a16_is_a_product_with_the_decoded_weight(isa: str, inputs: int) -> None:
-    weight, linears = weight_of(75, inputs, narrow=False), NativeLinears(kernels_of(isa))
+    weight, linears = weight_of(75, inputs, int8_activations=False), NativeLinears(kernels_of(isa))
     packed, exact = linears.pack([weight]), weight.decoded().double()
     for rows in ROWS:
         x = activations(rows, inputs)
@@ -94,7 +94,9 @@ def test_w8a16_is_a_product_with_the_decoded_weight(isa: str, inputs: int) -> No
 
 
 def test_too_wide_a_layer_is_refused() -> None:
-    weight = Int8Rows(torch.zeros(1, (1 << 16) + 4, dtype=torch.int8), torch.ones(1), narrow=True)
+    weight = Int8Rows(
+        torch.zeros(1, (1 << 16) + 4, dtype=torch.int8), torch.ones(1), int8_activations=True
+    )
     with pytest.raises(ValueError, match="at most 65536"):
         NativeLinears(kernels_of(None)).pack([weight])
 

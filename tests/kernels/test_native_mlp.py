@@ -8,7 +8,7 @@ import pytest
 import torch
 from blocks import layer_of
 from every_isa import kernels_of, needs_kernels
-from test_native_narrow import TESTED, blocks_of, each_isa, each_kind
+from test_native_int8_activations import TESTED, blocks_of, each_isa, each_kind
 from torch import Tensor
 
 from vivace.platforms.cpu.native import Arena, Kernels

@@ -9,7 +9,7 @@ from gguf.constants import GGMLQuantizationType
 from gguf.quants import quantize
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_native_narrow import blocks_of
+from test_native_int8_activations import blocks_of
 
 from vivace.platforms.cpu.native import Arena, Kernels, NoKernels
 from vivace.platforms.cpu.native_linear import NativeLinears

@@ -29,5 +29,5 @@ def test_shared_memory_counts_once_and_functions_are_leaves() -> None:
 
 def test_parameters_and_packed_rows_count() -> None:
     assert held_bytes([nn.Linear(4, 2)]) == 4 * (8 + 2)
-    rows = Int8Rows(torch.zeros(2, 8, dtype=torch.int8), torch.zeros(2, 1), narrow=True)
+    rows = Int8Rows(torch.zeros(2, 8, dtype=torch.int8), torch.zeros(2, 1), int8_activations=True)
     assert held_bytes({"a": rows}) == 16 + 8

@@ -8,7 +8,7 @@ from typing import Any
 
 from vivace.checkpoint.source import EMBEDDED_NAME
 from vivace.config.config import Options, ResolveContext
-from vivace.platforms.blocks import NARROWED
+from vivace.platforms.blocks import INT8_ACTIVATION_KINDS
 
 Change = tuple[str, Any, str]
 
@@ -92,7 +92,7 @@ def why_float_activations(options: Options, context: ResolveContext) -> str | No
     if options.runtime.disable_cpu_kernels or not context.platform.cpu_kernels:
         return "only the native CPU kernels multiply blocks with int8"
     kinds = [stored.kind for stored in context.source.stored if stored.in_layers]
-    if kinds and not set(kinds) & set(NARROWED):
+    if kinds and not set(kinds) & set(INT8_ACTIVATION_KINDS):
         found = ", ".join(kinds).upper()
         return f"blocks of at most six bits are multiplied with int8; this file has {found}"
     return None

@@ -14,7 +14,7 @@ from vivace.checkpoint.gguf_config import ARCHITECTURES as GGUF
 from vivace.models.families import FAMILIES, Family
 from vivace.models.registry import ARCHITECTURES
 from vivace.models.tried import TriedModel, tried
-from vivace.platforms.blocks import KEPT, NARROWED, PLAIN
+from vivace.platforms.blocks import INT8_ACTIVATION_KINDS, KEPT, PLAIN
 
 START = """# Models
 
@@ -91,7 +91,7 @@ def treatment(kind: GGMLQuantizationType) -> str:
     name = kind.name.lower()
     if name in PLAIN:
         return "numbers, used as they are"
-    if name in NARROWED:
+    if name in INT8_ACTIVATION_KINDS:
         return "kept; multiplied with activations in int8 or float (`--activation-dtype`)"
     if name in KEPT:
         return "kept; multiplied with activations in float"

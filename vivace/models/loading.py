@@ -28,7 +28,7 @@ def load_model(
     dtype: torch.dtype,
     matrix_dtype: torch.dtype | None = None,
     blocks: bool = False,
-    narrow: bool = False,
+    int8_activations: bool = False,
     quantization: str | None = None,
     positions: int,
     longest: int | None = None,
@@ -41,7 +41,7 @@ def load_model(
 
     `dtype` is that of activations, `matrix_dtype` that of plain matrices (None: the same);
     `blocks` leaves quantized matrices as they are stored, for ops that read them;
-    `narrow` multiplies those of at most six bits with activations in int8.
+    `int8_activations`: those of at most six bits are multiplied with activations in int8.
     `quantization` as --quantization: "w8a8_int8" or "w8a16" make int8 of what is not yet.
 
     Raises CheckpointError for bad weights.
@@ -69,7 +69,7 @@ def load_model(
                     scheme,
                     int8_checkpoint=weights.int8,
                     blocks=blocks,
-                    narrow=narrow,
+                    int8_activations=int8_activations,
                 ),
             ),
             longest=longest,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vivace.platforms.blocks import NARROWED
+from vivace.platforms.blocks import INT8_ACTIVATION_KINDS
 from vivace.platforms.ops.linear import Operands
 from vivace.platforms.ops.stored import Int8Rows, StoredBlocks, int8_rows
 from vivace.platforms.ops.table import Ops
@@ -76,22 +76,24 @@ def scheme_of(asked: str | None, int8_checkpoint: bool) -> str | None:
 
 
 def quantization_of(
-    name: str, scheme: str | None, *, int8_checkpoint: bool, blocks: bool, narrow: bool
+    name: str, scheme: str | None, *, int8_checkpoint: bool, blocks: bool, int8_activations: bool
 ) -> Quantize:
-    """For the layer `name`. `blocks`: the device reads int8 rows as they are; `narrow`: GGUF's
-    blocks are multiplied with activations in int8. The head is never quantized here, nor what it
-    reads: its error decides tokens."""
+    """For the layer `name`. `blocks`: the device reads int8 rows as they are; `int8_activations`:
+    GGUF's blocks are multiplied with those. The head is never quantized here, nor what it reads:
+    its error decides tokens."""
     if scheme is None:
-        return int8_activations if narrow and name != HEAD else unquantized
+        return mark_int8_activations if int8_activations and name != HEAD else unquantized
     online = not int8_checkpoint and name != HEAD
     return Int8(int8_activations=SCHEMES[scheme], online=online, decode=not blocks)
 
 
-def int8_activations(pieces: Sequence[Matrix]) -> Sequence[Matrix]:
+def mark_int8_activations(pieces: Sequence[Matrix]) -> Sequence[Matrix]:
     """Marks the blocks that a kernel multiplies with int8. Wider blocks and floats are multiplied
     with floats."""
     return [
-        piece.narrowed() if isinstance(piece, StoredBlocks) and piece.kind in NARROWED else piece
+        piece.with_int8_activations()
+        if isinstance(piece, StoredBlocks) and piece.kind in INT8_ACTIVATION_KINDS
+        else piece
         for piece in pieces
     ]
 
@@ -118,4 +120,8 @@ class Int8:
     def _rows(self, piece: Matrix) -> Matrix:
         if not isinstance(piece, Int8Rows):
             piece = int8_rows(piece.decoded() if isinstance(piece, StoredBlocks) else piece)
-        return piece.decoded() if self._decode else replace(piece, narrow=self._int8_activations)
+        return (
+            piece.decoded()
+            if self._decode
+            else replace(piece, int8_activations=self._int8_activations)
+        )

@@ -103,7 +103,7 @@ def load(config: Config, platform: Platform, longest: int, report: Report) -> Mo
         dtype=platform.activations(dtype),
         matrix_dtype=dtype,
         blocks=platform.reads_blocks,
-        narrow=config.quantization.activation_dtype == "int8",
+        int8_activations=config.quantization.activation_dtype == "int8",
         quantization=config.quantization.quantization,
         positions=context_of(config),
         longest=longest,

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 OUTPUTS, INPUTS = 40, 96
 ROWS = (1, 5, 14)
 """one for each path through the kernels"""
-EXACT, NARROWED = 1e-4, 2e-2
+EXACT, ROUNDED = 1e-4, 2e-2
 """largest error as a part of the largest number, in float32 and with activations in bfloat16"""
 
 
@@ -77,9 +77,9 @@ def pieces_of(weight: Tensor) -> list[tuple[str, Rows, float]]:
     int8 = int8_rows(weight)
     return [
         ("float32", weight, EXACT),
-        ("bfloat16", weight.bfloat16(), NARROWED),
+        ("bfloat16", weight.bfloat16(), ROUNDED),
         ("int8", int8, EXACT),
-        ("W8A8", int8.narrowed(), EXACT),
+        ("W8A8", int8.with_int8_activations(), EXACT),
         ("4-bit", four_bits(weight), EXACT),
     ]
 
@@ -87,7 +87,7 @@ def pieces_of(weight: Tensor) -> list[tuple[str, Rows, float]]:
 def four_bits(weight: Tensor) -> StoredBlocks:
     """Blocks that are multiplied with activations in int8"""
     blocks = quantize(weight.numpy(), GGMLQuantizationType.Q4_1)
-    return StoredBlocks("q4_1", blocks, weight.shape[1]).narrowed()
+    return StoredBlocks("q4_1", blocks, weight.shape[1]).with_int8_activations()
 
 
 def floats(rows: Rows) -> Rows:

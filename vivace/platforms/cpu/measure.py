@@ -12,8 +12,8 @@ import torch
 from vivace.platforms.cpu.huge_pages import HugePages
 from vivace.platforms.cpu.native import Kernels
 from vivace.platforms.cpu.native_linear import (
+    A8_BLOCKS,
     BLOCKS,
-    NARROW,
     PANEL,
     NativeLinears,
     PackedWeight,
@@ -29,7 +29,7 @@ FLOPS_OF_A_CHAIN = 2 * 16 * 24
 """of `multiply_add`: product and sum, 16 numbers, 24 chains"""
 LONGEST = 4e10
 """float operations of one repetition"""
-KINDS = {**BLOCKS, **NARROW}
+KINDS = {**BLOCKS, **A8_BLOCKS}
 """kind -> (numbers, bytes) of a packed block of one column"""
 ANY_BYTE = 0x3C
 """every format reads numbers of ordinary size out of it"""

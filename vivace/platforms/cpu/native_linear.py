@@ -16,7 +16,7 @@ import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from torch import Tensor
 
-from vivace.platforms.blocks import NARROWED
+from vivace.platforms.blocks import INT8_ACTIVATION_KINDS
 from vivace.platforms.cpu.huge_pages import HugePages
 from vivace.platforms.cpu.native import (
     I64,
@@ -31,7 +31,7 @@ from vivace.platforms.cpu.native import (
 )
 from vivace.platforms.ops.linear import Operands
 from vivace.platforms.ops.stored import (
-    NARROW_BLOCK,
+    ACTIVATION_BLOCK,
     Int8Rows,
     StoredBlocks,
     joined_int8,
@@ -54,10 +54,10 @@ BLOCKS = {
     "q6_k": (256, 210),
 }
 """kind -> (numbers, bytes) of a packed block of one column"""
-NARROW = {f"{kind}_a8": BLOCKS[kind] for kind in NARROWED}
+A8_BLOCKS = {f"{kind}_a8": BLOCKS[kind] for kind in INT8_ACTIVATION_KINDS}
 """the same for blocks that are multiplied with activations in int8"""
-NARROW_BYTES = 48
-"""of NARROW_BLOCK activations in int8 and their scales"""
+ACTIVATION_BLOCK_BYTES = 48
+"""of ACTIVATION_BLOCK activations in int8 and their scales"""
 FEW_ROWS = 1
 """so many are made int8 by every part of the product; more, once before it"""
 INT8 = {"i8": (4, 2), "w8a8": (8, 4)}
@@ -66,7 +66,7 @@ MOST_INT8_INPUTS = 1 << 16
 """more could overflow a sum of 32 bits"""
 FLOATS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 Rows = Tensor | StoredBlocks | Int8Rows
-PACK, LINEAR, EMBED, NARROW_ROWS = "qqqqqq", "qqqqqqqqq", "qqqqqq", "qqqqq"
+PACK, LINEAR, EMBED, QUANTIZE_ROWS = "qqqqqq", "qqqqqqqqq", "qqqqqq", "qqqqq"
 GATED = "q" * 10
 
 
@@ -99,13 +99,13 @@ class NativeLinears:
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
-        kinds = (*BLOCKS, *INT8, *NARROW)
+        kinds = (*BLOCKS, *INT8, *A8_BLOCKS)
         self._pack = {kind: kernels.operation(f"pack_{kind}", PACK) for kind in kinds}
         self._linear: dict[str, Words] = {
-            kind: kernels.operation(f"linear_{kind}", LINEAR + "q" * (kind in NARROW))
+            kind: kernels.operation(f"linear_{kind}", LINEAR + "q" * (kind in A8_BLOCKS))
             for kind in kinds
         }
-        self._narrow_rows = kernels.operation("narrow_rows", NARROW_ROWS)
+        self._quantize_rows = kernels.operation("narrow_rows", QUANTIZE_ROWS)
         self._memory = HugePages()
         self._embed = {kind: kernels.operation(f"embed_{kind}", EMBED) for kind in BLOCKS}
 
@@ -173,7 +173,7 @@ class NativeLinears:
         result = self._kernels.empty(rows, outputs) if out is None else out
         to, step = target("linear", result, rows, outputs)
         added = optional("linear", "bias", bias, outputs)
-        narrow = self.narrowed(x) if wants_narrow(weight, rows) else None
+        quantized = self.quantize_rows(x) if quantizes_rows(weight, rows) else None
         for part in weight.parts:
             self._linear[part.kind](
                 rows,
@@ -185,29 +185,33 @@ class NativeLinears:
                 step,
                 part.columns,
                 weight.inputs,
-                *((0 if narrow is None else narrow.data_ptr(),) if part.kind in NARROW else ()),
+                *(
+                    (0 if quantized is None else quantized.data_ptr(),)
+                    if part.kind in A8_BLOCKS
+                    else ()
+                ),
             )
         return result
 
-    def narrowed(self, x: Tensor) -> Tensor:
-        """x[T, in] float32 -> uint8: its int8 form and scales, as kernels/linear_narrow.inc has
+    def quantize_rows(self, x: Tensor) -> Tensor:
+        """x[T, in] float32 -> uint8: its int8 form and scales, as kernels/linear_int8.inc has
         them."""
         rows, inputs = sizes("narrow_rows", "x", x)
-        require("narrow_rows", inputs % NARROW_BLOCK == 0, f"{inputs} numbers in a row")
+        require("narrow_rows", inputs % ACTIVATION_BLOCK == 0, f"{inputs} numbers in a row")
         address, stride = matrix("narrow_rows", "x", x, inputs, rows)
-        found = self._kernels.empty(rows * narrow_bytes(inputs), dtype=torch.uint8)
-        self._narrow_rows(rows, address, stride, found.data_ptr(), inputs)
+        found = self._kernels.empty(rows * quantized_bytes(inputs), dtype=torch.uint8)
+        self._quantize_rows(rows, address, stride, found.data_ptr(), inputs)
         return found
 
 
-def narrow_bytes(inputs: int) -> int:
+def quantized_bytes(inputs: int) -> int:
     """of one row in int8"""
-    return inputs // NARROW_BLOCK * NARROW_BYTES
+    return inputs // ACTIVATION_BLOCK * ACTIVATION_BLOCK_BYTES
 
 
-def wants_narrow(weight: PackedWeight, rows: int) -> bool:
+def quantizes_rows(weight: PackedWeight, rows: int) -> bool:
     """Whether activations are made int8 before the product, once for all its parts."""
-    return rows > FEW_ROWS and any(part.kind in NARROW for part in weight.parts)
+    return rows > FEW_ROWS and any(part.kind in A8_BLOCKS for part in weight.parts)
 
 
 def column_bytes(kind: str, inputs: int) -> int:
@@ -221,7 +225,7 @@ def column_bytes(kind: str, inputs: int) -> int:
         if kind == "i8" and inputs % step:
             raise ValueError(f"pack_linear: int8 weights of {inputs} inputs: no multiple of {step}")
         return header + -(-inputs // step) * step
-    numbers, nbytes = NARROW[kind] if kind in NARROW else BLOCKS[kind]
+    numbers, nbytes = A8_BLOCKS[kind] if kind in A8_BLOCKS else BLOCKS[kind]
     if inputs % numbers:
         raise ValueError(
             f"pack_linear: {kind} weights of {inputs} inputs: no multiple of {numbers}"
@@ -231,11 +235,11 @@ def column_bytes(kind: str, inputs: int) -> int:
 
 def kind_of(piece: Rows) -> str:
     if isinstance(piece, Int8Rows):
-        return "w8a8" if piece.narrow else "i8"
+        return "w8a8" if piece.int8_activations else "i8"
     if isinstance(piece, StoredBlocks):
         if piece.kind not in BLOCKS:
             raise ValueError(f"pack_linear: no kernel reads {piece.kind} blocks")
-        return f"{piece.kind}_a8" if piece.narrow else piece.kind
+        return f"{piece.kind}_a8" if piece.int8_activations else piece.kind
     if piece.dtype not in FLOATS:
         raise ValueError(f"pack_linear: no kernel takes weights of {piece.dtype}")
     return FLOATS[piece.dtype]
@@ -282,15 +286,17 @@ def packable(kinds: Iterable[str]) -> bool:
 
 class NativeMLP:
     """`gated_mlp` of one op table: where both layers are multiplied with int8, two kernels do it
-    all (kernels/gated_narrow.inc); elsewhere it is put together from `ops`. The results have the
+    all (kernels/gated_int8.inc); elsewhere it is put together from `ops`. The results have the
     same bits."""
 
     def __init__(self, kernels: Kernels, linears: NativeLinears, ops: Ops) -> None:
         self._kernels = kernels
         self._linears = linears
         self._composed = gated_mlp(ops)
-        self._gated = {kind: kernels.operation(f"gated_{kind}", GATED) for kind in NARROW}
-        self._linear = {kind: kernels.operation(f"linear_{kind}", LINEAR + "q") for kind in NARROW}
+        self._gated = {kind: kernels.operation(f"gated_{kind}", GATED) for kind in A8_BLOCKS}
+        self._linear = {
+            kind: kernels.operation(f"linear_{kind}", LINEAR + "q") for kind in A8_BLOCKS
+        }
 
     def __call__(self, x: Tensor, gate_up: Operands, down: Operands, activation: str) -> Tensor:
         """x[T, hidden] float32 -> [T, hidden]"""
@@ -321,8 +327,8 @@ class NativeMLP:
         address, stride = matrix("gated_mlp", "x", x, weight.inputs, rows)
         (part,) = weight.parts
         columns = weight.outputs // 2
-        narrow = self._linears.narrowed(x) if wants_narrow(weight, rows) else None
-        inner = self._kernels.empty(rows * narrow_bytes(columns), dtype=torch.uint8)
+        quantized = self._linears.quantize_rows(x) if quantizes_rows(weight, rows) else None
+        inner = self._kernels.empty(rows * quantized_bytes(columns), dtype=torch.uint8)
         self._gated[part.kind](
             rows,
             address,
@@ -332,7 +338,7 @@ class NativeMLP:
             inner.data_ptr(),
             columns,
             weight.inputs,
-            0 if narrow is None else narrow.data_ptr(),
+            0 if quantized is None else quantized.data_ptr(),
             activation,
         )
         return inner
@@ -341,8 +347,8 @@ class NativeMLP:
 def fusable(gate_up: PackedWeight, down: PackedWeight) -> bool:
     """One kind each, and blocks of the inner activations that lie within the panels."""
     kinds = [part.kind for weight in (gate_up, down) for part in weight.parts]
-    return len(kinds) == 2 and all(kind in NARROW for kind in kinds) and whole(gate_up.outputs)
+    return len(kinds) == 2 and all(kind in A8_BLOCKS for kind in kinds) and whole(gate_up.outputs)
 
 
 def whole(outputs: int) -> bool:
-    return outputs % (2 * NARROW_BLOCK) == 0
+    return outputs % (2 * ACTIVATION_BLOCK) == 0

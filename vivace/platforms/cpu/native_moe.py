@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vivace.platforms.cpu.native import I64, Kernels, block, matrix, optional, require, sizes
-from vivace.platforms.cpu.native_linear import NARROW, PANEL, NativeLinears, PackedWeight
+from vivace.platforms.cpu.native_linear import A8_BLOCKS, PANEL, NativeLinears, PackedWeight
 from vivace.platforms.ops.moe import Gate, Routes
 
 
@@ -123,7 +123,7 @@ class NativeMoe:
         activations in int8: the grouped product has floats only."""
         require("pack_grouped", len(experts) > 0, "no experts")
         packed = tuple(self._linears.pack(pieces) for pieces in experts)
-        if any(part.kind in NARROW for part in packed[0].parts):
+        if any(part.kind in A8_BLOCKS for part in packed[0].parts):
             raise ValueError("experts are multiplied with floats: leave their blocks as stored")
         shapes = {tuple((p.kind, p.first, p.columns) for p in weight.parts) for weight in packed}
         if len(shapes) != 1 or len({weight.inputs for weight in packed}) != 1:

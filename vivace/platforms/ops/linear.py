@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vivace.platforms.ops.stored import NARROW_BLOCK, Int8Rows, StoredBlocks, joined_int8
+from vivace.platforms.ops.stored import ACTIVATION_BLOCK, Int8Rows, StoredBlocks, joined_int8
 
 EXACT = 1024
 """so many products of int8 add up exactly in float32"""
@@ -42,14 +42,16 @@ def pack_linear(pieces: Sequence[Tensor | StoredBlocks | Int8Rows]) -> Any:
     Blocks are decoded to float32, int8 rows too unless activations become int8 as well. Raises
     ValueError where they do for some pieces only.
     """
-    blocks = [piece for piece in pieces if isinstance(piece, StoredBlocks) and piece.narrow]
+    blocks = [
+        piece for piece in pieces if isinstance(piece, StoredBlocks) and piece.int8_activations
+    ]
     if len(blocks) == len(pieces):
-        return pack_narrow(blocks)
+        return decode_blocks(blocks)
     if blocks:
         raise ValueError("activations are int8 for some parts of a layer and floats for others")
-    narrow = [piece for piece in pieces if isinstance(piece, Int8Rows) and piece.narrow]
-    if len(narrow) == len(pieces):
-        return pack_w8a8(joined_int8(narrow))
+    int8 = [piece for piece in pieces if isinstance(piece, Int8Rows) and piece.int8_activations]
+    if len(int8) == len(pieces):
+        return pack_w8a8(joined_int8(int8))
     tensors = [piece if isinstance(piece, Tensor) else piece.decoded() for piece in pieces]
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
@@ -58,8 +60,8 @@ def linear(x: Tensor, weight: Any, bias: Tensor | None = None, out: Tensor | Non
     """x[T, in] times weight[out, in] transposed, plus bias[out] -> [T, out]."""
     if isinstance(weight, W8A8Weight):
         return linear_w8a8(x, weight, bias, out)
-    if isinstance(weight, NarrowWeight):
-        return linear_narrow(x, weight, bias, out)
+    if isinstance(weight, DecodedBlocks):
+        return linear_int8_blocks(x, weight, bias, out)
     if out is None:
         return functional.linear(x, weight, bias)
     if bias is None:
@@ -68,20 +70,20 @@ def linear(x: Tensor, weight: Any, bias: Tensor | None = None, out: Tensor | Non
 
 
 @dataclass(frozen=True, slots=True)
-class NarrowWeight:
+class DecodedBlocks:
     """Decoded blocks: float32[out, in]"""
 
     numbers: Tensor
 
 
-def pack_narrow(pieces: Sequence[StoredBlocks]) -> NarrowWeight:
-    return NarrowWeight(torch.cat([piece.decoded() for piece in pieces]))
+def decode_blocks(pieces: Sequence[StoredBlocks]) -> DecodedBlocks:
+    return DecodedBlocks(torch.cat([piece.decoded() for piece in pieces]))
 
 
-def rounded(x: Tensor) -> Tensor:
+def fake_quantize(x: Tensor) -> Tensor:
     """x[T, in] float32 -> what its int8 numbers stand for; a block with a NaN or an infinity is
     NaN"""
-    blocks = x.unflatten(1, (-1, NARROW_BLOCK))
+    blocks = x.unflatten(1, (-1, ACTIVATION_BLOCK))
     largest = blocks.abs().amax(2, keepdim=True).clamp_min(SMALLEST)
     # `127 / largest` would be a product with the reciprocal: other bits than the kernels'.
     factor = torch.div(torch.full_like(largest, 127.0), largest)
@@ -89,11 +91,11 @@ def rounded(x: Tensor) -> Tensor:
     return numbers.mul_(largest / 127.0).flatten(1)
 
 
-def linear_narrow(
-    x: Tensor, weight: NarrowWeight, bias: Tensor | None = None, out: Tensor | None = None
+def linear_int8_blocks(
+    x: Tensor, weight: DecodedBlocks, bias: Tensor | None = None, out: Tensor | None = None
 ) -> Tensor:
     """x[T, in] -> [T, out]"""
-    result = functional.linear(rounded(x.float()), weight.numbers, bias).to(x.dtype)
+    result = functional.linear(fake_quantize(x.float()), weight.numbers, bias).to(x.dtype)
     return result if out is None else out.copy_(result)
 
 
@@ -118,9 +120,9 @@ def linear_w8a8(
     largest = rows.abs().amax(1, keepdim=True).clamp_min(SMALLEST)
     # `127 / largest` would be a product with the reciprocal: other bits than the kernels'.
     factor = torch.div(torch.full_like(largest, 127.0), largest)
-    narrow = rows.mul(factor).round_().split(EXACT, dim=1)
+    int8 = rows.mul(factor).round_().split(EXACT, dim=1)
     sums = sum(
-        (functional.linear(a, b).double() for a, b in zip(narrow, weight.parts, strict=True)),
+        (functional.linear(a, b).double() for a, b in zip(int8, weight.parts, strict=True)),
         start=torch.zeros((), dtype=torch.float64),
     )
     result = sums.float() * ((largest / 127.0) * weight.scales)

@@ -11,9 +11,9 @@ from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
 from torch import Tensor
 
-from vivace.platforms.blocks import NARROWED
+from vivace.platforms.blocks import INT8_ACTIVATION_KINDS
 
-NARROW_BLOCK = 32
+ACTIVATION_BLOCK = 32
 """neighboring activations of a row that share a scale"""
 
 
@@ -25,7 +25,7 @@ class StoredBlocks:
     data: np.ndarray
     """uint8[rows, bytes of a row], C-contiguous; may be a read-only view of the mapped file"""
     columns: int
-    narrow: bool = False
+    int8_activations: bool = False
     """activations become int8 for the product, BLOCK neighbors of a row with one scale"""
 
     @property
@@ -36,11 +36,11 @@ class StoredBlocks:
         """These rows, in this order; a copy."""
         return replace(self, data=self.data[order])
 
-    def narrowed(self) -> StoredBlocks:
-        """Raises ValueError for a kind that is not one of NARROWED."""
-        if self.kind not in NARROWED:
+    def with_int8_activations(self) -> StoredBlocks:
+        """Raises ValueError for a kind that is not one of INT8_ACTIVATION_KINDS."""
+        if self.kind not in INT8_ACTIVATION_KINDS:
             raise ValueError(f"{self.kind} blocks are multiplied with floats only")
-        return replace(self, narrow=True)
+        return replace(self, int8_activations=True)
 
     def decoded(self) -> Tensor:
         """float32[rows, columns], by the gguf package: the slow twin of every kernel."""
@@ -58,15 +58,15 @@ class Int8Rows:
     """int8[rows, columns], contiguous"""
     scales: Tensor
     """float32[rows], contiguous"""
-    narrow: bool = False
+    int8_activations: bool = False
     """products are of int8 with activations that become int8 too, each row with its own scale"""
 
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(self.numbers.shape)
 
-    def narrowed(self) -> Int8Rows:
-        return replace(self, narrow=True)
+    def with_int8_activations(self) -> Int8Rows:
+        return replace(self, int8_activations=True)
 
     def decoded(self) -> Tensor:
         """float32[rows, columns]"""
@@ -84,4 +84,6 @@ def int8_rows(weight: Tensor) -> Int8Rows:
 def joined_int8(pieces: Sequence[Int8Rows]) -> Int8Rows:
     """One below the other"""
     numbers = torch.cat([piece.numbers for piece in pieces])
-    return Int8Rows(numbers, torch.cat([piece.scales for piece in pieces]), pieces[0].narrow)
+    return Int8Rows(
+        numbers, torch.cat([piece.scales for piece in pieces]), pieces[0].int8_activations
+    )

@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vivace.platforms.blocks import NARROWED
+from vivace.platforms.blocks import INT8_ACTIVATION_KINDS
 from vivace.platforms.cpu.native import Arena, Kernels
 from vivace.platforms.cpu.native_linear import BLOCKS, NativeLinears
-from vivace.platforms.ops.linear import linear, pack_linear, rounded
+from vivace.platforms.ops.linear import fake_quantize, linear, pack_linear
 from vivace.platforms.ops.stored import StoredBlocks
 
 pytestmark = needs_kernels
@@ -27,14 +27,14 @@ TESTED = [*USABLE, *([EMULATED] if isinstance(opened(2, EMULATED), Kernels) else
 FUSED = [isa for isa in TESTED if isa != "portable"]
 """with a product and a sum in one rounding"""
 each_isa = pytest.mark.parametrize("isa", TESTED or [None])
-each_kind = pytest.mark.parametrize("kind", NARROWED)
+each_kind = pytest.mark.parametrize("kind", INT8_ACTIVATION_KINDS)
 ROWS = [*range(1, 15), 24, 25, 47, 96, 191, 193, 300]
 
 
 def blocks_of(kind: str, outputs: int, inputs: int, seed: int = 0) -> StoredBlocks:
     piece = layer_of(kind, outputs, inputs, seed).piece
     assert isinstance(piece, StoredBlocks)
-    return piece.narrowed()
+    return piece.with_int8_activations()
 
 
 def linears(isa: str | None, threads: int = 2) -> NativeLinears:
@@ -42,7 +42,7 @@ def linears(isa: str | None, threads: int = 2) -> NativeLinears:
 
 
 def assert_product(found: Tensor, x: Tensor, piece: StoredBlocks, bias: Tensor) -> None:
-    values, numbers = rounded(x).double(), piece.decoded().double()
+    values, numbers = fake_quantize(x).double(), piece.decoded().double()
     exact = values @ numbers.T + bias.double()
     sizes = values.abs() @ numbers.abs().T + bias.double().abs()
     # d * q and m may nearly cancel: what is rounded is as large as either
@@ -92,7 +92,7 @@ def test_the_largest_sums_are_exact(kind: str, isa: str) -> None:
     if kind == "q6_k":  # its header comes last
         data[:, :, :192], data[:, :, 192:208] = 0xFF, 1
         data[:, :, 208:] = piece.data.reshape(16, -1, 210)[:1, :1, 208:]
-    full = StoredBlocks(kind, data.reshape(16, -1), 256).narrowed()
+    full = StoredBlocks(kind, data.reshape(16, -1), 256).with_int8_activations()
     for sign in (1.0, -1.0):
         x = torch.full((13, 256), sign)
         assert_product(ops.linear(x, ops.pack([full])), x, full, torch.zeros(16))
@@ -115,7 +115,10 @@ HEADERS = {"q4_0": 2, "q4_1": 4, "q5_0": 2, "q5_1": 4, "q4_k": 16, "q5_k": 16, "
 @given(data=st.data())
 def test_shapes_and_strides(data: st.DataObject) -> None:
     """x and the result are columns of wider tensors; nothing beside them is touched."""
-    kind, isa = data.draw(st.sampled_from(NARROWED)), data.draw(st.sampled_from(TESTED))
+    kind, isa = (
+        data.draw(st.sampled_from(INT8_ACTIVATION_KINDS)),
+        data.draw(st.sampled_from(TESTED)),
+    )
     unit = BLOCKS[kind][0]
     rows, outputs = data.draw(st.integers(1, 30)), data.draw(st.integers(1, 70))
     inputs = unit * data.draw(st.integers(1, 2 if unit > 32 else 9))
@@ -196,6 +199,6 @@ def test_wide_blocks_are_refused() -> None:
     piece = layer_of("q8_0", 4, 64).piece
     assert isinstance(piece, StoredBlocks)
     with pytest.raises(ValueError, match="q8_0"):
-        piece.narrowed()
+        piece.with_int8_activations()
     with pytest.raises(ValueError, match="some parts"):
         pack_linear([blocks_of("q4_0", 4, 64), piece])
