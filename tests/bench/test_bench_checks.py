@@ -8,14 +8,14 @@ import pytest
 from bench_records import three_requests
 
 from vivace.bench.checks import check_requests, check_result
-from vivace.bench.metrics import figures_of
+from vivace.bench.metrics import calculate_metrics
 from vivace.bench.record import details_of, numbers_of
 from vivace.bench.transport import Record
 
 
 def sound() -> tuple[dict[str, Any], list[Record]]:
     records = three_requests()
-    result = numbers_of(figures_of(records, 3.0)) | details_of(records)
+    result = numbers_of(calculate_metrics(records, 3.0)) | details_of(records)
     result |= {"requests_sent": 3, "max_concurrency": 2}
     return result, records
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_site import served
 
-from vivace.bench.arrivals import arrival_times, arriving
+from vivace.bench.arrivals import arrival_times, by_arrival
 from vivace.bench.backends import BACKENDS
 from vivace.bench.fake_server import Script
 from vivace.bench.http_backends import (
@@ -22,19 +22,19 @@ from vivace.bench.http_backends import (
     OpenAIReader,
     RequestSettings,
 )
-from vivace.bench.runner import Load, measure_load, wait_ready
+from vivace.bench.runner import BenchLoad, measure_load, wait_ready
 from vivace.bench.transport import EventSplitter, Record, Stopwatch
-from vivace.bench.workload import BenchError, Query
+from vivace.bench.workload import BenchError, BenchRequest
 
 
-def load_for(url: str, backend: str = "vivace", **changes: object) -> Load:
+def load_for(url: str, backend: str = "vivace", **changes: object) -> BenchLoad:
     settings = RequestSettings(model="m", stream=bool(changes.pop("stream", True)))
     values = {"backend": BACKENDS[backend], "base_url": url, "settings": settings, "warmup": 0}
-    return Load(**(values | changes))  # type: ignore[arg-type]
+    return BenchLoad(**(values | changes))  # type: ignore[arg-type]
 
 
-def queries(number: int = 3, output: int = 6) -> list[Query]:
-    return [Query(prompt="abcd", input_len=4, output_len=output) for _ in range(number)]
+def queries(number: int = 3, output: int = 6) -> list[BenchRequest]:
+    return [BenchRequest(prompt="abcd", input_len=4, output_len=output) for _ in range(number)]
 
 
 @pytest.mark.parametrize("backend", ["vivace", "sglang-oai", "vllm", "openai-chat"])
@@ -93,7 +93,7 @@ def test_procedure_warms_up_flushes_and_then_runs() -> None:
 
 def test_later_turns_repeat_what_was_said() -> None:
     script = Script(keep=True)
-    turn = Query(prompt="start", input_len=5, output_len=2, followups=("more", "end"))
+    turn = BenchRequest(prompt="start", input_len=5, output_len=2, followups=("more", "end"))
     with served(script) as url:
         records = asyncio.run(measure_load(load_for(url), [turn])).records
     assert [body["text"] for body in script.bodies] == [
@@ -198,7 +198,7 @@ def test_bodies() -> None:
         token_ids_logprob=(5,),
         extra={"sampling_params": {"min_p": 0.1}, "priority": 3},
     )
-    query = Query(prompt=[1, 2], input_len=2, output_len=8)
+    query = BenchRequest(prompt=[1, 2], input_len=2, output_len=8)
     native = Native().body(query, settings)
     assert native["input_ids"] == [1, 2]
     assert native["sampling_params"] == {
@@ -214,7 +214,7 @@ def test_bodies() -> None:
     assert (completion["prompt"], completion["max_tokens"]) == ([1, 2], 8)
     assert completion["stream_options"] == {"include_usage": True}
     assert completion["ignore_eos"] is True
-    text = Query(prompt="hi", input_len=1, output_len=8)
+    text = BenchRequest(prompt="hi", input_len=1, output_len=8)
     chat = Chat().body(text, RequestSettings(model="m"))
     assert chat["messages"] == [{"role": "user", "content": "hi"}]
     with pytest.raises(BenchError, match="tokenize-prompt"):
@@ -243,7 +243,7 @@ def test_arrivals_follow_the_clock() -> None:
         now[0] += seconds + 0.25  # always late
 
     async def run() -> None:
-        async for index, _ in arriving(queries(3), [2.0, 0.0, 1.0], lambda: now[0], sleep):
+        async for index, _ in by_arrival(queries(3), [2.0, 0.0, 1.0], lambda: now[0], sleep):
             seen.append((index, now[0] - 100.0))
 
     asyncio.run(run())

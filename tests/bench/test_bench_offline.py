@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from vivace.bench.offline import measure, parse
-from vivace.bench.server_flags import engine_arguments
+from vivace.bench.offline import engine_arguments, measure, parse
 from vivace.bench.tokenizer import SplitCodec, TokenCodec
 
 FLAGS = "--num-prompts 5 --random-input-len 9 --random-output-len 4 --random-range-ratio 1"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vivace.bench.one_batch import Batches, Shape, grouped, measure, parse
+from vivace.bench.one_batch import Batches, BatchShape, grouped, measure, parse
 from vivace.bench.workload import BenchError
 from vivace.engine.oracle import OracleWorker
 from vivace.protocol.control import Capacity
@@ -52,7 +52,7 @@ def test_the_grid_is_measured_and_stored(
 @pytest.mark.parametrize("limit", [1, 7, 1000])
 @pytest.mark.parametrize("cut", [0, 4])
 def test_tokens_do_not_depend_on_how_the_prompt_is_cut(limit: int, cut: int) -> None:
-    shape = Shape(batch=2, input_len=9, output_len=6)
+    shape = BatchShape(batch=2, input_len=9, output_len=6)
     prompts = [list(range(9)), list(range(50, 59))]
     whole = Batches(worker(), 1000).generate(prompts, shape).tokens
     assert Batches(worker(), limit).generate(prompts, shape, cut).tokens == whole
@@ -68,12 +68,12 @@ def test_correctness_test_passes_on_the_oracle(capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
-        (Shape(batch=9, input_len=1, output_len=1), "rows"),
-        (Shape(batch=1, input_len=127, output_len=2), "context"),
-        (Shape(batch=8, input_len=100, output_len=20), "pages"),
+        (BatchShape(batch=9, input_len=1, output_len=1), "rows"),
+        (BatchShape(batch=1, input_len=127, output_len=2), "context"),
+        (BatchShape(batch=8, input_len=100, output_len=20), "pages"),
     ],
 )
-def test_what_does_not_fit_is_refused(shape: Shape, message: str) -> None:
+def test_what_does_not_fit_is_refused(shape: BatchShape, message: str) -> None:
     with pytest.raises(BenchError, match=message):
         Batches(worker(), 64).check_fits(shape)
 

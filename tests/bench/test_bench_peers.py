@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from vivace.bench.environment import CPUReading, cpu_reading, foreign_share
-from vivace.bench.metrics import figures_of
+from vivace.bench.metrics import calculate_metrics
 from vivace.bench.peers import main
 from vivace.bench.peers.compare import Comparison, Rules, Run, compare
 from vivace.bench.peers.export import (
@@ -29,10 +29,12 @@ from vivace.bench.peers.peer import run_shown, running
 from vivace.bench.peers.scripted import ScriptedPeer
 from vivace.bench.peers.summary import render, rows_of
 from vivace.bench.peers.vllm_cpu import VllmCpuPeer
-from vivace.bench.peers.workloads import WORKLOADS, Workload, compared_figures
+from vivace.bench.peers.workloads import WORKLOADS, PeerWorkload, compared_figures
 from vivace.bench.workload import BenchError
 
-SMALL = Workload(name="small", title="small", requests=6, concurrency=3, shared=8, own=4, output=5)
+SMALL = PeerWorkload(
+    name="small", title="small", requests=6, concurrency=3, shared=8, own=4, output=5
+)
 IDS = list(range(32, 120))
 
 
@@ -82,12 +84,12 @@ def test_a_server_that_ends_shows_its_log(tmp_path: Path) -> None:
 
 
 def run_of(server: str, repetition: int, rate: float, wait: float) -> Run:
-    figures = {"total tok/s": rate, "median TTFT ms": wait}
+    metrics = {"total tok/s": rate, "median TTFT ms": wait}
     return Run(
         server=server,
         workload="concurrent",
         repetition=repetition,
-        figures=figures,
+        metrics=metrics,
         foreign_cpu=0.0,
         client_cpu=0.1,
         disturbed=False,
@@ -108,7 +110,7 @@ def test_ratios_are_of_medians_and_above_one_is_better() -> None:
 
 
 @pytest.mark.parametrize("workload", WORKLOADS.values(), ids=lambda w: w.name)
-def test_workloads_are_what_they_say(workload: Workload) -> None:
+def test_workloads_are_what_they_say(workload: PeerWorkload) -> None:
     queries = workload.queries(IDS, "seed")
     assert queries == workload.queries(IDS, "seed")
     assert len(queries) == workload.requests
@@ -124,12 +126,12 @@ def test_workloads_are_what_they_say(workload: Workload) -> None:
 def test_figures_fit_the_workload() -> None:
     from bench_records import three_requests
 
-    figures = figures_of(three_requests(), 3.0)
-    single = compared_figures(WORKLOADS["single"], figures)
+    metrics = calculate_metrics(three_requests(), 3.0)
+    single = compared_figures(WORKLOADS["single"], metrics)
     assert single["decode tok/s"] == pytest.approx(2.0)
-    many = compared_figures(WORKLOADS["concurrent"], figures)
+    many = compared_figures(WORKLOADS["concurrent"], metrics)
     assert many["total tok/s"] == pytest.approx(38 / 3)
-    prefill = compared_figures(WORKLOADS["prefill"], figures)
+    prefill = compared_figures(WORKLOADS["prefill"], metrics)
     assert prefill["prefill tok/s"] == pytest.approx(1024 / 0.3)
 
 

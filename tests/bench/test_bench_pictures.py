@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from vivace.bench import progress
 from vivace.bench.metrics import percentile
 from vivace.bench.plot import panel_pair, throughput_panel
-from vivace.bench.progress import Counter, shown
+from vivace.bench.progress import Counter, show_progress
 
 
 class Terminal(io.StringIO):
@@ -21,13 +21,13 @@ class Terminal(io.StringIO):
 
 
 def watched(file: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(progress.Bar, "pause", 0.01)
-    monkeypatch.setattr(progress.Lines, "pause", 0.01)
+    monkeypatch.setattr(progress.ProgressBar, "pause", 0.01)
+    monkeypatch.setattr(progress.ProgressLines, "pause", 0.01)
     monkeypatch.setenv("COLUMNS", "100")
 
     async def run() -> None:
         counter = Counter(total=4)
-        with shown(counter, True, file):
+        with show_progress(counter, True, file):
             for success in (True, True, False, True):
                 counter.add(10, success)
                 await asyncio.sleep(0.03)
@@ -50,7 +50,7 @@ def test_a_file_gets_whole_lines(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nothing_is_shown_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
-        with shown(Counter(total=1), False):
+        with show_progress(Counter(total=1), False):
             await asyncio.sleep(0)
 
     asyncio.run(run())

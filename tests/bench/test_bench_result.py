@@ -9,7 +9,7 @@ from pathlib import Path
 from bench_records import three_requests
 
 from vivace.bench.flags import parse
-from vivace.bench.metrics import figures_of
+from vivace.bench.metrics import calculate_metrics
 from vivace.bench.record import append_record, build_record, command_line, default_file
 from vivace.bench.report import Line, Setting, explain, render, rows_of
 
@@ -20,27 +20,27 @@ FLAGS = "--backend vivace --dataset-name random --num-prompts 3 --max-concurrenc
 def the_record() -> dict:
     args = parse([*FLAGS.split(), "--output-details", "--api-key", "hunter2"])
     records = three_requests()
-    figures = figures_of(records, 3.0, retokenized=[5, 3, 0])
+    metrics = calculate_metrics(records, 3.0, retokenized=[5, 3, 0])
     server = {"version": "1.2", "api_key": "hunter2", "internal_states": [{"x": 1}]}
     return build_record(
-        args, FLAGS.split(), figures, records, server, client_cpu=0.3, tokenizer="characters"
+        args, FLAGS.split(), metrics, records, server, client_cpu=0.3, tokenizer="characters"
     )
 
 
 def test_block_is_as_agreed() -> None:
-    figures = figures_of(three_requests(), 3.0, retokenized=[5, 3, 0])
+    metrics = calculate_metrics(three_requests(), 3.0, retokenized=[5, 3, 0])
     setting = Setting(backend="vivace", request_rate="inf", max_concurrency=2)
-    assert render(figures, setting) + "\n" == (GOLDEN / "block.txt").read_text()
+    assert render(metrics, setting) + "\n" == (GOLDEN / "block.txt").read_text()
 
 
 def test_optional_lines_of_the_block() -> None:
-    figures = figures_of(
+    metrics = calculate_metrics(
         three_requests(), 3.0, accept_length=2.5, goodput={"tpot": 500.0}, retokenized=None
     )
     setting = Setting(
         backend="sglang", request_rate="trace", max_concurrency=None, cache_report=True
     )
-    text = render(figures, setting)
+    text = render(metrics, setting)
     for line in (
         "Traffic request rate:                    trace     ",
         "Max request concurrency:                 not set   ",
@@ -58,10 +58,10 @@ def test_optional_lines_of_the_block() -> None:
 
 
 def test_every_line_is_explained() -> None:
-    figures = figures_of(three_requests(), 3.0)
+    metrics = calculate_metrics(three_requests(), 3.0)
     setting = Setting(backend="vivace", request_rate=2.0, max_concurrency=2)
-    lines = [row for row in rows_of(figures, setting) if isinstance(row, Line)]
-    text = explain(figures, setting)
+    lines = [row for row in rows_of(metrics, setting) if isinstance(row, Line)]
+    text = explain(metrics, setting)
     assert all(len(line.definition) > 10 for line in lines)
     assert all(f"{line.label}\n    {line.definition}" in text for line in lines)
 
@@ -151,15 +151,15 @@ KEYS = {
 
 
 def test_every_line_of_sglang_is_printed_and_stored() -> None:
-    figures = figures_of(
+    metrics = calculate_metrics(
         three_requests(), 3.0, retokenized=[5, 3, 0], accept_length=2.0, goodput={"tpot": 500.0}
     )
     setting = Setting(backend="vivace", request_rate="inf", max_concurrency=2, cache_report=True)
-    printed = {row.label: row.value for row in rows_of(figures, setting) if isinstance(row, Line)}
+    printed = {row.label: row.value for row in rows_of(metrics, setting) if isinstance(row, Line)}
     assert set(printed) == set(LINES)
     args = parse([*FLAGS.split(), "--output-details"])
     record = build_record(
-        args, [], figures, three_requests(), {}, client_cpu=0.0, tokenizer="characters"
+        args, [], metrics, three_requests(), {}, client_cpu=0.0, tokenizer="characters"
     )
     assert record.keys() >= KEYS
     for label, key in LINES.items():
@@ -173,13 +173,13 @@ def test_every_line_of_sglang_is_printed_and_stored() -> None:
 def test_the_tiers_of_the_cache_are_told_apart() -> None:
     first, second, _ = records = three_requests()
     first.cached_tiers = {"device": 1, "host": 2, "storage": 1}
-    report = figures_of(records, 3.0).cache
+    report = calculate_metrics(records, 3.0).cache
     assert report is not None
     found = (report.device_cached_tokens, report.host_cached_tokens, report.storage_cached_tokens)
     assert found == (1, 2, 1)
     second.prompt_tokens = 45  # with a chat template that the client does not count
-    report = figures_of(records, 3.0).cache
+    report = calculate_metrics(records, 3.0).cache
     assert report is not None
     assert report.total_prompt_tokens == 55
     first.cached_tokens = second.cached_tokens = None
-    assert figures_of(records, 3.0).cache is None
+    assert calculate_metrics(records, 3.0).cache is None

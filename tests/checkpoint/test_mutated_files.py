@@ -22,7 +22,7 @@ from paged_model import PagedModel
 from served_toy import write_byte_tokenizer
 from toy_models import make
 
-from vivace.checkpoint.fields import Fields
+from vivace.checkpoint.fields import ConfigFields
 from vivace.checkpoint.gguf_file import GGUFFile
 from vivace.checkpoint.source import locate
 from vivace.errors import CannotStart
@@ -261,7 +261,9 @@ def test_index(families: dict[str, Path], tmp_path: Path) -> None:
 )  # fmt: skip
 def test_quantization(tree: dict[str, Any]) -> None:
     try:
-        refuse_quantized(Fields({"quantization_config": tree}, lambda key: f"config.json: {key}"))
+        refuse_quantized(
+            ConfigFields({"quantization_config": tree}, lambda key: f"config.json: {key}")
+        )
     except CannotStart as error:
         one_line(error)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vivace.checkpoint.source import ModelSource, locate
-from vivace.models.causal_lm import Model
+from vivace.models.causal_lm import CausalLM
 from vivace.models.facts import ModelFacts, facts_of
 from vivace.models.loading import load_model
 from vivace.models.transformers_facts import facts_from, trace_request
@@ -41,7 +41,7 @@ def load(
     quantization: str | None = None,
     overrides: dict[str, Any] | None = None,
     source: ModelSource | None = None,
-) -> Model:
+) -> CausalLM:
     found = source or locate(str(path) if path else None, overrides=overrides)
     if implementation == "transformers":
         return load_traced(found, traced(found), dtype=dtype)
@@ -62,7 +62,7 @@ def load(
 
 def load_traced(
     source: ModelSource, facts: ModelFacts, *, dtype: torch.dtype = torch.float32
-) -> Model:
+) -> CausalLM:
     """What --model-impl transformers runs."""
     return load_model(
         source,
@@ -84,7 +84,12 @@ class PagedModel:
     """Sequences by name; pages are handed out in a shuffled order, so that none are neighbors."""
 
     def __init__(
-        self, model: Model, *, page_size: int = 4, pages: int = 64, dtype: torch.dtype | None = None
+        self,
+        model: CausalLM,
+        *,
+        page_size: int = 4,
+        pages: int = 64,
+        dtype: torch.dtype | None = None,
     ) -> None:
         self.model = model
         layers, kind = model.attention_layers, dtype or torch.float32

@@ -14,7 +14,7 @@ from toy_models import make, reference, tokens
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from vivace.checkpoint.errors import SourceError
-from vivace.checkpoint.fields import Fields
+from vivace.checkpoint.fields import ConfigFields
 from vivace.layers.module import Bindings, decoded
 from vivace.layers.rotary import RotaryTable
 from vivace.models.causal_lm import rotary_table
@@ -60,7 +60,7 @@ SCALINGS: dict[str, dict[str, Any]] = {
 
 
 def table_of(config: dict[str, Any], positions: int) -> RotaryTable:
-    fields = Fields(config, lambda key: f"config.json: {key}")
+    fields = ConfigFields(config, lambda key: f"config.json: {key}")
     rope = rope_of(fields, HEAD, config.get("max_position_embeddings", 2048))
     return rotary_table(rope, positions)
 

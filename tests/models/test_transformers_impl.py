@@ -17,7 +17,7 @@ from vivace.checkpoint.source import SourceError, locate
 from vivace.checkpoint.weights import CheckpointError
 from vivace.launch import serve as launch
 from vivace.models.transformers_facts import TraceRequest
-from vivace.models.transformers_trace import Refused, class_of, window_of
+from vivace.models.transformers_trace import CannotTrace, class_of, window_of
 from vivace.models.tried import tried
 
 GENERIC: dict[str, tuple[str, dict[str, Any]]] = {
@@ -138,7 +138,7 @@ def test_masks_are_read_or_refused() -> None:
         lambda b, h, q, k: (k <= q) | (k < 20),
         lambda b, h, q, k: k < q,
     ):
-        with pytest.raises(Refused):
+        with pytest.raises(CannotTrace):
             window_of(other, 100)
 
 
@@ -149,7 +149,7 @@ def test_model_type_nobody_knows(tmp_path: Path) -> None:
 
 
 def test_a_class_that_is_no_causal_language_model() -> None:
-    with pytest.raises(Refused, match="is LlamaForCausalLM"):
+    with pytest.raises(CannotTrace, match="is LlamaForCausalLM"):
         class_of(TraceRequest("LlamaForSequenceClassification", {"model_type": "llama"}))
 
 

@@ -7,10 +7,12 @@ import math
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-from vivace.bench.workload import BenchError, Query
+from vivace.bench.workload import BenchError, BenchRequest
 
 
-def arrival_times(queries: Sequence[Query], rate: float, trace: bool, seed: int) -> list[float]:
+def arrival_times(
+    queries: Sequence[BenchRequest], rate: float, trace: bool, seed: int
+) -> list[float]:
     """Seconds after the start of each query, in order.
 
     Poisson arrivals have exponential gaps of mean 1/rate; the first request comes at 0. The times
@@ -32,12 +34,12 @@ def arrival_times(queries: Sequence[Query], rate: float, trace: bool, seed: int)
     return times[: len(queries)]
 
 
-async def arriving(
-    queries: Sequence[Query],
+async def by_arrival(
+    queries: Sequence[BenchRequest],
     times: Sequence[float],
     clock: Callable[[], float],
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-) -> AsyncIterator[tuple[int, Query]]:
+) -> AsyncIterator[tuple[int, BenchRequest]]:
     """(index, query), each when it is due, in order of time."""
     start = clock()
     for index in sorted(range(len(queries)), key=lambda i: times[i]):

@@ -1,4 +1,4 @@
-"""Who can be measured: name -> endpoint, dialect, port and which control pages it has."""
+"""Who can be measured: name -> endpoint, API, port and which control pages it has."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ from typing import Literal
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Backend:
+class BenchBackend:
     """One way to talk to a server."""
 
     name: str
     path: str
-    dialect: Literal["native", "completions", "chat"]
+    api_format: Literal["native", "completions", "chat"]
     port: int
     control: bool
     """Has SGLang's pages: /flush_cache, /get_server_info, /get_model_info."""
 
 
-def _named(*backends: Backend) -> dict[str, Backend]:
+def _named(*backends: BenchBackend) -> dict[str, BenchBackend]:
     return {backend.name: backend for backend in backends}
 
 
-def _openai(name: str, port: int, *, chat: bool, control: bool = False) -> Backend:
-    return Backend(
+def _openai(name: str, port: int, *, chat: bool, control: bool = False) -> BenchBackend:
+    return BenchBackend(
         name=name,
         path="/v1/chat/completions" if chat else "/v1/completions",
-        dialect="chat" if chat else "completions",
+        api_format="chat" if chat else "completions",
         port=port,
         control=control,
     )
 
 
-def _native(name: str) -> Backend:
-    return Backend(name=name, path="/generate", dialect="native", port=30000, control=True)
+def _native(name: str) -> BenchBackend:
+    return BenchBackend(name=name, path="/generate", api_format="native", port=30000, control=True)
 
 
-BACKENDS: dict[str, Backend] = _named(
+BACKENDS: dict[str, BenchBackend] = _named(
     _native("sglang"),
     _native("sglang-native"),
     _native("vivace"),

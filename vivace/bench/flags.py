@@ -56,7 +56,7 @@ REFUSED: dict[str, str] = {
 }
 
 
-class Refused(argparse.Action):
+class RefusedFlag(argparse.Action):
     """A known flag that is not offered: using it stops with the reason."""
 
     def __init__(self, *, reason: str, **kwargs: Any) -> None:
@@ -93,7 +93,7 @@ def build_parser(program: str = "vivace bench serving") -> argparse.ArgumentPars
     _report_flags(parser.add_argument_group("report"))
     refused = parser.add_argument_group("flags of SGLang's tool that are not offered")
     for flag, reason in REFUSED.items():
-        refused.add_argument(flag, action=Refused, reason=reason)
+        refused.add_argument(flag, action=RefusedFlag, reason=reason)
     return parser
 
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from vivace.bench.workload import BenchError, Prompt, Query
+from vivace.bench.workload import BenchError, BenchRequest, Prompt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class RequestSettings:
     extra: dict[str, Any] = field(default_factory=dict)
 
 
-class Reader(Protocol):
+class ResponseReader(Protocol):
     """Collects one answer. `tokens` grows; `text_seen` tells whether an event brought text."""
 
     tokens: int | None
@@ -215,14 +215,14 @@ def tiers_of(details: dict[str, Any] | None) -> dict[str, int]:
     return {tier: count for tier, count in (details or {}).items() if isinstance(count, int)}
 
 
-class Dialect(Protocol):
+class ApiFormat(Protocol):
     """A protocol: how a query becomes a body, and who reads the answer."""
 
     counts_tokens: bool
     """Every event carries the token count (the gap is then shared among the new tokens)."""
 
-    def body(self, query: Query, settings: RequestSettings) -> dict[str, Any]: ...
-    def reader(self) -> Reader: ...
+    def body(self, query: BenchRequest, settings: RequestSettings) -> dict[str, Any]: ...
+    def reader(self) -> ResponseReader: ...
 
 
 class Native:
@@ -233,7 +233,7 @@ class Native:
     def __init__(self, *, incremental: bool = False) -> None:
         self._incremental = incremental
 
-    def body(self, query: Query, settings: RequestSettings) -> dict[str, Any]:
+    def body(self, query: BenchRequest, settings: RequestSettings) -> dict[str, Any]:
         body: dict[str, Any] = {
             "sampling_params": {
                 "temperature": settings.temperature,
@@ -252,9 +252,9 @@ class Native:
                 body["token_ids_logprob"] = list(settings.token_ids_logprob)
         if settings.return_routed_experts:
             body["return_routed_experts"] = True
-        return merged(body, settings.extra, query.extra)
+        return merge_body(body, settings.extra, query.extra)
 
-    def reader(self) -> Reader:
+    def reader(self) -> ResponseReader:
         return NativeReader(self._incremental)
 
 
@@ -263,14 +263,14 @@ class Completions:
 
     counts_tokens = False
 
-    def body(self, query: Query, settings: RequestSettings) -> dict[str, Any]:
+    def body(self, query: BenchRequest, settings: RequestSettings) -> dict[str, Any]:
         body = shared_fields(query, settings)
         body["prompt"] = text_or_ids(query.prompt)
         if settings.return_logprob:
             body["logprobs"] = max(settings.top_logprobs, 1)
-        return merged(body, settings.extra, query.extra)
+        return merge_body(body, settings.extra, query.extra)
 
-    def reader(self) -> Reader:
+    def reader(self) -> ResponseReader:
         return OpenAIReader()
 
 
@@ -279,25 +279,25 @@ class Chat:
 
     counts_tokens = False
 
-    def body(self, query: Query, settings: RequestSettings) -> dict[str, Any]:
+    def body(self, query: BenchRequest, settings: RequestSettings) -> dict[str, Any]:
         body = shared_fields(query, settings)
         body["messages"] = messages_of(query.prompt)
         if settings.return_logprob:
             body["logprobs"] = True
             body["top_logprobs"] = settings.top_logprobs
-        return merged(body, settings.extra, query.extra)
+        return merge_body(body, settings.extra, query.extra)
 
-    def reader(self) -> Reader:
+    def reader(self) -> ResponseReader:
         return OpenAIReader()
 
 
-def dialect_of(name: str, *, incremental: bool = False) -> Dialect:
+def api_format_of(name: str, *, incremental: bool = False) -> ApiFormat:
     if name == "native":
         return Native(incremental=incremental)
     return Chat() if name == "chat" else Completions()
 
 
-def shared_fields(query: Query, settings: RequestSettings) -> dict[str, Any]:
+def shared_fields(query: BenchRequest, settings: RequestSettings) -> dict[str, Any]:
     body: dict[str, Any] = {
         "model": settings.model,
         "temperature": settings.temperature,
@@ -313,7 +313,7 @@ def shared_fields(query: Query, settings: RequestSettings) -> dict[str, Any]:
     return body
 
 
-def merged(body: dict[str, Any], *extras: dict[str, Any]) -> dict[str, Any]:
+def merge_body(body: dict[str, Any], *extras: dict[str, Any]) -> dict[str, Any]:
     """`extras` over `body`; sampling_params are merged field by field."""
     for extra in extras:
         for name, value in extra.items():

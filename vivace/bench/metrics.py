@@ -13,7 +13,7 @@ GOODPUT_KEYS = ("ttft", "tpot", "e2el")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Distribution:
+class LatencySummary:
     """Summary of one latency in milliseconds; zeros when nothing was observed."""
 
     mean: float = 0.0
@@ -43,7 +43,7 @@ class CacheReport:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Figures:
+class Metrics:
     """Everything the block prints and the JSONL record holds. Times in ms, duration in seconds."""
 
     completed: int
@@ -63,17 +63,17 @@ class Figures:
     max_concurrent_requests: int
     concurrency: float
     accept_length: float | None
-    e2e: Distribution
-    ttft: Distribution
-    tpot: Distribution
-    itl: Distribution
+    e2e: LatencySummary
+    ttft: LatencySummary
+    tpot: LatencySummary
+    itl: LatencySummary
     request_goodput: float | None
     """Requests per second that kept every limit of --goodput; None when none was asked."""
     cache: CacheReport | None
     """None when the server says nothing of cached tokens."""
 
 
-def figures_of(
+def calculate_metrics(
     records: Sequence[Record],
     duration: float,
     *,
@@ -81,7 +81,7 @@ def figures_of(
     accept_length: float | None = None,
     goodput: Mapping[str, float] | None = None,
     streamed: bool = True,
-) -> Figures:
+) -> Metrics:
     """Compute all figures. `retokenized`: token counts of the answers, parallel to `records`.
 
     `streamed` False: there are no token times, so TTFT is E2E and TPOT and ITL stay empty.
@@ -98,7 +98,7 @@ def figures_of(
         )
     )
     peak_tokens, peak_requests = peaks(good)
-    return Figures(
+    return Metrics(
         completed=len(good),
         failed=len(records) - len(good),
         duration=duration,
@@ -115,11 +115,11 @@ def figures_of(
         max_concurrent_requests=peak_requests,
         concurrency=sum(record.latency for record in good) / seconds,
         accept_length=accept_length,
-        e2e=distribution([record.latency for record in good]),
-        ttft=distribution([record.ttft for record in good]),
-        tpot=distribution([v for r in good if (v := tpot(r)) is not None] if streamed else []),
-        itl=distribution([gap for record in good for gap in record.itl]),
-        request_goodput=None if not goodput else kept(good, goodput) / seconds,
+        e2e=latency_summary([record.latency for record in good]),
+        ttft=latency_summary([record.ttft for record in good]),
+        tpot=latency_summary([v for r in good if (v := tpot(r)) is not None] if streamed else []),
+        itl=latency_summary([gap for record in good for gap in record.itl]),
+        request_goodput=None if not goodput else count_within_limits(good, goodput) / seconds,
         cache=cache_report(good),
     )
 
@@ -155,7 +155,7 @@ def tpot(record: Record) -> float | None:
     return (record.latency - record.ttft) / (record.output_len - 1)
 
 
-def kept(records: Sequence[Record], goodput: Mapping[str, float]) -> int:
+def count_within_limits(records: Sequence[Record], goodput: Mapping[str, float]) -> int:
     """How many requests kept every limit (milliseconds by `ttft`, `tpot`, `e2el`)."""
     return sum(
         all(latency_of(record, key) * MS <= limit for key, limit in goodput.items())
@@ -201,7 +201,7 @@ def token_times(record: Record) -> list[float]:
     return times
 
 
-def respread(records: Sequence[Record], counts: Sequence[Sequence[int]]) -> None:
+def split_chunk_gaps(records: Sequence[Record], counts: Sequence[Sequence[int]]) -> None:
     """Divide each chunk gap of an OpenAI back end by the tokens of its chunk, in place.
 
     Done only when the server speculates (an accept length is known): then one chunk may hold
@@ -215,14 +215,14 @@ def respread(records: Sequence[Record], counts: Sequence[Sequence[int]]) -> None
         record.itl = gaps
 
 
-def distribution(seconds: Sequence[float]) -> Distribution:
+def latency_summary(seconds: Sequence[float]) -> LatencySummary:
     """Summary in milliseconds. Percentiles interpolate linearly; std is of the population."""
     if not seconds:
-        return Distribution()
+        return LatencySummary()
     ordered = sorted(seconds)
     mean = math.fsum(ordered) / len(ordered)
     variance = math.fsum((value - mean) ** 2 for value in ordered) / len(ordered)
-    return Distribution(
+    return LatencySummary(
         mean=mean * MS,
         median=percentile(ordered, 50) * MS,
         std=math.sqrt(variance) * MS,

@@ -11,11 +11,11 @@ from typing import Any, Protocol
 
 from vivace.bench import datasets
 from vivace.bench.environment import host_facts, instructions_of
-from vivace.bench.flags import REFUSED, Refused, add_dataset_flags, check_dataset, json_object
+from vivace.bench.flags import REFUSED, RefusedFlag, add_dataset_flags, check_dataset, json_object
 from vivace.bench.record import append_record
-from vivace.bench.server_flags import engine_arguments, split_flags
 from vivace.bench.tokenizer import LocalCodec, TokenCodec
-from vivace.bench.workload import BenchError, Query
+from vivace.bench.workload import BenchError, BenchRequest
+from vivace.config.process_environment import process_environment
 from vivace.errors import CANNOT_START, CannotStart
 
 PROGRAM = "vivace bench offline"
@@ -91,16 +91,16 @@ def measure(
     return report_miscounts(queries, answers, args)
 
 
-def warmup_of(queries: Sequence[Query]) -> list[Query]:
+def warmup_of(queries: Sequence[BenchRequest]) -> list[BenchRequest]:
     """The first prompts with short answers."""
     return [
-        Query(prompt=query.prompt, input_len=query.input_len, output_len=WARMUP_OUTPUT)
+        BenchRequest(prompt=query.prompt, input_len=query.input_len, output_len=WARMUP_OUTPUT)
         for query in queries[:WARMUP_OUTPUT]
     ]
 
 
 def generate(
-    engine: OfflineEngine, queries: Sequence[Query], args: argparse.Namespace
+    engine: OfflineEngine, queries: Sequence[BenchRequest], args: argparse.Namespace
 ) -> list[dict[str, Any]]:
     """All answers, in order."""
     ignore_eos = not args.disable_ignore_eos
@@ -115,7 +115,7 @@ def generate(
 
 
 def result_of(
-    queries: Sequence[Query],
+    queries: Sequence[BenchRequest],
     answers: Sequence[dict[str, Any]],
     seconds: float,
     info: dict[str, Any],
@@ -145,7 +145,7 @@ def last_throughput(info: dict[str, Any]) -> float:
 
 
 def report_miscounts(
-    queries: Sequence[Query], answers: Sequence[dict[str, Any]], args: argparse.Namespace
+    queries: Sequence[BenchRequest], answers: Sequence[dict[str, Any]], args: argparse.Namespace
 ) -> int:
     """1 and a message when answers do not have the asked lengths."""
     if args.disable_ignore_eos:
@@ -181,11 +181,21 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     add("--skip-warmup", action="store_true")
     add("--do-not-exit", action="store_true", help="keep the engine until Enter is pressed")
     add("--result-filename", default="", help="JSONL file to append to")
-    add("--profile", action=Refused, reason=REFUSED["--profile"])
-    args, words = split_flags(parser, argv)
+    add("--profile", action=RefusedFlag, reason=REFUSED["--profile"])
+    args, words = parser.parse_known_args(argv)
     check_dataset(parser, args)
     if args.use_trace_timestamps:
         parser.error("--use-trace-timestamps needs a server: everything is given at once here")
     if args.gsp_num_turns > 1:
         parser.error("--gsp-num-turns above 1 needs a server: use vivace bench serving")
     return args, words
+
+
+def engine_arguments(words: Sequence[str], program: str) -> dict[str, Any]:
+    """Keyword arguments of `vivace.Engine` for the given server flags, typed and checked."""
+    from vivace.config.config import all_options, value_of
+    from vivace.config.parsing import parse
+
+    options = parse(words, process_environment(), program=program)
+    pairs = ((option, value_of(options, option)) for option in all_options())
+    return {option.name: value for option, value in pairs if value != option.default}

@@ -14,16 +14,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from vivace.bench.environment import host_facts
 from vivace.bench.record import append_record
-from vivace.bench.server_flags import resolved_config, split_flags
 from vivace.bench.workload import BenchError
+from vivace.config.process_environment import process_environment
 from vivace.errors import CANNOT_START, CannotStart
 from vivace.protocol.control import Capacity
 from vivace.protocol.request import SamplingParams
 from vivace.protocol.step import Join, StepPlan, StepResult
+
+if TYPE_CHECKING:
+    from vivace.config.config import Config
 
 PROGRAM = "vivace bench one-batch"
 STEP_TOKENS = 2048
@@ -43,7 +46,7 @@ class StepRunner(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class BatchShape:
     """One point of the grid."""
 
     batch: int
@@ -55,7 +58,7 @@ class Shape:
 class Timing:
     """What one shape took, in seconds, and the tokens it gave (one list per row)."""
 
-    shape: Shape
+    shape: BatchShape
     prefill: float
     decode: list[float]
     """One per step; the first token of every row comes from the prefill."""
@@ -89,7 +92,7 @@ def measure(args: argparse.Namespace, worker: StepRunner, limit: int) -> int:
     if args.correctness_test:
         return correctness_test(bench, args.cut_len)
     shapes = [
-        Shape(batch=batch, input_len=length, output_len=output)
+        BatchShape(batch=batch, input_len=length, output_len=output)
         for batch, length, output in product(args.batch_size, args.input_len, args.output_len)
     ]
     for shape in shapes:
@@ -118,7 +121,7 @@ class Batches:
     def vocabulary(self) -> int:
         return self._worker.capacity.vocabulary
 
-    def check_fits(self, shape: Shape) -> None:
+    def check_fits(self, shape: BatchShape) -> None:
         capacity = self._worker.capacity
         length = shape.input_len + shape.output_len
         pages = shape.batch * -(-length // capacity.page_size)
@@ -134,7 +137,7 @@ class Batches:
                 f"{capacity.page_size}; there are {capacity.pages}"
             )
 
-    def time(self, shape: Shape, seed: int) -> Timing:
+    def time(self, shape: BatchShape, seed: int) -> Timing:
         """Random prompts; no row shares a prefix with another."""
         chance = random.Random(seed)
         prompts = [
@@ -143,7 +146,7 @@ class Batches:
         ]
         return self.generate(prompts, shape)
 
-    def generate(self, prompts: Sequence[Sequence[int]], shape: Shape, cut: int = 0) -> Timing:
+    def generate(self, prompts: Sequence[Sequence[int]], shape: BatchShape, cut: int = 0) -> Timing:
         """Prefill (in two parts when `cut` > 0), then decode greedily."""
         joins = self._joins(prompts, shape)
         tokens: list[list[int]] = [[] for _ in prompts]
@@ -161,7 +164,7 @@ class Batches:
         self._occupied = rows
         return Timing(shape=shape, prefill=prefill, decode=decode, tokens=tokens)
 
-    def _joins(self, prompts: Sequence[Sequence[int]], shape: Shape) -> list[Join]:
+    def _joins(self, prompts: Sequence[Sequence[int]], shape: BatchShape) -> list[Join]:
         page_size = self._worker.capacity.page_size
         each = -(-(shape.input_len + shape.output_len) // page_size)
         sampling = SamplingParams(
@@ -236,7 +239,7 @@ def correctness_test(bench: Batches, cut: int) -> int:
         [chance.randrange(bench.vocabulary) for _ in range(CHECK_INPUT - 5 * index)]
         for index in range(CHECK_PROMPTS)
     ]
-    shape = Shape(batch=CHECK_PROMPTS, input_len=CHECK_INPUT, output_len=CHECK_OUTPUT)
+    shape = BatchShape(batch=CHECK_PROMPTS, input_len=CHECK_INPUT, output_len=CHECK_OUTPUT)
     together = bench.generate(prompts, shape).tokens
     in_parts = bench.generate(prompts, shape, cut).tokens
     wrong = 0
@@ -321,8 +324,16 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     add("--correctness-test", action="store_true", help="compare tokens instead of timing")
     add("--cut-len", type=int, default=4, help="first part of a prefill in two parts")
     add("--log-decode-step", type=int, default=0, help="print every n-th decode step")
-    args, words = split_flags(parser, argv)
+    args, words = parser.parse_known_args(argv)
     for name in ("batch_size", "input_len", "output_len"):
         if min(getattr(args, name)) < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1")
     return args, words
+
+
+def resolved_config(words: Sequence[str], program: str) -> Config:
+    """The configuration a server with these flags would have. ConfigError, SourceError."""
+    from vivace.config.parsing import parse
+    from vivace.launch.serve import configure
+
+    return configure(parse(words, process_environment(), program=program))

@@ -46,7 +46,7 @@ class Display(Protocol):
     def close(self, counter: Counter, seconds: float) -> None: ...
 
 
-class Bar:
+class ProgressBar:
     """Requests, time taken, time left, tokens per second."""
 
     pause = BAR_SECONDS
@@ -64,7 +64,7 @@ class Bar:
         self._progress.stop()
 
 
-class Lines:
+class ProgressLines:
     pause = LINE_SECONDS
 
     def __init__(self, counter: Counter, file: TextIO) -> None:
@@ -105,13 +105,13 @@ def open_bar(total: int, file: TextIO) -> tuple[Progress, TaskID]:
 
 
 @contextlib.contextmanager
-def shown(counter: Counter, enabled: bool, file: TextIO | None = None) -> Iterator[None]:
+def show_progress(counter: Counter, enabled: bool, file: TextIO | None = None) -> Iterator[None]:
     """Shows the counter on `file` (default: stderr) while the block runs in an event loop."""
     if not enabled:
         yield
         return
     stream = file or sys.stderr
-    display: Display = (Bar if stream.isatty() else Lines)(counter, stream)
+    display: Display = (ProgressBar if stream.isatty() else ProgressLines)(counter, stream)
     started = time.monotonic()
 
     async def show() -> None:

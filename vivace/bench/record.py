@@ -15,7 +15,7 @@ import msgspec
 import vivace
 from vivace.bench.checks import Check, check_requests, check_result
 from vivace.bench.environment import host_facts, instructions_of
-from vivace.bench.metrics import CacheReport, Distribution, Figures
+from vivace.bench.metrics import CacheReport, LatencySummary, Metrics
 from vivace.bench.transport import Record
 
 SECRET_WORDS = ("api_key", "password", "secret", "token_key", "ssl_keyfile_password")
@@ -26,7 +26,7 @@ FAILURES_KEPT = 20
 def build_record(
     args: argparse.Namespace,
     argv: Sequence[str],
-    figures: Figures,
+    metrics: Metrics,
     records: Sequence[Record],
     server: Mapping[str, Any],
     *,
@@ -34,7 +34,7 @@ def build_record(
     tokenizer: str,
 ) -> dict[str, Any]:
     """One JSON object. `server`: the complete answer of /get_server_info (secrets are hidden)."""
-    result = settings_of(args) | numbers_of(figures)
+    result = run_settings(args) | numbers_of(metrics)
     result["server_info"] = without_secrets(server)
     result["requests_sent"] = len(records)
     result["failures"] = failures_of(records)
@@ -44,7 +44,7 @@ def build_record(
     result["host"] = host_facts()
     result["instructions"] = instructions_of(server)
     result["tokenizer"] = tokenizer
-    result["client_cpu_share"] = client_cpu / max(figures.duration, 1e-9)
+    result["client_cpu_share"] = client_cpu / max(metrics.duration, 1e-9)
     if args.output_details:
         result |= details_of(records)
     checks = checks_of(result, records, args)
@@ -65,7 +65,7 @@ def checks_of(
     return [*check_result(result), *found]
 
 
-def settings_of(args: argparse.Namespace) -> dict[str, Any]:
+def run_settings(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "tag": args.tag,
         "backend": args.backend,
@@ -86,32 +86,32 @@ def number(value: float) -> float | str:
     return value if value not in (float("inf"), float("-inf")) else str(value)
 
 
-def numbers_of(figures: Figures) -> dict[str, Any]:
+def numbers_of(metrics: Metrics) -> dict[str, Any]:
     return {
-        "duration": figures.duration,
-        "completed": figures.completed,
-        "failed": figures.failed,
-        "total_input_tokens": figures.total_input,
-        "total_input_text_tokens": figures.total_input,
+        "duration": metrics.duration,
+        "completed": metrics.completed,
+        "failed": metrics.failed,
+        "total_input_tokens": metrics.total_input,
+        "total_input_text_tokens": metrics.total_input,
         "total_input_vision_tokens": 0,
-        "total_output_tokens": figures.total_output,
-        "total_output_tokens_retokenized": figures.total_output_retokenized,
-        "request_throughput": figures.request_throughput,
-        "input_throughput": figures.input_throughput,
-        "output_throughput": figures.output_throughput,
-        "output_throughput_retokenized": figures.output_throughput_retokenized,
-        "total_throughput": figures.total_throughput,
-        "total_throughput_retokenized": figures.total_throughput_retokenized,
-        "max_output_tokens_per_s": figures.max_output_tokens_per_s,
-        "max_concurrent_requests": figures.max_concurrent_requests,
-        "concurrency": figures.concurrency,
-        "accept_length": figures.accept_length,
-        "request_goodput": figures.request_goodput,
-        "cache_report": None if figures.cache is None else cache_report(figures.cache),
-        **latencies("e2e_latency", figures.e2e),
-        **latencies("ttft", figures.ttft),
-        **latencies("tpot", figures.tpot),
-        **latencies("itl", figures.itl),
+        "total_output_tokens": metrics.total_output,
+        "total_output_tokens_retokenized": metrics.total_output_retokenized,
+        "request_throughput": metrics.request_throughput,
+        "input_throughput": metrics.input_throughput,
+        "output_throughput": metrics.output_throughput,
+        "output_throughput_retokenized": metrics.output_throughput_retokenized,
+        "total_throughput": metrics.total_throughput,
+        "total_throughput_retokenized": metrics.total_throughput_retokenized,
+        "max_output_tokens_per_s": metrics.max_output_tokens_per_s,
+        "max_concurrent_requests": metrics.max_concurrent_requests,
+        "concurrency": metrics.concurrency,
+        "accept_length": metrics.accept_length,
+        "request_goodput": metrics.request_goodput,
+        "cache_report": None if metrics.cache is None else cache_report(metrics.cache),
+        **latencies("e2e_latency", metrics.e2e),
+        **latencies("ttft", metrics.ttft),
+        **latencies("tpot", metrics.tpot),
+        **latencies("itl", metrics.itl),
     }
 
 
@@ -126,7 +126,7 @@ def cache_report(report: CacheReport) -> dict[str, float]:
     }
 
 
-def latencies(name: str, values: Distribution) -> dict[str, float]:
+def latencies(name: str, values: LatencySummary) -> dict[str, float]:
     parts = ("mean", "median", "std", "p90", "p95", "p99", "max")
     return {f"{part}_{name}_ms": getattr(values, part) for part in parts}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from vivace.bench.metrics import Distribution, Figures
+from vivace.bench.metrics import LatencySummary, Metrics
 
 WIDTH = 50
 LABEL = 40
@@ -37,7 +37,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Rule:
+class Separator:
     """A separating line with a title."""
 
     title: str
@@ -47,32 +47,32 @@ class Rule:
         return f"{self.title:{self.character}^{WIDTH}}"
 
 
-def render(figures: Figures, setting: Setting) -> str:
+def render(metrics: Metrics, setting: Setting) -> str:
     """The whole block, ready to print."""
-    rows = [str(row) for row in rows_of(figures, setting)]
+    rows = [str(row) for row in rows_of(metrics, setting)]
     return "\n".join(["", *rows, "=" * WIDTH])
 
 
-def explain(figures: Figures, setting: Setting) -> str:
+def explain(metrics: Metrics, setting: Setting) -> str:
     """Every line of the block with what it means."""
-    lines = [row for row in rows_of(figures, setting) if isinstance(row, Line)]
+    lines = [row for row in rows_of(metrics, setting) if isinstance(row, Line)]
     return "\n".join(f"{line.label}\n    {line.definition}" for line in lines)
 
 
-def rows_of(figures: Figures, setting: Setting) -> Iterator[Line | Rule]:
-    yield Rule(" Serving Benchmark Result ", "=")
+def rows_of(metrics: Metrics, setting: Setting) -> Iterator[Line | Separator]:
+    yield Separator(" Serving Benchmark Result ", "=")
     yield from _setting_lines(setting)
-    yield from _count_lines(figures)
-    yield from _rate_lines(figures)
-    if figures.request_goodput is not None:
+    yield from _count_lines(metrics)
+    yield from _rate_lines(metrics)
+    if metrics.request_goodput is not None:
         yield Line(
             "Request goodput (req/s)",
-            f"{figures.request_goodput:.2f}",
+            f"{metrics.request_goodput:.2f}",
             "Successful requests that kept every limit of --goodput, divided by the duration.",
         )
     if setting.cache_report:
-        yield from _cache_lines(figures)
-    yield from _latency_lines(figures)
+        yield from _cache_lines(metrics)
+    yield from _latency_lines(metrics)
 
 
 def _setting_lines(setting: Setting) -> Iterator[Line]:
@@ -90,28 +90,28 @@ def _setting_lines(setting: Setting) -> Iterator[Line]:
     )
 
 
-def _count_lines(figures: Figures) -> Iterator[Line]:
-    again = figures.total_output_retokenized
+def _count_lines(metrics: Metrics) -> Iterator[Line]:
+    again = metrics.total_output_retokenized
     yield Line(
         "Successful requests",
-        str(figures.completed),
+        str(metrics.completed),
         "Requests answered with HTTP 200 and to the end.",
     )
     yield Line(
         "Benchmark duration (s)",
-        f"{figures.duration:.2f}",
+        f"{metrics.duration:.2f}",
         "From the first send to the end of the last answer (SGLang adds one /get_server_info).",
     )
     yield Line(
         "Total input tokens",
-        str(figures.total_input),
+        str(metrics.total_input),
         "Prompt lengths of the successful requests by the client's tokenizer.",
     )
-    yield Line("Total input text tokens", str(figures.total_input), "Those that are text: all.")
+    yield Line("Total input text tokens", str(metrics.total_input), "Those that are text: all.")
     yield Line("Total input vision tokens", "0", "Those that are images: this client sends none.")
     yield Line(
         "Total generated tokens",
-        str(figures.total_output),
+        str(metrics.total_output),
         "Completion tokens as the server counts them; the asked length where it does not say.",
     )
     yield Line(
@@ -122,48 +122,48 @@ def _count_lines(figures: Figures) -> Iterator[Line]:
     )
 
 
-def _rate_lines(figures: Figures) -> Iterator[Line]:
-    yield _rate("Request throughput (req/s)", figures.request_throughput, "Successful / duration.")
+def _rate_lines(metrics: Metrics) -> Iterator[Line]:
+    yield _rate("Request throughput (req/s)", metrics.request_throughput, "Successful / duration.")
     yield _rate(
-        "Input token throughput (tok/s)", figures.input_throughput, "Input tokens / duration."
+        "Input token throughput (tok/s)", metrics.input_throughput, "Input tokens / duration."
     )
     yield _rate(
         "Output token throughput (tok/s)",
-        figures.output_throughput,
+        metrics.output_throughput,
         "Generated tokens / duration.",
     )
     yield _rate(
         "Peak output token throughput (tok/s)",
-        figures.max_output_tokens_per_s,
+        metrics.max_output_tokens_per_s,
         "Most tokens that came within one second of the run (buckets of 1 s).",
     )
     yield Line(
         "Peak concurrent requests",
-        str(figures.max_concurrent_requests),
+        str(metrics.max_concurrent_requests),
         "Most requests that touched the same second; at a border it can exceed the limit.",
     )
     yield _rate(
         "Total token throughput (tok/s)",
-        figures.total_throughput,
+        metrics.total_throughput,
         "(Input + generated tokens) / duration.",
     )
     yield _rate(
         "Concurrency",
-        figures.concurrency,
+        metrics.concurrency,
         "Sum of the end-to-end latencies / duration: requests in flight on average.",
     )
-    if figures.accept_length is not None:
+    if metrics.accept_length is not None:
         yield _rate(
             "Accept length",
-            figures.accept_length,
+            metrics.accept_length,
             "Tokens accepted per speculative step, the server's average since its start.",
         )
 
 
-def _cache_lines(figures: Figures) -> Iterator[Line | Rule]:
-    yield Rule("Cache Hits")
+def _cache_lines(metrics: Metrics) -> Iterator[Line | Separator]:
+    yield Separator("Cache Hits")
     meaning = "Prompt tokens the server took from its prefix cache, as it reports them."
-    report = figures.cache
+    report = metrics.cache
     if report is None:
         yield Line("Total cached tokens", "not reported", meaning)
         return
@@ -182,26 +182,26 @@ def _cache_lines(figures: Figures) -> Iterator[Line | Rule]:
         )
 
 
-def _latency_lines(figures: Figures) -> Iterator[Line | Rule]:
-    yield Rule("End-to-End Latency")
+def _latency_lines(metrics: Metrics) -> Iterator[Line | Separator]:
+    yield Separator("End-to-End Latency")
     e2e = "from sending a request to the end of its answer"
-    yield from _distribution("E2E Latency", figures.e2e, PARTS, e2e)
-    yield Rule("Time to First Token")
+    yield from _distribution("E2E Latency", metrics.e2e, PARTS, e2e)
+    yield Separator("Time to First Token")
     ttft = "from sending a request to the first piece of its answer that is not empty"
-    yield from _distribution("TTFT", figures.ttft, PARTS, ttft)
-    yield Rule("Time per Output Token (excl. 1st token)")
+    yield from _distribution("TTFT", metrics.ttft, PARTS, ttft)
+    yield Separator("Time per Output Token (excl. 1st token)")
     tpot = "(E2E - TTFT) / (output tokens - 1) of one request, over requests with more than one"
-    yield from _distribution("TPOT", figures.tpot, PARTS, tpot)
-    yield Rule("Inter-Token Latency")
+    yield from _distribution("TPOT", metrics.tpot, PARTS, tpot)
+    yield Separator("Inter-Token Latency")
     itl = (
         "gap between two pieces of an answer, divided equally among the new tokens where the "
         "server counts them (native back ends)"
     )
-    yield from _distribution("ITL", figures.itl, (*PARTS, "max"), itl)
+    yield from _distribution("ITL", metrics.itl, (*PARTS, "max"), itl)
 
 
 def _distribution(
-    name: str, values: Distribution, parts: tuple[str, ...], meaning: str
+    name: str, values: LatencySummary, parts: tuple[str, ...], meaning: str
 ) -> Iterator[Line]:
     for part in parts:
         title = part.upper() if part.startswith("p") else part.capitalize()

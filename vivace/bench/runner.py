@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 
 import aiohttp
 
-from vivace.bench.arrivals import arrival_times, arriving
-from vivace.bench.backends import Backend
-from vivace.bench.http_backends import RequestSettings, dialect_of
-from vivace.bench.progress import Counter, shown
+from vivace.bench.arrivals import arrival_times, by_arrival
+from vivace.bench.backends import BenchBackend
+from vivace.bench.http_backends import RequestSettings, api_format_of
+from vivace.bench.progress import Counter, show_progress
 from vivace.bench.transport import TIMEOUT_SECONDS, Client, Record
-from vivace.bench.workload import BenchError, Query
+from vivace.bench.workload import BenchError, BenchRequest
 
 Result = TypeVar("Result")
 
@@ -27,10 +27,10 @@ READ_BUFFER = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Load:
+class BenchLoad:
     """How requests are sent to a server."""
 
-    backend: Backend
+    backend: BenchBackend
     base_url: str
     settings: RequestSettings
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -60,13 +60,13 @@ class Outcome:
 
 
 async def measure_load(
-    load: Load, queries: Sequence[Query], clock: Callable[[], float] = time.perf_counter
+    load: BenchLoad, queries: Sequence[BenchRequest], clock: Callable[[], float] = time.perf_counter
 ) -> Outcome:
     """Warm up, flush, run. The server is ready (see `wait_ready`)."""
     async with open_session(load) as session:
-        dialect = dialect_of(load.backend.dialect, incremental=load.incremental)
+        api_format = api_format_of(load.backend.api_format, incremental=load.incremental)
         url = load.base_url + load.backend.path
-        client = Client(session, url, dialect, load.settings, clock)
+        client = Client(session, url, api_format, load.settings, clock)
         await warm_up(client, queries, load.warmup)
         if load.flush:
             await flush_cache(session, load)
@@ -74,22 +74,22 @@ async def measure_load(
 
 
 async def run(
-    client: Client, queries: Sequence[Query], load: Load, clock: Callable[[], float]
+    client: Client, queries: Sequence[BenchRequest], load: BenchLoad, clock: Callable[[], float]
 ) -> Outcome:
     """Send every query when it is due, at most `concurrency` at a time."""
     gate = asyncio.Semaphore(load.concurrency) if load.concurrency else contextlib.nullcontext()
     counter = Counter(sum(1 + len(query.followups) for query in queries))
 
-    async def one(index: int, query: Query) -> list[Record]:
+    async def one(index: int, query: BenchRequest) -> list[Record]:
         async with gate:
             return await converse(client, index, query, counter)
 
     times = arrival_times(queries, load.rate, load.trace, load.seed)
-    with shown(counter, load.progress), quiet_collector():
+    with show_progress(counter, load.progress), quiet_collector():
         started, cpu = clock(), time.process_time()
         tasks = [
             asyncio.create_task(one(index, query))
-            async for index, query in arriving(queries, times, clock)
+            async for index, query in by_arrival(queries, times, clock)
         ]
         found = await asyncio.gather(*tasks)
         duration = clock() - started
@@ -98,7 +98,9 @@ async def run(
     return Outcome(records=records, duration=duration, client_cpu=cpu)
 
 
-async def converse(client: Client, index: int, query: Query, counter: Counter) -> list[Record]:
+async def converse(
+    client: Client, index: int, query: BenchRequest, counter: Counter
+) -> list[Record]:
     """The query, then its further turns; each repeats what was said before. Stops at an error."""
     record = await client.send(query, index)
     counter.add(record.output_len, record.success)
@@ -115,7 +117,7 @@ async def converse(client: Client, index: int, query: Query, counter: Counter) -
     return records
 
 
-def next_turn(query: Query, record: Record, question: str) -> Query:
+def next_turn(query: BenchRequest, record: Record, question: str) -> BenchRequest:
     """The conversation so far and the next question; its length is the server's count or a sum."""
     said = query.input_len + record.output_len
     if isinstance(query.prompt, str):
@@ -130,7 +132,7 @@ def next_turn(query: Query, record: Record, question: str) -> Query:
     return replace(query, prompt=messages, input_len=said)
 
 
-async def warm_up(client: Client, queries: Sequence[Query], count: int) -> None:
+async def warm_up(client: Client, queries: Sequence[BenchRequest], count: int) -> None:
     """`count` requests at once, with short answers; their failure ends the benchmark."""
     if count < 1:
         return
@@ -142,7 +144,7 @@ async def warm_up(client: Client, queries: Sequence[Query], count: int) -> None:
         raise BenchError(f"the warm-up request failed: {failed[0]}")
 
 
-async def flush_cache(session: aiohttp.ClientSession, load: Load) -> None:
+async def flush_cache(session: aiohttp.ClientSession, load: BenchLoad) -> None:
     """Empty the server's prefix cache; waits up to `flush_timeout` for it to be idle."""
     if not load.backend.control:
         raise BenchError(f"--flush-cache: back end {load.backend.name} has no /flush_cache")
@@ -157,7 +159,7 @@ async def flush_cache(session: aiohttp.ClientSession, load: Load) -> None:
         await asyncio.sleep(0.2)
 
 
-async def wait_ready(load: Load) -> None:
+async def wait_ready(load: BenchLoad) -> None:
     """Poll /health (or /v1/models where there is none) until it answers 200."""
     deadline = time.monotonic() + load.ready_timeout
     reason = ""
@@ -178,7 +180,7 @@ async def wait_ready(load: Load) -> None:
             await asyncio.sleep(0.25)
 
 
-def open_session(load: Load) -> aiohttp.ClientSession:
+def open_session(load: BenchLoad) -> aiohttp.ClientSession:
     connector = aiohttp.TCPConnector(limit=0, force_close=load.connection_per_request)
     return aiohttp.ClientSession(
         connector=connector,

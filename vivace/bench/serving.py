@@ -15,12 +15,12 @@ from vivace.bench.backends import BACKENDS
 from vivace.bench.flags import parse
 from vivace.bench.http_backends import RequestSettings
 from vivace.bench.http_json import Unauthorized, ask, ask_or_none
-from vivace.bench.metrics import Figures, figures_of, respread
+from vivace.bench.metrics import Metrics, calculate_metrics, split_chunk_gaps
 from vivace.bench.record import append_record, build_record, default_file, number
 from vivace.bench.report import Setting, explain, render
-from vivace.bench.runner import Load, Outcome, measure_load, wait_ready, with_loop
+from vivace.bench.runner import BenchLoad, Outcome, measure_load, wait_ready, with_loop
 from vivace.bench.tokenizer import TokenCodec, choose_codec
-from vivace.bench.workload import BenchError, Query
+from vivace.bench.workload import BenchError, BenchRequest
 from vivace.config.process_environment import client_key
 from vivace.errors import CANNOT_START, CannotStart
 
@@ -59,14 +59,14 @@ def measure(args: argparse.Namespace, argv: Sequence[str], codec_choice: CodecCh
     codec, reason = codec_choice(args, server)
     print(reason)
     queries = datasets.load(args, codec)
-    load = load_of(args, server)
+    load = bench_load(args, server)
     outcome = with_loop(measure_load(load, queries))
     state = server_state(server)
-    figures = evaluate(args, outcome, codec, accept_length(state, args.pd_separated))
+    metrics = evaluate(args, outcome, codec, accept_length(state, args.pd_separated))
     record = build_record(
         args,
         argv,
-        figures,
+        metrics,
         outcome.records,
         state,
         client_cpu=outcome.client_cpu,
@@ -74,7 +74,7 @@ def measure(args: argparse.Namespace, argv: Sequence[str], codec_choice: CodecCh
     )
     file = Path(args.output_file) if args.output_file else default_file(args)
     append_record(file, record)
-    report(args, figures, outcome, queries)
+    report(args, metrics, outcome, queries)
     print(f"computed by: {record['instructions']}")
     print(f"record appended to {file}")
     return verdict(record)
@@ -89,7 +89,7 @@ def find_server(args: argparse.Namespace) -> Server:
     if args.ready_check_timeout_sec > 0:
         with_loop(
             wait_ready(
-                Load(
+                BenchLoad(
                     backend=backend,
                     base_url=base_url,
                     settings=RequestSettings(),
@@ -149,13 +149,13 @@ def chosen_codec(args: argparse.Namespace, server: Server) -> tuple[TokenCodec, 
     )
 
 
-def load_of(args: argparse.Namespace, server: Server) -> Load:
+def bench_load(args: argparse.Namespace, server: Server) -> BenchLoad:
     state = server.state
     incremental = state.get("incremental_streaming_output", state.get("stream_output", False))
-    return Load(
+    return BenchLoad(
         backend=BACKENDS[args.backend],
         base_url=server.base_url,
-        settings=settings_of(args, server.model),
+        settings=request_settings(args, server.model),
         headers=server.headers,
         rate=args.request_rate,
         concurrency=args.max_concurrency,
@@ -170,7 +170,7 @@ def load_of(args: argparse.Namespace, server: Server) -> Load:
     )
 
 
-def settings_of(args: argparse.Namespace, model: str) -> RequestSettings:
+def request_settings(args: argparse.Namespace, model: str) -> RequestSettings:
     return RequestSettings(
         model=model,
         stream=not args.disable_stream,
@@ -199,14 +199,14 @@ def accept_length(state: Mapping[str, Any], separated: bool) -> float | None:
 
 def evaluate(
     args: argparse.Namespace, outcome: Outcome, codec: TokenCodec, accepted: float | None
-) -> Figures:
+) -> Metrics:
     """Count the answers again, divide chunks where the server speculates, and compute."""
     records = outcome.records
     retokenized = [len(ids) for ids in codec.encode([record.text for record in records])]
-    if accepted and BACKENDS[args.backend].dialect != "native":
+    if accepted and BACKENDS[args.backend].api_format != "native":
         pieces = [codec.encode(record.pieces) for record in records]
-        respread(records, [[len(ids) for ids in piece] for piece in pieces])
-    return figures_of(
+        split_chunk_gaps(records, [[len(ids) for ids in piece] for piece in pieces])
+    return calculate_metrics(
         records,
         outcome.duration,
         retokenized=retokenized,
@@ -217,7 +217,7 @@ def evaluate(
 
 
 def report(
-    args: argparse.Namespace, figures: Figures, outcome: Outcome, queries: Sequence[Query]
+    args: argparse.Namespace, metrics: Metrics, outcome: Outcome, queries: Sequence[BenchRequest]
 ) -> None:
     """Everything that is shown: requests, block, definitions, bars, picture."""
     if args.print_requests:
@@ -228,11 +228,11 @@ def report(
         max_concurrency=args.max_concurrency,
         cache_report=args.cache_report,
     )
-    print(render(figures, setting))
+    print(render(metrics, setting))
     if args.explain:
-        print(explain(figures, setting))
+        print(explain(metrics, setting))
     if args.plot_throughput:
-        from vivace.bench.bars import throughput_bars
+        from vivace.bench.plot import throughput_bars
 
         print(throughput_bars(outcome.records))
     if args.plot is not None:
@@ -254,7 +254,7 @@ def title_of(args: argparse.Namespace, outcome: Outcome) -> str:
     )
 
 
-def print_requests(queries: Sequence[Query], outcome: Outcome) -> None:
+def print_requests(queries: Sequence[BenchRequest], outcome: Outcome) -> None:
     for record in outcome.records:
         shown = {
             "request": record.query,

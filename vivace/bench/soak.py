@@ -23,7 +23,7 @@ GROWTH_LIMIT = 0.02
 
 
 @dataclass
-class Tally:
+class SoakCounter:
     """What happened, counted."""
 
     finished: int = 0
@@ -60,7 +60,7 @@ async def soak(args: argparse.Namespace) -> dict[str, Any]:
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(args.url, headers=headers, connector=connector) as session:
         before = await server_state(session)
-        tally = Tally()
+        tally = SoakCounter()
         until = time.monotonic() + args.minutes * 60
         streams = [
             stream_until(session, until, random.Random(f"{args.seed}/{i}"), args, tally)
@@ -78,7 +78,7 @@ async def stream_until(
     until: float,
     chance: random.Random,
     args: argparse.Namespace,
-    tally: Tally,
+    tally: SoakCounter,
 ) -> None:
     while time.monotonic() < until:
         try:
@@ -88,7 +88,10 @@ async def stream_until(
 
 
 async def one_stream(
-    session: aiohttp.ClientSession, chance: random.Random, args: argparse.Namespace, tally: Tally
+    session: aiohttp.ClientSession,
+    chance: random.Random,
+    args: argparse.Namespace,
+    tally: SoakCounter,
 ) -> None:
     """One request: read to its end, or leave after a random number of chunks."""
     rid = f"soak-{chance.getrandbits(64):016x}"
@@ -124,7 +127,7 @@ async def one_stream(
     count_end(last, length, tally)
 
 
-def count_end(last: dict[str, Any], length: int, tally: Tally) -> None:
+def count_end(last: dict[str, Any], length: int, tally: SoakCounter) -> None:
     meta = last.get("meta_info", {})
     reason = (meta.get("finish_reason") or {}).get("type")
     tally.tokens += meta.get("completion_tokens", 0)
@@ -153,7 +156,7 @@ async def settled_state(session: aiohttp.ClientSession) -> dict[str, Any]:
     return state
 
 
-async def sample_memory(engine_pid: int, tally: Tally) -> None:
+async def sample_memory(engine_pid: int, tally: SoakCounter) -> None:
     while True:
         tally.rss_mib.append(family_rss_mib(engine_pid))
         await asyncio.sleep(1.0)
@@ -184,7 +187,7 @@ def rss_mib(pid: int) -> float:
 
 
 def judge(
-    args: argparse.Namespace, before: dict[str, Any], after: dict[str, Any], tally: Tally
+    args: argparse.Namespace, before: dict[str, Any], after: dict[str, Any], tally: SoakCounter
 ) -> dict[str, Any]:
     """Every finding that makes the run a failure, by name."""
     third = max(len(tally.rss_mib) // 3, 1)

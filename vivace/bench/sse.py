@@ -18,16 +18,16 @@ def main(argv: list[str]) -> int:
     from vivace.bench.sse_server import measure
 
     apis = APIS if args.api == "all" else (args.api,)
-    figures = {}
+    metrics = {}
     for api in apis:
         runs = [
             measure(api=api, streams=args.streams, steps=args.steps, step=args.step)
             for _ in range(args.repeat)
         ]
-        figures[api] = runs
+        metrics[api] = runs
         print(lines(api, runs))
     if args.json:
-        print(json.dumps({"host": host_facts(), "runs": figures}, indent=2))
+        print(json.dumps({"host": host_facts(), "runs": metrics}, indent=2))
     return 0
 
 

@@ -54,7 +54,7 @@ BODIES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Load:
+class StreamLoad:
     """`step` is the time between two steps in seconds; every step brings each stream one token."""
 
     api: str = "chat"
@@ -67,7 +67,7 @@ def measure(
     api: str = "chat", streams: int = 32, steps: int = 400, step: float = 0.005
 ) -> dict[str, Any]:
     """Run the load and return the figures; `us_per_chunk` is the one to look at."""
-    load = Load(api=api, streams=streams, steps=steps, step=step)
+    load = StreamLoad(api=api, streams=streams, steps=steps, step=step)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         found = runner.run(run(load))
         floor = runner.run(bare(load, round(found["bytes_per_chunk"])))
@@ -75,7 +75,7 @@ def measure(
     return {**found, "floor_us_per_chunk": floor, "own_us_per_chunk": round(own, 2)}
 
 
-async def run(load: Load) -> dict[str, Any]:
+async def run(load: StreamLoad) -> dict[str, Any]:
     """Serve, let the client connect, feed the steps, count what came out."""
     requests: list[Request] = []
     served = ServedModel(name="bench", context=CONTEXT, vocabulary=256)
@@ -105,7 +105,9 @@ def take(requests: list[Request], message: Any) -> None:
         requests.append(message)
 
 
-async def feed(frontend: Frontend, requests: list[Request], load: Load) -> tuple[float, float]:
+async def feed(
+    frontend: Frontend, requests: list[Request], load: StreamLoad
+) -> tuple[float, float]:
     """CPU and wall seconds of all steps, decoding of the engine's messages included."""
     messages = [msgspec.msgpack.encode(deltas(requests, load, i)) for i in range(load.steps)]
     decode = msgspec.msgpack.Decoder(Deltas).decode
@@ -117,7 +119,7 @@ async def feed(frontend: Frontend, requests: list[Request], load: Load) -> tuple
     return time.process_time() - cpu, time.monotonic() - wall
 
 
-async def bare(load: Load, size: int) -> float:
+async def bare(load: StreamLoad, size: int) -> float:
     """Microseconds per chunk when there is nothing to do but write `size` bytes."""
     writers: list[asyncio.StreamWriter] = []
 
@@ -146,7 +148,7 @@ async def bare(load: Load, size: int) -> float:
     return round(1e6 * cpu / (load.streams * load.steps), 2)
 
 
-def deltas(requests: list[Request], load: Load, step: int) -> Deltas:
+def deltas(requests: list[Request], load: StreamLoad, step: int) -> Deltas:
     """One token for every stream; the last step ends them."""
     last = step == load.steps - 1
     finish = Finish(type="length", length=load.steps) if last else None
@@ -160,7 +162,7 @@ def deltas(requests: list[Request], load: Load, step: int) -> Deltas:
     )
 
 
-def report(load: Load, cpu: float, wall: float, seen: dict[str, int]) -> dict[str, Any]:
+def report(load: StreamLoad, cpu: float, wall: float, seen: dict[str, int]) -> dict[str, Any]:
     """The figures; `chunks` and `bytes` are what the client has read."""
     return {
         **asdict(load),
@@ -185,7 +187,7 @@ def capacity() -> Capacity:
     return Capacity(pages=1 << 16, page_size=16, rows=1024, context=CONTEXT, vocabulary=256)
 
 
-async def start_client(load: Load, port: int) -> asyncio.subprocess.Process:
+async def start_client(load: StreamLoad, port: int) -> asyncio.subprocess.Process:
     """The reading side, as a process of its own."""
     return await asyncio.create_subprocess_exec(
         sys.executable,

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import aiohttp
 import msgspec
 
-from vivace.bench.http_backends import Dialect, Reader, RequestSettings
-from vivace.bench.workload import Query
+from vivace.bench.http_backends import ApiFormat, RequestSettings, ResponseReader
+from vivace.bench.workload import BenchRequest
 
 TIMEOUT_SECONDS = 6 * 60 * 60
 END_MARK = b"[DONE]"
@@ -73,32 +73,32 @@ class EventSplitter:
 
 
 class Client:
-    """Sends queries of one dialect to one address."""
+    """Sends requests of one API to one address."""
 
     def __init__(
         self,
         session: aiohttp.ClientSession,
         url: str,
-        dialect: Dialect,
+        api_format: ApiFormat,
         settings: RequestSettings,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._session = session
         self._url = url
-        self._dialect = dialect
+        self._api_format = api_format
         self._settings = settings
         self._clock = clock
 
-    async def send(self, query: Query, index: int = 0, turn: int = 0) -> Record:
+    async def send(self, query: BenchRequest, index: int = 0, turn: int = 0) -> Record:
         """Never raises for what a server can do wrong: the record says it."""
         record = Record(
             query=index, turn=turn, input_len=query.input_len, requested=query.output_len
         )
-        body = msgspec.json.encode(self._dialect.body(query, self._settings))
+        body = msgspec.json.encode(self._api_format.body(query, self._settings))
         headers = {"Content-Type": "application/json"}
         if query.routing_key is not None:
             headers["X-SMG-Routing-Key"] = query.routing_key
-        reader = self._dialect.reader()
+        reader = self._api_format.reader()
         record.start = self._clock()
         try:
             await self._exchange(body, headers, reader, record)
@@ -110,7 +110,7 @@ class Client:
         return record
 
     async def _exchange(
-        self, body: bytes, headers: Mapping[str, str], reader: Reader, record: Record
+        self, body: bytes, headers: Mapping[str, str], reader: ResponseReader, record: Record
     ) -> None:
         async with self._session.post(self._url, data=body, headers=headers) as answer:
             if answer.status != 200:
@@ -124,10 +124,10 @@ class Client:
                 reader.finished = True
 
     async def _read_stream(
-        self, answer: aiohttp.ClientResponse, reader: Reader, record: Record
+        self, answer: aiohttp.ClientResponse, reader: ResponseReader, record: Record
     ) -> None:
         splitter = EventSplitter()
-        stopwatch = Stopwatch(record, self._dialect.counts_tokens)
+        stopwatch = Stopwatch(record, self._api_format.counts_tokens)
         async for data in answer.content.iter_any():
             now = self._clock()
             for payload in splitter.feed(data):
@@ -152,7 +152,7 @@ class Stopwatch:
         self._last = 0.0
         self._seen = 0
 
-    def event(self, payload: bytes, reader: Reader, now: float) -> None:
+    def event(self, payload: bytes, reader: ResponseReader, now: float) -> None:
         record = self._record
         record.latency = now - record.start
         if payload == END_MARK:
@@ -174,7 +174,7 @@ class Stopwatch:
         self._seen = tokens
 
 
-def finish(record: Record, reader: Reader) -> None:
+def finish(record: Record, reader: ResponseReader) -> None:
     """Judge the answer and copy the counts."""
     record.error = record.error or reader.error
     if not record.error and not reader.finished:

@@ -1,4 +1,4 @@
-"""What a benchmark sends: one `Query` per request, whatever data set it came from."""
+"""What a benchmark sends: one `BenchRequest` per request, whatever data set it came from."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class BenchError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Query:
+class BenchRequest:
     """One request to send, or the first turn of a conversation."""
 
     prompt: Prompt
@@ -44,9 +44,9 @@ def lengths_between(chance: random.Random, length: int, ratio: float, count: int
     return [chance.randint(lowest, length) for _ in range(count)]
 
 
-def total_input(queries: Sequence[Query]) -> int:
+def total_input(queries: Sequence[BenchRequest]) -> int:
     return sum(query.input_len for query in queries)
 
 
-def total_output(queries: Sequence[Query]) -> int:
+def total_output(queries: Sequence[BenchRequest]) -> int:
     return sum(query.output_len for query in queries)

@@ -21,7 +21,7 @@ CORRECT = "Correct the file"
 ADVICE = "Give such a value with --json-model-override-args, or correct the file"
 
 
-class Kind(Protocol[T_co]):
+class FieldKind(Protocol[T_co]):
     """What a field may be. `read` raises ValueError for everything else."""
 
     @property
@@ -115,7 +115,7 @@ class Text(msgspec.Struct, frozen=True):
         return value
 
 
-class Choice(msgspec.Struct, Generic[T], frozen=True):
+class OneOf(msgspec.Struct, Generic[T], frozen=True):
     """One of some names; what each means to us."""
 
     meanings: Mapping[str, T]
@@ -133,7 +133,7 @@ class Choice(msgspec.Struct, Generic[T], frozen=True):
 class Several(msgspec.Struct, Generic[T], frozen=True):
     """A list; `alone`: one entry may stand without its list."""
 
-    entry: Kind[T]
+    entry: FieldKind[T]
     most: int
     least: int = 0
     alone: bool = False
@@ -161,7 +161,7 @@ class Object(msgspec.Struct, frozen=True):
         return value
 
 
-class Fields:
+class ConfigFields:
     """An object of a configuration. `place` says where a key stands, `advice` what to do about a
     bad value, both for the messages."""
 
@@ -176,10 +176,10 @@ class Fields:
         """Null is as good as absent, as in transformers."""
         return self.values.get(key) is not None
 
-    def get(self, key: str, kind: Kind[T], default: T) -> T:
+    def get(self, key: str, kind: FieldKind[T], default: T) -> T:
         return self.need(key, kind) if self.has(key) else default
 
-    def need(self, key: str, kind: Kind[T]) -> T:
+    def need(self, key: str, kind: FieldKind[T]) -> T:
         """Raises SourceError: missing, or not what `kind` wants."""
         if not self.has(key):
             raise SourceError(
@@ -190,18 +190,18 @@ class Fields:
         except ValueError:
             raise self.refusal(key, f"it must be {kind.wanted}") from None
 
-    def find(self, key: str, kind: Kind[T]) -> T | None:
+    def find(self, key: str, kind: FieldKind[T]) -> T | None:
         return self.need(key, kind) if self.has(key) else None
 
-    def inner(self, key: str) -> Fields | None:
+    def inner(self, key: str) -> ConfigFields | None:
         """An object within this one."""
         return self.need_inner(key) if self.has(key) else None
 
-    def need_inner(self, key: str) -> Fields:
+    def need_inner(self, key: str) -> ConfigFields:
         def place(name: str) -> str:
             return f"{self.place(key)}.{printable(name)}"
 
-        return Fields(self.need(key, Object()), place, self.advice)
+        return ConfigFields(self.need(key, Object()), place, self.advice)
 
     def refusal(self, key: str, why: str) -> SourceError:
         """The error for a value that is what it may be alone, but not beside the others."""

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from tokenizers import AddedToken, processors
 from tokenizers import Tokenizer as Core
 
-from vivace.checkpoint.fields import Fields, Flag, Several, Text, printable
+from vivace.checkpoint.fields import ConfigFields, Flag, Several, Text, printable
 from vivace.checkpoint.json_files import is_file, read_bytes, read_json
 from vivace.errors import CannotStart
 from vivace.frontend.chat_template import TemplateSet
@@ -58,7 +58,7 @@ def load_from_folder(folder: Path) -> Loaded:
     return core, templates, [] if end is None else [end], begin
 
 
-def _settings(folder: Path) -> Fields:
+def _settings(folder: Path) -> ConfigFields:
     """tokenizer_config.json over special_tokens_map.json."""
     config = read_json(folder / _CONFIG, limit=_LARGEST_CONFIG)
     names = read_json(folder / _NAMES, limit=_LARGEST_CONFIG)
@@ -67,7 +67,7 @@ def _settings(folder: Path) -> Fields:
         file = _NAMES if key not in config and key in names else _CONFIG
         return f"{folder / file}: {key}"
 
-    return Fields({**names, **config}, place, _ADVICE)
+    return ConfigFields({**names, **config}, place, _ADVICE)
 
 
 def _check_ids(core: Core, file: Path) -> None:
@@ -95,7 +95,7 @@ def _missing(folder: Path) -> str:
     )
 
 
-def _token_text(config: Fields, key: str) -> str | None:
+def _token_text(config: ConfigFields, key: str) -> str | None:
     """A token, as text or as an object that has it as `content`."""
     value = config.values.get(key)
     if value is None or value == "":
@@ -109,7 +109,7 @@ _TOKEN = Text(1024, name=False)
 _ADDED_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
-def _add_declared_tokens(core: Core, config: Fields) -> None:
+def _add_declared_tokens(core: Core, config: ConfigFields) -> None:
     """Tokens that only tokenizer_config.json knows; their ids must follow on the vocabulary."""
     declared = config.inner("added_tokens_decoder")
     if declared is None:
@@ -131,14 +131,14 @@ def _add_declared_tokens(core: Core, config: Fields) -> None:
             )
 
 
-def _mark_special(core: Core, config: Fields) -> None:
+def _mark_special(core: Core, config: ConfigFields) -> None:
     special = {t.content for t in core.get_added_tokens_decoder().values() if t.special}
     for text in [*(_token_text(config, name) for name in _NAMED), *_extra_tokens(config)]:
         if text and text not in special and core.token_to_id(text) is not None:
             core.add_special_tokens([AddedToken(text, special=True, normalized=False)])
 
 
-def _extra_tokens(config: Fields) -> list[str | None]:
+def _extra_tokens(config: ConfigFields) -> list[str | None]:
     """A list of tokens, or an object of them by name."""
     keys = ("additional_special_tokens", "extra_special_tokens")
     key = next((key for key in keys if config.values.get(key)), keys[0])
@@ -149,11 +149,13 @@ def _extra_tokens(config: Fields) -> list[str | None]:
         value = {str(place): one for place, one in enumerate(value)}
     if value is not None and not isinstance(value, dict):
         raise config.refusal(key, "it must be a list of tokens or an object of them by name")
-    entries = Fields(value or {}, lambda name: f"{config.place(key)}.{printable(name)}", _ADVICE)
+    entries = ConfigFields(
+        value or {}, lambda name: f"{config.place(key)}.{printable(name)}", _ADVICE
+    )
     return [_token_text(entries, name) for name in entries.values]
 
 
-def _follow_bos_flags(core: Core, config: Fields, named: dict[str, str], file: Path) -> None:
+def _follow_bos_flags(core: Core, config: ConfigFields, named: dict[str, str], file: Path) -> None:
     """add_bos_token / add_eos_token of the families whose code obeys them."""
     family = config.get("tokenizer_class", Text(), "")
     flags = {name: config.find(f"add_{name}_token", Flag()) for name in ("bos", "eos")}
@@ -177,12 +179,12 @@ def set_frame(core: Core, first: str | None, last: str | None) -> None:
     )
 
 
-def _templates(folder: Path, config: Fields) -> dict[str, str]:
+def _templates(folder: Path, config: ConfigFields) -> dict[str, str]:
     """Chat templates by name; a file wins over tokenizer_config.json."""
     found = _configured_templates(config)
     listed = read_json(folder / "chat_template.json", limit=_LARGEST_CONFIG)
     place = f"{folder / 'chat_template.json'}"
-    beside = Fields(listed, lambda key: f"{place}: {key}", _ADVICE)
+    beside = ConfigFields(listed, lambda key: f"{place}: {key}", _ADVICE)
     if listed.get("chat_template"):
         found["default"] = beside.need("chat_template", _TEMPLATE)
     for file in sorted((folder / "additional_chat_templates").glob("*.jinja")):
@@ -194,7 +196,7 @@ def _templates(folder: Path, config: Fields) -> dict[str, str]:
 _TEMPLATE = Text(1 << 20, name=False)
 
 
-def _configured_templates(config: Fields) -> dict[str, str]:
+def _configured_templates(config: ConfigFields) -> dict[str, str]:
     """One template, an object of them by name, or a list of objects with `name` and `template`."""
     own: Any = config.values.get("chat_template")
     if own in (None, ""):
@@ -208,7 +210,7 @@ def _configured_templates(config: Fields) -> dict[str, str]:
     found: dict[str, str] = {}
     for number, entry in enumerate(own):
         key = f"chat_template.{number}"
-        one = Fields({key: entry}, config.place, _ADVICE).need_inner(key)
+        one = ConfigFields({key: entry}, config.place, _ADVICE).need_inner(key)
         found[one.need("name", Text())] = one.need("template", _TEMPLATE)
     return found
 

@@ -12,7 +12,16 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Core
 from tokenizers.pre_tokenizers import PreTokenizer
 
-from vivace.checkpoint.fields import CORRECT, Column, Fields, Flag, Several, Text, Whole, shown
+from vivace.checkpoint.fields import (
+    CORRECT,
+    Column,
+    ConfigFields,
+    Flag,
+    Several,
+    Text,
+    Whole,
+    shown,
+)
 from vivace.checkpoint.gguf_config import NO_TOKEN
 from vivace.frontend.chat_template import TemplateSet
 from vivace.frontend.errors import TokenizerError
@@ -51,7 +60,7 @@ class _Words:
 
     def __init__(self, metadata: Mapping[str, Any], where: str) -> None:
         self.where = where
-        self.fields = Fields(metadata, lambda key: f"{where}: {key}", CORRECT)
+        self.fields = ConfigFields(metadata, lambda key: f"{where}: {key}", CORRECT)
         self.tokens = self.fields.need(_KEY + "tokens", Column(str, "a list of texts"))
         count = len(self.tokens)
         if not count:

@@ -22,7 +22,7 @@ class ModelStep(AttendingStep, Protocol):
         ...
 
 
-class Model(Protocol):
+class CausalLM(Protocol):
     """What the worker runs."""
 
     attention_layers: list[AttentionLayer]

@@ -9,11 +9,11 @@ from typing import Any
 from vivace.checkpoint.errors import SourceError
 from vivace.checkpoint.fields import (
     CORRECT,
-    Choice,
-    Fields,
+    ConfigFields,
+    FieldKind,
     Flag,
-    Kind,
     Number,
+    OneOf,
     Several,
     Text,
     Whole,
@@ -41,7 +41,7 @@ MOST_ENDS = 256
 MOST_PROJECTED = 1 << 22
 """numbers of all query heads of a layer"""
 
-TABLE: dict[str, Kind[Any]] = {
+TABLE: dict[str, FieldKind[Any]] = {
     "hidden_size": Whole(1, 1 << 20),
     "num_hidden_layers": Whole(1, MOST_LAYERS),
     "num_attention_heads": Whole(1, 1 << 16),
@@ -55,8 +55,8 @@ TABLE: dict[str, Kind[Any]] = {
     "attention_bias": Flag(),
     "mlp_bias": Flag(),
     "rms_norm_eps": Number(1e-12, 0.1),
-    "hidden_act": Choice(ACTIVATIONS),
-    "hidden_activation": Choice(ACTIVATIONS),
+    "hidden_act": OneOf(ACTIVATIONS),
+    "hidden_activation": OneOf(ACTIVATIONS),
     "query_pre_attn_scalar": Number(1e-3, 1e6),
     "attn_logit_softcapping": Number(1e-3, 1e6),
     "final_logit_softcapping": Number(1e-3, 1e6),
@@ -64,8 +64,8 @@ TABLE: dict[str, Kind[Any]] = {
     "use_sliding_window": Flag(),
     "max_window_layers": Whole(0, 1 << 16),
     "sliding_window_pattern": Whole(1, MOST_LAYERS),
-    "layer_types": Several(Choice(SLIDING), MOST_LAYERS),
-    "torch_dtype": Choice(
+    "layer_types": Several(OneOf(SLIDING), MOST_LAYERS),
+    "torch_dtype": OneOf(
         {prefix + name: name for name in DTYPES for prefix in ("", "torch.")} | {"auto": ""}
     ),
     "rope_local_base_freq": Number(2, 1e15),
@@ -165,12 +165,12 @@ class ModelFacts:
         return 2 * (numbers or self.layers * self.kv_heads * self.head_dim) * element_bytes
 
 
-class ModelFields(Fields):
+class ModelFields(ConfigFields):
     """A model's configuration; the language model's part of it where that is nested."""
 
     def __init__(self, source: ModelSource) -> None:
         self.overridden = source.overridden
-        outer = Fields(source.config, source.place)
+        outer = ConfigFields(source.config, source.place)
         inner = outer.inner("text_config")
         within = inner.values if inner else {}
         super().__init__(
@@ -229,7 +229,9 @@ def dtype_of(config: ModelFields) -> str:
 
 def architecture_of(source: ModelSource) -> str:
     """The first of `architectures`."""
-    return Fields(source.config, source.place).need("architectures", Several(Text(), 64, 1))[0]
+    return ConfigFields(source.config, source.place).need("architectures", Several(Text(), 64, 1))[
+        0
+    ]
 
 
 def model_type_of(config: ModelFields, architecture: str, family: Family) -> str:
@@ -343,7 +345,7 @@ def ends_of(
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """(generation_config.json's ends, or else those of the configuration; notices of those that
     no model can say)."""
-    generation = Fields(source.generation_config, source.generation_place, CORRECT)
+    generation = ConfigFields(source.generation_config, source.generation_place, CORRECT)
     found: list[tuple[int, ...]] = []
     notices: list[str] = []
     for fields in (generation, config):

@@ -10,7 +10,7 @@ import torch
 from vivace.checkpoint.open import open_weights
 from vivace.checkpoint.source import ModelSource
 from vivace.layers.module import Bindings, as_stored, decoded
-from vivace.models.causal_lm import Model
+from vivace.models.causal_lm import CausalLM
 from vivace.models.facts import ModelFacts
 from vivace.models.registry import ARCHITECTURES
 from vivace.platforms.ops.table import Ops
@@ -35,7 +35,7 @@ def load_model(
     progress: Progress,
     device: torch.device | None = None,
     seed: int = 0,
-) -> Model:
+) -> CausalLM:
     """Build, bind and load. `positions` = longest served context in tokens, `longest`
     = what the device's memory can hold of it, where that may be less.
 
@@ -81,10 +81,10 @@ def load_model(
     return model
 
 
-def build_model(facts: ModelFacts, positions: int) -> Model:
+def build_model(facts: ModelFacts, positions: int) -> CausalLM:
     """Our own architecture file, or transformers' code where that was asked for its facts."""
     if facts.decoder is None:
         from vivace.models.transformers_impl import TransformersModel
 
         return TransformersModel(facts)
-    return cast(Model, ARCHITECTURES.get(facts.architecture)(facts, facts.decoder, positions))
+    return cast(CausalLM, ARCHITECTURES.get(facts.architecture)(facts, facts.decoder, positions))

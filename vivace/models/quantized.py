@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vivace.checkpoint.errors import SourceError
-from vivace.checkpoint.fields import Fields, shown
+from vivace.checkpoint.fields import ConfigFields, shown
 
 KEYS = ("quantization_config", "compression_config")
 SUPPORTED = (
@@ -15,7 +15,7 @@ SUPPORTED = (
 )
 
 
-def refuse_quantized(config: Fields) -> None:
+def refuse_quantized(config: ConfigFields) -> None:
     """Raises SourceError for weights that no reader of ours decodes."""
     for key in KEYS:
         found = config.inner(key)

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from vivace.checkpoint.fields import Choice, Fields, Flag, Number, Several, Whole
+from vivace.checkpoint.fields import ConfigFields, Flag, Number, OneOf, Several, Whole
 
 LONGEST_CONTEXT = 1 << 25
 """tokens; three times the longest that anybody has published"""
@@ -18,7 +18,7 @@ LENGTH = Whole(2, LONGEST_CONTEXT)
 FACTOR = Number(1, 1e6)
 THETA = Number(2, 1e15)
 POSITIVE = Number(1e-3, 1e6)
-KINDS = Choice(
+KINDS = OneOf(
     {
         "default": "default",
         "linear": "linear",
@@ -43,11 +43,13 @@ class Rope:
     scaling: dict[str, float | bool | list[float]] = field(default_factory=dict)
 
 
-def rope_of(config: Fields, head_dim: int, context: int, given: Fields | None = None) -> Rope:
+def rope_of(
+    config: ConfigFields, head_dim: int, context: int, given: ConfigFields | None = None
+) -> Rope:
     """Raises SourceError naming the bad key. `context`: the model's own, in tokens; `given`: the
     object to read instead of `rope_parameters` or `rope_scaling`."""
     given = given or config.inner("rope_parameters") or config.inner("rope_scaling")
-    given = given or Fields({}, config.place)
+    given = given or ConfigFields({}, config.place)
     kind = given.get("rope_type", KINDS, given.get("type", KINDS, "default"))
     theta = given.get("rope_theta", THETA, config.get("rope_theta", THETA, 10000.0))
     rotated = rotated_of(config, given, head_dim)
@@ -58,7 +60,7 @@ def rope_of(config: Fields, head_dim: int, context: int, given: Fields | None = 
     return Rope(kind=kind, theta=theta, rotated=rotated, scaling=scaling)
 
 
-def rotated_of(config: Fields, given: Fields, head_dim: int) -> int:
+def rotated_of(config: ConfigFields, given: ConfigFields, head_dim: int) -> int:
     whole = Whole(2, head_dim)
     if config.has("rope_dimension_count"):  # a GGUF file's
         where, key = config, "rope_dimension_count"
@@ -77,8 +79,8 @@ def rotated_of(config: Fields, given: Fields, head_dim: int) -> int:
 class Scaled:
     """What a scaling is read from; `pairs` frequencies."""
 
-    config: Fields
-    given: Fields
+    config: ConfigFields
+    given: ConfigFields
     pairs: int
     context: int
 
@@ -131,7 +133,7 @@ def yarn(asked: Scaled) -> Scaling:
     }
 
 
-def yarn_attention(given: Fields, factor: float) -> float:
+def yarn_attention(given: ConfigFields, factor: float) -> float:
     """The factor on cosines and sines (the paper's temperature)."""
 
     def scale(multiplier: float) -> float:

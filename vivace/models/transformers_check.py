@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vivace.checkpoint.source import SourceError
-from vivace.models.causal_lm import Model
+from vivace.models.causal_lm import CausalLM
 from vivace.platforms.attention import AttentionBackend, AttentionLayer, HostStep
 from vivace.platforms.ops.attention import ReferenceAttention
 
@@ -32,7 +32,7 @@ def probe(vocabulary: int) -> list[list[int]]:
 
 
 @dataclass
-class Memory:
+class ProbeMemory:
     """KVMemory of one page for each sequence."""
 
     layers: list[Tensor]
@@ -54,10 +54,10 @@ class ProbedStep:
     attention: AttentionBackend
 
 
-def check_same(model: Model, wanted: list[Tensor], what: str) -> None:
+def check_same(model: CausalLM, wanted: list[Tensor], what: str) -> None:
     """`wanted`: logits[T, vocabulary] of each probed sequence. Raises SourceError."""
     ids = probe(wanted[0].shape[1])
-    memory = Memory([memory_of(layer, wanted[0].device) for layer in model.attention_layers])
+    memory = ProbeMemory([memory_of(layer, wanted[0].device) for layer in model.attention_layers])
     attention = ReferenceAttention(model.attention_layers, memory, torch.float32)
     kind = torch.float32
     distances: list[Tensor] = []

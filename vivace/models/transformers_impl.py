@@ -76,7 +76,7 @@ class TransformersModel(Module):
     def _network(self, weights: Weights) -> Any:
         import transformers
 
-        from vivace.models.transformers_trace import Refused, class_of, config_of
+        from vivace.models.transformers_trace import CannotTrace, class_of, config_of
 
         transformers.AttentionInterface.register(ATTENTION, paged_attention)
         architecture = self.facts.architecture
@@ -92,7 +92,7 @@ class TransformersModel(Module):
                 dtype=self._env.dtype,
                 output_loading_info=True,
             )
-        except Refused as error:
+        except CannotTrace as error:
             raise SourceError(f"transformers cannot run {architecture}: {error}") from error
         except (CheckpointError, SourceError):
             raise

@@ -53,7 +53,7 @@ IGNORED = frozenset(
 OWN_ATTENTION = "it attends by itself, not through transformers' attention interface"
 
 
-class Refused(SourceError):
+class CannotTrace(SourceError):
     """Vivace cannot run the model through transformers; the text is the reason."""
 
 
@@ -64,7 +64,7 @@ def trace(request: TraceRequest) -> TracedModel:
     text = config.get_text_config(decoder=True)
     layers = getattr(text, "num_hidden_layers", None) or 1
     if not 0 < layers <= MOST_LAYERS:
-        raise Refused(f"it has more than {MOST_LAYERS} layers")
+        raise CannotTrace(f"it has more than {MOST_LAYERS} layers")
     said = getattr(text, "max_position_embeddings", None) or ASSUMED_CONTEXT
     recorder = ForwardRecorder(said)
     with recorder.registered(), torch.no_grad():
@@ -73,7 +73,7 @@ def trace(request: TraceRequest) -> TracedModel:
         recorder.context, limits = longest_exact(network, said)
         hidden_size, vocabulary = run(network, recorder)
     if len(recorder.calls) < layers:
-        raise Refused(f"of its {layers} layers {layers - len(recorder.calls)} are no attention")
+        raise CannotTrace(f"of its {layers} layers {layers - len(recorder.calls)} are no attention")
     return TracedModel(
         attention=tuple(recorder.calls),
         hidden_size=hidden_size,
@@ -89,15 +89,19 @@ def class_of(request: TraceRequest) -> Any:
     """transformers' class for causal language models of the model's type."""
     model_type = request.config.get("model_type")
     if not isinstance(model_type, str) or model_type not in transformers.CONFIG_MAPPING:
-        raise Refused(f"it has no model type {model_type!r}; code from a model is never run")
+        raise CannotTrace(f"it has no model type {model_type!r}; code from a model is never run")
     settings = transformers.CONFIG_MAPPING[model_type]
     if settings not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise Refused(f"it has no causal language model of the type {model_type!r}")
+        raise CannotTrace(f"it has no causal language model of the type {model_type!r}")
     kind: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[settings]
     if kind.__name__ != request.architecture:
-        raise Refused(f"its causal language model of the type {model_type!r} is {kind.__name__}")
+        raise CannotTrace(
+            f"its causal language model of the type {model_type!r} is {kind.__name__}"
+        )
     if kind._is_stateful:
-        raise Refused("it keeps a state beside keys and values (recurrent or convolution layers)")
+        raise CannotTrace(
+            "it keeps a state beside keys and values (recurrent or convolution layers)"
+        )
     return kind
 
 
@@ -118,12 +122,12 @@ def network_of(kind: Any, config: Any) -> Any:
             network = kind._from_config(config, dtype=torch.bfloat16).eval()
     body = network.base_model
     if body is network:
-        raise Refused("its class has no body that runs without its head")
+        raise CannotTrace("its class has no body that runs without its head")
     if "position_ids" not in inspect.signature(body.forward).parameters:
-        raise Refused("it does not take positions")
+        raise CannotTrace("it does not take positions")
     mixing = {type(one).__name__ for one in language_modules(body) if isinstance(one, MIXING)}
     if mixing:
-        raise Refused(f"it mixes tokens outside of attention ({', '.join(sorted(mixing))})")
+        raise CannotTrace(f"it mixes tokens outside of attention ({', '.join(sorted(mixing))})")
     return network
 
 
@@ -165,12 +169,12 @@ def run(network: Any, recorder: ForwardRecorder) -> tuple[int, int]:
             output = network.base_model(input_ids=ids, position_ids=ids, use_cache=False)
             hidden = output.last_hidden_state
         if not recorder.calls:
-            raise Refused(OWN_ATTENTION)
+            raise CannotTrace(OWN_ATTENTION)
         with refusing("its head does not run without its body"):
             setattr(network, network.base_model_prefix, IdentityBody())
             logits = network(inputs_embeds=hidden, use_cache=False).logits
     if tuple(logits.shape[:2]) != (1, TOKENS):
-        raise Refused("its head does not give logits for each token")
+        raise CannotTrace("its head does not give logits for each token")
     return hidden.shape[2], logits.shape[2]
 
 
@@ -222,7 +226,7 @@ class ForwardRecorder:
         check_shapes(query, key, value, s_aux)
         if id(attention_mask) not in self.masks:
             missing = "it attends without a mask", "it makes masks of its own"
-            raise Refused(missing[attention_mask is not None])
+            raise CannotTrace(missing[attention_mask is not None])
         self.calls.append(
             AttentionFacts(
                 heads=query.shape[1],
@@ -245,19 +249,19 @@ def check_keywords(keywords: dict[str, object]) -> None:
         if value is not None and name not in PLAIN and not name.startswith(FLAGS)
     ]
     if unknown:
-        raise Refused(f"its attention wants {' and '.join(sorted(unknown))}")
+        raise CannotTrace(f"its attention wants {' and '.join(sorted(unknown))}")
 
 
 def check_shapes(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> None:
     if not query.dim() == key.dim() == value.dim() == 4 or query.shape[0] != 1:
-        raise Refused("its attention is not over one row of tokens")
+        raise CannotTrace("its attention is not over one row of tokens")
     if {query.shape[2], key.shape[2], value.shape[2]} != {TOKENS}:
-        raise Refused("it attends to other things than the tokens before")
+        raise CannotTrace("it attends to other things than the tokens before")
     heads, kv_heads = query.shape[1], key.shape[1]
     if heads % kv_heads or value.shape[1] != kv_heads or key.shape[3] != query.shape[3]:
-        raise Refused("its attention heads do not share keys and values evenly")
+        raise CannotTrace("its attention heads do not share keys and values evenly")
     if sinks is not None and sinks.numel() != heads:
-        raise Refused("its attention sinks are not one for each head")
+        raise CannotTrace("its attention sinks are not one for each head")
 
 
 def window_of(mask_function: Callable[..., Tensor], context: int) -> int | None:
@@ -270,12 +274,12 @@ def window_of(mask_function: Callable[..., Tensor], context: int) -> int | None:
         for query in sorted(places & set(range(context)))
     }
     if any(allowed.device.type == "meta" for allowed in shown.values()):
-        raise Refused("its attention mask depends on the tokens")
+        raise CannotTrace("its attention mask depends on the tokens")
     window = int(shown[context - 1].expand(context).sum())
     for query, allowed in shown.items():
         wanted = (keys <= query) & (keys > query - window)
         if not torch.equal(allowed.expand(context), wanted):
-            raise Refused("its attention mask is neither causal nor a sliding window")
+            raise CannotTrace("its attention mask is neither causal nor a sliding window")
     return None if window == context else window
 
 
@@ -300,19 +304,19 @@ def refusing(what: str) -> Iterator[None]:
     """Whatever an unknown class raises is a reason to refuse it."""
     try:
         yield
-    except Refused:
+    except CannotTrace:
         raise
     except Exception as error:
         if isinstance(error, KeyError) and TRACED in error.args:
-            raise Refused(OWN_ATTENTION) from error
+            raise CannotTrace(OWN_ATTENTION) from error
         reason = " ".join(str(error).split())[:300]
-        raise Refused(f"{what}: {type(error).__name__}: {reason}") from error
+        raise CannotTrace(f"{what}: {type(error).__name__}: {reason}") from error
 
 
 def trace_result(request: TraceRequest) -> TraceResult:
     try:
         return TraceResult(traced=trace(request))
-    except Refused as error:
+    except CannotTrace as error:
         return TraceResult(refused=str(error))
 
 

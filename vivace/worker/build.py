@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from vivace.config.environment import switched_on
-from vivace.models.causal_lm import Model
+from vivace.models.causal_lm import CausalLM
 from vivace.models.loading import load_model
 from vivace.platforms.attention import AttentionBackend, AttentionLayer
 from vivace.platforms.platform import Platform, PlatformSettings, load_platform
@@ -93,7 +93,7 @@ def build_worker(config: Config, report: Report) -> Worker:
     )
 
 
-def load(config: Config, platform: Platform, longest: int, report: Report) -> Model:
+def load(config: Config, platform: Platform, longest: int, report: Report) -> CausalLM:
     """The model with its weights, for requests of up to `longest` tokens."""
     dtype = DTYPES[config.model.dtype]
     return load_model(

@@ -8,9 +8,9 @@ from dataclasses import replace
 from importlib import import_module
 
 from vivace.bench.tokenizer import TokenCodec
-from vivace.bench.workload import BenchError, Query
+from vivace.bench.workload import BenchError, BenchRequest
 
-Loader = Callable[[argparse.Namespace, TokenCodec], list[Query]]
+Loader = Callable[[argparse.Namespace, TokenCodec], list[BenchRequest]]
 
 DATASETS: dict[str, str] = {
     "random": "vivace.bench.datasets.random_tokens:load",
@@ -35,7 +35,7 @@ FINISHED_BY_LOADER = ("sharegpt", "custom", "openai")
 """These wrap their prompts themselves, before their length limits apply."""
 
 
-def load(args: argparse.Namespace, codec: TokenCodec) -> list[Query]:
+def load(args: argparse.Namespace, codec: TokenCodec) -> list[BenchRequest]:
     """The queries of --dataset-name; `args` are the flags of `vivace.bench.flags`."""
     module, _, name = DATASETS[args.dataset_name].partition(":")
     loader: Loader = getattr(import_module(module), name)
@@ -46,10 +46,12 @@ def load(args: argparse.Namespace, codec: TokenCodec) -> list[Query]:
         )
     if args.dataset_name in FINISHED_BY_LOADER:
         return queries
-    return finished(queries, args, codec)
+    return apply_template(queries, args, codec)
 
 
-def finished(queries: list[Query], args: argparse.Namespace, codec: TokenCodec) -> list[Query]:
+def apply_template(
+    queries: list[BenchRequest], args: argparse.Namespace, codec: TokenCodec
+) -> list[BenchRequest]:
     """Generated prompts with --prompt-suffix and --apply-chat-template, counted again."""
     if not args.prompt_suffix and not args.apply_chat_template:
         return queries

@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass
 
 from vivace.bench.tokenizer import PromptMaker, TokenCodec
-from vivace.bench.workload import Query, lengths_between
+from vivace.bench.workload import BenchRequest, lengths_between
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,7 @@ class ConsecutiveIds:
     seed: int
     as_ids: bool
 
-    def queries(self, codec: TokenCodec) -> list[Query]:
+    def queries(self, codec: TokenCodec) -> list[BenchRequest]:
         chance = random.Random(self.seed)
         inputs = lengths_between(chance, self.input_len, self.ratio, self.count)
         outputs = lengths_between(chance, self.output_len, self.ratio, self.count)
@@ -33,18 +33,18 @@ class ConsecutiveIds:
         ]
         if self.as_ids:
             return [
-                Query(prompt=row, input_len=len(row), output_len=output)
+                BenchRequest(prompt=row, input_len=len(row), output_len=output)
                 for row, output in zip(rows, outputs, strict=True)
             ]
         texts = codec.decode(rows)
         counts = [len(ids) for ids in codec.encode(texts)]
         return [
-            Query(prompt=text, input_len=count, output_len=output)
+            BenchRequest(prompt=text, input_len=count, output_len=output)
             for text, count, output in zip(texts, counts, outputs, strict=True)
         ]
 
 
-def load(args: argparse.Namespace, codec: TokenCodec) -> list[Query]:
+def load(args: argparse.Namespace, codec: TokenCodec) -> list[BenchRequest]:
     return ConsecutiveIds(
         count=args.num_prompts,
         input_len=args.random_input_len,

@@ -17,13 +17,13 @@ import msgspec
 
 from vivace.bench.datasets.sharegpt import finished_prompt, first_pair
 from vivace.bench.tokenizer import TokenCodec
-from vivace.bench.workload import BenchError, Query
+from vivace.bench.workload import BenchError, BenchRequest
 
 OUTPUT_LEN = 256
 """For lines that say nothing about the answer."""
 
 
-def load(args: argparse.Namespace, codec: TokenCodec) -> list[Query]:
+def load(args: argparse.Namespace, codec: TokenCodec) -> list[BenchRequest]:
     queries = []
     for number, line in json_lines(args.dataset_path, "custom"):
         query = query_of(line, f"{args.dataset_path}:{number}", args, codec)
@@ -58,7 +58,7 @@ def json_lines(path: str, dataset: str) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def query_of(
     line: dict[str, Any], where: str, args: argparse.Namespace, codec: TokenCodec
-) -> Query:
+) -> BenchRequest:
     prompt, answer = prompt_and_answer(line, where)
     if isinstance(prompt, str):
         text = finished_prompt(prompt, args, codec)
@@ -71,7 +71,7 @@ def query_of(
         output = len(codec.encode([answer])[0]) if answer else OUTPUT_LEN
     if not isinstance(output, int) or output < 1:
         raise BenchError(f"{where}: output_len must be a positive number, not {output!r}")
-    return Query(
+    return BenchRequest(
         prompt=prompt, input_len=len(ids), output_len=output, at=arrival_of(line, where, args)
     )
 

@@ -7,14 +7,14 @@ from typing import Any
 
 from vivace.bench.datasets.custom import OUTPUT_LEN, arrival_of, json_lines
 from vivace.bench.tokenizer import TokenCodec
-from vivace.bench.workload import BenchError, Query
+from vivace.bench.workload import BenchError, BenchRequest
 
 LENGTH_FIELDS = ("max_completion_tokens", "max_tokens", "output_tokens")
 OURS = {"model", "stream", "stream_options", "messages", "timestamp", *LENGTH_FIELDS}
 """Fields the benchmark sets itself."""
 
 
-def load(args: argparse.Namespace, codec: TokenCodec) -> list[Query]:
+def load(args: argparse.Namespace, codec: TokenCodec) -> list[BenchRequest]:
     """Chat back ends get the messages and the other fields; others the rendered text."""
     chat = args.backend.endswith("-chat")
     queries = []
@@ -27,7 +27,7 @@ def load(args: argparse.Namespace, codec: TokenCodec) -> list[Query]:
         ids = codec.encode([text])[0]
         prompt = messages if chat else (ids if args.tokenize_prompt else text)
         queries.append(
-            Query(
+            BenchRequest(
                 prompt=prompt,
                 input_len=len(ids),
                 output_len=output_of(line, where, args),

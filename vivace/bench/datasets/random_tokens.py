@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from vivace.bench.datasets.sharegpt import prompts_of_file
 from vivace.bench.tokenizer import PromptMaker, TokenCodec
-from vivace.bench.workload import BenchError, Query, lengths_between
+from vivace.bench.workload import BenchError, BenchRequest, lengths_between
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,13 +29,13 @@ class RandomPrompts:
     as_ids: bool
     file: str = ""
 
-    def queries(self, codec: TokenCodec) -> list[Query]:
+    def queries(self, codec: TokenCodec) -> list[BenchRequest]:
         chance = random.Random(self.seed)
         inputs = lengths_between(chance, self.input_len, self.ratio, self.count)
         outputs = lengths_between(chance, self.output_len, self.ratio, self.count)
         prompts = self._prompts(codec, inputs)
         return [
-            Query(prompt=prompt, input_len=length, output_len=output)
+            BenchRequest(prompt=prompt, input_len=length, output_len=output)
             for (prompt, length), output in zip(prompts, outputs, strict=True)
         ]
 
@@ -70,7 +70,7 @@ def repeated(ids: list[int], length: int) -> list[int]:
     return (ids * times)[:length]
 
 
-def load(args: argparse.Namespace, codec: TokenCodec) -> list[Query]:
+def load(args: argparse.Namespace, codec: TokenCodec) -> list[BenchRequest]:
     return RandomPrompts(
         count=args.num_prompts,
         input_len=args.random_input_len,

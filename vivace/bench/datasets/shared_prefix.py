@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from vivace.bench.tokenizer import PromptMaker, TokenCodec
-from vivace.bench.workload import BenchError, Query, lengths_between
+from vivace.bench.workload import BenchError, BenchRequest, lengths_between
 
 ZIPF_ALPHA = 1.0
 """Skew of the zipf distribution when --gsp-zipf-alpha is not given."""
@@ -39,7 +39,7 @@ class SharedPrefix:
     seed: int = 42
     as_ids: bool = False
 
-    def queries(self, codec: TokenCodec) -> list[Query]:
+    def queries(self, codec: TokenCodec) -> list[BenchRequest]:
         if self.as_ids and self.turns > 1:
             raise BenchError("--gsp-num-turns above 1 needs text: leave --tokenize-prompt out")
         chance = random.Random(self.seed)
@@ -72,7 +72,7 @@ class SharedPrefix:
 
     def _as_ids(
         self, codec: TokenCodec, chance: random.Random, owners: Sequence[int]
-    ) -> list[Query]:
+    ) -> list[BenchRequest]:
         if not self.as_ids:
             return []
         maker = PromptMaker(codec, self.seed)
@@ -83,7 +83,7 @@ class SharedPrefix:
             for owner, length in zip(owners, lengths.questions, strict=True)
         ]
         return [
-            Query(
+            BenchRequest(
                 prompt=prompt,
                 input_len=len(prompt),
                 output_len=output,
@@ -94,7 +94,7 @@ class SharedPrefix:
 
     def _as_text(
         self, codec: TokenCodec, chance: random.Random, owners: Sequence[int]
-    ) -> list[Query]:
+    ) -> list[BenchRequest]:
         maker = PromptMaker(codec, self.seed)
         lengths = self._lengths(chance, owners)
         systems = maker.texts(lengths.systems)
@@ -110,7 +110,7 @@ class SharedPrefix:
         if self.count_again:
             counts = [len(ids) for ids in codec.encode(prompts)]
         return [
-            Query(
+            BenchRequest(
                 prompt=prompts[i],
                 input_len=counts[i],
                 output_len=lengths.outputs[i],
@@ -133,7 +133,7 @@ class _Lengths:
     outputs: list[int]
 
 
-def load(args: argparse.Namespace, codec: TokenCodec) -> list[Query]:
+def load(args: argparse.Namespace, codec: TokenCodec) -> list[BenchRequest]:
     zipf = args.gsp_group_distribution == "zipf"
     if args.gsp_zipf_alpha is not None and not zipf:
         raise BenchError("--gsp-zipf-alpha needs --gsp-group-distribution zipf")

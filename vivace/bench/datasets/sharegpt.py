@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vivace.bench.tokenizer import TokenCodec
-from vivace.bench.workload import BenchError, Query
+from vivace.bench.workload import BenchError, BenchRequest
 
 SHORTEST = 2
 """Prompts and answers with fewer tokens are left out."""
@@ -18,7 +18,7 @@ MARGIN = 4
 """More conversations are encoded than needed, because some are left out."""
 
 
-def load(args: argparse.Namespace, codec: TokenCodec) -> list[Query]:
+def load(args: argparse.Namespace, codec: TokenCodec) -> list[BenchRequest]:
     """Shuffled conversations; the recorded answer's length is the output length, unless given."""
     if not args.dataset_path:
         raise BenchError(
@@ -26,7 +26,7 @@ def load(args: argparse.Namespace, codec: TokenCodec) -> list[Query]:
             "nothing is downloaded. --dataset-name random needs no file"
         )
     pairs = prompts_of_file(args.dataset_path, None, args.seed)
-    queries: list[Query] = []
+    queries: list[BenchRequest] = []
     step = max(args.num_prompts * MARGIN, 64)
     for start in range(0, len(pairs), step):
         part = pairs[start : start + step]
@@ -38,7 +38,7 @@ def load(args: argparse.Namespace, codec: TokenCodec) -> list[Query]:
 
 def queries_of_pairs(
     pairs: list[tuple[str, str]], args: argparse.Namespace, codec: TokenCodec
-) -> list[Query]:
+) -> list[BenchRequest]:
     """Encode (prompt, answer) pairs and keep those within the limits."""
     fixed: int | None = args.sharegpt_output_len
     limit: int | None = args.sharegpt_context_len
@@ -52,7 +52,7 @@ def queries_of_pairs(
         too_long = limit is not None and len(ids) + output > limit
         if not too_short and not too_long:
             prompt: str | list[int] = ids if args.tokenize_prompt else text
-            queries.append(Query(prompt=prompt, input_len=len(ids), output_len=output))
+            queries.append(BenchRequest(prompt=prompt, input_len=len(ids), output_len=output))
     return queries
 
 

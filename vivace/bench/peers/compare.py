@@ -16,12 +16,12 @@ from typing import Any
 from vivace.bench.backends import BACKENDS
 from vivace.bench.environment import cpu_reading, foreign_share, memory_peak
 from vivace.bench.http_backends import RequestSettings
-from vivace.bench.metrics import figures_of
+from vivace.bench.metrics import calculate_metrics
 from vivace.bench.peers.peer import Running
-from vivace.bench.peers.workloads import Workload, compared_figures
-from vivace.bench.runner import Load, Outcome, measure_load, with_loop
+from vivace.bench.peers.workloads import PeerWorkload, compared_figures
+from vivace.bench.runner import BenchLoad, Outcome, measure_load, with_loop
 from vivace.bench.transport import Record
-from vivace.bench.workload import Query
+from vivace.bench.workload import BenchRequest
 
 WARMUP_REQUESTS = 8
 WARMUP_OUTPUT = 16
@@ -48,7 +48,7 @@ class Run:
     server: str
     workload: str
     repetition: int
-    figures: dict[str, float]
+    metrics: dict[str, float]
     foreign_cpu: float
     """Share of the machine, 0 to 1, taken by processes that are neither server nor client."""
     client_cpu: float
@@ -73,7 +73,7 @@ class Comparison:
 
 def compare(
     servers: Sequence[Running],
-    workloads: Sequence[Workload],
+    workloads: Sequence[PeerWorkload],
     ids: Sequence[int],
     rules: Rules,
     say: Callable[[str], None] = print,
@@ -93,7 +93,7 @@ def compare(
     return Comparison(runs=kept, thrown_away=thrown, memory=memory)
 
 
-def warm_up(server: Running, workload: Workload, ids: Sequence[int], rules: Rules) -> None:
+def warm_up(server: Running, workload: PeerWorkload, ids: Sequence[int], rules: Rules) -> None:
     """A part of the workload with other prompts and short answers."""
     queries = workload.queries(ids, f"{rules.seed}/warm-up")[:WARMUP_REQUESTS]
     short = [replace(query, output_len=min(query.output_len, WARMUP_OUTPUT)) for query in queries]
@@ -102,7 +102,7 @@ def warm_up(server: Running, workload: Workload, ids: Sequence[int], rules: Rule
 
 def undisturbed(
     server: Running,
-    workload: Workload,
+    workload: PeerWorkload,
     ids: Sequence[int],
     rules: Rules,
     repetition: int,
@@ -127,7 +127,11 @@ def undisturbed(
 
 
 def one_run(
-    server: Running, workload: Workload, queries: Sequence[Query], rules: Rules, repetition: int
+    server: Running,
+    workload: PeerWorkload,
+    queries: Sequence[BenchRequest],
+    rules: Rules,
+    repetition: int,
 ) -> Run:
     before = cpu_reading({server.session}, time.monotonic())
     outcome = with_loop(measure_load(load_of(server, workload), queries))
@@ -137,7 +141,7 @@ def one_run(
         server=server.peer.name,
         workload=workload.name,
         repetition=repetition,
-        figures=compared_figures(workload, figures_of(outcome.records, outcome.duration)),
+        metrics=compared_figures(workload, calculate_metrics(outcome.records, outcome.duration)),
         foreign_cpu=foreign,
         client_cpu=outcome.client_cpu / max(outcome.duration, 1e-9),
         disturbed=foreign > rules.max_foreign,
@@ -145,8 +149,8 @@ def one_run(
     )
 
 
-def load_of(server: Running, workload: Workload) -> Load:
-    return Load(
+def load_of(server: Running, workload: PeerWorkload) -> BenchLoad:
+    return BenchLoad(
         backend=BACKENDS[server.peer.backend],
         base_url=server.base_url,
         settings=RequestSettings(model=server.peer.model),
@@ -174,7 +178,7 @@ def fault_of(record: Record) -> str:
 
 
 def line_of(run: Run) -> str:
-    values = ", ".join(f"{name} {value:.4g}" for name, value in run.figures.items())
+    values = ", ".join(f"{name} {value:.4g}" for name, value in run.metrics.items())
     notes = f"others {run.foreign_cpu:.0%}, client {run.client_cpu:.0%} of a core"
     again = "; DISTURBED" if run.disturbed else ""
     wrong = f"; {len(run.faults)} FAULTS, first: {run.faults[0]}" if run.faults else ""

@@ -37,7 +37,7 @@ class Asked:
 
 
 @dataclass
-class Engine:
+class OpenVinoEngine:
     """The pipeline and its thread; requests come in through a queue."""
 
     pipeline: Any
@@ -94,7 +94,7 @@ def event(body: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"
 
 
-def completions(engine: Engine) -> Callable[[web.Request], Any]:
+def completions(engine: OpenVinoEngine) -> Callable[[web.Request], Any]:
     tokenizer = engine.pipeline.get_tokenizer()
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -131,7 +131,7 @@ async def healthy(_: web.Request) -> web.Response:
 
 
 async def serve(folder: str, port: int, threads: int, precision: str) -> None:
-    engine = Engine(opened(folder, threads, precision))
+    engine = OpenVinoEngine(opened(folder, threads, precision))
     threading.Thread(target=engine.run, daemon=True).start()
     app = web.Application(client_max_size=LARGEST_BODY)
     app.router.add_post("/v1/completions", completions(engine))

@@ -70,11 +70,11 @@ def rows_of(comparison: Comparison, ours: str) -> list[Row]:
 
 
 def spreads(runs: Sequence[Run], server: str, workload: str) -> dict[str, Spread]:
-    chosen = [run.figures for run in runs if (run.server, run.workload) == (server, workload)]
+    chosen = [run.metrics for run in runs if (run.server, run.workload) == (server, workload)]
     return {
         name: Spread(median=statistics.median(values), low=min(values), high=max(values))
         for name in (chosen[0] if chosen else {})
-        if (values := [figures[name] for figures in chosen if name in figures])
+        if (values := [metrics[name] for metrics in chosen if name in metrics])
     }
 
 

@@ -6,12 +6,12 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vivace.bench.metrics import MS, Figures
-from vivace.bench.workload import Query
+from vivace.bench.metrics import MS, Metrics
+from vivace.bench.workload import BenchRequest
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workload:
+class PeerWorkload:
     """Prompts of random token ids; no prompt is used twice, so only `shared` can be cached."""
 
     name: str
@@ -28,12 +28,12 @@ class Workload:
     def input_len(self) -> int:
         return self.shared + self.own
 
-    def queries(self, ids: Sequence[int], seed: str) -> list[Query]:
+    def queries(self, ids: Sequence[int], seed: str) -> list[BenchRequest]:
         """The same for every server with the same seed."""
         chance = random.Random(f"{seed}/{self.name}")
         prefix = chance.choices(ids, k=self.shared)
         return [
-            Query(
+            BenchRequest(
                 prompt=prefix + chance.choices(ids, k=self.own),
                 input_len=self.input_len,
                 output_len=self.output,
@@ -42,10 +42,10 @@ class Workload:
         ]
 
 
-WORKLOADS: dict[str, Workload] = {
+WORKLOADS: dict[str, PeerWorkload] = {
     workload.name: workload
     for workload in (
-        Workload(
+        PeerWorkload(
             name="single",
             title="one stream, 128 in, 128 out",
             requests=4,
@@ -54,7 +54,7 @@ WORKLOADS: dict[str, Workload] = {
             own=128,
             output=128,
         ),
-        Workload(
+        PeerWorkload(
             name="prefill",
             title="one stream, 1024 in, 1 out",
             requests=4,
@@ -63,7 +63,7 @@ WORKLOADS: dict[str, Workload] = {
             own=1024,
             output=1,
         ),
-        Workload(
+        PeerWorkload(
             name="concurrent",
             title="64 requests, 32 at once, 256 in, 128 out",
             requests=64,
@@ -72,7 +72,7 @@ WORKLOADS: dict[str, Workload] = {
             own=256,
             output=128,
         ),
-        Workload(
+        PeerWorkload(
             name="shared",
             title="64 requests, 16 at once, 768 shared + 32 in, 32 out",
             requests=64,
@@ -86,20 +86,20 @@ WORKLOADS: dict[str, Workload] = {
 DEFAULT = ("single", "concurrent", "shared")
 
 
-def compared_figures(workload: Workload, figures: Figures) -> dict[str, float]:
+def compared_figures(workload: PeerWorkload, metrics: Metrics) -> dict[str, float]:
     """The figures of one run. Names with "ms" are better when lower, the others when higher."""
     values: dict[str, float] = {}
     if workload.concurrency == 1 and workload.output > 1:
-        values["decode tok/s"] = MS / figures.tpot.mean if figures.tpot.mean else 0.0
+        values["decode tok/s"] = MS / metrics.tpot.mean if metrics.tpot.mean else 0.0
     if workload.concurrency == 1 and workload.output == 1:
-        values["prefill tok/s"] = workload.input_len * MS / figures.ttft.mean
+        values["prefill tok/s"] = workload.input_len * MS / metrics.ttft.mean
     if workload.concurrency > 1:
-        values["total tok/s"] = figures.total_throughput
-        values["output tok/s"] = figures.output_throughput
-    values["median TTFT ms"] = figures.ttft.median
+        values["total tok/s"] = metrics.total_throughput
+        values["output tok/s"] = metrics.output_throughput
+    values["median TTFT ms"] = metrics.ttft.median
     if workload.output > 1:
-        values["median TPOT ms"] = figures.tpot.median
-        values["p99 ITL ms"] = figures.itl.p99
+        values["median TPOT ms"] = metrics.tpot.median
+        values["p99 ITL ms"] = metrics.itl.p99
     return values
 
 

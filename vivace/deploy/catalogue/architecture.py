@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from vivace.checkpoint.fields import CORRECT, Fields, Flag, Whole
+from vivace.checkpoint.fields import CORRECT, ConfigFields, Flag, Whole
 
 MOST = 1 << 27
 """limit of each size, so that products of several stay printable"""
@@ -157,7 +157,7 @@ def architecture_of(config: Mapping[str, Any], title: str) -> Architecture:
     )
 
 
-class Shapes(Fields):
+class Shapes(ConfigFields):
     """A configuration's sizes. Raises SourceError naming the key that is missing or cannot be."""
 
     def __init__(self, config: Mapping[str, Any], title: str) -> None:

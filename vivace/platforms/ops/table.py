@@ -26,7 +26,7 @@ PackedWeight = Any
 """What `pack_linear` made of a weight; opaque to everyone but `linear` of the same table."""
 
 
-class RmsNorm(Protocol):
+class RmsNormOp(Protocol):
     def __call__(
         self,
         x: Tensor,
@@ -38,19 +38,19 @@ class RmsNorm(Protocol):
     ) -> Tensor: ...
 
 
-class AddRmsNorm(Protocol):
+class AddRmsNormOp(Protocol):
     def __call__(
         self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, offset: float = 0.0
     ) -> tuple[Tensor, Tensor]: ...
 
 
-class Rotary(Protocol):
+class RotaryOp(Protocol):
     def __call__(
         self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor
     ) -> tuple[Tensor, Tensor]: ...
 
 
-class RotaryAttend(Protocol):
+class RotaryAttendOp(Protocol):
     def __call__(
         self,
         layer: AttentionLayer,
@@ -62,15 +62,15 @@ class RotaryAttend(Protocol):
     ) -> Tensor: ...
 
 
-class SiluMul(Protocol):
+class SiluMulOp(Protocol):
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor: ...
 
 
-class GeluMul(Protocol):
+class GeluMulOp(Protocol):
     def __call__(self, x: Tensor, *, tanh: bool, out: Tensor | None = None) -> Tensor: ...
 
 
-class Linear(Protocol):
+class LinearOp(Protocol):
     def __call__(
         self,
         x: Tensor,
@@ -80,17 +80,17 @@ class Linear(Protocol):
     ) -> Tensor: ...
 
 
-class GatedMlp(Protocol):
+class GatedMlpOp(Protocol):
     def __call__(self, x: Tensor, gate_up: Operands, down: Operands, activation: str) -> Tensor: ...
 
 
-class MoeGate(Protocol):
+class MoeGateOp(Protocol):
     def __call__(
         self, gate: Gate, logits: Tensor, bias: Tensor | None = None
     ) -> tuple[Tensor, Tensor]: ...
 
 
-class Embedding(Protocol):
+class EmbeddingOp(Protocol):
     def __call__(self, ids: Tensor, weight: PackedWeight, out: Tensor | None = None) -> Tensor: ...
 
 
@@ -98,20 +98,20 @@ class Embedding(Protocol):
 class Ops:
     """The ops a model may use. Every entry has the signature of its torch reference."""
 
-    embedding: Embedding
+    embedding: EmbeddingOp
     """(ids[T] int64, packed weight[V, hidden], out=None) -> [T, hidden]"""
-    rms_norm: RmsNorm
+    rms_norm: RmsNormOp
     """(x[..., n], weight[n], eps, *, offset=0.0, out=None) -> like x; reduction in float32"""
-    add_rms_norm: AddRmsNorm
+    add_rms_norm: AddRmsNormOp
     """(x, residual, weight, eps, *, offset=0.0) -> (normed, residual); residual += x in place"""
-    rotary: Rotary
+    rotary: RotaryOp
     """(q[T, Hq, D], k[T, Hk, D], positions[T], cos_sin[max, rot]) -> (q, k), rotated in place"""
-    rotary_attend: RotaryAttend
+    rotary_attend: RotaryAttendOp
     """(layer, q[T, Hq, D], k[T, Hk, D], v, cos_sin[max, rot], step) -> [T, Hq * D]: rotates q and k
     in place, stores k and v, attends; by `step.attention`, the backend of the same platform"""
-    silu_mul: SiluMul
+    silu_mul: SiluMulOp
     """(x[T, 2n], out=None) -> [T, n]: silu(x[:, :n]) * x[:, n:]"""
-    gelu_mul: GeluMul
+    gelu_mul: GeluMulOp
     """(x[T, 2n], *, tanh, out=None) -> [T, n]: gelu(x[:, :n]) * x[:, n:]"""
     pack_embedding: Callable[[Tensor | StoredBlocks], PackedWeight]
     """(weight[V, hidden]) -> what `embedding` takes; also what `pack_linear` takes, alone"""
@@ -119,12 +119,12 @@ class Ops:
     """(weights[some of out, in], one below the other) -> what `linear` takes; called once, when
     the layer is loaded. Blocks and int8 with float activations only where the platform reads
     them."""
-    linear: Linear
+    linear: LinearOp
     """(x[T, in], weight, bias=None, out=None) -> [T, out]"""
-    gated_mlp: GatedMlp | None
+    gated_mlp: GatedMlpOp | None
     """(x[T, hidden], gate_up, down, activation) -> [T, hidden]: down(act(gate(x)) * up(x)), with
     gate above up in one weight. None: the device has nothing better than `gated_mlp` below"""
-    moe_gate: MoeGate
+    moe_gate: MoeGateOp
     """(gate, logits[T, E], bias=None) -> (weights[T, top], experts[T, top] int64)"""
     moe_routes: Callable[[Tensor, int], Routes]
     """(experts[T, top], E) -> where pairs of token and expert go, sorted by expert"""
@@ -170,7 +170,7 @@ def reference_ops() -> Ops:
     )
 
 
-def gated_mlp(ops: Ops) -> GatedMlp:
+def gated_mlp(ops: Ops) -> GatedMlpOp:
     """down(act(gate(x)) * up(x)) by `ops`: the slow twin of a fused one."""
     activations: dict[str, Callable[[Tensor], Tensor]] = {
         "silu": ops.silu_mul,
