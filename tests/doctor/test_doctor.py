@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from terminal import ProcessOnTerminal
 
-from vivace.doctor import devices, kernel, network, serving
-from vivace.doctor.command import diagnose, main, mended, parser, probes_for
+from vivace.doctor import devices, linux, network, serving
+from vivace.doctor.command import apply_fixes, diagnose, main, parser, probes_for
 from vivace.doctor.diagnosis import Diagnosis, ProbeOptions
 from vivace.doctor.system import System
 from vivace.platforms.cpu.library import NoKernels
@@ -92,7 +92,7 @@ def hub(folder: Path) -> dict[str, str]:
 
 
 Probe = Callable[[System, ProbeOptions], object]
-PROBES = (*serving.PROBES, *kernel.PROBES[:5], *network.PROBES, *devices.PROBES)
+PROBES = (*serving.PROBES, *linux.PROBES[:5], *network.PROBES, *devices.PROBES)
 
 
 def states(system: System, options: ProbeOptions | None = None) -> dict[str, str]:
@@ -101,7 +101,7 @@ def states(system: System, options: ProbeOptions | None = None) -> dict[str, str
 
 
 def one(system: System, name: str, options: ProbeOptions | None = None) -> Diagnosis:
-    found = diagnose(system, options or ProbeOptions(), (*PROBES, kernel.cores))
+    found = diagnose(system, options or ProbeOptions(), (*PROBES, linux.cores))
     return next(each for each in found if each.name == name)
 
 
@@ -144,7 +144,7 @@ def test_settings_are_found_and_mended(
     system = machine(tmp_path, {file: content})
     found = one(system, name)
     assert found.state == state and mend in found.mend and found.why
-    told = mended(system, [found])
+    told = apply_fixes(system, [found])
     assert len(told) == 1 and f"/{file}" in told[0]
     assert one(system, name).state == "ok"
 
@@ -152,7 +152,7 @@ def test_settings_are_found_and_mended(
 def test_what_may_not_be_written_is_told(tmp_path: Path) -> None:
     system = machine(tmp_path)
     wrong = Diagnosis(name="x", state="note", found="", writes=(("/no/such/folder", "1"),))
-    assert "/no/such/folder" in mended(system, [wrong])[0]
+    assert "/no/such/folder" in apply_fixes(system, [wrong])[0]
 
 
 def test_a_container_has_fewer_cores(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from msgspec import structs
 from vivace.config.config import Config
 from vivace.config.parsing import parse
 from vivace.config.values import size_text
-from vivace.doctor.port import shortened
+from vivace.doctor.port import shorten
 from vivace.errors import CannotStart
 from vivace.launch.faults import FaultyRunner, InjectedDeath, with_fault, with_frontend_fault
 from vivace.launch.listen import PortInUse, bind, url_of
@@ -428,7 +428,7 @@ def test_progress_elsewhere_is_a_line_per_stage(caplog: pytest.LogCaptureFixture
 
 
 def test_a_long_command_line_shows_that_it_is_cut() -> None:
-    assert shortened("python -m http.server") == "python -m http.server"
+    assert shorten("python -m http.server") == "python -m http.server"
     words = [f"--flag-{number}" for number in range(50)]
-    *first, last = shortened(" ".join(words)).split()
+    *first, last = shorten(" ".join(words)).split()
     assert last == "..." and 5 < len(first) < 50 and first == words[: len(first)]

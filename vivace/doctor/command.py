@@ -1,4 +1,4 @@
-"""The command: asks every probe, prints worst first, mends what is safe when told to."""
+"""The command: runs every probe, prints the worst first, and with --fix applies what is safe."""
 
 from __future__ import annotations
 
@@ -12,13 +12,18 @@ from pathlib import Path
 import msgspec
 
 from vivace.config.process_environment import process_environment
-from vivace.doctor import devices, kernel, network, serving, storage
+from vivace.doctor import devices, linux, network, serving, storage
 from vivace.doctor.diagnosis import STATES, Diagnosis, Probe, ProbeOptions
 from vivace.doctor.system import System
 from vivace.errors import CANNOT_START, CannotStart
 from vivace.terminal import console_of, print_wrapped, wrapped
 
-NODE: tuple[Probe, ...] = (*devices.PROBES, *kernel.PROBES, *network.PROBES, *storage.PROBES)
+CLUSTER_PROBES: tuple[Probe, ...] = (
+    *devices.PROBES,
+    *linux.PROBES,
+    *network.PROBES,
+    *storage.PROBES,
+)
 """of a node of a cluster, after those of any machine"""
 PLATFORMS = ("auto", "cpu", "cuda", "npu")
 COLORS = {
@@ -30,7 +35,7 @@ COLORS = {
 }
 INDENT = 9
 """columns of the states"""
-SCREEN = 8
+MAX_SHORT_LIST = 8
 """findings: so many are shown whatever they say"""
 FOUND_ERRORS = 1
 
@@ -54,8 +59,8 @@ def main(words: Sequence[str]) -> int:
         return CANNOT_START
     found = diagnose(system, options, probes)
     if chosen.fix:
-        told = mended(system, found)
-        print_wrapped("\n".join(told) or "nothing to mend that is safe to")
+        lines = apply_fixes(system, found)
+        print_wrapped("\n".join(lines) or "nothing to fix")
         found = diagnose(system, options, probes)
     if chosen.json:
         print(json.dumps(msgspec.to_builtins(found), indent=2))
@@ -65,34 +70,35 @@ def main(words: Sequence[str]) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
-        prog="vivace doctor", description="Is this machine set up to serve? What mends it?"
+    arguments = argparse.ArgumentParser(
+        prog="vivace doctor",
+        description="Check that this machine is ready to serve, and how to fix it.",
     )
-    made.add_argument(
+    arguments.add_argument(
         "deployment",
         nargs="?",
         type=Path,
         metavar="DEPLOYMENT",
         help="a deployment file: look at its ports and interfaces too",
     )
-    made.add_argument(
+    arguments.add_argument(
         "--platform",
         choices=PLATFORMS,
         default="auto",
         help="what it is to serve on: cuda and npu look at the node's settings too, as auto does "
         "where there are such devices",
     )
-    made.add_argument(
+    arguments.add_argument(
         "--port", type=int, action="append", default=[], help="one that must be free (30000)"
     )
-    made.add_argument("--models", default="", metavar="FOLDER", help="where the weights lie")
-    made.add_argument("--fix", action="store_true", help="apply what is safe while things run")
-    made.add_argument("--all", action="store_true", help="show what is in order too")
-    made.add_argument("--json", action="store_true", help="a list of objects, for programs")
-    made.add_argument(
+    arguments.add_argument("--models", default="", metavar="FOLDER", help="where the weights lie")
+    arguments.add_argument("--fix", action="store_true", help="apply what is safe while things run")
+    arguments.add_argument("--all", action="store_true", help="show what is ok too")
+    arguments.add_argument("--json", action="store_true", help="a list of objects, for programs")
+    arguments.add_argument(
         "--measure", action="store_true", help="measure this CPU and put it into the catalogue"
     )
-    return made
+    return arguments
 
 
 def probe_options(chosen: argparse.Namespace) -> ProbeOptions:
@@ -114,9 +120,9 @@ def probe_options(chosen: argparse.Namespace) -> ProbeOptions:
 
 
 def probes_for(system: System, chosen: argparse.Namespace) -> tuple[Probe, ...]:
-    of_a_node = chosen.platform in ("cuda", "npu") or chosen.deployment is not None
-    if of_a_node or (chosen.platform == "auto" and devices.present(system)):
-        return (*serving.PROBES, *NODE)
+    is_node = chosen.platform in ("cuda", "npu") or chosen.deployment is not None
+    if is_node or (chosen.platform == "auto" and devices.present(system)):
+        return (*serving.PROBES, *CLUSTER_PROBES)
     return serving.PROBES
 
 
@@ -126,31 +132,31 @@ def diagnose(system: System, options: ProbeOptions, probes: Iterable[Probe]) -> 
     return sorted(found, key=lambda diagnosis: STATES.index(diagnosis.state))
 
 
-def mended(system: System, found: Iterable[Diagnosis]) -> list[str]:
+def apply_fixes(system: System, found: Iterable[Diagnosis]) -> list[str]:
     """One line for each file that was written, or could not be."""
-    told: list[str] = []
+    lines: list[str] = []
     for diagnosis in found:
         for file, content in diagnosis.writes:
             try:
                 system.write(file, content)
-                told.append(f"{diagnosis.name}: {content} written to {file}")
+                lines.append(f"{diagnosis.name}: {content} written to {file}")
             except OSError as error:
-                told.append(f"{diagnosis.name}: {file}: {error.strerror} (root is needed)")
-    return told
+                lines.append(f"{diagnosis.name}: {file}: {error.strerror} (root is needed)")
+    return lines
 
 
 def show(found: Sequence[Diagnosis], *, everything: bool) -> None:
-    """What is in order only where all of it fits on a screen, or when it is asked for."""
+    """Findings that are ok only where all fit on a screen, or with --all."""
     from rich.text import Text
 
     out = console_of(sys.stdout)
-    everything = everything or len(found) <= SCREEN
+    everything = everything or len(found) <= MAX_SHORT_LIST
     for each in found:
         if each.state == "ok" and not everything:
             continue
-        said = Text.assemble((f"{each.name}: ", "bold"), each.found)
-        said.append(f"\n{each.why}" if each.why else "")
-        lines = said.wrap(out, out.width - INDENT)
+        text = Text.assemble((f"{each.name}: ", "bold"), each.found)
+        text.append(f"\n{each.why}" if each.why else "")
+        lines = text.wrap(out, out.width - INDENT)
         for line in lines:
             line.rstrip()
         for state, line in zip_longest((each.state,), lines, fillvalue=""):

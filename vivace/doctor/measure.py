@@ -19,7 +19,7 @@ NAME = "cpu"
 def measure() -> int:
     """Writes the entry and prints it. Raises CannotStart where there are no kernels to measure
     with."""
-    device = measured_device()
+    device = measure_device()
     path = Path(cache_folder(), MEASURED)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(msgspec.json.format(msgspec.json.encode(device), indent=2))
@@ -30,7 +30,7 @@ def measure() -> int:
     return 0
 
 
-def measured_device() -> Device:
+def measure_device() -> Device:
     from vivace.platforms.cpu.measure import limits, opened
     from vivace.platforms.cpu.native import NoKernels
 

@@ -8,16 +8,18 @@ from vivace.doctor.diagnosis import Diagnosis, ProbeOptions
 from vivace.doctor.system import System
 
 PROXIES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
-LOCAL = ("127.0.0.1", "localhost")
+LOCAL_HOSTS = ("127.0.0.1", "localhost")
 
 
 def proxies(system: System, options: ProbeOptions) -> Iterator[Diagnosis]:
     found = [name for name in PROXIES if system.environment.get(name)]
-    past = system.environment.get("no_proxy") or system.environment.get("NO_PROXY") or ""
+    no_proxy = system.environment.get("no_proxy") or system.environment.get("NO_PROXY") or ""
     if not found:
         yield Diagnosis(name="proxies", state="ok", found="none set")
-    elif all(name in past for name in LOCAL) or past.strip() == "*":
-        yield Diagnosis(name="proxies", state="note", found=f"{', '.join(found)}; no_proxy={past}")
+    elif all(name in no_proxy for name in LOCAL_HOSTS) or no_proxy.strip() == "*":
+        yield Diagnosis(
+            name="proxies", state="note", found=f"{', '.join(found)}; no_proxy={no_proxy}"
+        )
     else:
         yield Diagnosis(
             name="proxies",
@@ -28,7 +30,7 @@ def proxies(system: System, options: ProbeOptions) -> Iterator[Diagnosis]:
         )
 
 
-def own_address(system: System, options: ProbeOptions) -> Iterator[Diagnosis]:
+def host_address(system: System, options: ProbeOptions) -> Iterator[Diagnosis]:
     name = system.hostname()
     found = system.addresses(name)
     real = [each for each in found if not each.startswith(("127.", "::1"))]
@@ -62,26 +64,26 @@ def interfaces(system: System, options: ProbeOptions) -> Iterator[Diagnosis]:
             mend="export HCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME to one of them",
         )
         return
-    up = [name for name in present if state_of(system, name) == "up"]
-    shown = ", ".join(f"{name}{speed_of(system, name)}" for name in up)
+    up = [name for name in present if link_state(system, name) == "up"]
+    shown = ", ".join(f"{name}{link_speed(system, name)}" for name in up)
     yield Diagnosis(name="interfaces", state="ok", found=shown or "only the loopback is up")
 
 
-def state_of(system: System, name: str) -> str:
+def link_state(system: System, name: str) -> str:
     return system.read(f"/sys/class/net/{name}/operstate") or ""
 
 
-def speed_of(system: System, name: str) -> str:
+def link_speed(system: System, name: str) -> str:
     """Megabits a second, where the driver says."""
     value = system.read(f"/sys/class/net/{name}/speed") or ""
     return f" ({int(value) / 1000:g} Gbit/s)" if value.isdecimal() and int(value) > 0 else ""
 
 
 def clock(system: System, options: ProbeOptions) -> Iterator[Diagnosis]:
-    said = system.run(["timedatectl", "show", "--property", "NTPSynchronized", "--value"])
-    if said == "yes" or system.read("/run/systemd/timesync/synchronized") is not None:
+    answer = system.run(["timedatectl", "show", "--property", "NTPSynchronized", "--value"])
+    if answer == "yes" or system.read("/run/systemd/timesync/synchronized") is not None:
         yield Diagnosis(name="clock", state="ok", found="synchronized")
-    elif said == "no":
+    elif answer == "no":
         yield Diagnosis(
             name="clock",
             state="warning",
@@ -90,7 +92,7 @@ def clock(system: System, options: ProbeOptions) -> Iterator[Diagnosis]:
             mend="timedatectl set-ntp true",
         )
     else:
-        yield Diagnosis(name="clock", state="unknown", found="nothing here tells (a container?)")
+        yield Diagnosis(name="clock", state="unknown", found="cannot tell (in a container?)")
 
 
-PROBES = (proxies, own_address, interfaces, clock)
+PROBES = (proxies, host_address, interfaces, clock)

@@ -6,7 +6,7 @@ import contextlib
 import textwrap
 from pathlib import Path
 
-LONGEST_COMMAND = 120
+MAX_COMMAND = 120
 """characters of a command line that are shown"""
 
 
@@ -17,15 +17,15 @@ def port_owner(port: int) -> str:
         return ""
     wanted = {f"socket:[{inode}]" for inode in inodes}
     for process in Path("/proc").glob("[0-9]*"):
-        if holds_socket(process, wanted):
+        if has_socket(process, wanted):
             words = (process / "cmdline").read_bytes().split(b"\0")
             command = b" ".join(words).decode(errors="replace").strip()
-            return f"process {process.name} ({shortened(command)})"
+            return f"process {process.name} ({shorten(command)})"
     return ""
 
 
-def shortened(command: str) -> str:
-    return textwrap.shorten(command, LONGEST_COMMAND, placeholder=" ...")
+def shorten(command: str) -> str:
+    return textwrap.shorten(command, MAX_COMMAND, placeholder=" ...")
 
 
 def listening_inodes(port: int) -> set[str]:
@@ -40,7 +40,7 @@ def listening_inodes(port: int) -> set[str]:
     return inodes
 
 
-def holds_socket(process: Path, wanted: set[str]) -> bool:
+def has_socket(process: Path, wanted: set[str]) -> bool:
     with contextlib.suppress(OSError):
         for descriptor in (process / "fd").iterdir():
             with contextlib.suppress(OSError):

@@ -21,9 +21,9 @@ OLDEST_TORCH = (2, 7)
 NEWEST_TORCH = (2, 15)
 """minor releases that Vivace is tested with (docs/compatibility.md)"""
 INSTALL_TORCH = "pip install torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
-PROCESSES = 600 << 20
+PROCESS_BYTES = 600 << 20
 """bytes of all processes besides weights and KV; measured at rest: half of that"""
-SHOWN_MODELS = 3
+MAX_MODELS_SHOWN = 3
 
 
 def python(system: System, options: ProbeOptions) -> Iterator[Diagnosis]:
@@ -86,7 +86,7 @@ def kernels(system: System, options: ProbeOptions) -> Iterator[Diagnosis]:
 def memory(system: System, options: ProbeOptions) -> Iterator[Diagnosis]:
     total, available = facts.memory(system.root)
     model = system.embedded_model()
-    need = PROCESSES + (model.stat().st_size if model is not None else 0)
+    need = PROCESS_BYTES + (model.stat().st_size if model is not None else 0)
     found = f"{available / GIB:.1f} of {total / GIB:.1f} GiB free"
     wanted = f"the embedded model takes {need / GIB:.1f} GiB and what its KV cache may hold"
     if available >= need:
@@ -109,8 +109,8 @@ def models(system: System, options: ProbeOptions) -> Iterator[Diagnosis]:
             mend="HF_HUB_CACHE=FOLDER, one that this user can read",
         )
         return
-    shown = ", ".join(pulled[:SHOWN_MODELS]) or "none"
-    more = f" and {len(pulled) - SHOWN_MODELS} more" if len(pulled) > SHOWN_MODELS else ""
+    shown = ", ".join(pulled[:MAX_MODELS_SHOWN]) or "none"
+    more = f" and {len(pulled) - MAX_MODELS_SHOWN} more" if len(pulled) > MAX_MODELS_SHOWN else ""
     own = EMBEDDED_TITLE if embedded is not None else "none embedded"
     found = f"{own}; pulled: {shown}{more}"
     if embedded is not None or pulled:

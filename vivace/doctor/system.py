@@ -14,7 +14,7 @@ from vivace.checkpoint.source import SourceError, embedded_file
 from vivace.doctor.port import port_owner
 from vivace.platforms.cpu.library import best_isa
 
-SECONDS = 10
+TIMEOUT_SECONDS = 10
 """that a program may take to answer"""
 
 
@@ -45,7 +45,7 @@ class System:
             return None
         try:
             done = subprocess.run(
-                list(words), capture_output=True, text=True, timeout=SECONDS, check=True
+                list(words), capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=True
             )
         except (OSError, subprocess.SubprocessError):
             return None

@@ -9,14 +9,14 @@ from vivace.doctor.diagnosis import Diagnosis, ProbeOptions
 from vivace.doctor.system import System
 
 GOVERNORS = "/sys/devices/system/cpu/cpu*/cpufreq/scaling_governor"
-MOST_SWAPPINESS = 10
+MAX_SWAPPINESS = 10
 MIGRATION_NS = 50_000
 MIGRATION_FILES = (
     "/proc/sys/kernel/sched_migration_cost_ns",
     "/sys/kernel/debug/sched/migration_cost_ns",
 )
-FILES = 65_536
-PROCESSES = 32_768
+MIN_OPEN_FILES = 65_536
+MIN_PROCESSES = 32_768
 
 
 def governor(system: System, options: ProbeOptions) -> Iterator[Diagnosis]:
@@ -46,13 +46,13 @@ def swappiness(system: System, options: ProbeOptions) -> Iterator[Diagnosis]:
         yield Diagnosis(
             name="swappiness", state="unknown", found="/proc/sys/vm/swappiness is missing"
         )
-    elif int(value) <= MOST_SWAPPINESS:
+    elif int(value) <= MAX_SWAPPINESS:
         yield Diagnosis(name="swappiness", state="ok", found=value)
     else:
         yield Diagnosis(
             name="swappiness",
             state="warning",
-            found=f"{value}, at most {MOST_SWAPPINESS} is wanted",
+            found=f"{value}, at most {MAX_SWAPPINESS} is wanted",
             why="memory that the device reads may be swapped out",
             mend="sysctl -w vm.swappiness=0",
             writes=(("/proc/sys/vm/swappiness", "0"),),
@@ -119,9 +119,11 @@ def huge_pages(system: System, options: ProbeOptions) -> Iterator[Diagnosis]:
 
 def limits(system: System, options: ProbeOptions) -> Iterator[Diagnosis]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    yield limit("open-files", soft, hard, FILES, "-n", "every connection and shared file counts")
+    yield limit(
+        "open-files", soft, hard, MIN_OPEN_FILES, "-n", "every connection and shared file counts"
+    )
     soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
-    yield limit("processes", soft, hard, PROCESSES, "-u", "threads count as processes")
+    yield limit("processes", soft, hard, MIN_PROCESSES, "-u", "threads count as processes")
 
 
 def limit(name: str, soft: int, hard: int, wanted: int, letter: str, why: str) -> Diagnosis:
