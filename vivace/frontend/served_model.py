@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from vivace.checkpoint.fields import Fields, Kind, Number, Whole
+from vivace.checkpoint.fields import ConfigFields, FieldKind, Number, Whole
 from vivace.config.serialize import in_unicode
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from vivace.config.config import Config
     from vivace.frontend.tokenizer import Tokenizer
 
-GENERATION_FIELDS: dict[str, Kind[float]] = {
+GENERATION_FIELDS: dict[str, FieldKind[float]] = {
     "temperature": Number(0, 1e4),
     "top_p": Number(0, 1),
     "top_k": Whole(-1, 1 << 31),
@@ -60,7 +60,7 @@ def sampling_defaults(config: Config) -> SamplingDefaults:
 
 def model_defaults(source: ModelSource) -> dict[str, Any]:
     """What the model's files recommend. Raises SourceError for a value that nothing can have."""
-    given = Fields(source.generation_config, source.generation_place, ADVICE)
+    given = ConfigFields(source.generation_config, source.generation_place, ADVICE)
     found = {n: given.need(n, kind) for n, kind in GENERATION_FIELDS.items() if given.has(n)}
     if found.get("top_k") == 0:
         found["top_k"] = -1
