@@ -26,10 +26,7 @@ PRIVATE_WORDS = frozenset(
     "Walk World Ways Outlet Refusal Gathering Draft Flight Live Slots".split()
 )
 """that this project once used for what SGLang and vLLM call otherwise: docs/glossary.md"""
-TWINS = frozenset(
-    "Answer Backend Choice Command Conversation Delta Distribution Embedding Engine Fields "
-    "Linear Lines Load Memory Model Reader Refused RotaryAttend Rule Runner Usage Workload".split()
-)
+TWINS = frozenset("Answer Choice Command Conversation Delta Lines Load Reader Runner Usage".split())
 """class names that two modules share for now; this list may only become shorter"""
 DEVICES = frozenset({"cpu", "cuda", "npu"})
 

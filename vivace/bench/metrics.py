@@ -43,7 +43,7 @@ class CacheReport:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Metrics:
+class BenchmarkMetrics:
     """Everything the block prints and the JSONL record holds. Times in ms, duration in seconds."""
 
     completed: int
@@ -81,7 +81,7 @@ def calculate_metrics(
     accept_length: float | None = None,
     goodput: Mapping[str, float] | None = None,
     streamed: bool = True,
-) -> Metrics:
+) -> BenchmarkMetrics:
     """Compute all figures. `retokenized`: token counts of the answers, parallel to `records`.
 
     `streamed` False: there are no token times, so TTFT is E2E and TPOT and ITL stay empty.
@@ -98,7 +98,7 @@ def calculate_metrics(
         )
     )
     peak_tokens, peak_requests = peaks(good)
-    return Metrics(
+    return BenchmarkMetrics(
         completed=len(good),
         failed=len(records) - len(good),
         duration=duration,

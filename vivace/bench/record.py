@@ -15,7 +15,7 @@ import msgspec
 import vivace
 from vivace.bench.checks import Check, check_requests, check_result
 from vivace.bench.environment import host_facts, instructions_of
-from vivace.bench.metrics import CacheReport, LatencySummary, Metrics
+from vivace.bench.metrics import BenchmarkMetrics, CacheReport, LatencySummary
 from vivace.bench.transport import Record
 
 SECRET_WORDS = ("api_key", "password", "secret", "token_key", "ssl_keyfile_password")
@@ -26,7 +26,7 @@ FAILURES_KEPT = 20
 def build_record(
     args: argparse.Namespace,
     argv: Sequence[str],
-    metrics: Metrics,
+    metrics: BenchmarkMetrics,
     records: Sequence[Record],
     server: Mapping[str, Any],
     *,
@@ -86,7 +86,7 @@ def number(value: float) -> float | str:
     return value if value not in (float("inf"), float("-inf")) else str(value)
 
 
-def numbers_of(metrics: Metrics) -> dict[str, Any]:
+def numbers_of(metrics: BenchmarkMetrics) -> dict[str, Any]:
     return {
         "duration": metrics.duration,
         "completed": metrics.completed,

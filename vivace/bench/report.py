@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from vivace.bench.metrics import LatencySummary, Metrics
+from vivace.bench.metrics import BenchmarkMetrics, LatencySummary
 
 WIDTH = 50
 LABEL = 40
@@ -47,19 +47,19 @@ class Separator:
         return f"{self.title:{self.character}^{WIDTH}}"
 
 
-def render(metrics: Metrics, setting: Setting) -> str:
+def render(metrics: BenchmarkMetrics, setting: Setting) -> str:
     """The whole block, ready to print."""
     rows = [str(row) for row in rows_of(metrics, setting)]
     return "\n".join(["", *rows, "=" * WIDTH])
 
 
-def explain(metrics: Metrics, setting: Setting) -> str:
+def explain(metrics: BenchmarkMetrics, setting: Setting) -> str:
     """Every line of the block with what it means."""
     lines = [row for row in rows_of(metrics, setting) if isinstance(row, Line)]
     return "\n".join(f"{line.label}\n    {line.definition}" for line in lines)
 
 
-def rows_of(metrics: Metrics, setting: Setting) -> Iterator[Line | Separator]:
+def rows_of(metrics: BenchmarkMetrics, setting: Setting) -> Iterator[Line | Separator]:
     yield Separator(" Serving Benchmark Result ", "=")
     yield from _setting_lines(setting)
     yield from _count_lines(metrics)
@@ -90,7 +90,7 @@ def _setting_lines(setting: Setting) -> Iterator[Line]:
     )
 
 
-def _count_lines(metrics: Metrics) -> Iterator[Line]:
+def _count_lines(metrics: BenchmarkMetrics) -> Iterator[Line]:
     again = metrics.total_output_retokenized
     yield Line(
         "Successful requests",
@@ -122,7 +122,7 @@ def _count_lines(metrics: Metrics) -> Iterator[Line]:
     )
 
 
-def _rate_lines(metrics: Metrics) -> Iterator[Line]:
+def _rate_lines(metrics: BenchmarkMetrics) -> Iterator[Line]:
     yield _rate("Request throughput (req/s)", metrics.request_throughput, "Successful / duration.")
     yield _rate(
         "Input token throughput (tok/s)", metrics.input_throughput, "Input tokens / duration."
@@ -160,7 +160,7 @@ def _rate_lines(metrics: Metrics) -> Iterator[Line]:
         )
 
 
-def _cache_lines(metrics: Metrics) -> Iterator[Line | Separator]:
+def _cache_lines(metrics: BenchmarkMetrics) -> Iterator[Line | Separator]:
     yield Separator("Cache Hits")
     meaning = "Prompt tokens the server took from its prefix cache, as it reports them."
     report = metrics.cache
@@ -182,7 +182,7 @@ def _cache_lines(metrics: Metrics) -> Iterator[Line | Separator]:
         )
 
 
-def _latency_lines(metrics: Metrics) -> Iterator[Line | Separator]:
+def _latency_lines(metrics: BenchmarkMetrics) -> Iterator[Line | Separator]:
     yield Separator("End-to-End Latency")
     e2e = "from sending a request to the end of its answer"
     yield from _distribution("E2E Latency", metrics.e2e, PARTS, e2e)

@@ -15,7 +15,7 @@ from vivace.bench.backends import BACKENDS
 from vivace.bench.flags import parse
 from vivace.bench.http_backends import RequestSettings
 from vivace.bench.http_json import Unauthorized, ask, ask_or_none
-from vivace.bench.metrics import Metrics, calculate_metrics, split_chunk_gaps
+from vivace.bench.metrics import BenchmarkMetrics, calculate_metrics, split_chunk_gaps
 from vivace.bench.record import append_record, build_record, default_file, number
 from vivace.bench.report import Setting, explain, render
 from vivace.bench.runner import BenchLoad, Outcome, measure_load, wait_ready, with_loop
@@ -199,7 +199,7 @@ def accept_length(state: Mapping[str, Any], separated: bool) -> float | None:
 
 def evaluate(
     args: argparse.Namespace, outcome: Outcome, codec: TokenCodec, accepted: float | None
-) -> Metrics:
+) -> BenchmarkMetrics:
     """Count the answers again, divide chunks where the server speculates, and compute."""
     records = outcome.records
     retokenized = [len(ids) for ids in codec.encode([record.text for record in records])]
@@ -217,7 +217,10 @@ def evaluate(
 
 
 def report(
-    args: argparse.Namespace, metrics: Metrics, outcome: Outcome, queries: Sequence[BenchRequest]
+    args: argparse.Namespace,
+    metrics: BenchmarkMetrics,
+    outcome: Outcome,
+    queries: Sequence[BenchRequest],
 ) -> None:
     """Everything that is shown: requests, block, definitions, bars, picture."""
     if args.print_requests:

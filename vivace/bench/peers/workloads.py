@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vivace.bench.metrics import MS, Metrics
+from vivace.bench.metrics import MS, BenchmarkMetrics
 from vivace.bench.workload import BenchRequest
 
 
@@ -86,7 +86,7 @@ WORKLOADS: dict[str, PeerWorkload] = {
 DEFAULT = ("single", "concurrent", "shared")
 
 
-def compared_figures(workload: PeerWorkload, metrics: Metrics) -> dict[str, float]:
+def compared_figures(workload: PeerWorkload, metrics: BenchmarkMetrics) -> dict[str, float]:
     """The figures of one run. Names with "ms" are better when lower, the others when higher."""
     values: dict[str, float] = {}
     if workload.concurrency == 1 and workload.output > 1:
