@@ -22,7 +22,7 @@ FORBIDDEN_ATTRIBUTES = {("torch", "load"), ("os", "system"), ("os", "popen"), ("
 BANNED_WORDS = ("Manager", "Helper", "Utils", "V2", "Mixin")
 PRIVATE_WORDS = frozenset(
     "Roster Gatekeeper Suspects Lookout Piece Pieces Asks Asking Answering Wishes Bit Told "
-    "Shown Made Said Opened Found Surroundings Verdict Charges Procedure Dialects "
+    "Shown Made Said Opened Found Surroundings Pulse Verdict Charges Procedure Dialects "
     "Walk World Ways Outlet Refusal Gathering Draft Flight Live Slots".split()
 )
 """that this project once used for what SGLang and vLLM call otherwise: docs/glossary.md"""
