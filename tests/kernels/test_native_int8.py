@@ -20,7 +20,7 @@ EMULATED = "avx512vnni-emulated"
 TESTED = [*USABLE, *([EMULATED] if isinstance(opened(2, EMULATED), Kernels) else [])]
 each_isa = pytest.mark.parametrize("isa", TESTED or [None])
 ROWS = [1, 2, 3, 5, 12, 13, 29, 96, 97, 130]
-"""around every limit of linear_dot.inc"""
+"""around every limit of linear_vnni.inc"""
 
 
 def weight_of(outputs: int, inputs: int, *, int8_activations: bool) -> Int8Rows:

@@ -1,6 +1,6 @@
 """Matrix products with a weight, and the slow twins of the int8 kernels.
 
-GGUF's blocks (kernels/linear_narrow.inc): every 32 neighboring activations of a row become int8
+GGUF's blocks (kernels/linear_int8.inc): every 32 neighboring activations of a row become int8
 with the scale max|x| / 127, as llama.cpp does it (ggml-quants, block_q8_1). Kernels sum the
 integers exactly; here the rounded activations are floats again, so that results differ by the
 roundings of a sum in float32.

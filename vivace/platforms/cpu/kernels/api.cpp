@@ -10,16 +10,16 @@
 
 namespace vivace {
 // The families of operations; each is a source of its own (kernels.cpp, CMakeLists.txt).
-#define VV_FAMILIES(declare) declare(elementwise) declare(linear) declare(linear_dot) declare(linear_narrow) declare(attention) \
+#define VV_FAMILIES(declare) declare(elementwise) declare(linear) declare(linear_vnni) declare(linear_int8) declare(attention) \
     declare(sampling) declare(moe)
 // What an instruction set that only adds to the one below it compiles anew.
-#define VV_DOT_FAMILIES(declare) declare(linear_dot) declare(linear_narrow)
+#define VV_VNNI_FAMILIES(declare) declare(linear_vnni) declare(linear_int8)
 #define VV_DECLARE(family) OpTable family();
 #ifdef VV_HAVE_AVX512VNNI
-namespace avx512vnni { VV_DOT_FAMILIES(VV_DECLARE) }
+namespace avx512vnni { VV_VNNI_FAMILIES(VV_DECLARE) }
 #endif
 #ifdef VV_HAVE_AVX512VNNI_EMULATED
-namespace avx512vnni_emulated { VV_DOT_FAMILIES(VV_DECLARE) }
+namespace avx512vnni_emulated { VV_VNNI_FAMILIES(VV_DECLARE) }
 #endif
 #ifdef VV_HAVE_AVX512
 namespace avx512 { VV_FAMILIES(VV_DECLARE) }
@@ -28,7 +28,7 @@ namespace avx512 { VV_FAMILIES(VV_DECLARE) }
 namespace avx2 { VV_FAMILIES(VV_DECLARE) }
 #endif
 #ifdef VV_HAVE_NEONDOT
-namespace neondot { VV_DOT_FAMILIES(VV_DECLARE) }
+namespace neondot { VV_VNNI_FAMILIES(VV_DECLARE) }
 #endif
 namespace portable { VV_FAMILIES(VV_DECLARE) }
 
@@ -65,7 +65,7 @@ void append(Ops& ops, OpTable table) {
 // The operations of `below`, with those of `isa` in place of some.
 #define VV_TABLE_OVER(below, isa) [] {                           \
     Ops ops = [] { using namespace below; Ops ops; VV_FAMILIES(VV_APPEND) return ops; }(); \
-    { using namespace isa; VV_DOT_FAMILIES(VV_APPEND) }          \
+    { using namespace isa; VV_VNNI_FAMILIES(VV_APPEND) }          \
     return ops; }
 
 // The best first.

@@ -30,10 +30,10 @@ using OpTable = const Op*;
 struct Range {
     int64_t begin, end;
 };
-inline Range piece_of(int64_t rows, int64_t piece, int64_t chunk) {
+inline Range chunk_range(int64_t rows, int64_t piece, int64_t chunk) {
     const int64_t begin = chunk * piece;
     return {begin, begin + piece < rows ? begin + piece : rows};
 }
-inline int64_t pieces(int64_t rows, int64_t piece) { return (rows + piece - 1) / piece; }
+inline int64_t ceil_div(int64_t rows, int64_t piece) { return (rows + piece - 1) / piece; }
 
 }  // namespace vivace

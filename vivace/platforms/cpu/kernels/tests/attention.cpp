@@ -48,9 +48,9 @@ void attend(const Shape& s, const Cache& cache, Query query, const float* q, int
         dot /= std::sqrt((double)s.head_dim);
         scores.push_back(s.soft_cap > 0 ? s.soft_cap * std::tanh(dot / s.soft_cap) : dot);
     }
-    const double most = *std::max_element(scores.begin(), scores.end());
+    const double row_max = *std::max_element(scores.begin(), scores.end());
     double total = 0;
-    for (double& score : scores) total += score = std::exp(score - most);
+    for (double& score : scores) total += score = std::exp(score - row_max);
     for (int64_t i = 0; i < s.head_dim; ++i) {
         out[i] = 0;
         for (size_t p = 0; p < scores.size(); ++p)

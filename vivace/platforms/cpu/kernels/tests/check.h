@@ -168,7 +168,7 @@ std::vector<uint8_t> bytes_of(const std::vector<T>& v) {
 
 void elementwise(Suite& suite);
 void linear(Suite& suite);
-void linear_dot(Suite& suite);
+void linear_vnni(Suite& suite);
 void kvcache(Suite& suite);
 void attention(Suite& suite);
 void sampling(Suite& suite);

@@ -15,7 +15,7 @@ int conform(const char* isa) {
     }
     check::elementwise(suite);
     check::linear(suite);
-    check::linear_dot(suite);
+    check::linear_vnni(suite);
     check::kvcache(suite);
     check::attention(suite);
     check::sampling(suite);

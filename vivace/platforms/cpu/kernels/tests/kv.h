@@ -17,14 +17,14 @@ inline std::vector<uint8_t> kept_as(int64_t kv, std::vector<float>& numbers, int
         out.insert(out.end(), (const uint8_t*)p, (const uint8_t*)p + n);
     };
     for (size_t head = 0; head < numbers.size(); head += (size_t)dim) {
-        float most = 0;
+        float largest = 0;
         bool finite = true;
         for (int64_t i = 0; i < dim; ++i) {
-            most = std::max(most, std::fabs(numbers[head + i]));
+            largest = std::max(largest, std::fabs(numbers[head + i]));
             finite = finite && std::isfinite(numbers[head + i]);
         }
-        const bool kept = finite && most >= 1e-36f;
-        const float scale = kept ? most / 127 : finite ? 0 : NAN, inverse = 127 / most;
+        const bool kept = finite && largest >= 1e-36f;
+        const float scale = kept ? largest / 127 : finite ? 0 : NAN, inverse = 127 / largest;
         for (int64_t i = 0; i < dim; ++i) {
             float& x = numbers[head + i];
             const uint16_t half = to_bf16(x);

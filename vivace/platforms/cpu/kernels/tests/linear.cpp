@@ -121,30 +121,30 @@ struct Layer {
 };
 
 // What the int8 numbers of x stand for: 32 neighbors share a scale.
-std::vector<float> narrowed(std::vector<float> x, int64_t stride, int64_t k) {
+std::vector<float> quantized(std::vector<float> x, int64_t stride, int64_t k) {
     for (size_t at = 0; at < x.size(); at += stride)
         for (int64_t b = 0; b < k; b += 32) {
-            float most = 1e-10f;
-            for (int64_t i = b; i < b + 32; ++i) most = std::max(most, std::fabs(x[at + i]));
-            for (int64_t i = b; i < b + 32; ++i) x[at + i] = std::nearbyintf(x[at + i] * (127.0f / most)) * (most / 127.0f);
+            float largest = 1e-10f;
+            for (int64_t i = b; i < b + 32; ++i) largest = std::max(largest, std::fabs(x[at + i]));
+            for (int64_t i = b; i < b + 32; ++i) x[at + i] = std::nearbyintf(x[at + i] * (127.0f / largest)) * (largest / 127.0f);
         }
     return x;
 }
 
 // Activations become int8 first, by an operation of their own or (`few`) within the product.
-bool multiply_narrow(Suite& suite, const char* op, const Layer& layer, Random& random, int64_t rows, bool few) {
+bool multiply_int8(Suite& suite, const char* op, const Layer& layer, Random& random, int64_t rows, bool few) {
     const int64_t n = layer.n, k = layer.k, stride = k + 16;
-    const auto x = floats(random, rows * stride, 3), exact = narrowed(x, stride, k), bias = floats(random, n);
-    std::vector<uint8_t> narrow((size_t)(rows * k / 32 * 48));
+    const auto x = floats(random, rows * stride, 3), exact = quantized(x, stride, k), bias = floats(random, n);
+    std::vector<uint8_t> int8((size_t)(rows * k / 32 * 48));
     Words first, second;
-    first.add(rows).add(x).add(stride).add(narrow).add(k);
-    if (!few && !suite.run("narrow_rows", first, [&] { std::fill(narrow.begin(), narrow.end(), 0); },
-                           [&] { return bytes_of(narrow); })) return false;
+    first.add(rows).add(x).add(stride).add(int8).add(k);
+    if (!few && !suite.run("narrow_rows", first, [&] { std::fill(int8.begin(), int8.end(), 0); },
+                           [&] { return bytes_of(int8); })) return false;
     std::vector<float> out;
     const auto reset = [&] { out.assign((size_t)(rows * n), 0); };
     reset();
     second.add(rows).add(x).add(stride).add(layer.panels).add(bias).add(out).add(n).add(n).add(k);
-    second.add(few ? nullptr : (const void*)narrow.data());
+    second.add(few ? nullptr : (const void*)int8.data());
     if (!suite.run(op, second, reset, [&] { return bytes_of(out); })) return false;
     std::vector<double> wanted(out.size()), scale(out.size());
     for (int64_t r = 0; r < rows; ++r)
@@ -223,9 +223,9 @@ bool embed(Suite& suite, const char* op, const Layer& layer, Random& random) {
     Words words;
     words.add(rows).add(ids).add(layer.panels).add(out).add(layer.n).add(k);
     if (!suite.run(op, words, reset, [&] { return bytes_of(out); })) return false;
-    double most = 0;
-    for (double w : layer.weights) most = std::max(most, std::fabs(w));
-    std::vector<double> wanted(out.size(), 0), scale(out.size(), most);
+    double largest = 0;
+    for (double w : layer.weights) largest = std::max(largest, std::fabs(w));
+    std::vector<double> wanted(out.size(), 0), scale(out.size(), largest);
     for (int64_t i = 0; i < rows * k; ++i) {
         const int64_t id = ids[i / k];
         const bool there = id >= 0 && id < layer.n;
@@ -260,23 +260,23 @@ void linear(Suite& suite) {
             Layer layer(format, random, 37, 512);
             return layer.pack(suite, pack) && embed(suite, embedding.c_str(), layer, random);
         });
-        const std::string pack_narrow = pack + "_a8", narrow = multiplied + "_a8";
-        if (suite.words(narrow.c_str()) <= 0) continue;
-        suite.op(narrow.c_str(), [&](Random& random) {
+        const std::string pack_int8 = pack + "_a8", multiply = multiplied + "_a8";
+        if (suite.words(multiply.c_str()) <= 0) continue;
+        suite.op(multiply.c_str(), [&](Random& random) {
             for (int64_t k : {256, 1280})
                 for (int64_t n : {16, 75}) {
                     Layer layer(format, random, n, k);
-                    if (!layer.pack(suite, pack_narrow)) return false;
+                    if (!layer.pack(suite, pack_int8)) return false;
                     for (int64_t rows : {1, 2, 4, 5, 13, 29})
                         for (bool few : {false, true})
-                            if (!multiply_narrow(suite, narrow.c_str(), layer, random, rows, few)) return false;
+                            if (!multiply_int8(suite, multiply.c_str(), layer, random, rows, few)) return false;
                 }
             return true;
         });
         suite.op(("gated_" + std::string(format.name) + "_a8").c_str(), [&](Random& random) {
             for (int64_t inner : {32, 96}) {
                 Layer layer(format, random, 2 * inner, 256);
-                if (!layer.pack(suite, pack_narrow)) return false;
+                if (!layer.pack(suite, pack_int8)) return false;
                 for (int64_t rows : {1, 2, 3, 5, 13, 29})
                     if (!multiply_gated(suite, format.name, layer, random, rows)) return false;
             }

@@ -28,10 +28,10 @@ std::vector<int64_t> best_of(const std::vector<double>& x, int64_t count) {
 
 std::vector<double> scores_of(const Gate& gate, const float* x) {
     std::vector<double> scores;
-    double most = x[0], total = 0;
-    for (int64_t i = 0; i < gate.experts; ++i) most = std::max(most, (double)x[i]);
+    double row_max = x[0], total = 0;
+    for (int64_t i = 0; i < gate.experts; ++i) row_max = std::max(row_max, (double)x[i]);
     for (int64_t i = 0; i < gate.experts; ++i) {
-        scores.push_back(gate.sigmoid ? 1 / (1 + std::exp(-(double)x[i])) : std::exp(x[i] - most));
+        scores.push_back(gate.sigmoid ? 1 / (1 + std::exp(-(double)x[i])) : std::exp(x[i] - row_max));
         total += scores.back();
     }
     for (double& score : scores) score /= gate.sigmoid ? 1 : total;

@@ -1,14 +1,14 @@
-// Instructions that multiply and add whole groups of narrow numbers, for linear_dot.inc and
-// linear_narrow.inc.
+// Instructions that multiply and add whole groups of small numbers, for linear_vnni.inc and
+// linear_int8.inc.
 //
-// With AVX-512 VNNI and BF16 these are two instructions. VV_EMULATED_DOT replaces both by functions
+// With AVX-512 VNNI and BF16 these are two instructions. VV_EMULATED_VNNI replaces both by functions
 // of the same results, so that the very same kernels are tested on a CPU that lacks them.
 // Elsewhere `ByteSum` does the exact sum of int8 products with what there is.
 #pragma once
 #include "simd.h"
 
-#if defined(VV_EMULATED_DOT) || (defined(__AVX512VNNI__) && defined(__AVX512BF16__))
-#define VV_DOT 1
+#if defined(VV_EMULATED_VNNI) || (defined(__AVX512VNNI__) && defined(__AVX512BF16__))
+#define VV_VNNI 1
 #endif
 
 // A sum is finished before the next begins. GCC would begin many products at once, and move sums to
@@ -21,11 +21,11 @@ namespace VV_ISA {
 VV_INLINE int32_t four_bytes(const void* p) { int32_t x; std::memcpy(&x, p, 4); return x; }
 VV_INLINE int64_t eight_bytes(const void* p) { int64_t x; std::memcpy(&x, p, 8); return x; }
 
-#if defined(VV_DOT)
+#if defined(VV_VNNI)
 
-#ifdef VV_EMULATED_DOT
+#ifdef VV_EMULATED_VNNI
 // vpdpbusd: sum + the four products of unsigned and signed bytes of each lane.
-VV_INLINE I16 dot_bytes(I16 sum, I16 u, I16 s) {
+VV_INLINE I16 dpbusd(I16 sum, I16 u, I16 s) {
     const __m512i low = _mm512_set1_epi16(255);
     const __m512i u_even = _mm512_and_si512(u.v, low), u_odd = _mm512_srli_epi16(u.v, 8);
     const __m512i s_even = _mm512_srai_epi16(_mm512_slli_epi16(s.v, 8), 8), s_odd = _mm512_srai_epi16(s.v, 8);
@@ -39,13 +39,13 @@ VV_INLINE F16 flushed(F16 x) {  // denormals are zeros
 }
 
 // vdpbf16ps: sum + odd product, then + even product, each a rounding to nearest even.
-VV_INLINE F16 dot_bf16(F16 sum, I16 a, I16 b) {
+VV_INLINE F16 dpbf16(F16 sum, I16 a, I16 b) {
     const F16 odd = flushed(fma(flushed(high_bf16(a)), flushed(high_bf16(b)), flushed(sum)));
     return flushed(fma(flushed(low_bf16(a)), flushed(low_bf16(b)), odd));
 }
 #else
-VV_INLINE I16 dot_bytes(I16 sum, I16 u, I16 s) { return {_mm512_dpbusd_epi32(sum.v, u.v, s.v)}; }
-VV_INLINE F16 dot_bf16(F16 sum, I16 a, I16 b) { return {_mm512_dpbf16_ps(sum.v, (__m512bh)a.v, (__m512bh)b.v)}; }
+VV_INLINE I16 dpbusd(I16 sum, I16 u, I16 s) { return {_mm512_dpbusd_epi32(sum.v, u.v, s.v)}; }
+VV_INLINE F16 dpbf16(F16 sum, I16 a, I16 b) { return {_mm512_dpbf16_ps(sum.v, (__m512bh)a.v, (__m512bh)b.v)}; }
 #endif
 
 // Sixteen sums of int8 products. Activations are kept as x + 128, so that they are unsigned;
@@ -57,7 +57,7 @@ struct ByteSum {
     VV_INLINE Weights weights(const uint8_t* p) { return iload(p); }
     void clear() { v = iset1(0); }
     __attribute__((always_inline)) void add(Weights w, const uint8_t* x) {
-        v = dot_bytes(v, iset1(four_bytes(x)), w);
+        v = dpbusd(v, iset1(four_bytes(x)), w);
         VV_IN_ORDER("+v", v.v);
     }
     __attribute__((always_inline)) I16 total(const uint8_t* column_sums) const {
@@ -180,17 +180,17 @@ struct ByteSum {
 #endif
 
 // Sixteen sums of products of unsigned weights below 64 with int8, four neighboring numbers of each
-// column at a time. A run of `most(bits)` groups of weights of so many bits is exact; `total` ends it.
-#if defined(VV_DOT)
+// column at a time. A run of `limit(bits)` groups of weights of so many bits is exact; `total` ends it.
+#if defined(VV_VNNI)
 
 struct Run {
     static constexpr int REGISTERS = 1;
-    static constexpr int most(int) { return 1 << 16; }
+    static constexpr int limit(int) { return 1 << 16; }
     I16 v;
     VV_INLINE I16 four(const uint8_t* x) { return iset1(four_bytes(x)); }
-    __attribute__((always_inline)) void begin(I16 w, I16 x) { v = dot_bytes(iset1(0), w, x); }
+    __attribute__((always_inline)) void begin(I16 w, I16 x) { v = dpbusd(iset1(0), w, x); }
     __attribute__((always_inline)) void add(I16 w, I16 x) {
-        v = dot_bytes(v, w, x);
+        v = dpbusd(v, w, x);
         VV_IN_ORDER("+v", v.v);
     }
     __attribute__((always_inline)) I16 total() const { return v; }
@@ -200,7 +200,7 @@ struct Run {
 
 // vpmaddubsw adds two products into 16 bits, where 32767 / (2 * 127 * (2^bits - 1)) of them fit.
 struct Run {
-    static constexpr int most(int bits) { return bits <= 4 ? 8 : bits == 5 ? 4 : 2; }
+    static constexpr int limit(int bits) { return bits <= 4 ? 8 : bits == 5 ? 4 : 2; }
     VV_INLINE I16 four(const uint8_t* x) { return iset1(four_bytes(x)); }
 #if defined(__AVX512F__)
     static constexpr int REGISTERS = 1;
@@ -234,7 +234,7 @@ struct Run {
 
 struct Run {  // below 64, signed and unsigned bytes are the same
     static constexpr int REGISTERS = ByteSum::REGISTERS;
-    static constexpr int most(int) { return 1 << 16; }
+    static constexpr int limit(int) { return 1 << 16; }
     ByteSum v;
     VV_INLINE const uint8_t* four(const uint8_t* x) { return x; }
     __attribute__((always_inline)) void begin(I16 w, const uint8_t* x) { v.clear(), add(w, x); }
@@ -250,7 +250,7 @@ struct Run {  // below 64, signed and unsigned bytes are the same
 
 struct Run {
     static constexpr int REGISTERS = ByteSum::REGISTERS;
-    static constexpr int most(int) { return 1 << 16; }
+    static constexpr int limit(int) { return 1 << 16; }
     ByteSum v;
     VV_INLINE const uint8_t* four(const uint8_t* x) { return x; }
     void begin(I16 w, const uint8_t* x) { v.clear(), v.add(w, x); }

@@ -1,4 +1,4 @@
-// W8A8: int8 weights by activations that the operation narrows to int8, row by row.
+// W8A8: int8 weights by activations that the operation makes int8, row by row.
 #include "check.h"
 
 namespace check {
@@ -26,13 +26,13 @@ struct Quantized {
 };
 
 // The nearest int8 of every number, and the row's scale.
-float narrow(const float* x, int64_t k, std::vector<int64_t>& out) {
-    float most = 1e-10f;
-    for (int64_t i = 0; i < k; ++i) most = std::max(most, std::fabs(x[i]));
-    const float factor = 127.0f / most;
+float quantize(const float* x, int64_t k, std::vector<int64_t>& out) {
+    float largest = 1e-10f;
+    for (int64_t i = 0; i < k; ++i) largest = std::max(largest, std::fabs(x[i]));
+    const float factor = 127.0f / largest;
     out.resize((size_t)k);
     for (int64_t i = 0; i < k; ++i) out[i] = (int64_t)std::nearbyintf(x[i] * factor);
-    return most / 127.0f;
+    return largest / 127.0f;
 }
 
 bool multiply(Suite& suite, const Quantized& layer, Random& random, int64_t rows, bool biased) {
@@ -47,12 +47,12 @@ bool multiply(Suite& suite, const Quantized& layer, Random& random, int64_t rows
     words.add(rows).add(x).add(stride).add(layer.panels).add(biased ? bias.data() : nullptr);
     words.add(out).add(out_stride).add(n).add(k);
     if (!suite.run("linear_w8a8", words, reset, [&] { return bytes_of(out); })) return false;
-    std::vector<int64_t> narrowed;
+    std::vector<int64_t> quantized;
     for (int64_t r = 0; r < rows; ++r) {
-        const float scale = narrow(&x[r * stride], k, narrowed);
+        const float scale = quantize(&x[r * stride], k, quantized);
         for (int64_t c = 0; c < n; ++c) {
             int64_t sum = 0;
-            for (int64_t i = 0; i < k; ++i) sum += narrowed[i] * layer.weights[c * k + i];
+            for (int64_t i = 0; i < k; ++i) sum += quantized[i] * layer.weights[c * k + i];
             const float y = (float)sum * (scale * layer.scales[c]);
             wanted[r * out_stride + c] = biased ? y + bias[c] : y;
         }
@@ -62,7 +62,7 @@ bool multiply(Suite& suite, const Quantized& layer, Random& random, int64_t rows
 
 }  // namespace
 
-void linear_dot(Suite& suite) {
+void linear_vnni(Suite& suite) {
     suite.op("pack_w8a8", [&](Random& random) { return Quantized(random, 37, 130).pack(suite); });
     suite.op("linear_w8a8", [&](Random& random) {
         for (int64_t k : {2, 66, 1536})
