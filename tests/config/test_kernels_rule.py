@@ -18,7 +18,7 @@ from vivace.config.resolution import resolve
 from vivace.models.facts import facts_of
 from vivace.platforms.blocks import KEPT, PLAIN
 from vivace.platforms.cpu.facts import dtypes
-from vivace.worker.build import DEFAULT_CAPTURE, Captures, captures_of
+from vivace.worker.build import DEFAULT_CAPTURE, Captures, choose_captures
 
 BUILT = frozenset({"avx2", "kernels"})
 
@@ -121,7 +121,7 @@ def test_sizes_that_cannot_be(argv: str) -> None:
     ],
 )
 def test_capture_sizes(argv: str, rows: int, expected: Captures) -> None:
-    found = captures_of(resolved_for(argv), rows)
+    found = choose_captures(resolved_for(argv), rows)
     assert (found.sizes, found.exact) == (expected.sizes, expected.exact)
 
 

@@ -8,9 +8,9 @@ from itertools import pairwise
 
 import msgspec
 
-from vivace.engine.executor import Faults, Landed, OracleExecutor
+from vivace.engine.executor import CompletedStep, InProcessExecutor
 from vivace.engine.loop import Loop
-from vivace.engine.oracle import oracle_answer
+from vivace.engine.oracle import Faults, OracleWorker, oracle_answer
 from vivace.engine.scheduler import Scheduler
 from vivace.engine.settings import EngineSettings
 from vivace.frontend.request_state import PromptRows
@@ -74,6 +74,14 @@ class Answer:
         self.finish = delta.finish
 
 
+class OracleExecutor(InProcessExecutor):
+    """No model: a pure function of (request seed, position) draws; every token and page is
+    checked."""
+
+    def __init__(self, capacity: Capacity, eos_rate: float, faults: Faults) -> None:
+        super().__init__(OracleWorker(capacity, VOCABULARY, eos_rate=eos_rate, faults=faults))
+
+
 class LateExecutor(OracleExecutor):
     """Like a device that works behind the scheduler's back: a step runs when its result is asked
     for, so whatever was decided after its submission must not disturb it."""
@@ -83,7 +91,7 @@ class LateExecutor(OracleExecutor):
 
 
 class LateStep:
-    def __init__(self, submit: Callable[[StepPlan], Landed], plan: StepPlan) -> None:
+    def __init__(self, submit: Callable[[StepPlan], CompletedStep], plan: StepPlan) -> None:
         self._submit, self._plan = submit, plan
 
     def result(self) -> StepResult:
@@ -91,7 +99,7 @@ class LateStep:
 
 
 class Rig:
-    """`cost`: seconds of a step; without it each turn of the loop takes 10 ms."""
+    """`cost`: seconds of a step; without it each step of the loop takes 10 ms."""
 
     def __init__(
         self,
@@ -120,7 +128,7 @@ class Rig:
         self.clock = VirtualClock()
         self.faults = faults or Faults()
         self.executor = (LateExecutor if late else OracleExecutor)(
-            self.capacity, VOCABULARY, eos_rate=eos_rate, faults=self.faults
+            self.capacity, eos_rate, self.faults
         )
         self._cost = cost
         self._submit = self.executor.submit
@@ -178,10 +186,10 @@ class Rig:
     def cancel(self, *keys: int, **options: object) -> None:
         self.mailbox.post(Cancel(keys=list(keys), **options))  # type: ignore[arg-type]
 
-    def turn(self, count: int = 1, *, audit: bool = True) -> None:
+    def step(self, count: int = 1, *, audit: bool = True) -> None:
         for _ in range(count):
             self.clock.now += 0.0 if self._cost else 0.01
-            self.loop.turn(0)
+            self.loop.step(0)
             if audit:
                 assert self.scheduler.audit() == []
             for message in self.mailbox.collect():
@@ -191,17 +199,17 @@ class Rig:
                 elif isinstance(message, Reply):
                     self.replies.append(message)
 
-    def _take_time(self, plan: StepPlan) -> Landed:
+    def _take_time(self, plan: StepPlan) -> CompletedStep:
         self.clock.now += self._cost(plan) if self._cost else 0.0
         return self._submit(plan)
 
     def run(self, limit: int = 5000) -> None:
         """Until nothing lives; fails when the engine stops making progress."""
-        self.turn()
+        self.step()
         for _ in range(limit):
-            if self.loop.patience() != 0.0:
+            if self.loop.wait_timeout() != 0.0:
                 return
-            self.turn()
+            self.step()
         raise AssertionError(f"no progress: {self.scheduler.state()}")
 
     def rest(self, seconds: float) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from engine_rig import EOS, Rig
 
-from vivace.engine.new_token_estimate import NewTokenEstimate
 from vivace.engine.settings import EngineSettings
+from vivace.engine.step_builder import NewTokenEstimate
 from vivace.protocol.output import Finish
 
 
@@ -22,33 +22,33 @@ def finish_of(rig: Rig, key: int) -> Finish:
 
 
 def running(rig: Rig) -> set[int]:
-    return {sequence.key for sequence in rig.scheduler._roster.runners()}
+    return {sequence.key for sequence in rig.scheduler._table.running()}
 
 
 def test_the_ratio_decays_to_its_floor_and_jumps_after_a_retraction() -> None:
     settings = EngineSettings(conservativeness=0.5, ratio_decay_steps=10)
-    admission = NewTokenEstimate(settings, 1)
-    assert admission.ratio == pytest.approx(0.35)
+    estimate = NewTokenEstimate(settings, 1)
+    assert estimate.ratio == pytest.approx(0.35)
     for _ in range(5):
-        admission.decoded()
-    assert admission.ratio == pytest.approx(0.35 - 5 * (0.35 - 0.049) / 10)
+        estimate.decay()
+    assert estimate.ratio == pytest.approx(0.35 - 5 * (0.35 - 0.049) / 10)
     for _ in range(20):
-        admission.decoded()
-    assert admission.ratio == pytest.approx(0.35 * 0.14)
+        estimate.decay()
+    assert estimate.ratio == pytest.approx(0.35 * 0.14)
     rig = rig_with()
     rig.send(1, [1], 40, ignore_eos=True)
-    rig.turn(12)
-    (sequence,) = rig.scheduler._roster.runners()
-    admission.retracted([sequence])
-    assert admission.ratio == pytest.approx((sequence.generated + 20) / 40)
+    rig.step(12)
+    (sequence,) = rig.scheduler._table.running()
+    estimate.retracted([sequence])
+    assert estimate.ratio == pytest.approx((sequence.num_output_tokens + 20) / 40)
 
 
 def test_admission_waits_while_running_requests_are_expected_to_grow() -> None:
     rig = rig_with(pages=60)
     rig.send(1, [1, 2], 50, ignore_eos=True)
-    rig.turn(4)
+    rig.step(4)
     rig.send(2, [3, 4], 30, ignore_eos=True)
-    rig.turn(4)
+    rig.step(4)
     assert running(rig) == {1}
     rig.run()
     rig.check(1)
@@ -72,7 +72,7 @@ def test_a_careless_estimate_ends_in_retraction_but_changes_no_token() -> None:
 def test_retraction_takes_who_has_generated_least() -> None:
     rig = rig_with(pages=64, retract_every=6, prefix_cache=False)
     rig.send(1, [1, 1], 30, ignore_eos=True)
-    rig.turn(10)
+    rig.step(10)
     rig.send(2, [2, 2], 30, ignore_eos=True)
     rig.run()
     assert rig.answers[1].deltas[-1].retractions == 0
@@ -85,7 +85,7 @@ def test_a_full_queue_answers_503_with_a_time_to_come_back() -> None:
     rig = rig_with(rows=1, max_queued=2)
     for key in range(4):
         rig.send(key, [key], 5)
-        rig.turn()
+        rig.step()
     finish = finish_of(rig, 3)
     assert (finish.type, finish.status) == ("abort", 503)
     assert finish.retry_after is not None and 1 <= finish.retry_after <= 60
@@ -105,9 +105,9 @@ def test_a_burst_into_an_idle_engine_is_not_a_full_queue() -> None:
 def test_a_more_important_newcomer_takes_the_place_of_the_least_important_waiting() -> None:
     rig = rig_with(rows=1, max_queued=1, priorities=True, preemption_threshold=100)
     rig.send(0, [1], 20, priority=5)
-    rig.turn(2)
+    rig.step(2)
     rig.send(1, [1], 5, priority=1)
-    rig.turn()
+    rig.step()
     rig.send(2, [1], 5, priority=3)
     rig.run()
     dropped = finish_of(rig, 1)
@@ -129,12 +129,12 @@ def test_a_priority_that_is_not_welcome_says_when_to_come_back() -> None:
 def test_priorities_decide_the_order_and_preempt_beyond_the_threshold() -> None:
     rig = rig_with(rows=1, priorities=True, preemption_threshold=3)
     rig.send(1, [1], 20, priority=0, ignore_eos=True)
-    rig.turn(6)
+    rig.step(6)
     rig.send(2, [2], 3, priority=3, ignore_eos=True)
-    rig.turn(2)
+    rig.step(2)
     assert running(rig) == {1}
     rig.send(3, [3], 3, priority=4, ignore_eos=True)
-    rig.turn(2)
+    rig.step(2)
     assert running(rig) == {3}
     rig.run()
     for key in (1, 2, 3):
@@ -145,9 +145,9 @@ def test_priorities_decide_the_order_and_preempt_beyond_the_threshold() -> None:
 def test_low_values_first_turns_importance_around() -> None:
     rig = rig_with(rows=1, priorities=True, low_values_first=True, preemption_threshold=0)
     rig.send(1, [1], 20, priority=9, ignore_eos=True)
-    rig.turn(3)
+    rig.step(3)
     rig.send(2, [2], 3, priority=1, ignore_eos=True)
-    rig.turn(2)
+    rig.step(2)
     assert running(rig) == {2}
 
 
@@ -155,9 +155,9 @@ def test_pages_are_freed_for_the_important() -> None:
     rig = rig_with(pages=32, rows=4, priorities=True, preemption_threshold=1)
     for key in range(2):
         rig.send(key, [key] * 8, 8, priority=0, ignore_eos=True)
-    rig.turn(3)
+    rig.step(3)
     rig.send(9, [9] * 20, 10, priority=5, ignore_eos=True)
-    rig.turn(2)
+    rig.step(2)
     assert 9 in running(rig)
     rig.run()
     for key in (0, 1, 9):
@@ -185,7 +185,7 @@ def test_priorities_may_be_unwelcome() -> None:
 def test_impossible_prompts_are_refused_at_once(tokens: list[int], reason: str) -> None:
     rig = rig_with()
     rig.send(1, tokens, 3)
-    rig.turn()
+    rig.step()
     finish = finish_of(rig, 1)
     assert (finish.type, finish.status) == ("abort", 400) and reason in str(finish.message)
 
@@ -203,7 +203,7 @@ def test_the_largest_request_that_fits_the_pool_runs() -> None:
 def test_waiting_too_long_and_running_too_long() -> None:
     rig = rig_with(rows=1, waiting_timeout=0.05, running_timeout=0.3)
     rig.send(1, [1], 100, ignore_eos=True)
-    rig.turn()
+    rig.step()
     rig.send(2, [2], 5)
     rig.run()
     assert finish_of(rig, 2).status == 503 and "queue" in str(finish_of(rig, 2).message)
@@ -230,7 +230,7 @@ def test_who_shares_nothing_overtakes_who_waits_for_a_prefix() -> None:
     rig.send(1, stem, 3, ignore_eos=True)
     rig.send(2, [*stem, 1], 3, ignore_eos=True)
     rig.send(3, [7, 7], 3, ignore_eos=True)
-    rig.turn(3)
+    rig.step(3)
     assert running(rig) == {1, 3}
     rig.run()
     for key in (1, 2, 3):
@@ -249,7 +249,7 @@ def test_chunks_respect_the_budget(mixed: bool) -> None:
 
     rig.executor.submit = spy  # type: ignore[method-assign]
     rig.send(1, [1], 30, ignore_eos=True)
-    rig.turn(4)
+    rig.step(4)
     rig.send(2, list(range(30)), 4, ignore_eos=True)
     rig.run()
     assert max(total for total, _ in seen) == 8
@@ -261,18 +261,18 @@ def test_one_newcomer_per_step_when_asked() -> None:
     rig = rig_with(prefill_max_requests=1)
     for key in range(3):
         rig.send(key, [key, 1], 20, ignore_eos=True)
-    rig.turn(2)
+    rig.step(2)
     assert len(running(rig)) == 1
-    rig.turn(4)
+    rig.step(4)
     assert len(running(rig)) == 2
 
 
 def test_continuous_decode_steps_postpone_newcomers() -> None:
     rig = rig_with(continuous_decode_steps=8)
     rig.send(1, [1], 40, ignore_eos=True)
-    rig.turn(4)
+    rig.step(4)
     rig.send(2, [2], 5, ignore_eos=True)
-    rig.turn(4)
+    rig.step(4)
     assert running(rig) == {1}
     rig.run()
     rig.check(2)

@@ -121,7 +121,7 @@ def test_prompt_logprobs_survive_a_retraction(turns: int) -> None:
     rig.executor.submit = spy  # type: ignore[method-assign]
     prompt = [1, 2, 3, 4, 5, 6, 7, 8, 9]
     rig.send(1, prompt, 15, priority=0, logprobs=LogprobOptions(start=0), ignore_eos=True)
-    rig.turn(turns)
+    rig.step(turns)
     rig.send(2, [1], 2, priority=99, ignore_eos=True)
     rig.run()
     rig.check(1)
@@ -171,7 +171,7 @@ def test_resuming_what_was_complete_only_sends_the_end() -> None:
         resumed=known,
     )
     rig.mailbox.post(rig.answers[2].request)
-    rig.turn()
+    rig.step()
     answer = rig.answers[2]
     assert answer.finish is not None and answer.finish.type == "length" and answer.tokens == []
 

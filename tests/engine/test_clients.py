@@ -61,11 +61,11 @@ def test_a_newcomer_is_served_within_a_rotation(
     rig = rig_with(chunk=chunk, mixed=mixed, policy=policy)
     for prompt, output in flood:
         ask(rig, FLOOD, prompt, output)
-    rig.turn(turns)
+    rig.step(turns)
     before = rig.computed.get(FLOOD, 0)  # type: ignore[attr-defined]
     guest = ask(rig, GUEST, length)
     while not rig.answers[guest].tokens:
-        rig.turn()
+        rig.step()
     spent = rig.computed.get(FLOOD, 0) - before  # type: ignore[attr-defined]
     steps = 2 * (length // chunk + 2)
     assert spent <= length + 2 * chunk + steps * 8, "prompt for prompt, and its streams' tokens"
@@ -82,7 +82,7 @@ def test_clients_with_much_to_do_get_the_same() -> None:
         ask(rig, FLOOD, 40, 5)
     for _ in range(30):
         ask(rig, GUEST, 80, 5)
-    rig.turn(500)
+    rig.step(500)
     assert rig.answers[len(rig.answers) - 1].finish is None
     computed = rig.computed  # type: ignore[attr-defined]
     assert computed[FLOOD] == pytest.approx(computed[GUEST], rel=0.15)
@@ -92,9 +92,9 @@ def test_rows_are_shared_even_if_one_client_has_taken_them_all() -> None:
     rig = rig_with(rows=4)
     for _ in range(6):
         ask(rig, FLOOD, 4, 200)
-    rig.turn(20)
+    rig.step(20)
     guests = [ask(rig, GUEST, 4, 20) for _ in range(3)]
-    rig.turn(20)
+    rig.step(20)
     assert [bool(rig.answers[key].tokens) for key in guests] == [True, True, False]
     rig.run()
     assert max(answer.deltas[-1].retractions for answer in rig.answers.values()) <= 2
@@ -106,9 +106,9 @@ def test_pages_are_shared_too() -> None:
     rig = rig_with(pages=120, initial_ratio=0.01)
     for _ in range(2):
         ask(rig, FLOOD, 50, 9)
-    rig.turn(6)
+    rig.step(6)
     guest = ask(rig, GUEST, 40, 4)
-    rig.turn(12)
+    rig.step(12)
     assert rig.answers[guest].tokens
     rig.run()
     for key in rig.answers:
@@ -118,7 +118,7 @@ def test_pages_are_shared_too() -> None:
 def test_a_request_that_does_not_fit_holds_up_only_its_client() -> None:
     rig = rig_with(pages=100)
     ask(rig, FLOOD, 50, 30)
-    rig.turn(4)
+    rig.step(4)
     big = ask(rig, FLOOD, 60, 30)
     small = ask(rig, GUEST, 4, 4)
     rig.run()
@@ -130,7 +130,7 @@ def test_a_request_that_does_not_fit_holds_up_only_its_client() -> None:
 def test_nobody_is_displaced_by_who_has_its_part() -> None:
     rig = rig_with(rows=1)
     first = ask(rig, FLOOD, 4, 30)
-    rig.turn(4)
+    rig.step(4)
     guest = ask(rig, GUEST, 4, 4)
     other = ask(rig, FLOOD, 4, 4)
     rig.run()
@@ -141,7 +141,7 @@ def test_nobody_is_displaced_by_who_has_its_part() -> None:
 def test_importance_comes_before_fairness() -> None:
     rig = rig_with(rows=1, priorities=True, preemption_threshold=100)
     ask(rig, FLOOD, 4, 10, priority=5)
-    rig.turn(2)
+    rig.step(2)
     guest = ask(rig, GUEST, 4, 4, priority=1)
     flood = [ask(rig, FLOOD, 4, 4, priority=5) for _ in range(3)]
     rig.run()
@@ -151,7 +151,7 @@ def test_importance_comes_before_fairness() -> None:
 def test_who_comes_back_has_no_claim_to_what_it_did_not_want() -> None:
     rig = rig_with(rows=2)
     busy = [ask(rig, FLOOD, 30, 2) for _ in range(20)]
-    rig.turn(60)
+    rig.step(60)
     back = [ask(rig, GUEST, 30, 2) for _ in range(10)]
     rig.run()
     order = [key for key in finished(rig) if key in back or key in busy[-6:]]
@@ -161,7 +161,7 @@ def test_who_comes_back_has_no_claim_to_what_it_did_not_want() -> None:
 def test_a_flood_does_not_take_the_places_in_a_bounded_queue() -> None:
     rig = rig_with(rows=1, max_queued=3)
     flood = [ask(rig, FLOOD, 4, 5) for _ in range(4)]
-    rig.turn()
+    rig.step()
     guest = ask(rig, GUEST, 4, 5)
     late = ask(rig, FLOOD, 4, 5)
     rig.run()

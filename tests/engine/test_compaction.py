@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 from engine_rig import EOS, Rig
 
-from vivace.engine.compaction import FORGET_SECONDS, IDLE_SECONDS, MOST_COPIES
+from vivace.engine.compaction import FORGET_SECONDS, IDLE_SECONDS, MAX_COPIES
 from vivace.engine.settings import EngineSettings
 
 PROMPT = list(range(10, 50))
@@ -50,13 +50,13 @@ def test_nothing_happens_before_its_time_or_twice() -> None:
     rig = Rig(SETTINGS, pages=200, cache_share=16)
     burst(rig, 1)
     before = touched(rig)
-    patience = rig.loop.patience()
-    assert patience is not None and 0 < patience <= IDLE_SECONDS
+    timeout = rig.loop.wait_timeout()
+    assert timeout is not None and 0 < timeout <= IDLE_SECONDS
     rig.rest(IDLE_SECONDS / 2)
     assert touched(rig) == before
     rig.rest(IDLE_SECONDS)
     assert touched(rig) == 16
-    assert rig.loop.patience() is None
+    assert rig.loop.wait_timeout() is None
 
 
 def test_every_pause_is_told_to_the_worker_once() -> None:
@@ -81,22 +81,22 @@ def test_a_device_that_has_its_memory_anyway_is_left_alone() -> None:
     rig = Rig(SETTINGS, pages=200)
     burst(rig, 1)
     cached = rig.scheduler.state().cached_tokens
-    assert rig.loop.patience() is None
+    assert rig.loop.wait_timeout() is None
     rig.rest(10 * IDLE_SECONDS)
     assert rig.scheduler.state().cached_tokens == cached
 
 
 def test_a_request_that_comes_meanwhile_waits_for_one_small_step() -> None:
-    pages = 4 * MOST_COPIES
+    pages = 4 * MAX_COPIES
     settings = EngineSettings(eos_ids=(EOS,), depth=2, rows=64)
     rig = Rig(settings, pages=pages, page_size=1, rows=64, cache_share=pages // 2, late=True)
     for key in range(1, 21):
         rig.send(key, [key] * 4, 8, ignore_eos=True)
     rig.run()
     rig.clock.now += IDLE_SECONDS
-    rig.turn()
+    rig.step()
     rig.send(30, [3] * 4, 2, ignore_eos=True)
-    rig.turn(3)
+    rig.step(3)
     rig.run()
     rig.check(30)
     rig.at_rest()
@@ -105,7 +105,7 @@ def test_a_request_that_comes_meanwhile_waits_for_one_small_step() -> None:
 def test_copies_that_fail_cost_the_cache_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(SETTINGS, pages=200, cache_share=16)
     burst(rig, 1)
-    worker = rig.executor._runner
+    worker = rig.executor._worker
     monkeypatch.setattr(worker, "_apply", lambda plan: 1 / 0 if plan.copies else None)
     rig.rest(IDLE_SECONDS)
     monkeypatch.undo()
@@ -125,4 +125,4 @@ def test_what_prefixes_have_earned_is_lost_when_nobody_comes_for_long() -> None:
     assert touched(rig) > 16
     rig.rest(FORGET_SECONDS)
     assert touched(rig) == 16
-    assert rig.loop.patience() is None
+    assert rig.loop.wait_timeout() is None

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from engine_rig import EOS, Rig
 
-from vivace.engine.executor import ExecutorDied, Faults, InProcessExecutor, StepSkipped
-from vivace.engine.oracle import InjectedFault, OracleWorker
+from vivace.engine.executor import ExecutorDied, InProcessExecutor, StepSkipped
+from vivace.engine.oracle import Faults, InjectedFault, OracleWorker
 from vivace.engine.settings import EngineSettings
 from vivace.protocol.control import Capacity
 from vivace.protocol.request import Cancel, Request, SamplingParams
@@ -23,7 +23,7 @@ def test_bisection_finds_the_offender(depth: int, offender: int) -> None:
     rig = rig_with(Faults(), depth)
     for key in range(7):
         rig.send(key, [key, 1, 2], 12)
-    rig.turn(6)
+    rig.step(6)
     rig.faults.raise_on_keys.add(offender)
     rig.run()
     rig.at_rest()
@@ -61,7 +61,7 @@ def test_who_arrives_during_the_bisection_is_served() -> None:
     rig = rig_with(Faults(raise_on_keys={2}))
     for key in range(4):
         rig.send(key, [key], 5)
-    rig.turn(5)
+    rig.step(5)
     rig.send(9, [9, 9], 5)
     rig.cancel(3)
     rig.run()
@@ -87,7 +87,7 @@ def test_bad_numbers_end_one_request_and_leave_no_cache_behind() -> None:
 def test_numbers_that_go_bad_later_leave_only_what_others_share_already() -> None:
     rig = rig_with(Faults(), page_size=1)
     rig.send(1, [4, 5, 6, 7], 20, ignore_eos=True)
-    rig.turn(12)
+    rig.step(12)
     assert len(rig.answers[1].tokens) > 3
     rig.faults.bad_keys.add(1)
     rig.run()
@@ -97,7 +97,7 @@ def test_numbers_that_go_bad_later_leave_only_what_others_share_already() -> Non
 def test_after_a_failure_plans_in_flight_hold_what_they_mention() -> None:
     rig = rig_with(Faults(raise_on_steps={2}), depth=1)
     rig.send(1, [1] * 9, 50, ignore_eos=True)
-    rig.turn(6)
+    rig.step(6)
     scheduler = rig.scheduler
     plan = scheduler.plan(idle=True)
     assert plan is not None and [join.key for join in plan.joins] == [1]
@@ -114,9 +114,9 @@ def test_an_exception_in_booking_one_result_ends_that_request_only(
     rig = rig_with(Faults(), depth=2)
     rig.send(1, [1, 2], 8)
     rig.send(2, [3, 4], 8)
-    rig.turn(6)
-    victim = rig.scheduler._roster.live[1]
-    monkeypatch.setattr(type(victim), "answer_one", explode_for(1, type(victim).answer_one))
+    rig.step(6)
+    victim = rig.scheduler._table.live[1]
+    monkeypatch.setattr(type(victim), "next_delta", explode_for(1, type(victim).next_delta))
     rig.run()
     finish = rig.answers[1].finish
     assert finish is not None and finish.status == 500 and "boom" in str(finish.message)
@@ -141,7 +141,7 @@ def test_a_request_that_cannot_be_taken_gets_500(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(rig.scheduler, "add", add)
     rig.send(5, [1])
-    rig.turn()
+    rig.step()
     finish = rig.answers[5].finish
     assert finish is not None and finish.status == 500 and "no way" in str(finish.message)
 

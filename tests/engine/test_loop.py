@@ -46,7 +46,7 @@ def test_depth_plans_are_in_flight_and_committed_in_order(depth: int) -> None:
     rig.send(1, [1, 2], 12, ignore_eos=True)
     rig.run()
     assert submitted == landed == list(range(12))
-    assert not rig.loop.turn(0), "there is nothing left to do"
+    assert not rig.loop.step(0), "there is nothing left to do"
     assert most == depth
     rig.check(1)
 
@@ -58,8 +58,8 @@ def test_answers_go_to_the_frontend_that_asked_marked_with_the_epoch() -> None:
     rig.loop = Loop(rig.scheduler, rig.executor, rig.mailbox, epoch=7, clock=rig.clock)
     for frontend in (0, 3):
         rig.send(frontend << KEY_SHIFT | 5, [1], 2, ignore_eos=True)
-    while rig.loop.patience() is not None or not sent:
-        rig.loop.turn(0)
+    while rig.loop.wait_timeout() is not None or not sent:
+        rig.loop.step(0)
     assert {frontend for frontend, _ in sent} == {0, 3}
     for frontend, deltas in sent:
         assert deltas.epoch == 7
@@ -71,14 +71,14 @@ def test_an_abort_frees_everything_once_the_steps_in_flight_have_landed(depth: i
     rig = rig_with(depth=depth, prefix_cache=False)
     for key in (1, 2):
         rig.send(key, [key] * 9, 50, ignore_eos=True)
-    rig.turn(9)
+    rig.step(9)
     rig.cancel(1)
-    rig.turn(2 * depth)
+    rig.step(2 * depth)
     state = rig.scheduler.state()
     finish = rig.answers[1].finish
     assert finish is not None and (finish.type, finish.status) == ("abort", None)
     assert state.running == 1
-    (survivor,) = rig.scheduler._roster.runners()
+    (survivor,) = rig.scheduler._table.running()
     assert survivor.lease is not None
     assert state.used_tokens == len(survivor.lease.pages) * 4
     rig.run()
@@ -105,13 +105,13 @@ def test_aborts_of_waiting_requests_by_prefix_and_all() -> None:
     rig = rig_with(rows=1)
     for key, rid in enumerate(["a-1", "a-2", "b-1", "c"]):
         rig.send(key, [key], 30, rid=rid, ignore_eos=True)
-    rig.turn(3)
+    rig.step(3)
     rig.cancel(rid_prefix="a-")
-    rig.turn(4)
+    rig.step(4)
     ended = {key for key, answer in rig.answers.items() if answer.finish is not None}
     assert ended == {0, 1}
     rig.cancel(everything=True)
-    rig.turn(4)
+    rig.step(4)
     assert all(answer.finish is not None for answer in rig.answers.values())
     rig.at_rest()
 
@@ -119,7 +119,7 @@ def test_aborts_of_waiting_requests_by_prefix_and_all() -> None:
 def test_a_client_that_has_its_answer_hears_nothing_more() -> None:
     rig = rig_with(depth=2)
     rig.send(1, [1], 30, ignore_eos=True)
-    rig.turn(6)
+    rig.step(6)
     known = len(rig.answers[1].deltas)
     rig.cancel(1, finished=True)
     rig.run()
@@ -130,18 +130,18 @@ def test_a_client_that_has_its_answer_hears_nothing_more() -> None:
 def test_unknown_keys_are_ignored() -> None:
     rig = rig_with()
     rig.cancel(17)
-    rig.turn()
+    rig.step()
     rig.at_rest()
 
 
 def test_commands_wait_until_nothing_is_in_flight() -> None:
     rig = rig_with(depth=3)
     rig.send(1, [1, 2, 3, 4, 5], 20, ignore_eos=True)
-    rig.turn(7)
+    rig.step(7)
     rig.mailbox.post(Command(1, GetState()))
     rig.mailbox.post(Command(2, FlushCache()))
     while len(rig.replies) < 2:
-        rig.turn()
+        rig.step()
     state, refused = rig.replies
     assert state.state is not None and state.state.running == 1
     assert state.state.executor == "OracleExecutor" and state.state.audit == []
@@ -157,11 +157,11 @@ def test_commands_wait_until_nothing_is_in_flight() -> None:
 def test_drain_finishes_what_runs_and_takes_nothing_new() -> None:
     rig = rig_with()
     rig.send(1, [1], 10, ignore_eos=True)
-    rig.turn(3)
+    rig.step(3)
     rig.mailbox.post(Command(5, Drain(timeout=60)))
-    rig.turn()
+    rig.step()
     rig.send(2, [1], 10)
-    rig.turn()
+    rig.step()
     finish = rig.answers[2].finish
     assert finish is not None and finish.status == 503 and finish.retry_after
     assert rig.replies == []
@@ -173,18 +173,18 @@ def test_drain_finishes_what_runs_and_takes_nothing_new() -> None:
 def test_drain_gives_up_at_its_deadline() -> None:
     rig = rig_with()
     rig.send(1, [1], 150, ignore_eos=True)
-    rig.turn(3)
+    rig.step(3)
     rig.mailbox.post(Command(5, Drain(timeout=0.05)))
-    rig.turn(10)
+    rig.step(10)
     assert [(reply.ticket, reply.ok) for reply in rig.replies] == [(5, False)]
 
 
 def test_the_mailbox_is_read_every_so_many_turns_while_busy() -> None:
     rig = rig_with(receive_interval=5)
     rig.send(1, [1], 40, ignore_eos=True)
-    rig.turn()
-    rig.turn(3)
-    assert all(rig.loop.turn(0) for _ in range(4)), "a turn that lands a step has done something"
+    rig.step()
+    rig.step(3)
+    assert all(rig.loop.step(0) for _ in range(4)), "a turn that lands a step has done something"
     reads = 0
     receive = rig.mailbox.receive
 
@@ -194,7 +194,7 @@ def test_the_mailbox_is_read_every_so_many_turns_while_busy() -> None:
         return receive(wait)
 
     rig.mailbox.receive = counted  # type: ignore[method-assign]
-    rig.turn(20)
+    rig.step(20)
     assert reads == 4
     rig.run()
     rig.check(1)

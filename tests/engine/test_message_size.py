@@ -9,10 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prompt_parts import part_of, rows_of
 
-from vivace.engine.message_size import MOST_BYTES, parts, size_of, small_messages
 from vivace.engine.oracle import oracle_logprob
 from vivace.engine.settings import EngineSettings
-from vivace.protocol.output import Delta, Deltas
+from vivace.protocol.output import (
+    MAX_MESSAGE_BYTES,
+    Delta,
+    Deltas,
+    delta_bytes,
+    split_deltas,
+    split_prompt_logprobs,
+)
 from vivace.protocol.request import LogprobOptions
 
 ALL_IDS = tuple(range(90))
@@ -45,7 +51,7 @@ def test_the_largest_message_is_small(depth: int, chunk: int, stream: bool) -> N
             stream_interval=10_000,
         )
     rig.run()
-    assert max(sizes) <= MOST_BYTES + 4096
+    assert max(sizes) <= MAX_MESSAGE_BYTES + 4096
     assert sum(sizes) > (KEYS - 1) * len(prompt) * 128 * 8, "all was sent"
     expected = [oracle_logprob(token, p, WORST) for p, token in enumerate(prompt)]
     for key in range(1, KEYS):
@@ -69,10 +75,10 @@ def test_parts_add_up(rows: int, top: int, chosen: int, start: int, known: int, 
     tokens = list(range(200, 200 + start + rows))
     scored = [oracle_logprob(tokens[p], p, options) for p in range(start, start + rows)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vivace.engine.message_size.MOST_BYTES", most)
-        sent = list(parts(part_of(start, scored), known))
+        patch.setattr("vivace.protocol.output.MAX_MESSAGE_BYTES", most)
+        sent = list(split_prompt_logprobs(part_of(start, scored), known))
     for part in sent:
-        size = size_of(Delta(key=1, index=0, tokens=[], prompt_logprobs=part))
+        size = delta_bytes(Delta(key=1, index=0, tokens=[], prompt_logprobs=part))
         assert size <= most or len(part.logprobs) == 4
     assert rows_of(tokens, options, sent) == scored[max(0, known - start) :]
 
@@ -80,8 +86,8 @@ def test_parts_add_up(rows: int, top: int, chosen: int, start: int, known: int, 
 @given(st.lists(st.integers(0, 40_000), max_size=30))
 def test_messages_keep_the_order(lengths: list[int]) -> None:
     deltas = [Delta(key=key, index=0, tokens=[7] * length) for key, length in enumerate(lengths)]
-    batches = list(small_messages(deltas))
+    batches = list(split_deltas(deltas))
     assert [delta for batch in batches for delta in batch] == deltas
     for batch in batches:
-        assert len(batch) == 1 or sum(map(size_of, batch)) <= MOST_BYTES
-        assert len(msgspec.msgpack.encode(Deltas(0, batch))) <= sum(map(size_of, batch)) + 64
+        assert len(batch) == 1 or sum(map(delta_bytes, batch)) <= MAX_MESSAGE_BYTES
+        assert len(msgspec.msgpack.encode(Deltas(0, batch))) <= sum(map(delta_bytes, batch)) + 64

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vivace.engine.ordering import LPM_LIMIT, ORDERS
+from vivace.engine.schedule_policy import LPM_LIMIT, ORDERS
 from vivace.engine.sequence import Sequence
 from vivace.engine.settings import EngineSettings
 from vivace.kv.leases import Leases
@@ -25,7 +25,7 @@ def waiting(
         priority=priority,
         cache_key=name,
     )
-    sequence = Sequence(request, SETTINGS, ticket=ticket, longest=100, now=0.0)
+    sequence = Sequence(request, SETTINGS, ticket=ticket, max_len=100, now=0.0)
     sequence.refresh_prefix()
     return sequence
 

@@ -7,9 +7,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from vivace.engine.ordering import ORDERS
+from vivace.engine.schedule_policy import ORDERS
 from vivace.engine.settings import EngineSettings
-from vivace.kv.eviction import EVICTIONS
+from vivace.kv.prefix_tree import EVICTIONS
 from vivace.protocol.request import LogprobOptions
 
 STEMS = ([5] * 24, list(range(10, 34)))
@@ -115,13 +115,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.cancelled.add(key)
 
     @rule(count=st.integers(1, 6))
-    def turn(self, count: int) -> None:
-        self.rig.turn(count)
+    def step(self, count: int) -> None:
+        self.rig.step(count)
 
     @rule(seconds=st.sampled_from([1.0, 6.0, 700.0]))
     def pause(self, seconds: float) -> None:
         self.rig.clock.now += seconds
-        self.rig.turn(2)
+        self.rig.step(2)
 
     def teardown(self) -> None:
         if not hasattr(self, "rig"):
@@ -173,7 +173,7 @@ def test_a_failing_request_ends_alone(rig: Rig, keys: set[int], step: int) -> No
             ignore_eos=True,
             min_new_tokens=1,
         )
-        rig.turn(key % 3)
+        rig.step(key % 3)
     rig.run()
     rig.at_rest()
     for key, answer in rig.answers.items():

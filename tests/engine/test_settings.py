@@ -12,14 +12,14 @@ from vivace.config.memory import MemoryOptions
 from vivace.config.observability import LoggingOptions
 from vivace.config.runtime import RuntimeOptions
 from vivace.config.schedule import ScheduleOptions
-from vivace.engine.settings import EngineSettings, settings_of
+from vivace.engine.settings import EngineSettings, engine_settings
 from vivace.protocol.control import Capacity
 
 CAPACITY = Capacity(pages=100, page_size=4, rows=32, context=128, vocabulary=50)
 
 
 def config(environment: dict[str, str] | None = None, **changes: Any) -> Any:
-    """What settings_of reads of a Config; every option at its default but `changes`."""
+    """What engine_settings reads of a Config; every option at its default but `changes`."""
     slices = {
         "schedule": ScheduleOptions(),
         "memory": MemoryOptions(),
@@ -34,7 +34,7 @@ def config(environment: dict[str, str] | None = None, **changes: Any) -> Any:
 
 
 def test_flags_arrive() -> None:
-    settings = settings_of(
+    settings = engine_settings(
         config(
             chunked_prefill_size=512,
             schedule_policy="lpm",
@@ -52,16 +52,16 @@ def test_flags_arrive() -> None:
 
 
 def test_rows_are_limited_by_the_device() -> None:
-    assert settings_of(config(max_running_requests=8), CAPACITY).rows == 8
-    assert settings_of(config(max_running_requests=800), CAPACITY).rows == 32
+    assert engine_settings(config(max_running_requests=8), CAPACITY).rows == 8
+    assert engine_settings(config(max_running_requests=800), CAPACITY).rows == 32
 
 
 def test_minus_one_turns_chunking_off() -> None:
-    assert settings_of(config(chunked_prefill_size=-1), CAPACITY).chunk is None
+    assert engine_settings(config(chunked_prefill_size=-1), CAPACITY).chunk is None
 
 
 def test_recognized_variables_change_the_estimate_and_the_timeouts() -> None:
-    settings = settings_of(
+    settings = engine_settings(
         config(
             {
                 "SGLANG_INIT_NEW_TOKEN_RATIO": "0.5",
@@ -76,12 +76,12 @@ def test_recognized_variables_change_the_estimate_and_the_timeouts() -> None:
     assert (settings.initial_ratio, settings.clip_new_tokens) == (0.5, 100)
     assert (settings.waiting_timeout, settings.running_timeout) == (30.0, None)
     assert settings.retract_every == 3
-    assert settings_of(config(), CAPACITY).retract_every == 0
+    assert engine_settings(config(), CAPACITY).retract_every == 0
 
 
 def test_a_variable_that_is_no_number_is_named() -> None:
     with pytest.raises(ValueError, match="SGLANG_RETRACT_DECODE_STEPS='many'"):
-        settings_of(config({"SGLANG_RETRACT_DECODE_STEPS": "many"}), CAPACITY)
+        engine_settings(config({"SGLANG_RETRACT_DECODE_STEPS": "many"}), CAPACITY)
 
 
 def test_defaults_are_sglangs() -> None:

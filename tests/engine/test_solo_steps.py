@@ -7,8 +7,9 @@ from engine_rig import Rig
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vivace.engine.executor import Faults, Runner
-from vivace.engine.solo_steps import ALWAYS, UNTIL_FIRST_TOKEN, SoloSteps
+from vivace.engine.executor import StepWorker
+from vivace.engine.fault_isolation import ALWAYS, UNTIL_FIRST_TOKEN, SoloSteps
+from vivace.engine.oracle import Faults
 from vivace.protocol.request import LogprobOptions
 from vivace.protocol.step import StepPlan, StepResult
 
@@ -16,7 +17,7 @@ from vivace.protocol.step import StepPlan, StepResult
 class Watched:
     """Notes which requests share a step, and whether one has drawn a token in this row."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: StepWorker) -> None:
         self.capacity, self.close = runner.capacity, runner.close
         self._runner = runner
         self._keys: dict[int, int] = {}
@@ -38,8 +39,8 @@ class Watched:
 
 
 def watched_rig(rig: Rig) -> Watched:
-    watched = Watched(rig.executor._runner)
-    rig.executor._runner = SoloSteps(watched)
+    watched = Watched(rig.executor._worker)
+    rig.executor._worker = SoloSteps(watched)
     return watched
 
 
@@ -57,7 +58,7 @@ def test_suspects_run_alone_and_tokens_stay_the_same(
         options = LogprobOptions(start=0) if key % 3 == 0 and not resume else None
         tokens = [key + place for place in range(length)]
         rig.send(key, tokens, count, suspect=level, resume=resume, logprobs=options)
-        rig.turn(key % 3)
+        rig.step(key % 3)
     rig.run()
     suspicion = {key: level for key, (level, _, _) in enumerate(asked, 1)}
     for keys, drawn in watched.early:

@@ -9,8 +9,8 @@ from engine_rig import EOS, Rig
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vivace.engine.dynamic_chunk import FIRST, SMALLEST, DynamicChunk
 from vivace.engine.settings import EngineSettings
+from vivace.engine.step_builder import FIRST_CHUNK, MIN_CHUNK, DynamicChunk
 from vivace.protocol.step import StepPlan
 
 STALL = 0.05
@@ -45,7 +45,7 @@ COSTS = st.builds(
 def rig_with(cost: Cost, **options: object) -> Rig:
     chosen = {"eos_ids": (EOS,), "depth": 1, "chunk": 256, "rows": ROWS, **options}
     rig = Rig(EngineSettings(**chosen), pages=4000, context=2000, cost=cost)  # type: ignore[arg-type]
-    rig.send(0, [1] * 2 * FIRST, 2, ignore_eos=True, cache_key="warm-up")
+    rig.send(0, [1] * 2 * FIRST_CHUNK, 2, ignore_eos=True, cache_key="warm-up")
     rig.run()
     return rig
 
@@ -55,7 +55,7 @@ def stream(rig: Rig, length: int) -> int:
     key = len(rig.answers)
     rig.send(key, [key], length, ignore_eos=True)
     while not rig.answers[key].tokens:
-        rig.turn()
+        rig.step()
     return key
 
 
@@ -83,12 +83,12 @@ def test_a_stream_waits_three_steps_and_one_chunk_at_most(
     key = stream(rig, 60)
     prompts = [prompt(rig, long)]
     for pause, length, output in arrivals:
-        rig.turn(pause)
+        rig.step(pause)
         prompts.append(prompt(rig, length, output))
     rig.run()
     whole = 600 * cost.token
     if chunk is not None:
-        cut = max(4 * STALL + 8 * cost.decode_step(ROWS), SMALLEST * cost.token)
+        cut = max(4 * STALL + 8 * cost.decode_step(ROWS), MIN_CHUNK * cost.token)
         whole = min(chunk * cost.token, cut)
     bound = 3 * cost.decode_step(ROWS) + whole + cost.step
     assert max(rig.answers[key].gaps()) <= bound * 1.01
@@ -114,7 +114,7 @@ def test_prompts_keep_their_share_beside_many_streams(
     start = rig.clock.now
     keys = [prompt(rig, 1000), prompt(rig, 1000)]
     while not rig.answers[keys[-1]].tokens:
-        rig.turn(audit=False)
+        rig.step(audit=False)
     assert rig.clock.now - start <= 6 * undisturbed + 4 * cost.decode_step(ROWS)
 
 
@@ -143,9 +143,9 @@ def test_a_thousand_short_prompts_do_not_silence_the_first() -> None:
     )
     for _ in range(300):
         prompt(rig, 32, 16)
-    rig.turn(5000, audit=False)
+    rig.step(5000, audit=False)
     gaps = [gap for answer in rig.answers.values() for gap in answer.gaps()]
-    assert max(gaps) <= 9 * cost.decode_step(64) + STALL + cost.step + FIRST * cost.token
+    assert max(gaps) <= 9 * cost.decode_step(64) + STALL + cost.step + FIRST_CHUNK * cost.token
     for key in rig.answers:
         rig.check(key)
 
@@ -170,7 +170,7 @@ def test_decode_steps_between_two_chunks_follow_the_flag() -> None:
 
     rig.executor.submit = spy  # type: ignore[method-assign]
     prompt(rig, 64, 1)
-    rig.turn(24)
+    rig.step(24)
     first = kinds.index(True)
     assert kinds[first : first + 8] == [True, False, False, False] * 2
 
@@ -180,36 +180,36 @@ def test_decode_steps_between_two_chunks_follow_the_flag() -> None:
 
 def test_slower_tokens_count_at_once_and_accidents_little() -> None:
     chunk = DynamicChunk(0.1)
-    assert chunk.tokens(1) == FIRST
-    chunk.landed(100, 0, 0.1)
-    assert chunk.tokens(1) == 100
-    chunk.landed(100, 0, 0.2)
-    assert chunk.tokens(1) == 50
-    chunk.landed(100, 0, 60.0)
-    assert chunk.tokens(1) == SMALLEST
+    assert chunk.max_tokens(1) == FIRST_CHUNK
+    chunk.observe(100, 0, 0.1)
+    assert chunk.max_tokens(1) == 100
+    chunk.observe(100, 0, 0.2)
+    assert chunk.max_tokens(1) == 50
+    chunk.observe(100, 0, 60.0)
+    assert chunk.max_tokens(1) == MIN_CHUNK
     for _ in range(8):
-        chunk.landed(16, 0, 0.016)
-    assert chunk.tokens(1) == pytest.approx(98, abs=3)
+        chunk.observe(16, 0, 0.016)
+    assert chunk.max_tokens(1) == pytest.approx(98, abs=3)
 
 
 def test_a_chunk_grows_with_the_steps_of_those_who_wait_for_it() -> None:
     chunk = DynamicChunk(0.1)
-    chunk.landed(100, 0, 0.1)
+    chunk.observe(100, 0, 0.1)
     for _ in range(3):
-        chunk.landed(0, 5, 0.2)
-    assert chunk.tokens(1) == 1700
-    chunk.landed(0, 5, 30.0)
-    assert chunk.tokens(1) == 1700, "one slow step is an accident"
+        chunk.observe(0, 5, 0.2)
+    assert chunk.max_tokens(1) == 1700
+    chunk.observe(0, 5, 30.0)
+    assert chunk.max_tokens(1) == 1700, "one slow step is an accident"
 
 
 def test_tiny_chunks_say_nothing_about_the_speed() -> None:
     chunk = DynamicChunk(0.1)
-    chunk.landed(1, 0, 0.05)
-    assert chunk.tokens(1) == FIRST
-    assert DynamicChunk(0.0).tokens(1) is None
+    chunk.observe(1, 0, 0.05)
+    assert chunk.max_tokens(1) == FIRST_CHUNK
+    assert DynamicChunk(0.0).max_tokens(1) is None
 
 
 def test_a_chunk_grows_with_the_prompts_that_wait_up_to_four() -> None:
     chunk = DynamicChunk(0.1)
-    chunk.landed(100, 0, 0.1)
-    assert [chunk.tokens(n) for n in (0, 1, 2, 4, 1000)] == [100, 100, 200, 400, 400]
+    chunk.observe(100, 0, 0.1)
+    assert [chunk.max_tokens(n) for n in (0, 1, 2, 4, 1000)] == [100, 100, 200, 400, 400]

@@ -11,8 +11,8 @@ from engine_rig import EOS, Rig
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vivace.engine.metrics import Distribution
 from vivace.engine.settings import EngineSettings
+from vivace.engine.stats import Distribution
 from vivace.launch.engine import StageTimes
 from vivace.protocol.control import Histogram
 
@@ -80,7 +80,7 @@ def test_metrics_count_requests_and_tokens() -> None:
             rig.send(key, [1, 2, 3, 4, 5], 6, ignore_eos=True)
         rig.run()
     rig.send(99, [1], 50, ignore_eos=True)
-    rig.turn(3)
+    rig.step(3)
     metrics = rig.scheduler.state().metrics
     assert metrics.gauges["num_running_reqs"] == 1
     assert metrics.gauges["max_total_num_tokens"] == rig.capacity.tokens
@@ -127,7 +127,7 @@ def test_a_request_without_log_metrics_is_in_no_metric_of_requests() -> None:
         counted = key % 2 == 0
         for rig in [alone, mixed] if counted else [mixed]:
             rig.send(key, [key, 1, 2], 6, ignore_eos=True, log_metrics=counted)
-    mixed.turn(3)
+    mixed.step(3)
     assert mixed.scheduler.state().metrics.gauges["num_running_reqs"] == 4
     mixed.send(9, [9, 9], 50, ignore_eos=True, log_metrics=False)
     mixed.cancel(9)
@@ -185,7 +185,7 @@ def test_the_stages_of_a_request_add_up_to_its_latency() -> None:
 def test_the_length_of_what_decodes() -> None:
     rig = rig_with()
     rig.send(1, [1, 2, 3], 50, ignore_eos=True)
-    rig.turn(4)
+    rig.step(4)
     length = 3 + len(rig.answers[1].tokens)
     assert rig.scheduler.state().metrics.gauges["decode_sum_seq_lens"] == length
     rig.cancel(1)

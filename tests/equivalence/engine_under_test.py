@@ -21,7 +21,7 @@ from vivace.engine.compaction import FORGET_SECONDS
 from vivace.engine.executor import InProcessExecutor
 from vivace.engine.loop import Loop
 from vivace.engine.scheduler import Scheduler
-from vivace.engine.settings import settings_of
+from vivace.engine.settings import engine_settings
 from vivace.frontend.request_state import PromptRows
 from vivace.models.facts import facts_of
 from vivace.platforms.cpu.facts import kernels_built
@@ -85,7 +85,7 @@ class Engine:
     def __init__(self, worker: Worker, config: Config, setting: Setting) -> None:
         self._mailbox = LocalMailbox()
         settings = dataclasses.replace(
-            settings_of(config, worker.capacity),
+            engine_settings(config, worker.capacity),
             depth=setting.depth,
             retract_every=5 if setting.retraction else 0,
         )
@@ -120,7 +120,7 @@ class Engine:
             for request in waiting[:count]:
                 self._mailbox.post(request)
             del waiting[:count]
-            self._loop.turn(0)
+            self._loop.step(0)
             for message in self._mailbox.collect():
                 if isinstance(message, Deltas):
                     for delta in message.deltas:
@@ -137,10 +137,10 @@ class Engine:
         before, because that is made the share of the prefix cache."""
         leases = self._scheduler._leases
         leases._share.first = leases.cached // 2
-        self._loop.turn(0)
+        self._loop.step(0)
         self._clock.ahead += 2 * FORGET_SECONDS
-        while self._loop.patience() == 0.0:
-            self._loop.turn(0)
+        while self._loop.wait_timeout() == 0.0:
+            self._loop.step(0)
         return self._scheduler.state().cached_tokens
 
     def resident(self) -> float:

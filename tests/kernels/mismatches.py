@@ -76,9 +76,9 @@ ATTENTION = NativeAttention(KERNELS, [LAYER], MEMORY, PAGES * PAGE_SIZE)
 def of_step(decode: bool) -> Arguments:
     spans = T if decode else 2
     return {
-        "slots": torch.arange(T),
+        "slot_mapping": torch.arange(T),
         "page_table": torch.arange(PAGES).repeat(spans, 1),
-        "lengths": torch.full((spans,), 3),
+        "context_lens": torch.full((spans,), 3),
         "query_starts": torch.arange(T + 1) if decode else torch.tensor([0, 2, T]),
     }
 

@@ -37,9 +37,9 @@ pytestmark = pytest.mark.skipif(not USABLE, reason=f"no native kernels: {KERNELS
 
 @dataclass
 class MadeStep:
-    slots: torch.Tensor
+    slot_mapping: torch.Tensor
     page_table: torch.Tensor
-    lengths: torch.Tensor
+    context_lens: torch.Tensor
     query_starts: torch.Tensor
     host: HostStep
     positions: torch.Tensor
@@ -82,9 +82,9 @@ class Sequences:
             decode=bool((counts == 1).all()),
         )
         return MadeStep(
-            slots=torch.from_numpy(np.concatenate(slots)),
+            slot_mapping=torch.from_numpy(np.concatenate(slots)),
             page_table=torch.from_numpy(host.pages),
-            lengths=torch.from_numpy(host.lengths),
+            context_lens=torch.from_numpy(host.lengths),
             query_starts=torch.from_numpy(host.starts),
             host=host,
             positions=torch.from_numpy(np.concatenate(positions)),
@@ -267,7 +267,7 @@ def test_a_captured_decode_replays_with_any_rows_up_to_its_own(dtype):
 
 
 @pytest.mark.parametrize("spans", [[(0, 30, 31), (1, 17, 18)], [(0, 20, 31), (1, 17, 18)]])
-@pytest.mark.parametrize("field", ["slots", "page_table", "lengths", "query_starts"])
+@pytest.mark.parametrize("field", ["slot_mapping", "page_table", "context_lens", "query_starts"])
 @pytest.mark.parametrize("value", [-1, -(2**62), 2**31, 2**62])
 def test_contents_that_lead_out_of_the_memory_are_refused_before_a_kernel_runs(spans, field, value):
     sequences = Sequences(shaped(), [31, 18], 16, torch.float32)
@@ -284,11 +284,11 @@ def test_contents_that_lead_out_of_the_memory_are_refused_before_a_kernel_runs(s
 @pytest.mark.parametrize(
     ("field", "row", "value"),
     [
-        ("slots", 0, 5 * 16),
+        ("slot_mapping", 0, 5 * 16),
         ("page_table", 0, 5),
-        ("lengths", 0, 33),
-        ("lengths", 0, 10),
-        ("lengths", 1, 0),
+        ("context_lens", 0, 33),
+        ("context_lens", 0, 10),
+        ("context_lens", 1, 0),
         ("query_starts", 0, 1),
         ("query_starts", 1, 13),
     ],
@@ -312,8 +312,10 @@ def test_no_captured_row_is_longer_than_its_rotations():
         q, k, v = sequences.inputs(spans)
         backend.rotate_and_attend(sequences.layer, q, k, v, step.positions, turned, step)
     backend.plan(step)
-    step.lengths[0] = 32
-    with pytest.raises(ValueError, match=r"step.lengths less one must be in 0..30, not 17..31"):
+    step.context_lens[0] = 32
+    with pytest.raises(
+        ValueError, match=r"step.context_lens less one must be in 0..30, not 17..31"
+    ):
         backend.plan(step)
 
 
@@ -336,7 +338,7 @@ def test_rotation_and_store_equal_the_torch_ops_bit_for_bit(isa, rotated, dtype)
     step.attention = theirs
     wanted = RotaryAttend(rotary)(layer, q2, k2, v2, cos_sin, step)
     assert torch.equal(q, q2) and torch.equal(k, k2) and torch.equal(found, wanted)
-    kept = theirs._memory.layers[0].flatten(0, 1)[step.slots]
+    kept = theirs._memory.layers[0].flatten(0, 1)[step.slot_mapping]
     assert torch.equal(kept, stored(torch.stack((k2, v2), 1), dtype))
     ours_kept, theirs_kept = (backend._memory.layers[0] for backend in (ours, theirs))
     assert torch.equal(ours_kept.view(torch.uint8), theirs_kept.view(torch.uint8))
@@ -353,7 +355,7 @@ def test_int8_is_stored_as_the_reference_stores_it_whatever_the_numbers(isa, hea
     k[8, 1, 0] = 127.0
     backend, spans = native(sequences, isa), [(0, 0, 12)]
     sequences.run(backend, spans)
-    kept = backend._memory.layers[0].flatten(0, 1)[sequences.step(spans).slots]
+    kept = backend._memory.layers[0].flatten(0, 1)[sequences.step(spans).slot_mapping]
     assert torch.equal(kept[..., :head_dim], stored(k_v(sequences), torch.int8)[..., :head_dim])
     found, wanted = (restored(x, head_dim) for x in (kept, stored(k_v(sequences), torch.int8)))
     torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)

@@ -141,14 +141,14 @@ class PagedModel:
             row[: len(self._pages[name])] = self._pages[name]
         starts = np.concatenate([[0], np.cumsum(counts)])
         return StepInput(
-            ids=torch.tensor([t for tokens in spans.values() for t in tokens]),
+            input_ids=torch.tensor([t for tokens in spans.values() for t in tokens]),
             positions=torch.tensor(positions),
             query_starts=torch.from_numpy(starts),
-            lengths=torch.tensor(lengths),
+            context_lens=torch.tensor(lengths),
             rows=torch.arange(len(spans)),
             page_table=torch.from_numpy(table),
-            slots=torch.tensor(slots),
-            last=torch.from_numpy(starts[1:] - 1),
+            slot_mapping=torch.tensor(slots),
+            logits_indices=torch.from_numpy(starts[1:] - 1),
             attention=self.attention,
             counts=counts,
             max_length=max(lengths),

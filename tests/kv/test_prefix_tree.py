@@ -13,8 +13,15 @@ from hypothesis.stateful import (
     rule,
 )
 
-from vivace.kv.eviction import EVICTIONS, least_frequently_used
-from vivace.kv.prefix_tree import TOKEN_BYTES, Node, PrefixTree, pack, shared_pages
+from vivace.kv.prefix_tree import (
+    EVICTIONS,
+    TOKEN_BYTES,
+    Node,
+    PrefixTree,
+    least_frequently_used,
+    pack,
+    shared_pages,
+)
 
 NAMESPACES = st.sampled_from(["", "tenant", "\ud800"])
 TOKENS = st.lists(st.integers(0, 1), max_size=12)

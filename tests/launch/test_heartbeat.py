@@ -14,10 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vivace.engine.step_times import FACTOR, UNKNOWN, StepTimes, work_of
-from vivace.launch.engine_process import HeartbeatMailbox, HeartbeatRunner
-from vivace.protocol.channel import ToEngine
-from vivace.protocol.control import Capacity
+from vivace.launch.engine_process import (
+    FACTOR,
+    UNKNOWN,
+    HeartbeatMailbox,
+    HeartbeatRunner,
+    StepTimes,
+    step_work,
+)
+from vivace.protocol.control import Capacity, ToEngine
 from vivace.protocol.heartbeat import (
     IDLE,
     MAX_SPANS,
@@ -243,7 +248,7 @@ def test_nothing_is_known_at_first_then_more_work_may_take_longer() -> None:
     times.learn(8, 0.1)
     assert times.allowance(8) == times.allowance(1) == 2.0
     assert times.allowance(2048) >= FACTOR * 0.1 * 2048 / 16
-    assert work_of([(1024, 8192)], 3) > work_of([(1024, 1024)], 3) > 1024
+    assert step_work([(1024, 8192)], 3) > step_work([(1024, 1024)], 3) > 1024
 
 
 def test_a_long_prompt_is_allowed_its_time() -> None:
@@ -251,7 +256,7 @@ def test_a_long_prompt_is_allowed_its_time() -> None:
     times = StepTimes(2.0)
     for work in (1, 8, 8):
         times.learn(work, 0.01 * work)
-    assert times.allowance(work_of([(8192, 8192)], 0)) > 8192 * 0.01
+    assert times.allowance(step_work([(8192, 8192)], 0)) > 8192 * 0.01
 
 
 def test_a_stopped_process_is_no_slow_device() -> None:

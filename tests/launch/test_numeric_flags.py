@@ -22,9 +22,8 @@ from toy_config import LLAMA
 from vivace.config.config import Config, all_options
 from vivace.config.option import Option, Support
 from vivace.config.parsing import from_arguments
-from vivace.engine.new_token_estimate import NewTokenEstimate
-from vivace.engine.settings import EngineSettings
-from vivace.engine.settings import settings_of as engine_settings
+from vivace.engine.settings import EngineSettings, engine_settings
+from vivace.engine.step_builder import NewTokenEstimate
 from vivace.errors import CannotStart
 from vivace.launch.configure import configure
 from vivace.launch.engine import build_runner

@@ -22,7 +22,7 @@ POOLS = {1: 420, 16: 96}
 @dataclass(frozen=True)
 class MadeStep:
     host: HostStep
-    slots: torch.Tensor
+    slot_mapping: torch.Tensor
 
 
 def made_step(spans, page_size, *, scattered, seed=0):
@@ -58,7 +58,7 @@ def filled_memory(layer, page_size, dtype):
 def run(backend_type, layer, step, page_size, dtype, *, adjacent=False, kv_dtype=None):
     torch.manual_seed(1)
     memory = filled_memory(layer, page_size, kv_dtype or dtype)
-    total = len(step.slots)
+    total = len(step.slot_mapping)
     q = torch.randn(total, layer.heads, layer.head_dim).to(dtype)
     kv = torch.randn(total, 2 * layer.kv_heads, layer.head_dim).to(dtype)
     k, v = kv.chunk(2, dim=1)

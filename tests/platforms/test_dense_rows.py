@@ -22,7 +22,7 @@ PAGES, PAGE = 40, 4
 @dataclass(frozen=True)
 class DecodeStep:
     host: HostStep
-    slots: torch.Tensor
+    slot_mapping: torch.Tensor
 
 
 class Rows:

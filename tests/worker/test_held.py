@@ -9,7 +9,7 @@ from torch import nn
 
 from vivace.layers.module import Module
 from vivace.platforms.ops.stored import Int8Rows
-from vivace.worker.tensor_memory import held_bytes
+from vivace.worker.tensor_memory import tensor_bytes
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,10 @@ def test_shared_memory_counts_once_and_functions_are_leaves() -> None:
     node.table, node.child, node.act = table, child, torch.relu  # pyright: ignore
     child.again, child.parent = table[:10], node  # pyright: ignore
     child.pair = Pair(torch.zeros(3, dtype=torch.int8), [table.view(4, 25)])  # pyright: ignore
-    assert held_bytes(node) == 403
+    assert tensor_bytes(node) == 403
 
 
 def test_parameters_and_packed_rows_count() -> None:
-    assert held_bytes([nn.Linear(4, 2)]) == 4 * (8 + 2)
+    assert tensor_bytes([nn.Linear(4, 2)]) == 4 * (8 + 2)
     rows = Int8Rows(torch.zeros(2, 8, dtype=torch.int8), torch.zeros(2, 1), int8_activations=True)
-    assert held_bytes({"a": rows}) == 16 + 8
+    assert tensor_bytes({"a": rows}) == 16 + 8

@@ -54,7 +54,7 @@ def test_a_scrubbed_token_is_zero_and_its_neighbors_stay(dtype):
     layer = memory.layers[0]
     store_kv(x[:, 0], x[:, 1], layer[:, :, 0], layer[:, :, 1], torch.arange(12))
     assert not restored(layer, 32).isfinite().all()
-    memory.scrub(torch.tensor([5]))
+    memory.zero_slots(torch.tensor([5]))
     read = restored(layer, 32).flatten(0, 1)[:12]
     assert not read[5].any()
     others = [i for i in range(12) if i != 5]
@@ -66,10 +66,10 @@ def test_nothing_is_scrubbed_where_a_slot_is_not_of_the_pool(slots):
     memory, _ = filled(torch.float32)
     before, versions = [layer.clone() for layer in memory.layers], memory.versions.copy()
     with pytest.raises(ValueError, match="outside the pool of 12"):
-        memory.scrub(torch.tensor(slots))
+        memory.zero_slots(torch.tensor(slots))
     assert all(map(torch.equal, memory.layers, before))
     assert (memory.versions == versions).all()
-    memory.scrub(torch.tensor([], dtype=torch.int64))
+    memory.zero_slots(torch.tensor([], dtype=torch.int64))
 
 
 @pytest.mark.parametrize("dtype", TYPES)

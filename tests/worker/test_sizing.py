@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vivace.worker.sizing import DEFAULT_LARGEST, GIB, RESERVE, Demand, SizingError, size
+from vivace.worker.sizing import DEFAULT_MAX_BYTES, GIB, RESERVE, Demand, SizingError, size_pool
 
 WEIGHTS = GIB
 
@@ -31,75 +31,75 @@ def told(fit):
 
 
 def test_without_a_wish_the_pool_stays_modest():
-    fit = size(demand())
-    assert fit.pages * 16 * 46080 <= DEFAULT_LARGEST
+    fit = size_pool(demand())
+    assert fit.pages * 16 * 46080 <= DEFAULT_MAX_BYTES
     assert fit.context == 8192 and fit.rows == 256 and not fit.rewrites
 
 
 def test_cached_prefixes_take_as_much_as_one_longest_request_unless_a_size_is_asked_for():
-    assert size(demand()).cache_share == 8192 // 16
-    assert size(demand(context=100)).cache_share == 7
+    assert size_pool(demand()).cache_share == 8192 // 16
+    assert size_pool(demand(context=100)).cache_share == 7
     for asked in ({"static_fraction": 0.5}, {"max_total_tokens": 16_000}):
-        fit = size(demand(**asked))
+        fit = size_pool(demand(**asked))
         assert fit.cache_share == fit.pages
-    small = size(demand(context=1 << 20))
+    small = size_pool(demand(context=1 << 20))
     assert small.cache_share == small.pages
 
 
 def test_the_fraction_covers_weights_and_kv():
     asked = demand(static_fraction=0.5)
-    fit = size(asked)
+    fit = size_pool(asked)
     assert (fit.pages + 1) * asked.page_bytes > 10 * GIB - WEIGHTS >= fit.pages * asked.page_bytes
     assert not fit.rewrites
 
 
 def test_what_others_hold_is_not_counted_as_ours():
     """0.3 of a 23 GiB machine of which others use 6: the fraction is of what was free."""
-    fit = size(demand(free_bytes=17 * GIB, available_bytes=16 * GIB, static_fraction=0.3))
+    fit = size_pool(demand(free_bytes=17 * GIB, available_bytes=16 * GIB, static_fraction=0.3))
     assert fit.pages * 16 * 46080 > 4 * GIB
 
 
 def test_weights_that_are_a_mapped_file_are_counted_once():
     """Their pages are available still, but KV must leave them room."""
     asked = demand(available_bytes=20 * GIB, static_fraction=0.99)
-    fit = size(asked)
+    fit = size_pool(asked)
     assert fit.pages * asked.page_bytes <= 19 * GIB - RESERVE
-    copied = size(demand(static_fraction=0.99))
+    copied = size_pool(demand(static_fraction=0.99))
     assert copied.pages == fit.pages
 
 
 def test_max_total_tokens_caps_pool_and_context():
-    fit = size(demand(max_total_tokens=1000, page_size=1))
+    fit = size_pool(demand(max_total_tokens=1000, page_size=1))
     assert (fit.pages, fit.context, fit.rows) == (1000, 1000, 256)
     assert told(fit) == {"context_length": (8192, 1000)}
 
 
 def test_max_total_tokens_may_exceed_what_the_rows_can_fill():
     """A big prefix cache beside few rows."""
-    fit = size(demand(max_total_tokens=100_000, rows=2, context=100, page_size=1))
+    fit = size_pool(demand(max_total_tokens=100_000, rows=2, context=100, page_size=1))
     assert (fit.pages, fit.rows, fit.rewrites) == (100_000, 2, ())
 
 
 def test_more_than_memory_is_lowered_with_the_reason():
-    fit = size(demand(max_total_tokens=100_000_000))
+    fit = size_pool(demand(max_total_tokens=100_000_000))
     tokens = fit.pages * 16
     assert 300_000 < tokens < 400_000 and told(fit) == {"max_total_tokens": (100_000_000, tokens)}
     assert "20.00 GiB were free" in fit.rewrites[0].reason
 
 
 def test_no_more_than_all_rows_can_use_when_nobody_asks():
-    fit = size(demand(rows=2, context=100, page_size=1))
+    fit = size_pool(demand(rows=2, context=100, page_size=1))
     assert (fit.pages, fit.rows) == (202, 2)
 
 
 def test_too_little_memory_says_what_to_do():
     with pytest.raises(SizingError, match="Free memory") as short:
-        size(demand(available_bytes=RESERVE))
+        size_pool(demand(available_bytes=RESERVE))
     assert "--max-total-tokens" not in str(short.value)
     with pytest.raises(SizingError, match=r"--max-total-tokens 3: .* give 16 or more"):
-        size(demand(max_total_tokens=3))
+        size_pool(demand(max_total_tokens=3))
     with pytest.raises(SizingError, match=r"Free memory .*, lower --page-size,"):
-        size(demand(available_bytes=RESERVE + (1 << 20), page_size=4096))
+        size_pool(demand(available_bytes=RESERVE + (1 << 20), page_size=4096))
 
 
 @given(
@@ -128,7 +128,7 @@ def test_what_is_sized_fits_and_what_is_changed_is_told(
         max_total_tokens=tokens,
     )
     try:
-        fit = size(asked)
+        fit = size_pool(asked)
     except SizingError as error:
         advice_works(asked, str(error))
         return
@@ -150,10 +150,10 @@ def advice_works(asked, text):
     least = re.search(r"give (\d+) or more", text)
     changes = {name: getattr(asked, name) for name in asked.__dataclass_fields__}
     if fraction:
-        assert size(Demand(**{**changes, "static_fraction": float(fraction[1])})).pages
+        assert size_pool(Demand(**{**changes, "static_fraction": float(fraction[1])})).pages
     elif least:
         try:
-            size(Demand(**{**changes, "max_total_tokens": int(least[1])}))
+            size_pool(Demand(**{**changes, "max_total_tokens": int(least[1])}))
         except SizingError as error:
             assert "--max-total-tokens" not in str(error)
     else:

@@ -112,7 +112,7 @@ def naive_logprobs(model, worker_tokens):
 @pytest.mark.parametrize("start", [0, 1, 6, 10])
 @pytest.mark.parametrize("chunk", [1, 4, 50])
 def test_prompt_logprobs(monkeypatch, start, chunk):
-    monkeypatch.setattr("vivace.worker.heads.SCORE_ELEMENTS", 3 * VOCABULARY)
+    monkeypatch.setattr("vivace.worker.model_runner.SCORE_ELEMENTS", 3 * VOCABULARY)
     worker, model = toy_worker()
     driver = Driver(worker)
     options = LogprobOptions(start=start, top=2, token_ids=(8,))
@@ -223,7 +223,7 @@ def test_a_page_outside_of_the_memory_stops_the_step(page):
     driver.join(0, PROMPT)
     driver.step({0: 11})
     kept = [kv.clone() for kv in worker._kv.layers]
-    worker._slots.pages[0, 0] = page
+    worker._rows.pages[0, 0] = page
     with pytest.raises((ValueError, IndexError)):
         driver.step({0: 1})
     if page > 0:  # torch's operations take -1 for the last page, which nobody reads

@@ -15,7 +15,7 @@ from vivace.platforms.platform import PlatformSettings, detect, load_platform
 from vivace.protocol.request import SamplingParams
 from vivace.protocol.step import Join, StepPlan
 from vivace.worker.build import Captures, assemble
-from vivace.worker.sizing import Size
+from vivace.worker.sizing import PoolSize
 
 VOCABULARY = 97
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER = 32, 4, 2, 16, 48
@@ -86,7 +86,7 @@ class ToyModel:
 
     def forward(self, step):
         self.forwards += 1
-        ops, residual = self.ops, self.ops.embedding(step.ids, self.embedding)
+        ops, residual = self.ops, self.ops.embedding(step.input_ids, self.embedding)
         normed = ops.rms_norm(residual, self.ones, 1e-5)
         for layer, (qkv, o, gate_up, down) in zip(self.attention_layers, self.weights, strict=True):
             projected = ops.linear(normed, qkv)
@@ -130,7 +130,7 @@ def toy_worker(
         model,
         model.attention_layers,
         platform,
-        Size(
+        PoolSize(
             pages=tokens // page_size,
             rows=rows,
             context=CONTEXT,

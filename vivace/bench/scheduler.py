@@ -76,7 +76,8 @@ def _measure(rows: int, steps: int, page_size: int, depth: int, clock: Callable[
         assert plan is not None and len(plan.rows) == rows
         result = executor.run(plan)
         landed = clock()
-        deltas = scheduler.commit(plan, result)
+        scheduler.commit(plan, result)
+        deltas = scheduler.take_deltas()
         commits.append(clock() - landed)
         plans.append(planned - start)
         assert len(deltas) == rows
@@ -113,6 +114,7 @@ def _until_all_decode(scheduler: Scheduler, executor: NullExecutor, rows: int) -
         plan = scheduler.plan(True)
         assert plan is not None
         scheduler.commit(plan, executor.run(plan))
+        scheduler.take_deltas()
         if len(plan.rows) == rows and not plan.joins:
             return
 

@@ -14,9 +14,9 @@ IDLE_SECONDS = 5.0
 """without a step, before memory goes back: who chats pauses for longer, load tests do not"""
 FORGET_SECONDS = 600.0
 """without a step, before the share of the prefix cache is what it was at first"""
-MOST_COPIES = 64
+MAX_COPIES = 64
 """pages of one step: some 10 ms"""
-LEAST_SHARE = 16
+MIN_SHARE = 16
 """memory goes back when at least one page in so many is not needed"""
 
 
@@ -26,48 +26,45 @@ class Compaction:
     def __init__(self, leases: Leases, lazy: bool) -> None:
         self._leases = leases
         self._lazy = lazy
-        self._number: int | None = None
-        """of the plan in flight"""
-        self._settled: float | None = None
-        """`rested` of the last plan: steps since then may have left memory that nobody holds"""
+        self.in_flight = False
+        self._compacted_since: float | None = None
+        """`last_commit` of the last plan: steps since may have left memory that nobody holds"""
 
-    @property
-    def in_flight(self) -> bool:
-        return self._number is not None
-
-    def due(self, rested: float) -> float | None:
-        """When there is something to do, if the last step landed at `rested` and nobody lives."""
+    def due(self, last_commit: float) -> float | None:
+        """When there is something to do, if nobody lives."""
         if not self._lazy:
             return None
-        if self._worthwhile() or rested != self._settled:
-            return rested + IDLE_SECONDS
-        return rested + FORGET_SECONDS if self._leases.share_grown else None
+        if self._worthwhile() or last_commit != self._compacted_since:
+            return last_commit + IDLE_SECONDS
+        return last_commit + FORGET_SECONDS if self._leases.share_grown else None
 
     def _worthwhile(self) -> bool:
-        return self._leases.vacancy * LEAST_SHARE > self._leases.touched
+        return self._leases.vacancy * MIN_SHARE > self._leases.touched
 
-    def plan(self, number: int, rested: float, now: float, leaves: list[int]) -> StepPlan | None:
+    def plan(
+        self, number: int, last_commit: float, now: float, rows_to_free: list[int]
+    ) -> StepPlan | None:
         """The next copies; None when nothing is due or all is done."""
-        due = self.due(rested)
+        due = self.due(last_commit)
         if due is None or due > now:
             return None
-        if now >= rested + FORGET_SECONDS:
+        if now >= last_commit + FORGET_SECONDS:
             self._leases.forget_returns()
         worthwhile = self._worthwhile()
-        if not worthwhile and rested == self._settled:
+        if not worthwhile and last_commit == self._compacted_since:
             return None
-        self._settled = rested
+        self._compacted_since = last_commit
         moves, vacant = (
-            self._leases.compact(MOST_COPIES) if worthwhile else ({}, self._leases.touched)
+            self._leases.compact(MAX_COPIES) if worthwhile else ({}, self._leases.touched)
         )
-        self._number = number
+        self.in_flight = True
         copies = [Copy(source, target) for source, target in moves.items()]
-        return StepPlan(number=number, leaves=leaves, copies=copies, vacant=vacant)
+        return StepPlan(number=number, leaves=rows_to_free, copies=copies, vacant=vacant)
 
-    def landed(self) -> None:
-        self._number = None
+    def committed(self) -> None:
+        self.in_flight = False
 
     def failed(self) -> None:
         """Nobody knows which copies were made, and nobody lives who would read them."""
-        self._number = None
+        self.in_flight = False
         self._leases.clear()

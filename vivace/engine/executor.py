@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from vivace.engine.oracle import Faults, OracleWorker
 from vivace.protocol.control import Capacity
 from vivace.protocol.step import StepPlan, StepResult
 
@@ -17,7 +16,7 @@ class ExecutorDied(RuntimeError):
     """The executor cannot run any further step: the engine has to be restarted."""
 
 
-class Pending(Protocol):
+class PendingStep(Protocol):
     """A step under way."""
 
     def result(self) -> StepResult:
@@ -35,14 +34,14 @@ class Executor(Protocol):
 
     capacity: Capacity
 
-    def submit(self, plan: StepPlan) -> Pending: ...
+    def submit(self, plan: StepPlan) -> PendingStep: ...
 
     def recover(self) -> None: ...
 
     def close(self) -> None: ...
 
 
-class Runner(Protocol):
+class StepWorker(Protocol):
     """What InProcessExecutor drives: `worker.Worker`, or the oracle's."""
 
     capacity: Capacity
@@ -52,7 +51,7 @@ class Runner(Protocol):
     def close(self) -> None: ...
 
 
-class Landed:
+class CompletedStep:
     """A step that has already run: its result, or what it raised."""
 
     __slots__ = ("_error", "_result")
@@ -71,25 +70,25 @@ class Landed:
 class InProcessExecutor:
     """Runs a worker in the engine's own thread, synchronously, at `submit`."""
 
-    def __init__(self, runner: Runner) -> None:
-        self.capacity = runner.capacity
-        self._runner = runner
+    def __init__(self, worker: StepWorker) -> None:
+        self.capacity = worker.capacity
+        self._worker = worker
         self._occupied: set[int] = set()
         self._failed = False
 
-    def submit(self, plan: StepPlan) -> Landed:
+    def submit(self, plan: StepPlan) -> CompletedStep:
         if self._failed:
-            return Landed(None, StepSkipped(f"step {plan.number} follows a failed step"))
+            return CompletedStep(None, StepSkipped(f"step {plan.number} follows a failed step"))
         try:
-            result = self._runner.run(plan)
+            result = self._worker.run(plan)
         except Exception as error:
             self._failed = True
-            self._book_rows(plan)
-            return Landed(None, error)
-        self._book_rows(plan)
-        return Landed(result, None)
+            self._note_rows(plan)
+            return CompletedStep(None, error)
+        self._note_rows(plan)
+        return CompletedStep(result, None)
 
-    def _book_rows(self, plan: StepPlan) -> None:
+    def _note_rows(self, plan: StepPlan) -> None:
         if plan.leaves:
             self._occupied.difference_update(plan.leaves)
         for join in plan.joins:
@@ -98,7 +97,7 @@ class InProcessExecutor:
     def recover(self) -> None:
         """Empty every row; ExecutorDied when the worker does not even manage that."""
         try:
-            self._runner.run(StepPlan(number=-1, leaves=sorted(self._occupied)))
+            self._worker.run(StepPlan(number=-1, leaves=sorted(self._occupied)))
         except Exception as error:
             raise ExecutorDied(
                 f"the worker does not recover from a failed step: {error}"
@@ -107,32 +106,4 @@ class InProcessExecutor:
         self._failed = False
 
     def close(self) -> None:
-        self._runner.close()
-
-
-class OracleExecutor(InProcessExecutor):
-    """No model: a pure function of (request seed, position) draws; every token and page is checked.
-
-    See `OracleWorker`. `step_seconds` makes each step take that long.
-    """
-
-    def __init__(
-        self,
-        capacity: Capacity,
-        vocabulary: int,
-        *,
-        seed: int = 0,
-        eos_rate: float = 0.0,
-        faults: Faults | None = None,
-        step_seconds: float = 0.0,
-    ) -> None:
-        super().__init__(
-            OracleWorker(
-                capacity,
-                vocabulary,
-                seed=seed,
-                eos_rate=eos_rate,
-                faults=faults,
-                step_seconds=step_seconds,
-            )
-        )
+        self._worker.close()

@@ -1,4 +1,4 @@
-"""The engine's only loop: receive, plan, submit, commit, answer."""
+"""The engine's only loop: receive, plan, submit, commit, send."""
 
 from __future__ import annotations
 
@@ -7,27 +7,23 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from vivace.engine.executor import Executor, ExecutorDied, Pending
-from vivace.engine.message_size import small_messages
+from vivace.engine.executor import Executor, ExecutorDied, PendingStep
 from vivace.engine.scheduler import Scheduler
 from vivace.protocol.control import (
     Command,
-    Down,
     Drain,
     EngineState,
     FlushCache,
     GetState,
-    Ready,
     Reply,
+    ToEngine,
+    ToFrontend,
 )
-from vivace.protocol.output import FINISH_ABORT, Delta, Deltas, Finish
+from vivace.protocol.output import Delta, Deltas, split_deltas
 from vivace.protocol.request import Cancel, Request, frontend_of
 from vivace.protocol.step import StepPlan
 
 logger = logging.getLogger("vivace.engine")
-
-ToEngine = Request | Cancel | Command
-ToFrontend = Deltas | Reply | Ready | Down
 
 
 class Mailbox(Protocol):
@@ -45,7 +41,7 @@ class Mailbox(Protocol):
 
 
 class Loop:
-    """Keeps up to `depth` plans in flight. One thread calls everything but `stop`.
+    """Keeps up to `depth` steps in flight. One thread calls everything but `stop`.
 
     `epoch` marks every answer; it changes when the engine restarts. `clock`: seconds, monotonic.
     """
@@ -62,15 +58,14 @@ class Loop:
     ) -> None:
         if depth < 1:
             raise ValueError(f"depth must be at least 1, not {depth}")
-        self.turns = 0
-        """counts up as long as the engine lives: a watchdog's pulse"""
         self._scheduler = scheduler
         self._executor = executor
         self._mailbox = mailbox
         self._depth = depth
         self._epoch = epoch
         self._clock = clock
-        self._in_flight: deque[tuple[StepPlan, Pending]] = deque()
+        self._iterations = 0
+        self._in_flight: deque[tuple[StepPlan, PendingStep]] = deque()
         self._commands: deque[Command] = deque()
         self._drains: list[tuple[int, float]] = []
         """(ticket, deadline)"""
@@ -79,91 +74,123 @@ class Loop:
     def run(self) -> None:
         """Serve until `stop`; ExecutorDied when the device cannot go on."""
         while not self._stopped:
-            self.turn(self.patience())
+            self.step(self.wait_timeout())
         while self._in_flight:
-            self._land()
+            self._commit_oldest()
+            self._send_deltas()
 
     def stop(self) -> None:
-        """End `run` after the turn under way; from any thread or a signal handler."""
+        """End `run` after the step under way; from any thread or a signal handler."""
         self._stopped = True
         self._mailbox.wake()
 
-    def patience(self) -> float | None:
-        """How long a turn may wait for a message; None = nothing else can happen."""
+    def wait_timeout(self) -> float | None:
+        """Seconds a step may wait for a message; None = nothing else can happen."""
         if self._in_flight or self._commands or self._scheduler.busy:
             return 0.0
         moments = [deadline for _, deadline in self._drains]
-        if (rest := self._scheduler.rest_until()) is not None:
-            moments.append(rest)
+        if (moment := self._scheduler.idle_until()) is not None:
+            moments.append(moment)
         return max(0.0, min(moments) - self._clock()) if moments else None
 
-    def turn(self, wait: float | None) -> bool:
-        """One round; False when there was nothing to do."""
-        self.turns += 1
+    def step(self, wait: float | None) -> bool:
+        """Plan and submit a step, or commit the oldest in flight; False when nothing was to do.
+
+        `wait`: seconds for the first message; 0 = do not wait, None = for ever.
+        """
         received = self._receive(wait)
-        self._obey()
-        plan, landing = self._plan(), bool(self._in_flight)
+        self._run_commands()
+        plan = self._plan()
+        worked = plan is not None or bool(self._in_flight)
         if plan is not None:
             self._in_flight.append((plan, self._executor.submit(plan)))
-        elif landing:
-            self._land()
-        self._forward(self._scheduler.news())
+        elif self._in_flight:
+            self._commit_oldest()
+        self._send_deltas()
         self._answer_drains()
-        return bool(received or plan is not None or landing)
+        return received or worked
+
+    # --- steps ------------------------------------------------------------------------------
+
+    def _plan(self) -> StepPlan | None:
+        if self._commands or len(self._in_flight) >= self._depth:
+            return None
+        return self._scheduler.plan(idle=not self._in_flight)
+
+    def _commit_oldest(self) -> None:
+        plan, pending = self._in_flight.popleft()
+        try:
+            result = pending.result()
+        except ExecutorDied:
+            raise
+        except Exception as error:
+            self._recover(plan, error)
+            return
+        self._scheduler.commit(plan, result)
+
+    def _recover(self, plan: StepPlan, error: Exception) -> None:
+        """A step failed: forget the steps behind it, and look for the request to blame."""
+        logger.error("step %d failed", plan.number, exc_info=error)
+        while self._in_flight:
+            _, pending = self._in_flight.popleft()
+            try:
+                pending.result()
+            except ExecutorDied:
+                raise
+            except Exception as skipped:
+                logger.debug("dropped behind step %d: %r", plan.number, skipped)
+        self._executor.recover()
+        self._scheduler.fail(plan, error)
 
     # --- messages ---------------------------------------------------------------------------
 
     def _receive(self, wait: float | None) -> bool:
-        interval = self._scheduler.settings.receive_interval
-        if self._in_flight and self.turns % interval:
+        """Take messages, at every `receive_interval`-th iteration while steps are in flight."""
+        self._iterations += 1
+        if self._in_flight and self._iterations % self._scheduler.settings.receive_interval:
             return False
         messages = self._mailbox.receive(wait)
         for message in messages:
             self._handle(message)
+        self._send_deltas()
         return bool(messages)
 
     def _handle(self, message: ToEngine) -> None:
         if isinstance(message, Request):
-            self._forward(self._add(message))
+            self._add(message)
         elif isinstance(message, Cancel):
-            self._forward(self._scheduler.cancel(message))
+            self._scheduler.cancel(message)
         elif isinstance(message.body, Drain):
             self._scheduler.draining = True
             self._drains.append((message.ticket, self._clock() + message.body.timeout))
         else:
             self._commands.append(message)
 
-    def _add(self, request: Request) -> list[Delta]:
+    def _add(self, request: Request) -> None:
         """The fault boundary at the door: a request the scheduler chokes on ends alone."""
         try:
-            return self._scheduler.add(request)
+            self._scheduler.add(request)
         except Exception as error:
             logger.exception("request %s cannot be taken", request.rid)
-            text = f"the engine could not take this request: {type(error).__name__}: {error}"
-            finish = Finish(FINISH_ABORT, message=text, status=500)
-            index = len(request.resumed)
-            return [Delta(key=request.key, index=index, tokens=[], finish=finish)]
+            self._scheduler.reject(request, error)
 
-    def _forward(self, deltas: list[Delta]) -> None:
+    def _send_deltas(self) -> None:
         """One message per frontend, or several small ones."""
-        if not deltas:
-            return
-        groups: dict[int, list[Delta]] = {}
-        for delta in deltas:
-            groups.setdefault(frontend_of(delta.key), []).append(delta)
-        for frontend, group in groups.items():
-            for some in small_messages(group):
-                self._mailbox.send(frontend, Deltas(self._epoch, some))
+        frontends: dict[int, list[Delta]] = {}
+        for delta in self._scheduler.take_deltas():
+            frontends.setdefault(frontend_of(delta.key), []).append(delta)
+        for frontend, deltas in frontends.items():
+            for message in split_deltas(deltas):
+                self._mailbox.send(frontend, Deltas(self._epoch, message))
 
     # --- control ----------------------------------------------------------------------------
 
-    def _obey(self) -> None:
+    def _run_commands(self) -> None:
         """Commands see the engine between steps: nothing is in flight, and nothing is planned
         before they are answered."""
         while self._commands and not self._in_flight:
             command = self._commands.popleft()
-            reply = self._execute(command)
-            self._mailbox.send(frontend_of(command.ticket), reply)
+            self._mailbox.send(frontend_of(command.ticket), self._execute(command))
 
     def _execute(self, command: Command) -> Reply:
         try:
@@ -194,36 +221,3 @@ class Loop:
             self._drains.remove((ticket, deadline))
             text = "requests are still running" if live else "no running requests"
             self._mailbox.send(frontend_of(ticket), Reply(ticket, not live, text))
-
-    # --- steps ------------------------------------------------------------------------------
-
-    def _plan(self) -> StepPlan | None:
-        if self._commands or len(self._in_flight) >= self._depth:
-            return None
-        return self._scheduler.plan(idle=not self._in_flight)
-
-    def _land(self) -> None:
-        """Book the oldest step."""
-        plan, pending = self._in_flight.popleft()
-        try:
-            result = pending.result()
-        except ExecutorDied:
-            raise
-        except Exception as error:
-            self._forward(self._recover(plan, error))
-            return
-        self._forward(self._scheduler.commit(plan, result))
-
-    def _recover(self, plan: StepPlan, error: Exception) -> list[Delta]:
-        """A step failed: forget the steps behind it, and look for the request to blame."""
-        logger.error("step %d failed", plan.number, exc_info=error)
-        while self._in_flight:
-            _, pending = self._in_flight.popleft()
-            try:
-                pending.result()
-            except ExecutorDied:
-                raise
-            except Exception as skipped:
-                logger.debug("dropped behind step %d: %r", plan.number, skipped)
-        self._executor.recover()
-        return self._scheduler.fail(plan, error)

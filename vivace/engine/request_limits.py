@@ -1,4 +1,4 @@
-"""What is turned away at the door, and when it is worth coming back."""
+"""Which requests are rejected, and when it is worth trying again."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from vivace.protocol.control import Capacity
 from vivace.protocol.output import FINISH_ABORT, Finish
 from vivace.protocol.request import Request
 
-_SHORTEST_RETRY = 1.0
-_LONGEST_RETRY = 60.0
-_MEMORY = 0.9
+_MIN_RETRY_SECONDS = 1.0
+_MAX_RETRY_SECONDS = 60.0
+_PAST_WEIGHT = 0.9
 """weight of the past in the mean time between two finished requests"""
 
 
@@ -18,41 +18,43 @@ class RequestLimits:
     def __init__(self, settings: EngineSettings, capacity: Capacity) -> None:
         self._settings = settings
         self._capacity = capacity
-        self._interval = _SHORTEST_RETRY
+        self._interval = _MIN_RETRY_SECONDS
         self._last_finish: float | None = None
 
-    def finished(self, now: float) -> None:
+    def request_finished(self, now: float) -> None:
         """A request ended; how fast that happens tells how long a full queue takes."""
         if self._last_finish is not None:
             latest = max(0.0, now - self._last_finish)
-            self._interval = _MEMORY * self._interval + (1 - _MEMORY) * latest
+            self._interval = _PAST_WEIGHT * self._interval + (1 - _PAST_WEIGHT) * latest
         self._last_finish = now
 
-    def refusal(self, request: Request, roster: SequenceTable, draining: bool) -> Finish | None:
-        """Why a request is not even queued; None when it is welcome."""
+    def reject_reason(
+        self, request: Request, table: SequenceTable, draining: bool
+    ) -> Finish | None:
+        """Why a request is not even queued; None when it may be."""
         if draining:
-            return _abort(503, "the server is shutting down", retry_after=_SHORTEST_RETRY)
-        if request.key in roster.live:
+            return _abort(503, "the server is shutting down", retry_after=_MIN_RETRY_SECONDS)
+        if request.key in table.live:
             return _abort(400, f"request key {request.key} is in use")
-        if request.priority is not None and self._priority_unwelcome():
+        if request.priority is not None and self._priorities_rejected():
             return _abort(
                 503,
                 "this server does not use priorities (start it with "
                 "--enable-priority-scheduling, or send none)",
-                retry_after=_LONGEST_RETRY,  # only another server, or this one restarted, helps
+                retry_after=_MAX_RETRY_SECONDS,  # only another server, or this one restarted, helps
             )
-        return self._misfit(request)
+        return self._check_fits(request)
 
     def queue_full(self, waiting: int) -> Finish:
-        wait = min(max(waiting * self._interval, _SHORTEST_RETRY), _LONGEST_RETRY)
+        wait = min(max(waiting * self._interval, _MIN_RETRY_SECONDS), _MAX_RETRY_SECONDS)
         return _abort(503, "the request queue is full", retry_after=round(wait, 1))
 
-    def _priority_unwelcome(self) -> bool:
+    def _priorities_rejected(self) -> bool:
         settings = self._settings
         return settings.abort_on_priority_when_disabled and not settings.priorities
 
-    def _misfit(self, request: Request) -> Finish | None:
-        """Prompts no device state can serve; the edge checks too, with nicer words."""
+    def _check_fits(self, request: Request) -> Finish | None:
+        """Prompts that can never be served here; frontends check first, with more words."""
         capacity, tokens = self._capacity, request.tokens
         known = len(tokens) + len(request.resumed)
         if not tokens:

@@ -1,6 +1,6 @@
 """add, cancel, plan, commit: the decisions of one engine.
 
-Sees no device, no socket and no wall clock. Plans are numbered; several may be in flight, and
+Sees no device, no socket and no wall clock. Steps are numbered; several may be in flight, and
 they are committed in their order.
 """
 
@@ -12,21 +12,16 @@ import time
 from collections.abc import Callable, Mapping
 
 from vivace.engine.batching import Batching
-from vivace.engine.clients import Clients
 from vivace.engine.compaction import Compaction
-from vivace.engine.dynamic_chunk import DynamicChunk
-from vivace.engine.fault_bisection import FaultBisection
-from vivace.engine.new_token_estimate import NewTokenEstimate
-from vivace.engine.ordering import ORDERS
+from vivace.engine.fault_isolation import FaultBisection
 from vivace.engine.request_limits import RequestLimits
-from vivace.engine.resources import Pages, Rows
-from vivace.engine.result_processor import ResultProcessor
+from vivace.engine.result_processor import OutputQueue, ResultProcessor
+from vivace.engine.schedule_policy import ORDERS, Clients, WaitingQueue
 from vivace.engine.sequence import Sequence, State
-from vivace.engine.sequence_table import SequenceTable
+from vivace.engine.sequence_table import Pages, Rows, SequenceTable
 from vivace.engine.settings import EngineSettings
-from vivace.engine.stats import Load, Stats
-from vivace.engine.step_builder import InFlightStep, StepBuilder
-from vivace.engine.waiting import WaitingQueue
+from vivace.engine.stats import Stats
+from vivace.engine.step_builder import DynamicChunk, InFlightStep, NewTokenEstimate, StepBuilder
 from vivace.kv.leases import Leases
 from vivace.protocol.control import Capacity, EngineState
 from vivace.protocol.output import FINISH_ABORT, Delta, Finish
@@ -37,7 +32,10 @@ logger = logging.getLogger("vivace.engine")
 
 
 class Scheduler:
-    """Turns requests into plans and results into deltas; owns all book-keeping of rows and KV."""
+    """Turns requests into plans and results into deltas; owns all book-keeping of rows and KV.
+
+    What there is to tell clients waits for `take_deltas`.
+    """
 
     def __init__(
         self,
@@ -58,90 +56,83 @@ class Scheduler:
             eviction=settings.eviction,
             cache_share=capacity.cache_share,
         )
-        self._compaction = Compaction(self._leases, lazy=capacity.cache_share is not None)
+        rows = min(settings.rows, capacity.rows)
         order = ORDERS.get(settings.policy)(self._leases, settings.seed)
-        self._roster = SequenceTable(
-            Rows(min(settings.rows, capacity.rows)),
+        self._table = SequenceTable(
+            Rows(rows),
             Pages(self._leases),
             WaitingQueue(order, settings.max_queued),
-            Clients(min(settings.rows, capacity.rows), capacity.pages, capacity.page_size),
+            Clients(rows, capacity.pages, capacity.page_size),
         )
-        self._admission = NewTokenEstimate(settings, capacity.page_size)
-        self._stats = Stats(settings, self.load, clock(), startup or {})
+        self._stats = Stats(settings, self._table, clock(), startup or {})
+        self._limits = RequestLimits(settings, capacity)
+        self._outputs = OutputQueue(self._table, self._stats, self._limits, clock)
+        self._estimate = NewTokenEstimate(settings, capacity.page_size)
         self._dynamic_chunk = DynamicChunk(settings.stall_target)
         self._batching = Batching(
-            settings,
-            self._roster,
-            self._admission,
-            self._dynamic_chunk,
-            self._refuse,
-            self._stats.retracted,
+            settings, self._table, self._estimate, self._dynamic_chunk, self._outputs, self._stats
         )
-        self._commit = ResultProcessor(self._roster, self._stats, self._finish, self._refuse)
-        self._gatekeeper = RequestLimits(settings, capacity)
-        self._suspects = FaultBisection()
-        self._flights: dict[int, InFlightStep] = {}
-        self._landed = clock()
-        """when the last step was booked"""
-        self._number = 0
-        self._tickets = 0
-        self._news: list[Delta] = []
-        """deltas that came up while planning; they go out with the next answer"""
+        self._processor = ResultProcessor(self._table, self._stats, self._outputs)
+        self._bisection = FaultBisection()
+        self._compaction = Compaction(self._leases, lazy=capacity.cache_share is not None)
+        self._in_flight: dict[int, InFlightStep] = {}
+        self._last_commit = clock()
+        """time of the last step's result"""
+        self._next_step = 0
+        self._num_added = 0
 
     # --- requests ---------------------------------------------------------------------------
 
-    def add(self, request: Request) -> list[Delta]:
-        """A new request: it waits, or is answered at once (refused, or already complete)."""
-        now = self._clock()
+    def add(self, request: Request) -> None:
+        """A new request: it waits, or is answered at once (rejected, or already complete)."""
         self._stats.received(request)
-        refusal = self._gatekeeper.refusal(request, self._roster, self.draining)
-        if refusal is not None:
-            return [Delta(key=request.key, index=len(request.resumed), tokens=[], finish=refusal)]
-        self._tickets += 1
+        reason = self._limits.reject_reason(request, self._table, self.draining)
+        if reason is not None:
+            self._outputs.reject(request, reason)
+            return
+        self._num_added += 1
         sequence = Sequence(
             request,
             self.settings,
-            ticket=self._tickets,
-            longest=min(self.capacity.context, self.capacity.tokens),
-            now=now,
+            ticket=self._num_added,
+            max_len=min(self.capacity.context, self.capacity.tokens),
+            now=self._clock(),
         )
-        if request.resumed and (finish := sequence.finish()):
-            return [sequence.answer(finish)]
-        deltas = self._make_place(sequence)
-        if not deltas or deltas[0].key != sequence.key:
-            self._welcome(sequence)
-        return deltas
+        if request.resumed and (finish := sequence.finish_reason()):
+            self._outputs.deltas.append(sequence.take_delta(finish))
+        elif self._make_place(sequence):
+            if not self._table.live:
+                self._estimate.reset()
+                self._stats.rested()
+            self._table.add(sequence)
 
-    def _welcome(self, sequence: Sequence) -> None:
-        if not self._roster.live:
-            self._admission.rested()
-            self._stats.rested()
-        self._roster.welcome(sequence)
+    def reject(self, request: Request, error: Exception) -> None:
+        """End a request that `add` raised for."""
+        text = f"the engine could not take this request: {type(error).__name__}: {error}"
+        self._outputs.reject(request, Finish(FINISH_ABORT, message=text, status=500))
 
-    def _make_place(self, newcomer: Sequence) -> list[Delta]:
-        """When the queue is full, somebody is turned away: the least important, or a client's
-        that crowds it."""
-        waiting = self._roster.waiting
-        if not waiting.full(self._roster.rows.free):
-            return []
-        dropped = waiting.least_important(newcomer) or newcomer
-        finish = self._gatekeeper.queue_full(len(waiting))
-        return [self._finish(dropped, finish)]
+    def _make_place(self, newcomer: Sequence) -> bool:
+        """When the queue is full, somebody is turned away: the lowest priority, or a client's that
+        crowds it. False: it is the newcomer."""
+        waiting = self._table.waiting
+        if not waiting.full(self._table.rows.free):
+            return True
+        dropped = waiting.lowest_priority(newcomer) or newcomer
+        self._outputs.finish(dropped, self._limits.queue_full(len(waiting)))
+        return dropped is not newcomer
 
-    def cancel(self, cancel: Cancel) -> list[Delta]:
-        """Stop requests; what they hold is free as soon as the steps in flight have landed."""
+    def cancel(self, cancel: Cancel) -> None:
+        """Stop requests; what they hold is free as soon as the steps in flight are committed."""
         finish = Finish(FINISH_ABORT, message="the request was aborted")
-        deltas: list[Delta] = []
         for sequence in self._selected(cancel):
             if cancel.finished:
-                self._roster.end(sequence)
+                self._table.end(sequence)
                 self._stats.ended(sequence, None, self._clock())
             else:
-                deltas.append(self._finish(sequence, finish))
-        return deltas
+                self._outputs.finish(sequence, finish)
 
     def _selected(self, cancel: Cancel) -> list[Sequence]:
-        live = self._roster.live
+        live = self._table.live
         if cancel.everything:
             return list(live.values())
         chosen = {key: live[key] for key in cancel.keys if key in live}
@@ -150,119 +141,122 @@ class Scheduler:
             chosen |= {s.key: s for s in live.values() if s.request.rid.startswith(prefix)}
         return list(chosen.values())
 
+    def take_deltas(self) -> list[Delta]:
+        """What has come up since the last call, in its order."""
+        return self._outputs.take()
+
     # --- the cycle --------------------------------------------------------------------------
 
     @property
     def busy(self) -> bool:
         """True while a request lives, or a delta waits to be sent."""
-        return bool(self._roster.live or self._news)
+        return bool(self._table.live or self._outputs.deltas)
 
-    def rest_until(self) -> float | None:
+    def idle_until(self) -> float | None:
         """When an idle engine has something to do by itself; None = never."""
-        return None if self._occupied else self._compaction.due(self._landed)
-
-    @property
-    def _occupied(self) -> bool:
-        """A sequence holds rows or pages."""
-        return bool(self._roster.live or self._roster.leaving)
+        return None if self._table.holds_memory else self._compaction.due(self._last_commit)
 
     def plan(self, idle: bool) -> StepPlan | None:
         """The next step. None: nothing to do, or steps in flight have to be committed first.
 
-        `idle`: no plan is in flight.
+        `idle`: no step is in flight.
         """
         if self._compaction.in_flight:
             return None
         now = self._clock()
         self._expire(now)
-        draft = self._next_draft(now, idle)
-        if draft is None:
-            return self._compact(now) if idle and not self._occupied else None
-        self._number += 1
-        self._flights[draft.number] = InFlightStep(
-            draft.chunks, draft.counts, draft.decodes, draft.suspects, now
+        if not self._bisection:
+            step = self._batching.compose(self._next_step, now, idle)
+        elif idle:
+            step = self._suspects() or self._batching.compose(self._next_step, now, idle)
+        else:
+            return None
+        if step is None:
+            return self._compact(now) if idle and not self._table.holds_memory else None
+        self._next_step += 1
+        self._in_flight[step.number] = InFlightStep(
+            step.chunks, step.counts, step.decodes, step.suspects, now
         )
-        self._stats.planned(draft, now)
-        leaves, self._roster.leaves = self._roster.leaves, []
-        return draft.plan(leaves)
+        self._stats.planned(step, now)
+        return step.plan(self._table.take_rows_to_free())
+
+    def _suspects(self) -> StepBuilder:
+        """The same work that failed before, for fewer sequences; empty when all have passed."""
+        step = StepBuilder(self._next_step, suspects=True)
+        for sequence, count in self._bisection.next():
+            step.add_chunk(sequence, count, [])
+        self._table.step_planned()
+        return step
 
     def _compact(self, now: float) -> StepPlan | None:
-        plan = self._compaction.plan(self._number + 1, self._landed, now, self._roster.leaves)
+        rows = self._table.rows_to_free
+        plan = self._compaction.plan(self._next_step, self._last_commit, now, rows)
         if plan is not None:
-            self._number += 1
-            self._roster.leaves = []
+            self._next_step += 1
+            self._table.rows_to_free = []
         return plan
 
-    def _next_draft(self, now: float, idle: bool) -> StepBuilder | None:
-        if not self._suspects:
-            return self._batching.compose(self._number, now, idle)
-        if not idle:
-            return None
-        spans = self._suspects.next()
-        return self._trial(spans) if spans else self._batching.compose(self._number, now, idle)
-
-    def _trial(self, spans: list[tuple[Sequence, int]]) -> StepBuilder:
-        """The same work that failed before, for fewer sequences."""
-        draft = StepBuilder(self._number, suspects=True)
-        for sequence, count in spans:
-            draft.add_chunk(sequence, count, [])
-        self._roster.planned()
-        return draft
-
-    def commit(self, plan: StepPlan, result: StepResult) -> list[Delta]:
-        """Book the result of the oldest plan in flight."""
+    def commit(self, plan: StepPlan, result: StepResult) -> None:
+        """Process the result of the oldest step in flight."""
         if self._compaction.in_flight:
-            self._compaction.landed()
-            return self._take_news()
-        flight = self._flights.pop(plan.number)
-        if flight.suspects:
-            self._suspects.acquit()
-        deltas = self._take_news()
+            self._compaction.committed()
+            return
+        step = self._in_flight.pop(plan.number)
         now = self._clock()
-        self._commit.book(flight, result, now, deltas)
-        self._roster.landed(plan.number)
-        self._measure(flight, now)
-        return deltas + self._take_news()
+        self._processor.process(step, result, now)
+        self._table.step_committed(plan.number)
+        if step.suspects:
+            self._bisection.passed()
+        else:  # a step begins when it is planned, or when the step before it is committed
+            seconds = now - max(step.planned, self._last_commit)
+            self._dynamic_chunk.observe(sum(step.counts), len(step.decodes), seconds)
+        self._last_commit = now
 
-    def _measure(self, flight: InFlightStep, now: float) -> None:
-        """A step begins when it is planned, or when the step before it has landed."""
-        if not flight.suspects:
-            seconds = now - max(flight.planned, self._landed)
-            self._dynamic_chunk.landed(sum(flight.counts), len(flight.decodes), seconds)
-        self._landed = now
-
-    def fail(self, plan: StepPlan, error: Exception) -> list[Delta]:
-        """The oldest plan raised, the plans behind it did not run, the executor has recovered.
+    def fail(self, plan: StepPlan, error: Exception) -> None:
+        """The oldest step raised, the steps behind it did not run, the executor has recovered.
 
         All running sequences join again where their confirmed KV ends; those of the failed step
-        are tried in smaller and smaller groups. An offender is refused with status 500.
+        are tried in smaller and smaller groups. An offender is ended with status 500.
         """
         if self._compaction.in_flight:
             logger.error("step %d with copies of cached prefixes failed: %r", plan.number, error)
             self._compaction.failed()
-            return self._take_news()
-        flight = self._flights[plan.number]
-        self._flights.clear()
-        self._roster.rejoin(self._number - 1)
-        offender = self._suspects.accuse(flight.spans(), flight.suspects)
-        logger.error(
-            "step %d with %d sequences failed: %r", plan.number, len(flight.spans()), error
-        )
+            return
+        step = self._in_flight[plan.number]
+        spans = step.spans()
+        self._in_flight.clear()
+        self._table.rejoin(self._next_step - 1)
+        offender = self._bisection.failed(spans, step.suspects)
+        logger.error("step %d with %d sequences failed: %r", plan.number, len(spans), error)
         if offender is not None and offender.state is State.RUNNING:
-            self._refuse(offender, error)
-        return self._take_news()
+            self._outputs.fail(offender, error)
+
+    def _expire(self, now: float) -> None:
+        """End requests that waited or ran for too long."""
+        waiting, running = self.settings.waiting_timeout, self.settings.running_timeout
+        if waiting is not None:
+            for sequence in self._table.waiting.older_than(now - waiting):
+                self._outputs.time_out(sequence, f"timed out after {waiting:g} s in the queue")
+        if running is not None:
+            for sequence in list(self._table.live.values()):
+                if sequence.start_time and sequence.start_time < now - running:
+                    self._outputs.time_out(sequence, f"timed out after running for {running:g} s")
 
     # --- control ----------------------------------------------------------------------------
 
     def flush(self) -> bool:
         """Drop the prefix cache; False while requests live."""
-        if self._occupied or self._compaction.in_flight:
+        if self._table.holds_memory or self._compaction.in_flight:
             return False
         self._leases.clear()
         return True
 
+    def audit(self) -> list[str]:
+        """Findings about rows and pages; empty when each has exactly one explanation."""
+        return self._table.audit()
+
     def state(self) -> EngineState:
-        load, page_size = self.load(), self.capacity.page_size
+        load, page_size = self._stats.load(), self.capacity.page_size
         stats, evicted = self._stats, self._leases.evicted * page_size
         return EngineState(
             running=load.running,
@@ -274,9 +268,9 @@ class Scheduler:
             steps=stats.steps,
             audit=self.audit(),
             metrics=stats.metrics(
-                ratio=self._admission.ratio,
+                ratio=self._estimate.ratio,
                 evicted_tokens=evicted,
-                decoding_tokens=sum(len(s.tokens) for s in self._roster.decoding),
+                decoding_tokens=sum(len(s.tokens) for s in self._table.decoding),
                 cpu_seconds=time.process_time(),
             ),
             memory={
@@ -296,63 +290,3 @@ class Scheduler:
         if capacity.cache_share is None:
             return float(capacity.kv_bytes)
         return capacity.kv_bytes * self._leases.touched / capacity.pages
-
-    def load(self) -> Load:
-        return Load(
-            running=self._roster.running,
-            waiting=len(self._roster.waiting),
-            used_tokens=self._leases.used * self.capacity.page_size,
-            total_tokens=self.capacity.tokens,
-        )
-
-    def audit(self) -> list[str]:
-        """Findings about rows and pages; empty when each has exactly one explanation."""
-        holders = self._roster.runners() + self._roster.leaving
-        findings = self._leases.audit()
-        rows = [sequence.row for sequence in holders]
-        if len(set(rows)) != len(rows) or len(rows) != self._roster.rows.taken:
-            findings.append(f"{self._roster.rows.taken} rows are taken, {sorted(rows)} are used")
-        leases = {id(sequence.lease) for sequence in holders}
-        if len(leases) != self._leases.live:
-            findings.append(f"{self._leases.live} leases are open, {len(leases)} have a sequence")
-        return findings
-
-    # --- endings ----------------------------------------------------------------------------
-
-    def _finish(self, sequence: Sequence, finish: Finish) -> Delta:
-        """End a sequence and tell its client everything that was not said yet."""
-        self._roster.end(sequence)
-        now = self._clock()
-        self._stats.ended(sequence, finish, now)
-        self._gatekeeper.finished(now)
-        return sequence.answer(finish)
-
-    def _refuse(self, sequence: Sequence, error: Exception | str) -> None:
-        """The fault boundary: what went wrong with one request ends only that request."""
-        logger.error("request %s is ended: %s", sequence.request.rid, error)
-        text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
-        message = f"internal error while processing the request: {text}"
-        self._news.append(self._finish(sequence, Finish(FINISH_ABORT, message=message, status=500)))
-
-    def _expire(self, now: float) -> None:
-        """End requests that waited or ran for too long."""
-        waiting, running = self.settings.waiting_timeout, self.settings.running_timeout
-        if waiting is not None:
-            for sequence in self._roster.waiting.older_than(now - waiting):
-                self._time_out(sequence, f"timed out after {waiting:g} s in the queue")
-        if running is not None:
-            for sequence in list(self._roster.live.values()):
-                if sequence.started and sequence.started < now - running:
-                    self._time_out(sequence, f"timed out after running for {running:g} s")
-
-    def _time_out(self, sequence: Sequence, what: str) -> None:
-        finish = Finish(FINISH_ABORT, message=f"the request {what}", status=503, retry_after=1.0)
-        self._news.append(self._finish(sequence, finish))
-
-    def _take_news(self) -> list[Delta]:
-        news, self._news = self._news, []
-        return news
-
-    def news(self) -> list[Delta]:
-        """Deltas that came up outside of add, cancel, commit and fail."""
-        return self._take_news()

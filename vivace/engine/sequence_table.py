@@ -1,19 +1,22 @@
-"""Who waits, who runs, who is leaving, and what each of them holds."""
+"""All live sequences: who waits, who runs, and which row and pages each of them holds."""
 
 from __future__ import annotations
 
-from vivace.engine.clients import Clients
-from vivace.engine.resources import Pages, Rows
+import heapq
+
+from vivace.engine.schedule_policy import Clients, WaitingQueue
 from vivace.engine.sequence import Sequence, State
-from vivace.engine.waiting import WaitingQueue
+from vivace.kv.leases import Leases
+from vivace.kv.prefix_tree import TOKEN_BYTES
 
 
 class SequenceTable:
-    """All live sequences. Every change of a sequence's state happens here.
+    """Every change of a sequence's state happens here.
 
-    `filling`: running, and known tokens are still to be planned. `decoding`: running, one token
-    per step. `arriving`: running, and known tokens are still to be computed (a superset of
-    `filling`). `leaving`: ended, but a plan in flight mentions them, so what they hold must stay.
+    `prefilling`: running, and known tokens are still to be planned. `decoding`: running, one token
+    per step. `prefill_pending`: running, and known tokens are still to be computed (a superset of
+    `prefilling`). `finished_in_flight`: ended, but a step in flight computes them, so what they
+    hold must stay.
     """
 
     def __init__(self, rows: Rows, pages: Pages, waiting: WaitingQueue, clients: Clients) -> None:
@@ -22,118 +25,220 @@ class SequenceTable:
         self.waiting = waiting
         self.clients = clients
         self.live: dict[int, Sequence] = {}
-        self.filling: list[Sequence] = []
+        self.prefilling: list[Sequence] = []
         self.decoding: list[Sequence] = []
-        self.arriving: dict[int, Sequence] = {}
-        self.leaving: list[Sequence] = []
-        self.leaves: list[int] = []
-        """rows to report as left with the next plan"""
-        self._landed = -1
-        """number of the last plan whose result is booked"""
+        self.prefill_pending: dict[int, Sequence] = {}
+        self.finished_in_flight: list[Sequence] = []
+        self.rows_to_free: list[int] = []
+        """rows that the worker has to empty with the next plan"""
+        self._last_committed = -1
+        """number of the last step whose result is processed"""
         self._stale = False
-        """`filling` or `decoding` lists sequences that stopped running"""
+        """`prefilling` or `decoding` lists sequences that stopped running"""
 
     @property
-    def running(self) -> int:
+    def num_running(self) -> int:
         return len(self.live) - len(self.waiting)
 
-    def runners(self) -> list[Sequence]:
-        self.prune()
-        return self.filling + self.decoding
+    @property
+    def holds_memory(self) -> bool:
+        """A sequence holds rows or pages, or may soon."""
+        return bool(self.live or self.finished_in_flight)
 
-    def welcome(self, sequence: Sequence) -> None:
+    def running(self) -> list[Sequence]:
+        self.prune()
+        return self.prefilling + self.decoding
+
+    def add(self, sequence: Sequence) -> None:
         """A new sequence waits."""
         self.waiting.add(sequence)
         self.live[sequence.key] = sequence
-        self.clients.came(sequence.client)
+        self.clients.request_added(sequence.client)
 
     def start(self, sequence: Sequence, now: float) -> None:
         """A waiting sequence that has a lease gets a row. The caller takes it off the queue."""
         self.rows.take(sequence)
-        self.clients.started(sequence.client)
+        self.clients.row_taken(sequence.client)
         sequence.state = State.RUNNING
         sequence.joined = False
-        sequence.target = len(sequence.tokens)
-        sequence.started = sequence.started or now
-        self.pages.set_edge(sequence)
-        self.filling.append(sequence)
-        self.arriving[sequence.key] = sequence
+        sequence.prefill_len = len(sequence.tokens)
+        sequence.start_time = sequence.start_time or now
+        self.pages.update_limit(sequence)
+        self.prefilling.append(sequence)
+        self.prefill_pending[sequence.key] = sequence
 
-    def planned(self) -> None:
-        """After chunks were planned: who has no known token left to plan decodes from now on."""
-        if not self.filling:
+    def step_planned(self) -> None:
+        """Who has no known token left to plan decodes from now on."""
+        if not self.prefilling:
             return
-        self.decoding += [s for s in self.filling if s.upper >= s.target]
-        self.filling = [s for s in self.filling if s.upper < s.target]
+        self.decoding += [s for s in self.prefilling if s.scheduled_len >= s.prefill_len]
+        self.prefilling = [s for s in self.prefilling if s.scheduled_len < s.prefill_len]
 
-    def arrived(self, sequence: Sequence) -> None:
-        """All that was known at the start is computed."""
-        self.arriving.pop(sequence.key, None)
+    def prefill_done(self, sequence: Sequence) -> None:
+        """All tokens that were known when the sequence got its row are computed."""
+        self.prefill_pending.pop(sequence.key, None)
 
     def retract(self, sequence: Sequence) -> None:
-        """A running sequence that is in no plan in flight waits again; nothing it knows is lost."""
+        """A running sequence that is in no step in flight waits again; nothing it knows is lost."""
         self._release(sequence)
         sequence.state = State.WAITING
         sequence.retractions += 1
         self.waiting.add(sequence)
 
     def end(self, sequence: Sequence) -> None:
-        """A sequence is over; what it holds is released as soon as no plan mentions it."""
+        """A sequence is over; what it holds is released when no step in flight computes it."""
         if self.live.pop(sequence.key, None) is None:
             return
-        self.clients.went(sequence.client)
+        self.clients.request_ended(sequence.client)
         if sequence.state is State.WAITING:
             self.waiting.remove([sequence])
-            self.pages.give(sequence)
+            self.pages.release(sequence)
             sequence.state = State.ENDED
             return
         sequence.state = State.ENDED
         self._stale = True
-        self.arriving.pop(sequence.key, None)
-        if sequence.mentioned > self._landed:
-            self.leaving.append(sequence)
+        self.prefill_pending.pop(sequence.key, None)
+        if sequence.last_step > self._last_committed:
+            self.finished_in_flight.append(sequence)
         else:
             self._release(sequence)
 
-    def landed(self, number: int) -> None:
-        """The result of plan `number` is booked: release who waited for it."""
-        self._landed = number
-        if not self.leaving:
+    def step_committed(self, number: int) -> None:
+        """The result of step `number` is processed: release who waited for it."""
+        self._last_committed = number
+        if not self.finished_in_flight:
             return
-        for sequence in self.leaving:
-            if sequence.mentioned <= number:
+        for sequence in self.finished_in_flight:
+            if sequence.last_step <= number:
                 self._release(sequence)
-        self.leaving = [s for s in self.leaving if s.mentioned > number]
+        self.finished_in_flight = [s for s in self.finished_in_flight if s.last_step > number]
+
+    def take_rows_to_free(self) -> list[int]:
+        rows, self.rows_to_free = self.rows_to_free, []
+        return rows
 
     def rejoin(self, number: int) -> None:
         """The executor emptied its rows: all that run join again where their KV ends.
 
-        `number`: no plan up to this one is in flight any more.
+        `number`: no step up to this one is in flight any more.
         """
-        self.landed(number)
-        self.leaves = []
-        self.prune()
-        runners = self.filling + self.decoding
-        for sequence in runners:
+        self.step_committed(number)
+        self.rows_to_free = []
+        running = self.running()
+        for sequence in running:
             sequence.joined = False
-            sequence.upper = sequence.computed
-            sequence.target = len(sequence.tokens)
-            self.pages.set_edge(sequence)
-        self.filling, self.decoding = runners, []
-        self.arriving = {sequence.key: sequence for sequence in runners}
+            sequence.scheduled_len = sequence.computed_len
+            sequence.prefill_len = len(sequence.tokens)
+            self.pages.update_limit(sequence)
+        self.prefilling, self.decoding = running, []
+        self.prefill_pending = {sequence.key: sequence for sequence in running}
 
     def prune(self) -> None:
         if self._stale:
-            self.filling = [s for s in self.filling if s.state is State.RUNNING]
+            self.prefilling = [s for s in self.prefilling if s.state is State.RUNNING]
             self.decoding = [s for s in self.decoding if s.state is State.RUNNING]
             self._stale = False
 
     def _release(self, sequence: Sequence) -> None:
         if sequence.joined:
-            self.leaves.append(sequence.row)
+            self.rows_to_free.append(sequence.row)
             sequence.joined = False
-        self.rows.give(sequence)
-        self.clients.stopped(sequence.client)
-        self.pages.give(sequence)
-        self.arriving.pop(sequence.key, None)
+        self.rows.release(sequence)
+        self.clients.row_released(sequence.client)
+        self.pages.release(sequence)
+        self.prefill_pending.pop(sequence.key, None)
         self._stale = True
+
+    def audit(self) -> list[str]:
+        """Findings about rows and pages; empty when each has exactly one explanation."""
+        holders = self.running() + self.finished_in_flight
+        leases = self.pages.leases
+        findings = leases.audit()
+        rows = [sequence.row for sequence in holders]
+        if len(set(rows)) != len(rows) or len(rows) != self.rows.taken:
+            findings.append(f"{self.rows.taken} rows are taken, {sorted(rows)} are used")
+        held = {id(sequence.lease) for sequence in holders}
+        if len(held) != leases.live:
+            findings.append(f"{leases.live} leases are open, {len(held)} have a sequence")
+        return findings
+
+
+class Rows:
+    """Rows of the worker; the lowest free one first, so that batches stay compact."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self._free = list(range(total))
+
+    @property
+    def taken(self) -> int:
+        return self.total - len(self._free)
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    def take(self, sequence: Sequence) -> None:
+        sequence.row = heapq.heappop(self._free)
+
+    def release(self, sequence: Sequence) -> None:
+        heapq.heappush(self._free, sequence.row)
+        sequence.row = -1
+
+
+class Pages:
+    """KV pages of sequences. `count` is positions to be covered behind `scheduled_len`."""
+
+    def __init__(self, leases: Leases) -> None:
+        self.leases = leases
+        self.page_size = leases.page_size
+
+    @property
+    def available_tokens(self) -> int:
+        return self.leases.available * self.page_size
+
+    def lease_prefix(self, sequence: Sequence) -> None:
+        """Lease the cached prefix of a waiting sequence."""
+        max_pages = sequence.max_prefix_len() // self.page_size
+        sequence.lease = self.leases.open(
+            f"request {sequence.key}", sequence.request.cache_key, sequence.prefix, max_pages
+        )
+        sequence.computed_len = sequence.scheduled_len = sequence.lease.shared * self.page_size
+
+    def coverable(self, sequence: Sequence, count: int) -> int:
+        """How many of `count` positions can get pages now."""
+        assert sequence.lease is not None
+        room = (len(sequence.lease.pages) + self.leases.available) * self.page_size
+        return min(count, room - sequence.scheduled_len)
+
+    def cover(self, sequence: Sequence, count: int) -> list[int]:
+        """Pages appended so that `count` more positions have a place."""
+        assert sequence.lease is not None
+        end = sequence.scheduled_len + count
+        needed = -(-end // self.page_size) - len(sequence.lease.pages)
+        pages = self.leases.grow(sequence.lease, needed) if needed > 0 else []
+        self.update_limit(sequence)
+        return pages
+
+    def update_limit(self, sequence: Sequence) -> None:
+        assert sequence.lease is not None
+        room = len(sequence.lease.pages) * self.page_size
+        sequence.page_limit = min(room, sequence.max_len - 1)
+
+    def publish(self, sequence: Sequence) -> None:
+        """Let others use the whole pages computed so far, while the sequence runs on."""
+        assert sequence.lease is not None
+        whole = sequence.computed_len // self.page_size * self.page_size
+        self.leases.publish(sequence.lease, sequence.prefix[: TOKEN_BYTES * whole])
+
+    def release(self, sequence: Sequence) -> None:
+        """Release everything; whole computed pages stay behind as cache."""
+        if sequence.lease is None:
+            return
+        valid = 0 if sequence.has_bad_numbers else min(sequence.computed_len, len(sequence.tokens))
+        whole = valid // self.page_size * self.page_size
+        if TOKEN_BYTES * whole > len(sequence.prefix):
+            sequence.refresh_prefix()
+        self.leases.close(sequence.lease, sequence.prefix[: TOKEN_BYTES * whole])
+        sequence.lease = None
+        sequence.computed_len = sequence.scheduled_len = 0

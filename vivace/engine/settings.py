@@ -18,24 +18,24 @@ class EngineSettings:
     """Decisions of scheduler and loop. Sizes are tokens, times are seconds."""
 
     rows: int = 256
-    """most sequences that run at once"""
+    """sequences that run at once"""
     depth: int = 2
     """plans in flight"""
     eos_ids: tuple[int, ...] = ()
 
     chunk: int | None = 8192
-    """most prompt tokens (with mixed chunks: all tokens) of one step; None = prompts stay whole"""
+    """prompt tokens (with mixed chunks: all tokens) of one step; None = prompts stay whole"""
     stall_target: float = 0.05
     """time a chunk may take beside streams for each of up to four prompts; 0 = prompts first"""
     max_prefill_tokens: int = 16384
-    """most prompt tokens one step admits; the first request is always admitted"""
+    """prompt tokens one step admits; the first request is always admitted"""
     prefill_max_requests: int | None = None
     mixed: bool = False
     """prompt chunks and decoding share a step"""
     continuous_decode_steps: int = 1
     """decode steps between two looks at the waiting queue"""
     receive_interval: int = 1
-    """turns of the loop between two looks at the mailbox while steps are in flight"""
+    """iterations of the loop between two looks at the mailbox while steps are in flight"""
 
     policy: str = "fcfs"
     priorities: bool = False
@@ -52,7 +52,7 @@ class EngineSettings:
     final_ratio_factor: float = 0.14
     ratio_decay_steps: int = 600
     clip_new_tokens: int = 4096
-    """longest output that admission believes in"""
+    """output tokens of a request that the estimate believes in"""
     retract_steps: int = 20
     """decode steps that must fit after a retraction"""
     shared_prefix_wait: int = 32
@@ -74,7 +74,7 @@ class EngineSettings:
     e2e_latency_buckets: tuple[float, ...] = ()
 
 
-def settings_of(config: Config, capacity: Capacity) -> EngineSettings:
+def engine_settings(config: Config, capacity: Capacity) -> EngineSettings:
     """The engine's view of a resolved configuration and of what the device can hold."""
     schedule, memory, runtime, logging = (
         config.schedule,

@@ -3,26 +3,44 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+import math
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Values
 from dataclasses import dataclass
+from itertools import accumulate
 
-from vivace.engine.metrics import (
-    RETRACTIONS_OF_A_REQUEST,
-    SECONDS_BETWEEN_TOKENS,
-    SECONDS_IN_QUEUE,
-    SECONDS_OF_A_REQUEST,
-    SECONDS_TO_FIRST_TOKEN,
-    TOKENS_OF_A_REQUEST,
-    Distribution,
-)
 from vivace.engine.sequence import Sequence
+from vivace.engine.sequence_table import SequenceTable
 from vivace.engine.settings import EngineSettings
 from vivace.engine.step_builder import StepBuilder
-from vivace.protocol.control import Metrics, Series
+from vivace.protocol.control import Histogram, Metrics, Series
 from vivace.protocol.output import FINISH_ABORT, Finish
 from vivace.protocol.request import Request
 
 logger = logging.getLogger("vivace.engine")
+
+SECONDS_TO_FIRST_TOKEN = (
+    *(0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 200, 400),
+)
+SECONDS_BETWEEN_TOKENS = (
+    *(0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.025, 0.03, 0.035, 0.04, 0.06, 0.08),
+    *(0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8),
+)
+SECONDS_OF_A_REQUEST = (
+    *(0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 200, 400, 600, 1200),
+    *(1800, 2400),
+)
+SECONDS_IN_QUEUE = (
+    *(0.001, 0.005, 0.01, 0.05, 0.1, 0.2, 0.5, 1, 2, 3, 4, 5, 10, 15, 20, 30, 40, 50, 60),
+    *(70, 80, 90, 100, 200, 300, 400, 500, 600, 700, 800, 900, 1000, 1200, 1400, 1600),
+)
+RETRACTIONS_OF_A_REQUEST = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 15, 20, 25, 30, 50, 75, 100)
+TOKENS_OF_A_REQUEST = (
+    *(100, 300, 500, 700, 1000, 1500, 2000, 3000, 4000, 5000, 6000, 7000, 8000, 9000, 10000),
+    *(12000, 15000, 20000, 22000, 25000, 30000, 35000, 40000, 66000, 99000, 132000, 300000),
+)
 
 _COUNTERS = (
     "prompt_tokens_total",
@@ -62,12 +80,12 @@ class Stats:
     def __init__(
         self,
         settings: EngineSettings,
-        load: Callable[[], Load],
+        table: SequenceTable,
         now: float,
         startup: Mapping[str, float],
     ) -> None:
         """`startup`: seconds of the stages of the engine's start."""
-        self._load = load
+        self._table = table
         self._log_interval = settings.decode_log_interval
         self.steps = 0
         self.counters = dict.fromkeys(_COUNTERS, 0)
@@ -86,55 +104,64 @@ class Stats:
         self._realtime = dict.fromkeys(MODES, 0)
         self._stages = {stage: Distribution(SECONDS_OF_A_REQUEST) for stage in STAGES}
         self._distributions = _distributions(settings)
-        self._first_token = self._distributions["time_to_first_token_seconds"]
+        self._to_first_token = self._distributions["time_to_first_token_seconds"]
         self._between_tokens = self._distributions["inter_token_latency_seconds"]
+
+    def load(self) -> Load:
+        table, leases = self._table, self._table.pages.leases
+        return Load(
+            running=table.num_running,
+            waiting=len(table.waiting),
+            used_tokens=leases.used * leases.page_size,
+            total_tokens=leases.total * leases.page_size,
+        )
 
     def rested(self) -> None:
         """Nothing lived for a while: the time until the next step counts for no throughput."""
         self._resting = True
 
-    def planned(self, draft: StepBuilder, now: float) -> None:
+    def planned(self, step: StepBuilder, now: float) -> None:
         """A step goes out; one with chunks is logged, unless it is for probes or the warm-up."""
         if self._resting:
             self._resting = False
             self._decode_mark = self._prefill_mark = now
             self._generated = self._prefill_tokens = 0
-        if not draft.chunks:
+        if not step.chunks:
             return
-        computed = draft.chunk_tokens
+        computed = step.chunk_tokens
         self._realtime["prefill_compute"] += computed
-        self._realtime["prefill_cache"] += draft.cached
-        if computed + draft.cached:
-            self.cache_hit_rate = draft.cached / (computed + draft.cached)
+        self._realtime["prefill_cache"] += step.num_cached_tokens
+        if computed + step.num_cached_tokens:
+            self.cache_hit_rate = step.num_cached_tokens / (computed + step.num_cached_tokens)
         seconds = max(now - self._prefill_mark, 1e-9)
         throughput, self._prefill_tokens = self._prefill_tokens / seconds, computed
         self._prefill_mark = now
-        if logger.isEnabledFor(logging.INFO) and any(one.log_metrics for one in draft.chunks):
-            load = self._load()
+        if logger.isEnabledFor(logging.INFO) and any(one.log_metrics for one in step.chunks):
+            load = self.load()
             logger.info(
                 "Prefill batch, #new-seq: %d, #new-token: %d, #cached-token: %d, "
                 "token usage: %.2f, #running-req: %d, #queue-req: %d, "
                 "input throughput (token/s): %.2f",
-                *(len(draft.chunks), computed, draft.cached, load.usage),
-                *(load.running - len(draft.chunks), load.waiting, throughput),
+                *(len(step.chunks), computed, step.num_cached_tokens, load.usage),
+                *(load.running - len(step.chunks), load.waiting, throughput),
             )
 
-    def started(self, sequence: Sequence, now: float) -> None:
+    def first_token(self, sequence: Sequence, now: float) -> None:
         """A sequence computed its prompt for the first time and got its first token."""
-        sequence.first_token = now
+        sequence.first_token_time = now
         if not sequence.log_metrics:
             return
-        self._first_token.observe(max(0.0, now - sequence.arrival))
-        waited = max(0.0, sequence.started - sequence.arrival)
+        self._to_first_token.observe(max(0.0, now - sequence.arrival_time))
+        waited = max(0.0, sequence.start_time - sequence.arrival_time)
         self._distributions["queue_time_seconds"].observe(waited)
         self._stages["prefill_waiting"].observe(waited)
-        self._stages["prefill_forward"].observe(now - sequence.started)
-        self._distributions["prompt_tokens_histogram"].observe(sequence.prompt)
-        self.counters["prompt_tokens_total"] += sequence.prompt
-        self.counters["cached_tokens_total"] += sequence.cached
+        self._stages["prefill_forward"].observe(now - sequence.start_time)
+        self._distributions["prompt_tokens_histogram"].observe(sequence.num_prompt_tokens)
+        self.counters["prompt_tokens_total"] += sequence.num_prompt_tokens
+        self.counters["cached_tokens_total"] += sequence.num_cached_tokens
 
     def drew(self, tokens: int, counted: int, moments: list[float], now: float) -> None:
-        """A step landed with `tokens` new ones; metrics of requests show `counted` of them.
+        """A step was committed with `tokens` new ones; metrics of requests show `counted` of them.
 
         `moments`: when each decoding sequence got its token before, of those that are counted.
         """
@@ -157,7 +184,7 @@ class Stats:
         seconds = max(now - self._decode_mark, 1e-9)
         self.gen_throughput = self._generated / seconds
         self._generated, self._decode_mark = 0, now
-        load = self._load()
+        load = self.load()
         logger.info(
             "Decode batch, #running-req: %d, #token: %d, token usage: %.2f, cuda graph: %s, "
             "gen throughput (token/s): %.2f, #queue-req: %d",
@@ -167,11 +194,15 @@ class Stats:
 
     def retracted(self, sequence: Sequence) -> None:
         self.counters["num_retracted_requests_total"] += 1
-        self.counters["num_retracted_input_tokens_total"] += sequence.prompt
-        self.counters["num_retracted_output_tokens_total"] += sequence.generated
+        self.counters["num_retracted_input_tokens_total"] += sequence.num_prompt_tokens
+        self.counters["num_retracted_output_tokens_total"] += sequence.num_output_tokens
         logger.info(
             "Retracted request %s (%d/%d tokens generated), requeued",
-            *(sequence.request.rid, sequence.generated, sequence.limit - sequence.prompt),
+            *(
+                sequence.request.rid,
+                sequence.num_output_tokens,
+                sequence.max_len - sequence.num_prompt_tokens,
+            ),
         )
 
     def received(self, request: Request) -> None:
@@ -184,17 +215,19 @@ class Stats:
         if finish is not None and finish.type == FINISH_ABORT:
             self.counters["num_aborted_requests_total"] += 1
             return
-        self._distributions["e2e_request_latency_seconds"].observe(max(0.0, now - sequence.arrival))
-        self._distributions["generation_tokens_histogram"].observe(sequence.generated)
+        self._distributions["e2e_request_latency_seconds"].observe(
+            max(0.0, now - sequence.arrival_time)
+        )
+        self._distributions["generation_tokens_histogram"].observe(sequence.num_output_tokens)
         self._distributions["num_retractions"].observe(sequence.retractions)
-        if sequence.first_token:
-            self._stages["decode_forward"].observe(max(0.0, now - sequence.first_token))
+        if sequence.first_token_time:
+            self._stages["decode_forward"].observe(max(0.0, now - sequence.first_token_time))
 
     def metrics(
         self, *, ratio: float, evicted_tokens: int, decoding_tokens: int, cpu_seconds: float
     ) -> Metrics:
         """`decoding_tokens`: of the sequences that decode; `cpu_seconds`: of the process."""
-        load = self._load()
+        load = self.load()
         return Metrics(
             gauges={
                 "num_running_reqs": load.running,
@@ -250,3 +283,24 @@ def _distributions(settings: EngineSettings) -> dict[str, Distribution]:
         "prompt_tokens_histogram": Distribution(TOKENS_OF_A_REQUEST),
         "generation_tokens_histogram": Distribution(TOKENS_OF_A_REQUEST),
     }
+
+
+class Distribution:
+    """Counts observations per bucket; `snapshot` makes them cumulative."""
+
+    def __init__(self, bounds: Values[float]) -> None:
+        self._bounds = sorted({*(float(bound) for bound in bounds), math.inf})
+        self._counts = [0] * len(self._bounds)
+        self._total = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        self._counts[bisect_left(self._bounds, value)] += times
+        self._total += value * times
+
+    def observe_since(self, moments: Iterable[float], now: float) -> None:
+        """`now - moment` for each; a step's moments are mostly equal, so they are grouped."""
+        for moment, times in Counter(moments).items():
+            self.observe(now - moment, times)
+
+    def snapshot(self) -> Histogram:
+        return Histogram(self._bounds, list(accumulate(self._counts)), self._total)

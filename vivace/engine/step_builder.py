@@ -1,19 +1,35 @@
-"""A step while it is composed, and the record of it while it is in flight."""
+"""What a step takes: its budget of tokens, its columns, and the record of it while in flight."""
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import msgspec
 
 from vivace.engine.sequence import Sequence
+from vivace.engine.settings import EngineSettings
 from vivace.protocol.request import LogprobOptions
 from vivace.protocol.step import Join, StepPlan
+
+MIN_CHUNK = 16
+"""tokens: shorter chunks cost as much, and say nothing about the speed"""
+FIRST_CHUNK = 64
+"""tokens while no speed is known"""
+_CHUNK_DECODE_STEPS = 8
+"""of the running streams' own steps that a chunk may take: prompts keep eight ninths of the time,
+and few decode steps run with half a batch while many prompts arrive (with two, waves of 32 prompts
+cost a fifth of the throughput)"""
+_MAX_PROMPTS = 4
+"""prompts that lengthen a chunk: where several wait, they are streams too"""
+_MAX_SLOWER = 4
+"""times slower that one step can make the prompts look: it may have been an accident"""
 
 
 @dataclass(slots=True)
 class StepBuilder:
-    """Columns of a step. Chunks of prompts come first, single decode tokens behind them."""
+    """A step while it is composed, in columns: chunks of prompts, then single decode tokens."""
 
     number: int
     chunks: list[Sequence] = field(default_factory=list[Sequence])
@@ -24,7 +40,7 @@ class StepBuilder:
     grants: list[tuple[int, list[int]]] = field(default_factory=list[tuple[int, list[int]]])
     admitted: int = 0
     """sequences that entered a row for this step"""
-    cached: int = 0
+    num_cached_tokens: int = 0
     """their tokens found in the prefix cache"""
     reserved: int = 0
     """tokens they were promised beyond the pages they hold"""
@@ -40,12 +56,12 @@ class StepBuilder:
     def add_chunk(self, sequence: Sequence, count: int, pages: list[int]) -> None:
         """`count` tokens for a sequence that was just given `pages`."""
         if not sequence.joined:
-            self.joins.append(join_of(sequence))
+            self.joins.append(new_join(sequence))
             sequence.joined = True
         elif pages:
             self.grants.append((sequence.row, pages))
-        sequence.upper += count
-        sequence.mentioned = self.number
+        sequence.scheduled_len += count
+        sequence.last_step = self.number
         self.chunks.append(sequence)
         self.counts.append(count)
 
@@ -53,25 +69,25 @@ class StepBuilder:
         """One token for each sequence; the list is kept."""
         number = self.number
         for sequence in sequences:
-            sequence.upper += 1
-            sequence.mentioned = number
+            sequence.scheduled_len += 1
+            sequence.last_step = number
         self.decodes = sequences
 
-    def plan(self, leaves: list[int]) -> StepPlan:
+    def plan(self, rows_to_free: list[int]) -> StepPlan:
         decodes = self.decodes
         return StepPlan(
             number=self.number,
             rows=[sequence.row for sequence in self.chunks] + [s.row for s in decodes],
             counts=self.counts + [1] * len(decodes),
             joins=self.joins,
-            leaves=leaves,
+            leaves=rows_to_free,
             grants=self.grants,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class InFlightStep:
-    """Whose spans a plan in flight holds, in the plan's order."""
+    """A step in flight: whose spans it computes, in the plan's order."""
 
     chunks: list[Sequence]
     counts: list[int]
@@ -87,7 +103,7 @@ class InFlightStep:
         ]
 
 
-def join_of(sequence: Sequence) -> Join:
+def new_join(sequence: Sequence) -> Join:
     """How a worker learns of a sequence: all that is known, and where its valid KV is."""
     assert sequence.lease is not None
     request = sequence.request
@@ -95,20 +111,164 @@ def join_of(sequence: Sequence) -> Join:
         row=sequence.row,
         key=sequence.key,
         tokens=sequence.tokens.copy(),
-        prompt=sequence.prompt,
-        cached=sequence.computed,
+        prompt=sequence.num_prompt_tokens,
+        cached=sequence.computed_len,
         pages=sequence.lease.pages.copy(),
         sampling=request.sampling,
-        logprobs=_open_logprobs(sequence),
+        logprobs=_remaining_logprobs(sequence),
         stop_ids=sequence.stop_ids,
         suspect=request.suspect,
     )
 
 
-def _open_logprobs(sequence: Sequence) -> LogprobOptions | None:
+def _remaining_logprobs(sequence: Sequence) -> LogprobOptions | None:
     """Prompt positions are scored once, not again after a retraction."""
     options = sequence.request.logprobs
     if options is None or options.start < 0:
         return options
-    start = sequence.scored if sequence.scored < sequence.prompt else -1
+    start = sequence.logprob_start if sequence.logprob_start < sequence.num_prompt_tokens else -1
     return msgspec.structs.replace(options, start=start)
+
+
+# --- how much a step may take ---------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Budget:
+    """Tokens that chunks may still take in this step; None = no limit."""
+
+    chunk: int | None
+    prefill: int
+    requests: int | None
+
+    @property
+    def open(self) -> bool:
+        return self.chunk is None or self.chunk > 0
+
+    def share(self, wanted: int) -> int:
+        return wanted if self.chunk is None else min(wanted, self.chunk)
+
+    def limit(self, tokens: int) -> None:
+        self.prefill = min(self.prefill, tokens)
+        if self.chunk is not None:
+            self.chunk = min(self.chunk, tokens)
+
+    def spend(self, count: int) -> None:
+        self.prefill -= count
+        if self.chunk is not None:
+            self.chunk -= count
+
+
+class DynamicChunk:
+    """How many prompt tokens a step may take while others decode: a time, in tokens.
+
+    Sarathi-Serve (Agrawal et al. 2024) bounds the pause of running streams by cutting prompts; here
+    the cut follows from the speed that the scheduler has measured itself. A chunk beside running
+    streams takes `stall` seconds for each of up to four prompts that wait, and eight of the
+    streams' own steps.
+
+    Steps, not a constant alone, because prompts need a share of the time that does not shrink
+    while the batch grows. Times come from whole steps, so a token behind a long context or with
+    log-probabilities counts as what it cost.
+    """
+
+    def __init__(self, stall: float) -> None:
+        self.enabled = stall > 0
+        """False: prompts come first, whatever waits for them"""
+        self._stall = stall
+        self._token: float | None = None
+        """seconds of a prompt token"""
+        self._decodes: deque[float] = deque(maxlen=3)
+        """seconds that decoding took in the last steps, or would have taken without their chunks"""
+
+    def max_tokens(self, prompts: int) -> int | None:
+        """Prompt tokens of a step that running streams wait for, while `prompts` have not got
+        their first token; None = no limit."""
+        if not self.enabled:
+            return None
+        if self._token is None:
+            return FIRST_CHUNK
+        stall = self._stall * max(1, min(prompts, _MAX_PROMPTS))
+        seconds = stall + _CHUNK_DECODE_STEPS * self._decode_step()
+        return max(MIN_CHUNK, int(min(seconds / max(self._token, 1e-9), 1 << 31)))
+
+    def observe(self, chunk: int, decodes: int, seconds: float) -> None:
+        """A step with `chunk` prompt tokens and `decodes` decode tokens took `seconds`."""
+        if decodes:
+            share = seconds * decodes / (chunk + decodes)
+            alone = min(self._decode_step(), seconds) if chunk else seconds
+            self._decodes.append(max(share, alone))
+        if chunk >= MIN_CHUNK:
+            self._learn(seconds / (chunk + decodes))
+
+    def _learn(self, token: float) -> None:
+        """Slower counts at once, faster by and by: a chunk too short harms nobody."""
+        known = self._token
+        if known is None:
+            self._token = token
+        elif token > known:
+            self._token = min(token, _MAX_SLOWER * known) if known else token
+        else:
+            self._token = (known + token) / 2
+
+    def _decode_step(self) -> float:
+        """The middle one of the last steps: an accident does not count."""
+        decodes = sorted(self._decodes)
+        return decodes[len(decodes) // 2] if decodes else 0.0
+
+
+class NewTokenEstimate:
+    """Whether one more sequence may run: believes in `ratio` of the output that running sequences
+    may still produce.
+
+    The ratio starts high (0.7), decays linearly while all goes well, and jumps after a retraction
+    to what the running sequences have really used.
+    """
+
+    def __init__(self, settings: EngineSettings, page_size: int) -> None:
+        self._clip = settings.clip_new_tokens
+        self._page_size = page_size
+        self._retract_steps = settings.retract_steps
+        initial = min(1.0, settings.initial_ratio * settings.conservativeness)
+        self._floor = min(1.0, initial * settings.final_ratio_factor)
+        self._decay_per_step = (initial - self._floor) / max(1, settings.ratio_decay_steps)
+        self._initial = initial
+        self.ratio = initial
+
+    def decay(self) -> None:
+        """A decode step was planned without trouble."""
+        if self.ratio > self._floor:
+            self.ratio = max(self._floor, self.ratio - self._decay_per_step)
+
+    def retracted(self, running: Iterable[Sequence]) -> None:
+        """Pages ran out; `running` are those that stay."""
+        produced = total = count = 0
+        for sequence in running:
+            count += 1
+            produced += sequence.num_output_tokens
+            total += sequence.max_len - sequence.num_prompt_tokens
+        if total:
+            self.ratio = min(1.0, (produced + self._retract_steps * count) / total)
+
+    def reset(self) -> None:
+        """Nothing lived for a while: what was learned about earlier requests is forgotten."""
+        self.ratio = self._initial
+
+    def running_demand(self, prefilling: Iterable[Sequence], decoding: Iterable[Sequence]) -> int:
+        """Tokens that running sequences will take beyond the pages they hold."""
+        clip, chunks, output = self._clip, 0, 0
+        for sequence in decoding:
+            left = sequence.max_len - len(sequence.tokens)
+            output += left if left < clip else clip
+        for sequence in prefilling:
+            assert sequence.lease is not None
+            held = len(sequence.lease.pages) * self._page_size
+            chunks += max(0, sequence.prefill_len - held)
+            output += min(sequence.max_len - len(sequence.tokens), clip)
+        return chunks + int(output * self.ratio)
+
+    def newcomer_demand(self, sequence: Sequence) -> int:
+        """Tokens a newcomer is admitted for: its uncached tokens and all it may produce."""
+        known = len(sequence.tokens)
+        output = min(sequence.max_len - known, self._clip)
+        return known - sequence.computed_len + output + self._page_size

@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TypedDict, Unpack
 
 from vivace.frontend.engine_status import DeadlyRequests, EngineStatus
 from vivace.frontend.errors import BadRequest, EngineUnavailable
@@ -31,6 +31,8 @@ from vivace.protocol.control import (
     GetState,
     Ready,
     Reply,
+    ToEngine,
+    ToFrontend,
 )
 from vivace.protocol.output import FINISH_ABORT, Delta, Deltas, Finish
 from vivace.protocol.request import (
@@ -40,9 +42,6 @@ from vivace.protocol.request import (
     Request,
     SamplingParams,
 )
-
-if TYPE_CHECKING:
-    from vivace.protocol.channel import ToEngine, ToFrontend
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Who holds which KV page: free, cached in the prefix tree, or leased to one sequence.
+"""The block table of every sequence: which KV page is free, cached, or leased to whom.
 
 Every page has exactly one owner. A lease's first `shared` pages belong to the tree and are
 protected by a lock on the node where they end; the rest is the lease's own. Only whole pages
@@ -11,10 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from vivace.kv.cache_share import CacheShare
-from vivace.kv.eviction import EVICTIONS
-from vivace.kv.pages import PagePool
-from vivace.kv.prefix_tree import TOKEN_BYTES, Match, Node, PrefixTree
+from vivace.kv.pages import CacheShare, PagePool
+from vivace.kv.prefix_tree import EVICTIONS, TOKEN_BYTES, Match, Node, PrefixTree
 
 
 class Prefixes(Protocol):
@@ -24,7 +22,7 @@ class Prefixes(Protocol):
     size: int
 
     def measure(self, namespace: str, key: bytes) -> int: ...
-    def match(self, namespace: str, key: bytes, most: int) -> Match: ...
+    def match(self, namespace: str, key: bytes, max_pages: int) -> Match: ...
     def insert(self, namespace: str, key: bytes, pages: list[int]) -> tuple[Node, int]: ...
     def lock(self, node: Node) -> None: ...
     def unlock(self, node: Node) -> None: ...
@@ -46,7 +44,7 @@ class NoPrefixes:
     def measure(self, namespace: str, key: bytes) -> int:
         return 0
 
-    def match(self, namespace: str, key: bytes, most: int) -> Match:
+    def match(self, namespace: str, key: bytes, max_pages: int) -> Match:
         return Match(self._root, [])
 
     def insert(self, namespace: str, key: bytes, pages: list[int]) -> tuple[Node, int]:
@@ -141,14 +139,14 @@ class Leases:
         """Cached pages of a packed prefix; changes nothing."""
         return self._prefixes.measure(namespace, key)
 
-    def open(self, owner: str, namespace: str, key: bytes, most: int) -> Lease:
-        """A lease on the longest cached prefix of `key`, at most `most` pages."""
-        match = self._prefixes.match(namespace, key, most)
+    def open(self, owner: str, namespace: str, key: bytes, max_pages: int) -> Lease:
+        """A lease on the longest cached prefix of `key`, at most `max_pages`."""
+        match = self._prefixes.match(namespace, key, max_pages)
         self._prefixes.lock(match.node)
         lease = Lease(owner, namespace, match)
         self._live[id(lease)] = lease
         stride = TOKEN_BYTES * self.page_size
-        self._share.ask(key[len(match.pages) * stride : most * stride])
+        self._share.ask(key[len(match.pages) * stride : max_pages * stride])
         return lease
 
     def take(self, count: int) -> list[int]:
@@ -163,9 +161,9 @@ class Leases:
         return pool.take(count)
 
     def _evict(self, count: int) -> None:
-        gone = self._prefixes.evict(count, self._share.drop)
-        self.evicted += len(gone)
-        self._pool.release(gone)
+        pages = self._prefixes.evict(count, self._share.drop)
+        self.evicted += len(pages)
+        self._pool.release(pages)
 
     def put_back(self, pages: list[int]) -> None:
         """Pages from `take` that nobody needed after all."""
@@ -236,8 +234,8 @@ class Leases:
         beyond = self._prefixes.evictable - self._share.pages
         return 0 if self._live else self._pool.spare + max(0, beyond)
 
-    def compact(self, most: int) -> tuple[dict[int, int], int]:
-        """Cached prefixes move to the lowest pages, at most `most` pages of them at once.
+    def compact(self, max_pages: int) -> tuple[dict[int, int], int]:
+        """Cached prefixes move to the lowest pages, at most `max_pages` of them at once.
 
         Returns (page -> where its content has to be copied, the first page of those behind which
         no memory is needed any more). ValueError while leases are open.
@@ -249,7 +247,7 @@ class Leases:
         edge = len(cached)
         low = [page for page in cached if page < edge]
         holes = sorted(set(range(edge)).difference(low))
-        moves = dict(zip(reversed(cached[len(low) :][-most:]), holes, strict=False))
+        moves = dict(zip(reversed(cached[len(low) :][-max_pages:]), holes, strict=False))
         self._pool.move(moves)
         self._prefixes.move(moves)
         left = cached[: edge - len(moves)]

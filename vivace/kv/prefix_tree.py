@@ -11,8 +11,9 @@ import heapq
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count as count_up
+from typing import Protocol
 
-from vivace.kv.eviction import Eviction, least_recently_used
+from vivace.registry import Registry
 
 TOKEN_BYTES = 4
 """size of a packed token"""
@@ -21,6 +22,44 @@ TOKEN_BYTES = 4
 def pack(tokens: Sequence[int]) -> bytes:
     """Tokens as the bytes the tree compares; ids are below 2**32."""
     return array("I", tokens).tobytes()
+
+
+# --- which cached prefix goes first when pages are needed -----------------------------------
+
+
+class Cached(Protocol):
+    """What a policy may look at: one node of the prefix tree."""
+
+    used: int
+    """tick of the last use"""
+    hits: int
+    """times a request matched it"""
+
+
+class Eviction(Protocol):
+    """Ranks a node; the lowest goes first. A node's rank must never decrease over its life."""
+
+    def __call__(self, node: Cached) -> tuple[int, int]: ...
+
+
+EVICTIONS: Registry[Eviction] = Registry(
+    "radix eviction policy",
+    {
+        "lru": "vivace.kv.prefix_tree:least_recently_used",
+        "lfu": "vivace.kv.prefix_tree:least_frequently_used",
+    },
+)
+
+
+def least_recently_used(node: Cached) -> tuple[int, int]:
+    return node.used, 0
+
+
+def least_frequently_used(node: Cached) -> tuple[int, int]:
+    return node.hits, node.used
+
+
+# --- the tree -------------------------------------------------------------------------------
 
 
 class Node:
@@ -73,8 +112,8 @@ class PrefixTree:
         root = self._roots.get(namespace)
         return sum(count for _, count in self._walk(root, key)) if root else 0
 
-    def match(self, namespace: str, key: bytes, most: int) -> Match:
-        """The longest cached prefix of `key`, at most `most` pages; counts as a use.
+    def match(self, namespace: str, key: bytes, max_pages: int) -> Match:
+        """The longest cached prefix of `key`, at most `max_pages`; counts as a use.
 
         The node is split where the match ends inside it, so `lock(match.node)` protects exactly
         the matched pages.
@@ -82,7 +121,7 @@ class PrefixTree:
         node = self._root(namespace)
         pages: list[int] = []
         self._tick += 1
-        for child, count in list(self._walk(node, key[: most * self._stride])):
+        for child, count in list(self._walk(node, key[: max_pages * self._stride])):
             node = child if count == len(child.pages) else self._split(child, count)
             node.used = self._tick
             node.hits += 1
@@ -133,8 +172,8 @@ class PrefixTree:
     def evict(self, count: int, dropped: Callable[[bytes], None] = lambda key: None) -> list[int]:
         """Forget up to `count` pages of unlocked leaves, least valuable first; returns them.
         `dropped` is told the tokens of each run of them."""
-        gone: list[int] = []
-        while len(gone) < count and self._heap:
+        evicted: list[int] = []
+        while len(evicted) < count and self._heap:
             rank, _, node = heapq.heappop(self._heap)
             node.queued = False
             if not self._is_leaf(node):
@@ -142,10 +181,10 @@ class PrefixTree:
             if rank != self._rank(node):
                 self._offer(node)
                 continue
-            keep = max(0, len(node.pages) - count + len(gone))
+            keep = max(0, len(node.pages) - count + len(evicted))
             dropped(node.key[keep * self._stride :])
-            self._trim(node, keep, gone)
-        return gone
+            self._trim(node, keep, evicted)
+        return evicted
 
     def move(self, moves: Mapping[int, int]) -> None:
         """What page `source` holds is in `moves[source]` from now on."""
@@ -171,11 +210,11 @@ class PrefixTree:
         """Forget everything; returns the pages. ValueError while a sequence holds a lock."""
         if any(root.locks for root in self._roots.values()):
             raise ValueError("the prefix cache is in use and cannot be cleared")
-        gone = self.pages()
+        evicted = self.pages()
         self._roots.clear()
         self._heap.clear()
         self.size = self.evictable = 0
-        return gone
+        return evicted
 
     def audit(self, holders: Sequence[Node]) -> list[str]:
         """Findings where counters, links and locks disagree with the tree and its lock holders."""
@@ -265,9 +304,9 @@ class PrefixTree:
         if not root.children and not root.locks:
             self._roots.pop(root.key.decode("utf-8", "surrogatepass"), None)
 
-    def _trim(self, node: Node, keep: int, gone: list[int]) -> None:
+    def _trim(self, node: Node, keep: int, evicted: list[int]) -> None:
         taken = node.pages[keep:]
-        gone += taken
+        evicted += taken
         self.size -= len(taken)
         self.evictable -= len(taken)
         if keep:

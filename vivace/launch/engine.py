@@ -6,14 +6,14 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from vivace.engine.executor import InProcessExecutor, Runner
+from vivace.engine.executor import InProcessExecutor, StepWorker
 from vivace.engine.loop import Loop, Mailbox
 from vivace.engine.oracle import OracleWorker
 from vivace.engine.scheduler import Scheduler
-from vivace.engine.settings import settings_of
+from vivace.engine.settings import engine_settings
 from vivace.launch.faults import with_fault
 from vivace.protocol.control import Capacity
-from vivace.worker.sizing import Demand, size
+from vivace.worker.sizing import Demand, size_pool
 
 if TYPE_CHECKING:
     from vivace.config.config import Config
@@ -33,7 +33,7 @@ def engine_parts(
     report: Report,
     *,
     epoch: int = 0,
-    wrap_runner: Callable[[Runner], Runner] | None = None,
+    wrap_runner: Callable[[StepWorker], StepWorker] | None = None,
 ) -> tuple[Loop, Capacity]:
     """An engine ready to run. Loads weights and sizes the KV pool, so it takes a while.
 
@@ -43,7 +43,7 @@ def engine_parts(
         build_runner(config, stages), config.environment.get("VIVACE_TEST_FAULT", ""), epoch
     )
     executor = InProcessExecutor(wrap_runner(runner) if wrap_runner is not None else runner)
-    settings = settings_of(config, executor.capacity)
+    settings = engine_settings(config, executor.capacity)
     scheduler = Scheduler(settings, executor.capacity, time.monotonic, stages.seconds())
     loop = Loop(
         scheduler, executor, mailbox, depth=settings.depth, epoch=epoch, clock=time.monotonic
@@ -80,7 +80,7 @@ class StageTimes:
         self._moment = now
 
 
-def build_runner(config: Config, report: Report) -> Runner:
+def build_runner(config: Config, report: Report) -> StepWorker:
     """The worker on its device, or (`VIVACE_EXECUTOR=oracle[:seconds per step]`) no model."""
     name, _, seconds = config.environment.get("VIVACE_EXECUTOR", "").partition(":")
     if name == "oracle":
@@ -97,7 +97,7 @@ def build_runner(config: Config, report: Report) -> Runner:
 def oracle(config: Config, step_seconds: float) -> OracleWorker:
     """A worker whose tokens are a pure function of seed and position; sized like a small device."""
     page_size = config.memory.page_size or 1
-    fit = size(
+    size = size_pool(
         Demand(
             free_bytes=ORACLE_BYTES,
             available_bytes=ORACLE_BYTES,
@@ -111,11 +111,11 @@ def oracle(config: Config, step_seconds: float) -> OracleWorker:
         )
     )
     capacity = Capacity(
-        pages=fit.pages,
+        pages=size.pages,
         page_size=page_size,
-        rows=fit.rows,
-        context=fit.context,
+        rows=size.rows,
+        context=size.context,
         vocabulary=config.facts.vocabulary,
-        rewrites=fit.rewrites,
+        rewrites=size.rewrites,
     )
     return OracleWorker(capacity, config.facts.vocabulary, step_seconds=step_seconds)

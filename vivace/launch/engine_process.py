@@ -11,15 +11,15 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from vivace.config.serialize import decode
-from vivace.engine.executor import Runner
-from vivace.engine.solo_steps import SoloSteps
-from vivace.engine.step_times import StepTimes, work_of
+from vivace.engine.executor import StepWorker
+from vivace.engine.fault_isolation import SoloSteps
+from vivace.engine.loop import Mailbox
 from vivace.launch.engine import engine_parts
 from vivace.observability import log as log_lines
 from vivace.observability.gc_pauses import watch_gc
 from vivace.observability.timeline import Timeline
-from vivace.protocol.channel import EngineMailbox, ToEngine, ToFrontend
-from vivace.protocol.control import Capacity, Command, Ready, Reply
+from vivace.protocol.channel import EngineMailbox
+from vivace.protocol.control import Capacity, Command, Ready, Reply, ToEngine, ToFrontend
 from vivace.protocol.heartbeat import MIN_ALLOWANCE, EngineHeartbeat, Span
 from vivace.protocol.shared_memory import attach
 from vivace.protocol.step import StepPlan, StepResult
@@ -27,6 +27,17 @@ from vivace.supervisor.ipc import MessageSocket, SocketClosed
 from vivace.supervisor.messages import FrontendGone, Progress, Setup, Stop, Timed, ToChild
 
 log = logging.getLogger(__name__)
+
+FACTOR = 4.0
+"""A step may take so many times what was expected of it."""
+FADING = 0.98
+"""Per step: how slowly a long step is forgotten."""
+LARGEST_RISE = 2.0
+"""One step raises what is expected by at most this factor: a stopped process is no slow device."""
+UNKNOWN = 60.0
+"""Seconds for the first step, before anything was measured."""
+ATTENTION = 1024
+"""A token of a chunk this far into its context counts double."""
 
 
 class Stoppable(Protocol):
@@ -111,16 +122,10 @@ def send_reply(line: MessageSocket[ToChild], message: ToFrontend) -> None:
         line.send(message)
 
 
-class Receiver(Protocol):
-    def receive(self, wait: float | None) -> list[ToEngine]: ...
-    def send(self, frontend: int, message: ToFrontend) -> None: ...
-    def wake(self) -> None: ...
-
-
 class HeartbeatMailbox:
     """A mailbox that beats whenever the loop comes by for messages."""
 
-    def __init__(self, mailbox: Receiver, heartbeat: EngineHeartbeat) -> None:
+    def __init__(self, mailbox: Mailbox, heartbeat: EngineHeartbeat) -> None:
         self._mailbox = mailbox
         self._heartbeat = heartbeat
         self.send = mailbox.send
@@ -137,7 +142,7 @@ class HeartbeatMailbox:
 class HeartbeatRunner:
     """A runner that says, before each step, which requests are in it and how long it may take."""
 
-    def __init__(self, runner: Runner, heartbeat: EngineHeartbeat) -> None:
+    def __init__(self, runner: StepWorker, heartbeat: EngineHeartbeat) -> None:
         self.capacity: Capacity = runner.capacity
         self.close = runner.close
         self._runner = runner
@@ -178,7 +183,7 @@ class HeartbeatRunner:
             return decodes
         spans = zip(plan.rows, counts, strict=True)
         chunks = [(count, self._members[row][1]) for row, count in spans if count > 1]
-        return work_of(chunks, decodes)
+        return step_work(chunks, decodes)
 
     def _write_heartbeat(self, plan: StepPlan, work: int) -> None:
         tokens, allowance = sum(plan.counts), self._times.allowance(work)
@@ -190,3 +195,45 @@ class HeartbeatRunner:
 
     def _spans(self, plan: StepPlan) -> Iterator[Span]:
         return (self._members[row][0] for row in plan.rows)
+
+
+def step_work(chunks: list[tuple[int, int]], decodes: int) -> int:
+    """Tokens to compute, those behind a long context counted more. `chunks`: (tokens, context)."""
+    return decodes + sum(count + count * context // ATTENTION for count, context in chunks)
+
+
+class StepTimes:
+    """Seconds expected of a step, by its work in powers of two.
+
+    Where no step with as much work has run, a smaller one tells it in proportion: that is too much
+    rather than too little, because time grows more slowly than work.
+    """
+
+    def __init__(self, patience: float) -> None:
+        self._patience = patience
+        self._seconds: dict[int, float] = {}
+
+    def allowance(self, work: int) -> float:
+        """Seconds after which a step with so much work is overdue; never below the patience."""
+        expected = self._expected(work.bit_length())
+        return UNKNOWN if expected is None else max(self._patience, FACTOR * expected)
+
+    def learn(self, work: int, seconds: float) -> None:
+        """A step with so much work took so long."""
+        size = work.bit_length()
+        before = self._seconds.get(size)
+        if before is None:
+            expected = self._expected(size)
+            overdue = expected is not None and seconds > max(self._patience, FACTOR * expected)
+            self._seconds[size] = LARGEST_RISE * expected if overdue and expected else seconds
+        else:
+            self._seconds[size] = max(min(seconds, LARGEST_RISE * before), FADING * before)
+
+    def _expected(self, size: int) -> float | None:
+        known = self._seconds
+        if size in known:
+            return known[size]
+        smaller = max((other for other in known if other < size), default=None)
+        if smaller is not None:
+            return known[smaller] * 2 ** (size - smaller)
+        return min((known[other] for other in known), default=None)

@@ -18,9 +18,8 @@ import signal
 import time
 from typing import Protocol
 
-from vivace.engine.executor import ExecutorDied, Runner
-from vivace.protocol.channel import ToFrontend
-from vivace.protocol.control import Capacity, Down, Ready
+from vivace.engine.executor import ExecutorDied, StepWorker
+from vivace.protocol.control import Capacity, Down, Ready, ToFrontend
 from vivace.protocol.step import StepPlan, StepResult
 
 
@@ -37,7 +36,7 @@ def parse(text: str) -> tuple[str, int]:
 class FaultyRunner:
     """A runner that works until it does not."""
 
-    def __init__(self, runner: Runner, kind: str, at: int) -> None:
+    def __init__(self, runner: StepWorker, kind: str, at: int) -> None:
         self.capacity: Capacity = runner.capacity
         self._runner = runner
         self._kind = kind
@@ -63,7 +62,7 @@ class FaultyRunner:
 class PoisonedRunner:
     """A runner that dies of every step with a request whose prompt holds a certain token."""
 
-    def __init__(self, runner: Runner, token: int) -> None:
+    def __init__(self, runner: StepWorker, token: int) -> None:
         self.capacity: Capacity = runner.capacity
         self.close = runner.close
         self._runner = runner
@@ -81,7 +80,7 @@ class PoisonedRunner:
         return self._runner.run(plan)
 
 
-def with_fault(runner: Runner, text: str, epoch: int) -> Runner:
+def with_fault(runner: StepWorker, text: str, epoch: int) -> StepWorker:
     """`runner`, or one that fails as `text` says when this is the first engine."""
     kind, at = parse(text)
     if kind == "engine-kill-token":

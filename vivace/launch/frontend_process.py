@@ -23,8 +23,8 @@ from vivace.observability import log as log_lines
 from vivace.observability.crash_dump import CrashDump
 from vivace.observability.gc_pauses import watch_gc
 from vivace.observability.timeline import Timeline
-from vivace.protocol.channel import FrontendMailbox, ToEngine, ToFrontend
-from vivace.protocol.control import Down, Ready
+from vivace.protocol.channel import FrontendMailbox
+from vivace.protocol.control import Down, Ready, ToEngine, ToFrontend
 from vivace.protocol.heartbeat import EngineProgress, FrontendHeartbeat
 from vivace.protocol.output import Deltas
 from vivace.protocol.request import Cancel, Request, SamplingParams

@@ -17,7 +17,7 @@ class ModelStep(AttendingStep, Protocol):
     """T tokens of some sequences, side by side (`worker.inputs.StepInput` is one)."""
 
     @property
-    def ids(self) -> Tensor:
+    def input_ids(self) -> Tensor:
         """[T] int64 token ids"""
         ...
 

@@ -70,7 +70,7 @@ class GemmaModel(Module):
         self.norm = GemmaRMSNorm(hidden, decoder.norm_eps)
 
     def __call__(self, step: ModelStep) -> Tensor:
-        x, residual = self.embed_tokens(step.ids), None
+        x, residual = self.embed_tokens(step.input_ids), None
         for layer in self.layers:
             x, residual = layer(x, residual, step)
         return self.norm.add(x, residual)[0]

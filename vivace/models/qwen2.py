@@ -53,7 +53,7 @@ class Qwen2Model(Module):
         self.norm = RMSNorm(facts.hidden_size, decoder.norm_eps)
 
     def __call__(self, step: ModelStep) -> Tensor:
-        x, residual = self.embed_tokens(step.ids), None
+        x, residual = self.embed_tokens(step.input_ids), None
         for layer in self.layers:
             x, residual = layer(x, residual, step)
         return self.norm.add(x, residual)[0]

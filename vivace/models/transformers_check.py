@@ -44,11 +44,11 @@ class ProbeMemory:
 class ProbedStep:
     """`ModelStep` of a span of every sequence."""
 
-    ids: Tensor
+    input_ids: Tensor
     positions: Tensor
-    slots: Tensor
+    slot_mapping: Tensor
     page_table: Tensor
-    lengths: Tensor
+    context_lens: Tensor
     query_starts: Tensor
     host: HostStep
     attention: AttentionBackend
@@ -100,11 +100,13 @@ def step_of(
     rows = [row for row, (first, last) in enumerate(spans) for _ in range(first, last)]
     host = HostStep(starts=starts, lengths=ends, pages=pages, decode=False)
     return ProbedStep(
-        ids=torch.tensor([ids[row][place] for row, place in zip(rows, positions, strict=True)]),
+        input_ids=torch.tensor(
+            [ids[row][place] for row, place in zip(rows, positions, strict=True)]
+        ),
         positions=torch.tensor(positions),
-        slots=torch.tensor(rows) * page_size + torch.tensor(positions),
+        slot_mapping=torch.tensor(rows) * page_size + torch.tensor(positions),
         page_table=torch.from_numpy(pages),
-        lengths=torch.from_numpy(ends),
+        context_lens=torch.from_numpy(ends),
         query_starts=torch.from_numpy(starts),
         host=host,
         attention=attention,

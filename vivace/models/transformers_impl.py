@@ -109,7 +109,7 @@ class TransformersModel(Module):
         """One row of T tokens; which sequence each belongs to is the attention backend's affair."""
         self._context.step, self._context.calls = step, 0
         output = self._body(
-            input_ids=step.ids.unsqueeze(0),
+            input_ids=step.input_ids.unsqueeze(0),
             position_ids=step.positions.unsqueeze(0),
             use_cache=False,
         )

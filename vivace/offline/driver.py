@@ -36,7 +36,7 @@ class Driver:
         with self._step_lock, interrupts_postponed():
             self.require_alive()
             try:
-                busy = self._loop.turn(0.0)
+                busy = self._loop.step(0.0)
             except BaseException as error:
                 self._die(error)
                 raise

@@ -49,7 +49,7 @@ class Step(Protocol):
     it by address: while a graph is captured, these are fixed buffers."""
 
     @property
-    def slots(self) -> Tensor:
+    def slot_mapping(self) -> Tensor:
         """[T] int64: page * page_size + offset of each token"""
         ...
 
@@ -59,7 +59,7 @@ class Step(Protocol):
         ...
 
     @property
-    def lengths(self) -> Tensor:
+    def context_lens(self) -> Tensor:
         """[S] int64: context of the row including this step"""
         ...
 

@@ -26,33 +26,30 @@ from typing import Generic, TypeVar
 import msgspec
 import zmq
 
-from vivace.protocol.control import Command, Down, Ready, Reply
+from vivace.protocol.control import Ready, ToEngine, ToFrontend
 from vivace.protocol.engine_socket import address
 from vivace.protocol.output import Deltas
 from vivace.protocol.request import Cancel, Request, frontend_of
 
 log = logging.getLogger(__name__)
 
-ToEngine = Request | Cancel | Command
-ToFrontend = Deltas | Reply | Ready | Down
-
 SUPERVISOR = 1 << 20
 """Frontend index in the tickets of the supervisor's own commands."""
-LARGEST_BATCH = 512
-"""Messages taken per turn; the rest waits for the next one."""
+MAX_BATCH = 512
+"""Messages taken at a time; the rest waits for the next time."""
 ENGINE_BYTES, FRONTEND_BYTES = 1 << 20, 1 << 16
-"""Of messages taken per turn, the last one not counted."""
+"""Of messages taken at a time, the last one not counted."""
 RECONNECT_MILLISECONDS = 20
 
 
 class EngineEnvelope(msgspec.Struct, frozen=True, array_like=True):
     epoch: int
-    body: Request | Cancel | Command
+    body: ToEngine
 
 
 class FrontendEnvelope(msgspec.Struct, frozen=True, array_like=True):
     epoch: int
-    body: Deltas | Reply | Ready | Down
+    body: ToFrontend
 
 
 E = TypeVar("E", EngineEnvelope, FrontendEnvelope)
@@ -94,7 +91,7 @@ def take_frames(socket: zmq.Socket[bytes], room: int) -> tuple[list[bytes], bool
     and whether that was all."""
     frames: list[bytes] = []
     try:
-        while room > 0 and len(frames) < LARGEST_BATCH:
+        while room > 0 and len(frames) < MAX_BATCH:
             frames.append(socket.recv_multipart(zmq.NOBLOCK)[-1])
             room -= len(frames[-1])
     except zmq.Again:

@@ -6,6 +6,9 @@ from typing import Any
 
 import msgspec
 
+from vivace.protocol.output import Deltas
+from vivace.protocol.request import Cancel, Request
+
 
 class FlushCache(msgspec.Struct, frozen=True, tag="flush_cache"):
     """Drop the prefix cache; refused (ok=False) while requests run or wait."""
@@ -118,7 +121,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     kv_bytes: int = 0
     cache_share: int | None = None
     """pages beyond which cached prefixes go before memory is taken for new ones (see
-    kv/cache_share.py); None: all pages have their memory, there is none to take or give back"""
+    kv/pages.py); None: all pages have their memory, there is none to take or give back"""
     graph_bytes: int = 0
     """of captured steps and their buffers"""
     available_bytes: int = 0
@@ -141,3 +144,7 @@ class Down(msgspec.Struct, frozen=True, tag="down"):
     """keys of requests that were found to kill engines"""
     suspects: dict[int, int] = {}
     """key -> `Request.suspect` of those that were in a step in which an engine died"""
+
+
+ToEngine = Request | Cancel | Command
+ToFrontend = Deltas | Reply | Ready | Down

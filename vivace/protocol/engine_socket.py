@@ -19,7 +19,7 @@ from pathlib import Path
 
 from vivace.errors import CannotStart
 
-LONGEST_FOLDER = 60
+MAX_FOLDER_BYTES = 60
 """Bytes of a folder's path, so that a socket's path stays below the kernel's limit of 107."""
 BACKLOG = 4096
 """Frontends connect while an engine is loading; the kernel lowers this to its own limit."""
@@ -50,7 +50,7 @@ def listen(descriptor: int) -> EngineSocket:
             refusals.append(f"{folder} ({error.strerror or error})")
     raise CannotStart(
         f"there is no place for the engine's socket: {', '.join(refusals)}; set TMPDIR to a "
-        f"folder that can be written and whose path is at most {LONGEST_FOLDER} bytes long"
+        f"folder that can be written and whose path is at most {MAX_FOLDER_BYTES} bytes long"
     )
 
 
@@ -73,7 +73,7 @@ def folders() -> list[str]:
 
 def listen_in(parent: str, descriptor: int) -> EngineSocket:
     """OSError when nothing can be made there, or its path is too long for a socket's."""
-    if len(os.fsencode(parent)) > LONGEST_FOLDER:
+    if len(os.fsencode(parent)) > MAX_FOLDER_BYTES:
         raise OSError(errno.ENAMETOOLONG, "too long a path")
     folder = Path(tempfile.mkdtemp(prefix="vivace-", dir=parent))  # of mode 0700
     engine = socket.socket(fileno=os.dup(descriptor))

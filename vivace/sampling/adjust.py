@@ -37,13 +37,13 @@ def adjust(
 ) -> None:
     """Apply, in place, to logits[n, V] of `rows[n]`: penalties, then minimum length, then bias."""
     features = columns.features[rows]
-    asked = int(np.bitwise_or.reduce(features))
-    if asked & PENALIZED:
+    wanted = int(np.bitwise_or.reduce(features))
+    if wanted & PENALIZED:
         entries = np.flatnonzero(features & PENALIZED)
         _penalize(ops, logits, entries, rows, columns, history)
-    if asked & MINIMUM:
+    if wanted & MINIMUM:
         _mask_stops(logits, np.flatnonzero(features & MINIMUM), rows, columns, history)
-    if asked & BIASED:
+    if wanted & BIASED:
         _add_bias(logits, np.flatnonzero(features & BIASED), rows, columns)
 
 
@@ -55,14 +55,14 @@ def _penalize(
     columns: SamplingRows,
     history: Histories,
 ) -> None:
-    of = rows[entries]
+    picked = rows[entries]
     penalties = Penalties(
-        rows=of,
-        prompt=history.prompt[of],
-        known=history.known[of],
-        frequency=columns.frequency[of],
-        presence=columns.presence[of],
-        repetition=columns.repetition[of],
+        rows=picked,
+        prompt=history.prompt[picked],
+        known=history.known[picked],
+        frequency=columns.frequency[picked],
+        presence=columns.presence[picked],
+        repetition=columns.repetition[picked],
         tokens=history.tokens,
     )
     ops.penalize(logits, entries, penalties)

@@ -25,12 +25,12 @@ def score(
     """One TokenLogprob for each row of logits[n, V] float32, its temperature [n] float32 and its
     token id [n] int64: log(softmax(logits / temperature))."""
     scores = _Scores(ops, logits, temperature)
-    chosen = scores.of(np.arange(len(tokens)), tokens).tolist()
+    chosen = scores.lookup(np.arange(len(tokens)), tokens).tolist()
     tops = _top(scores, [option.top for option in options])
-    asked = [_asked(scores, row, option.token_ids) for row, option in enumerate(options)]
+    requested = [_requested(scores, row, option.token_ids) for row, option in enumerate(options)]
     return [
         TokenLogprob(token, logprob, top, ids)
-        for token, logprob, top, ids in zip(tokens.tolist(), chosen, tops, asked, strict=True)
+        for token, logprob, top, ids in zip(tokens.tolist(), chosen, tops, requested, strict=True)
     ]
 
 
@@ -42,10 +42,10 @@ def score_prompt(
     rows, ids = np.arange(len(tokens)), np.array(options.token_ids, np.int64)
     scores = _Scores(ops, logits, np.ones(len(tokens), np.float32))
     values, best = scores.top(options.top)
-    chosen = scores.of(rows.repeat(len(ids)), np.tile(ids, len(rows)))
+    chosen = scores.lookup(rows.repeat(len(ids)), np.tile(ids, len(rows)))
     return PromptLogprobs(
         start=start,
-        logprobs=_packed(scores.of(rows, tokens), np.float32),
+        logprobs=_packed(scores.lookup(rows, tokens), np.float32),
         top=_packed(values, np.float32),
         top_ids=_packed(best, np.int32),
         chosen=_packed(chosen, np.float32),
@@ -67,7 +67,7 @@ class _Scores:
         self._temperature = temperature
         self._totals = ops.log_totals(logits, temperature)
 
-    def of(self, rows: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    def lookup(self, rows: np.ndarray, ids: np.ndarray) -> np.ndarray:
         """[m] float32, of token `ids[m]` in `rows[m]`; -inf outside the vocabulary"""
         inside = (ids >= 0) & (ids < self.vocabulary)
         values = self._values[rows, np.where(inside, ids, 0)]
@@ -98,9 +98,9 @@ def _top(scores: _Scores, wanted: list[int]) -> list[Scored | None]:
     ]
 
 
-def _asked(scores: _Scores, row: int, ids: Sequence[int] | None) -> Scored | None:
+def _requested(scores: _Scores, row: int, ids: Sequence[int] | None) -> Scored | None:
     """The ids a request named, in its order; None when it named none."""
     if not ids:
         return None
-    values = scores.of(np.full(len(ids), row), np.array(ids, np.int64))
+    values = scores.lookup(np.full(len(ids), row), np.array(ids, np.int64))
     return list(zip(values.tolist(), ids, strict=True))

@@ -1,4 +1,4 @@
-"""Logits of the rows that draw -> one token each, and log-probabilities where asked.
+"""Logits of the rows that draw -> one token each, and log-probabilities where wanted.
 
 Order: additive penalties and minimum length, repetition scaling, logit bias, temperature,
 softmax, top-k / top-p / min-p, draw. A batch in which nobody asks for anything but the best token
@@ -63,16 +63,16 @@ class Sampler:
     ) -> Draws:
         """`logits[n, V]` float32 (overwritten) of `rows[n]`; the token drawn stands at
         position history.known[row]."""
-        asked = int(np.bitwise_or.reduce(columns.features[rows])) if len(rows) else 0
-        if asked & (PENALIZED | MINIMUM | BIASED):
+        wanted = int(np.bitwise_or.reduce(columns.features[rows])) if len(rows) else 0
+        if wanted & (PENALIZED | MINIMUM | BIASED):
             adjust(self._ops, logits, rows, columns, history)
         tokens, bad = self._ops.best(logits)
         draws = Draws(tokens=tokens, bad=bad)
         if draws.bad is not None:
             logits[torch.from_numpy(draws.bad)] = 0.0
-        if asked & SAMPLED:
+        if wanted & SAMPLED:
             self._sample(logits, draws.tokens, rows, columns, history)
-        if asked & SCORED:
+        if wanted & SCORED:
             self._score(logits, draws, rows, columns, options)
         return draws
 
@@ -86,13 +86,13 @@ class Sampler:
     ) -> None:
         """Replace the best token by a drawn one in the entries that sample."""
         entries = np.flatnonzero(columns.features[rows] & SAMPLED)
-        of = rows[entries]
+        picked = rows[entries]
         drawing = Drawing(
-            temperature=columns.temperature[of],
-            top_k=columns.top_k[of],
-            top_p=columns.top_p[of],
-            min_p=columns.min_p[of],
-            uniform=uniforms(columns.seed[of], history.known[of]),
+            temperature=columns.temperature[picked],
+            top_k=columns.top_k[picked],
+            top_p=columns.top_p[picked],
+            min_p=columns.min_p[picked],
+            uniform=uniforms(columns.seed[picked], history.known[picked]),
         )
         tokens[entries] = self._ops.draw(logits, entries, drawing)
 
@@ -105,12 +105,14 @@ class Sampler:
         options: dict[int, LogprobOptions],
     ) -> None:
         entries = np.flatnonzero(columns.features[rows] & SCORED)
-        of = rows[entries]
+        picked = rows[entries]
         scored = score(
             self._ops,
             logits.index_select(0, torch.from_numpy(entries)),
-            np.ones(len(of), np.float32) if self._original_logprobs else columns.temperature[of],
+            np.ones(len(picked), np.float32)
+            if self._original_logprobs
+            else columns.temperature[picked],
             draws.tokens[entries],
-            [options[row] for row in of.tolist()],
+            [options[row] for row in picked.tolist()],
         )
         draws.logprobs = dict(zip(entries.tolist(), scored, strict=True))

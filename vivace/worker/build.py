@@ -14,19 +14,19 @@ from vivace.models.loading import load_model
 from vivace.platforms.attention import AttentionBackend, AttentionLayer
 from vivace.platforms.platform import Platform, PlatformSettings, load_platform
 from vivace.protocol.control import Capacity, Rewrite
-from vivace.worker.heads import TokenHead
 from vivace.worker.inputs import StepInputs
 from vivace.worker.kv_memory import PagedKV, bytes_per_token
-from vivace.worker.rows import RowStates
-from vivace.worker.runner import (
+from vivace.worker.model_runner import (
     CapturedRunner,
     EagerRunner,
+    ModelRunner,
     RunnableModel,
-    Runner,
+    SamplingHead,
     capture_steps,
 )
-from vivace.worker.sizing import Demand, Size, size
-from vivace.worker.tensor_memory import held_bytes
+from vivace.worker.rows import RowStates
+from vivace.worker.sizing import Demand, PoolSize, size_pool
+from vivace.worker.tensor_memory import tensor_bytes
 from vivace.worker.worker import Worker
 
 if TYPE_CHECKING:
@@ -48,53 +48,53 @@ ORIGINAL_LOGPROBS = "SGLANG_RETURN_ORIGINAL_LOGPROB"
 DEFAULT_CAPTURE = 256
 """rows: a replay runs only the rows that are there, so one capture serves every batch"""
 DEFAULT_ROWS = 256
-LARGEST_STEP_BUFFER = 16384
+MAX_STEP_BUFFER = 16384
 """tokens; longer steps enlarge the buffers when they come"""
 
 
 def build_worker(config: Config, report: Report) -> Worker:
     """Load the platform and the weights, size the pool with what is left, and assemble."""
     report("Loading kernels", 0.0)
-    platform = load_platform(config.platform, settings_of(config))
+    platform = load_platform(config.platform, platform_settings(config))
     kv_dtype = KV_DTYPES[config.memory.kv_cache_dtype]
     free = platform.available_bytes()
     # What a checkpoint claims is allocated for only as far as the memory could ever hold it.
     held = free // config.facts.kv_bytes_per_token(kv_dtype.itemsize)
-    longest = max(1, min(context_of(config), held))
+    max_tokens = max(1, min(wanted_context(config), held))
     report("Loading weights", 0.0)
-    model = load(config, platform, longest, report)
+    model = load(config, platform, max_tokens, report)
     report("Sizing the KV pool", 0.0)
-    layers, weight_bytes = model.attention_layers, held_bytes(model)
-    demand = demand_of(
+    layers, weight_bytes = model.attention_layers, tensor_bytes(model)
+    demand = memory_demand(
         config,
         free_bytes=free,
         available_bytes=platform.available_bytes(),
         weight_bytes=weight_bytes,
         kv_bytes_per_token=bytes_per_token(layers, kv_dtype),
-        longest=longest,
+        max_tokens=max_tokens,
     )
-    fit = size(demand)
+    size = size_pool(demand)
     report("Sizing the KV pool", 1.0)
     return assemble(
         model,
         layers,
         platform,
-        fit,
+        size,
         page_size=demand.page_size,
         dtype=platform.activations(DTYPES[config.model.dtype]),
         kv_dtype=kv_dtype,
         vocabulary=config.facts.vocabulary,
         weight_bytes=weight_bytes,
-        step_tokens=_step_tokens(config, fit.rows),
-        captures=captures_of(config, fit.rows),
+        step_tokens=_step_tokens(config, size.rows),
+        captures=choose_captures(config, size.rows),
         report=report,
         original_logprobs=switched_on(config.environment, ORIGINAL_LOGPROBS),
         rewrites=fewer_threads(config, platform),
     )
 
 
-def load(config: Config, platform: Platform, longest: int, report: Report) -> CausalLM:
-    """The model with its weights, for requests of up to `longest` tokens."""
+def load(config: Config, platform: Platform, max_tokens: int, report: Report) -> CausalLM:
+    """The model with its weights, for requests of up to `max_tokens` tokens."""
     dtype = DTYPES[config.model.dtype]
     return load_model(
         config.source,
@@ -105,14 +105,14 @@ def load(config: Config, platform: Platform, longest: int, report: Report) -> Ca
         blocks=platform.reads_blocks,
         int8_activations=config.quantization.activation_dtype == "int8",
         quantization=config.quantization.quantization,
-        positions=context_of(config),
-        longest=longest,
+        positions=wanted_context(config),
+        longest=max_tokens,
         progress=report,
         seed=config.runtime.random_seed or 0,
     )
 
 
-def context_of(config: Config) -> int:
+def wanted_context(config: Config) -> int:
     """Longest prompt + output that is asked for, in tokens."""
     return config.model.context_length or config.facts.context
 
@@ -125,7 +125,7 @@ def fewer_threads(config: Config, platform: Platform) -> list[Rewrite]:
     return [_rewrite("cpu_threads", asked, platform.threads, reason)]
 
 
-def settings_of(config: Config) -> PlatformSettings:
+def platform_settings(config: Config) -> PlatformSettings:
     return PlatformSettings(
         threads=config.runtime.cpu_threads or None,
         deterministic=bool(config.runtime.enable_deterministic_inference),
@@ -145,7 +145,7 @@ class Captures:
     """sizes that were asked for and are not captured"""
 
 
-def captures_of(config: Config, rows: int) -> Captures:
+def choose_captures(config: Config, rows: int) -> Captures:
     """Sizes asked for, or one that serves every batch up to DEFAULT_CAPTURE rows.
 
     --cuda-graph-max-bs leaves larger ones out; more rows than a worker has are never needed.
@@ -153,16 +153,16 @@ def captures_of(config: Config, rows: int) -> Captures:
     runtime, exact = config.runtime, bool(config.optimization.disable_cuda_graph_padding)
     if runtime.disable_cuda_graph:
         return Captures()
-    asked, most = runtime.cuda_graph_bs or (), runtime.cuda_graph_max_bs
-    limit = min(most or max(asked, default=DEFAULT_CAPTURE), rows)
+    asked, max_bs = runtime.cuda_graph_bs or (), runtime.cuda_graph_max_bs
+    limit = min(max_bs or max(asked, default=DEFAULT_CAPTURE), rows)
     sizes = asked or (range(1, limit + 1) if exact else (limit,))
     kept = tuple(size for size in sizes if size <= limit) or (limit,)
     rewrites = []
     reason = f"at most {rows} requests run at once"
-    if most is not None and most > rows:
-        rewrites.append(_rewrite("cuda_graph_max_bs", most, rows, reason))
+    if max_bs is not None and max_bs > rows:
+        rewrites.append(_rewrite("cuda_graph_max_bs", max_bs, rows, reason))
     if asked and set(kept) != set(asked):
-        why = reason if limit == rows else f"--cuda-graph-max-bs is {most}"
+        why = reason if limit == rows else f"--cuda-graph-max-bs is {max_bs}"
         rewrites.append(_rewrite("cuda_graph_bs", asked, kept, why))
     return Captures(kept, exact, tuple(rewrites))
 
@@ -171,7 +171,7 @@ def assemble(
     model: RunnableModel,
     layers: Sequence[AttentionLayer],
     platform: Platform,
-    fit: Size,
+    size: PoolSize,
     *,
     page_size: int,
     dtype: torch.dtype,
@@ -186,47 +186,47 @@ def assemble(
 ) -> Worker:
     """A worker around a loaded model of `dtype`; its KV is kept in `kv_dtype`, if given.
     `rewrites`: what the platform did not allow as it was asked for."""
-    kv = PagedKV(layers, fit.pages, page_size, kv_dtype or dtype, platform.device())
-    slots = RowStates(fit.rows, fit.context, page_size, fit.pages)
-    attention = platform.attention_backend(layers, kv, dtype, fit.context + 1)
-    inputs = StepInputs(slots, step_tokens, kv.empty_page)
-    runner = runner_of(platform, model, attention, inputs, captures, report)
+    kv = PagedKV(layers, size.pages, page_size, kv_dtype or dtype, platform.device())
+    rows = RowStates(size.rows, size.context, page_size, size.pages)
+    attention = platform.attention_backend(layers, kv, dtype, size.context + 1)
+    inputs = StepInputs(rows, step_tokens, kv.empty_page)
+    runner = build_runner(platform, model, attention, inputs, captures, report)
     capacity = Capacity(
-        pages=fit.pages,
+        pages=size.pages,
         page_size=page_size,
-        rows=fit.rows,
-        context=fit.context,
+        rows=size.rows,
+        context=size.context,
         vocabulary=vocabulary,
         weight_bytes=weight_bytes,
         kv_bytes=kv.nbytes,
-        cache_share=fit.cache_share if kv.lazy else None,
+        cache_share=size.cache_share if kv.lazy else None,
         graph_bytes=runner.nbytes,
         available_bytes=platform.available_bytes(),
-        rewrites=(*rewrites, *fit.rewrites, *captures.rewrites),
+        rewrites=(*rewrites, *size.rewrites, *captures.rewrites),
         instructions=platform.instructions,
     )
     return Worker(
         capacity=capacity,
-        slots=slots,
+        rows=rows,
         kv=kv,
         attention=attention,
         runner=runner,
-        head=TokenHead(
-            model, platform.sampling(), slots, vocabulary, original_logprobs=original_logprobs
+        head=SamplingHead(
+            model, platform.sampling(), rows, vocabulary, original_logprobs=original_logprobs
         ),
         inputs=inputs,
         trim=platform.trim,
     )
 
 
-def runner_of(
+def build_runner(
     platform: Platform,
     model: RunnableModel,
     attention: AttentionBackend,
     inputs: StepInputs,
     captures: Captures,
     report: Report,
-) -> Runner:
+) -> ModelRunner:
     """Eager, or captured where the platform can and steps were asked for."""
     eager, recorder = EagerRunner(model, attention), platform.recorder()
     if recorder is None or not captures.sizes:
@@ -243,14 +243,14 @@ def runner_of(
     return CapturedRunner(eager, attention, steps, nbytes=nbytes, exact=captures.exact)
 
 
-def demand_of(
+def memory_demand(
     config: Config,
     *,
     free_bytes: int,
     available_bytes: int,
     weight_bytes: int,
     kv_bytes_per_token: int,
-    longest: int,
+    max_tokens: int,
 ) -> Demand:
     """What the flags ask of a device with so much memory."""
     return Demand(
@@ -259,8 +259,8 @@ def demand_of(
         weight_bytes=weight_bytes,
         kv_bytes_per_token=kv_bytes_per_token,
         page_size=config.memory.page_size or config.platform.page_sizes[0],
-        context=context_of(config),
-        longest=longest,
+        context=wanted_context(config),
+        max_request_tokens=max_tokens,
         rows=config.schedule.max_running_requests or DEFAULT_ROWS,
         static_fraction=config.memory.mem_fraction_static,
         max_total_tokens=config.memory.max_total_tokens,
@@ -270,7 +270,7 @@ def demand_of(
 def _step_tokens(config: Config, rows: int) -> int:
     """Tokens of the longest usual step: a chunk of prompts and one token for every row."""
     chunk = config.schedule.chunked_prefill_size or 0
-    return min(LARGEST_STEP_BUFFER, max(chunk, 1) + rows)
+    return min(MAX_STEP_BUFFER, max(chunk, 1) + rows)
 
 
 def _rewrite(field: str, before: object, after: object, reason: str) -> Rewrite:

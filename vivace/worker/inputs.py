@@ -17,21 +17,21 @@ from vivace.worker.rows import RowStates
 class StepInput:
     """What a model's forward sees of a step: T tokens in S spans. Views on fixed buffers."""
 
-    ids: Tensor
+    input_ids: Tensor
     """[T] int64"""
     positions: Tensor
     """[T] int64"""
     query_starts: Tensor
     """[S + 1] int64: the tokens of span i are query_starts[i]..query_starts[i + 1]"""
-    lengths: Tensor
+    context_lens: Tensor
     """[S] int64: context of the row including this step"""
     rows: Tensor
     """[S] int64"""
     page_table: Tensor
     """[S, max_pages] int64; behind a row's pages stands the empty page"""
-    slots: Tensor
+    slot_mapping: Tensor
     """[T] int64: page * page_size + offset, where each token's KV goes"""
-    last: Tensor
+    logits_indices: Tensor
     """[S'] int64: the token rows whose logits are wanted (spans that reach the end)"""
     attention: AttentionBackend
     counts: list[int]
@@ -59,29 +59,29 @@ class Spans:
 class StepInputs:
     """Fixed buffers for steps of up to `tokens` tokens; longer steps enlarge them for good."""
 
-    def __init__(self, slots: RowStates, tokens: int, empty_page: int) -> None:
-        self._slots = slots
+    def __init__(self, states: RowStates, tokens: int, empty_page: int) -> None:
+        self._states = states
         self._empty_page = empty_page
         self._per_token = _Columns(3, tokens)
         # What decode steps use never moves: a captured step knows the addresses.
-        self._decoding = _Columns(3, slots.rows)
-        self._per_row = _Columns(4, slots.rows + 1)
-        self._table = np.zeros((slots.rows, slots.pages.shape[1]), np.int64)
+        self._decoding = _Columns(3, states.rows)
+        self._per_row = _Columns(4, states.rows + 1)
+        self._table = np.zeros((states.rows, states.pages.shape[1]), np.int64)
 
     def decode_step(self, rows: int, attention: AttentionBackend) -> StepInput:
         """The buffers of every decode step of up to `rows` rows, to capture one."""
-        ids, positions, targets = (torch.from_numpy(x) for x in self._decoding.take(rows))
+        ids, positions, slots = (torch.from_numpy(x) for x in self._decoding.take(rows))
         starts, lengths, row, last = (torch.from_numpy(x) for x in self._per_row.take(rows + 1))
         table = self._table[:rows]
         return StepInput(
-            ids=ids,
+            input_ids=ids,
             positions=positions,
-            slots=targets,
+            slot_mapping=slots,
             query_starts=starts,
-            lengths=lengths[:rows],
+            context_lens=lengths[:rows],
             rows=row[:rows],
             page_table=torch.from_numpy(table),
-            last=last[:rows],
+            logits_indices=last[:rows],
             attention=attention,
             counts=[1] * rows,
             max_length=1,
@@ -96,12 +96,12 @@ class StepInputs:
 
     def gather(self, plan: StepPlan, attention: AttentionBackend) -> tuple[StepInput, Spans]:
         """Views on one step. Changes no row; raises PlanError when the plan contradicts them."""
-        slots = self._slots
-        slots.check_rows(plan.rows)
+        states = self._states
+        states.check_rows(plan.rows)
         rows, counts = np.asarray(plan.rows, np.int64), np.asarray(plan.counts, np.int64)
-        before = slots.computed[rows]
+        before = states.computed[rows]
         lengths = before + counts
-        slots.check_spans(rows, counts, lengths)
+        states.check_spans(rows, counts, lengths)
         decode = plan.counts.count(1) == len(plan.counts)
         starts = _starts(counts, decode)
         spans = Spans(
@@ -109,20 +109,20 @@ class StepInputs:
             counts=counts,
             starts=starts,
             before=before,
-            final=np.flatnonzero(lengths == slots.known[rows]),
+            final=np.flatnonzero(lengths == states.known[rows]),
         )
-        ids, positions, targets = self._tokens(spans, decode)
+        ids, positions, slots = self._tokens(spans, decode)
         table = self._page_table(rows, lengths)
-        query_starts, kept_lengths, kept_rows, last = self._rows(spans, lengths)
+        query_starts, context_lens, kept_rows, logits_indices = self._per_span(spans, lengths)
         step = StepInput(
-            ids=ids,
+            input_ids=ids,
             positions=positions,
-            slots=targets,
+            slot_mapping=slots,
             query_starts=query_starts,
-            lengths=kept_lengths,
+            context_lens=context_lens,
             rows=kept_rows,
             page_table=torch.from_numpy(table),
-            last=last,
+            logits_indices=logits_indices,
             attention=attention,
             counts=plan.counts,
             max_length=int(lengths.max()),
@@ -132,9 +132,9 @@ class StepInputs:
 
     def _tokens(self, spans: Spans, decode: bool) -> tuple[Tensor, Tensor, Tensor]:
         """(ids, positions, KV slots), each [T]."""
-        slots, size = self._slots, self._slots.page_size
+        states, size = self._states, self._states.page_size
         total = int(spans.starts[-1])
-        ids, positions, targets = (self._decoding if decode else self._per_token).take(total)
+        ids, positions, slots = (self._decoding if decode else self._per_token).take(total)
         if decode:
             rows = spans.rows
             positions[:] = spans.before
@@ -142,24 +142,24 @@ class StepInputs:
             rows = np.repeat(spans.rows, spans.counts)
             positions[:] = np.arange(total)
             positions += np.repeat(spans.before - spans.starts[:-1], spans.counts)
-        ids[:] = slots.tokens[rows, positions]
+        ids[:] = states.tokens[rows, positions]
         page, offset = np.divmod(positions, size)
-        targets[:] = slots.pages[rows, page]
-        targets *= size
-        targets += offset
-        return torch.from_numpy(ids), torch.from_numpy(positions), torch.from_numpy(targets)
+        slots[:] = states.pages[rows, page]
+        slots *= size
+        slots += offset
+        return torch.from_numpy(ids), torch.from_numpy(positions), torch.from_numpy(slots)
 
     def _page_table(self, rows: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """[S, most pages any span needs]; the empty page behind a row's own."""
-        used = -(-lengths // self._slots.page_size)
+        """[S, pages of the longest span]; the empty page behind a row's own."""
+        used = -(-lengths // self._states.page_size)
         widest = int(used.max())
         table = self._table[: len(rows), :widest]
-        table[:] = self._slots.pages[rows, :widest]
+        table[:] = self._states.pages[rows, :widest]
         if len(rows) > 1 and int(used.min()) < widest:
             table[np.arange(widest) >= used[:, None]] = self._empty_page
         return table
 
-    def _rows(self, spans: Spans, lengths: np.ndarray) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _per_span(self, spans: Spans, lengths: np.ndarray) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         count = len(spans.rows)
         starts, kept, rows, last = self._per_row.take(count + 1)
         starts[:] = spans.starts

@@ -77,13 +77,13 @@ class PagedKV:
         for memory, size in zip(self._memory, self._page_bytes, strict=True):
             memory.give_back(first * size, self.pages * size)
 
-    def scrub(self, slots: Tensor) -> None:
+    def zero_slots(self, slots: Tensor) -> None:
         """Forget `slots[n]`: numbers that are not finite must not stay where others may read.
         ValueError, and nothing is forgotten, when one is outside of the pool: a negative one would
         be counted from the end, where others have theirs."""
         end = self.pages * self.page_size
         if slots.numel() and not (slots.min() >= 0 and slots.max() < end):
-            raise ValueError(f"slots to scrub are outside the pool of {end}: {slots.tolist()[:8]}")
+            raise ValueError(f"slots to zero are outside the pool of {end}: {slots.tolist()[:8]}")
         self.versions[slots.numpy() // self.page_size] += 1
         for layer in self.layers:
             layer.flatten(0, 1).index_fill_(0, slots, 0)

@@ -13,15 +13,15 @@ from vivace.protocol.control import Rewrite
 GIB = 1 << 30
 DEFAULT_SHARE = 0.25
 """of the memory that is free after loading, when nobody says: a CPU's memory is not ours alone"""
-DEFAULT_LARGEST = 4 * GIB
+DEFAULT_MAX_BYTES = 4 * GIB
 ASKED_FRACTION = 0.8
 """stands in for --mem-fraction-static where only --max-total-tokens was given"""
 RESERVE = 256 << 20
 """bytes for activations and the rest of the process"""
 PAGE_COST = 256
 """bytes that book-keeping takes for a page: its owner, its versions, its place in the free list"""
-SMALLEST_POOL_TOKENS = 16
-LARGEST_FRACTION = 0.99
+MIN_POOL_TOKENS = 16
+MAX_FRACTION = 0.99
 
 
 class SizingError(CannotStart):
@@ -41,8 +41,8 @@ class Demand:
     page_size: int
     context: int
     """longest prompt + output that is to be served, in tokens"""
-    longest: int | None = None
-    """most tokens of a request that the loaded model is prepared for"""
+    max_request_tokens: int | None = None
+    """what the loaded model is prepared for"""
     rows: int
     """sequences that are to run at once (--max-running-requests)"""
     static_fraction: float | None = None
@@ -61,7 +61,7 @@ class Demand:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Size:
+class PoolSize:
     pages: int
     rows: int
     context: int
@@ -72,35 +72,35 @@ class Size:
     """settings that did not fit as they were"""
 
 
-def size(demand: Demand) -> Size:
+def size_pool(demand: Demand) -> PoolSize:
     """Pages, rows and context. Raises SizingError when not even a short request fits."""
     page = demand.page_size
     allowed = _budget(demand) // demand.page_bytes
     wanted = _wanted_pages(demand)
     pages = allowed if wanted is None else min(allowed, wanted)
     tokens = pages * page
-    if pages < 1 or tokens < min(SMALLEST_POOL_TOKENS, demand.context):
+    if pages < 1 or tokens < min(MIN_POOL_TOKENS, demand.context):
         raise SizingError(_too_small(demand, allowed))
     context = _context(demand, tokens)
     asked = demand.static_fraction is not None or demand.max_total_tokens is not None
-    fit = Size(
+    size = PoolSize(
         pages=pages,
         rows=min(demand.rows, tokens),
         context=context,
         cache_share=pages if asked else min(pages, -(-context // page)),
     )
-    return replace(fit, rewrites=tuple(_rewrites(demand, fit)))
+    return replace(size, rewrites=tuple(_rewrites(demand, size)))
 
 
 def _context(demand: Demand, tokens: int) -> int:
-    return min(demand.context, tokens, demand.longest or demand.context)
+    return min(demand.context, tokens, demand.max_request_tokens or demand.context)
 
 
 def _budget(demand: Demand) -> int:
     """Bytes for the KV pool: what was free before loading times the fraction, less the
     weights; without a wish a share of what is free now, with a largest size."""
     if demand.static_fraction is None and demand.max_total_tokens is None:
-        share = min(DEFAULT_LARGEST, int(demand.available_bytes * DEFAULT_SHARE))
+        share = min(DEFAULT_MAX_BYTES, int(demand.available_bytes * DEFAULT_SHARE))
     else:
         fraction = demand.static_fraction or ASKED_FRACTION
         share = int(demand.free_bytes * fraction) - demand.weight_bytes
@@ -116,9 +116,9 @@ def _wanted_pages(demand: Demand) -> int | None:
     return demand.rows * -(-(demand.context + 1) // demand.page_size)
 
 
-def _rewrites(demand: Demand, fit: Size) -> Iterator[Rewrite]:
-    tokens, asked = fit.pages * demand.page_size, demand.max_total_tokens
-    whole = asked is not None and asked // demand.page_size == fit.pages
+def _rewrites(demand: Demand, size: PoolSize) -> Iterator[Rewrite]:
+    tokens, asked = size.pages * demand.page_size, demand.max_total_tokens
+    whole = asked is not None and asked // demand.page_size == size.pages
     fraction = demand.static_fraction or ASKED_FRACTION
     if asked is not None and asked != tokens:
         reason = (
@@ -132,16 +132,16 @@ def _rewrites(demand: Demand, fit: Size) -> Iterator[Rewrite]:
         got = math.floor(1000 * (demand.room + demand.weight_bytes) / demand.free_bytes) / 1000
         reason = f"{_gib(RESERVE)} of what is free are kept for activations and the process"
         yield _changed("mem_fraction_static", demand.static_fraction, got, reason)
-    if fit.rows < demand.rows:
+    if size.rows < demand.rows:
         reason = f"a running request needs a token of KV, and there are {tokens:,}"
-        yield _changed("max_running_requests", demand.rows, fit.rows, reason)
-    if fit.context < demand.context:
+        yield _changed("max_running_requests", demand.rows, size.rows, reason)
+    if size.context < demand.context:
         reason = (
             f"the KV pool holds {tokens:,} tokens"
-            if fit.context == tokens
+            if size.context == tokens
             else f"{_gib(demand.free_bytes)} were free before loading"
         )
-        yield _changed("context_length", demand.context, fit.context, reason)
+        yield _changed("context_length", demand.context, size.context, reason)
 
 
 def _changed(field: str, before: Any, after: Any, reason: str) -> Rewrite:
@@ -158,7 +158,7 @@ def _memory_text(demand: Demand, fraction: float) -> str:
 
 def _too_small(demand: Demand, allowed: int) -> str:
     """What is wrong, and what would help: the smallest fraction, or other numbers."""
-    wanted = min(SMALLEST_POOL_TOKENS, demand.context)
+    wanted = min(MIN_POOL_TOKENS, demand.context)
     page, asked = demand.page_size, demand.max_total_tokens
     if asked is not None and asked // page * page < wanted:
         least = -(-wanted // page) * page
@@ -178,12 +178,12 @@ def _too_small(demand: Demand, allowed: int) -> str:
 
 def _remedy(demand: Demand, need: int) -> str:
     fraction = math.ceil(1000 * (demand.weight_bytes + need) / max(1, demand.free_bytes)) / 1000
-    if need <= demand.room and fraction <= LARGEST_FRACTION:
+    if need <= demand.room and fraction <= MAX_FRACTION:
         return (
             f"The smallest --mem-fraction-static that works is {fraction:g}; "
             "more of it holds longer and more requests"
         )
-    smaller = ", lower --page-size" if demand.page_size > SMALLEST_POOL_TOKENS else ""
+    smaller = ", lower --page-size" if demand.page_size > MIN_POOL_TOKENS else ""
     return f"Free memory (or raise the container's limit){smaller}, or choose a smaller model"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 
-def held_bytes(root: object) -> int:
+def tensor_bytes(root: object) -> int:
     """Of every tensor that can be reached from `root` through objects of ours, containers and
     torch modules. Memory that several tensors share counts once."""
     found: dict[object, int] = {}
@@ -21,14 +21,14 @@ def held_bytes(root: object) -> int:
             continue
         seen.add(id(one))
         if isinstance(one, Tensor):
-            key, size = memory_of(one)
+            key, size = memory_block(one)
             found[key] = size
         else:
-            left.extend(parts_of(one))
+            left.extend(members(one))
     return sum(found.values())
 
 
-def memory_of(tensor: Tensor) -> tuple[object, int]:
+def memory_block(tensor: Tensor) -> tuple[object, int]:
     """(what is the same for tensors on the same memory, bytes)"""
     if tensor.is_mkldnn:  # opaque: it has no storage that could be asked
         return id(tensor), tensor.numel() * tensor.element_size()
@@ -36,7 +36,7 @@ def memory_of(tensor: Tensor) -> tuple[object, int]:
     return storage.data_ptr(), storage.nbytes()
 
 
-def parts_of(one: object) -> Iterable[object]:
+def members(one: object) -> Iterable[object]:
     if isinstance(one, nn.Module):
         return [*one.parameters(), *one.buffers()]
     if isinstance(one, dict):

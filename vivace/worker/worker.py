@@ -12,20 +12,19 @@ import torch
 from vivace.platforms.attention import AttentionBackend
 from vivace.protocol.control import Capacity
 from vivace.protocol.step import StepPlan, StepResult
-from vivace.worker.heads import Output
 from vivace.worker.inputs import Spans, StepInput, StepInputs
 from vivace.worker.kv_memory import PagedKV
+from vivace.worker.model_runner import ModelRunner, StepOutput
 from vivace.worker.rows import RowStates
-from vivace.worker.runner import Runner
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 class Head(Protocol):
-    """What turns hidden states into an Output: a TokenHead, or a pooling head."""
+    """What turns hidden states into a StepOutput: a SamplingHead, or a pooling head."""
 
-    def read(self, step: StepInput, spans: Spans, hidden: Tensor) -> Output: ...
+    def sample(self, step: StepInput, spans: Spans, hidden: Tensor) -> StepOutput: ...
 
 
 class Worker:
@@ -39,17 +38,17 @@ class Worker:
         self,
         *,
         capacity: Capacity,
-        slots: RowStates,
+        rows: RowStates,
         kv: PagedKV,
         attention: AttentionBackend,
-        runner: Runner,
+        runner: ModelRunner,
         head: Head,
         inputs: StepInputs,
         trim: Callable[[], None],
     ) -> None:
         """`trim`: as in `Platform`."""
         self.capacity = capacity
-        self._slots = slots
+        self._rows = rows
         self._kv = kv
         self._attention = attention
         self._runner = runner
@@ -60,7 +59,7 @@ class Worker:
     def run(self, plan: StepPlan) -> StepResult:
         started = time.perf_counter()
         with torch.inference_mode():
-            self._slots.apply(plan)
+            self._rows.apply(plan)
             self._kv.copy(plan.copies)
             if plan.vacant is not None:
                 self._kv.vacate(plan.vacant)
@@ -75,29 +74,29 @@ class Worker:
     def close(self) -> None:
         """Nothing runs between steps, so there is nothing to stop."""
 
-    def _compute(self, step: StepInput, spans: Spans) -> Output:
+    def _compute(self, step: StepInput, spans: Spans) -> StepOutput:
         try:
             hidden = self._runner.forward(step)
-            output = self._head.read(step, spans, hidden)
+            output = self._head.sample(step, spans, hidden)
         except BaseException:
-            self._kv.scrub(step.slots)
+            self._kv.zero_slots(step.slot_mapping)
             raise
         for span in output.bad:
             start, end = int(spans.starts[span]), int(spans.starts[span + 1])
-            self._kv.scrub(step.slots[start:end])
+            self._kv.zero_slots(step.slot_mapping[start:end])
         return output
 
-    def _record(self, spans: Spans, output: Output) -> np.ndarray:
-        """Book the step in the rows; returns how far each span moved on."""
+    def _record(self, spans: Spans, output: StepOutput) -> np.ndarray:
+        """Enter the step in the rows; returns how far each span moved on."""
         advanced = spans.counts
         if output.bad:
             advanced = advanced.copy()
             advanced[list(output.bad)] = 0
-        self._slots.record(spans.rows, advanced, spans.rows[output.drawn], output.tokens)
+        self._rows.record(spans.rows, advanced, spans.rows[output.drawn], output.tokens)
         return advanced
 
     def _result(
-        self, plan: StepPlan, advanced: np.ndarray, output: Output, seconds: float
+        self, plan: StepPlan, advanced: np.ndarray, output: StepOutput, seconds: float
     ) -> StepResult:
         drawn = output.tokens.tolist()
         if len(drawn) == len(advanced):

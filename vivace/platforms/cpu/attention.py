@@ -52,7 +52,9 @@ class CpuAttention:
         self._masks.clear()
         self._dense_plan = self._dense.plan(host) if None in self._windows else None
         if self._dense_plan is None:
-            self._memory.versions[np.unique(step.slots.numpy() // self._memory.page_size)] += 1
+            self._memory.versions[
+                np.unique(step.slot_mapping.numpy() // self._memory.page_size)
+            ] += 1
         for window in self._windows:
             if window is None and self._dense_plan is not None:
                 continue
@@ -75,7 +77,7 @@ class CpuAttention:
         out: Tensor | None = None,
     ) -> Tensor:
         kv = self._memory.layers[layer.index]
-        self._store(kv, k, v, step.slots)
+        self._store(kv, k, v, step.slot_mapping)
         if layer.window is None and self._dense_plan is not None:
             flat = self._decode_dense(layer, q, k, v, self._dense_plan)
             return flat if out is None else out.copy_(flat)

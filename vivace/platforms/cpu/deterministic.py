@@ -76,7 +76,7 @@ class BatchInvariantAttention:
         out: Tensor | None = None,
     ) -> Tensor:
         kv = self._memory.layers[layer.index]
-        store_kv(k, v, kv[:, :, 0], kv[:, :, 1], step.slots)
+        store_kv(k, v, kv[:, :, 0], kv[:, :, 1], step.slot_mapping)
         result = torch.empty_like(q, memory_format=torch.contiguous_format)
         host = step.host
         for span, length in enumerate(host.lengths.tolist()):

@@ -288,18 +288,18 @@ def paged_contents(
 ) -> None:
     """slots[T], table[S, any], lengths[S] and, where spans are not one token each, starts[S + 1]
     of a step lead to `pages` pages and nowhere else. No row is longer than `longest`."""
-    below(op, "step.slots", slots, pages * page_size)
+    below(op, "step.slot_mapping", slots, pages * page_size)
     below(op, "step.page_table", table, pages)
     reach = table.shape[1] * page_size
     reach = reach if longest is None else min(reach, longest)
     if starts is None:
-        below(op, "step.lengths less one", lengths - 1, reach)
+        below(op, "step.context_lens less one", lengths - 1, reach)
         return
     counts = np.diff(starts)
     if starts[0] != 0 or starts[-1] != len(slots) or np.min(counts) < 0:
         raise ValueError(f"{op}: step.query_starts {starts} do not divide {len(slots)} tokens")
-    below(op, "step.lengths", lengths, reach + 1)
-    below(op, "step.lengths less the spans' tokens", lengths - counts, reach)
+    below(op, "step.context_lens", lengths, reach + 1)
+    below(op, "step.context_lens less the spans' tokens", lengths - counts, reach)
 
 
 def below(op: str, name: str, x: np.ndarray, end: int) -> None:

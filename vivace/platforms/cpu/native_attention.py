@@ -85,9 +85,9 @@ class NativeAttention:
         if not self._kernels.capturing:
             paged_contents(
                 "attend",
-                slots=step.slots.numpy(),
+                slots=step.slot_mapping.numpy(),
                 table=step.page_table.numpy(),
-                lengths=step.lengths.numpy(),
+                lengths=step.context_lens.numpy(),
                 starts=None if step.host.decode else step.query_starts.numpy(),
                 pages=self._fewest_pages,
                 page_size=self._memory.page_size,
@@ -109,7 +109,7 @@ class NativeAttention:
             rows,
             *heads_of("attend", "k", k, rows, layer.kv_heads, layer.head_dim),
             *heads_of("attend", "v", v, rows, layer.kv_heads, layer.head_dim),
-            block("attend", "step.slots", step.slots, rows, dtype=I64),
+            block("attend", "step.slot_mapping", step.slot_mapping, rows, dtype=I64),
             kv.data_ptr(),
             KV_TYPES[kv.dtype],
             layer.kv_heads,
@@ -146,7 +146,7 @@ class NativeAttention:
             *heads_of("attend", "k", k, rows, layer.kv_heads, layer.head_dim),
             *heads_of("attend", "v", v, rows, layer.kv_heads, layer.head_dim),
             where,
-            block("attend", "step.slots", step.slots, rows, dtype=I64),
+            block("attend", "step.slot_mapping", step.slot_mapping, rows, dtype=I64),
             *table,
             kv.data_ptr(),
             KV_TYPES[kv.dtype],
@@ -179,7 +179,7 @@ class NativeAttention:
             layer.window or 0,
             layer.soft_cap or 0.0,
             *matrix("attend", "step.page_table", step.page_table, pages, spans, I64),
-            block("attend", "step.lengths", step.lengths, spans, dtype=I64),
+            block("attend", "step.context_lens", step.context_lens, spans, dtype=I64),
             0
             if decode
             else block("attend", "step.query_starts", step.query_starts, spans + 1, dtype=I64),

@@ -57,7 +57,7 @@ class ReferenceAttention:
         out: Tensor | None = None,
     ) -> Tensor:
         kv = self._memory.layers[layer.index]
-        store_kv(k, v, kv[:, :, 0], kv[:, :, 1], step.slots)
+        store_kv(k, v, kv[:, :, 0], kv[:, :, 1], step.slot_mapping)
         result = torch.empty_like(q)
         host = step.host
         for span, length in enumerate(host.lengths.tolist()):

@@ -1,0 +1,248 @@
+"""A step on the model: hidden states, eagerly or replayed from a capture, then drawn tokens and
+log-probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vivace.platforms.attention import AttentionBackend
+from vivace.platforms.ops.sampling import SamplingOps
+from vivace.platforms.platform import GraphRecorder, StepGraph
+from vivace.protocol.output import PromptLogprobs, TokenLogprob
+from vivace.protocol.request import LogprobOptions
+from vivace.sampling.adjust import Histories
+from vivace.sampling.logprobs import score_prompt
+from vivace.sampling.sampler import BAD_NUMBERS, Sampler
+from vivace.worker.inputs import Spans, StepInput, StepInputs
+from vivace.worker.rows import RowStates
+
+SCORE_ELEMENTS = 1 << 23
+"""logits of prompt positions that exist at once (32 MiB in float32)"""
+
+
+class RunnableModel(Protocol):
+    """What of a model a runner calls (`models.causal_lm.Model` is one)."""
+
+    def forward(self, step: StepInput) -> Tensor:
+        """-> hidden[T, hidden], after the final norm"""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden[n, hidden] -> [n, vocabulary] float32"""
+        ...
+
+
+class ModelRunner(Protocol):
+    """Computes hidden states; `captured` tells whether the last step was a replay."""
+
+    captured: bool
+    nbytes: int
+    """of captures and their buffers"""
+
+    def forward(self, step: StepInput) -> Tensor:
+        """-> hidden[T, hidden]"""
+        ...
+
+
+class EagerRunner:
+    """Calls the model, op by op. Works for every step; a capturing runner falls back on it."""
+
+    captured = False
+    nbytes = 0
+
+    def __init__(self, model: RunnableModel, attention: AttentionBackend) -> None:
+        self._model = model
+        self._attention = attention
+
+    def forward(self, step: StepInput) -> Tensor:
+        self._attention.plan(step)
+        return self._model.forward(step)
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedStep:
+    """A decode step of up to `rows` rows."""
+
+    rows: int
+    graph: StepGraph
+    hidden: Tensor
+    """[rows, n]: where the result is after a replay"""
+
+
+class CapturedRunner:
+    """Replays decode steps; prompts, and more rows than were captured, run eagerly.
+
+    `exact`: a capture serves its own number of rows only (--disable-cuda-graph-padding).
+    """
+
+    def __init__(
+        self,
+        eager: EagerRunner,
+        attention: AttentionBackend,
+        steps: Sequence[CapturedStep],
+        *,
+        nbytes: int,
+        exact: bool = False,
+    ) -> None:
+        self._eager = eager
+        self.nbytes = nbytes
+        self._attention = attention
+        self._steps = sorted(steps, key=lambda step: step.rows)
+        self._exact = exact
+        self.captured = False
+
+    def forward(self, step: StepInput) -> Tensor:
+        found = self._fitting(len(step.counts)) if step.host.decode else None
+        self.captured = found is not None
+        if found is None:
+            return self._eager.forward(step)
+        self._attention.plan(step)
+        found.graph.replay(len(step.counts))
+        return found.hidden[: len(step.counts)]
+
+    def _fitting(self, rows: int) -> CapturedStep | None:
+        for step in self._steps:
+            if step.rows == rows or (step.rows > rows and not self._exact):
+                return step
+        return None
+
+
+def capture_steps(
+    eager: EagerRunner,
+    recorder: GraphRecorder,
+    inputs: StepInputs,
+    attention: AttentionBackend,
+    sizes: Sequence[int],
+    progress: Callable[[float], None],
+) -> list[CapturedStep]:
+    """One decode step of each size, the largest first: the others fit into its buffers."""
+    steps = []
+    with torch.inference_mode():
+        for done, rows in enumerate(sorted(set(sizes), reverse=True)):
+            progress(done / len(sizes))
+            step = inputs.decode_step(rows, attention)
+            graph, hidden = recorder.capture(lambda step=step: eager.forward(step))
+            steps.append(CapturedStep(rows, graph, hidden))
+    progress(1.0)
+    return steps
+
+
+# --- sampling -------------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True, slots=True)
+class StepOutput:
+    """What the spans of a step produced. Indices are span indices."""
+
+    drawn: np.ndarray
+    """[n] spans that drew a token"""
+    tokens: np.ndarray
+    """[n] int64"""
+    logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
+    prompt_logprobs: dict[int, list[PromptLogprobs]] = field(default_factory=dict)
+    bad: dict[int, str] = field(default_factory=dict)
+    """spans whose numbers went wrong; they drew nothing and did not move on"""
+
+
+class SamplingHead:
+    """The language model head: logits of the tokens that need them, then the sampler."""
+
+    def __init__(
+        self,
+        model: RunnableModel,
+        ops: SamplingOps,
+        rows: RowStates,
+        vocabulary: int,
+        *,
+        original_logprobs: bool = False,
+    ) -> None:
+        self._model = model
+        self._ops = ops
+        self._vocabulary = vocabulary
+        self._sampler = Sampler(ops, original_logprobs=original_logprobs)
+        self._rows = rows
+
+    def sample(self, step: StepInput, spans: Spans, hidden: Tensor) -> StepOutput:
+        """hidden[T, n] of the step -> StepOutput. Changes no row."""
+        bad = self._bad_spans(spans, hidden)
+        final = spans.final if bad is None else spans.final[~bad[spans.final]]
+        output = self._draw(step, spans, hidden, final)
+        if bad is not None:
+            output.bad.update(dict.fromkeys(np.flatnonzero(bad).tolist(), BAD_NUMBERS))
+        if self._rows.logprobs:
+            self._score_prompts(spans, hidden, output)
+        return output
+
+    def _bad_spans(self, spans: Spans, hidden: Tensor) -> np.ndarray | None:
+        """[S] bool: spans with a token that is no number any more; None when there is none.
+
+        What a token stored in the KV memory reaches its own hidden state (it attends to itself),
+        so this also finds bad keys and values, in the middle of a prompt too.
+        """
+        bad = self._ops.bad_tokens(hidden)
+        return None if bad is None else np.logical_or.reduceat(bad, spans.starts[:-1])
+
+    def _draw(self, step: StepInput, spans: Spans, hidden: Tensor, final: np.ndarray) -> StepOutput:
+        if not len(final):
+            return StepOutput(drawn=final, tokens=np.empty(0, np.int64))
+        states, rows = self._rows, spans.rows[final]
+        history = Histories(tokens=states.tokens, known=states.known, prompt=states.prompt)
+        draws = self._sampler.draw(
+            self._model.logits(_last_tokens(step, spans, hidden, final)),
+            rows,
+            states.sampling,
+            states.logprobs,
+            history,
+        )
+        logprobs = {int(final[entry]): [one] for entry, one in draws.logprobs.items()}
+        if draws.bad is None:
+            return StepOutput(drawn=final, tokens=draws.tokens, logprobs=logprobs)
+        wrong = final[draws.bad].tolist()
+        return StepOutput(
+            drawn=final[~draws.bad],
+            tokens=draws.tokens[~draws.bad],
+            logprobs={span: one for span, one in logprobs.items() if span not in wrong},
+            bad=dict.fromkeys(wrong, BAD_NUMBERS),
+        )
+
+    def _score_prompts(self, spans: Spans, hidden: Tensor, output: StepOutput) -> None:
+        for span, row in enumerate(spans.rows.tolist()):
+            options = self._rows.logprobs.get(row)
+            if options is not None and options.start >= 0 and span not in output.bad:
+                scored = self._score_prompt(spans, hidden, span, row, options)
+                if scored:
+                    output.prompt_logprobs[span] = scored
+
+    def _score_prompt(
+        self, spans: Spans, hidden: Tensor, span: int, row: int, options: LogprobOptions
+    ) -> list[PromptLogprobs]:
+        """Prompt positions this span decides: position p is scored by the token before it."""
+        before, count = int(spans.before[span]), int(spans.counts[span])
+        prompt = int(self._rows.prompt[row])
+        scored: list[PromptLogprobs] = []
+        first = max(before + 1, options.start)
+        end = min(before + count + 1, prompt)
+        start = int(spans.starts[span])
+        part = max(1, SCORE_ELEMENTS // self._vocabulary)
+        for position in range(first, end, part):
+            stop = min(end, position + part)
+            offset = start + position - 1 - before
+            logits = self._model.logits(hidden[offset : offset + stop - position])
+            tokens = self._rows.tokens[row, position:stop].astype(np.int64)
+            scored.append(score_prompt(self._ops, logits, tokens, position, options))
+        return scored
+
+
+def _last_tokens(step: StepInput, spans: Spans, hidden: Tensor, final: np.ndarray) -> Tensor:
+    """hidden[n] of the last token of each final span; no copy when that is every token."""
+    if len(final) == hidden.shape[0]:
+        return hidden
+    if len(final) == len(step.logits_indices):
+        return hidden.index_select(0, step.logits_indices)
+    return hidden.index_select(0, torch.from_numpy(spans.starts[final + 1] - 1))
