@@ -26,7 +26,7 @@ PRIVATE_WORDS = frozenset(
     "Walk World Ways Outlet Refusal Gathering Draft Flight Live Slots".split()
 )
 """that this project once used for what SGLang and vLLM call otherwise: docs/glossary.md"""
-TWINS = frozenset("Answer Choice Command Conversation Delta Lines Load Reader Runner Usage".split())
+TWINS = frozenset("Answer Choice Command Conversation Delta Lines Load Reader Usage".split())
 """class names that two modules share for now; this list may only become shorter"""
 DEVICES = frozenset({"cpu", "cuda", "npu"})
 
