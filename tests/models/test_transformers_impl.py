@@ -82,7 +82,7 @@ def test_the_child_process_answers_the_same(tmp_path: Path) -> None:
 def test_a_refusal_is_one_line_and_the_exit_code_of_a_bad_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch, "engine_ahead", lambda argv, memory: None)
+    monkeypatch.setattr(launch, "spawn_engine", lambda argv, memory: None)
     every_architecture.toy("jetmoe", tmp_path)
     argv = ["--model-path", str(tmp_path), "--load-format", "dummy"]
     assert launch.main([*argv, "--model-impl", "transformers"]) == launch.CANNOT_START
