@@ -37,7 +37,7 @@ coverage: $(VENV)/.test
 lint: $(VENV)/.lint site
 	$(VENV)/bin/ruff format --check $(SOURCES)
 	$(VENV)/bin/ruff check $(SOURCES)
-	$(VENV)/bin/pyright
+	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
 
 format: $(VENV)/.lint
 	$(VENV)/bin/ruff format $(SOURCES)
