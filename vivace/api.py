@@ -19,7 +19,7 @@ from vivace.offline.driver import AsyncDriver
 from vivace.offline.job import Job, create_job
 from vivace.offline.prompts import GenerateOptions, read_call, read_conversations
 from vivace.offline.scores import PLAIN, ScoreResult, score_prompts, scores_of
-from vivace.protocol.control import EngineState, FlushCache, GetState
+from vivace.protocol.messages import EngineState, FlushCache, GetState
 from vivace.requests.schema import GenerateRequest
 from vivace.version import __version__
 

@@ -28,7 +28,7 @@ from vivace.frontend.served_model import ServedModel
 from vivace.frontend.tokenizer import Tokenizer, byte_alphabet
 from vivace.offline.driver import Driver
 from vivace.protocol.channel import LocalMailbox
-from vivace.protocol.control import Capacity, Ready
+from vivace.protocol.messages import Capacity, Ready
 
 VOCABULARY = 256
 CONTEXT = 200

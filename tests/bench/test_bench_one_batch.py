@@ -10,7 +10,7 @@ import pytest
 from vivace.bench.one_batch import Batches, BatchShape, grouped, measure, parse
 from vivace.bench.workload import BenchError
 from vivace.engine.oracle import OracleWorker
-from vivace.protocol.control import Capacity
+from vivace.protocol.messages import Capacity
 
 KEYS = {
     "run_name",

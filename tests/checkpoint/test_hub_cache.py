@@ -12,7 +12,7 @@ from vivace.config.environment import hub_cache
 from vivace.config.parsing import parse
 from vivace.launch.configure import configure
 from vivace.launch.summary import summary_of
-from vivace.protocol.control import Capacity
+from vivace.protocol.messages import Capacity
 
 OLD, NEW = "1111111aaaa" + "0" * 29, "2222222bbbb" + "0" * 29
 

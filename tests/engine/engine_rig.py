@@ -15,9 +15,18 @@ from vivace.engine.scheduler import Scheduler
 from vivace.engine.settings import EngineSettings
 from vivace.frontend.request_state import PromptRows
 from vivace.protocol.channel import LocalMailbox
-from vivace.protocol.control import Capacity, Reply
-from vivace.protocol.output import Delta, Deltas, Finish, TokenLogprob
-from vivace.protocol.request import Cancel, LogprobOptions, Request, SamplingParams
+from vivace.protocol.messages import (
+    Cancel,
+    Capacity,
+    Delta,
+    Deltas,
+    Finish,
+    LogprobOptions,
+    Reply,
+    Request,
+    SamplingParams,
+    TokenLogprob,
+)
 from vivace.protocol.step import StepPlan, StepResult
 
 VOCABULARY = 97

@@ -7,7 +7,7 @@ from engine_rig import EOS, Rig
 
 from vivace.engine.settings import EngineSettings
 from vivace.engine.step_builder import NewTokenEstimate
-from vivace.protocol.output import Finish
+from vivace.protocol.messages import Finish
 
 
 def rig_with(*, pages: int = 64, page_size: int = 1, **options: object) -> Rig:

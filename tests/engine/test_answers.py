@@ -7,7 +7,7 @@ from engine_rig import EOS, VOCABULARY, Rig
 
 from vivace.engine.oracle import oracle_logprob, oracle_token
 from vivace.engine.settings import EngineSettings
-from vivace.protocol.request import LogprobOptions
+from vivace.protocol.messages import LogprobOptions
 
 
 def rig_with(**options: object) -> Rig:

@@ -8,8 +8,7 @@ from engine_rig import EOS, Rig
 from vivace.engine.executor import ExecutorDied, InProcessExecutor, StepSkipped
 from vivace.engine.oracle import Faults, InjectedFault, OracleWorker
 from vivace.engine.settings import EngineSettings
-from vivace.protocol.control import Capacity
-from vivace.protocol.request import Cancel, Request, SamplingParams
+from vivace.protocol.messages import Cancel, Capacity, Request, SamplingParams
 from vivace.protocol.step import Join, StepPlan, StepResult
 
 

@@ -10,9 +10,7 @@ from engine_rig import EOS, Rig
 from vivace.engine.loop import Loop
 from vivace.engine.settings import EngineSettings
 from vivace.protocol.channel import LocalMailbox
-from vivace.protocol.control import Command, Drain, FlushCache, GetState
-from vivace.protocol.output import Deltas
-from vivace.protocol.request import KEY_SHIFT, Cancel
+from vivace.protocol.messages import KEY_SHIFT, Cancel, Command, Deltas, Drain, FlushCache, GetState
 from vivace.protocol.step import StepPlan, StepResult
 
 

@@ -14,9 +14,7 @@ from vivace.engine.oracle import (
     oracle_logprob,
     oracle_token,
 )
-from vivace.protocol.control import Capacity
-from vivace.protocol.output import TokenLogprob
-from vivace.protocol.request import LogprobOptions, SamplingParams
+from vivace.protocol.messages import Capacity, LogprobOptions, SamplingParams, TokenLogprob
 from vivace.protocol.step import Copy, Join, StepPlan
 
 CAPACITY = Capacity(pages=8, page_size=2, rows=3, context=16, vocabulary=50)

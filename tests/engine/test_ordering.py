@@ -9,7 +9,7 @@ from vivace.engine.sequence import Sequence
 from vivace.engine.settings import EngineSettings
 from vivace.kv.leases import Leases
 from vivace.kv.prefix_tree import pack
-from vivace.protocol.request import Request, SamplingParams
+from vivace.protocol.messages import Request, SamplingParams
 
 SETTINGS = EngineSettings(priorities=True)
 

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from vivace.engine.schedule_policy import ORDERS
 from vivace.engine.settings import EngineSettings
 from vivace.kv.prefix_tree import EVICTIONS
-from vivace.protocol.request import LogprobOptions
+from vivace.protocol.messages import LogprobOptions
 
 STEMS = ([5] * 24, list(range(10, 34)))
 

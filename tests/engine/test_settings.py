@@ -13,7 +13,7 @@ from vivace.config.observability import LoggingOptions
 from vivace.config.runtime import RuntimeOptions
 from vivace.config.schedule import ScheduleOptions
 from vivace.engine.settings import EngineSettings, engine_settings
-from vivace.protocol.control import Capacity
+from vivace.protocol.messages import Capacity
 
 CAPACITY = Capacity(pages=100, page_size=4, rows=32, context=128, vocabulary=50)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from vivace.engine.executor import StepWorker
 from vivace.engine.fault_isolation import ALWAYS, UNTIL_FIRST_TOKEN, SoloSteps
 from vivace.engine.oracle import Faults
-from vivace.protocol.request import LogprobOptions
+from vivace.protocol.messages import LogprobOptions
 from vivace.protocol.step import StepPlan, StepResult
 
 

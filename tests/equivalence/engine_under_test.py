@@ -27,8 +27,14 @@ from vivace.models.facts import facts_of
 from vivace.platforms.cpu.facts import kernels_built
 from vivace.platforms.platform import detect
 from vivace.protocol.channel import LocalMailbox
-from vivace.protocol.output import Delta, Deltas, TokenLogprob
-from vivace.protocol.request import LogprobOptions, Request, SamplingParams
+from vivace.protocol.messages import (
+    Delta,
+    Deltas,
+    LogprobOptions,
+    Request,
+    SamplingParams,
+    TokenLogprob,
+)
 from vivace.worker.build import build_worker
 from vivace.worker.worker import Worker
 

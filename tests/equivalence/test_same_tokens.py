@@ -28,7 +28,7 @@ from gguf_toys import write
 from pairwise import pairwise
 from served_toy import toy_llama
 
-from vivace.protocol.request import Request
+from vivace.protocol.messages import Request
 
 SETTINGS = {
     "batch": [1, 7, 32],

@@ -17,9 +17,7 @@ from vivace.frontend.request_output import RequestOutput
 from vivace.frontend.served_model import SeedSource, ServedModel
 from vivace.frontend.tokenizer import Tokenizer, byte_alphabet
 from vivace.frontend.tokenizer_gguf import tokenizer_of
-from vivace.protocol.control import Capacity, Ready
-from vivace.protocol.output import Delta, Deltas
-from vivace.protocol.request import Request
+from vivace.protocol.messages import Capacity, Delta, Deltas, Ready, Request
 
 EPOCH = 7
 

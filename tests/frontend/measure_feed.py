@@ -11,9 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from frontend_fakes import EPOCH, capacity, embedded_tokenizer, served
 
 from vivace.frontend.frontend import Frontend
-from vivace.protocol.control import Ready
-from vivace.protocol.output import Delta, Deltas
-from vivace.protocol.request import SamplingParams
+from vivace.protocol.messages import Delta, Deltas, Ready, SamplingParams
 
 REQUESTS, STEPS = 64, 200
 

@@ -11,9 +11,21 @@ from prompt_parts import part_of
 
 from vivace.frontend.errors import BadRequest, EngineUnavailable
 from vivace.frontend.frontend import Frontend
-from vivace.protocol.control import Command, Down, FlushCache, Ready, Reply
-from vivace.protocol.output import Delta, Deltas, Finish, TokenLogprob
-from vivace.protocol.request import Cancel, LogprobOptions, Request, SamplingParams
+from vivace.protocol.messages import (
+    Cancel,
+    Command,
+    Delta,
+    Deltas,
+    Down,
+    Finish,
+    FlushCache,
+    LogprobOptions,
+    Ready,
+    Reply,
+    Request,
+    SamplingParams,
+    TokenLogprob,
+)
 
 LENGTH = Finish(type="length", length=3)
 END = 261

@@ -5,8 +5,7 @@ from frontend_fakes import byte_tokenizer
 
 from vivace.frontend.request_output import RequestOutput, merge
 from vivace.frontend.sglang_output import SGLangOutput, finish_reason
-from vivace.protocol.output import Finish, TokenLogprob
-from vivace.protocol.request import LogprobOptions, Request, SamplingParams
+from vivace.protocol.messages import Finish, LogprobOptions, Request, SamplingParams, TokenLogprob
 
 
 def request(logprobs: LogprobOptions | None = None) -> Request:

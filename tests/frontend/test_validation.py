@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.frontend import Frontend
 from vivace.frontend.validation import build_logprobs, build_sampling, check_prompt, samples
-from vivace.protocol.request import LogprobOptions, SamplingParams
+from vivace.protocol.messages import LogprobOptions, SamplingParams
 
 
 def build(prompt: int = 10, **raw: Any) -> SamplingParams:

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 
 from vivace.engine.oracle import packed
 from vivace.frontend.request_state import PromptRows
-from vivace.protocol.output import PromptLogprobs, TokenLogprob
-from vivace.protocol.request import LogprobOptions
+from vivace.protocol.messages import LogprobOptions, PromptLogprobs, TokenLogprob
 
 
 def rows_of(

@@ -19,8 +19,8 @@ import time
 from pathlib import Path
 
 from vivace.errors import CANNOT_START
-from vivace.protocol.control import Capacity, Command, Down, Ready, Reply
 from vivace.protocol.heartbeat import EngineHeartbeat, FrontendHeartbeat, Span
+from vivace.protocol.messages import Capacity, Command, Down, Ready, Reply
 from vivace.protocol.shared_memory import attach
 from vivace.supervisor.ipc import SocketClosed, child_end
 from vivace.supervisor.messages import Failure, Progress, Serving, Stop, ToChild, Warm, WarmUp

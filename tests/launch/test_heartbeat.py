@@ -22,7 +22,6 @@ from vivace.launch.engine_process import (
     StepTimes,
     step_work,
 )
-from vivace.protocol.control import Capacity, ToEngine
 from vivace.protocol.heartbeat import (
     IDLE,
     MAX_SPANS,
@@ -34,7 +33,7 @@ from vivace.protocol.heartbeat import (
     FrontendHeartbeat,
     Span,
 )
-from vivace.protocol.request import SamplingParams
+from vivace.protocol.messages import Capacity, SamplingParams, ToEngine
 from vivace.protocol.shared_memory import SharedMemory, attach, new_descriptor, reserve, size_for
 from vivace.protocol.step import Join, StepPlan, StepResult
 

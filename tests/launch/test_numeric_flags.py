@@ -32,8 +32,8 @@ from vivace.launch.serve import Descriptors, plan_of
 from vivace.launch.summary import plain_lines, summary_of
 from vivace.platforms.cpu import facts as cpu
 from vivace.platforms.cpu.facts import kernels_built
-from vivace.protocol.control import Capacity
 from vivace.protocol.engine_socket import new_socket
+from vivace.protocol.messages import Capacity
 from vivace.protocol.shared_memory import new_descriptor
 from vivace.server.settings import settings_of as server_settings
 from vivace.supervisor.supervisor import Plan

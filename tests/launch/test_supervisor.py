@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from vivace.errors import CANNOT_START
-from vivace.protocol.control import Capacity
 from vivace.protocol.engine_socket import listen, new_socket
+from vivace.protocol.messages import Capacity
 from vivace.protocol.shared_memory import new_descriptor, reserve
 from vivace.supervisor.child import Child, Role, spawn
 from vivace.supervisor.supervisor import SAME_SIGNAL_SECONDS, Hooks, Plan, Supervisor

@@ -33,8 +33,8 @@ from vivace.launch.listen import PortInUse, bind, url_of
 from vivace.launch.screen import PlainScreen
 from vivace.launch.serve import configure
 from vivace.launch.summary import count_text, plain_lines, summary_of
-from vivace.protocol.control import Capacity, Command, Drain, Ready, Rewrite
 from vivace.protocol.heartbeat import Span
+from vivace.protocol.messages import Capacity, Command, Drain, Ready, Rewrite
 from vivace.supervisor.child import Child, describe_exit, process_command, spawn
 from vivace.supervisor.ipc import SocketClosed, child_end, supervisor_end
 from vivace.supervisor.messages import Failure, Progress, Serving, Setup, Stop

@@ -15,7 +15,7 @@ from terminal import ProcessOnTerminal
 from vivace.config.parsing import parse
 from vivace.launch.configure import configure
 from vivace.launch.summary import plain_lines, styled_lines, summary_of
-from vivace.protocol.control import Capacity
+from vivace.protocol.messages import Capacity
 from vivace.terminal import columns_of, console_of, filled, wrapped, wrapped_text
 
 VIVACE = [sys.executable, "-m", "vivace"]

@@ -14,8 +14,7 @@ import pytest
 from vivace.observability import crash_dump
 from vivace.observability.crash_dump import CrashDump
 from vivace.observability.gc_pauses import PauseWatch, watch_gc
-from vivace.protocol.output import Delta, Finish
-from vivace.protocol.request import Request, SamplingParams
+from vivace.protocol.messages import Delta, Finish, Request, SamplingParams
 
 
 class Clock:

@@ -22,21 +22,28 @@ from vivace.protocol.channel import (
     LocalMailbox,
     Reader,
 )
-from vivace.protocol.control import (
+from vivace.protocol.engine_socket import EngineSocket, address, listen, new_socket
+from vivace.protocol.messages import (
+    KEY_SHIFT,
+    Cancel,
     Capacity,
     Command,
+    Delta,
+    Deltas,
     Down,
     Drain,
     EngineState,
+    Finish,
     FlushCache,
     GetState,
+    LogprobOptions,
     Metrics,
     Ready,
     Reply,
+    Request,
+    SamplingParams,
+    TokenLogprob,
 )
-from vivace.protocol.engine_socket import EngineSocket, address, listen, new_socket
-from vivace.protocol.output import Delta, Deltas, Finish, TokenLogprob
-from vivace.protocol.request import KEY_SHIFT, Cancel, LogprobOptions, Request, SamplingParams
 
 CAPACITY = Capacity(pages=4, page_size=16, rows=2, context=64, vocabulary=100)
 

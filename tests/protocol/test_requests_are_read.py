@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 import vivace
-from vivace.protocol.request import LogprobOptions, Request, SamplingParams
+from vivace.protocol.messages import LogprobOptions, Request, SamplingParams
 
 ROOT = Path(vivace.__file__).parent
 READERS = ("engine", "worker", "sampling", "frontend/request_state.py", "frontend/sglang_output.py")

@@ -14,7 +14,7 @@ from test_sampler import VOCABULARY, Table, each
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.served_model import ServedModel
 from vivace.frontend.validation import build_sampling
-from vivace.protocol.request import LogprobOptions
+from vivace.protocol.messages import LogprobOptions
 
 SERVED = ServedModel(name="m", context=100, vocabulary=VOCABULARY)
 EDGES = [0.0, -0.0, 5e-324, 1e-310, 2.2250738585072014e-308, 1e-45, 1.1754943508222875e-38]

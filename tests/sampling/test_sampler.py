@@ -14,7 +14,7 @@ from vivace.engine.oracle import splitmix64 as scalar_splitmix64
 from vivace.platforms.cpu.native import Kernels, NoKernels
 from vivace.platforms.cpu.native_sampling import NativeSampling
 from vivace.platforms.ops.sampling import SamplingOps, TorchSampling, cut, invert
-from vivace.protocol.request import LogprobOptions, SamplingParams
+from vivace.protocol.messages import LogprobOptions, SamplingParams
 from vivace.sampling.adjust import Histories
 from vivace.sampling.draw import splitmix64, uniforms
 from vivace.sampling.rows import SamplingRows

@@ -20,18 +20,23 @@ from vivace.frontend.chat_template import ChatTemplate, TemplateSet
 from vivace.frontend.frontend import Frontend
 from vivace.frontend.served_model import ServedModel
 from vivace.frontend.tokenizer import Tokenizer, byte_alphabet
-from vivace.protocol.control import (
+from vivace.protocol.messages import (
+    Cancel,
     Capacity,
     Command,
+    Delta,
+    Deltas,
     EngineState,
+    Finish,
     FlushCache,
     Histogram,
     Metrics,
+    PromptLogprobs,
     Ready,
     Reply,
+    Request,
+    TokenLogprob,
 )
-from vivace.protocol.output import Delta, Deltas, Finish, PromptLogprobs, TokenLogprob
-from vivace.protocol.request import Cancel, Request
 from vivace.server.app import make_app
 from vivace.server.connection import start_site
 from vivace.server.settings import ServerSettings

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from vivace.errors import CannotStart
-from vivace.protocol.request import Request, SamplingParams
+from vivace.protocol.messages import Request, SamplingParams
 from vivace.server.request_log import FILE_NAME, LineFile, RequestLog, add_targets, log
 
 

@@ -28,7 +28,7 @@ from server_kit import BOS, Answer, Running, ScriptedEngine, ask, events, make_t
 from server_kit import running_server as start
 
 from vivace.frontend import validation
-from vivace.protocol.request import Cancel, Request
+from vivace.protocol.messages import Cancel, Request
 from vivace.requests.schema import GenerateRequest
 from vivace.server.routes import ROUTES
 from vivace.server.settings import ServerSettings

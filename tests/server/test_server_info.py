@@ -15,8 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from server_kit import CONTEXT, MODEL, Running, ScriptedEngine, ask, running_server
 
 import vivace
-from vivace.protocol.output import Finish
-from vivace.protocol.request import Request
+from vivace.protocol.messages import Finish, Request
 from vivace.server.openapi import document
 from vivace.server.routes import ROUTES
 from vivace.server.settings import ServerSettings

@@ -18,8 +18,7 @@ from vivace.frontend.pace import Pace, Work
 from vivace.frontend.request_output import RequestOutput
 from vivace.frontend.sglang_output import SGLangOutput
 from vivace.frontend.tokenizer import Tokenizer
-from vivace.protocol.output import Finish, TokenLogprob
-from vivace.protocol.request import LogprobOptions, Request, SamplingParams
+from vivace.protocol.messages import Finish, LogprobOptions, Request, SamplingParams, TokenLogprob
 from vivace.requests.schema import GenerateRequest
 from vivace.server.generate import GenerateEvents, finished, json_list
 from vivace.server.openai.logprobs import (

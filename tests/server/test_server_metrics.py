@@ -8,7 +8,7 @@ from server_kit import VOCABULARY, ScriptedEngine, ask, running_server
 
 from vivace.engine.scheduler import Scheduler
 from vivace.engine.settings import EngineSettings
-from vivace.protocol.control import Capacity
+from vivace.protocol.messages import Capacity
 from vivace.server.settings import ServerSettings
 
 RANKS = {"model_name", "engine_type", "tp_rank", "pp_rank", "dp_rank"}

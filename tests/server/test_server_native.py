@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from server_kit import PROSE, Running, ScriptedEngine, ask, events, running_server
 
-from vivace.protocol.output import Finish
+from vivace.protocol.messages import Finish
 from vivace.server.settings import ServerSettings
 
 

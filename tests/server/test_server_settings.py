@@ -16,7 +16,7 @@ from vivace.config.config import Config
 from vivace.config.parsing import from_arguments
 from vivace.frontend.frontend import Frontend
 from vivace.frontend.served_model import ServedModel
-from vivace.protocol.control import Capacity, Ready
+from vivace.protocol.messages import Capacity, Ready
 from vivace.server.app import build_app, serve
 from vivace.server.settings import settings_of
 

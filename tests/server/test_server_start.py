@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from server_kit import CONTEXT, Answer, Running, ask, capacity, events, running_server
 
-from vivace.protocol.control import Down, Ready
+from vivace.protocol.messages import Down, Ready
 from vivace.server.context import CONTEXT as CONTEXT_KEY
 from vivace.server.routes import ROUTES
 from vivace.server.settings import ServerSettings

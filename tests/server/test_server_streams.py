@@ -27,9 +27,15 @@ from vivace.frontend.frontend import Frontend
 from vivace.frontend.request_output import RequestOutput
 from vivace.frontend.served_model import ServedModel
 from vivace.frontend.sglang_output import SGLangOutput
-from vivace.protocol.control import Capacity, Ready
-from vivace.protocol.output import Delta, Finish, TokenLogprob
-from vivace.protocol.request import Request, SamplingParams
+from vivace.protocol.messages import (
+    Capacity,
+    Delta,
+    Finish,
+    Ready,
+    Request,
+    SamplingParams,
+    TokenLogprob,
+)
 from vivace.server.generate import GenerateEvents
 from vivace.server.openai.response import ChatChunks, ChunkContext, CompletionChunks, UsageCounter
 from vivace.server.settings import ServerSettings
@@ -315,7 +321,7 @@ def test_an_engine_failure_half_way_is_an_event() -> None:
                 return (await answer.content.read()).decode()
 
         def fail() -> None:
-            from vivace.protocol.control import Down
+            from vivace.protocol.messages import Down
 
             server.frontend.feed(Down(reason="it caught fire", restarting=False))
 

@@ -9,7 +9,7 @@ from prompt_parts import rows_of
 from toy_model import VOCABULARY, Driver, ToyModel, skip_unbuilt, toy_worker
 
 from vivace.platforms.errors import CaptureError
-from vivace.protocol.request import LogprobOptions
+from vivace.protocol.messages import LogprobOptions
 from vivace.worker.build import Captures
 
 ROWS = 6

@@ -9,7 +9,7 @@ import torch
 from prompt_parts import rows_of
 from toy_model import CONTEXT, VOCABULARY, Driver, toy_worker
 
-from vivace.protocol.request import LogprobOptions
+from vivace.protocol.messages import LogprobOptions
 from vivace.protocol.step import Copy, Join, StepPlan
 from vivace.sampling.sampler import BAD_NUMBERS
 from vivace.worker.rows import PlanError
@@ -177,7 +177,7 @@ def test_grants_extend_a_row(driver):
 
 
 def params():
-    from vivace.protocol.request import SamplingParams
+    from vivace.protocol.messages import SamplingParams
 
     return SamplingParams(temperature=0.0)
 

@@ -8,7 +8,7 @@ import torch
 from prompt_parts import rows_of
 from toy_model import VOCABULARY, Driver, toy_worker
 
-from vivace.protocol.request import LogprobOptions
+from vivace.protocol.messages import LogprobOptions
 from vivace.protocol.step import Copy
 
 pytestmark = pytest.mark.usefixtures("operations")

@@ -12,7 +12,7 @@ import torch
 from vivace.platforms.attention import AttentionLayer
 from vivace.platforms.cpu.facts import kernels_built
 from vivace.platforms.platform import PlatformSettings, detect, load_platform
-from vivace.protocol.request import SamplingParams
+from vivace.protocol.messages import SamplingParams
 from vivace.protocol.step import Join, StepPlan
 from vivace.worker.build import Captures, assemble
 from vivace.worker.sizing import PoolSize

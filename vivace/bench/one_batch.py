@@ -21,8 +21,7 @@ from vivace.bench.record import append_record
 from vivace.bench.workload import BenchError
 from vivace.config.process_environment import process_environment
 from vivace.errors import CANNOT_START, CannotStart
-from vivace.protocol.control import Capacity
-from vivace.protocol.request import SamplingParams
+from vivace.protocol.messages import Capacity, SamplingParams
 from vivace.protocol.step import Join, StepPlan, StepResult
 
 if TYPE_CHECKING:

@@ -18,8 +18,7 @@ from collections.abc import Callable, Sequence
 
 from vivace.engine.scheduler import Scheduler
 from vivace.engine.settings import EngineSettings
-from vivace.protocol.control import Capacity
-from vivace.protocol.request import Request, SamplingParams
+from vivace.protocol.messages import Capacity, Request, SamplingParams
 from vivace.protocol.step import StepPlan, StepResult
 
 _PROMPT = 64

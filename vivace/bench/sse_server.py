@@ -28,9 +28,7 @@ from vivace.frontend.chat_template import ChatTemplate, TemplateSet
 from vivace.frontend.frontend import Frontend
 from vivace.frontend.served_model import ServedModel
 from vivace.frontend.tokenizer import Tokenizer, byte_alphabet
-from vivace.protocol.control import Capacity, Ready
-from vivace.protocol.output import Delta, Deltas, Finish
-from vivace.protocol.request import Request
+from vivace.protocol.messages import Capacity, Delta, Deltas, Finish, Ready, Request
 from vivace.server.app import make_app
 from vivace.server.connection import start_site
 from vivace.server.settings import ServerSettings

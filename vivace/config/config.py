@@ -23,7 +23,7 @@ from vivace.config.schedule import ScheduleOptions
 from vivace.config.speculative import SpeculativeOptions
 from vivace.models.facts import ModelFacts
 from vivace.platforms.platform import PlatformFacts
-from vivace.protocol.control import Rewrite
+from vivace.protocol.messages import Rewrite
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from vivace.config.known_flags import ELSEWHERE, NEWER
 from vivace.config.process_environment import KEYS_OF_THE_SERVER, process_environment
 from vivace.config.sglang import RETIRED, modernized, renamed, today_values
 from vivace.config.values import nearest, parse_value
-from vivace.protocol.control import Rewrite
+from vivace.protocol.messages import Rewrite
 
 
 def parse(

@@ -20,7 +20,7 @@ from vivace.config.config import (
 from vivace.config.rules import RULES
 from vivace.models.facts import ModelFacts
 from vivace.platforms.platform import PlatformFacts
-from vivace.protocol.control import Rewrite
+from vivace.protocol.messages import Rewrite
 
 UNSET = (None, "auto")
 """values that leave the choice to us"""

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from vivace.protocol.control import Rewrite
+    from vivace.protocol.messages import Rewrite
 
 RETIRED_SPELLING = "retired spelling"
 """rule of the rewrites of `RETIRED`"""
@@ -117,7 +117,7 @@ def modernized(words: Sequence[str]) -> tuple[list[str], list[Rewrite]]:
 
 
 def replacement(flag: str, today: list[str], why: str) -> Rewrite:
-    from vivace.protocol.control import Rewrite
+    from vivace.protocol.messages import Rewrite
 
     field = flag.removeprefix("--").replace("-", "_")
     after = " ".join(today) or "left out"
@@ -149,7 +149,7 @@ def renamed(words: Sequence[str]) -> list[str]:
 
 def today_values(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[Rewrite]]:
     """Option values with retired ones replaced, and a record of each replacement."""
-    from vivace.protocol.control import Rewrite
+    from vivace.protocol.messages import Rewrite
 
     result = dict(values)
     rewrites: list[Rewrite] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from vivace.protocol.control import Capacity
+from vivace.protocol.messages import Capacity
 from vivace.protocol.step import StepPlan, StepResult
 
 

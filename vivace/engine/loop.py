@@ -9,18 +9,22 @@ from typing import Protocol
 
 from vivace.engine.executor import Executor, ExecutorDied, PendingStep
 from vivace.engine.scheduler import Scheduler
-from vivace.protocol.control import (
+from vivace.protocol.messages import (
+    Cancel,
     Command,
+    Delta,
+    Deltas,
     Drain,
     EngineState,
     FlushCache,
     GetState,
     Reply,
+    Request,
     ToEngine,
     ToFrontend,
+    frontend_of,
+    split_deltas,
 )
-from vivace.protocol.output import Delta, Deltas, split_deltas
-from vivace.protocol.request import Cancel, Request, frontend_of
 from vivace.protocol.step import StepPlan
 
 logger = logging.getLogger("vivace.engine")

@@ -13,9 +13,7 @@ import time
 from array import array
 from dataclasses import dataclass, field
 
-from vivace.protocol.control import Capacity
-from vivace.protocol.output import PromptLogprobs, TokenLogprob
-from vivace.protocol.request import LogprobOptions
+from vivace.protocol.messages import Capacity, LogprobOptions, PromptLogprobs, TokenLogprob
 from vivace.protocol.step import Join, StepPlan, StepResult
 
 _MASK = (1 << 64) - 1

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from vivace.engine.sequence_table import SequenceTable
 from vivace.engine.settings import EngineSettings
-from vivace.protocol.control import Capacity
-from vivace.protocol.output import FINISH_ABORT, Finish
-from vivace.protocol.request import Request
+from vivace.protocol.messages import FINISH_ABORT, Capacity, Finish, Request
 
 _MIN_RETRY_SECONDS = 1.0
 _MAX_RETRY_SECONDS = 60.0

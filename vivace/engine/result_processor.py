@@ -10,8 +10,7 @@ from vivace.engine.sequence import Sequence, State
 from vivace.engine.sequence_table import SequenceTable
 from vivace.engine.stats import Stats
 from vivace.engine.step_builder import InFlightStep
-from vivace.protocol.output import FINISH_ABORT, Delta, Finish
-from vivace.protocol.request import Request
+from vivace.protocol.messages import FINISH_ABORT, Delta, Finish, Request
 from vivace.protocol.step import StepResult
 
 logger = logging.getLogger("vivace.engine")

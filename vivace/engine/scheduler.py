@@ -23,9 +23,15 @@ from vivace.engine.settings import EngineSettings
 from vivace.engine.stats import Stats
 from vivace.engine.step_builder import DynamicChunk, InFlightStep, NewTokenEstimate, StepBuilder
 from vivace.kv.leases import Leases
-from vivace.protocol.control import Capacity, EngineState
-from vivace.protocol.output import FINISH_ABORT, Delta, Finish
-from vivace.protocol.request import Cancel, Request
+from vivace.protocol.messages import (
+    FINISH_ABORT,
+    Cancel,
+    Capacity,
+    Delta,
+    EngineState,
+    Finish,
+    Request,
+)
 from vivace.protocol.step import StepPlan, StepResult
 
 logger = logging.getLogger("vivace.engine")

@@ -8,17 +8,17 @@ from collections.abc import Iterator
 from vivace.engine.settings import EngineSettings
 from vivace.kv.leases import Lease
 from vivace.kv.prefix_tree import pack
-from vivace.protocol.output import (
+from vivace.protocol.messages import (
     FINISH_LENGTH,
     FINISH_STOP,
     Delta,
     Finish,
     PromptLogprobs,
+    Request,
     TokenLogprob,
     max_tokens_per_message,
     split_prompt_logprobs,
 )
-from vivace.protocol.request import Request
 
 LOWEST_PRIORITY = -(1 << 62)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vivace.protocol.control import Capacity
+from vivace.protocol.messages import Capacity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

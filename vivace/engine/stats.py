@@ -15,9 +15,7 @@ from vivace.engine.sequence import Sequence
 from vivace.engine.sequence_table import SequenceTable
 from vivace.engine.settings import EngineSettings
 from vivace.engine.step_builder import StepBuilder
-from vivace.protocol.control import Histogram, Metrics, Series
-from vivace.protocol.output import FINISH_ABORT, Finish
-from vivace.protocol.request import Request
+from vivace.protocol.messages import FINISH_ABORT, Finish, Histogram, Metrics, Request, Series
 
 logger = logging.getLogger("vivace.engine")
 

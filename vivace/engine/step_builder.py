@@ -10,7 +10,7 @@ import msgspec
 
 from vivace.engine.sequence import Sequence
 from vivace.engine.settings import EngineSettings
-from vivace.protocol.request import LogprobOptions
+from vivace.protocol.messages import LogprobOptions
 from vivace.protocol.step import Join, StepPlan
 
 MIN_CHUNK = 16

@@ -8,7 +8,7 @@ from hashlib import blake2b
 
 import msgspec
 
-from vivace.protocol.request import Request
+from vivace.protocol.messages import Request
 
 
 class EngineStatus:

@@ -22,25 +22,26 @@ from vivace.frontend.served_model import ServedModel
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.frontend.tokenizer_pool import TokenizerPool
 from vivace.frontend.validation import check_defaults, check_prompt
-from vivace.protocol.control import (
-    Capacity,
-    Command,
-    Down,
-    Drain,
-    FlushCache,
-    GetState,
-    Ready,
-    Reply,
-    ToEngine,
-    ToFrontend,
-)
-from vivace.protocol.output import FINISH_ABORT, Delta, Deltas, Finish
-from vivace.protocol.request import (
+from vivace.protocol.messages import (
+    FINISH_ABORT,
     KEY_SHIFT,
     Cancel,
+    Capacity,
+    Command,
+    Delta,
+    Deltas,
+    Down,
+    Drain,
+    Finish,
+    FlushCache,
+    GetState,
     LogprobOptions,
+    Ready,
+    Reply,
     Request,
     SamplingParams,
+    ToEngine,
+    ToFrontend,
 )
 
 log = logging.getLogger(__name__)

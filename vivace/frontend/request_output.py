@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
-from vivace.protocol.output import Finish, TokenLogprob
+from vivace.protocol.messages import Finish, TokenLogprob
 
 
 class RequestOutput(msgspec.Struct, omit_defaults=True, kw_only=True):

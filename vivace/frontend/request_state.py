@@ -9,15 +9,16 @@ import msgspec
 from vivace.frontend.detokenizer import Detokenizer, StopHit, StopStrings, detokenizer
 from vivace.frontend.request_output import RequestOutput, Sink, TextSink
 from vivace.frontend.tokenizer import Tokenizer
-from vivace.protocol.output import (
+from vivace.protocol.messages import (
     FINISH_LENGTH,
     FINISH_STOP,
     Delta,
     Finish,
+    LogprobOptions,
     PromptLogprobs,
+    Request,
     TokenLogprob,
 )
-from vivace.protocol.request import LogprobOptions, Request
 
 
 class PromptRows:

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from vivace.frontend.request_output import RequestOutput
-from vivace.protocol.output import FINISH_ABORT, FINISH_STOP, Finish, TokenLogprob
-from vivace.protocol.request import Request
+from vivace.protocol.messages import FINISH_ABORT, FINISH_STOP, Finish, Request, TokenLogprob
 
 _ABORT_NAMES = {400: "BadRequestError", 429: "TooManyRequests", 503: "ServiceUnavailable"}
 

@@ -16,7 +16,7 @@ from vivace.errors import CannotStart
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fields import Fields, abbreviated, is_set, kind_of
 from vivace.frontend.served_model import ServedModel
-from vivace.protocol.request import LogprobOptions, SamplingParams
+from vivace.protocol.messages import LogprobOptions, SamplingParams
 
 GREEDY_BELOW = 1e-6
 _MOST_TOKENS = (1 << 31) - 1

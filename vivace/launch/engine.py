@@ -12,7 +12,7 @@ from vivace.engine.oracle import OracleWorker
 from vivace.engine.scheduler import Scheduler
 from vivace.engine.settings import engine_settings
 from vivace.launch.faults import with_fault
-from vivace.protocol.control import Capacity
+from vivace.protocol.messages import Capacity
 from vivace.worker.sizing import Demand, size_pool
 
 if TYPE_CHECKING:

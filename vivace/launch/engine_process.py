@@ -19,8 +19,8 @@ from vivace.observability import log as log_lines
 from vivace.observability.gc_pauses import watch_gc
 from vivace.observability.timeline import Timeline
 from vivace.protocol.channel import EngineMailbox
-from vivace.protocol.control import Capacity, Command, Ready, Reply, ToEngine, ToFrontend
 from vivace.protocol.heartbeat import MIN_ALLOWANCE, EngineHeartbeat, Span
+from vivace.protocol.messages import Capacity, Command, Ready, Reply, ToEngine, ToFrontend
 from vivace.protocol.shared_memory import attach
 from vivace.protocol.step import StepPlan, StepResult
 from vivace.supervisor.ipc import MessageSocket, SocketClosed

@@ -19,7 +19,7 @@ import time
 from typing import Protocol
 
 from vivace.engine.executor import ExecutorDied, StepWorker
-from vivace.protocol.control import Capacity, Down, Ready, ToFrontend
+from vivace.protocol.messages import Capacity, Down, Ready, ToFrontend
 from vivace.protocol.step import StepPlan, StepResult
 
 

@@ -24,10 +24,17 @@ from vivace.observability.crash_dump import CrashDump
 from vivace.observability.gc_pauses import watch_gc
 from vivace.observability.timeline import Timeline
 from vivace.protocol.channel import FrontendMailbox
-from vivace.protocol.control import Down, Ready, ToEngine, ToFrontend
 from vivace.protocol.heartbeat import EngineProgress, FrontendHeartbeat
-from vivace.protocol.output import Deltas
-from vivace.protocol.request import Cancel, Request, SamplingParams
+from vivace.protocol.messages import (
+    Cancel,
+    Deltas,
+    Down,
+    Ready,
+    Request,
+    SamplingParams,
+    ToEngine,
+    ToFrontend,
+)
 from vivace.protocol.shared_memory import attach
 from vivace.server.app import build_app, serve
 from vivace.supervisor.ipc import MessageSocket, SocketClosed

@@ -24,8 +24,8 @@ from vivace.launch.summary import summary_of
 from vivace.observability import log as log_lines
 from vivace.observability.lines import fill_standard_descriptors, protect_standard_streams
 from vivace.observability.timeline import Timeline, boot_clock, process_start
-from vivace.protocol.control import Capacity
 from vivace.protocol.engine_socket import listen, new_socket
+from vivace.protocol.messages import Capacity
 from vivace.protocol.shared_memory import SharedMemory, new_descriptor, reserve
 from vivace.supervisor.child import Child, preloading, process_command, spawn
 from vivace.supervisor.plan import WARMING_UP

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from vivace.config.values import size_text
 from vivace.frontend.served_model import sampling_defaults, served_model
 from vivace.observability.log import escape
-from vivace.protocol.control import Capacity, Rewrite
+from vivace.protocol.messages import Capacity, Rewrite
 from vivace.terminal import NARROWEST, filled, wrapped
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from vivace.protocol.output import Delta, Finish
-from vivace.protocol.request import LogprobOptions, Request, SamplingParams
+from vivace.protocol.messages import Delta, Finish, LogprobOptions, Request, SamplingParams
 
 log = logging.getLogger(__name__)
 

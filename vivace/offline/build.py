@@ -17,7 +17,7 @@ from vivace.launch.summary import decisions
 from vivace.observability import log as log_lines
 from vivace.offline.driver import Driver
 from vivace.protocol.channel import LocalMailbox
-from vivace.protocol.control import Ready
+from vivace.protocol.messages import Ready
 
 if TYPE_CHECKING:
     from vivace.config.config import Config

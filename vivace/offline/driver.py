@@ -13,7 +13,7 @@ from vivace.engine.loop import Loop
 from vivace.frontend.errors import EngineUnavailable
 from vivace.frontend.frontend import Frontend
 from vivace.protocol.channel import LocalMailbox
-from vivace.protocol.control import Down, Drain, FlushCache, GetState, Reply
+from vivace.protocol.messages import Down, Drain, FlushCache, GetState, Reply
 
 IDLE_SECONDS = 0.0005
 LOST_AFTER_SECONDS = 60.0

@@ -13,8 +13,7 @@ from vivace.frontend.pace import run_now
 from vivace.frontend.request_output import RequestOutput
 from vivace.frontend.sglang_output import SGLangOutput
 from vivace.offline.prompts import read_prompts
-from vivace.protocol.output import FINISH_ABORT, Finish
-from vivace.protocol.request import Request
+from vivace.protocol.messages import FINISH_ABORT, Finish, Request
 from vivace.requests.prompts import expand
 from vivace.requests.schema import GenerateRequest
 

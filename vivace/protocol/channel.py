@@ -26,10 +26,16 @@ from typing import Generic, TypeVar
 import msgspec
 import zmq
 
-from vivace.protocol.control import Ready, ToEngine, ToFrontend
 from vivace.protocol.engine_socket import address
-from vivace.protocol.output import Deltas
-from vivace.protocol.request import Cancel, Request, frontend_of
+from vivace.protocol.messages import (
+    Cancel,
+    Deltas,
+    Ready,
+    Request,
+    ToEngine,
+    ToFrontend,
+    frontend_of,
+)
 
 log = logging.getLogger(__name__)
 

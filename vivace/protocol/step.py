@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from vivace.protocol.output import PromptLogprobs, TokenLogprob
-from vivace.protocol.request import LogprobOptions, SamplingParams
+from vivace.protocol.messages import LogprobOptions, PromptLogprobs, SamplingParams, TokenLogprob
 
 
 class Join(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

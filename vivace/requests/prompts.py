@@ -14,7 +14,7 @@ from vivace.frontend.errors import BadRequest
 from vivace.frontend.frontend import Frontend
 from vivace.frontend.pace import Work
 from vivace.frontend.validation import build_logprobs, build_sampling, check_prompt, samples
-from vivace.protocol.request import Request
+from vivace.protocol.messages import Request
 from vivace.requests.schema import GenerateRequest
 
 

@@ -8,8 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from vivace.platforms.ops.sampling import SamplingOps
-from vivace.protocol.output import PromptLogprobs, TokenLogprob
-from vivace.protocol.request import LogprobOptions
+from vivace.protocol.messages import LogprobOptions, PromptLogprobs, TokenLogprob
 
 Scored = list[tuple[float, int]]
 """(log-probability, token id)"""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vivace.protocol.request import SamplingParams
+from vivace.protocol.messages import SamplingParams
 
 SAMPLED = 1
 """temperature > 0"""

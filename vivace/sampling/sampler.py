@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from vivace.platforms.ops.sampling import Drawing, SamplingOps
-from vivace.protocol.output import TokenLogprob
-from vivace.protocol.request import LogprobOptions
+from vivace.protocol.messages import LogprobOptions, TokenLogprob
 from vivace.sampling.adjust import Histories, adjust
 from vivace.sampling.draw import uniforms
 from vivace.sampling.logprobs import score

@@ -7,7 +7,7 @@ from typing import Any
 from aiohttp import web
 
 from vivace.frontend.errors import BadRequest
-from vivace.protocol.control import FlushCache
+from vivace.protocol.messages import FlushCache
 from vivace.server.body import Body, Reader
 from vivace.server.context import Context
 from vivace.server.request_log import FORMATS, LEVELS

@@ -13,8 +13,7 @@ from vivace.frontend.errors import BadRequest
 from vivace.frontend.frontend import Frontend
 from vivace.frontend.pace import Work
 from vivace.frontend.request_output import RequestOutput, Sink
-from vivace.protocol.output import FINISH_ABORT, Finish
-from vivace.protocol.request import Request
+from vivace.protocol.messages import FINISH_ABORT, Finish, Request
 from vivace.requests import prompts
 from vivace.requests.limits import LOGPROBS
 from vivace.requests.prompts import PromptInput

@@ -15,7 +15,7 @@ from vivace.frontend.frontend import Frontend
 from vivace.frontend.pace import Pace
 from vivace.frontend.served_model import ServedModel
 from vivace.frontend.tokenizer import Tokenizer
-from vivace.protocol.control import EngineState, FlushCache, GetState, Reply
+from vivace.protocol.messages import EngineState, FlushCache, GetState, Reply
 from vivace.server.access import BrowserPolicy, Keys
 from vivace.server.body_budget import BodyBudget
 from vivace.server.http_metrics import HttpMetrics

@@ -7,7 +7,7 @@ import time
 
 from aiohttp import web
 
-from vivace.protocol.request import SamplingParams
+from vivace.protocol.messages import SamplingParams
 from vivace.requests.prompts import new_id
 from vivace.server.body import Body
 from vivace.server.collect import complete

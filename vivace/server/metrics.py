@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from vivace.frontend.errors import BadRequest
-from vivace.protocol.control import EngineState, Histogram, Metrics, Series
+from vivace.protocol.messages import EngineState, Histogram, Metrics, Series
 from vivace.server.body import Body
 from vivace.server.context import Context
 from vivace.server.responses import HTTPError, json_response

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from vivace.protocol.control import EngineState
+from vivace.protocol.messages import EngineState
 from vivace.server.body import Body
 from vivace.server.context import Context
 from vivace.server.openai.params import is_served, not_found

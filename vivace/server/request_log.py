@@ -14,7 +14,7 @@ import msgspec
 from vivace.errors import CannotStart
 from vivace.frontend.request_output import RequestOutput
 from vivace.observability.lines import LineWriter
-from vivace.protocol.request import Request
+from vivace.protocol.messages import Request
 
 log = logging.getLogger("vivace.requests")
 server_log = logging.getLogger("vivace.server")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from vivace.observability.timeline import Stage
-from vivace.protocol.control import Command, Down, Ready, Reply
+from vivace.protocol.messages import Command, Down, Ready, Reply
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from vivace.observability.timeline import Stage
-from vivace.protocol.control import Capacity
 from vivace.protocol.engine_socket import EngineSocket
+from vivace.protocol.messages import Capacity
 from vivace.protocol.shared_memory import SharedMemory
 from vivace.supervisor.child import Command, process_command
 

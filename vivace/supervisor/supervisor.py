@@ -13,9 +13,8 @@ import time
 from typing import Literal
 
 from vivace.protocol.channel import SUPERVISOR
-from vivace.protocol.control import Command, Down, Drain, Ready, Reply
 from vivace.protocol.heartbeat import EngineHeartbeat, EngineProgress, FrontendHeartbeat
-from vivace.protocol.request import KEY_SHIFT
+from vivace.protocol.messages import KEY_SHIFT, Command, Down, Drain, Ready, Reply
 from vivace.supervisor import signals
 from vivace.supervisor.child import FAILED, Child, Role, spawn
 from vivace.supervisor.ipc import SocketClosed

@@ -13,7 +13,7 @@ from vivace.models.causal_lm import CausalLM
 from vivace.models.loading import load_model
 from vivace.platforms.attention import AttentionBackend, AttentionLayer
 from vivace.platforms.platform import Platform, PlatformSettings, load_platform
-from vivace.protocol.control import Capacity, Rewrite
+from vivace.protocol.messages import Capacity, Rewrite
 from vivace.worker.inputs import StepInputs
 from vivace.worker.kv_memory import PagedKV, bytes_per_token
 from vivace.worker.model_runner import (

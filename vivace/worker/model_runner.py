@@ -14,8 +14,7 @@ from torch import Tensor
 from vivace.platforms.attention import AttentionBackend
 from vivace.platforms.ops.sampling import SamplingOps
 from vivace.platforms.platform import GraphRecorder, StepGraph
-from vivace.protocol.output import PromptLogprobs, TokenLogprob
-from vivace.protocol.request import LogprobOptions
+from vivace.protocol.messages import LogprobOptions, PromptLogprobs, TokenLogprob
 from vivace.sampling.adjust import Histories
 from vivace.sampling.logprobs import score_prompt
 from vivace.sampling.sampler import BAD_NUMBERS, Sampler

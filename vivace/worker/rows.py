@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vivace.protocol.request import LogprobOptions
+from vivace.protocol.messages import LogprobOptions
 from vivace.protocol.step import Join, StepPlan
 from vivace.sampling.rows import SamplingRows
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vivace.errors import CannotStart
-from vivace.protocol.control import Rewrite
+from vivace.protocol.messages import Rewrite
 
 GIB = 1 << 30
 DEFAULT_SHARE = 0.25

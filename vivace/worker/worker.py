@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from vivace.platforms.attention import AttentionBackend
-from vivace.protocol.control import Capacity
+from vivace.protocol.messages import Capacity
 from vivace.protocol.step import StepPlan, StepResult
 from vivace.worker.inputs import Spans, StepInput, StepInputs
 from vivace.worker.kv_memory import PagedKV

@@ -10,7 +10,7 @@ from aiohttp import web
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fields import refuse_unsupported
 from vivace.frontend.request_output import RequestOutput
-from vivace.protocol.request import Request
+from vivace.protocol.messages import Request
 from vivace.requests.messages import template_messages
 from vivace.requests.prompts import PromptInput, new_id
 from vivace.requests.schema import Message

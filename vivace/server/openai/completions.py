@@ -14,7 +14,7 @@ from vivace.frontend.fields import refuse_unsupported
 from vivace.frontend.pace import Work
 from vivace.frontend.request_output import RequestOutput
 from vivace.frontend.tokenizer import Tokenizer
-from vivace.protocol.request import Request
+from vivace.protocol.messages import Request
 from vivace.requests.prompts import PromptInput, kind_of_entries, new_id
 from vivace.server.access import CLIENT
 from vivace.server.body import Body, Reader

@@ -9,7 +9,7 @@ from msgspec.json import encode
 
 from vivace.frontend.pace import Work
 from vivace.frontend.tokenizer import Tokenizer
-from vivace.protocol.output import TokenLogprob
+from vivace.protocol.messages import TokenLogprob
 from vivace.server.openai.schema import (
     ChatLogprobs,
     CompletionLogprobs,

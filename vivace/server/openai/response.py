@@ -15,8 +15,7 @@ from aiohttp import web
 from vivace.frontend.pace import Work, run_now
 from vivace.frontend.request_output import RequestOutput
 from vivace.frontend.tokenizer import Tokenizer
-from vivace.protocol.output import Finish
-from vivace.protocol.request import Request
+from vivace.protocol.messages import Finish, Request
 from vivace.server.collect import complete, failure, stream
 from vivace.server.context import Context
 from vivace.server.openai.logprobs import (

@@ -1,0 +1,373 @@
+"""The messages between frontends and the engine, and what the supervisor tells frontends.
+
+A frontend sends requests, cancellations and commands; the engine answers with a `Deltas` message
+per step and frontend (several where it is large), and with a `Reply` to each command.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+# -- requests: frontend -> engine ------------------------------------------------------------------
+
+
+class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Sampling settings of one sequence, complete and in range (see `frontend.validation`).
+
+    `n` never gets here: the frontend expands it into separate requests. Greedy decoding is
+    `temperature == 0`. `top_k == 0` means the whole vocabulary. `seed` is always set: the draw for
+    the token at position p is a pure function of (seed, p), however the request is batched.
+    `stop`, `skip_special_tokens`, `spaces_between_special_tokens` and `no_stop_trim` concern text
+    and are used by the frontend only; the engine stops on ids and lengths.
+    """
+
+    max_new_tokens: int = 128
+    min_new_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    no_stop_trim: bool = False
+    logit_bias: dict[int, float] = {}
+    seed: int = 0
+    stream_interval: int = 0
+    """Tokens between two deltas; 0 = the server's `--stream-interval`."""
+
+
+class LogprobOptions(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Which log-probabilities to return. Positions are prompt positions; -1 = output only."""
+
+    start: int = -1
+    top: int = 0
+    token_ids: tuple[int, ...] = ()
+
+
+class Request(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, tag="request"):
+    """One sequence to generate. `key` is unique in this server's lifetime; `rid` is the client's.
+
+    `key = frontend << 40 | counter`, so the engine knows which frontend gets the answers.
+    `cache_key` isolates the prefix cache (extra_key, cache_salt); equal keys share pages.
+    `arrival` is time.monotonic() of the frontend at receipt, in seconds (one clock per host).
+    """
+
+    key: int
+    rid: str
+    tokens: list[int]
+    sampling: SamplingParams
+    logprobs: LogprobOptions | None = None
+    priority: int | None = None
+    cache_key: str = ""
+    arrival: float = 0.0
+    stream: bool = False
+    log_metrics: bool = True
+    """False: counted in no metric of requests, tokens and latencies."""
+    client: int = 0
+    """Whose API key it came with; the engine shares rows and prompt tokens among clients."""
+    resumed: list[int] = []
+    """Output tokens the client already has: after an engine restart a frontend sends its live
+    requests again with this ledger, and generation goes on behind it (same seed, same tokens)."""
+    suspect: int = 0
+    """1: an engine died in a step with this request, so it runs alone until it draws a token;
+    2: that happened again, so it always runs alone"""
+
+
+class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
+    """Stop requests. `keys` are exact; `rid_prefix` matches SGLang's /abort_request semantics.
+
+    `finished` = the client has already got its answer (stop string): nothing is sent back.
+    """
+
+    keys: list[int] = []
+    rid_prefix: str | None = None
+    everything: bool = False
+    finished: bool = False
+
+
+KEY_SHIFT = 40
+
+
+def frontend_of(key: int) -> int:
+    """Index of the frontend process that owns a request key."""
+    return key >> KEY_SHIFT
+
+
+# -- answers: engine -> frontend -------------------------------------------------------------------
+
+FINISH_STOP = "stop"
+FINISH_LENGTH = "length"
+FINISH_ABORT = "abort"
+
+MAX_MESSAGE_BYTES = 1 << 17
+"""of one message, about, as a frontend reads nothing else meanwhile; a delta of tokens alone is not
+divided: it has at most a whole answer"""
+DELTA_BYTES, TOKEN_BYTES, NUMBER_BYTES = 64, 5, 16
+"""of a delta besides its lists, of a token id, of a log-probability with its token id"""
+
+
+class Finish(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Why a request ended. `matched` is the stop id or string. `status` is HTTP's, for aborts."""
+
+    type: str
+    matched: int | str | None = None
+    length: int | None = None
+    message: str | None = None
+    status: int | None = None
+    retry_after: float | None = None
+    """Seconds until it is worth trying again (503 only)."""
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probability of one token. `top` and `chosen` are (logprob, id), best first."""
+
+    token: int
+    logprob: float | None
+    """None for the first prompt token."""
+    top: list[tuple[float, int]] | None = None
+    chosen: list[tuple[float, int]] | None = None
+    """For `LogprobOptions.token_ids`, in the asked order."""
+
+
+class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """Log-probabilities of the prompt tokens at `start`, `start` + 1 ... as bytes in the machine's
+    order: who reads the message makes no object of each. `start` is at least 1, as nothing stands
+    before the first token."""
+
+    start: int
+    logprobs: bytes
+    """[n] float32"""
+    top: bytes = b""
+    """[n, k] float32, best first; k is what was asked for, or the vocabulary"""
+    top_ids: bytes = b""
+    """[n, k] int32"""
+    chosen: bytes = b""
+    """[n, m] float32, for `LogprobOptions.token_ids` in the asked order"""
+
+
+class Delta(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """What is new of a request. `index` = how many output tokens were sent before (the ledger)."""
+
+    key: int
+    index: int
+    tokens: list[int]
+    finish: Finish | None = None
+    cached_tokens: int = 0
+    prompt_logprobs: PromptLogprobs | None = None
+    """The next of them; with nothing else, and all before the first token."""
+    logprobs: list[TokenLogprob] | None = None
+    """One per token of `tokens`, when asked for."""
+    retractions: int = 0
+    queue_time: float = 0.0
+    """Seconds between arrival and the first scheduled step; set on the first and last delta."""
+    first_token_time: float = 0.0
+    """Seconds between arrival and the first token, however long it waited for its delta; set as
+    `queue_time`."""
+
+
+class Deltas(msgspec.Struct, tag="deltas"):
+    """Deltas of one step for one frontend, in several messages where they are many. `epoch` changes
+    when the engine restarts."""
+
+    epoch: int
+    deltas: list[Delta]
+
+
+def delta_bytes(delta: Delta) -> int:
+    """Bytes of a delta in a message, or a little more."""
+    size = DELTA_BYTES + TOKEN_BYTES * len(delta.tokens)
+    for one in delta.logprobs or ():
+        size += NUMBER_BYTES * (1 + len(one.top or ()) + len(one.chosen or ()))
+    if (part := delta.prompt_logprobs) is not None:
+        size += len(part.logprobs) + len(part.top) + len(part.top_ids) + len(part.chosen)
+    return size
+
+
+def split_deltas(deltas: list[Delta]) -> Iterator[list[Delta]]:
+    """The deltas in their order, as many at a time as a message may have."""
+    batch: list[Delta] = []
+    room = MAX_MESSAGE_BYTES
+    for delta in deltas:
+        size = delta_bytes(delta)
+        if size > room and batch:
+            yield batch
+            batch, room = [], MAX_MESSAGE_BYTES
+        batch.append(delta)
+        room -= size
+    if batch:
+        yield batch
+
+
+def max_tokens_per_message(options: LogprobOptions) -> int:
+    """How many tokens of an answer a message has room for, with these log-probabilities."""
+    numbers = 1 + options.top + len(options.token_ids)
+    return max(1, (MAX_MESSAGE_BYTES - DELTA_BYTES) // (TOKEN_BYTES + NUMBER_BYTES * numbers))
+
+
+def split_prompt_logprobs(scored: PromptLogprobs, first: int) -> Iterator[PromptLogprobs]:
+    """The log-probabilities from prompt position `first` on, as many at a time as a message has
+    room for; at least one token's."""
+    count = len(scored.logprobs) // 4
+    width = sum(map(len, msgspec.structs.astuple(scored)[1:])) // count
+    step = max(1, (MAX_MESSAGE_BYTES - DELTA_BYTES) // width)
+    for begin in range(max(0, first - scored.start), count, step):
+        end = min(count, begin + step)
+        if end - begin == count:
+            yield scored
+        else:
+            columns = (scored.logprobs, scored.top, scored.top_ids, scored.chosen)
+            cut = [one[len(one) * begin // count : len(one) * end // count] for one in columns]
+            yield PromptLogprobs(scored.start + begin, *cut)
+
+
+# -- commands, and what the device can hold --------------------------------------------------------
+
+
+class FlushCache(msgspec.Struct, frozen=True, tag="flush_cache"):
+    """Drop the prefix cache; refused (ok=False) while requests run or wait."""
+
+
+class GetState(msgspec.Struct, frozen=True, tag="get_state"):
+    """Ask for an `EngineState`."""
+
+
+class Drain(msgspec.Struct, frozen=True, tag="drain"):
+    """Take no new request (503), finish what runs, then reply. `timeout` in seconds."""
+
+    timeout: float
+
+
+class Command(msgspec.Struct, frozen=True, tag="command"):
+    """A control command with a ticket; answered by exactly one `Reply` with the same ticket. It
+    waits until no step is in flight."""
+
+    ticket: int
+    """frontend << 40 | counter, like a request key"""
+    body: FlushCache | GetState | Drain
+
+
+class Histogram(msgspec.Struct, frozen=True, array_like=True):
+    """Cumulative histogram: `counts[i]` observations <= `bounds[i]`; the last bound is +inf."""
+
+    bounds: list[float]
+    counts: list[int]
+    total: float
+
+
+class Series(msgspec.Struct, frozen=True, array_like=True):
+    """One series of a metric with labels of its own. Names in `_total` count, others are gauges."""
+
+    name: str
+    labels: dict[str, str]
+    value: float | Histogram
+
+
+class Metrics(msgspec.Struct, kw_only=True):
+    """Engine-side metrics by SGLang's names without the `sglang:` prefix."""
+
+    gauges: dict[str, float] = {}
+    counters: dict[str, float] = {}
+    histograms: dict[str, Histogram] = {}
+    series: list[Series] = []
+
+
+class EngineState(msgspec.Struct, kw_only=True, tag="state"):
+    """What /server_info, /metrics and the tests look at."""
+
+    running: int
+    waiting: int
+    total_tokens: int
+    """KV capacity"""
+    used_tokens: int
+    """held by live requests (not merely cached)"""
+    cached_tokens: int
+    """evictable: in the prefix tree, held by nobody"""
+    last_gen_throughput: float
+    steps: int
+    audit: list[str]
+    """findings of the KV audit; empty when every page has exactly one explanation"""
+    metrics: Metrics
+    memory: dict[str, float] = {}
+    """weight, kvcache, kvcache_resident, graph: GB; token_capacity: tokens"""
+    executor: str = ""
+    pid: int = 0
+    instructions: str = ""
+    """as in `Capacity`"""
+
+
+class Reply(msgspec.Struct, frozen=True, tag="reply"):
+    ticket: int
+    ok: bool
+    message: str = ""
+    state: EngineState | None = None
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """Engine -> every frontend, once it can serve; `capacity` is what was sized on the device."""
+
+    epoch: int
+    capacity: Capacity
+
+
+class Rewrite(msgspec.Struct, frozen=True, kw_only=True):
+    """A setting that was decided for the user. `field`: the option's name, or a retired one;
+    `typed`: the user had asked for something else."""
+
+    field: str
+    before: Any
+    after: Any
+    rule: str
+    reason: str
+    typed: bool = False
+
+
+class Capacity(msgspec.Struct, frozen=True, kw_only=True):
+    """What the device can hold, known after weights are loaded."""
+
+    pages: int
+    page_size: int
+    rows: int
+    """sequences that can run at once (max_running_requests after sizing)"""
+    context: int
+    """longest prompt + output in tokens"""
+    vocabulary: int
+    weight_bytes: int = 0
+    kv_bytes: int = 0
+    cache_share: int | None = None
+    """pages beyond which cached prefixes go before memory is taken for new ones (see
+    kv/pages.py); None: all pages have their memory, there is none to take or give back"""
+    graph_bytes: int = 0
+    """of captured steps and their buffers"""
+    available_bytes: int = 0
+    rewrites: tuple[Rewrite, ...] = ()
+    """settings that the device or the pool did not allow as they were"""
+    instructions: str = ""
+    """whose operations compute, with which instruction set: "native kernels, avx2" """
+
+    @property
+    def tokens(self) -> int:
+        return self.pages * self.page_size
+
+
+class Down(msgspec.Struct, frozen=True, tag="down"):
+    """Supervisor -> frontends: the engine died (reason) and is, or is not, being restarted."""
+
+    reason: str
+    restarting: bool
+    refused: list[int] = []
+    """keys of requests that were found to kill engines"""
+    suspects: dict[int, int] = {}
+    """key -> `Request.suspect` of those that were in a step in which an engine died"""
+
+
+ToEngine = Request | Cancel | Command
+ToFrontend = Deltas | Reply | Ready | Down
