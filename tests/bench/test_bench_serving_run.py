@@ -18,6 +18,9 @@ from vivace.config.process_environment import GIVE_A_KEY
 
 FLAGS = "--dataset-name random --num-prompts 6 --random-input-len 12 --random-output-len 5"
 
+RANDOM = ["--dataset-name", "random"]
+NOBODY = "http://127.0.0.1:9"
+
 
 def run(url: str, folder: Path, *extra: str) -> tuple[int, dict]:
     file = folder / "result.jsonl"
@@ -78,9 +81,40 @@ def test_exact_lengths_with_token_ids(tmp_path: Path) -> None:
 
 
 def test_an_unreachable_server_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    code = main(["--base-url", "http://127.0.0.1:9", "--ready-check-timeout-sec", "0.1"])
+    code = main([*RANDOM, "--base-url", NOBODY, "--ready-check-timeout-sec", "0.1"])
     assert code == 1
-    assert "is it started?" in capsys.readouterr().err
+    shown = capsys.readouterr().err.splitlines()
+    assert [line.split(":")[0] for line in shown] == [
+        "waiting for the server at http",
+        "error",
+    ]
+
+
+UNUSABLE = {
+    "no data set": ["--dataset-name", "sharegpt"],
+    "a data set that is not there": ["--dataset-path", "{folder}/none.json"],
+    "a folder as data set": ["--dataset-path", "{folder}"],
+    "a folder as record": ["--output-file", "{folder}"],
+    "a record below a file": ["--output-file", "{file}/r.jsonl"],
+    "a picture of no kind": ["--plot", "{folder}/run.xyz"],
+    "a picture below a file": ["--plot", "{file}/run.png"],
+}
+
+
+@pytest.mark.parametrize("words", UNUSABLE.values(), ids=list(UNUSABLE))
+def test_files_are_tried_before_a_server_is_waited_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("[]")
+    words = [word.format(folder=tmp_path, file=file) for word in words]
+    try:
+        code = main([*RANDOM, "--base-url", NOBODY, *words])
+    except SystemExit as stopped:
+        code = stopped.code
+    shown = capsys.readouterr().err
+    assert code in (1, 2) and "error: " in shown and words[0] in shown
+    assert "waiting" not in shown and sorted(tmp_path.iterdir()) == [file]
 
 
 def test_accept_length_is_where_sglang_puts_it() -> None:
@@ -117,6 +151,6 @@ def test_a_server_that_wants_a_key(capsys: pytest.CaptureFixture[str]) -> None:
     with HTTPServer(("127.0.0.1", 0), Closed) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{server.server_port}"
-        code = main(["--base-url", address, "--ready-check-timeout-sec", "0"])
+        code = main([*RANDOM, "--base-url", address, "--ready-check-timeout-sec", "0"])
         server.shutdown()
     assert code == 1 and GIVE_A_KEY in capsys.readouterr().err

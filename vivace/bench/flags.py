@@ -8,10 +8,13 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from vivace.bench import backends, datasets
 from vivace.bench.metrics import GOODPUT_KEYS
+from vivace.bench.plot import why_not_drawable
+from vivace.bench.record import default_file, why_not_writable
 from vivace.config.process_environment import KEY_VARIABLES
 
 FLUSH_TIMEOUT = 60.0
@@ -106,6 +109,13 @@ def parse(argv: Sequence[str], program: str = "vivace bench serving") -> argpars
     check_dataset(parser, args)
     if args.max_concurrency is not None and args.max_concurrency < 1:
         parser.error("--max-concurrency must be at least 1")
+    args.output_file = args.output_file or str(default_file(args))
+    if problem := why_not_writable(Path(args.output_file)):
+        parser.error(f"--output-file {problem}")
+    if args.plot is not None:
+        args.plot = args.plot or default_file(args).with_suffix(".png").name
+        if problem := why_not_drawable(Path(args.plot)):
+            parser.error(f"--plot {problem}")
     if args.use_trace_timestamps and args.dataset_name not in ("custom", "openai"):
         parser.error("--use-trace-timestamps needs data set custom or openai with timestamps")
     return args
@@ -245,8 +255,15 @@ def _report_flags(group: argparse._ArgumentGroup) -> None:
         nargs="?",
         const="",
         metavar="FILE.png",
-        help="draw TTFT and ITL over time (ours; needs matplotlib)",
+        help="draw TTFT, ITL and throughput over time (ours; needs matplotlib)",
     )
+
+
+def result_file(text: str) -> str:
+    """A file that can be written; whether it can is asked before a run, not after it."""
+    if text and (problem := why_not_writable(Path(text))):
+        raise argparse.ArgumentTypeError(problem)
+    return text
 
 
 def positive(text: str) -> float:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vivace.bench.environment import host_facts, usable_cores
+from vivace.bench.flags import result_file
 
 if TYPE_CHECKING:
     from vivace.models.facts import ModelFacts
@@ -53,7 +54,9 @@ def main(argv: list[str]) -> int:
         print(line(one, allowed), flush=True)
         measured.append(one)
     if args.output_file:
-        args.output_file.write_text(json.dumps(record(kernels.isa, allowed, measured), indent=1))
+        Path(args.output_file).write_text(
+            json.dumps(record(kernels.isa, allowed, measured), indent=1)
+        )
     return 0
 
 
@@ -110,5 +113,5 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--rows", nargs="+", type=positive, default=list(ROWS))
     parser.add_argument("--threads", type=positive, default=usable_cores())
     parser.add_argument("--repetitions", type=positive, default=5)
-    parser.add_argument("--output-file", type=Path, help="write the figures as JSON")
+    parser.add_argument("--output-file", type=result_file, help="write the figures as JSON")
     return parser.parse_args(argv)

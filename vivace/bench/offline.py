@@ -11,7 +11,14 @@ from typing import Any, Protocol
 
 from vivace.bench import datasets
 from vivace.bench.environment import host_facts, instructions_of
-from vivace.bench.flags import REFUSED, RefusedFlag, add_dataset_flags, check_dataset, json_object
+from vivace.bench.flags import (
+    REFUSED,
+    RefusedFlag,
+    add_dataset_flags,
+    check_dataset,
+    json_object,
+    result_file,
+)
 from vivace.bench.record import append_record
 from vivace.bench.tokenizer import LocalCodec, TokenCodec
 from vivace.bench.workload import BenchError, BenchRequest
@@ -180,7 +187,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     add("--disable-ignore-eos", action="store_true", help="answers may end at the end token")
     add("--skip-warmup", action="store_true")
     add("--do-not-exit", action="store_true", help="keep the engine until Enter is pressed")
-    add("--result-filename", default="", help="JSONL file to append to")
+    add("--result-filename", type=result_file, default="", help="JSONL file to append to")
     add("--profile", action=RefusedFlag, reason=REFUSED["--profile"])
     args, words = parser.parse_known_args(argv)
     check_dataset(parser, args)

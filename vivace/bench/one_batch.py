@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from vivace.bench.environment import host_facts
+from vivace.bench.flags import result_file
 from vivace.bench.record import append_record
 from vivace.bench.workload import BenchError
 from vivace.config.process_environment import process_environment
@@ -319,7 +320,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     add("--batch-size", "--batch", type=int, nargs="+", default=[1])
     add("--input-len", type=int, nargs="+", default=[1024])
     add("--output-len", type=int, nargs="+", default=[16])
-    add("--result-filename", default="", help="JSONL file to append to")
+    add("--result-filename", type=result_file, default="", help="JSONL file to append to")
     add("--correctness-test", action="store_true", help="compare tokens instead of timing")
     add("--cut-len", type=int, default=4, help="first part of a prefill in two parts")
     add("--log-decode-step", type=int, default=0, help="print every n-th decode step")

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from vivace.bench.metrics import MS, percentile, token_times
+from vivace.bench.record import why_not_writable
 from vivace.bench.transport import Record
 
 Points = Sequence[tuple[float, float]]
@@ -23,13 +25,23 @@ ROWS = 60
 """Longer runs put several seconds into a row."""
 
 
-def draw(records: Sequence[Record], file: str, title: str) -> str:
-    """Write the picture; returns the sentence to print, also when matplotlib is missing."""
+def why_not_drawable(file: Path) -> str:
+    """What is wrong with a picture to be written; empty when nothing is."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
     except ImportError:
-        return "--plot needs matplotlib: pip install matplotlib"
+        return "needs matplotlib: pip install matplotlib"
+    kinds = sorted(FigureCanvasAgg.get_supported_filetypes())
+    if file.suffix.lower().lstrip(".") not in kinds:
+        return f"{file}: the name must end with one of .{', .'.join(kinds)}"
+    return why_not_writable(file)
+
+
+def draw(records: Sequence[Record], file: Path, title: str) -> str:
+    """Write the picture; returns the sentence to print."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     good = [record for record in records if record.success]
     if not good:
         return "no successful request to draw"
@@ -48,6 +60,7 @@ def draw(records: Sequence[Record], file: str, title: str) -> str:
     panel_pair(panels[0], first, "TTFT (ms)", size=12.0)
     panel_pair(panels[1], gaps, "ITL (ms)", size=2.0)
     throughput_panel(panels[2], [moment for moments in times for moment in moments])
+    file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=120)
     return f"picture written to {file}"
 

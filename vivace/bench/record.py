@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 import shlex
 import time
@@ -17,6 +18,7 @@ from vivace.bench.checks import Check, check_requests, check_result
 from vivace.bench.environment import host_facts, instructions_of
 from vivace.bench.metrics import BenchmarkMetrics, CacheReport, LatencySummary
 from vivace.bench.transport import Record
+from vivace.bench.workload import BenchError
 
 SECRET_WORDS = ("api_key", "password", "secret", "token_key", "ssl_keyfile_password")
 HIDDEN = "(hidden)"
@@ -193,11 +195,28 @@ def is_secret(key: str) -> bool:
     return any(word in key.lower() for word in SECRET_WORDS)
 
 
+def why_not_writable(path: Path) -> str:
+    """What is wrong with a file to be written; empty when nothing is."""
+    place = path
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    if path.is_dir():
+        return f"{path} is a folder; give a file"
+    if path != place and not place.is_dir():
+        return f"{path} cannot be written: {place} is not a folder"
+    if not os.access(place, os.W_OK):
+        return f"{path} cannot be written: no permission, or a read-only disk"
+    return ""
+
+
 def append_record(path: Path, record: Mapping[str, Any]) -> None:
-    """One line at the end of the file, made when it is not there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:
-        file.write(msgspec.json.encode(record) + b"\n")
+    """One line at the end of the file, made when it is not there; BenchError when it cannot be."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:
+            file.write(msgspec.json.encode(record) + b"\n")
+    except OSError as error:
+        raise BenchError(f"the record cannot be written to {path}: {error.strerror}") from error
 
 
 def default_file(args: argparse.Namespace, date: time.struct_time | None = None) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -162,7 +163,7 @@ async def flush_cache(session: aiohttp.ClientSession, load: BenchLoad) -> None:
 async def wait_ready(load: BenchLoad) -> None:
     """Poll /health (or /v1/models where there is none) until it answers 200."""
     deadline = time.monotonic() + load.ready_timeout
-    reason = ""
+    reason, told = "", False
     async with open_session(load) as session:
         while True:
             try:
@@ -175,6 +176,9 @@ async def wait_ready(load: BenchLoad) -> None:
                             break
             except (TimeoutError, aiohttp.ClientError, OSError) as error:
                 reason = f"{type(error).__name__}: {error}"
+            if not told:
+                print(f"waiting for the server at {load.base_url}: {reason}", file=sys.stderr)
+            told = True
             if time.monotonic() > deadline:
                 raise BenchError(f"no server at {load.base_url} ({reason}); is it started?")
             await asyncio.sleep(0.25)

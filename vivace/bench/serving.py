@@ -16,7 +16,7 @@ from vivace.bench.flags import parse
 from vivace.bench.http_backends import RequestSettings
 from vivace.bench.http_json import Unauthorized, ask, ask_or_none
 from vivace.bench.metrics import BenchmarkMetrics, calculate_metrics, split_chunk_gaps
-from vivace.bench.record import append_record, build_record, default_file, number
+from vivace.bench.record import append_record, build_record, number
 from vivace.bench.report import Setting, explain, render
 from vivace.bench.runner import BenchLoad, Outcome, measure_load, wait_ready, with_loop
 from vivace.bench.tokenizer import TokenCodec, choose_codec
@@ -44,6 +44,7 @@ def main(argv: list[str]) -> int:
     """0 when every request succeeded and the arithmetic holds, 1 otherwise."""
     args = parse(argv)
     try:
+        datasets.check_file(args)
         return measure(args, argv, chosen_codec)
     except CannotStart as error:
         print(f"error: {error}", file=sys.stderr)
@@ -72,11 +73,10 @@ def measure(args: argparse.Namespace, argv: Sequence[str], codec_choice: CodecCh
         client_cpu=outcome.client_cpu,
         tokenizer=codec.name,
     )
-    file = Path(args.output_file) if args.output_file else default_file(args)
-    append_record(file, record)
     report(args, metrics, outcome, queries)
     print(f"computed by: {record['instructions']}")
-    print(f"record appended to {file}")
+    append_record(Path(args.output_file), record)
+    print(f"record appended to {args.output_file}")
     return verdict(record)
 
 
@@ -241,8 +241,7 @@ def report(
     if args.plot is not None:
         from vivace.bench.plot import draw
 
-        file = args.plot or default_file(args).with_suffix(".png").name
-        print(draw(outcome.records, file, title_of(args, outcome)))
+        print(draw(outcome.records, Path(args.plot), title_of(args, outcome)))
 
 
 def title_of(args: argparse.Namespace, outcome: Outcome) -> str:

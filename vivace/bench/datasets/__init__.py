@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 
 from vivace.bench.tokenizer import TokenCodec
 from vivace.bench.workload import BenchError, BenchRequest
@@ -35,8 +36,32 @@ FINISHED_BY_LOADER = ("sharegpt", "custom", "openai")
 """These wrap their prompts themselves, before their length limits apply."""
 
 
+NEEDS_FILE: dict[str, str] = {
+    "sharegpt": "FILE (a ShareGPT JSON file on this host)",
+    "custom": "FILE.jsonl",
+    "openai": "FILE.jsonl",
+}
+
+
+def check_file(args: argparse.Namespace) -> None:
+    """BenchError when --dataset-path is missing or cannot be read."""
+    name, path = args.dataset_name, args.dataset_path
+    if path:
+        try:
+            with Path(path).open("rb"):
+                return
+        except OSError as error:
+            raise BenchError(f"cannot read --dataset-path {path}: {error.strerror}") from error
+    if name in NEEDS_FILE:
+        raise BenchError(
+            f"data set {name} needs --dataset-path {NEEDS_FILE[name]}; nothing is downloaded. "
+            "--dataset-name random needs no file"
+        )
+
+
 def load(args: argparse.Namespace, codec: TokenCodec) -> list[BenchRequest]:
     """The queries of --dataset-name; `args` are the flags of `vivace.bench.flags`."""
+    check_file(args)
     module, _, name = DATASETS[args.dataset_name].partition(":")
     loader: Loader = getattr(import_module(module), name)
     queries = loader(args, codec)

@@ -25,7 +25,7 @@ OUTPUT_LEN = 256
 
 def load(args: argparse.Namespace, codec: TokenCodec) -> list[BenchRequest]:
     queries = []
-    for number, line in json_lines(args.dataset_path, "custom"):
+    for number, line in json_lines(args.dataset_path):
         query = query_of(line, f"{args.dataset_path}:{number}", args, codec)
         limit = args.sharegpt_context_len
         if limit is None or query.input_len + query.output_len <= limit:
@@ -35,15 +35,9 @@ def load(args: argparse.Namespace, codec: TokenCodec) -> list[BenchRequest]:
     return queries
 
 
-def json_lines(path: str, dataset: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def json_lines(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """(line number, object) of a JSONL file; BenchError names the line that is not one."""
-    if not path:
-        raise BenchError(f"data set {dataset} needs --dataset-path FILE.jsonl")
-    try:
-        file = Path(path).open("rb")  # noqa: SIM115 - closed below
-    except OSError as error:
-        raise BenchError(f"cannot read --dataset-path {path}: {error}") from error
-    with file:
+    with Path(path).open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue

@@ -18,7 +18,7 @@ def load(args: argparse.Namespace, codec: TokenCodec) -> list[BenchRequest]:
     """Chat back ends get the messages and the other fields; others the rendered text."""
     chat = args.backend.endswith("-chat")
     queries = []
-    for number, line in json_lines(args.dataset_path, "openai"):
+    for number, line in json_lines(args.dataset_path):
         where = f"{args.dataset_path}:{number}"
         messages = line.get("messages")
         if not isinstance(messages, list) or not messages:

@@ -17,6 +17,7 @@ import msgspec
 
 import vivace
 from vivace.bench.environment import host_facts
+from vivace.bench.flags import result_file
 from vivace.bench.peers.compare import Comparison, Rules, compare
 from vivace.bench.peers.llama_cpp import LlamaCppPeer
 from vivace.bench.peers.open_vino import OpenVinoPeer, Weights
@@ -198,7 +199,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--gguf", type=Path, help="another GGUF file for llama.cpp")
     add("--logs", type=Path, default=Path("peer-logs"), help="folder for the servers' output")
     add("--seed", default="", help="of the prompts; default: new in every call")
-    add("--output-file", default="", help="JSON file to write")
+    add("--output-file", type=result_file, default="", help="JSON file to write")
     args = parser.parse_args(argv)
     if args.repetitions < 1:
         parser.error("--repetitions must be at least 1")
