@@ -22,7 +22,7 @@ from vivace.config.child_process import die_with
 from vivace.errors import CANNOT_START, CannotStart
 from vivace.launch.prefetch import load_torch_library
 from vivace.observability import log as log_lines
-from vivace.observability.lines import protect_standard_streams
+from vivace.observability.log import protect_standard_streams
 from vivace.observability.timeline import Timeline
 from vivace.supervisor.ipc import MessageSocket, SocketClosed, child_end
 from vivace.supervisor.messages import Failure, Progress, Setup, ToChild

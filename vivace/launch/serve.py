@@ -22,7 +22,7 @@ from vivace.launch.screen import StartScreen, is_terminal, screen_of
 from vivace.launch.startup_profile import SUPERVISOR, StartupProfile
 from vivace.launch.summary import summary_of
 from vivace.observability import log as log_lines
-from vivace.observability.lines import fill_standard_descriptors, protect_standard_streams
+from vivace.observability.log import fill_standard_descriptors, protect_standard_streams
 from vivace.observability.timeline import Timeline, boot_clock, process_start
 from vivace.protocol.engine_socket import listen, new_socket
 from vivace.protocol.messages import Capacity

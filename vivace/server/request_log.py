@@ -13,7 +13,7 @@ import msgspec
 
 from vivace.errors import CannotStart
 from vivace.frontend.request_output import RequestOutput
-from vivace.observability.lines import LineWriter
+from vivace.observability.log import LineWriter
 from vivace.protocol.messages import Request
 
 log = logging.getLogger("vivace.requests")

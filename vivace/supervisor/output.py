@@ -1,7 +1,7 @@
 """What children print, as whole lines.
 
 On a terminal that the supervisor draws on, their standard streams are a pipe to it. The pipe does
-not block its writers: a child whose lines nobody takes loses them (observability/lines.py).
+not block its writers: a child whose lines nobody takes loses them (observability/log.py).
 """
 
 from __future__ import annotations

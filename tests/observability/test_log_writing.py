@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from vivace.observability.lines import LineWriter, SafeStream
+from vivace.observability.log import LineWriter, SafeStream
 
 FULL = os.strerror(errno.ENOSPC)
 ERRORS = ("ENOSPC", "EROFS", "EACCES", "EDQUOT", "EIO", "EPIPE", "EBADF", "EFBIG")
@@ -115,9 +115,7 @@ def test_nobody_reads(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The writer goes on, and the reader finds whole lines when it comes back. A pipe that another
     user has made (as in a container) cannot be opened again."""
     if kind == "foreign pipe":
-        monkeypatch.setattr(
-            "vivace.observability.lines.not_blocking", lambda descriptor: descriptor
-        )
+        monkeypatch.setattr("vivace.observability.log.not_blocking", lambda descriptor: descriptor)
     if "pipe" in kind:
         reader, writer = os.pipe()
     elif kind == "socket":
@@ -164,7 +162,7 @@ def test_a_reader_that_is_gone() -> None:
 SPEAKER = """
 import faulthandler, logging, os, signal, sys, warnings
 from vivace.observability import log
-from vivace.observability.lines import protect_standard_streams
+from vivace.observability.log import protect_standard_streams
 protect_standard_streams()
 log.setup("info", "test")
 faulthandler.register(signal.SIGUSR1)
