@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from vivace.platforms.attention import AttentionLayer, HostStep
 from vivace.platforms.cpu.native import Kernels
 from vivace.platforms.cpu.native_attention import NativeAttention
-from vivace.platforms.cpu.native_sampling import NativeSampling
+from vivace.platforms.cpu.native_ops import NativeSampling
 from vivace.platforms.cpu.native_table import native_ops
 from vivace.platforms.ops.linear import Operands
 from vivace.platforms.ops.moe import Gate, Routes

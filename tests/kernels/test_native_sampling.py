@@ -16,7 +16,7 @@ from every_isa import USABLE, kernels_of
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from vivace.platforms.cpu.native_sampling import NativeSampling
+from vivace.platforms.cpu.native_ops import NativeSampling
 from vivace.platforms.ops.sampling import Drawing, Penalties, TorchSampling
 
 EDGE = 1e-5

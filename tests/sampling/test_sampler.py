@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from vivace.engine.oracle import splitmix64 as scalar_splitmix64
 from vivace.platforms.cpu.native import Kernels, NoKernels
-from vivace.platforms.cpu.native_sampling import NativeSampling
+from vivace.platforms.cpu.native_ops import NativeSampling
 from vivace.platforms.ops.sampling import SamplingOps, TorchSampling, cut, invert
 from vivace.protocol.messages import LogprobOptions, SamplingParams
 from vivace.sampling.adjust import Histories

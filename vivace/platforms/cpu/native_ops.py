@@ -1,7 +1,9 @@
-"""Norms, activations and rotation by native kernels. Activations are float32."""
+"""Norms, activations, rotation and sampling by native kernels: one pass over a row of float32."""
 
 from __future__ import annotations
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from vivace.platforms.cpu.native import (
@@ -16,6 +18,7 @@ from vivace.platforms.cpu.native import (
     sizes,
     wrong,
 )
+from vivace.platforms.ops.sampling import Drawing, Penalties
 
 
 class NativeOps:
@@ -130,3 +133,115 @@ def rotation(op: str, cos_sin: Tensor, size: int) -> tuple[int, int]:
     address = block(op, "cos_sin", cos_sin, positions, rotated)
     require(op, rotated <= size and rotated % 2 == 0, f"{rotated} of {size} numbers turned")
     return address, rotated
+
+
+SETTINGS = 6
+PENALTIES = 7
+
+
+class NativeSampling:
+    """SamplingOps of the kernels. Logits and hidden states are float32, each row without gaps.
+
+    Equal to TorchSampling but for rounding: a uniform number within about 1e-6 of the border
+    between two tokens may draw the other one, and a token within that of a top-p or min-p border
+    may stay or go. On one machine the same row always gives the same bits.
+    """
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._best = kernels.operation("best_token", "q" * 6)
+        self._draw = kernels.operation("draw_token", "q" * 6)
+        self._log_total = kernels.operation("log_total", "q" * 6)
+        self._top = kernels.operation("top_logits", "q" * 7)
+        self._not_finite = kernels.operation("not_finite", "q" * 5)
+        self._penalize = kernels.operation("penalise", "q" * 7)
+        self._ids = _Column(np.int64)
+        self._flags = _Column(np.bool_)
+        self._settings = _Column(np.float64)
+
+    def best(self, logits: Tensor) -> tuple[np.ndarray, np.ndarray | None]:
+        rows, width, *given = table("best", logits)
+        tokens, bad = self._ids.first(rows), self._flags.first(rows)
+        self._best(rows, *given, width, self._ids.pointer, self._flags.pointer)
+        return tokens.copy(), bad.copy() if bad.any() else None
+
+    def draw(self, logits: Tensor, entries: np.ndarray, drawing: Drawing) -> np.ndarray:
+        most, width, *given = table("draw", logits)
+        rows = len(drawing.temperature)
+        indices("draw", "entries", entries, rows, most)
+        settings = self._settings.first(rows * SETTINGS).reshape(rows, SETTINGS)
+        settings[:, 0] = entries
+        settings[:, 1] = drawing.temperature
+        settings[:, 2] = drawing.top_k
+        settings[:, 3] = drawing.top_p
+        settings[:, 4] = drawing.min_p
+        settings[:, 5] = drawing.uniform
+        tokens = self._ids.first(rows)
+        self._draw(rows, *given, width, self._settings.pointer, self._ids.pointer)
+        return tokens.copy()
+
+    def penalize(self, logits: Tensor, entries: np.ndarray, penalties: Penalties) -> None:
+        most, width, *given = table("penalise", logits)
+        rows, history = len(penalties.frequency), penalties.tokens
+        require(
+            "penalise",
+            history.ndim == 2 and history.dtype == np.int32 and history.flags.c_contiguous,
+            "tokens must be contiguous int32 [rows, most]",
+        )
+        indices("penalise", "entries", entries, rows, most)
+        indices("penalise", "rows", penalties.rows, rows, history.shape[0])
+        indices("penalise", "known", penalties.known, rows, history.shape[1] + 1)
+        indices("penalise", "prompt", penalties.prompt, rows, history.shape[1] + 1)
+        settings = self._settings.first(rows * PENALTIES).reshape(rows, PENALTIES)
+        settings[:, 0] = entries
+        settings[:, 1] = penalties.rows
+        settings[:, 2] = penalties.prompt
+        settings[:, 3] = penalties.known
+        settings[:, 4] = penalties.frequency
+        settings[:, 5] = penalties.presence
+        settings[:, 6] = penalties.repetition
+        self._penalize(
+            rows, *given, width, history.ctypes.data, history.shape[1], self._settings.pointer
+        )
+
+    def log_totals(self, logits: Tensor, temperature: np.ndarray) -> np.ndarray:
+        rows, width, *given = table("log_totals", logits)
+        totals = torch.empty(rows)
+        warmth = block("log_totals", "temperature", torch.from_numpy(temperature), rows)
+        self._log_total(rows, *given, width, warmth, totals.data_ptr())
+        return totals.numpy()
+
+    def top(self, logits: Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
+        rows, width, *given = table("top", logits)
+        require("top", 0 < count <= width, f"{count} of {width} logits")
+        values, ids = torch.empty(rows, count), torch.empty(rows, count, dtype=torch.int64)
+        self._top(rows, *given, width, count, values.data_ptr(), ids.data_ptr())
+        return values.numpy(), ids.numpy()
+
+    def bad_tokens(self, hidden: Tensor) -> np.ndarray | None:
+        rows, width, *given = table("bad_tokens", hidden)
+        bad = self._flags.first(rows)
+        self._not_finite(rows, *given, width, self._flags.pointer)
+        return bad.copy() if bad.any() else None
+
+
+class _Column:
+    """A buffer that is used again in every step, and its address."""
+
+    def __init__(self, dtype: type[np.generic]) -> None:
+        self._buffer = np.zeros(256, dtype)
+        self.pointer: int = self._buffer.ctypes.data
+
+    def first(self, length: int) -> np.ndarray:
+        """The first `length` places; the address may change in this call only."""
+        if length > len(self._buffer):
+            self._buffer = np.zeros(max(length, 2 * len(self._buffer)), self._buffer.dtype)
+            self.pointer = self._buffer.ctypes.data
+        return self._buffer[:length]
+
+
+def table(op: str, x: Tensor) -> tuple[int, int, int, int]:
+    """(rows, columns, address, elements from row to row) of float32 x, whose rows have no gaps."""
+    rows, columns = sizes(op, "x", x)
+    address, stride = matrix(op, "x", x, columns, rows)
+    require(op, columns > 0, "rows of no numbers")
+    return rows, columns, address, stride

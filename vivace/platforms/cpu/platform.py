@@ -63,7 +63,7 @@ class NativePlatform:
         return NativeAttention(self._kernels, layers, memory, longest)
 
     def sampling(self) -> SamplingOps:
-        from vivace.platforms.cpu.native_sampling import NativeSampling
+        from vivace.platforms.cpu.native_ops import NativeSampling
 
         return NativeSampling(self._kernels)
 
