@@ -15,10 +15,7 @@ from vivace.platforms.cpu.native import Kernels, NoKernels
 from vivace.platforms.cpu.native_ops import NativeSampling
 from vivace.platforms.ops.sampling import SamplingOps, TorchSampling, cut, invert
 from vivace.protocol.messages import LogprobOptions, SamplingParams
-from vivace.sampling.adjust import Histories
-from vivace.sampling.draw import splitmix64, uniforms
-from vivace.sampling.rows import SamplingRows
-from vivace.sampling.sampler import Sampler
+from vivace.sampling.sampler import Histories, Sampler, SamplingRows, splitmix64, uniforms
 
 VOCABULARY = 50
 

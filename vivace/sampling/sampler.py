@@ -2,7 +2,17 @@
 
 Order: additive penalties and minimum length, repetition scaling, logit bias, temperature,
 softmax, top-k / top-p / min-p, draw. A batch in which nobody asks for anything but the best token
-is one maximum; every other part runs only when some row's feature bits name it.
+is one maximum; every other part runs only when some feature bits of a row name it.
+
+Nothing is remembered between steps: counts are taken from the own tokens of a row, so a penalty is
+the same after a retraction, in any batch, and a row that is given up leaves nothing behind.
+
+A token is a pure function of (seed, position, the logits of the row). The uniform number for
+position p is `splitmix64(splitmix64(seed) ^ p)`: counter based, so it needs no generator state, and
+a request draws the same numbers alone, in any batch, after a retraction or a restart. How a token
+is found with it is said in `platforms.ops.sampling`: in the order of token ids, with cuts that are
+thresholds on probabilities. Neither depends on how a library sorts ties or on how many candidates
+another row of the batch asked for.
 """
 
 from __future__ import annotations
@@ -13,19 +23,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vivace.platforms.ops.sampling import Drawing, SamplingOps
-from vivace.protocol.messages import LogprobOptions, TokenLogprob
-from vivace.sampling.adjust import Histories, adjust
-from vivace.sampling.draw import uniforms
+from vivace.platforms.ops.sampling import Drawing, Penalties, SamplingOps
+from vivace.protocol.messages import LogprobOptions, SamplingParams, TokenLogprob
 from vivace.sampling.logprobs import score
-from vivace.sampling.rows import (
-    BIASED,
-    MINIMUM,
-    PENALIZED,
-    SAMPLED,
-    SCORED,
-    SamplingRows,
-)
 
 BAD_NUMBERS = (
     "the model's output for this request is not a number (NaN or infinite logits); "
@@ -115,3 +115,172 @@ class Sampler:
             [options[row] for row in picked.tolist()],
         )
         draws.logprobs = dict(zip(entries.tolist(), scored, strict=True))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Histories:
+    """The tokens of the rows that draw. All arrays are indexed by row, not by batch entry."""
+
+    tokens: np.ndarray
+    """[rows, context + 1] int32"""
+    known: np.ndarray
+    """[rows]: how many of them are known"""
+    prompt: np.ndarray
+    """[rows]: how many of those are prompt"""
+
+
+def adjust(
+    ops: SamplingOps,
+    logits: Tensor,
+    rows: np.ndarray,
+    columns: SamplingRows,
+    history: Histories,
+) -> None:
+    """Apply, in place, to logits[n, V] of `rows[n]`: penalties, then minimum length, then bias."""
+    features = columns.features[rows]
+    wanted = int(np.bitwise_or.reduce(features))
+    if wanted & PENALIZED:
+        entries = np.flatnonzero(features & PENALIZED)
+        _penalize(ops, logits, entries, rows, columns, history)
+    if wanted & MINIMUM:
+        _mask_stops(logits, np.flatnonzero(features & MINIMUM), rows, columns, history)
+    if wanted & BIASED:
+        _add_bias(logits, np.flatnonzero(features & BIASED), rows, columns)
+
+
+def _penalize(
+    ops: SamplingOps,
+    logits: Tensor,
+    entries: np.ndarray,
+    rows: np.ndarray,
+    columns: SamplingRows,
+    history: Histories,
+) -> None:
+    picked = rows[entries]
+    penalties = Penalties(
+        rows=picked,
+        prompt=history.prompt[picked],
+        known=history.known[picked],
+        frequency=columns.frequency[picked],
+        presence=columns.presence[picked],
+        repetition=columns.repetition[picked],
+        tokens=history.tokens,
+    )
+    ops.penalize(logits, entries, penalties)
+
+
+def _mask_stops(
+    logits: Tensor,
+    entries: np.ndarray,
+    rows: np.ndarray,
+    columns: SamplingRows,
+    history: Histories,
+) -> None:
+    """Stop ids cannot be drawn while a row has fewer output tokens than its minimum."""
+    drawn = history.known[rows[entries]] - history.prompt[rows[entries]]
+    for entry in entries[drawn < columns.minimum[rows[entries]]].tolist():
+        ids = columns.stop_ids[int(rows[entry])]
+        logits[entry, torch.from_numpy(ids[ids < logits.shape[1]])] = -torch.inf
+
+
+def _add_bias(logits: Tensor, entries: np.ndarray, rows: np.ndarray, columns: SamplingRows) -> None:
+    for entry in entries.tolist():
+        ids, values = columns.bias[int(rows[entry])]
+        inside = ids < logits.shape[1]
+        logits[entry].index_add_(0, torch.from_numpy(ids[inside]), torch.from_numpy(values[inside]))
+
+
+SAMPLED = 1
+"""temperature > 0"""
+PENALIZED = 2
+BIASED = 4
+MINIMUM = 8
+"""min_new_tokens masks stop ids"""
+SCORED = 16
+"""log-probabilities are wanted"""
+
+GREEDY_BELOW = 1e-6
+_SEED_MASK = (1 << 64) - 1
+
+
+class SamplingRows:
+    """Columns of [rows]. `features[row]` says which parts of the sampler a row needs at all."""
+
+    def __init__(self, rows: int) -> None:
+        self.features = np.zeros(rows, np.uint8)
+        self.temperature = np.ones(rows, np.float32)
+        self.top_p = np.ones(rows, np.float64)
+        self.top_k = np.zeros(rows, np.int64)
+        self.min_p = np.zeros(rows, np.float32)
+        self.frequency = np.zeros(rows, np.float32)
+        self.presence = np.zeros(rows, np.float32)
+        self.repetition = np.ones(rows, np.float32)
+        self.minimum = np.zeros(rows, np.int64)
+        self.seed = np.zeros(rows, np.uint64)
+        self.stop_ids: dict[int, np.ndarray] = {}
+        """rows with MINIMUM -> ids to mask, int64"""
+        self.bias: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        """rows with BIASED -> (ids int64, values float32)"""
+
+    def clear(self, row: int) -> None:
+        self.features[row] = 0
+        self.stop_ids.pop(row, None)
+        self.bias.pop(row, None)
+
+    def ask_logprobs(self, row: int) -> None:
+        self.features[row] |= SCORED
+
+    def set(self, row: int, params: SamplingParams, stop_ids: tuple[int, ...]) -> None:
+        """Settings of the request that joins `row`."""
+        self.clear(row)
+        greedy = params.temperature < GREEDY_BELOW
+        self.temperature[row] = 1.0 if greedy else params.temperature
+        self.top_p[row], self.min_p[row] = params.top_p, params.min_p
+        self.top_k[row] = max(0, params.top_k)
+        self.frequency[row], self.presence[row] = params.frequency_penalty, params.presence_penalty
+        self.repetition[row] = params.repetition_penalty
+        self.minimum[row] = params.min_new_tokens
+        self.seed[row] = params.seed & _SEED_MASK
+        if params.min_new_tokens > 0 and stop_ids:
+            self.stop_ids[row] = np.array(stop_ids, np.int64)
+        if params.logit_bias:
+            ids = np.array(list(params.logit_bias), np.int64)
+            self.bias[row] = (ids, np.array(list(params.logit_bias.values()), np.float32))
+        self.features[row] = _features(params, greedy, row in self.stop_ids, row in self.bias)
+
+
+def _features(params: SamplingParams, greedy: bool, minimum: bool, biased: bool) -> int:
+    features = 0
+    if not greedy:
+        features |= SAMPLED
+    if (
+        params.frequency_penalty != 0.0
+        or params.presence_penalty != 0.0
+        or params.repetition_penalty != 1.0
+    ):
+        features |= PENALIZED
+    if minimum:
+        features |= MINIMUM
+    if biased:
+        features |= BIASED
+    return features
+
+
+_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+_MIX_A = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_B = np.uint64(0x94D049BB133111EB)
+_MANTISSA = np.uint64(11)
+
+
+def splitmix64(words: np.ndarray) -> np.ndarray:
+    """One output of splitmix64 (Steele, Lea, Flood 2014) for each uint64 state."""
+    words = words + _GAMMA
+    words = (words ^ (words >> np.uint64(30))) * _MIX_A
+    words = (words ^ (words >> np.uint64(27))) * _MIX_B
+    return words ^ (words >> np.uint64(31))
+
+
+def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """A float64 in [0, 1) for each (seed uint64, position of the token to draw)."""
+    words = splitmix64(splitmix64(seeds) ^ positions.astype(np.uint64))
+    return (words >> _MANTISSA).astype(np.float64) * 2.0**-53

@@ -15,9 +15,8 @@ from vivace.platforms.attention import AttentionBackend
 from vivace.platforms.ops.sampling import SamplingOps
 from vivace.platforms.platform import GraphRecorder, StepGraph
 from vivace.protocol.messages import LogprobOptions, PromptLogprobs, TokenLogprob
-from vivace.sampling.adjust import Histories
 from vivace.sampling.logprobs import score_prompt
-from vivace.sampling.sampler import BAD_NUMBERS, Sampler
+from vivace.sampling.sampler import BAD_NUMBERS, Histories, Sampler
 from vivace.worker.inputs import Spans, StepInput, StepInputs
 from vivace.worker.rows import RowStates
 

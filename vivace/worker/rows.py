@@ -11,7 +11,7 @@ import numpy as np
 
 from vivace.protocol.messages import LogprobOptions
 from vivace.protocol.step import Join, StepPlan
-from vivace.sampling.rows import SamplingRows
+from vivace.sampling.sampler import SamplingRows
 
 
 class PlanError(ValueError):
