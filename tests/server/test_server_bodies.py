@@ -20,8 +20,7 @@ from vivace.frontend.pace import run_now
 from vivace.requests import json_scan, limits
 from vivace.requests.schema import GenerateRequest
 from vivace.server import body as bodies
-from vivace.server.body import Body, Reader
-from vivace.server.body_budget import UNCOUNTED, BodyBudget
+from vivace.server.body import UNCOUNTED, Body, BodyBudget, Reader
 from vivace.server.openai.schema import ChatRequest, CompletionRequest
 from vivace.server.responses import HTTPError
 from vivace.server.routes import ROUTES

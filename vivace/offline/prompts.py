@@ -12,8 +12,7 @@ from vivace.frontend.errors import BadRequest
 from vivace.frontend.fields import kind_of, refuse_unsupported, validation_error
 from vivace.frontend.frontend import Frontend
 from vivace.frontend.pace import run_now
-from vivace.requests.messages import template_messages
-from vivace.requests.prompts import PromptInput, prompt_inputs
+from vivace.requests.prompts import PromptInput, prompt_inputs, template_messages
 from vivace.requests.schema import HARMLESS, REFUSED, GenerateRequest, Message
 
 

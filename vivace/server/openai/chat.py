@@ -11,8 +11,7 @@ from vivace.frontend.errors import BadRequest
 from vivace.frontend.fields import refuse_unsupported
 from vivace.frontend.request_output import RequestOutput
 from vivace.protocol.messages import Request
-from vivace.requests.messages import template_messages
-from vivace.requests.prompts import PromptInput, new_id
+from vivace.requests.prompts import PromptInput, new_id, template_messages
 from vivace.requests.schema import Message
 from vivace.server.access import CLIENT
 from vivace.server.body import Body, Reader
