@@ -21,8 +21,8 @@ from vivace.platforms.attention import HostStep
 from vivace.platforms.cpu.attention import CpuAttention
 from vivace.platforms.cpu.ops import cpu_ops
 from vivace.platforms.platform import Platform
-from vivace.worker.inputs import StepInput
 from vivace.worker.kv_memory import PagedKV
+from vivace.worker.rows import StepInput
 
 # More threads than free cores make toy models many times slower.
 torch.set_num_threads(1)

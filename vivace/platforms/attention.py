@@ -45,7 +45,7 @@ class KVMemory(Protocol):
 
 
 class Step(Protocol):
-    """What attention needs of a step (`worker.inputs.StepInput` is one). Kernels read
+    """What attention needs of a step (`worker.rows.StepInput` is one). Kernels read
     it by address: while a graph is captured, these are fixed buffers."""
 
     @property

@@ -14,7 +14,6 @@ from vivace.models.loading import load_model
 from vivace.platforms.attention import AttentionBackend, AttentionLayer
 from vivace.platforms.platform import Platform, PlatformSettings, load_platform
 from vivace.protocol.messages import Capacity, Rewrite
-from vivace.worker.inputs import StepInputs
 from vivace.worker.kv_memory import PagedKV, bytes_per_token
 from vivace.worker.model_runner import (
     CapturedRunner,
@@ -24,7 +23,7 @@ from vivace.worker.model_runner import (
     SamplingHead,
     capture_steps,
 )
-from vivace.worker.rows import RowStates
+from vivace.worker.rows import RowStates, StepInputs
 from vivace.worker.sizing import Demand, PoolSize, size_pool
 from vivace.worker.tensor_memory import tensor_bytes
 from vivace.worker.worker import Worker

@@ -17,8 +17,7 @@ from vivace.platforms.platform import GraphRecorder, StepGraph
 from vivace.protocol.messages import LogprobOptions, PromptLogprobs, TokenLogprob
 from vivace.sampling.logprobs import score_prompt
 from vivace.sampling.sampler import BAD_NUMBERS, Histories, Sampler
-from vivace.worker.inputs import Spans, StepInput, StepInputs
-from vivace.worker.rows import RowStates
+from vivace.worker.rows import RowStates, Spans, StepInput, StepInputs
 
 SCORE_ELEMENTS = 1 << 23
 """logits of prompt positions that exist at once (32 MiB in float32)"""

@@ -1,14 +1,20 @@
-"""The state of every row: the only place that knows where a sequence stands.
+"""The state of every row, and the inputs of a step, gathered from the rows into fixed buffers.
 
-Plain arrays indexed by row. A plan's joins, leaves and grants are applied first and stay; what a
-step computed is recorded at its end, in assignments that cannot fail, so a step that raises
-leaves positions and tokens as they were.
+The state is the only place that knows where a sequence stands: plain arrays indexed by row. A
+plan's joins, leaves and grants are applied first and stay; what a step computed is recorded at
+its end, in assignments that cannot fail, so a step that raises leaves positions and tokens as they
+were.
 """
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import dataclass
 
+import numpy as np
+import torch
+from torch import Tensor
+
+from vivace.platforms.attention import AttentionBackend, HostStep
 from vivace.protocol.messages import LogprobOptions
 from vivace.protocol.step import Join, StepPlan
 from vivace.sampling.sampler import SamplingRows
@@ -136,3 +142,187 @@ class RowStates:
             f"with pages for {int(self.page_counts[row]) * self.page_size} and positions for "
             f"{self.context}"
         )
+
+
+@dataclass(kw_only=True, slots=True)
+class StepInput:
+    """What a model's forward sees of a step: T tokens in S spans. Views on fixed buffers."""
+
+    input_ids: Tensor
+    """[T] int64"""
+    positions: Tensor
+    """[T] int64"""
+    query_starts: Tensor
+    """[S + 1] int64: the tokens of span i are query_starts[i]..query_starts[i + 1]"""
+    context_lens: Tensor
+    """[S] int64: context of the row including this step"""
+    rows: Tensor
+    """[S] int64"""
+    page_table: Tensor
+    """[S, max_pages] int64; behind a row's pages stands the empty page"""
+    slot_mapping: Tensor
+    """[T] int64: page * page_size + offset, where each token's KV goes"""
+    logits_indices: Tensor
+    """[S'] int64: the token rows whose logits are wanted (spans that reach the end)"""
+    attention: AttentionBackend
+    counts: list[int]
+    """query length of each span, on the host"""
+    max_length: int
+    host: HostStep
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spans:
+    """The host side of a step's spans, as the head and the booking need it."""
+
+    rows: np.ndarray
+    """[S] int64"""
+    counts: np.ndarray
+    """[S] int64"""
+    starts: np.ndarray
+    """[S + 1] int64 token offsets"""
+    before: np.ndarray
+    """[S] int64: positions computed before this step"""
+    final: np.ndarray
+    """[S'] int64: the spans that reach the last known token, so draw one"""
+
+
+class StepInputs:
+    """Fixed buffers for steps of up to `tokens` tokens; longer steps enlarge them for good."""
+
+    def __init__(self, states: RowStates, tokens: int, empty_page: int) -> None:
+        self._states = states
+        self._empty_page = empty_page
+        self._per_token = _Columns(3, tokens)
+        # What decode steps use never moves: a captured step knows the addresses.
+        self._decoding = _Columns(3, states.rows)
+        self._per_row = _Columns(4, states.rows + 1)
+        self._table = np.zeros((states.rows, states.pages.shape[1]), np.int64)
+
+    def decode_step(self, rows: int, attention: AttentionBackend) -> StepInput:
+        """The buffers of every decode step of up to `rows` rows, to capture one."""
+        ids, positions, slots = (torch.from_numpy(x) for x in self._decoding.take(rows))
+        starts, lengths, row, last = (torch.from_numpy(x) for x in self._per_row.take(rows + 1))
+        table = self._table[:rows]
+        return StepInput(
+            input_ids=ids,
+            positions=positions,
+            slot_mapping=slots,
+            query_starts=starts,
+            context_lens=lengths[:rows],
+            rows=row[:rows],
+            page_table=torch.from_numpy(table),
+            logits_indices=last[:rows],
+            attention=attention,
+            counts=[1] * rows,
+            max_length=1,
+            host=HostStep(
+                starts=np.arange(rows + 1),
+                lengths=np.ones(rows, np.int64),
+                pages=table,
+                decode=True,
+                rows=np.arange(rows),
+            ),
+        )
+
+    def gather(self, plan: StepPlan, attention: AttentionBackend) -> tuple[StepInput, Spans]:
+        """Views on one step. Changes no row; raises PlanError when the plan contradicts them."""
+        states = self._states
+        states.check_rows(plan.rows)
+        rows, counts = np.asarray(plan.rows, np.int64), np.asarray(plan.counts, np.int64)
+        before = states.computed[rows]
+        lengths = before + counts
+        states.check_spans(rows, counts, lengths)
+        decode = plan.counts.count(1) == len(plan.counts)
+        starts = _starts(counts, decode)
+        spans = Spans(
+            rows=rows,
+            counts=counts,
+            starts=starts,
+            before=before,
+            final=np.flatnonzero(lengths == states.known[rows]),
+        )
+        ids, positions, slots = self._tokens(spans, decode)
+        table = self._page_table(rows, lengths)
+        query_starts, context_lens, kept_rows, logits_indices = self._per_span(spans, lengths)
+        step = StepInput(
+            input_ids=ids,
+            positions=positions,
+            slot_mapping=slots,
+            query_starts=query_starts,
+            context_lens=context_lens,
+            rows=kept_rows,
+            page_table=torch.from_numpy(table),
+            logits_indices=logits_indices,
+            attention=attention,
+            counts=plan.counts,
+            max_length=int(lengths.max()),
+            host=HostStep(starts=starts, lengths=lengths, pages=table, decode=decode, rows=rows),
+        )
+        return step, spans
+
+    def _tokens(self, spans: Spans, decode: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """(ids, positions, KV slots), each [T]."""
+        states, size = self._states, self._states.page_size
+        total = int(spans.starts[-1])
+        ids, positions, slots = (self._decoding if decode else self._per_token).take(total)
+        if decode:
+            rows = spans.rows
+            positions[:] = spans.before
+        else:
+            rows = np.repeat(spans.rows, spans.counts)
+            positions[:] = np.arange(total)
+            positions += np.repeat(spans.before - spans.starts[:-1], spans.counts)
+        ids[:] = states.tokens[rows, positions]
+        page, offset = np.divmod(positions, size)
+        slots[:] = states.pages[rows, page]
+        slots *= size
+        slots += offset
+        return torch.from_numpy(ids), torch.from_numpy(positions), torch.from_numpy(slots)
+
+    def _page_table(self, rows: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """[S, pages of the longest span]; the empty page behind a row's own."""
+        used = -(-lengths // self._states.page_size)
+        widest = int(used.max())
+        table = self._table[: len(rows), :widest]
+        table[:] = self._states.pages[rows, :widest]
+        if len(rows) > 1 and int(used.min()) < widest:
+            table[np.arange(widest) >= used[:, None]] = self._empty_page
+        return table
+
+    def _per_span(self, spans: Spans, lengths: np.ndarray) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        count = len(spans.rows)
+        starts, kept, rows, last = self._per_row.take(count + 1)
+        starts[:] = spans.starts
+        kept[:count] = lengths
+        rows[:count] = spans.rows
+        drawn = len(spans.final)
+        last[:drawn] = spans.starts[spans.final + 1] - 1
+        return (
+            torch.from_numpy(starts),
+            torch.from_numpy(kept[:count]),
+            torch.from_numpy(rows[:count]),
+            torch.from_numpy(last[:drawn]),
+        )
+
+
+class _Columns:
+    """A few equally long int64 buffers that are handed out as views from their start."""
+
+    def __init__(self, count: int, length: int) -> None:
+        self._buffer = np.zeros((count, max(1, length)), np.int64)
+
+    def take(self, length: int) -> np.ndarray:
+        """[count, length]"""
+        if length > self._buffer.shape[1]:
+            grown = max(length, 2 * self._buffer.shape[1])
+            self._buffer = np.zeros((self._buffer.shape[0], grown), np.int64)
+        return self._buffer[:, :length]
+
+
+def _starts(counts: np.ndarray, decode: bool) -> np.ndarray:
+    if decode:
+        return np.arange(len(counts) + 1)
+    starts = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=starts[1:])
+    return starts

@@ -12,10 +12,9 @@ import torch
 from vivace.platforms.attention import AttentionBackend
 from vivace.protocol.messages import Capacity
 from vivace.protocol.step import StepPlan, StepResult
-from vivace.worker.inputs import Spans, StepInput, StepInputs
 from vivace.worker.kv_memory import PagedKV
 from vivace.worker.model_runner import ModelRunner, StepOutput
-from vivace.worker.rows import RowStates
+from vivace.worker.rows import RowStates, Spans, StepInput, StepInputs
 
 if TYPE_CHECKING:
     from torch import Tensor
