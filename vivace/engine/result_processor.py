@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from vivace.engine.request_limits import RequestLimits
 from vivace.engine.sequence import Sequence, State
-from vivace.engine.sequence_table import SequenceTable
+from vivace.engine.sequence_table import RequestLimits, SequenceTable
 from vivace.engine.stats import Stats
 from vivace.engine.step_builder import InFlightStep
 from vivace.protocol.messages import FINISH_ABORT, Delta, Finish, Request
