@@ -16,28 +16,18 @@ OTHERS_WORDS = ("tests/deploy/published", "tests/deploy/scripts")
 
 OUR = "arm behavi col endeav fav flav harb hon hum lab neighb rum sav vap vig"
 ISE = (
-    "author apolog capital categor character custom dequant emphas final formal general "
-    "harmon initial local material maxim memor minim normal optim organ parallel penal "
-    "priorit quant real recogn sanit serial special stabil standard summar synchron token "
-    "unauthor util vector visual"
+    "author apolog capital categor character custom dequant emphas final formal general harmon "
+    "initial local material maxim memor minim normal optim organ parallel penal priorit quant real "
+    "recogn sanit serial special stabil standard summar synchron token unauthor unif util vector "
+    "visual"
 )
-WORDS = ("tests/deploy/published", "tests/deploy/scripts")
-"""files that others wrote"""
-
-OUR = "arm behavi col endeav fav flav harb hon hum lab neighb rum sav vap vig"
-ISE = (
-    "authorr apologr capitalr categorr characterr customr dequantr emphasr finalr formalr generalr "
-    "harmonr initialr localr materialr maximr memorr minimr normalr optimr organr parallelr penalr "
-    "prioritr quantr realr recognr sanitr serialr specialr stabilr standardr summarr synchronr "
-    "tokenr unauthorr unifr utilr vectorr visualr"
-).replace("r ", " ")
 WORDS = (
     "analyse analysed analysing artefact artefacts catalyse centre centred centres defence fibre "
     "fulfil fulfilment grey labelled labelling learnt licence litre metre misspelt modelled "
     "modelling offence spelt theatre towards travelled whilst"
 )
-STABLE = re.compile(r"draft-quantisation|fused-mode-quantised|[\"`]quantisation[\"`]|\"penalise\"")
-"""ids of rules, which scripts read, and the kernel library's name of an operation"""
+STABLE = re.compile(r"draft-quantisation|fused-mode-quantised|[\"`]quantisation[\"`]")
+"""ids of rules, which scripts read"""
 BRITISH = re.compile(
     rf"(?:{'|'.join(OUR.split())})our(?:s|ed|ing|able|ite|hood|ful|al|less)?(?!(?-i:[a-z]))"
     rf"|(?:{'|'.join(ISE.split())})is(?:e|es|ed|er|ers|ing|ation|ations|able)(?!(?-i:[a-z]))"

@@ -25,7 +25,7 @@ from vivace.platforms.cpu.native_ops import NativeSampling
 from vivace.platforms.cpu.native_table import native_ops
 from vivace.platforms.ops.linear import Operands
 from vivace.platforms.ops.moe import Gate, Routes
-from vivace.platforms.ops.sampling import Drawing, Penalties
+from vivace.platforms.ops.sampling import Penalties, SamplingBatch
 from vivace.platforms.ops.stored import Int8Rows, StoredBlocks, int8_rows
 
 T, N, OUT, EXPERTS, TOP, HEADS, KV_HEADS, SIZE = 5, 64, 48, 6, 2, 4, 2, 16
@@ -144,14 +144,14 @@ def ids(count: int) -> torch.Tensor:
 def drawn(x: torch.Tensor, entries: torch.Tensor) -> Any:
     same = [np.full(T, value) for value in (1.0, 0, 0.9, 0.1, 0.5)]
     names = ("temperature", "top_k", "top_p", "min_p", "uniform")
-    return SAMPLING.draw(x, array(entries), Drawing(**dict(zip(names, same, strict=True))))
+    return SAMPLING.sample(x, array(entries), SamplingBatch(**dict(zip(names, same, strict=True))))
 
 
 def penalized(x: torch.Tensor, **of: torch.Tensor) -> Any:
     kept = {key: array(value) for key, value in of.items()}
     entries = kept.pop("entries")
     kept |= {key: np.ones(T, np.float32) for key in ("frequency", "presence", "repetition")}
-    return SAMPLING.penalize(x, entries, Penalties(**kept))
+    return SAMPLING.apply_penalties(x, entries, Penalties(**kept))
 
 
 CASES: dict[str, Case] = {
@@ -210,10 +210,10 @@ CASES: dict[str, Case] = {
         lambda: {"experts": CHOSEN.clone()},
         lambda **a: OPS.moe_routes(a["experts"], EXPERTS),
     ),
-    "moe_spread": Case(
-        "moe_spread",
+    "moe_permute": Case(
+        "moe_permute",
         lambda: {"x": torch.ones(T, N), "places": ROUTES.places.clone()},
-        lambda **a: OPS.moe_spread(a["x"], Routes(a["places"], ROUTES.starts)),
+        lambda **a: OPS.moe_permute(a["x"], Routes(a["places"], ROUTES.starts)),
     ),
     "moe_combine": Case(
         "moe_combine",
@@ -240,21 +240,21 @@ CASES: dict[str, Case] = {
     "attend prompts": attention(decode=False, rotated=False),
     "attend decoding": attention(decode=True, rotated=False),
     "rotate and attend": attention(decode=False, rotated=True),
-    "best": plain("best", lambda **a: SAMPLING.best(a["x"]), x=(T, N)),
-    "draw": Case("draw", lambda: {"x": torch.ones(T, N), "entries": ids(T)}, drawn),
-    "penalise": Case(
-        "penalise",
+    "argmax": plain("argmax", lambda **a: SAMPLING.argmax(a["x"]), x=(T, N)),
+    "sample": Case("sample", lambda: {"x": torch.ones(T, N), "entries": ids(T)}, drawn),
+    "apply_penalties": Case(
+        "apply_penalties",
         lambda: {
             "x": torch.ones(T, N), "entries": ids(T), "rows": ids(T), "prompt": ids(T),
             "known": ids(T) + 1, "tokens": torch.zeros(T, 9, dtype=torch.int32),
         },
         penalized,
     ),
-    "log_totals": plain(
-        "log_totals", lambda **a: SAMPLING.log_totals(a["x"], array(a["temperature"])),
+    "logsumexp": plain(
+        "logsumexp", lambda **a: SAMPLING.logsumexp(a["x"], array(a["temperature"])),
         x=(T, N), temperature=(T,),
     ),
-    "top": plain("top", lambda **a: SAMPLING.top(a["x"], 3), x=(T, N)),
+    "topk": plain("topk", lambda **a: SAMPLING.topk(a["x"], 3), x=(T, N)),
     "bad_tokens": plain("bad_tokens", lambda **a: SAMPLING.bad_tokens(a["x"]), x=(T, N)),
 }  # fmt: skip
 

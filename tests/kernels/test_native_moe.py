@@ -83,8 +83,8 @@ def test_routes_spread_and_combine_equal_the_reference():
     routes, wanted = ops.routes(experts, 7), moe.moe_routes(experts, 7)
     assert torch.equal(routes.places, wanted.places) and torch.equal(routes.starts, wanted.starts)
     x, weights = torch.randn(11, 40), torch.rand(11, 3)
-    spread = ops.spread(x[:, :21], routes)
-    assert torch.equal(spread, moe.moe_spread(x[:, :21], wanted))
+    spread = ops.permute(x[:, :21], routes)
+    assert torch.equal(spread, moe.moe_permute(x[:, :21], wanted))
     expected = moe.moe_combine(spread.double(), weights, wanted).float()
     torch.testing.assert_close(ops.combine(spread, weights, routes), expected)
 
@@ -112,7 +112,7 @@ def test_grouped_linear_follows_the_definition(isa, kind, rows):
     weight = ops.pack([[w] for w in packable])
     experts = torch.stack([torch.randperm(4)[:2] for _ in range(rows)])  # nobody asks the fifth
     routes, x = ops.routes(experts, 5), torch.randn(rows, 96)
-    found = ops.linear(ops.spread(x, routes), weight, routes)
+    found = ops.linear(ops.permute(x, routes), weight, routes)
     for token, pair in enumerate(experts.tolist()):
         for j, expert in enumerate(pair):
             wanted = wide[expert] @ x[token].double()
@@ -129,7 +129,7 @@ def test_a_token_does_not_depend_on_the_others_nor_on_threads(isa):
         weight = ops.pack(matrices)
         weights, chosen = ops.gate(gate, x @ router)
         routes = ops.routes(chosen, 6)
-        return ops.combine(ops.linear(ops.spread(x, routes), weight, routes), weights, routes)
+        return ops.combine(ops.linear(ops.permute(x, routes), weight, routes), weights, routes)
 
     alone = torch.cat([block(native(isa), row[None]) for row in x[:9]])
     for threads in (1, 3):
@@ -137,7 +137,7 @@ def test_a_token_does_not_depend_on_the_others_nor_on_threads(isa):
         logits = torch.cat([row[None] @ router for row in x])
         weights, chosen = ops.gate(gate, logits)
         routes, weight = ops.routes(chosen, 6), ops.pack(matrices)
-        whole = ops.combine(ops.linear(ops.spread(x, routes), weight, routes), weights, routes)
+        whole = ops.combine(ops.linear(ops.permute(x, routes), weight, routes), weights, routes)
         assert torch.equal(whole[:9], alone)
 
 
@@ -150,7 +150,7 @@ def test_a_captured_block_replays_with_fewer_tokens():
     def block():
         weights, chosen = ops.gate(gate, logits)
         routes = ops.routes(chosen, 4)
-        return ops.combine(ops.linear(ops.spread(x, routes), weight, routes), weights, routes)
+        return ops.combine(ops.linear(ops.permute(x, routes), weight, routes), weights, routes)
 
     with kernels.capture(Arena()) as graph:
         out = block()

@@ -17,7 +17,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from vivace.platforms.cpu.native_ops import NativeSampling
-from vivace.platforms.ops.sampling import Drawing, Penalties, TorchSampling
+from vivace.platforms.ops.sampling import Penalties, SamplingBatch, TorchSampling
 
 EDGE = 1e-5
 IMPLEMENTATIONS = ("torch", *USABLE)
@@ -43,7 +43,7 @@ def drawing(count, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, uniform=0.
     def column(value, dtype):
         return np.array(np.broadcast_to(np.asarray(value, dtype), count))
 
-    return Drawing(
+    return SamplingBatch(
         temperature=column(temperature, np.float32),
         top_k=column(top_k, np.int64),
         top_p=column(top_p, np.float64),
@@ -103,7 +103,7 @@ def test_draw_by_the_definition(name, seed, width, spread, masked, asked, unifor
     logits = logits_of(seed, 1, width, spread, masked)
     weights, clear = kept_weights(logits[0].numpy(), **asked)
     assume(clear)
-    found = ops_of(name).draw(logits, np.arange(1), drawing(1, **asked, uniform=uniform))
+    found = ops_of(name).sample(logits, np.arange(1), drawing(1, **asked, uniform=uniform))
     assert_drawn(found[0], weights, uniform)
 
 
@@ -120,7 +120,7 @@ def test_draw_from_a_whole_vocabulary(name):
     ):
         full = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **asked}
         uniform = random.random(12)
-        found = ops_of(name).draw(logits, np.arange(12), drawing(12, **full, uniform=uniform))
+        found = ops_of(name).sample(logits, np.arange(12), drawing(12, **full, uniform=uniform))
         for token, row, one in zip(found, logits.numpy(), uniform, strict=True):
             weights, clear = kept_weights(row, **full)
             if clear:
@@ -138,7 +138,7 @@ def test_evenly_spread_uniforms_draw_every_token_by_its_share(name, asked):
     assert clear
     uniform = (np.arange(count) + 0.5) / count
     entries = np.zeros(count, np.int64)
-    found = ops_of(name).draw(logits, entries, drawing(count, **full, uniform=uniform))
+    found = ops_of(name).sample(logits, entries, drawing(count, **full, uniform=uniform))
     wanted = count * weights / weights.sum()
     assert np.abs(np.bincount(found, minlength=600) - wanted).max() <= 1.5
     assert (np.diff(found) >= 0).all()
@@ -149,18 +149,18 @@ def test_hot_and_cold_extremes(name):
     ops, one = ops_of(name), np.arange(1)
     logits = logits_of(6, 1, 1000, 3.0)
     hot = [
-        int(ops.draw(logits, one, drawing(1, temperature=1e9, uniform=u))[0])
+        int(ops.sample(logits, one, drawing(1, temperature=1e9, uniform=u))[0])
         for u in (0.0, 0.25, 0.5005, 0.9999)
     ]
     assert hot == [0, 250, 500, 999]
-    best = int(ops.best(logits)[0][0])
+    best = int(ops.argmax(logits)[0][0])
     for asked in ({"temperature": 1e-5}, {"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}):
         for uniform in (0.0, 0.5, 1 - 2.0**-53):
-            assert ops.draw(logits, one, drawing(1, **asked, uniform=uniform))[0] == best
+            assert ops.sample(logits, one, drawing(1, **asked, uniform=uniform))[0] == best
     only = torch.full((1, 1000), -torch.inf)
     only[0, 777] = -3.0
     for uniform in (0.0, 1 - 2.0**-53):
-        assert ops.draw(only, one, drawing(1, top_k=5, uniform=uniform))[0] == 777
+        assert ops.sample(only, one, drawing(1, top_k=5, uniform=uniform))[0] == 777
 
 
 @each
@@ -170,10 +170,10 @@ def test_ties_stay_together(name):
     for asked in ({"top_k": 1}, {"top_k": 3}, {"top_p": 0.01}, {"min_p": 1.0}):
         uniform = (np.arange(9) + 0.5) / 9
         entries = np.zeros(9, np.int64)
-        found = ops_of(name).draw(logits, entries, drawing(9, **asked, uniform=uniform))
+        found = ops_of(name).sample(logits, entries, drawing(9, **asked, uniform=uniform))
         assert found.tolist() == [3] * 3 + [20] * 3 + [39] * 3
     everything = drawing(40, top_k=4, uniform=(np.arange(40) + 0.5) / 40)
-    found = ops_of(name).draw(logits, np.zeros(40, np.int64), everything)
+    found = ops_of(name).sample(logits, np.zeros(40, np.int64), everything)
     assert set(found.tolist()) > {0, 3, 20, 38, 39}  # the fourth ties with all the others
 
 
@@ -181,27 +181,30 @@ def test_ties_stay_together(name):
 def test_a_row_is_drawn_the_same_in_any_batch_beside_any_neighbor(name):
     random = np.random.default_rng(8)
     logits = torch.from_numpy(random.normal(0, 3, (9, 4099)).astype(np.float32))
-    full = Drawing(
+    full = SamplingBatch(
         temperature=random.uniform(0.3, 2, 9).astype(np.float32),
         top_k=random.integers(0, 60, 9),
         top_p=random.uniform(0.3, 1, 9),
         min_p=random.uniform(0, 0.05, 9).astype(np.float32),
         uniform=random.random(9),
     )
-    together = ops_of(name).draw(logits, np.arange(9), full)
-    totals = ops_of(name).log_totals(logits, full.temperature)
+    together = ops_of(name).sample(logits, np.arange(9), full)
+    totals = ops_of(name).logsumexp(logits, full.temperature)
     spoilt = logits.clone()
     spoilt[[0, 2, 4, 6, 8]] = torch.tensor([[torch.nan], [torch.inf], [-torch.inf], [0.0], [1e38]])
     for threads in (1, 2, 3):
         ops = ops_of(name, threads)
         for row in range(9):
-            single = Drawing(
-                **{field: getattr(full, field)[[row]] for field in Drawing.__dataclass_fields__}
+            single = SamplingBatch(
+                **{
+                    field: getattr(full, field)[[row]]
+                    for field in SamplingBatch.__dataclass_fields__
+                }
             )
-            assert ops.draw(logits, np.array([row]), single)[0] == together[row]
-            alone = ops.log_totals(logits[row : row + 1], full.temperature[[row]])
+            assert ops.sample(logits, np.array([row]), single)[0] == together[row]
+            alone = ops.logsumexp(logits[row : row + 1], full.temperature[[row]])
             assert alone.tobytes() == totals[[row]].tobytes()
-        beside = ops.draw(spoilt, np.arange(9), full)
+        beside = ops.sample(spoilt, np.arange(9), full)
         assert beside[1::2].tolist() == together[1::2].tolist()
         assert ((beside >= 0) & (beside < 4099)).all()
 
@@ -211,7 +214,7 @@ def test_a_row_is_drawn_the_same_in_any_batch_beside_any_neighbor(name):
 @given(seed=st.integers(0, 2**32), width=WIDTHS, spread=st.sampled_from([0.1, 3.0]))
 def test_best_is_the_first_of_the_largest(name, seed, width, spread):
     logits = logits_of(seed, 4, width, spread, masked=0.3)
-    tokens, bad = ops_of(name).best(logits)
+    tokens, bad = ops_of(name).argmax(logits)
     assert bad is None
     assert tokens.tolist() == logits.numpy().argmax(-1).tolist()
 
@@ -224,7 +227,7 @@ def test_best_marks_rows_without_one(name, place):
     logits[0, place], logits[2, place], logits[3] = torch.nan, torch.inf, -torch.inf
     logits[4, place] = -torch.inf
     wanted[4] = logits[4].argmax()
-    tokens, bad = ops_of(name).best(logits)
+    tokens, bad = ops_of(name).argmax(logits)
     assert bad is not None
     assert bad.tolist() == [True, False, True, True, False, False]
     assert tokens[~bad].tolist() == wanted[~bad].tolist()
@@ -239,9 +242,9 @@ def test_best_marks_rows_without_one(name, place):
     temperature=st.sampled_from([0.2, 1.0, 3.0]),
     masked=st.sampled_from([0.0, 0.6]),
 )
-def test_log_totals(name, seed, width, temperature, masked):
+def test_logsumexp(name, seed, width, temperature, masked):
     logits = logits_of(seed, 3, width, 3.0, masked)
-    found = ops_of(name).log_totals(logits, np.full(3, temperature, np.float32))
+    found = ops_of(name).logsumexp(logits, np.full(3, temperature, np.float32))
     exact = (logits.double() / np.float64(np.float32(temperature))).logsumexp(-1)
     torch.testing.assert_close(torch.from_numpy(found).double(), exact, rtol=2e-7, atol=2e-6)
 
@@ -251,7 +254,7 @@ def test_log_totals(name, seed, width, temperature, masked):
 @given(seed=st.integers(0, 2**32), width=WIDTHS, count=st.sampled_from([1, 5, 20, 600, 5000]))
 def test_top(name, seed, width, count):
     logits, count = logits_of(seed, 3, width, 3.0, masked=0.2), min(count, width)
-    values, ids = ops_of(name).top(logits, count)
+    values, ids = ops_of(name).topk(logits, count)
     order = np.argsort(-logits.numpy(), axis=-1, kind="stable")[:, :count]
     assert values.tolist() == np.take_along_axis(logits.numpy(), order, -1).tolist()
     if name == "torch":  # which of those that tie is torch's affair
@@ -290,8 +293,8 @@ def test_penalties_are_those_of_torch_bit_by_bit(name, seed, width):
         tokens=random.integers(0, min(width + 2, 30), (8, 41)).astype(np.int32),
     )
     entries, wanted = np.array([0, 2, 4]), logits.clone()
-    ops_of("torch").penalize(wanted, entries, penalties)
-    ops_of(name).penalize(logits, entries, penalties)
+    ops_of("torch").apply_penalties(wanted, entries, penalties)
+    ops_of(name).apply_penalties(logits, entries, penalties)
     assert logits.numpy().tobytes() == wanted.numpy().tobytes()
 
 
@@ -300,4 +303,4 @@ def test_tables_that_the_kernels_cannot_read_are_refused(name):
     with pytest.raises(ValueError, match="float32"):
         ops_of(name).bad_tokens(torch.zeros(2, 4, dtype=torch.bfloat16))
     with pytest.raises(ValueError, match="strides"):
-        ops_of(name).best(torch.zeros(4, 6).t())
+        ops_of(name).argmax(torch.zeros(4, 6).t())

@@ -64,7 +64,7 @@ class Table:
     def draw(self, rows=None, **settings):
         rows = self.rows if rows is None else np.asarray(rows)
         history = Histories(tokens=self.tokens, known=self.known, prompt=self.prompt)
-        return Sampler(self.ops, **settings).draw(
+        return Sampler(self.ops, **settings).sample(
             self.logits[rows].clone(), rows, self.columns, self.options, history
         )
 

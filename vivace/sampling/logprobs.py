@@ -64,7 +64,7 @@ class _Scores:
         self.vocabulary = logits.shape[1]
         self._values = logits.numpy()
         self._temperature = temperature
-        self._totals = ops.log_totals(logits, temperature)
+        self._totals = ops.logsumexp(logits, temperature)
 
     def lookup(self, rows: np.ndarray, ids: np.ndarray) -> np.ndarray:
         """[m] float32, of token `ids[m]` in `rows[m]`; -inf outside the vocabulary"""
@@ -83,7 +83,7 @@ class _Scores:
         rows = np.arange(len(self.logits))
         if not count:
             return np.empty((len(rows), 0), np.float32), np.empty((len(rows), 0), np.int64)
-        values, ids = self._ops.top(self.logits, count)
+        values, ids = self._ops.topk(self.logits, count)
         normalized = self.normalized(rows.repeat(count), values.ravel())
         return normalized.reshape(values.shape), ids
 

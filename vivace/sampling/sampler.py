@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vivace.platforms.ops.sampling import Drawing, Penalties, SamplingOps
+from vivace.platforms.ops.sampling import Penalties, SamplingBatch, SamplingOps
 from vivace.protocol.messages import LogprobOptions, SamplingParams, TokenLogprob
 from vivace.sampling.logprobs import score
 
@@ -34,7 +34,7 @@ BAD_NUMBERS = (
 
 
 @dataclass(kw_only=True, slots=True)
-class Draws:
+class SamplerOutput:
     """What a batch drew. n entries, in the order of the rows given."""
 
     tokens: np.ndarray
@@ -46,36 +46,36 @@ class Draws:
 
 
 class Sampler:
-    """Draws for rows. Holds settings only: the rows' columns are the state."""
+    """Samples for rows. Holds settings only: the rows' columns are the state."""
 
     def __init__(self, ops: SamplingOps, *, original_logprobs: bool = False) -> None:
         self._ops = ops
         self._original_logprobs = original_logprobs
 
-    def draw(
+    def sample(
         self,
         logits: Tensor,
         rows: np.ndarray,
         columns: SamplingRows,
         options: dict[int, LogprobOptions],
         history: Histories,
-    ) -> Draws:
+    ) -> SamplerOutput:
         """`logits[n, V]` float32 (overwritten) of `rows[n]`; the token drawn stands at
         position history.known[row]."""
         wanted = int(np.bitwise_or.reduce(columns.features[rows])) if len(rows) else 0
         if wanted & (PENALIZED | MINIMUM | BIASED):
             adjust(self._ops, logits, rows, columns, history)
-        tokens, bad = self._ops.best(logits)
-        draws = Draws(tokens=tokens, bad=bad)
-        if draws.bad is not None:
-            logits[torch.from_numpy(draws.bad)] = 0.0
+        tokens, bad = self._ops.argmax(logits)
+        output = SamplerOutput(tokens=tokens, bad=bad)
+        if output.bad is not None:
+            logits[torch.from_numpy(output.bad)] = 0.0
         if wanted & SAMPLED:
-            self._sample(logits, draws.tokens, rows, columns, history)
+            self._sample_entries(logits, output.tokens, rows, columns, history)
         if wanted & SCORED:
-            self._score(logits, draws, rows, columns, options)
-        return draws
+            self._score(logits, output, rows, columns, options)
+        return output
 
-    def _sample(
+    def _sample_entries(
         self,
         logits: Tensor,
         tokens: np.ndarray,
@@ -86,19 +86,19 @@ class Sampler:
         """Replace the best token by a drawn one in the entries that sample."""
         entries = np.flatnonzero(columns.features[rows] & SAMPLED)
         picked = rows[entries]
-        drawing = Drawing(
+        batch = SamplingBatch(
             temperature=columns.temperature[picked],
             top_k=columns.top_k[picked],
             top_p=columns.top_p[picked],
             min_p=columns.min_p[picked],
             uniform=uniforms(columns.seed[picked], history.known[picked]),
         )
-        tokens[entries] = self._ops.draw(logits, entries, drawing)
+        tokens[entries] = self._ops.sample(logits, entries, batch)
 
     def _score(
         self,
         logits: Tensor,
-        draws: Draws,
+        output: SamplerOutput,
         rows: np.ndarray,
         columns: SamplingRows,
         options: dict[int, LogprobOptions],
@@ -111,10 +111,10 @@ class Sampler:
             np.ones(len(picked), np.float32)
             if self._original_logprobs
             else columns.temperature[picked],
-            draws.tokens[entries],
+            output.tokens[entries],
             [options[row] for row in picked.tolist()],
         )
-        draws.logprobs = dict(zip(entries.tolist(), scored, strict=True))
+        output.logprobs = dict(zip(entries.tolist(), scored, strict=True))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -166,7 +166,7 @@ def _penalize(
         repetition=columns.repetition[picked],
         tokens=history.tokens,
     )
-    ops.penalize(logits, entries, penalties)
+    ops.apply_penalties(logits, entries, penalties)
 
 
 def _mask_stops(

@@ -190,7 +190,7 @@ class SamplingHead:
             return StepOutput(drawn=final, tokens=np.empty(0, np.int64))
         states, rows = self._rows, spans.rows[final]
         history = Histories(tokens=states.tokens, known=states.known, prompt=states.prompt)
-        draws = self._sampler.draw(
+        draws = self._sampler.sample(
             self._model.logits(_last_tokens(step, spans, hidden, final)),
             rows,
             states.sampling,

@@ -105,7 +105,7 @@ class NativeLinears:
             kind: kernels.operation(f"linear_{kind}", LINEAR + "q" * (kind in A8_BLOCKS))
             for kind in kinds
         }
-        self._quantize_rows = kernels.operation("narrow_rows", QUANTIZE_ROWS)
+        self._quantize_rows = kernels.operation("quantize_rows", QUANTIZE_ROWS)
         self._memory = HugePages()
         self._embed = {kind: kernels.operation(f"embed_{kind}", EMBED) for kind in BLOCKS}
 
@@ -196,9 +196,9 @@ class NativeLinears:
     def quantize_rows(self, x: Tensor) -> Tensor:
         """x[T, in] float32 -> uint8: its int8 form and scales, as kernels/linear_int8.inc has
         them."""
-        rows, inputs = sizes("narrow_rows", "x", x)
-        require("narrow_rows", inputs % ACTIVATION_BLOCK == 0, f"{inputs} numbers in a row")
-        address, stride = matrix("narrow_rows", "x", x, inputs, rows)
+        rows, inputs = sizes("quantize_rows", "x", x)
+        require("quantize_rows", inputs % ACTIVATION_BLOCK == 0, f"{inputs} numbers in a row")
+        address, stride = matrix("quantize_rows", "x", x, inputs, rows)
         found = self._kernels.empty(rows * quantized_bytes(inputs), dtype=torch.uint8)
         self._quantize_rows(rows, address, stride, found.data_ptr(), inputs)
         return found

@@ -50,7 +50,7 @@ class NativeMoe:
         self._kernels, self._linears = kernels, linears
         self._gate = kernels.operation("moe_gate", "q" * 12 + "d")
         self._routes = kernels.operation("moe_routes", "q" * 6)
-        self._spread = kernels.operation("moe_spread", "q" * 7)
+        self._permute = kernels.operation("moe_permute", "q" * 7)
         self._combine = kernels.operation("moe_combine", "q" * 8)
         self._grouped = kernels.operation("grouped_linear", "q" * 12)
 
@@ -92,13 +92,13 @@ class NativeMoe:
         self._routes(rows, chosen, places.data_ptr(), starts.data_ptr(), top, count)
         return Routes(places, starts)
 
-    def spread(self, x: Tensor, routes: Routes) -> Tensor:
-        rows, inner = sizes("moe_spread", "x", x)
-        _, top = sizes("moe_spread", "places", routes.places)
-        address, stride = matrix("moe_spread", "x", x, inner, rows)
-        places = block("moe_spread", "places", routes.places, rows, top, dtype=I64)
+    def permute(self, x: Tensor, routes: Routes) -> Tensor:
+        rows, inner = sizes("moe_permute", "x", x)
+        _, top = sizes("moe_permute", "places", routes.places)
+        address, stride = matrix("moe_permute", "x", x, inner, rows)
+        places = block("moe_permute", "places", routes.places, rows, top, dtype=I64)
         out = self._kernels.empty(rows * top, inner)
-        self._spread(rows, address, stride, places, out.data_ptr(), top, inner)
+        self._permute(rows, address, stride, places, out.data_ptr(), top, inner)
         return out
 
     def combine(self, x: Tensor, weights: Tensor, routes: Routes) -> Tensor:

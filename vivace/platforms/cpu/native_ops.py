@@ -18,7 +18,7 @@ from vivace.platforms.cpu.native import (
     sizes,
     wrong,
 )
-from vivace.platforms.ops.sampling import Drawing, Penalties
+from vivace.platforms.ops.sampling import Penalties, SamplingBatch
 
 
 class NativeOps:
@@ -148,49 +148,49 @@ class NativeSampling:
     """
 
     def __init__(self, kernels: Kernels) -> None:
-        self._best = kernels.operation("best_token", "q" * 6)
-        self._draw = kernels.operation("draw_token", "q" * 6)
-        self._log_total = kernels.operation("log_total", "q" * 6)
-        self._top = kernels.operation("top_logits", "q" * 7)
+        self._argmax = kernels.operation("argmax", "q" * 6)
+        self._sample = kernels.operation("sample", "q" * 6)
+        self._logsumexp = kernels.operation("logsumexp", "q" * 6)
+        self._topk = kernels.operation("topk", "q" * 7)
         self._not_finite = kernels.operation("not_finite", "q" * 5)
-        self._penalize = kernels.operation("penalise", "q" * 7)
+        self._apply_penalties = kernels.operation("apply_penalties", "q" * 7)
         self._ids = _Column(np.int64)
         self._flags = _Column(np.bool_)
         self._settings = _Column(np.float64)
 
-    def best(self, logits: Tensor) -> tuple[np.ndarray, np.ndarray | None]:
-        rows, width, *given = table("best", logits)
+    def argmax(self, logits: Tensor) -> tuple[np.ndarray, np.ndarray | None]:
+        rows, width, *given = table("argmax", logits)
         tokens, bad = self._ids.first(rows), self._flags.first(rows)
-        self._best(rows, *given, width, self._ids.pointer, self._flags.pointer)
+        self._argmax(rows, *given, width, self._ids.pointer, self._flags.pointer)
         return tokens.copy(), bad.copy() if bad.any() else None
 
-    def draw(self, logits: Tensor, entries: np.ndarray, drawing: Drawing) -> np.ndarray:
-        most, width, *given = table("draw", logits)
-        rows = len(drawing.temperature)
-        indices("draw", "entries", entries, rows, most)
+    def sample(self, logits: Tensor, entries: np.ndarray, batch: SamplingBatch) -> np.ndarray:
+        count, width, *given = table("sample", logits)
+        rows = len(batch.temperature)
+        indices("sample", "entries", entries, rows, count)
         settings = self._settings.first(rows * SETTINGS).reshape(rows, SETTINGS)
         settings[:, 0] = entries
-        settings[:, 1] = drawing.temperature
-        settings[:, 2] = drawing.top_k
-        settings[:, 3] = drawing.top_p
-        settings[:, 4] = drawing.min_p
-        settings[:, 5] = drawing.uniform
+        settings[:, 1] = batch.temperature
+        settings[:, 2] = batch.top_k
+        settings[:, 3] = batch.top_p
+        settings[:, 4] = batch.min_p
+        settings[:, 5] = batch.uniform
         tokens = self._ids.first(rows)
-        self._draw(rows, *given, width, self._settings.pointer, self._ids.pointer)
+        self._sample(rows, *given, width, self._settings.pointer, self._ids.pointer)
         return tokens.copy()
 
-    def penalize(self, logits: Tensor, entries: np.ndarray, penalties: Penalties) -> None:
-        most, width, *given = table("penalise", logits)
+    def apply_penalties(self, logits: Tensor, entries: np.ndarray, penalties: Penalties) -> None:
+        count, width, *given = table("apply_penalties", logits)
         rows, history = len(penalties.frequency), penalties.tokens
         require(
-            "penalise",
+            "apply_penalties",
             history.ndim == 2 and history.dtype == np.int32 and history.flags.c_contiguous,
-            "tokens must be contiguous int32 [rows, most]",
+            "tokens must be contiguous int32 [rows, context]",
         )
-        indices("penalise", "entries", entries, rows, most)
-        indices("penalise", "rows", penalties.rows, rows, history.shape[0])
-        indices("penalise", "known", penalties.known, rows, history.shape[1] + 1)
-        indices("penalise", "prompt", penalties.prompt, rows, history.shape[1] + 1)
+        indices("apply_penalties", "entries", entries, rows, count)
+        indices("apply_penalties", "rows", penalties.rows, rows, history.shape[0])
+        indices("apply_penalties", "known", penalties.known, rows, history.shape[1] + 1)
+        indices("apply_penalties", "prompt", penalties.prompt, rows, history.shape[1] + 1)
         settings = self._settings.first(rows * PENALTIES).reshape(rows, PENALTIES)
         settings[:, 0] = entries
         settings[:, 1] = penalties.rows
@@ -199,22 +199,22 @@ class NativeSampling:
         settings[:, 4] = penalties.frequency
         settings[:, 5] = penalties.presence
         settings[:, 6] = penalties.repetition
-        self._penalize(
+        self._apply_penalties(
             rows, *given, width, history.ctypes.data, history.shape[1], self._settings.pointer
         )
 
-    def log_totals(self, logits: Tensor, temperature: np.ndarray) -> np.ndarray:
-        rows, width, *given = table("log_totals", logits)
+    def logsumexp(self, logits: Tensor, temperature: np.ndarray) -> np.ndarray:
+        rows, width, *given = table("logsumexp", logits)
         totals = torch.empty(rows)
-        warmth = block("log_totals", "temperature", torch.from_numpy(temperature), rows)
-        self._log_total(rows, *given, width, warmth, totals.data_ptr())
+        temperatures = block("logsumexp", "temperature", torch.from_numpy(temperature), rows)
+        self._logsumexp(rows, *given, width, temperatures, totals.data_ptr())
         return totals.numpy()
 
-    def top(self, logits: Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
-        rows, width, *given = table("top", logits)
-        require("top", 0 < count <= width, f"{count} of {width} logits")
+    def topk(self, logits: Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
+        rows, width, *given = table("topk", logits)
+        require("topk", 0 < count <= width, f"{count} of {width} logits")
         values, ids = torch.empty(rows, count), torch.empty(rows, count, dtype=torch.int64)
-        self._top(rows, *given, width, count, values.data_ptr(), ids.data_ptr())
+        self._topk(rows, *given, width, count, values.data_ptr(), ids.data_ptr())
         return values.numpy(), ids.numpy()
 
     def bad_tokens(self, hidden: Tensor) -> np.ndarray | None:

@@ -30,7 +30,7 @@ def native_ops(kernels: Kernels) -> Ops:
         gelu_mul=rows.gelu_mul,
         moe_gate=experts.gate,
         moe_routes=experts.routes,
-        moe_spread=experts.spread,
+        moe_permute=experts.permute,
         moe_combine=experts.combine,
         pack_grouped=experts.pack,
         grouped_linear=experts.linear,

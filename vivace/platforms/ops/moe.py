@@ -85,7 +85,7 @@ def moe_routes(experts: Tensor, count: int) -> Routes:
     return Routes(places.view(experts.shape), starts)
 
 
-def moe_spread(x: Tensor, routes: Routes) -> Tensor:
+def moe_permute(x: Tensor, routes: Routes) -> Tensor:
     """x[T, n] -> [T * top, n]: a token's row at each of its places."""
     top = routes.places.shape[1]
     out = x.new_empty(x.shape[0] * top, x.shape[1])

@@ -19,7 +19,7 @@ PENALTY_ELEMENTS = 1 << 24
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Drawing:
+class SamplingBatch:
     """How m rows are drawn: arrays of [m]."""
 
     temperature: np.ndarray
@@ -55,7 +55,7 @@ class Penalties:
 class SamplingOps(Protocol):
     """A row's result depends on that row alone."""
 
-    def best(self, logits: Tensor) -> tuple[np.ndarray, np.ndarray | None]:
+    def argmax(self, logits: Tensor) -> tuple[np.ndarray, np.ndarray | None]:
         """logits[n, V] float32 -> (token ids [n] int64, rows without one [n] bool).
 
         The first of the largest. A row has none when a logit is NaN, or the largest is infinite;
@@ -63,7 +63,7 @@ class SamplingOps(Protocol):
         """
         ...
 
-    def draw(self, logits: Tensor, entries: np.ndarray, drawing: Drawing) -> np.ndarray:
+    def sample(self, logits: Tensor, entries: np.ndarray, batch: SamplingBatch) -> np.ndarray:
         """Token ids [m] int64 of the rows `entries[m]` of logits[n, V] float32.
 
         Probabilities are softmax(logits / temperature). Top-k, top-p and min-p all look at these
@@ -74,7 +74,7 @@ class SamplingOps(Protocol):
         """
         ...
 
-    def penalize(self, logits: Tensor, entries: np.ndarray, penalties: Penalties) -> None:
+    def apply_penalties(self, logits: Tensor, entries: np.ndarray, penalties: Penalties) -> None:
         """Change, in place, the rows `entries[m]` of logits[n, V] float32.
 
         Tokens of the output: minus frequency * (how often) and presence. Then tokens of prompt or
@@ -82,11 +82,11 @@ class SamplingOps(Protocol):
         """
         ...
 
-    def log_totals(self, logits: Tensor, temperature: np.ndarray) -> np.ndarray:
+    def logsumexp(self, logits: Tensor, temperature: np.ndarray) -> np.ndarray:
         """log(sum(exp(logits / temperature))), [n] float32, of logits[n, V] and [n] float32"""
         ...
 
-    def top(self, logits: Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
+    def topk(self, logits: Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
         """(values float32, ids int64), both [n, count], of the largest of logits[n, V], best
         first. 0 < count <= V."""
         ...
@@ -99,18 +99,18 @@ class SamplingOps(Protocol):
 class TorchSampling:
     """SamplingOps of torch's operations, and the reference of all others."""
 
-    def best(self, logits: Tensor) -> tuple[np.ndarray, np.ndarray | None]:
+    def argmax(self, logits: Tensor) -> tuple[np.ndarray, np.ndarray | None]:
         best, tokens = logits.max(-1)
         finite = torch.isfinite(best)
         return tokens.numpy(), None if bool(finite.all()) else ~finite.numpy()
 
-    def draw(self, logits: Tensor, entries: np.ndarray, drawing: Drawing) -> np.ndarray:
+    def sample(self, logits: Tensor, entries: np.ndarray, batch: SamplingBatch) -> np.ndarray:
         chosen = _select(logits, entries)
-        probabilities = (chosen / torch.from_numpy(drawing.temperature).unsqueeze(1)).softmax(-1)
-        cut(probabilities, drawing.top_k, drawing.top_p, drawing.min_p)
-        return invert(probabilities, torch.from_numpy(drawing.uniform)).numpy()
+        probabilities = (chosen / torch.from_numpy(batch.temperature).unsqueeze(1)).softmax(-1)
+        cut(probabilities, batch.top_k, batch.top_p, batch.min_p)
+        return invert(probabilities, torch.from_numpy(batch.uniform)).numpy()
 
-    def penalize(self, logits: Tensor, entries: np.ndarray, penalties: Penalties) -> None:
+    def apply_penalties(self, logits: Tensor, entries: np.ndarray, penalties: Penalties) -> None:
         size = max(1, PENALTY_ELEMENTS // logits.shape[1])
         for first in range(0, len(entries), size):
             part = slice(first, first + size)
@@ -118,10 +118,10 @@ class TorchSampling:
             chosen = logits.index_select(0, index)
             logits.index_copy_(0, index, _penalized(chosen, penalties, part))
 
-    def log_totals(self, logits: Tensor, temperature: np.ndarray) -> np.ndarray:
+    def logsumexp(self, logits: Tensor, temperature: np.ndarray) -> np.ndarray:
         return (logits / torch.from_numpy(temperature).unsqueeze(1)).logsumexp(-1).numpy()
 
-    def top(self, logits: Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
+    def topk(self, logits: Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
         best = logits.topk(count, dim=-1)
         return best.values.numpy(), best.indices.numpy()
 

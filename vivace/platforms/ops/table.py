@@ -128,7 +128,7 @@ class Ops:
     """(gate, logits[T, E], bias=None) -> (weights[T, top], experts[T, top] int64)"""
     moe_routes: Callable[[Tensor, int], Routes]
     """(experts[T, top], E) -> where pairs of token and expert go, sorted by expert"""
-    moe_spread: Callable[[Tensor, Routes], Tensor]
+    moe_permute: Callable[[Tensor, Routes], Tensor]
     """(x[T, n], routes) -> [T * top, n], sorted"""
     moe_combine: Callable[[Tensor, Tensor, Routes], Tensor]
     """(x[T * top, n], weights[T, top], routes) -> [T, n]"""
@@ -160,7 +160,7 @@ def reference_ops() -> Ops:
         gated_mlp=None,
         moe_gate=moe.moe_gate,
         moe_routes=moe.moe_routes,
-        moe_spread=moe.moe_spread,
+        moe_permute=moe.moe_permute,
         moe_combine=moe.moe_combine,
         pack_grouped=moe.pack_grouped,
         grouped_linear=moe.grouped_linear,

@@ -10,8 +10,8 @@
 
 namespace vivace {
 // The families of operations; each is a source of its own (kernels.cpp, CMakeLists.txt).
-#define VV_FAMILIES(declare) declare(elementwise) declare(linear) declare(linear_vnni) declare(linear_int8) declare(attention) \
-    declare(sampling) declare(moe)
+#define VV_FAMILIES(declare) declare(elementwise) declare(linear) declare(linear_vnni) declare(linear_int8) \
+    declare(attention) declare(sampling) declare(moe)
 // What an instruction set that only adds to the one below it compiles anew.
 #define VV_VNNI_FAMILIES(declare) declare(linear_vnni) declare(linear_int8)
 #define VV_DECLARE(family) OpTable family();
@@ -63,9 +63,9 @@ void append(Ops& ops, OpTable table) {
 #define VV_APPEND(family) append(ops, family());
 #define VV_TABLE(isa) [] { using namespace isa; Ops ops; VV_FAMILIES(VV_APPEND) return ops; }
 // The operations of `below`, with those of `isa` in place of some.
-#define VV_TABLE_OVER(below, isa) [] {                           \
+#define VV_TABLE_OVER(below, isa) [] {                                                     \
     Ops ops = [] { using namespace below; Ops ops; VV_FAMILIES(VV_APPEND) return ops; }(); \
-    { using namespace isa; VV_VNNI_FAMILIES(VV_APPEND) }          \
+    { using namespace isa; VV_VNNI_FAMILIES(VV_APPEND) }                                   \
     return ops; }
 
 // The best first.
@@ -84,7 +84,8 @@ const Isa ISAS[] = {
 #endif
     {PORTABLE, VV_TABLE(portable), [](const Cpu&) { return true; }, true},
 #if defined(VV_HAVE_AVX512VNNI_EMULATED) && defined(VV_HAVE_AVX512)
-    {"avx512vnni-emulated", VV_TABLE_OVER(avx512, avx512vnni_emulated), [](const Cpu& cpu) { return cpu.avx512; }, false},
+    {"avx512vnni-emulated", VV_TABLE_OVER(avx512, avx512vnni_emulated), [](const Cpu& cpu) { return cpu.avx512; },
+     false},
 #endif
 };
 

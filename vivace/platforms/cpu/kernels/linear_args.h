@@ -27,13 +27,13 @@ struct PackArgs {
 
 namespace VV_ISA {
 
-VV_INLINE int columns_of(const LinearArgs& a, int64_t panel) {
+VV_INLINE int valid_columns(const LinearArgs& a, int64_t panel) {
     const int64_t left = a.n - panel * 16;
     return left < 16 ? (int)left : 16;
 }
 
 VV_INLINE void finish(const LinearArgs& a, int64_t row, int64_t panel, F16 y) {
-    const int columns = columns_of(a, panel);
+    const int columns = valid_columns(a, panel);
     float* out = a.out + row * a.out_stride + panel * 16;
     if (columns == 16) {
         store(out, a.bias ? add(y, load(a.bias + panel * 16)) : y);

@@ -26,14 +26,14 @@ struct Op {
 // A table compiled for one instruction set; `name` is null in the last entry.
 using OpTable = const Op*;
 
-// The rows of this chunk when `rows` are dealt out in pieces of `piece`.
+// The rows of this chunk when `rows` are divided into chunks of `chunk_size`.
 struct Range {
     int64_t begin, end;
 };
-inline Range chunk_range(int64_t rows, int64_t piece, int64_t chunk) {
-    const int64_t begin = chunk * piece;
-    return {begin, begin + piece < rows ? begin + piece : rows};
+inline Range chunk_range(int64_t rows, int64_t chunk_size, int64_t chunk) {
+    const int64_t begin = chunk * chunk_size;
+    return {begin, begin + chunk_size < rows ? begin + chunk_size : rows};
 }
-inline int64_t ceil_div(int64_t rows, int64_t piece) { return (rows + piece - 1) / piece; }
+inline int64_t ceil_div(int64_t x, int64_t y) { return (x + y - 1) / y; }
 
 }  // namespace vivace

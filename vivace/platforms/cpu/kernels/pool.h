@@ -1,6 +1,6 @@
 // The threads that run operations: the caller and pinned or floating workers beside it.
 //
-// A job is a list of operations, run one after the other; the chunks of one are dealt out by a
+// A job is a list of operations, run one after the other; the chunks of one are handed out by a
 // counter, so that a thread that lost its core holds up one chunk, not its share. Workers spin for
 // a moment after a job and then sleep.
 #pragma once

@@ -44,7 +44,9 @@ VV_INLINE F16 div(F16 a, F16 b) { return {_mm512_div_ps(a.v, b.v)}; }
 VV_INLINE F16 max(F16 a, F16 b) { return {_mm512_max_ps(a.v, b.v)}; }
 VV_INLINE F16 min(F16 a, F16 b) { return {_mm512_min_ps(a.v, b.v)}; }
 VV_INLINE uint32_t at_least(F16 a, F16 b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ); }
-VV_INLINE F16 keep_at_least(F16 a, F16 b) { return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ), a.v)}; }
+VV_INLINE F16 keep_at_least(F16 a, F16 b) {
+    return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ), a.v)};
+}
 VV_INLINE F16 to_float(I16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
 VV_INLINE I16 round_to_int(F16 a) { return {_mm512_cvtps_epi32(a.v)}; }
 VV_INLINE I16 iset1(int32_t x) { return {_mm512_set1_epi32(x)}; }
@@ -86,7 +88,8 @@ VV_INLINE uint32_t at_least(F16 x, F16 y) {
            (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(x.b, y.b, _CMP_GE_OQ)) << 8;
 }
 VV_INLINE F16 keep_at_least(F16 x, F16 y) {
-    return {_mm256_and_ps(x.a, _mm256_cmp_ps(x.a, y.a, _CMP_GE_OQ)), _mm256_and_ps(x.b, _mm256_cmp_ps(x.b, y.b, _CMP_GE_OQ))};
+    return {_mm256_and_ps(x.a, _mm256_cmp_ps(x.a, y.a, _CMP_GE_OQ)),
+            _mm256_and_ps(x.b, _mm256_cmp_ps(x.b, y.b, _CMP_GE_OQ))};
 }
 VV_INLINE F16 to_float(I16 x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 VV_INLINE I16 round_to_int(F16 x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
@@ -95,10 +98,12 @@ VV_INLINE I16 iload(const void* p) {
     return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)p + 1)};
 }
 VV_INLINE I16 load_u8(const uint8_t* p) {
-    return {_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)), _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8)))};
+    return {_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)),
+            _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8)))};
 }
 VV_INLINE I16 load_s8(const int8_t* p) {
-    return {_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)), _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8)))};
+    return {_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)),
+            _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8)))};
 }
 VV_INLINE I16 iand(I16 x, I16 y) { return {_mm256_and_si256(x.a, y.a), _mm256_and_si256(x.b, y.b)}; }
 VV_INLINE I16 ior(I16 x, I16 y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
@@ -109,10 +114,12 @@ template <int N> VV_INLINE I16 sra(I16 x) { return {_mm256_srai_epi32(x.a, N), _
 VV_INLINE F16 bits_to_float(I16 x) { return {_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)}; }
 VV_INLINE I16 float_to_bits(F16 x) { return {_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)}; }
 VV_INLINE F16 load_half(const uint16_t* p) {
-    return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
+    return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)),
+            _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
 }
 VV_INLINE F16 load_bf16(const uint16_t* p) {
-    I16 wide = {_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)(p + 8)))};
+    I16 wide = {_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)),
+                _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)(p + 8)))};
     return bits_to_float(sll<16>(wide));
 }
 #define VV_SPILLED_HELPERS 1
@@ -140,7 +147,9 @@ VV_INLINE uint32_t at_least(F16 x, F16 y) {
     return bits;
 }
 VV_INLINE F16 keep_at_least(F16 x, F16 y) {
-    F16 r; VV_EACH(i) r.v[i] = vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(x.v[i]), vcgeq_f32(x.v[i], y.v[i]))); return r;
+    F16 r;
+    VV_EACH(i) r.v[i] = vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(x.v[i]), vcgeq_f32(x.v[i], y.v[i])));
+    return r;
 }
 VV_INLINE F16 to_float(I16 x) { F16 r; VV_EACH(i) r.v[i] = vcvtq_f32_s32(x.v[i]); return r; }
 VV_INLINE I16 round_to_int(F16 x) { I16 r; VV_EACH(i) r.v[i] = vcvtnq_s32_f32(x.v[i]); return r; }
@@ -150,12 +159,14 @@ VV_INLINE I16 load_u8(const uint8_t* p) {
     const uint8x16_t bytes = vld1q_u8(p);
     const uint16x8_t low = vmovl_u8(vget_low_u8(bytes)), high = vmovl_u8(vget_high_u8(bytes));
     return {{vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(low))), vreinterpretq_s32_u32(vmovl_u16(vget_high_u16(low))),
-             vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(high))), vreinterpretq_s32_u32(vmovl_u16(vget_high_u16(high)))}};
+             vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(high))),
+             vreinterpretq_s32_u32(vmovl_u16(vget_high_u16(high)))}};
 }
 VV_INLINE I16 load_s8(const int8_t* p) {
     const int8x16_t bytes = vld1q_s8(p);
     const int16x8_t low = vmovl_s8(vget_low_s8(bytes)), high = vmovl_s8(vget_high_s8(bytes));
-    return {{vmovl_s16(vget_low_s16(low)), vmovl_s16(vget_high_s16(low)), vmovl_s16(vget_low_s16(high)), vmovl_s16(vget_high_s16(high))}};
+    return {{vmovl_s16(vget_low_s16(low)), vmovl_s16(vget_high_s16(low)), vmovl_s16(vget_low_s16(high)),
+             vmovl_s16(vget_high_s16(high))}};
 }
 VV_INLINE I16 iand(I16 x, I16 y) { I16 r; VV_EACH(i) r.v[i] = vandq_s32(x.v[i], y.v[i]); return r; }
 VV_INLINE I16 ior(I16 x, I16 y) { I16 r; VV_EACH(i) r.v[i] = vorrq_s32(x.v[i], y.v[i]); return r; }
@@ -237,8 +248,16 @@ VV_INLINE F16 load_bf16(const uint16_t* p) {
 #ifdef VV_SPILLED_HELPERS
 VV_INLINE F16 load_first(const float* p, int n) { float t[16] = {0}; std::memcpy(t, p, 4 * (size_t)n); return load(t); }
 VV_INLINE void store_first(float* p, F16 x, int n) { float t[16]; store(t, x); std::memcpy(p, t, 4 * (size_t)n); }
-VV_INLINE void store_low16(uint16_t* p, I16 x) { int32_t t[16]; std::memcpy(t, &x, 64); for (int i = 0; i < 16; ++i) p[i] = (uint16_t)t[i]; }
-VV_INLINE void store_low8(uint8_t* p, I16 x) { int32_t t[16]; std::memcpy(t, &x, 64); for (int i = 0; i < 16; ++i) p[i] = (uint8_t)t[i]; }
+VV_INLINE void store_low16(uint16_t* p, I16 x) {
+    int32_t t[16];
+    std::memcpy(t, &x, 64);
+    for (int i = 0; i < 16; ++i) p[i] = (uint16_t)t[i];
+}
+VV_INLINE void store_low8(uint8_t* p, I16 x) {
+    int32_t t[16];
+    std::memcpy(t, &x, 64);
+    for (int i = 0; i < 16; ++i) p[i] = (uint8_t)t[i];
+}
 #endif
 
 // Round to nearest even, as torch does; a NaN stays one.
@@ -272,7 +291,8 @@ VV_INLINE void transpose(I16 (&r)[16]) {
     VV_UNROLL(4)
     for (int j = 0; j < 4; ++j) {
         const __m512i a = _mm512_shuffle_i32x4(u[j], u[j + 4], 0x88), b = _mm512_shuffle_i32x4(u[j], u[j + 4], 0xdd);
-        const __m512i c = _mm512_shuffle_i32x4(u[j + 8], u[j + 12], 0x88), d = _mm512_shuffle_i32x4(u[j + 8], u[j + 12], 0xdd);
+        const __m512i c = _mm512_shuffle_i32x4(u[j + 8], u[j + 12], 0x88),
+                      d = _mm512_shuffle_i32x4(u[j + 8], u[j + 12], 0xdd);
         r[j].v = _mm512_shuffle_i32x4(a, c, 0x88);
         r[j + 4].v = _mm512_shuffle_i32x4(b, d, 0x88);
         r[j + 8].v = _mm512_shuffle_i32x4(a, c, 0xdd);

@@ -63,7 +63,7 @@ struct ByteSum {
     __attribute__((always_inline)) I16 total(const uint8_t* column_sums) const {
         return {_mm512_sub_epi32(v.v, _mm512_slli_epi32(iload(column_sums).v, 7))};
     }
-    VV_INLINE void keep(uint8_t* to, I16 q) { store_low8(to, iadd(q, iset1(128))); }
+    VV_INLINE void store_quantized(uint8_t* to, I16 q) { store_low8(to, iadd(q, iset1(128))); }
 };
 
 #elif defined(__AVX512F__)
@@ -88,9 +88,10 @@ struct ByteSum {
     __attribute__((always_inline)) I16 total(const uint8_t*) const {
         const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
         const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
-        return {_mm512_add_epi32(_mm512_permutex2var_epi32(low, even, high), _mm512_permutex2var_epi32(low, odd, high))};
+        return {
+            _mm512_add_epi32(_mm512_permutex2var_epi32(low, even, high), _mm512_permutex2var_epi32(low, odd, high))};
     }
-    VV_INLINE void keep(uint8_t* to, I16 q) { store_low16((uint16_t*)to, q); }
+    VV_INLINE void store_quantized(uint8_t* to, I16 q) { store_low16((uint16_t*)to, q); }
 };
 
 #elif defined(__AVX2__)
@@ -118,7 +119,7 @@ VV_UNROLL(4)
         const __m256i a = _mm256_hadd_epi32(v[0], v[1]), b = _mm256_hadd_epi32(v[2], v[3]);
         return {_mm256_permute4x64_epi64(a, 0xd8), _mm256_permute4x64_epi64(b, 0xd8)};
     }
-    VV_INLINE void keep(uint8_t* to, I16 q) { store_low16((uint16_t*)to, q); }
+    VV_INLINE void store_quantized(uint8_t* to, I16 q) { store_low16((uint16_t*)to, q); }
 };
 
 #elif defined(__ARM_NEON) && defined(__aarch64__)
@@ -131,7 +132,7 @@ struct ByteSum {
         VV_EACH(i) w.v[i] = vld1q_s8((const int8_t*)p + 16 * i);
         return w;
     }
-    VV_INLINE void keep(uint8_t* to, I16 q) { store_low8(to, q); }
+    VV_INLINE void store_quantized(uint8_t* to, I16 q) { store_low8(to, q); }
 #ifdef __ARM_FEATURE_DOTPROD
     static constexpr int REGISTERS = 4;
     int32x4_t v[4];
@@ -174,7 +175,7 @@ struct ByteSum {
         v.v += (w.v >> 24) * four[3];
     }
     I16 total(const uint8_t*) const { return v; }
-    VV_INLINE void keep(uint8_t* to, I16 q) { store_low8(to, q); }
+    VV_INLINE void store_quantized(uint8_t* to, I16 q) { store_low8(to, q); }
 };
 
 #endif

@@ -71,20 +71,27 @@ bool attention(Suite& suite, Random& random, const Shape& s, const std::vector<i
     const Cache cache(s, random, lengths);
     const int64_t rows = (int64_t)queries.size(), q_stride = width + 8, max_tiles = 64;
     const auto q = floats(random, rows * q_stride, 2);
-    std::vector<float> out, partial((size_t)(spans * s.kv_heads * max_tiles * (2 * ((group + 15) / 16 * 16) + group * s.head_dim)));
+    std::vector<float> out,
+        partial((size_t)(spans * s.kv_heads * max_tiles * (2 * ((group + 15) / 16 * 16) + group * s.head_dim)));
     std::vector<int64_t> arrivals((size_t)(spans * s.kv_heads), 0);
     const auto reset = [&] { out.assign((size_t)(rows * width), 0); };
     reset();
     Words words;
     words.add(rows).add(q).add(q_stride).add(out).add(width).add(cache.bytes).add(s.kv).add(PAGE);
-    words.add(s.heads).add(s.kv_heads).add(s.head_dim).add(1 / std::sqrt((double)s.head_dim)).add(s.window).add(s.soft_cap);
+    words.add(s.heads)
+        .add(s.kv_heads)
+        .add(s.head_dim)
+        .add(1 / std::sqrt((double)s.head_dim))
+        .add(s.window)
+        .add(s.soft_cap);
     words.add(cache.pages).add(cache.pages_a_span).add(lengths).add(decoding ? nullptr : starts.data()).add(spans);
     words.add(partial).add(arrivals).add(spans).add(max_tiles);
     if (!suite.run("attention", words, reset, [&] { return bytes_of(out); })) return false;
     std::vector<double> wanted(out.size());
     for (int64_t row = 0; row < rows; ++row)
         for (int64_t head = 0; head < s.heads; ++head)
-            attend(s, cache, queries[row], &q[row * q_stride + head * s.head_dim], head, &wanted[row * width + head * s.head_dim]);
+            attend(s, cache, queries[row], &q[row * q_stride + head * s.head_dim], head,
+                   &wanted[row * width + head * s.head_dim]);
     return suite.close("attention", out, wanted, std::vector<double>(out.size(), 1), 2e-5);
 }
 
@@ -92,8 +99,12 @@ bool attention(Suite& suite, Random& random, const Shape& s, const std::vector<i
 
 void attention(Suite& suite) {
     suite.op("attention", [&](Random& random) {
-        for (const Shape& shape : std::vector<Shape>{{6, 2, 64, 0, 0, BF16}, {4, 4, 48, 0, 0, WIDE}, {9, 3, 64, 20, 0, BF16},
-                                                     {4, 1, 128, 0, 5, WIDE}, {9, 3, 64, 0, 0, INT8}, {4, 2, 80, 30, 0, INT8}}) {
+        for (const Shape& shape : std::vector<Shape>{{6, 2, 64, 0, 0, BF16},
+                                                     {4, 4, 48, 0, 0, WIDE},
+                                                     {9, 3, 64, 20, 0, BF16},
+                                                     {4, 1, 128, 0, 5, WIDE},
+                                                     {9, 3, 64, 0, 0, INT8},
+                                                     {4, 2, 80, 30, 0, INT8}}) {
             if (!attention(suite, random, shape, {1, 17, 300, 64}, {1, 1, 1, 1}, true)) return false;
             if (!attention(suite, random, shape, {700}, {1}, true)) return false;
             if (!attention(suite, random, shape, {5, 90, 64, 130}, {5, 40, 1, 130}, false)) return false;

@@ -1,4 +1,5 @@
-// conformance ISA: every operation of one instruction set ("avx512vnni", "avx512", "avx2", "portable", "neondot", "neon")
+// conformance ISA: every operation of one instruction set ("avx512vnni", "avx512", "avx2", "portable", "neondot",
+// "neon")
 //                  against a plain loop in double precision. 77: this machine does not have it.
 // conformance pool [jobs]: the thread pool under stress.
 #include <cstdlib>

@@ -36,7 +36,8 @@ bool rms_norm(Suite& suite, Random& random, int64_t rows, int64_t heads, int64_t
                 if (added) kept[r * n + i] = line[i] += before[r * n + i];
                 squares += line[i] * line[i];
             }
-            for (int64_t i = 0; i < n; ++i) wanted.push_back(line[i] / std::sqrt(squares / (double)n + eps) * (weight[i] + offset));
+            for (int64_t i = 0; i < n; ++i)
+                wanted.push_back(line[i] / std::sqrt(squares / (double)n + eps) * (weight[i] + offset));
         }
     if (!added) residual.clear();
     return suite.close("rms_norm", residual, kept, std::vector<double>(kept.size(), 1), 1e-6) &&
@@ -82,10 +83,12 @@ void elementwise(Suite& suite) {
     suite.op("rms_norm", [&](Random& random) {
         for (int64_t rows : {1, 3, 17})
             for (int64_t n : {1, 16, 37, 576})
-                if (!rms_norm(suite, random, rows, 1, n, true) || !rms_norm(suite, random, rows, 3, n, false)) return false;
+                if (!rms_norm(suite, random, rows, 1, n, true) || !rms_norm(suite, random, rows, 3, n, false))
+                    return false;
         return true;
     });
-    const std::pair<const char*, Number> activations[] = {{"silu_mul", silu}, {"gelu_mul", gelu}, {"gelu_tanh_mul", gelu_tanh}};
+    const std::pair<const char*, Number> activations[] = {
+        {"silu_mul", silu}, {"gelu_mul", gelu}, {"gelu_tanh_mul", gelu_tanh}};
     for (const auto& [op, activation] : activations)
         suite.op(op, [&, name = op, of = activation](Random& random) {
             return gated(suite, random, name, of, 1, 40) && gated(suite, random, name, of, 9, 37) &&

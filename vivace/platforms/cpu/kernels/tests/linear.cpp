@@ -59,22 +59,58 @@ void six(const uint8_t* block, double* out) {
 
 const std::vector<Format>& formats() {
     static const std::vector<Format> list = {
-        {"f32", 1, 4, {}, [](const uint8_t* p, double* out) { float f; std::memcpy(&f, p, 4); *out = f; }},
+        {"f32",
+         1,
+         4,
+         {},
+         [](const uint8_t* p, double* out) {
+             float f;
+             std::memcpy(&f, p, 4);
+             *out = f;
+         }},
         {"f16", 1, 2, {0}, [](const uint8_t* p, double* out) { *out = half_at(p); }},
-        {"bf16", 1, 2, {}, [](const uint8_t* p, double* out) { uint16_t b; std::memcpy(&b, p, 2); *out = from_bf16(b); }},
+        {"bf16",
+         1,
+         2,
+         {},
+         [](const uint8_t* p, double* out) {
+             uint16_t b;
+             std::memcpy(&b, p, 2);
+             *out = from_bf16(b);
+         }},
         {"i8", 1, 1, {}, [](const uint8_t* p, double* out) { *out = (int8_t)*p; }},
-        {"q8_0", 32, 34, {0}, [](const uint8_t* p, double* out) {
+        {"q8_0",
+         32,
+         34,
+         {0},
+         [](const uint8_t* p, double* out) {
              for (int i = 0; i < 32; ++i) out[i] = half_at(p) * (int8_t)p[2 + i];
          }},
-        {"q4_0", 32, 18, {0}, [](const uint8_t* p, double* out) {
+        {"q4_0",
+         32,
+         18,
+         {0},
+         [](const uint8_t* p, double* out) {
              for (int i = 0; i < 32; ++i) out[i] = half_at(p) * ((i < 16 ? p[2 + i] & 15 : p[2 + i - 16] >> 4) - 8);
          }},
-        {"q4_1", 32, 20, {0, 2}, [](const uint8_t* p, double* out) {
+        {"q4_1",
+         32,
+         20,
+         {0, 2},
+         [](const uint8_t* p, double* out) {
              for (int i = 0; i < 32; ++i)
                  out[i] = half_at(p) * (i < 16 ? p[4 + i] & 15 : p[4 + i - 16] >> 4) + half_at(p + 2);
          }},
-        {"q5_0", 32, 22, {0}, [](const uint8_t* p, double* out) { fives(p + 2, p + 6, half_at(p), -16 * half_at(p), out); }},
-        {"q5_1", 32, 24, {0, 2}, [](const uint8_t* p, double* out) { fives(p + 4, p + 8, half_at(p), half_at(p + 2), out); }},
+        {"q5_0",
+         32,
+         22,
+         {0},
+         [](const uint8_t* p, double* out) { fives(p + 2, p + 6, half_at(p), -16 * half_at(p), out); }},
+        {"q5_1",
+         32,
+         24,
+         {0, 2},
+         [](const uint8_t* p, double* out) { fives(p + 4, p + 8, half_at(p), half_at(p + 2), out); }},
         {"q4_k", 256, 144, {0, 2}, [](const uint8_t* p, double* out) { k_parts(p, p + 16, nullptr, out); }},
         {"q5_k", 256, 176, {0, 2}, [](const uint8_t* p, double* out) { k_parts(p, p + 48, p + 16, out); }},
         {"q6_k", 256, 210, {208}, six},
@@ -126,7 +162,8 @@ std::vector<float> quantized(std::vector<float> x, int64_t stride, int64_t k) {
         for (int64_t b = 0; b < k; b += 32) {
             float largest = 1e-10f;
             for (int64_t i = b; i < b + 32; ++i) largest = std::max(largest, std::fabs(x[at + i]));
-            for (int64_t i = b; i < b + 32; ++i) x[at + i] = std::nearbyintf(x[at + i] * (127.0f / largest)) * (largest / 127.0f);
+            for (int64_t i = b; i < b + 32; ++i)
+                x[at + i] = std::nearbyintf(x[at + i] * (127.0f / largest)) * (largest / 127.0f);
         }
     return x;
 }
@@ -138,7 +175,7 @@ bool multiply_int8(Suite& suite, const char* op, const Layer& layer, Random& ran
     std::vector<uint8_t> int8((size_t)(rows * k / 32 * 48));
     Words first, second;
     first.add(rows).add(x).add(stride).add(int8).add(k);
-    if (!few && !suite.run("narrow_rows", first, [&] { std::fill(int8.begin(), int8.end(), 0); },
+    if (!few && !suite.run("quantize_rows", first, [&] { std::fill(int8.begin(), int8.end(), 0); },
                            [&] { return bytes_of(int8); })) return false;
     std::vector<float> out;
     const auto reset = [&] { out.assign((size_t)(rows * n), 0); };
@@ -167,15 +204,18 @@ bool multiply_gated(Suite& suite, const std::string& format, const Layer& layer,
     std::vector<float> both((size_t)(rows * layer.n)), gated((size_t)(rows * inner));
     std::vector<uint8_t> wanted((size_t)(rows * inner / 32 * 48)), found(wanted.size());
     void* context = suite.contexts[0];
-    const auto run = [&](const std::string& op, Words words) { vv_run(context, vv_find(context, op.c_str()), words.list.data()); };
+    const auto run = [&](const std::string& op, Words words) {
+        vv_run(context, vv_find(context, op.c_str()), words.list.data());
+    };
     run("linear_" + format + "_a8", Words().add(rows).add(x).add(k).add(layer.panels).add(bias).add(both).add(layer.n)
                                         .add(layer.n).add(k).add(nullptr));
     run(activations[activation], Words().add(rows).add(both).add(layer.n).add(gated).add(inner));
-    run("narrow_rows", Words().add(rows).add(gated).add(inner).add(wanted).add(inner));
+    run("quantize_rows", Words().add(rows).add(gated).add(inner).add(wanted).add(inner));
     Words words;
     words.add(rows).add(x).add(k).add(layer.panels).add(bias).add(found).add(inner).add(k).add(nullptr).add(activation);
     const std::string op = "gated_" + format + "_a8";
-    if (!suite.run(op.c_str(), words, [&] { std::fill(found.begin(), found.end(), 0); }, [&] { return bytes_of(found); }))
+    if (!suite.run(
+            op.c_str(), words, [&] { std::fill(found.begin(), found.end(), 0); }, [&] { return bytes_of(found); }))
         return false;
     return found == wanted || suite.fail(op.c_str(), "differs from the operations it stands for");
 }

@@ -150,7 +150,7 @@ bool moe_routes(Suite& suite, const Pairs& pairs) {
     return places == pairs.places && starts == pairs.starts;
 }
 
-bool moe_spread(Suite& suite, Random& random, const Pairs& pairs, int64_t n) {
+bool moe_permute(Suite& suite, Random& random, const Pairs& pairs, int64_t n) {
     const int64_t stride = n + 3;
     const auto x = floats(random, pairs.rows * stride);
     std::vector<float> out, wanted(pairs.places.size() * (size_t)n);
@@ -158,7 +158,7 @@ bool moe_spread(Suite& suite, Random& random, const Pairs& pairs, int64_t n) {
     reset();
     Words words;
     words.add(pairs.rows).add(x).add(stride).add(pairs.places).add(out).add(pairs.top).add(n);
-    if (!suite.run("moe_spread", words, reset, [&] { return bytes_of(out); })) return false;
+    if (!suite.run("moe_permute", words, reset, [&] { return bytes_of(out); })) return false;
     for (size_t i = 0; i < pairs.places.size(); ++i)
         std::copy_n(&x[(int64_t)i / pairs.top * stride], n, &wanted[pairs.places[i] * n]);
     return out == wanted;
@@ -275,9 +275,9 @@ void moe(Suite& suite) {
     suite.op("moe_routes", [&](Random& random) {
         return each_pairs(random, [&](const Pairs& pairs) { return moe_routes(suite, pairs); });
     });
-    suite.op("moe_spread", [&](Random& random) {
+    suite.op("moe_permute", [&](Random& random) {
         return each_pairs(random, [&](const Pairs& pairs) {
-            return moe_spread(suite, random, pairs, 1) && moe_spread(suite, random, pairs, 21);
+            return moe_permute(suite, random, pairs, 1) && moe_permute(suite, random, pairs, 21);
         });
     });
     suite.op("moe_combine", [&](Random& random) {

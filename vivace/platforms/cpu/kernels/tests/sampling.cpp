@@ -50,14 +50,14 @@ int64_t first_best(const float* x, int64_t n) {
     return best;
 }
 
-bool best_token(Suite& suite, Table table) {
+bool argmax(Suite& suite, Table table) {
     std::vector<int64_t> tokens, wanted;
     std::vector<uint8_t> bad, spoilt;
     const auto reset = [&] { tokens.assign((size_t)table.rows, -1), bad.assign((size_t)table.rows, 7); };
     reset();
     Words words;
     words.add(table.rows).add(table.numbers).add(table.stride).add(table.n).add(tokens).add(bad);
-    if (!suite.run("best_token", words, reset, [&] { return bytes_of(tokens); })) return false;
+    if (!suite.run("argmax", words, reset, [&] { return bytes_of(tokens); })) return false;
     for (int64_t r = 0; r < table.rows; ++r) {
         wanted.push_back(first_best(table.row(r), table.n));
         spoilt.push_back(!std::isfinite(table.row(r)[wanted.back()]));
@@ -69,7 +69,7 @@ struct Asked {
     double temperature = 1, top_k = 0, top_p = 1, min_p = 0;
 };
 
-// What tokens weigh by the definition: relative to the largest, 0 below e^-87.
+// What tokens accumulate_values by the definition: relative to the largest, 0 below e^-87.
 std::vector<double> weights_of(const float* x, int64_t n, double temperature) {
     const double top = *std::max_element(x, x + n);
     std::vector<double> weights;
@@ -145,7 +145,7 @@ struct Drawn {
         settings.insert(settings.end(), {(double)row, a.temperature, a.top_k, a.top_p, a.min_p, uniform});
         wanted.push_back(token);
     }
-    // Uniform numbers in the middle of what some tokens weigh, and the ends.
+    // Uniform numbers in the middle of what some tokens accumulate_values, and the ends.
     void add_tokens(Random& random, int64_t row, const Asked& a, const std::vector<double>& weights) {
         const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
         const int64_t n = (int64_t)weights.size();
@@ -164,7 +164,7 @@ struct Drawn {
     }
 };
 
-bool draw_token(Suite& suite, Random& random, int64_t n, double spread, double masked) {
+bool sample(Suite& suite, Random& random, int64_t n, double spread, double masked) {
     const int64_t good = 1;
     Table table(random, good + 5, n, spread, masked);
     table.spoil(random.below(n));
@@ -182,7 +182,7 @@ bool draw_token(Suite& suite, Random& random, int64_t n, double spread, double m
     reset();
     Words words;
     words.add(rows).add(table.numbers).add(table.stride).add(n).add(drawn.settings).add(tokens);
-    if (!suite.run("draw_token", words, reset, [&] { return bytes_of(tokens); })) return false;
+    if (!suite.run("sample", words, reset, [&] { return bytes_of(tokens); })) return false;
     for (int64_t i = 0; i < rows; ++i) {
         const int64_t wanted = drawn.wanted[i], token = tokens[i];
         if (wanted < 0 ? token >= 0 && token < n : token == wanted) continue;
@@ -190,12 +190,12 @@ bool draw_token(Suite& suite, Random& random, int64_t n, double spread, double m
         std::printf("    row %g of %lld, temperature %g, top-k %g, top-p %.17g, min-p %g, uniform %.17g: ",
                     s[0], (long long)n, s[1], s[2], s[3], s[4], s[5]);
         std::printf("%lld, wanted %lld\n", (long long)token, (long long)wanted);
-        return suite.fail("draw_token", "draws another token");
+        return suite.fail("sample", "draws another token");
     }
     return true;
 }
 
-bool log_total(Suite& suite, Table table) {
+bool logsumexp(Suite& suite, Table table) {
     std::vector<float> temperature, totals, got;
     const auto reset = [&] { totals.assign((size_t)table.rows, 0); };
     reset();
@@ -203,13 +203,13 @@ bool log_total(Suite& suite, Table table) {
         temperature.push_back(r % 3 == 0 ? 0.2f : r % 3 == 1 ? 1.0f : 3.1f);
     Words words;
     words.add(table.rows).add(table.numbers).add(table.stride).add(table.n).add(temperature).add(totals);
-    if (!suite.run("log_total", words, reset, [&] { return bytes_of(totals); })) return false;
+    if (!suite.run("logsumexp", words, reset, [&] { return bytes_of(totals); })) return false;
     std::vector<double> wanted, scale;
     for (int64_t r = 0; r < table.rows; ++r) {
         const float* x = table.row(r);
         const float top = x[first_best(x, table.n)];
         if (!std::isfinite(top)) {
-            if (!same(totals[r], top)) return suite.fail("log_total", "hides a row without numbers");
+            if (!same(totals[r], top)) return suite.fail("logsumexp", "hides a row without numbers");
             continue;
         }
         double sum = 0;
@@ -217,17 +217,17 @@ bool log_total(Suite& suite, Table table) {
         got.push_back(totals[r]), wanted.push_back((double)top / temperature[r] + std::log(sum));
         scale.push_back(1 + std::fabs(wanted.back()));
     }
-    return suite.close("log_total", got, wanted, scale, 5e-7);
+    return suite.close("logsumexp", got, wanted, scale, 5e-7);
 }
 
-bool top_logits(Suite& suite, Table table, int64_t k) {
+bool topk(Suite& suite, Table table, int64_t k) {
     std::vector<float> values;
     std::vector<int64_t> ids, order;
     const auto reset = [&] { values.assign((size_t)(table.rows * k), 0), ids.assign(values.size(), -1); };
     reset();
     Words words;
     words.add(table.rows).add(table.numbers).add(table.stride).add(table.n).add(k).add(values).add(ids);
-    if (!suite.run("top_logits", words, reset, [&] { return bytes_of(ids); })) return false;
+    if (!suite.run("topk", words, reset, [&] { return bytes_of(ids); })) return false;
     for (int64_t r = 0; r < table.rows; ++r) {
         const float* x = table.row(r);
         order.clear();
@@ -238,7 +238,7 @@ bool top_logits(Suite& suite, Table table, int64_t k) {
             const bool there = j < (int64_t)order.size();
             if (ids[r * k + j] != (there ? order[j] : 0) ||
                 !same(values[r * k + j], there ? x[order[j]] : NOTHING))
-                return suite.fail("top_logits", "gives other tokens or logits");
+                return suite.fail("topk", "gives other tokens or logits");
         }
     }
     return true;
@@ -296,7 +296,7 @@ bool penalize(Suite& suite, Random& random, int64_t n) {
     const auto reset = [&] {
         std::copy(before.numbers.begin(), before.numbers.end(), table.numbers.begin());
     };
-    if (!suite.run("penalise", words, reset, [&] { return bytes_of(table.numbers); })) return false;
+    if (!suite.run("apply_penalties", words, reset, [&] { return bytes_of(table.numbers); })) return false;
     for (const Penalty& p : list)
         penalize(before.row((int64_t)p.entry), n, &tokens[(int64_t)p.row * history], p);
     return bytes_of(table.numbers) == bytes_of(before.numbers);
@@ -320,23 +320,23 @@ void sampling(Suite& suite) {
         }
         return true;
     };
-    suite.op("best_token", [&](Random& random) {
-        return tables(random, [&](Table table) { return best_token(suite, table); });
+    suite.op("argmax", [&](Random& random) {
+        return tables(random, [&](Table table) { return argmax(suite, table); });
     });
-    suite.op("draw_token", [&](Random& random) {
+    suite.op("sample", [&](Random& random) {
         for (int64_t n : WIDTHS)
-            if (!draw_token(suite, random, n, 0, 0) || !draw_token(suite, random, n, 6, 0.3) ||
-                !draw_token(suite, random, n, 80, 0) || !draw_token(suite, random, n, 2, 1))
+            if (!sample(suite, random, n, 0, 0) || !sample(suite, random, n, 6, 0.3) ||
+                !sample(suite, random, n, 80, 0) || !sample(suite, random, n, 2, 1))
                 return false;
         return true;
     });
-    suite.op("log_total", [&](Random& random) {
-        return tables(random, [&](Table table) { return log_total(suite, table); });
+    suite.op("logsumexp", [&](Random& random) {
+        return tables(random, [&](Table table) { return logsumexp(suite, table); });
     });
-    suite.op("top_logits", [&](Random& random) {
+    suite.op("topk", [&](Random& random) {
         return tables(random, [&](Table table) {
             for (int64_t k : {1, 5, 20, 600, 5000})
-                if (!top_logits(suite, table, std::min(k, table.n))) return false;
+                if (!topk(suite, table, std::min(k, table.n))) return false;
             return true;
         });
     });
@@ -346,7 +346,7 @@ void sampling(Suite& suite) {
                 if (!not_finite(suite, random, rows, n)) return false;
         return true;
     });
-    suite.op("penalise", [&](Random& random) {
+    suite.op("apply_penalties", [&](Random& random) {
         for (int64_t n : WIDTHS)
             for (int times = 0; times < 4; ++times)
                 if (!penalize(suite, random, n)) return false;
