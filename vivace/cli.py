@@ -109,9 +109,9 @@ def check(words: list[str]) -> int:
 
 
 def version(words: list[str]) -> int:
-    import argparse
+    from vivace.arguments import ArgumentParser
 
-    argparse.ArgumentParser(
+    ArgumentParser(
         prog="vivace version", description="Versions of vivace, python and torch."
     ).parse_args(words)
     print(f"vivace {vivace.__version__}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class CannotStart(ValueError):
     """Settings, a model or a machine that do not go together. The text says what is wrong, where
@@ -10,3 +12,12 @@ class CannotStart(ValueError):
 
 CANNOT_START = 2
 """exit code of a command that cannot be obeyed, as argparse has it"""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """ "; did you mean ..." with up to three names, or nothing."""
+    # Loading it takes longer than all rules take, and a valid deployment never asks.
+    import difflib
+
+    close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)
+    return f"; did you mean {' or '.join(close)}?" if close else ""

@@ -133,6 +133,41 @@ def test_what_fails_has_an_exit_code(
         assert "Traceback" not in told.err
 
 
+MISSPELLED = {
+    "serve": "--prot",
+    "chat": "--modl",
+    "check": "--memry",
+    "deploy import x.sh": "--hardwre",
+    "deploy render x.yaml --to shell": "--engin3",
+    "doctor": "--fxi",
+    "flags": "--wroks",
+    "pull": "--dwnload-dir",
+    "list": "--jsn",
+    "rm": "--download-dri",
+    "version": "--hlp",
+    **{f"bench {name}": "--hepl" for name in cli.BENCHES},
+    "bench serving": "--num-promts",
+    "bench offline": "--num-promts",
+    "bench one-batch": "--bach-size",
+}
+
+
+@pytest.mark.parametrize("command", MISSPELLED)
+def test_a_misspelled_flag_is_answered_with_the_nearest_in_one_line(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("VIVACE_EXECUTOR", "oracle")  # `serve` starts no engine ahead
+    flag = MISSPELLED[command]
+    assert exit_code([*command.split(), flag, "3"]) == 2
+    said = capsys.readouterr().err
+    assert f"unknown flag {flag}; did you mean --" in said and said.count("\n") == 1
+
+
+def test_every_command_has_a_misspelled_flag() -> None:
+    assert {*cli.COMMANDS} == {command.split()[0] for command in MISSPELLED}
+    assert {f"bench {name}" for name in cli.BENCHES} <= {*MISSPELLED}
+
+
 @pytest.mark.parametrize("words", [["--help"], ["bench", "--help"], ["serve", "--help"]])
 def test_a_reader_that_left_is_no_error(words: list[str]) -> None:
     reader, writer = os.pipe()

@@ -11,11 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from vivace.arguments import ArgumentParser
 from vivace.bench import backends, datasets
 from vivace.bench.metrics import GOODPUT_KEYS
 from vivace.bench.plot import why_not_drawable
 from vivace.bench.record import default_file, why_not_writable
 from vivace.config.process_environment import KEY_VARIABLES
+from vivace.errors import nearest
 
 FLUSH_TIMEOUT = 60.0
 
@@ -82,8 +84,8 @@ class RefusedFlag(argparse.Action):
         parser.error(f"{option_string} is not offered: {self._reason}")
 
 
-def build_parser(program: str = "vivace bench serving") -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def build_parser(program: str = "vivace bench serving") -> ArgumentParser:
+    parser = ArgumentParser(
         prog=program,
         usage="%(prog)s [FLAGS]",
         description="Measure a server under load: SGLang's bench_serving, with its definitions.",
@@ -119,6 +121,18 @@ def parse(argv: Sequence[str], program: str = "vivace bench serving") -> argpars
     if args.use_trace_timestamps and args.dataset_name not in ("custom", "openai"):
         parser.error("--use-trace-timestamps needs data set custom or openai with timestamps")
     return args
+
+
+def refuse_misspelled(parser: ArgumentParser, stray: Sequence[str]) -> None:
+    """Words that are not the benchmark's are the server's, unless they are close to the
+    benchmark's: then the program ends."""
+    from vivace.config.config import all_options
+
+    theirs = {flag for option in all_options() for flag in option.flags}
+    flags = [word for word in stray if word.partition("=")[0] not in theirs]
+    meant = [flag for flag in flags if flag.startswith("--") and nearest(flag, parser.flags())]
+    if meant:
+        parser.refuse(meant, theirs)
 
 
 def check_dataset(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vivace.arguments import ArgumentParser
 from vivace.bench.environment import host_facts, usable_cores
 from vivace.bench.flags import result_file
 
@@ -107,7 +108,7 @@ def positive(text: str) -> int:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog=PROGRAM, description=__doc__)
+    parser = ArgumentParser(prog=PROGRAM, description=__doc__)
     parser.add_argument("--model-path", help="whose shapes are taken (default: the embedded one)")
     parser.add_argument("--formats", nargs="+", default=list(KINDS), metavar="FORMAT")
     parser.add_argument("--rows", nargs="+", type=positive, default=list(ROWS))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from vivace.arguments import ArgumentParser
 from vivace.bench import datasets
 from vivace.bench.environment import host_facts, instructions_of
 from vivace.bench.flags import (
@@ -17,6 +18,7 @@ from vivace.bench.flags import (
     add_dataset_flags,
     check_dataset,
     json_object,
+    refuse_misspelled,
     result_file,
 )
 from vivace.bench.record import append_record
@@ -173,7 +175,7 @@ def render(result: dict[str, Any]) -> str:
 
 
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog=PROGRAM,
         usage="%(prog)s [FLAGS]",
         description="Throughput of the engine in this process. Flags that are not listed here are "
@@ -190,6 +192,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     add("--result-filename", type=result_file, default="", help="JSONL file to append to")
     add("--profile", action=RefusedFlag, reason=REFUSED["--profile"])
     args, words = parser.parse_known_args(argv)
+    refuse_misspelled(parser, words)
     check_dataset(parser, args)
     if args.use_trace_timestamps:
         parser.error("--use-trace-timestamps needs a server: everything is given at once here")

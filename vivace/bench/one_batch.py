@@ -16,8 +16,9 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from vivace.arguments import ArgumentParser
 from vivace.bench.environment import host_facts
-from vivace.bench.flags import result_file
+from vivace.bench.flags import refuse_misspelled, result_file
 from vivace.bench.record import append_record
 from vivace.bench.workload import BenchError
 from vivace.config.process_environment import process_environment
@@ -308,7 +309,7 @@ def show_progress(stage: str, fraction: float) -> None:
 
 
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog=PROGRAM,
         usage="%(prog)s [FLAGS]",
         description="Prefill and decode time of one batch. Flags that are not listed here are the "
@@ -325,6 +326,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     add("--cut-len", type=int, default=4, help="first part of a prefill in two parts")
     add("--log-decode-step", type=int, default=0, help="print every n-th decode step")
     args, words = parser.parse_known_args(argv)
+    refuse_misspelled(parser, words)
     for name in ("batch_size", "input_len", "output_len"):
         if min(getattr(args, name)) < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1")

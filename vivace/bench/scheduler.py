@@ -9,13 +9,13 @@ over the steps as in real traffic.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
 
+from vivace.arguments import ArgumentParser
 from vivace.engine.scheduler import Scheduler
 from vivace.engine.settings import EngineSettings
 from vivace.protocol.messages import Capacity, Request, SamplingParams
@@ -132,7 +132,7 @@ def _summary(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="vivace bench scheduler",
         description="Time plan and commit of the scheduler in steady decoding, without a model.",
     )

@@ -18,6 +18,8 @@ from typing import Any
 
 import aiohttp
 
+from vivace.arguments import ArgumentParser
+
 GROWTH_LIMIT = 0.02
 """Share by which the mean resident memory of the last third may exceed that of the middle third."""
 
@@ -42,7 +44,7 @@ def main(argv: list[str]) -> int:
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="vivace bench soak", description=__doc__)
+    parser = ArgumentParser(prog="vivace bench soak", description=__doc__)
     parser.add_argument("--url", default="http://127.0.0.1:30000")
     parser.add_argument("--api-key")
     parser.add_argument("--streams", type=int, default=64, help="streams at any moment")

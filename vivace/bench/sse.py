@@ -7,6 +7,7 @@ import json
 import statistics
 from typing import Any
 
+from vivace.arguments import ArgumentParser
 from vivace.bench.environment import host_facts
 
 GOAL_MICROSECONDS = 15.0
@@ -49,7 +50,7 @@ def spread(values: list[float]) -> str:
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="vivace bench sse",
         description="Synthetic tokens through the real frontend and HTTP server into real sockets; "
         "the figure is the serving process's CPU time per event, the client excluded. Below it: "

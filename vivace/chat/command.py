@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
+from vivace.arguments import ArgumentParser
 from vivace.chat.backend import SETTINGS, Backend, ChatError, read_setting
 from vivace.chat.commands import TYPING
 from vivace.chat.conversation import Conversation
@@ -118,7 +119,7 @@ def history_of(arguments: argparse.Namespace, console: Console) -> History | Non
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="vivace chat",
         description="Talk to a model; with a question, print its answer and end.",
         epilog=TYPING,

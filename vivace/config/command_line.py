@@ -13,7 +13,8 @@ from vivace.config.errors import ConfigError
 from vivace.config.help import help_text
 from vivace.config.known_flags import ELSEWHERE, NEWER
 from vivace.config.option import DEFAULT_PLATFORM, Option
-from vivace.config.values import nearest, parse_value
+from vivace.config.values import parse_value
+from vivace.errors import nearest
 
 HELP = frozenset({"-h", "--help"})
 HELP_ALL = "--help-all"

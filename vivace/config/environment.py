@@ -7,8 +7,9 @@ from pathlib import Path
 
 from vivace.config.errors import ConfigError
 from vivace.config.option import Support
-from vivace.config.values import finite_number, nearest, switch, whole_number
+from vivace.config.values import finite_number, switch, whole_number
 from vivace.config.variables import ASKS_NOTHING, QUIET, VARIABLES, Variable
+from vivace.errors import nearest
 
 PREFIXES = ("SGLANG_", "SGL_", "VIVACE_")
 OWN = "VIVACE_"

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 
+from vivace.arguments import ArgumentParser
 from vivace.config.option import DEFAULT_PLATFORM, PLATFORMS
 from vivace.config.table import FlagRow, flag_table, render_text
 from vivace.terminal import print_wrapped
@@ -32,7 +33,7 @@ def main(words: list[str]) -> int:
 
 
 def parsed(words: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="vivace flags", description="Every flag, its default, and what it does on a platform."
     )
     parser.add_argument("text", nargs="?", metavar="TEXT", help="only flags that mention TEXT")

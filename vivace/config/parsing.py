@@ -16,7 +16,8 @@ from vivace.config.keys import with_keys
 from vivace.config.known_flags import ELSEWHERE, NEWER
 from vivace.config.process_environment import KEYS_OF_THE_SERVER, process_environment
 from vivace.config.sglang import RETIRED, modernized, renamed, today_values
-from vivace.config.values import nearest, parse_value
+from vivace.config.values import parse_value
+from vivace.errors import nearest
 from vivace.protocol.messages import Rewrite
 
 

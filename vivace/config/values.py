@@ -7,6 +7,7 @@ from typing import Any, Protocol, cast
 
 from vivace.config.errors import ConfigError
 from vivace.config.secret import Secret
+from vivace.errors import nearest
 
 Reader = Callable[[str], Any]
 SWITCH = {
@@ -26,15 +27,6 @@ class OptionValues(Protocol):
     def choices(self) -> tuple[str, ...]: ...
     @property
     def secret(self) -> bool: ...
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """ "; did you mean ..." with up to three names, or nothing."""
-    # Loading it takes longer than all rules take, and a valid deployment never asks.
-    import difflib
-
-    close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)
-    return f"; did you mean {' or '.join(close)}?" if close else ""
 
 
 def json_value(text: str) -> Any:

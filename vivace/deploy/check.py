@@ -6,6 +6,7 @@ import argparse
 import os
 from collections.abc import Sequence
 
+from vivace.arguments import ArgumentParser
 from vivace.deploy.case import Case
 from vivace.deploy.files import write
 from vivace.deploy.load_case import (
@@ -60,7 +61,7 @@ def split_command(words: Sequence[str]) -> tuple[list[str], list[str] | None]:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
+    made = ArgumentParser(
         prog="vivace check",
         description="Checks a deployment file, launch scripts, or one command (after --).",
         epilog=EPILOG,
@@ -123,7 +124,7 @@ def print_rules(name: str | None) -> int:
         return 0
     rule = rule_named(name)
     if rule is None:
-        from vivace.config.values import nearest
+        from vivace.errors import nearest
 
         near = nearest(name, [each.name for each in RULES]) or "; --rules lists them"
         raise CannotStart(f"unknown rule {name!r}{near}")

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from vivace.arguments import ArgumentParser
 from vivace.deploy.load_case import (
     LoadedDeployment,
     Overrides,
@@ -28,6 +29,9 @@ VIVACE_PROGRAMS = {
 
 def main(words: Sequence[str]) -> int:
     """Exit code: 0, or 2 with the error on stderr."""
+    if not words:
+        parser().print_help()
+        return CANNOT_START
     chosen = parser().parse_args(list(words))
     try:
         return COMMANDS[chosen.command](chosen)
@@ -39,7 +43,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog="vivace deploy", description="Deployments as one file.")
+    made = ArgumentParser(prog="vivace deploy", description="Deployments as one file.")
     commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
     reading = commands.add_parser("import", help="launch scripts -> a deployment file")
     reading.add_argument("scripts", nargs="+", type=Path, metavar="SCRIPT")

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import msgspec
 
 from vivace.config.process_environment import process_environment
-from vivace.config.values import nearest
 from vivace.deploy.case import Case
 from vivace.deploy.catalogue.architecture import Architecture
 from vivace.deploy.catalogue.hardware import Device, devices, find_device, measured
@@ -22,6 +21,7 @@ from vivace.deploy.files import PathName, below, beside, home, is_file
 from vivace.deploy.from_script.flags import Remark
 from vivace.deploy.schema.deployment import Deployment, DeploymentError, Hardware, Model, Workload
 from vivace.deploy.target import target_of
+from vivace.errors import nearest
 
 SPECS = (".yaml", ".yml")
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from vivace.arguments import ArgumentParser
 from vivace.config.process_environment import process_environment
 from vivace.doctor import devices, linux, network, serving, storage
 from vivace.doctor.diagnosis import STATES, Diagnosis, Probe, ProbeOptions
@@ -70,7 +71,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    arguments = argparse.ArgumentParser(
+    arguments = ArgumentParser(
         prog="vivace doctor",
         description="Check that this machine is ready to serve, and how to fix it.",
     )

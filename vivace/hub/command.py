@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from vivace.arguments import ArgumentParser
 from vivace.checkpoint.source import EMBEDDED_NAME, SourceError, locate
 from vivace.config.environment import hub_cache, read_environment
 from vivace.config.process_environment import process_environment
@@ -157,7 +158,7 @@ def remove_all(cache: Path, names: Sequence[str], *, ask: bool) -> None:
 
 
 def command_parser(name: str, description: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=f"vivace {name}", description=description)
+    parser = ArgumentParser(prog=f"vivace {name}", description=description)
     parser.add_argument(
         "--download-dir", metavar="DIR", help="the cache (default: HF_HUB_CACHE, or ModelScope's)"
     )

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 import vivace
+from vivace.arguments import ArgumentParser
 from vivace.bench.environment import host_facts
 from vivace.bench.flags import result_file
 from vivace.bench.peers.compare import Comparison, Rules, compare
@@ -164,7 +165,7 @@ def peer_of(name: str, args: argparse.Namespace) -> Peer:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="vivace bench peers",
         description="Start this server and others, give them the same load in turn (A B A B ...), "
         "and compare medians. Nothing is installed unless --setup is given.",

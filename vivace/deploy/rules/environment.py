@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from vivace.config.values import nearest
 from vivace.deploy.case import Case
 from vivace.deploy.catalogue.flags import tables
 from vivace.deploy.rules.rule import Issue, case_rule, server_rule
 from vivace.deploy.schema.deployment import KINDS
 from vivace.deploy.server_plan import DISPATCH, ServerPlan
+from vivace.errors import nearest
 
 PREFIXES = ("SGLANG_", "SGL_", "VIVACE_")
 MISSPELLED = ("HCCL_BUFFERSIZE", "HCCL_BUFF_SIZE", "HCCL_SOCKET_IFNAMES")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from vivace.config.errors import ConfigError
 from vivace.config.sglang import RETIRED, VALUES
-from vivace.config.values import nearest, parse_value
+from vivace.config.values import parse_value
 from vivace.deploy.case import Case
 from vivace.deploy.from_script.flags import option_named, server_options
 from vivace.deploy.rules.rule import Issue, case_rule, server_rule
@@ -19,6 +19,7 @@ from vivace.deploy.target import (
     status,
     versions_with,
 )
+from vivace.errors import nearest
 
 ARGPARSE = "argparse, as SGLang uses it"
 INVENTORY = "SGLang's server_args.py, 0.4.6 to 0.5.23"
