@@ -617,8 +617,9 @@ def contains(finding: Finding, value: str) -> bool:
     return re.search(words, f"{finding.text} {finding.remedy}") is not None
 
 
-def test_every_rule_says_what_must_hold() -> None:
+def test_every_rule_says_what_must_hold_and_why() -> None:
     assert [rule.name for rule in RULES if not rule.title or "\n" in rule.title] == []
+    assert [rule.name for rule in RULES if not rule.explanation] == []
 
 
 def test_every_module_with_rules_is_in_the_list() -> None:

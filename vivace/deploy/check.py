@@ -139,7 +139,7 @@ def rule_list(rules: Sequence[Rule]) -> str:
 
 def rule_text(rule: Rule) -> str:
     lines = [f"{rule.name} ({rule.severity}): {rule.title}.", ""]
-    lines += [rule.explanation] if rule.explanation else []
+    lines += [rule.explanation]
     if rule.needs:
         lines.append(f"It needs to know: {', '.join(rule.needs)}.")
     return "\n".join([*lines, f"Source: {rule.source}."])

@@ -35,7 +35,9 @@ def prefill_and_decode(case: Case) -> Iterator[Issue]:
 
 @server_rule("role-mode", "error", source=PAGE, roles=("mixed", "prefill", "decode"))
 def role_mode(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """--disaggregation-mode matches the kind of the role."""
+    """--disaggregation-mode matches the kind of the role.
+    The flag decides what the server does. One of the wrong mode starts, and the router's
+    requests to it fail."""
     mode = server.value("disaggregation_mode")
     kind = "mixed" if mode in (None, "null") else mode
     if kind != server.kind:
@@ -62,7 +64,9 @@ def hosts_apart(case: Case) -> Iterator[Issue]:
 
 @server_rule("hosts-once", "error", source=PAGE)
 def hosts_once(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """A node is listed once: two ranks of an instance cannot share it."""
+    """A node of a role is listed once.
+    Every entry is a node of its own with its own rank; two entries of one node would start two
+    ranks on the same devices."""
     twice = [host for host, count in Counter(server.role.hosts).items() if count > 1]
     if twice:
         text = f"{', '.join(map(repr, twice))} is listed more than once in hosts"
@@ -71,7 +75,9 @@ def hosts_once(server: ServerPlan, case: Case) -> Iterator[Issue]:
 
 @case_rule("router-prefill", "error", source=PAGE)
 def router_prefill(case: Case) -> Iterator[Issue]:
-    """The router's --prefill entries are the prefill instances and their bootstrap ports."""
+    """The router's --prefill entries are the prefill instances and their bootstrap ports.
+    The router tells a decode server which bootstrap port its KV comes from: with another port
+    the request waits until it times out."""
     ports = bootstrap_ports(case)
     for router in case.of("router"):
         entries = router.role.flags.get("prefill")
@@ -108,7 +114,9 @@ def joined(ports: list[Any]) -> str:
 
 @server_rule("router-decode", "error", source=PAGE, roles=("router",))
 def router_decode(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """The router's --decode entries are the decode instances."""
+    """The router's --decode entries are the decode instances.
+    An instance that is not listed gets no requests; an entry without a server fails those it
+    gets."""
     instances = sum(each.role.instances for each in case.of("decode"))
     entries = server.role.flags.get("decode")
     if isinstance(entries, list) and instances and len(entries) != instances:
@@ -118,7 +126,8 @@ def router_decode(server: ServerPlan, case: Case) -> Iterator[Issue]:
 
 @server_rule("router-ports", "error", source=PAGE, roles=("router",))
 def router_ports(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """The ports in the router's URLs are those of the servers."""
+    """The ports in the router's URLs are those of the servers.
+    Where no server listens, the router's health checks and requests fail."""
     for flag, kind in (("prefill", "prefill"), ("decode", "decode"), ("worker-urls", "mixed")):
         ports = {each.number("port") or DEFAULT_PORT for each in case.of(kind)}
         for url in urls(server.role.flags.get(flag)):
@@ -218,7 +227,8 @@ def ports_apart(case: Case) -> Iterator[Issue]:
 
 @case_rule("port-range", "error", source="TCP")
 def port_range(case: Case) -> Iterator[Issue]:
-    """Ports are between 1 and 65535."""
+    """Ports are between 1 and 65535.
+    A port number has 16 bits, and 0 means any free port, which nobody else would know."""
     for server in case.all:
         for flag in ("port", "disaggregation-bootstrap-port"):
             port = server.nodes[0].flags.get(flag) if server.nodes else None
@@ -229,7 +239,8 @@ def port_range(case: Case) -> Iterator[Issue]:
 
 @server_rule("queue-ignored", "note", source=PD, roles=("prefill", "decode"))
 def queue_ignored(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """Prefill and decode servers do not set --max-queued-requests: they ignore it."""
+    """Prefill and decode servers do not set --max-queued-requests.
+    Their queues are those of the handshake and the transfer, which the flag does not limit."""
     if server.has("max_queued_requests"):
         text = "--max-queued-requests is ignored with prefill/decode disaggregation"
         remedy = "set limits at the router: --max-concurrent-requests, --queue-size"

@@ -49,7 +49,8 @@ def distinct(issues: Iterator[Issue]) -> Iterator[Issue]:
 
 @case_rule("unknown-variable", "warning", source=INVENTORY)
 def unknown_variable(case: Case) -> Iterator[Issue]:
-    """Every variable is known: others are silently ignored."""
+    """Every variable is known.
+    Nothing reports a misspelled variable: it has no effect, and its default stays."""
     known = tables().variables
 
     def issues() -> Iterator[Issue]:
@@ -120,7 +121,9 @@ def task_queue(server: ServerPlan, case: Case) -> Iterator[Issue]:
 
 @server_rule("task-queue-graphs", "warning", source=GUIDE, roles=("decode",))
 def task_queue_graphs(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """TASK_QUEUE_ENABLE=2 is not used with captured graphs."""
+    """TASK_QUEUE_ENABLE=2 is not used with captured graphs.
+    Level 2 changes how kernels are launched; a captured graph replays the launches it
+    recorded."""
     level = server.variable("TASK_QUEUE_ENABLE")
     if level == "2" and not server.has("disable_cuda_graph"):
         text = "TASK_QUEUE_ENABLE=2 conflicts with captured graphs, which are on"

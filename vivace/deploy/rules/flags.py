@@ -159,7 +159,9 @@ def ambiguous_flag(server: ServerPlan, case: Case) -> Iterator[Issue]:
 
 @server_rule("flag-value", "error", source=INVENTORY)
 def flag_value(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """Flags have values of their type and among their choices."""
+    """Flags have values of their type and among their choices.
+    argparse converts and compares every value before anything is loaded, and stops with a
+    usage line."""
     for flag, value in server.role.flags.items():
         option = option_named(flag)
         if option is None or value is None or placeholder(value):
@@ -190,7 +192,8 @@ def retired_value(server: ServerPlan, case: Case) -> Iterator[Issue]:
 
 @case_rule("flag-given-twice", "warning", source=ARGPARSE)
 def given_twice(case: Case) -> Iterator[Issue]:
-    """No flag is given twice: argparse silently keeps the last value."""
+    """No flag is given twice.
+    argparse keeps the last value without a word, so the first one has no effect."""
     for remark in case.remarks:
         if remark.rule == "flag-given-twice":
             flag = "--" + remark.flag

@@ -111,7 +111,9 @@ def shared_prompts(server: ServerPlan, case: Case) -> Iterator[Issue]:
 
 @server_rule("model-path", "warning", source="Vivace")
 def model_path(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """--model-path matches model.path."""
+    """--model-path matches model.path.
+    Every rule and the memory plan compute with the model of the file; the server loads the
+    model of the flag."""
     expected, value = case.deployment.model.path, server.value("model_path")
     if expected is not None and value != expected:
         text = f"--model-path is {value or 'not set'}, but model.path is {expected}"

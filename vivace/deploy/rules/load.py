@@ -32,7 +32,8 @@ def benchmark_port(case: Case) -> Iterator[Issue]:
 
 @server_rule("context", "error", source=GUIDE, needs=("load",))
 def context(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """Input and output together fit into --context-length."""
+    """Input and output together fit into --context-length.
+    A longer prompt is refused with status 400, and an output ends where the context does."""
     if case.load.input is None or case.load.output is None:
         return
     total = case.load.input + case.load.output
@@ -48,7 +49,8 @@ def context(server: ServerPlan, case: Case) -> Iterator[Issue]:
 
 @server_rule("context-model", "error", source=ARGS, needs=("model",))
 def context_model(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """--context-length does not exceed the model's context length."""
+    """--context-length does not exceed the model's context length.
+    Positions beyond it were never trained. SGLang refuses them unless a variable allows it."""
     limit = server.number("context_length")
     if case.model is None or limit is None or server.enabled(LONGER):
         return
@@ -60,7 +62,9 @@ def context_model(server: ServerPlan, case: Case) -> Iterator[Issue]:
 
 @server_rule("admission", "note", source=PAGE, roles=DECODES)
 def admission(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """The servers admit the whole load: above --max-running-requests, requests queue."""
+    """The servers admit the whole load.
+    Requests above --max-running-requests wait in the queue, which counts toward their first
+    token."""
     concurrency, instances = case.load.concurrency, server.role.instances
     limit = None if server.running is None else server.running * instances
     if concurrency is not None and limit is not None and concurrency > limit:
@@ -84,7 +88,9 @@ def prefill_budget(server: ServerPlan, case: Case) -> Iterator[Issue]:
 
 @server_rule("chunk-share", "note", source=ARGS, needs=("load",))
 def chunk_share(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """--chunked-prefill-size holds a prompt after dp attention divided it by dp."""
+    """--chunked-prefill-size holds a prompt after dp attention divided it by dp.
+    Each rank gets chunked-prefill-size / dp tokens; a prompt that looks whole is cut and needs
+    several steps."""
     prompt, chunk = case.load.input, server.number("chunked_prefill_size")
     dp = server.parallelism.dp if server.parallelism.dp_attention else 0
     if not (server.prefills and prompt and chunk and chunk > 0 and dp):
@@ -98,7 +104,8 @@ def chunk_share(server: ServerPlan, case: Case) -> Iterator[Issue]:
 
 @case_rule("workload", "warning", source=PAGE)
 def workload(case: Case) -> Iterator[Issue]:
-    """The benchmark measures the stated workload."""
+    """The benchmark measures the stated workload.
+    Figures of another load say nothing about the targets of the file."""
     stated = case.deployment.workload
     if stated is None:
         return
@@ -119,7 +126,8 @@ def workload(case: Case) -> Iterator[Issue]:
 
 @case_rule("workload-range", "warning", source=BENCH)
 def workload_range(case: Case) -> Iterator[Issue]:
-    """--random-range-ratio is low / high of workload.input and workload.output."""
+    """--random-range-ratio is low / high of workload.input and workload.output.
+    bench_serving has one ratio for both: lengths lie between ratio x length and length."""
     stated = case.deployment.workload
     ranges = [] if stated is None else [("input", stated.input), ("output", stated.output)]
     for benchmark in case.benchmarks:
@@ -146,7 +154,9 @@ def range_ratio(case: Case) -> Iterator[Issue]:
 
 @case_rule("single-wave", "warning", source="implied")
 def single_wave(case: Case) -> Iterator[Issue]:
-    """The benchmark runs several waves of requests, to reach a steady state."""
+    """The benchmark runs several waves of requests.
+    In a single wave all prompts come at once and the batch only shrinks: there is no steady
+    state to measure."""
     for benchmark in case.benchmarks:
         concurrency = benchmark.integer("max-concurrency", "-max-concurrency")
         prompts = benchmark.integer("num-prompts", "num-prompt")

@@ -27,7 +27,9 @@ def loopback_nodes(server: ServerPlan, case: Case) -> Iterator[Issue]:
 
 @server_rule("interface-named", "warning", source=GUIDE, platforms=("npu",))
 def interface_named(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """Instances of several nodes set their network interface."""
+    """Instances of several nodes set their network interface.
+    HCCL and gloo take the first interface they find; on a node with several it may be the
+    management network."""
     for name in INTERFACES if server.role.nodes > 1 else ():
         if not any(node.environment.get(name) for node in server.nodes):
             text = f"{name} is not set: the first interface is used, which may be a slow one"

@@ -70,7 +70,8 @@ def nodes(server: ServerPlan, case: Case) -> Iterator[Issue]:
 
 @server_rule("nodes-share-ranks", "error", source=ARGS)
 def nodes_share_ranks(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """tp x pp is a multiple of the nodes, so that every node has as many ranks."""
+    """tp x pp is a multiple of the nodes.
+    Every node starts tp x pp / nnodes ranks; SGLang asserts that the division leaves nothing."""
     nnodes, layout = server.positive("nnodes"), server.parallelism
     ranks = layout.tp * layout.pp
     if ranks % nnodes:
@@ -80,7 +81,9 @@ def nodes_share_ranks(server: ServerPlan, case: Case) -> Iterator[Issue]:
 
 @server_rule("meeting-point", "error", source=ARGS)
 def meeting_point(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """Instances of several nodes set --dist-init-addr, where their ranks find one another."""
+    """Instances of several nodes set --dist-init-addr.
+    Its default is an address of the node itself, so each node would wait for ranks that never
+    come."""
     nnodes = server.positive("nnodes")
     if nnodes > 1 and not server.has("dist_init_addr"):
         text = f"--dist-init-addr is not set for {nnodes} nodes: each of them waits for itself"
@@ -90,7 +93,8 @@ def meeting_point(server: ServerPlan, case: Case) -> Iterator[Issue]:
 
 @server_rule("plain-dp-nodes", "error", source=ARGS)
 def plain_dp_nodes(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """Data parallelism over several nodes uses dp attention."""
+    """Data parallelism over several nodes uses dp attention.
+    Replicas without it are whole servers on one node; SGLang stops when they would span nodes."""
     nnodes, layout = server.positive("nnodes"), server.parallelism
     if nnodes > 1 and layout.dp > 1 and not layout.dp_attention:
         text = f"dp {layout.dp} on {nnodes} nodes needs --enable-dp-attention"
@@ -100,7 +104,8 @@ def plain_dp_nodes(server: ServerPlan, case: Case) -> Iterator[Issue]:
 
 @server_rule("dp-divides-tp", "error", source=ARGS)
 def dp_divides_tp(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """With dp attention, tp is a multiple of dp x cp."""
+    """With dp attention, tp is a multiple of dp x cp.
+    An attention group has tp / (dp x cp) ranks, and all groups have the same size."""
     layout = server.parallelism
     if layout.dp_attention and layout.tp % (layout.dp * layout.cp):
         groups = f"dp {layout.dp}" + (f" x cp {layout.cp}" if layout.cp > 1 else "")
@@ -121,7 +126,8 @@ def running_divides(server: ServerPlan, case: Case) -> Iterator[Issue]:
 
 @server_rule("heads", "error", source=CONFIG, needs=("model",))
 def heads(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """The number of attention heads is a multiple of the ranks of a group (attention-tp)."""
+    """The number of attention heads is a multiple of the ranks of a group (attention-tp).
+    Each rank computes whole heads, and all ranks compute as many."""
     if case.model is None:
         return
     count, ranks = case.model.attention.heads, server.parallelism.attention_tp
@@ -146,7 +152,8 @@ def kv_copies(server: ServerPlan, case: Case) -> Iterator[Issue]:
 
 @server_rule("experts", "error", source=CONFIG, needs=("model",))
 def experts(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """The number of experts is a multiple of ep."""
+    """The number of experts is a multiple of ep.
+    Each rank of a group holds as many experts; redundant ones count."""
     if case.model is None or case.model.experts is None:
         return
     count = case.model.experts.count + (server.number("ep_num_redundant_experts") or 0)
@@ -158,7 +165,8 @@ def experts(server: ServerPlan, case: Case) -> Iterator[Issue]:
 
 @server_rule("ep-divides-tp", "error", source=ARGS)
 def ep_divides_tp(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """tp is a multiple of ep."""
+    """tp is a multiple of ep.
+    The experts of a layer are divided among groups of tp / ep ranks."""
     ep, tp = server.number("ep_size") or 1, server.parallelism.tp
     if ep > 1 and tp % ep and server.parallelism.ep == ep:
         text = f"tp {tp} is not a multiple of ep {ep}"
@@ -201,7 +209,9 @@ def pipeline(server: ServerPlan, case: Case) -> Iterator[Issue]:
 
 @server_rule("context-parallel", "note", source="SGLang 0.5.10; parameter guide")
 def context_parallel(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """Context parallelism sets its degree, --attn-cp-size."""
+    """Context parallelism sets its degree, --attn-cp-size.
+    In 0.5.8 it spans the whole tp group; from 0.5.10 on the degree comes only from the flag,
+    whose default is 1."""
     name, layout = "enable_nsa_prefill_context_parallel", server.parallelism
     if server.has(name) and layout.cp == 1:
         text = "--attn-cp-size is 1: from 0.5.10, context parallelism then has no effect on Ascend"

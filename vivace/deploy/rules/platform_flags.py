@@ -17,7 +17,8 @@ FEATURES = "Support Features on Ascend NPU"
 
 @server_rule("own-flag", "error", source=INVENTORY, engine="sglang")
 def own_flag(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """SGLang is not given flags that only Vivace has."""
+    """SGLang is not given flags that only Vivace has.
+    SGLang's parser stops at a flag it does not know."""
     for flag in long_flags(server):
         if flag in OURS:
             yield Issue(flag, f"{flag} is a flag of Vivace; SGLang has no such flag", "remove it")

@@ -18,7 +18,8 @@ PLAN_STREAM = "SGLANG_ENABLE_OVERLAP_PLAN_STREAM"
 
 @server_rule("spec-v2", "error", source=GUIDE)
 def spec_v2(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """SGLANG_ENABLE_SPEC_V2 is used with --speculative-eagle-topk 1."""
+    """SGLANG_ENABLE_SPEC_V2 is used with --speculative-eagle-topk 1.
+    The overlapped speculative worker verifies a chain of drafts, not a tree."""
     topk = server.number("speculative_eagle_topk")
     speculates = server.enabled(V2) and server.has("speculative_algorithm")
     if speculates and topk is not None and topk > 1:
@@ -61,7 +62,9 @@ def draft_quantization(server: ServerPlan, case: Case) -> Iterator[Issue]:
 
 @server_rule("draft-tokens", "warning", source=ARGS)
 def draft_tokens(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """--speculative-num-draft-tokens is steps + 1 with topk 1."""
+    """--speculative-num-draft-tokens is steps + 1 with topk 1.
+    A chain has one draft for each step, and the verified token in front of them; SGLang
+    corrects other values at start-up."""
     tokens = server.number("speculative_num_draft_tokens")
     steps = server.number("speculative_num_steps")
     chain = server.has("speculative_algorithm") and server.number("speculative_eagle_topk") == 1
@@ -104,7 +107,9 @@ def ngram(server: ServerPlan, case: Case) -> Iterator[Issue]:
 
 @server_rule("adapter-drafts", "warning", source=ARGS)
 def adapter_drafts(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """LoRA is used without speculative decoding."""
+    """LoRA is used without speculative decoding.
+    The draft model has no adapters, so it guesses what the base model would say and fewer
+    tokens are accepted."""
     lora = next((name for name in ("enable_lora", "lora_paths") if server.has(name)), None)
     if lora is not None and server.has("speculative_algorithm"):
         text = "speculation with LoRA accepts fewer tokens: the draft model has no adapter"
@@ -140,7 +145,8 @@ def graph_unused(server: ServerPlan, case: Case) -> Iterator[Issue]:
 
 @server_rule("graph-padding", "note", source="implied")
 def graph_padding(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """Small batches have small graphs: a batch is padded to the next captured size."""
+    """Small batches have small graphs.
+    A batch is padded to the next captured size and costs as much as one of that size."""
     graphs, rank = server.graphs, server.running_per_rank or 0
     listed = isinstance(server.value("cuda_graph_bs"), tuple | list)
     if server.decodes and listed and graphs and min(graphs) > 1 and rank > 1:
@@ -152,7 +158,8 @@ def graph_padding(server: ServerPlan, case: Case) -> Iterator[Issue]:
 
 @server_rule("graph-on-prefill", "note", source=ARGS, roles=("prefill",))
 def graph_on_prefill(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """Prefill roles do not set --cuda-graph-bs: they capture no decode graphs."""
+    """Prefill roles do not set --cuda-graph-bs.
+    The flag names sizes of decode graphs, and a prefill role never decodes."""
     if server.has("cuda_graph_bs") and not server.has("disable_cuda_graph"):
         text = "--cuda-graph-bs has no effect: a prefill role captures no decode graphs"
         yield Issue(server.flag("cuda_graph_bs"), text, "remove it")
