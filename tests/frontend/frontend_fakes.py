@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as Core
 from vivace.frontend.chat_template import own_template
 from vivace.frontend.frontend import Frontend
 from vivace.frontend.request_output import RequestOutput
-from vivace.frontend.served_model import SeedSource, ServedModel
+from vivace.frontend.served_model import ServedModel, seed_counter
 from vivace.frontend.tokenizer import Tokenizer, byte_alphabet
 from vivace.frontend.tokenizer_gguf import tokenizer_of
 from vivace.protocol.messages import Capacity, Delta, Deltas, Ready, Request
@@ -87,7 +87,7 @@ def served(**changes: Any) -> ServedModel:
         "context": 1000,
         "vocabulary": 263,
         "eos_ids": (261,),
-        "seeds": SeedSource(3),
+        "seeds": seed_counter(3),
     }
     return ServedModel(**{**settings, **changes})
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vivace.frontend.errors import BadRequest
-from vivace.frontend.fair_queue import BASE, CURRENT_CLIENT, FairQueue, QueueFull
+from vivace.frontend.fairness import BASE, CURRENT_CLIENT, FairQueue, QueueFull
 from vivace.frontend.tokenizer_pool import Lane, TokenizerPool
 
 

@@ -22,7 +22,7 @@ import pytest
 
 from vivace.frontend.chat_template import ChatTemplate, TemplateSet
 from vivace.frontend.errors import BadRequest, ChatTemplateError, OverLimit
-from vivace.frontend.fair_queue import CURRENT_CLIENT
+from vivace.frontend.fairness import CURRENT_CLIENT
 from vivace.frontend.render_process import ProgressWatch
 from vivace.frontend.renderer import Renderer
 from vivace.frontend.template_messages import Load, RenderLimits, frame

@@ -16,7 +16,7 @@ from server_kit import Running, ask, running_server
 from worst_bodies import malformed_bodies
 
 from vivace.frontend.errors import BadRequest
-from vivace.frontend.pace import run_now
+from vivace.frontend.fairness import run_now
 from vivace.requests import json_scan, limits
 from vivace.requests.schema import GenerateRequest
 from vivace.server import body as bodies

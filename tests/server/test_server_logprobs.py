@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from msgspec import Raw
 from server_kit import ScriptedEngine, Wire, ask, events, running_server, unchunk
 
-from vivace.frontend.pace import Pace, Work
+from vivace.frontend.fairness import Pace, Work
 from vivace.frontend.request_output import RequestOutput
 from vivace.frontend.sglang_output import SGLangOutput
 from vivace.frontend.tokenizer import Tokenizer

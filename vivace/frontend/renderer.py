@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from vivace.frontend.errors import BadRequest
-from vivace.frontend.fair_queue import CURRENT_CLIENT, FairQueue, QueueEntry, QueueFull
+from vivace.frontend.fairness import CURRENT_CLIENT, FairQueue, QueueEntry, QueueFull
 from vivace.frontend.render_process import (
     LOOK,
     MAX_ATTEMPTS,

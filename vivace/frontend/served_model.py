@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,8 @@ GENERATION_FIELDS: dict[str, FieldKind[float]] = {
 }
 SMALLEST_TOP_P = 1e-6
 ADVICE = "Correct the file, or leave its defaults out with --sampling-defaults openai"
+SEED_STRIDE = 0x9E3779B97F4A7C15
+"""How far apart the counters of two random seeds begin."""
 PREFERRED = "--preferred-sampling-params"
 
 
@@ -73,29 +75,10 @@ def format_value(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-_MASK = (1 << 63) - 1
-
-
-class SeedSource:
-    """Seeds for requests that bring none: a function of the server's seed and a counter.
-
-    Never repeats within a server's life; two servers with one `--random-seed` draw the same.
-    """
-
-    def __init__(self, random_seed: int = 0) -> None:
-        self._start = random_seed
-        self._counter = itertools.count(1)
-
-    def next(self) -> int:
-        return mix(self._start * 0x9E3779B97F4A7C15 + next(self._counter))
-
-
-def mix(value: int) -> int:
-    """SplitMix64's finisher, kept to 63 bits."""
-    value = (value * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
-    return (value ^ (value >> 31)) & _MASK
+def seed_counter(random_seed: int = 0) -> Iterator[int]:
+    """What seeds of requests that bring none are made of: it never repeats within a server's life,
+    and two servers with one `--random-seed` draw the same."""
+    return itertools.count(random_seed * SEED_STRIDE + 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +97,7 @@ class ServedModel:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     eos_ids: tuple[int, ...] = ()
     allow_auto_truncate: bool = False
-    seeds: SeedSource = field(default_factory=SeedSource)
+    seeds: Iterator[int] = field(default_factory=seed_counter)
     max_live: int = 65536
     max_samples: int = 128
     max_stop_strings: int = 32
@@ -141,5 +124,5 @@ def served_model(config: Config, tokenizer: Tokenizer | None) -> ServedModel:
         defaults=sampling_defaults(config).values,
         eos_ids=tuple(dict.fromkeys(ends)),
         allow_auto_truncate=bool(config.runtime.allow_auto_truncate),
-        seeds=SeedSource(config.runtime.random_seed or 0),
+        seeds=seed_counter(config.runtime.random_seed or 0),
     )

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from vivace.frontend.errors import BadRequest
-from vivace.frontend.fair_queue import CURRENT_CLIENT, FairQueue, QueueFull
+from vivace.frontend.fairness import CURRENT_CLIENT, FairQueue, QueueFull
 from vivace.frontend.served_model import ServedModel
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.frontend.validation import too_long

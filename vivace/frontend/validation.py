@@ -240,8 +240,16 @@ def _top_k(fields: Fields, vocabulary: int) -> int:
 
 def _seed(fields: Fields, served: ServedModel) -> int:
     if fields.get("sampling_seed") is None:
-        return served.seeds.next()
+        return mix(next(served.seeds))
     return fields.integer("sampling_seed", 0, -_SEED_LIMIT, 2 * _SEED_LIMIT - 1) % _SEED_LIMIT
+
+
+def mix(value: int) -> int:
+    """SplitMix64's finisher, kept to 63 bits."""
+    value = (value * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+    return (value ^ (value >> 31)) % _SEED_LIMIT
 
 
 def _logit_bias(fields: Fields, served: ServedModel) -> dict[int, float]:

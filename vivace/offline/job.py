@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from vivace.frontend.errors import BadRequest, EngineUnavailable
+from vivace.frontend.fairness import run_now
 from vivace.frontend.frontend import Frontend
-from vivace.frontend.pace import run_now
 from vivace.frontend.request_output import RequestOutput
 from vivace.frontend.sglang_output import SGLangOutput
 from vivace.offline.prompts import read_prompts

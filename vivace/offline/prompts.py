@@ -9,9 +9,9 @@ import msgspec
 
 from vivace.frontend.chat_template import RenderOptions
 from vivace.frontend.errors import BadRequest
+from vivace.frontend.fairness import run_now
 from vivace.frontend.fields import kind_of, refuse_unsupported, validation_error
 from vivace.frontend.frontend import Frontend
-from vivace.frontend.pace import run_now
 from vivace.requests.prompts import PromptInput, prompt_inputs, template_messages
 from vivace.requests.schema import HARMLESS, REFUSED, GenerateRequest, Message
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from vivace.frontend.errors import BadRequest
-from vivace.frontend.pace import Work
+from vivace.frontend.fairness import Work
 from vivace.requests.limits import DEPTH, PART_VALUES, PROMPTS, VALUES
 
 WINDOW = 64 << 10

@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 
 from vivace.frontend.errors import BadRequest
+from vivace.frontend.fairness import Work
 from vivace.frontend.fields import refuse_unsupported
 from vivace.frontend.frontend import Frontend
-from vivace.frontend.pace import Work
 from vivace.frontend.validation import build_logprobs, build_sampling, check_prompt, samples
 from vivace.protocol.messages import Request
 from vivace.requests.json_scan import Scan

@@ -25,8 +25,8 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from vivace.frontend.errors import BadRequest
+from vivace.frontend.fairness import Work
 from vivace.frontend.fields import validation_error
-from vivace.frontend.pace import Work
 from vivace.requests.json_scan import WINDOW, Cuts, Data, ListField, Scan, too_deep
 from vivace.requests.limits import DEPTH, VALUES
 from vivace.server.http_metrics import UNKNOWN_FIELD

@@ -10,8 +10,8 @@ import msgspec
 from aiohttp import web
 
 from vivace.frontend.errors import BadRequest
+from vivace.frontend.fairness import Work
 from vivace.frontend.frontend import Frontend
-from vivace.frontend.pace import Work
 from vivace.frontend.request_output import RequestOutput, Sink
 from vivace.protocol.messages import FINISH_ABORT, Finish, Request
 from vivace.requests import prompts

@@ -11,8 +11,8 @@ from aiohttp import web
 
 from vivace.frontend.engine_status import EngineStatus
 from vivace.frontend.errors import BadRequest, EngineUnavailable
+from vivace.frontend.fairness import Pace
 from vivace.frontend.frontend import Frontend
-from vivace.frontend.pace import Pace
 from vivace.frontend.served_model import ServedModel
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.protocol.messages import EngineState, FlushCache, GetState, Reply

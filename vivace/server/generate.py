@@ -10,8 +10,8 @@ import msgspec
 from aiohttp import web
 
 from vivace.frontend.errors import BadRequest
+from vivace.frontend.fairness import Work
 from vivace.frontend.fields import refuse_unsupported
-from vivace.frontend.pace import Work
 from vivace.frontend.request_output import RequestOutput
 from vivace.frontend.sglang_output import SGLangOutput
 from vivace.protocol.messages import Request

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from vivace.frontend.errors import BadRequest
-from vivace.frontend.fair_queue import CURRENT_CLIENT
+from vivace.frontend.fairness import CURRENT_CLIENT
 from vivace.server.access import CLIENT, Access, check_headers
 from vivace.server.body import Body, read_body
 from vivace.server.connection import Connection

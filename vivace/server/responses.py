@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from vivace.frontend.pace import Work
+from vivace.frontend.fairness import Work
 
 KINDS = {
     400: "BadRequestError",

@@ -17,7 +17,7 @@ from typing import Protocol
 import msgspec
 from aiohttp import HttpVersion11, web
 
-from vivace.frontend.pace import Pace, Work
+from vivace.frontend.fairness import Pace, Work
 from vivace.frontend.request_output import RequestOutput, merge
 from vivace.server.responses import error_body
 

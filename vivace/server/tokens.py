@@ -9,8 +9,8 @@ import msgspec
 from aiohttp import web
 
 from vivace.frontend.errors import BadRequest
+from vivace.frontend.fairness import Work, run_now
 from vivace.frontend.fields import refuse_unsupported
-from vivace.frontend.pace import Work, run_now
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.requests.limits import PROMPTS
 from vivace.requests.prompts import kind_of_entries

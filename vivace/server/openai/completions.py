@@ -10,8 +10,8 @@ from aiohttp import web
 from msgspec import Raw
 
 from vivace.frontend.errors import BadRequest
+from vivace.frontend.fairness import Work
 from vivace.frontend.fields import refuse_unsupported
-from vivace.frontend.pace import Work
 from vivace.frontend.request_output import RequestOutput
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.protocol.messages import Request

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from msgspec import Raw
 from msgspec.json import encode
 
-from vivace.frontend.pace import Work
+from vivace.frontend.fairness import Work
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.protocol.messages import TokenLogprob
 from vivace.server.openai.schema import (

@@ -12,7 +12,7 @@ from typing import Any, cast
 import msgspec
 from aiohttp import web
 
-from vivace.frontend.pace import Work, run_now
+from vivace.frontend.fairness import Work, run_now
 from vivace.frontend.request_output import RequestOutput
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.protocol.messages import Finish, Request
