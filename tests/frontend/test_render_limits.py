@@ -23,9 +23,8 @@ import pytest
 from vivace.frontend.chat_template import ChatTemplate, TemplateSet
 from vivace.frontend.errors import BadRequest, ChatTemplateError, OverLimit
 from vivace.frontend.fairness import CURRENT_CLIENT
-from vivace.frontend.render_process import ProgressWatch
+from vivace.frontend.render_process import Load, ProgressWatch, RenderLimits, frame
 from vivace.frontend.renderer import Renderer
-from vivace.frontend.template_messages import Load, RenderLimits, frame
 from vivace.frontend.template_process import environment
 
 TIGHT = RenderLimits(cpu_seconds=0.3, memory=96 << 20, characters=1 << 20)
@@ -364,7 +363,7 @@ def test_the_timer_kills_even_when_its_signal_is_ignored_by_our_parents() -> Non
         "signal.signal(signal.SIGPROF, signal.SIG_IGN)\n"
         "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPROF})\n"
         "from vivace.frontend.renderer import Renderer\n"
-        "from vivace.frontend.template_messages import RenderLimits\n"
+        "from vivace.frontend.render_process import RenderLimits\n"
         "renderer = Renderer(RenderLimits(cpu_seconds=0.2, wall_seconds=30))\n"
         "loops = 2 * '{% for i in range(99999) %}' + 2 * '{% endfor %}'\n"
         "renderer.load({'t': loops})\n"

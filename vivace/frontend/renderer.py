@@ -18,22 +18,20 @@ from vivace.frontend.fairness import CURRENT_CLIENT, FairQueue, QueueEntry, Queu
 from vivace.frontend.render_process import (
     LOOK,
     MAX_ATTEMPTS,
+    Load,
+    Loaded,
     ProcessEnded,
     ProgressWatch,
+    Render,
+    Rendered,
+    RenderLimits,
     RenderProcess,
+    RenderReply,
     no_process,
     process_error,
     stalled,
     to_bad_request,
     too_many,
-)
-from vivace.frontend.template_messages import (
-    Load,
-    Loaded,
-    Render,
-    Rendered,
-    RenderLimits,
-    RenderReply,
 )
 
 MAX_WAITING = 1024

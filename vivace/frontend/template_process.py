@@ -28,7 +28,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from vivace.config.child_process import die_with
-from vivace.frontend.template_messages import (
+from vivace.frontend.render_process import (
     LENGTH,
     Load,
     Loaded,
