@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from os import PathLike
 from types import TracebackType
 from typing import Any, NoReturn, Unpack
 
@@ -43,7 +44,7 @@ class Engine:
 
     def __init__(
         self,
-        model_path: str | None = None,
+        model_path: str | PathLike[str] | None = None,
         *,
         on_progress: Callable[[str, float], None] = report,
         **flags: Any,
@@ -314,7 +315,11 @@ def _render_options(
 def _open_ended(settings: Any) -> Any:
     """An absent `max_new_tokens` means the rest of the context, not generate's 128."""
     if isinstance(settings, list):
-        return [_open_ended(one) for one in settings]
+        return [_open_ended_one(one) for one in settings]
+    return _open_ended_one(settings)
+
+
+def _open_ended_one(settings: Any) -> Any:
     if settings is None or isinstance(settings, dict):
         return {"max_new_tokens": None, **(settings or {})}
     return settings
@@ -328,6 +333,10 @@ def _refuse_overrides(*overrides: object) -> None:
 def _labels(label_token_ids: list[int] | None) -> list[int]:
     if not label_token_ids:
         raise BadRequest("label_token_ids", "say which tokens are to be scored")
+    if not isinstance(label_token_ids, list) or not all(
+        type(one) is int for one in label_token_ids
+    ):
+        raise BadRequest("label_token_ids", "must be a list of token ids")
     return label_token_ids
 
 

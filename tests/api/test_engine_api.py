@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
+import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,6 +30,7 @@ from vivace.frontend.frontend import Frontend
 from vivace.frontend.served_model import ServedModel
 from vivace.frontend.tokenizer import Tokenizer, byte_alphabet
 from vivace.offline.driver import Driver
+from vivace.offline.prompts import GenerateOptions
 from vivace.protocol.channel import LocalMailbox
 from vivace.protocol.messages import Capacity, Ready
 
@@ -308,6 +312,137 @@ def test_after_shutdown_everything_says_so(monkeypatch: pytest.MonkeyPatch) -> N
             call()
         assert "server" not in str(caught.value)
     closed.abort_request(abort_all=True)
+
+
+def test_a_fork_is_told_that_the_engine_is_not_its_own(engine: Engine) -> None:
+    calls: list[Callable[[], Any]] = [
+        lambda: engine.generate("abc", params()),
+        lambda: asyncio.run(engine.async_generate("abc", params())),
+        lambda: engine.chat([{"role": "user", "content": "hi"}]),
+        engine.get_server_info,
+        engine.shutdown,
+    ]
+    with engine._driver._lock._lock:  # of a thread that steps, and that a fork has lost
+        raised = [in_a_fork(call) for call in calls]
+    assert raised == ["EngineUnavailable"] * 4 + ["nothing"]
+    answer: Any = engine.generate("abc", params())
+    assert answer["output_ids"] == expected("abc", 5, 12)
+
+
+def in_a_fork(call: Callable[[], Any]) -> str:
+    """The name of what `call` raises in a fork of this process."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        said = "nothing"
+        try:
+            call()
+        except BaseException as error:
+            said = type(error).__name__
+        os.write(writer, said.encode())
+        os._exit(0)
+    os.close(writer)
+    os.waitpid(child, 0)
+    with os.fdopen(reader) as said:
+        return said.read()
+
+
+def test_the_step_under_way_ends_before_an_engine_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = Parts(step_seconds=0.05)
+    parts.engine(monkeypatch)
+    inside, freed = threading.Event(), threading.Event()
+    run, order = parts.worker.run, []
+
+    def slow(plan: Any) -> Any:
+        inside.set()
+        freed.wait(0.3)
+        result = run(plan)
+        order.append("step")
+        return result
+
+    parts.worker.run = slow  # type: ignore[method-assign]
+    engine = parts.engine(monkeypatch)
+    thread = threading.Thread(target=lambda: suppressed(engine.generate, "abc", params(count=50)))
+    thread.start()
+    inside.wait(10)
+    # what a finalizer calls when the program ends
+    parts.driver._lock.end(EngineUnavailable("the program ends"))
+    order.append("freed")
+    freed.set()
+    thread.join()
+    assert order[-1] == "freed" and "step" in order
+    with pytest.raises(EngineUnavailable, match="program ends"):
+        engine.generate("abc", params())
+
+
+def test_a_signal_handler_may_shut_down_within_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = Parts()
+    engine, run = parts.engine(monkeypatch), parts.worker.run
+    raised: list[str] = []
+
+    def handler(*_: object) -> None:
+        try:
+            engine.generate("abc", params())
+        except EngineUnavailable as error:
+            raised.append(str(error))
+        engine.shutdown()
+
+    def interrupted(plan: Any) -> Any:
+        signal.raise_signal(signal.SIGUSR1)
+        return run(plan)
+
+    parts.worker.run = interrupted  # type: ignore[method-assign]
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises(EngineUnavailable, match="shut down"):
+            engine.generate("abc", params())
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert raised == ["a signal handler cannot use the engine within a step"]
+
+
+def suppressed(call: Callable[..., Any], *arguments: Any) -> None:
+    with contextlib.suppress(EngineUnavailable):
+        call(*arguments)
+
+
+LOOP: list[Any] = []
+LOOP.append(LOOP)
+ODD_VALUES: list[Any] = [
+    "\ud800",
+    LOOP,
+    range(3),
+    object(),
+    b"x",
+    [[]],
+    [None],
+    10**400,
+    float("nan"),
+]
+
+
+@pytest.mark.parametrize("value", ODD_VALUES, ids=[str(place) for place in range(len(ODD_VALUES))])
+def test_no_argument_breaks_out_of_the_documented_errors(engine: Engine, value: Any) -> None:
+    options = [*GenerateOptions.__annotations__, "image_data", "lora_path", "return_hidden_states"]
+    calls: list[Callable[[], Any]] = [
+        lambda: engine.generate(value, params()),
+        lambda: engine.generate(input_ids=value),
+        lambda: engine.generate("abc", value),
+        lambda: engine.chat(value),
+        lambda: engine.chat([value]),
+        lambda: engine.chat([{"role": "user", "content": "x"}], value),
+        lambda: engine.score(value, ["a"], [1]),
+        lambda: engine.score("a", value, [1]),
+        lambda: engine.score("a", ["a"], value),
+        *(partial(engine.generate, "abc", params(count=1), **{name: value}) for name in options),
+        *(partial(engine.generate, "abc", {name: value}) for name in ("stop", "n", "top_p")),
+    ]
+    for call in calls:
+        with contextlib.suppress(BadRequest):
+            call()
+    answer: Any = engine.generate("abc", params())
+    assert answer["output_ids"] == expected("abc", 5, 12)
 
 
 def test_the_limit_in_effect_is_told(engine: Engine) -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from served_toy import write_toy_llama
 
 import vivace
 from vivace.config.errors import ConfigError
@@ -101,3 +105,30 @@ def test_what_it_says_of_itself(engine: Any) -> None:
 def test_wrong_flags_are_refused() -> None:
     with pytest.raises(ConfigError, match="context_lenth"):
         vivace.Engine(context_lenth=5)
+
+
+PROGRAM = """
+import sys, threading, time
+from pathlib import Path
+import vivace
+
+engine = vivace.Engine(Path(sys.argv[1]), cpu_threads=1)
+long = {"max_new_tokens": 400, "ignore_eos": True}
+half = engine.generate("a", long, stream=True)
+next(half)
+steps = threading.Event()
+
+def forever():
+    while True:
+        engine.generate("a", long)
+        steps.set()
+
+threading.Thread(target=forever, daemon=True).start()
+assert steps.wait(60)
+"""
+
+
+def test_a_program_may_end_while_a_thread_generates(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", PROGRAM, str(write_toy_llama(tmp_path))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr

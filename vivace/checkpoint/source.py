@@ -145,6 +145,8 @@ class Shelf:
 
     def find(self, name: str, flag: str) -> Place:
         """A path wins over a repository of the same name, as in the hub's own tools."""
+        if not name:
+            raise SourceError(f"{flag} is empty; give a folder, a GGUF file or org/name")
         path = Path(name).expanduser()
         try:
             if path.exists():

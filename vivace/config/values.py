@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, cast
 
@@ -75,6 +76,8 @@ def switch(value: Any) -> bool:
 
 
 def plain_text(value: Any) -> str:
+    if isinstance(value, os.PathLike):
+        value = os.fspath(cast("os.PathLike[Any]", value))
     if not isinstance(value, str | int | float):
         raise ValueError(f"must be one value, got {type(value).__name__}")
     return str(value)

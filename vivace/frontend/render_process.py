@@ -99,11 +99,13 @@ class ProcessEnded(Exception):
 class RenderProcess:
     """A process and the socket to it; nothing here waits, except for its end once that is certain.
 
-    It needs its `Load` first, and gives one answer to each message, in order.
+    It needs its `Load` first, and gives one answer to each message, in order. To a fork of the
+    process that started it, it has ended: two that share a socket would read each other's answers.
     """
 
     def __init__(self, limits: RenderLimits) -> None:
         self._limits = limits
+        self._owner = os.getpid()
         self._unread = bytearray()
         self._unsent = bytearray()
         ours, theirs = socket.socketpair()
@@ -137,7 +139,10 @@ class RenderProcess:
         return self._socket.fileno()
 
     def send(self, message: bytes) -> bool:
-        """Whether all is on its way; otherwise `flush` when the socket takes more."""
+        """Whether all is on its way; otherwise `flush` when the socket takes more. Raises
+        ProcessEnded in a fork."""
+        if os.getpid() != self._owner:
+            raise ProcessEnded(0)
         self._unsent += frame(message)
         return self.flush()
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -19,6 +21,57 @@ IDLE_SECONDS = 0.0005
 LOST_AFTER_SECONDS = 60.0
 
 
+class StepLock:
+    """Who may step: one thread at a time, in the process that made the engine, while it lives."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # a signal handler may end what its own thread is at
+        self._stepping = False
+        self._process = os.getpid()
+        self._failure: BaseException | None = None
+
+    def require_open(self) -> None:
+        """Raises EngineUnavailable when the engine is dead, was shut down, or is another
+        process's. A fork has no threads but its own, and shares the process of the chat template
+        with its parent."""
+        if os.getpid() != self._process:
+            raise EngineUnavailable(
+                f"the engine belongs to process {self._process}, of which this one is a fork; make "
+                "the engine in the process that uses it"
+            )
+        if isinstance(self._failure, EngineUnavailable):
+            raise EngineUnavailable(str(self._failure))
+        if self._failure is not None:
+            raise EngineUnavailable(f"the engine died of {told(self._failure)}; make another")
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """EngineUnavailable as in `require_open`."""
+        self.require_open()  # before the lock, which a thread that a fork has lost may hold
+        with self._lock:
+            self.require_open()
+            if self._stepping:
+                raise EngineUnavailable("a signal handler cannot use the engine within a step")
+            self._stepping = True
+            try:
+                yield
+            finally:
+                self._stepping = False
+
+    def fail(self, error: BaseException) -> None:
+        """Nobody steps from now on; whoever holds the lock calls it."""
+        self._failure = error
+
+    def end(self, error: EngineUnavailable) -> bool:
+        """No step begins from now on, and no other thread is within one; whether this call made it
+        so. In a fork there is nothing to end."""
+        if self._failure is not None or os.getpid() != self._process:
+            return False
+        self._failure = error
+        with self._lock:
+            return True
+
+
 class Driver:
     """Steps the engine's loop and delivers what it sends. Steps exclude each other, so any thread
     may call `step`; whoever does works for everybody."""
@@ -27,18 +80,19 @@ class Driver:
         self._loop = loop
         self._mailbox = mailbox
         self._frontend = frontend
-        self._step_lock = threading.Lock()
+        self._lock = StepLock()
         self._idle_since: float | None = None
-        self._failure: BaseException | None = None
+        # What a step computes with is freed when the program ends, whatever threads still do.
+        weakref.finalize(self, self._lock.end, EngineUnavailable("the program ends"))
 
     def step(self) -> None:
         """Raises EngineUnavailable when the engine is dead or has lost a request."""
-        with self._step_lock, interrupts_postponed():
-            self.require_alive()
+        with self._lock.held(), interrupts_postponed():
             try:
                 busy = self._loop.step(0.0)
             except BaseException as error:
-                self._die(error)
+                self._lock.fail(error)
+                self._tell_all(told(error))
                 raise
             news = self._mailbox.collect()
             for message in news:
@@ -46,13 +100,8 @@ class Driver:
             self._watch(busy or bool(news))
 
     def require_alive(self) -> None:
-        """Raises EngineUnavailable when the engine is dead or was shut down."""
-        if isinstance(self._failure, EngineUnavailable):
-            raise EngineUnavailable(str(self._failure))
-        if self._failure is not None:
-            raise EngineUnavailable(
-                f"the engine died of {type(self._failure).__name__}: {self._failure}; make another"
-            )
+        """Raises EngineUnavailable when `step` would, for whatever reason."""
+        self._lock.require_open()
 
     def command(self, body: FlushCache | GetState | Drain) -> Reply:
         """Run a control command to its reply."""
@@ -65,15 +114,13 @@ class Driver:
 
     def close(self) -> None:
         """End the engine; steps raise EngineUnavailable from now on."""
-        with self._step_lock:
-            if self._failure is None:
-                self._loop.stop()
-                self._die(EngineUnavailable("the engine was shut down; make another"))
+        if self._lock.end(EngineUnavailable("the engine was shut down; make another")):
+            self._loop.stop()
+            self._tell_all("it was shut down; make another")
 
-    def _die(self, error: BaseException) -> None:
-        self._failure = error
+    def _tell_all(self, reason: str) -> None:
         self._mailbox.collect()
-        self._frontend.feed(Down(reason=f"{type(error).__name__}: {error}", restarting=False))
+        self._frontend.feed(Down(reason=reason, restarting=False))
 
     def _watch(self, busy: bool) -> None:
         """Waiting is fine (a device, a gate), but not for ever."""
@@ -89,6 +136,10 @@ class Driver:
                 "requests live"
             )
         time.sleep(IDLE_SECONDS)
+
+
+def told(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 @contextmanager

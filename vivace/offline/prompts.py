@@ -57,11 +57,9 @@ def read_call(settings: Any, arguments: Mapping[str, Any]) -> GenerateRequest:
         if arguments[name]:
             raise BadRequest(name, UNAVAILABLE[name])
     fields = {name: value for name, value in arguments.items() if name not in UNAVAILABLE}
-    try:
-        msgspec.convert({**fields, "sampling_params": settings}, CALL)
-        call = GenerateRequest(**{**fields, "sampling_params": settings})
-    except msgspec.ValidationError as error:
-        raise validation_error(str(error)) from None
+    fields["sampling_params"] = settings
+    converted(fields, CALL, "sampling_params")
+    call = GenerateRequest(**fields)
     refuse_unsupported(call, REFUSED, HARMLESS)
     return call
 
@@ -122,9 +120,18 @@ def tokens_of(frontend: Frontend, messages: Sequence[Any], options: RenderOption
     if not messages:
         raise BadRequest("messages", "must not be empty")
     try:
-        typed = msgspec.convert(list(messages), list[Message])
-    except msgspec.ValidationError as error:
-        problem = validation_error(str(error))
+        typed: list[Message] = converted(list(messages), list[Message], "")
+    except BadRequest as problem:
         raise BadRequest(f"messages{problem.field}", problem.reason) from None
     text = tokenizer.chat.render(run_now(template_messages(typed)), **options)
     return tokenizer.encode(text, add_special_tokens=False)
+
+
+def converted(value: Any, kind: Any, field: str) -> Any:
+    """`value` as `kind`. Raises BadRequest, with `field` where it is not known which one."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise validation_error(str(error)) from None
+    except (AttributeError, TypeError, ValueError, RecursionError) as error:  # it is no data at all
+        raise BadRequest(field, f"has no form in JSON: {error}") from None
