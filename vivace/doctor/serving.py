@@ -72,7 +72,7 @@ def kernels(system: System, options: ProbeOptions) -> Iterator[Diagnosis]:
     """Which instruction set computes, or why torch's operations do."""
     cpu = f"{facts.model_name(system.root)}, {facts.cores(system.root)} cores"
     try:
-        yield Diagnosis(name="kernels", state="ok", found=f"built; {system.isa()} runs ({cpu})")
+        isa = system.isa()
     except CannotStart as error:
         yield Diagnosis(
             name="kernels",
@@ -81,6 +81,13 @@ def kernels(system: System, options: ProbeOptions) -> Iterator[Diagnosis]:
             why=str(error),
             mend="apt install g++, then install vivace again",
         )
+        return
+    if system.kernels_are_old():
+        why = "a server that meets an operation it does not know does not start"
+        found, mend = f"older than their sources ({cpu})", "make kernels"
+        yield Diagnosis(name="kernels", state="warning", found=found, why=why, mend=mend)
+    else:
+        yield Diagnosis(name="kernels", state="ok", found=f"built; {isa} runs ({cpu})")
 
 
 def memory(system: System, options: ProbeOptions) -> Iterator[Diagnosis]:

@@ -8,6 +8,10 @@ from pathlib import Path
 from vivace.errors import CannotStart
 from vivace.platforms.cpu.facts import KERNELS as LIBRARY
 
+SOURCES = LIBRARY.with_name("kernels")
+"""beside the library in an editable install only"""
+BUILD_AGAIN = "build them again: make kernels, or reinstall vivace"
+
 
 class NoKernels(CannotStart):
     """The native kernels cannot be used here; the text says why."""
@@ -48,6 +52,13 @@ def load_library(path: Path = LIBRARY) -> ctypes.CDLL:
             )
         function.restype, function.argtypes = result, arguments
     return library
+
+
+def older_than_sources(library: Path = LIBRARY, sources: Path = SOURCES) -> bool:
+    """Whether a source changed after the library was built, as make sees it."""
+    compiled = (file for kind in ("cpp", "inc", "h") for file in sources.glob(f"*.{kind}"))
+    built = library.stat().st_mtime_ns
+    return any(file.stat().st_mtime_ns > built for file in compiled)
 
 
 def best_isa() -> str:

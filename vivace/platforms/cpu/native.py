@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vivace.platforms.cpu.library import LIBRARY, NoKernels, load_library
+from vivace.platforms.cpu.library import BUILD_AGAIN, LIBRARY, NoKernels, load_library
 
 F32, I64 = torch.float32, torch.int64
 SPIN_MICROSECONDS = 60
@@ -75,13 +75,17 @@ class Kernels:
         """The operation `name` as a function of its words.
 
         `layout`: one character a word, as the struct module spells them: q = pointer or int64,
-        d = double. Raises ValueError when the library's operation takes another number of words.
+        d = double. Raises NoKernels when the library's operation takes another number of words.
         """
         number = self._number(name)
         wanted = self._library.vv_words(self._context, number)
         packing = struct.Struct("=" + layout)
         if packing.size != 8 * wanted:
-            raise ValueError(f"{name}: {packing.size // 8} words given, the library takes {wanted}")
+            given = packing.size // 8
+            raise NoKernels(
+                f"the kernels were built from other sources ({name}: {given} words given, the "
+                f"library takes {wanted}); {BUILD_AGAIN}"
+            )
         pack, run, context = packing.pack, self._library.vv_run, self._context
 
         def call(*words: float) -> None:
@@ -99,9 +103,8 @@ class Kernels:
     def _number(self, name: str) -> int:
         number = self._library.vv_find(self._context, name.encode())
         if number < 0:
-            raise ValueError(
-                f"the kernel library has no operation {name!r}; if it was built from older "
-                "sources, build it again (make kernels)"
+            raise NoKernels(
+                f"the kernels were built from other sources (no operation {name!r}); {BUILD_AGAIN}"
             )
         return number
 
