@@ -38,7 +38,7 @@ from vivace.protocol.messages import (
     TokenLogprob,
 )
 from vivace.server.app import make_app
-from vivace.server.connection import start_site
+from vivace.server.http import start_site
 from vivace.server.settings import ServerSettings
 
 EOS = 256

@@ -335,7 +335,7 @@ def test_what_goes_wrong_while_an_error_is_answered_is_logged(
     def broken(*_: Any) -> Any:
         raise RuntimeError("out of order")
 
-    monkeypatch.setattr("vivace.server.middleware.aiohttp_error", broken)
+    monkeypatch.setattr("vivace.server.http.aiohttp_error", broken)
     assert send(server, "GET", "/nothing/here", {}).status == 500
     assert "out of order" in caplog.text
 

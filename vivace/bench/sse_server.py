@@ -30,7 +30,7 @@ from vivace.frontend.served_model import ServedModel
 from vivace.frontend.tokenizer import Tokenizer, byte_alphabet
 from vivace.protocol.messages import Capacity, Delta, Deltas, Finish, Ready, Request
 from vivace.server.app import make_app
-from vivace.server.connection import start_site
+from vivace.server.http import start_site
 from vivace.server.settings import ServerSettings
 
 CONTEXT = 1 << 20

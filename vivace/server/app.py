@@ -11,10 +11,9 @@ from vivace.frontend.frontend import Frontend
 from vivace.protocol.shared_memory import SharedMemory
 from vivace.server.access import Access, BrowserPolicy, Keys
 from vivace.server.body import BodyBudget
-from vivace.server.connection import name_server, start_site
 from vivace.server.context import CONTEXT, Context, StartQueue
+from vivace.server.http import bind, guard, name_server, start_site
 from vivace.server.http_metrics import HttpMetrics
-from vivace.server.middleware import bind, guard
 from vivace.server.openapi import document
 from vivace.server.request_log import RequestLog, add_targets
 from vivace.server.routes import ROUTES, Route, check_routes
