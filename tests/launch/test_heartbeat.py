@@ -14,24 +14,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vivace.launch.engine_process import (
-    FACTOR,
-    UNKNOWN,
-    HeartbeatMailbox,
-    HeartbeatRunner,
-    StepTimes,
-    step_work,
-)
+from vivace.launch.engine_process import HeartbeatMailbox, HeartbeatRunner
 from vivace.protocol.heartbeat import (
+    FACTOR,
     IDLE,
     MAX_SPANS,
     MIN_ALLOWANCE,
     SECOND,
     STEPPING,
+    UNKNOWN,
     EngineHeartbeat,
     EngineProgress,
     FrontendHeartbeat,
     Span,
+    StepTimes,
+    step_work,
 )
 from vivace.protocol.messages import Capacity, SamplingParams, ToEngine
 from vivace.protocol.shared_memory import SharedMemory, attach, new_descriptor, reserve, size_for

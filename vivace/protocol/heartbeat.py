@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from vivace.protocol.shared_memory import SharedMemory
+from vivace.protocol.step import StepPlan
 
 SECOND = 10**9
 WORD = struct.Struct("=q")
@@ -175,3 +176,116 @@ def describe(seen: Activity, now: int) -> str:
     doing = f"in a step of {seen.tokens} tokens" if seen.kind == STEPPING else "between two steps"
     seconds, allowed = (now - seen.since) / SECOND, seen.allowance / SECOND
     return f"the engine has made no progress for {seconds:.1f} s {doing} (allowed: {allowed:.1f} s)"
+
+
+# -- steps -----------------------------------------------------------------------------------------
+
+FACTOR = 4.0
+"""A step may take so many times what was expected of it."""
+FADING = 0.98
+"""Per step: how slowly a long step is forgotten."""
+LARGEST_RISE = 2.0
+"""One step raises what is expected by at most this factor: a stopped process is no slow device."""
+UNKNOWN = 60.0
+"""Seconds for the first step, before anything was measured."""
+ATTENTION = 1024
+"""A token of a chunk this far into its context counts double."""
+
+
+class StepHeartbeat:
+    """Says, before each step, which requests are in it and how long it may take."""
+
+    def __init__(self, heartbeat: EngineHeartbeat) -> None:
+        self._heartbeat = heartbeat
+        self._times = StepTimes(MIN_ALLOWANCE)
+        self._members: dict[int, tuple[Span, int]] = {}
+        """row -> who is in it, and how many tokens are known of it"""
+        self._shown_rows: list[int] | None = None
+        """rows whose spans the heartbeat shows"""
+        self._steps = 0
+        self._work = 0
+        """of the step that runs; 0: it computes nothing"""
+        self._started = 0.0
+
+    def begin(self, plan: StepPlan) -> None:
+        """The step runs from now on. One that raises stays the one to blame."""
+        self._steps += bool(plan.rows)
+        self._update_members(plan)
+        self._work = self._work_of(plan) if plan.rows else 0
+        if self._work:
+            self._show(plan)
+            self._started = time.monotonic()
+
+    def end(self) -> None:
+        """It has run."""
+        if self._work:
+            self._times.learn(self._work, time.monotonic() - self._started)
+            self._heartbeat.schedule()
+
+    def _update_members(self, plan: StepPlan) -> None:
+        for row in plan.leaves:
+            self._members.pop(row, None)
+        for join in plan.joins:
+            self._members[join.row] = Span(join.key, self._steps), len(join.tokens)
+        if plan.leaves or plan.joins:
+            self._shown_rows = None
+
+    def _work_of(self, plan: StepPlan) -> int:
+        counts = plan.counts
+        decodes = counts.count(1)
+        if decodes == len(counts):
+            return decodes
+        spans = zip(plan.rows, counts, strict=True)
+        chunks = [(count, self._members[row][1]) for row, count in spans if count > 1]
+        return step_work(chunks, decodes)
+
+    def _show(self, plan: StepPlan) -> None:
+        tokens, allowance = sum(plan.counts), self._times.allowance(self._work)
+        if plan.rows == self._shown_rows:
+            self._heartbeat.repeat_step(self._steps, tokens, allowance)
+        else:
+            spans = (self._members[row][0] for row in plan.rows)
+            self._heartbeat.step(self._steps, tokens, allowance, spans)
+            self._shown_rows = plan.rows
+
+
+def step_work(chunks: list[tuple[int, int]], decodes: int) -> int:
+    """Tokens to compute, those behind a long context counted more. `chunks`: (tokens, context)."""
+    return decodes + sum(count + count * context // ATTENTION for count, context in chunks)
+
+
+class StepTimes:
+    """Seconds expected of a step, by its work in powers of two.
+
+    Where no step with as much work has run, a smaller one tells it in proportion: that is too much
+    rather than too little, because time grows more slowly than work.
+    """
+
+    def __init__(self, patience: float) -> None:
+        self._patience = patience
+        self._seconds: dict[int, float] = {}
+
+    def allowance(self, work: int) -> float:
+        """Seconds after which a step with so much work is overdue; never below the patience."""
+        expected = self._expected(work.bit_length())
+        return UNKNOWN if expected is None else max(self._patience, FACTOR * expected)
+
+    def learn(self, work: int, seconds: float) -> None:
+        """A step with so much work took so long."""
+        size = work.bit_length()
+        before = self._seconds.get(size)
+        if before is None:
+            expected = self._expected(size)
+            overdue = expected is not None and seconds > max(self._patience, FACTOR * expected)
+            self._seconds[size] = LARGEST_RISE * expected if overdue and expected else seconds
+        else:
+            self._seconds[size] = max(min(seconds, LARGEST_RISE * before), FADING * before)
+
+    def _expected(self, size: int) -> float | None:
+        known = self._seconds
+        if size in known:
+            return known[size]
+        smaller = max((other for other in known if other < size), default=None)
+        if smaller is not None:
+            return known[smaller] * 2 ** (size - smaller)
+        return min((known[other] for other in known), default=None)
