@@ -246,7 +246,7 @@ def test_there_are_no_cases_of_fields_that_are_gone(kind: type[msgspec.Struct]) 
     assert names <= set(kind.__struct_fields__)
 
 
-@pytest.mark.parametrize("name", validation._FIELDS)
+@pytest.mark.parametrize("name", validation.SAMPLING_FIELDS)
 def test_every_sampling_parameter_has_an_effect(server: Running, name: str) -> None:
     for case in NATIVE_SAMPLING[name]:
         prove(server, SAMPLING_BODY, name, case)

@@ -34,27 +34,12 @@ _UNAVAILABLE = (
     "watermark",
     "custom_params",
 )
-_FIELDS = (
-    "max_new_tokens",
-    "min_new_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "frequency_penalty",
-    "presence_penalty",
-    "repetition_penalty",
-    "stop",
-    "stop_token_ids",
+SAMPLING_FIELDS = (
+    *(name for name in SamplingParams.__struct_fields__ if name != "seed"),
     "n",
-    "ignore_eos",
-    "skip_special_tokens",
-    "spaces_between_special_tokens",
-    "no_stop_trim",
-    "logit_bias",
     "sampling_seed",
-    "stream_interval",
 )
+"""SGLang's names of what a request may say of sampling."""
 
 
 def build_sampling(
@@ -190,8 +175,8 @@ def _checked_mapping(raw: Any, prefix: str) -> Mapping[str, Any]:
     if not isinstance(raw, Mapping):
         raise BadRequest(prefix, f"must be an object, not {kind_of(raw)}")
     for key in raw:
-        if key not in _FIELDS and key not in _UNAVAILABLE:
-            near = difflib.get_close_matches(str(key)[:60], [*_FIELDS, *_UNAVAILABLE], 1)
+        if key not in SAMPLING_FIELDS and key not in _UNAVAILABLE:
+            near = difflib.get_close_matches(str(key)[:60], [*SAMPLING_FIELDS, *_UNAVAILABLE], 1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise BadRequest(prefix, f"unknown field {abbreviated(key)!r}{hint}")
     return raw

@@ -17,6 +17,8 @@ from vivace.protocol.messages import FINISH_ABORT, Finish, Request
 from vivace.requests import prompts
 from vivace.requests.limits import LOGPROBS
 from vivace.requests.prompts import PromptInput
+from vivace.server.access import CLIENT
+from vivace.server.body import Body
 from vivace.server.context import Context
 from vivace.server.request_log import RequestLog
 from vivace.server.responses import HTTPError, error_body
@@ -24,15 +26,34 @@ from vivace.server.sse import Encoder, EventStream, StreamLimits, event
 
 
 async def expand(
-    context: Context, inputs: Iterable[PromptInput], *, stream: bool, arrival: float, client: int
+    context: Context,
+    http: web.Request,
+    body: Body,
+    params: object,
+    inputs: Iterable[PromptInput],
+    *,
+    stream: bool,
+    arrival: float,
+    text: str | None = None,
+    quiet: bool = False,
 ) -> list[Request]:
-    """n requests per prompt, within the server's limit; BadRequest. `client`: whose key it is."""
-    limit = context.settings.max_batch
+    """n requests per prompt, within the server's limit; BadRequest. The body is needed no longer.
+
+    `params` and `text` (the prompt): for the request log, which has a line for each unless `quiet`.
+    """
     work = prompts.expand(
-        context.frontend, inputs, limit=limit, stream=stream, arrival=arrival, client=client
+        context.frontend,
+        inputs,
+        limit=context.settings.max_batch,
+        stream=stream,
+        arrival=arrival,
+        client=http[CLIENT],
     )
     requests = await context.pace.run(work)
     check_logprobs(requests)
+    body.release()
+    if context.request_log.enabled and not quiet:
+        context.request_log.received(http.path, requests, params, text)
     return requests
 
 

@@ -17,7 +17,6 @@ from vivace.frontend.sglang_output import SGLangOutput
 from vivace.protocol.messages import Request
 from vivace.requests.prompts import PromptInput, kind_of_entries, prompt_inputs
 from vivace.requests.schema import HARMLESS, REFUSED, GenerateRequest
-from vivace.server.access import CLIENT
 from vivace.server.body import Body, Reader
 from vivace.server.collect import complete, expand, failure, stream
 from vivace.server.context import Context
@@ -206,15 +205,19 @@ async def generate(context: Context, http: web.Request, body: Body) -> web.Strea
     arrival = time.monotonic()
     params = await READER.read(context, body)
     inputs, batch = await read_inputs(context, params)
+    text, quiet = params.text if isinstance(params.text, str) else None, params.no_logs
     requests = await expand(
-        context, inputs, stream=params.stream, arrival=arrival, client=http[CLIENT]
+        context,
+        http,
+        body,
+        params,
+        inputs,
+        stream=params.stream,
+        arrival=arrival,
+        text=text,
+        quiet=quiet,
     )
-    body.release()
     several = batch or len(requests) > 1
-    quiet = params.no_logs
-    if not quiet:
-        text = params.text if isinstance(params.text, str) else None
-        context.request_log.received(http.path, requests, params, text)
     answers = [
         create_answer(context, params, request, index if several else None)
         for index, request in enumerate(requests)

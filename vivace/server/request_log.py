@@ -123,9 +123,7 @@ class RequestLog:
     def received(
         self, endpoint: str, requests: list[Request], params: object, text: str | None = None
     ) -> None:
-        """Log what was asked; `text` is the prompt when it came as text."""
-        if not self.enabled:
-            return
+        """Log what was asked; `text` is the prompt when it came as text. Call it when `enabled`."""
         names = {name: getattr(params, name, None) for name in NAMES}
         for request in requests:
             facts: dict[str, Any] = {

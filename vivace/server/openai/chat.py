@@ -13,7 +13,6 @@ from vivace.frontend.request_output import RequestOutput
 from vivace.protocol.messages import Request
 from vivace.requests.prompts import PromptInput, new_id, template_messages
 from vivace.requests.schema import Message
-from vivace.server.access import CLIENT
 from vivace.server.body import Body, Reader
 from vivace.server.collect import expand
 from vivace.server.context import Context
@@ -51,12 +50,10 @@ async def chat_completions(context: Context, http: web.Request, body: Body) -> w
     tokens = await context.frontend.encode(text, add_special_tokens=False)
     rid = request_id(params, 0, 1, new_id("chatcmpl"))
     with openai_names():
-        inputs = [prompt_input(params, tokens, rid)]
+        inputs, stream = [prompt_input(params, tokens, rid)], bool(params.stream)
         requests = await expand(
-            context, inputs, stream=bool(params.stream), arrival=arrival, client=http[CLIENT]
+            context, http, body, params, inputs, stream=stream, arrival=arrival, text=text
         )
-    body.release()
-    context.request_log.received(http.path, requests, params, text)
     form = AnswerFormat(
         kind="chat.completion.chunk",
         logprobs=bool(params.logprobs),

@@ -16,7 +16,6 @@ from vivace.frontend.request_output import RequestOutput
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.protocol.messages import Request
 from vivace.requests.prompts import PromptInput, kind_of_entries, new_id
-from vivace.server.access import CLIENT
 from vivace.server.body import Body, Reader
 from vivace.server.collect import expand
 from vivace.server.context import Context
@@ -59,10 +58,8 @@ async def completions(context: Context, http: web.Request, body: Body) -> web.St
     with openai_names():
         inputs = (prompt_input(params, prompts, index, answer_id) for index in range(len(prompts)))
         requests = await expand(
-            context, inputs, stream=bool(params.stream), arrival=arrival, client=http[CLIENT]
+            context, http, body, params, inputs, stream=bool(params.stream), arrival=arrival
         )
-    body.release()
-    context.request_log.received(http.path, requests, params)
     samples = len(requests) // len(prompts)
     rid = params.rid if isinstance(params.rid, str) else answer_id
     echoes = await context.pace.run(echo_texts(params, prompts, samples, tokenizer))

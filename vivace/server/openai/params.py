@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fields import refuse_unsupported
+from vivace.frontend.validation import SAMPLING_FIELDS
 from vivace.requests.prompts import cache_key, share
 from vivace.requests.schema import NO_LORA
 from vivace.server.context import Context
@@ -20,29 +21,18 @@ log = logging.getLogger("vivace.server")
 
 MAX_LOGPROBS = 20
 
-PLAIN = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "frequency_penalty",
-    "presence_penalty",
-    "repetition_penalty",
-    "stop",
-    "stop_token_ids",
-    "logit_bias",
-    "ignore_eos",
-    "no_stop_trim",
-    "skip_special_tokens",
-    "spaces_between_special_tokens",
-)
-"""Fields with the same name in both worlds."""
-
 FORMATS = ("json_schema", "structures", "format")
 """What a response_format of another type than text would hold."""
 
 RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "sampling_seed": "seed"}
 """SGLang's name -> OpenAI's name."""
+
+SAMPLING = {
+    name: RENAMED.get(name, name)
+    for name in SAMPLING_FIELDS
+    if name not in ("max_new_tokens", "stream_interval")
+}
+"""SGLang's name -> the field of a body that says it; both bodies have these."""
 
 
 class Tooled(Protocol):
@@ -116,14 +106,9 @@ def raw_sampling(request: SamplingFields, max_new_tokens: int | None) -> dict[st
 
     `max_new_tokens` None prompts for all the room the context leaves.
     """
-    raw: dict[str, Any] = {name: getattr(request, name) for name in PLAIN}
-    raw["n"] = request.n
-    raw["min_new_tokens"] = request.min_tokens
-    raw["sampling_seed"] = request.seed
-    return {
-        "max_new_tokens": max_new_tokens,
-        **{name: value for name, value in raw.items() if value is not None},
-    }
+    values = {name: getattr(request, field) for name, field in SAMPLING.items()}
+    given = {name: value for name, value in values.items() if value is not None}
+    return {"max_new_tokens": max_new_tokens, **given}
 
 
 @contextmanager
