@@ -190,10 +190,11 @@ def test_what_waits_for_a_server_in_the_foreground_is_marked() -> None:
 @pytest.mark.parametrize(
     ("script", "line", "words"),
     [
-        ("a\nb {1..3}", 2, "brace"),
-        ("a\n\ncase $x in a) b;; esac", 3, "case of what only the machine knows"),
+        ("a\nb {1..3}{4..$x}", 2, "brace"),
+        ("a\n\necho launch | bash", 3, "script from a pipe"),
+        ("a\nsource env.sh", 2, "env.sh is not beside this script"),
+        ("x=0\nuntil server_is_up; do x=$((x+1)); done", 2, "loop"),
         ("if true; then\n a\n", 3, "'fi' is missing"),
-        ("while true; do x=1; done", 1, "loop"),
         ("a ${x^^}\nselect i in 1; do b; done", 2, "not understood"),
     ],
 )
@@ -206,7 +207,7 @@ def test_what_is_not_understood_is_said_with_its_line(script: str, line: int, wo
     ("script", "words"),
     [
         ("a\n" * MAX_BYTES, "bytes"),
-        ("for i in 1 2; do " * 60 + "a" + "; done" * 60, "statements|courses|nested"),
+        ("for i in 1 2; do " * 60 + "a" + "; done" * 60, "statements|commands|nested"),
         ("\n".join(f"if [ -f {i} ]; then x{i}=1; fi" for i in range(20)), "branches"),
         ("f() { f; }; f", "nested"),
     ],

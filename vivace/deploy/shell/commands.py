@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 from tree_sitter import Node
 
-from vivace.deploy.shell.interpreter import Interpreter
-from vivace.deploy.shell.state import Launch, ScriptState, States, Value
-from vivace.deploy.shell.text import EMPTY, Text, display, known, text
-from vivace.deploy.shell.words import array_words, line_of, source, text_of, words_of
+from vivace.deploy.shell.interpreter import MAX_LAUNCHES, Interpreter, ScriptTooLarge
+from vivace.deploy.shell.state import Launch, ScriptState, States, Value, Where
+from vivace.deploy.shell.text import (
+    EMPTY,
+    MAX_LENGTH,
+    Text,
+    TextTooLong,
+    Unknown,
+    display,
+    joined,
+    known,
+    script_of,
+    text,
+)
+from vivace.deploy.shell.words import array_words, source, text_of, words_of
+from vivace.deploy.shell.wrappers import KEYS, SHELL, TASKS, Inner, unwrapped
 
 SILENT = {
     "echo",
@@ -24,17 +37,20 @@ SILENT = {
     "mkdir",
 }
 """commands without effect on later launches"""
-WRAPPERS = {"nohup": 0, "exec": 0, "time": 0, "sudo": 0, "env": 0, "setsid": 0, "stdbuf": 1}
-"""commands that run the rest of their words -> how many arguments of their own they have"""
-SERVERS = ("launch_server", "launch_router", "vivace serve", "api_server")
+SERVERS = ("launch_server", "launch_router", "vivace serve", "sglang serve", "api_server")
 """commands that do not return"""
+OWN_FILES = ("activate", "conda.sh", "set_env.sh", "setenv.bash", ".bashrc", ".profile")
+"""sourced files that belong to the machine"""
 
 
 def value_of(node: Node | None, state: ScriptState) -> Value:
     if node is None:
         return EMPTY
     if node.type == "array":
-        return [word for child in node.named_children for word in words_of(child, state)]
+        words = [word for child in node.named_children for word in words_of(child, state)]
+        if len(words) > MAX_LENGTH:
+            raise TextTooLong(f"an array of {len(words)} words")
+        return words
     many = array_words(node, state)
     if many is not None:
         return text(" ".join(display(word) for word in many))
@@ -54,6 +70,8 @@ def command(shell: Interpreter, node: Node, state: ScriptState, background: bool
             words += words_of(child.named_children[0], state) if child.named_children else []
         elif child.type not in ("file_redirect", "herestring_redirect", "heredoc_redirect"):
             words += words_of(child, state)
+    if len(words) > MAX_LENGTH:
+        raise TextTooLong(f"a command of {len(words)} words")
     return run(shell, node, state, words, prefix, background)
 
 
@@ -74,11 +92,26 @@ def run(
         return call(shell, shell.functions[program], state, words[1:])
     if program in SILENT or not words:
         return [state]
-    if program in WRAPPERS:
-        return run(shell, node, state, *unwrapped(words, prefix), background)
+    if program in ("source", "."):
+        return sourced(shell, node, state, words)
+    inner = unwrapped(words)
+    if inner is not None:
+        return wrapped(shell, node, state, inner, prefix, background)
+    return launched(shell, node, state, words, prefix, background)
+
+
+def launched(
+    shell: Interpreter,
+    node: Node,
+    state: ScriptState,
+    words: list[Text],
+    prefix: dict[str, Text],
+    background: bool,
+) -> States:
     environment = state.environment() | {name: display(value) for name, value in prefix.items()}
-    plain = tuple(display(word) for word in words)
-    line = line_of(node)
+    plain, line = tuple(display(word) for word in words), shell.line(node)
+    if len(state.launches) >= MAX_LAUNCHES:
+        raise ScriptTooLarge(f"line {line}: more than {MAX_LAUNCHES} commands")
     launch = Launch(
         plain,
         environment,
@@ -87,6 +120,10 @@ def run(
         state.assumptions,
         state.serving,
         tuple(sorted(state.unset)),
+        file=shell.file,
+        end=shell.above + node.end_point[0] + 1,
+        round=sum((each.line, each.file) == (line, shell.file) for each in state.launches),
+        where=state.where,
     )
     state.launches.append(launch)
     if not background and serves(plain):
@@ -94,16 +131,162 @@ def run(
     return [state]
 
 
-def unwrapped(words: list[Text], prefix: dict[str, Text]) -> tuple[list[Text], dict[str, Text]]:
-    """The words after nohup, env A=1 and the like."""
-    own = WRAPPERS[known(words[0]) or ""]
-    rest, prefix = words[1 + own :], dict(prefix)
-    while rest and (first := known(rest[0])) is not None:
-        name, equals, value = first.partition("=")
+def wrapped(
+    shell: Interpreter,
+    node: Node,
+    state: ScriptState,
+    inner: Inner,
+    prefix: dict[str, Text],
+    background: bool,
+) -> States:
+    """The command that a wrapper runs, with the variables that the wrapper sets for it."""
+    words, own = variables_of(inner.words)
+    prefix = {**({} if inner.wrapper.apart else prefix), **own}
+    for each in inner.given(*inner.wrapper.environment):
+        prefix |= variables_of((each,))[1] or passed(each, state)
+    where, background = where_of(inner, state.where), background or inner.detached
+    script = script_in(inner)
+    if script is None and inner.wrapper is SHELL:
+        return started_file(shell, node, state, inner, prefix)
+    if not inner.wrapper.apart and where == state.where and script is None:
+        return run(shell, node, state, words, prefix, background)
+    begun = state.copy() if inner.name == "eval" else state.exported_only()
+    if inner.wrapper.apart:
+        begun.variables, begun.exported = {}, set()
+    begun.where = where
+    if script is None:
+        ended = run(shell, node, begun, words, prefix, background) if words else [begun]
+    else:
+        for name, value in prefix.items():
+            begun.assign(name, value)
+            begun.exported.add(name)
+        ended = shell.nested(script, shell.above + first_row(node), begun)
+    if inner.name == "eval":
+        return ended
+    return detached(returned(state, ended), state.serving, background)
+
+
+def returned(state: ScriptState, ended: States) -> States:
+    """What an inner shell launched and what it asked count; its variables do not."""
+    found: States = []
+    for each in ended:
+        outer = state.copy()
+        outer.launches, outer.serving = each.launches, each.serving
+        outer.assumptions, outer.differs = each.assumptions, each.differs
+        found.append(outer)
+    return found
+
+
+def detached(states: States, serving: int, background: bool) -> States:
+    """A server in the background leaves the script going on."""
+    for each in states if background else ():
+        each.serving = serving
+    return states
+
+
+def variables_of(words: Sequence[Text]) -> tuple[list[Text], dict[str, Text]]:
+    """The words behind the A=1 of `env A=1 ..`, and those variables."""
+    found: dict[str, Text] = {}
+    for at, word in enumerate(words):
+        first = word[0] if word else ""
+        name, equals, value = first.partition("=") if isinstance(first, str) else ("", "", "")
         if not equals or not name.isidentifier():
-            break
-        prefix[name], rest = text(value), rest[1:]
-    return rest, prefix
+            return list(words[at:]), found
+        found[name] = joined(text(value), word[1:])
+    return [], found
+
+
+def passed(name: Text, state: ScriptState) -> dict[str, Text]:
+    """`docker run -e NAME` passes a variable on."""
+    value = state.scalar(known(name) or "")
+    return {} if value is None else {known(name) or "": value}
+
+
+def where_of(inner: Inner, before: Where) -> Where:
+    if inner.name == "ssh" and inner.arguments:
+        return msgspec.structs.replace(before, host=display(inner.arguments[0]).rpartition("@")[2])
+    tasks = [known(value) or "" for value in inner.given(*TASKS)]
+    if inner.name in ("srun", "mpirun", "mpiexec") and tasks and tasks[0].isdecimal():
+        return msgspec.structs.replace(before, tasks=int(tasks[0][:6]))
+    if inner.name.split(" ")[-1] in ("run", "exec") and inner.wrapper.apart:
+        shared = any(known(each) == "host" for each in inner.given("--net", "--network"))
+        return msgspec.structs.replace(before, contained=not shared)
+    return before
+
+
+def script_in(inner: Inner) -> str | None:
+    """The text that a wrapper reads as a script, if it does."""
+    if inner.wrapper is SHELL:
+        given = [value for name, value in inner.options if name == "-c"]
+        return script_of([given[0]]) if given else None
+    if not inner.wrapper.text:
+        return None
+    words = [word for word in inner.words if known(word) not in KEYS]
+    return script_of(words)
+
+
+def first_row(node: Node) -> int:
+    """Lines above the text that a command holds in quotes."""
+    for child in node.named_children:
+        if child.type in ("string", "raw_string") and child.end_point[0] > child.start_point[0]:
+            return child.start_point[0]
+    return node.start_point[0]
+
+
+def started_file(
+    shell: Interpreter, node: Node, state: ScriptState, inner: Inner, prefix: dict[str, Text]
+) -> States:
+    """`bash start.sh`: a script beside this one, or one that this one wrote."""
+    if not inner.words:
+        return [state]
+    begun = state.exported_only()
+    for name, value in prefix.items():
+        begun.assign(name, value)
+        begun.exported.add(name)
+    for number, argument in enumerate(inner.words[1:10], 1):
+        begun.assign(str(number), argument)
+    begun.assign("@", list(inner.words[1:]))
+    ended = followed(shell, begun, inner.words[0])
+    if ended is None:
+        if serves([display(word) for word in inner.words]):
+            shell.note(node, "not understood: a script that is not beside this one")
+        return [state]
+    return returned(state, ended)
+
+
+def sourced(shell: Interpreter, node: Node, state: ScriptState, words: list[Text]) -> States:
+    if len(words) < 2:
+        return [state]
+    ended = followed(shell, state, words[1])
+    if ended is not None:
+        return caught(ended, "return")
+    path = display(words[1])
+    if not path.endswith(OWN_FILES) and (not path.startswith("/") or "<" in path):
+        shell.note(
+            node, f"not understood: {path} is not beside this script; what it sets is unknown"
+        )
+        return [state]
+    return launched(shell, node, state, words, {}, False)
+
+
+def followed(shell: Interpreter, state: ScriptState, path: Text) -> States | None:
+    """The states after a file; None where it is not one that may be read."""
+    name = relative(path)
+    if name in shell.written:
+        content, above = shell.written[name]
+        return shell.nested(content, above, state)
+    found = shell.follow(name) if name else None
+    return None if found is None else shell.nested(found[1], 0, state, found[0])
+
+
+def relative(path: Text) -> str:
+    """The path from the script's folder: `$(dirname $0)/env.sh` is env.sh. Empty if unknown."""
+    first, *rest = path or ("",)
+    if isinstance(first, Unknown) and any(
+        word in first.origin for word in ("dirname", "BASH_SOURCE", "pwd", "$PWD")
+    ):
+        return (known(tuple(rest)) or "").lstrip("/")
+    return (known(path) or "").removeprefix("./")
 
 
 def serves(words: Sequence[str]) -> bool:
@@ -112,9 +295,11 @@ def serves(words: Sequence[str]) -> bool:
 
 
 def call(shell: Interpreter, body: Node, state: ScriptState, arguments: list[Text]) -> States:
-    before = {str(index): state.variables.get(str(index)) for index in range(1, 10)}
+    names = ("@", *map(str, range(1, 10)))
+    before = {name: state.variables.get(name) for name in names}
     for index, argument in enumerate(arguments[:9], 1):
         state.assign(str(index), argument)
+    state.assign("@", list(arguments))
     states = caught(shell.block(body.named_children, [state]), "return")
     for each in states:
         for name, value in before.items():

@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 from tree_sitter import Node
 
+from vivace.deploy.shell.placeholders import shown
 from vivace.deploy.shell.state import Note, ScriptState, States
+from vivace.deploy.shell.text import TextTooLong
 from vivace.deploy.shell.words import NotUnderstood, line_of, source
 
 MAX_STATES = 128
@@ -18,6 +20,13 @@ MAX_DEPTH = 100
 """depth of nested statements"""
 
 
+MAX_NESTED = 1 << 22
+"""bytes of texts that are read as scripts: sourced files, `bash -c`, here-documents"""
+MAX_LAUNCHES = 1024
+"""commands on one path through a script"""
+
+Follow = Callable[[str], "tuple[str, str] | None"]
+"""the path of a sourced file -> (its name, its content); None: not to be followed"""
 Handler = Callable[["Interpreter", Node, ScriptState, bool], States]
 """follows a statement in one state; bool: in the background"""
 
@@ -28,13 +37,23 @@ class ScriptTooLarge(Exception):
 
 class Interpreter(msgspec.Struct):
     """Follows statements in every state; `handlers` by type of the syntax node. `notes` says what
-    was not understood."""
+    was not understood; `file` and `above`: the sourced file that is read and the lines above it."""
 
     handlers: Mapping[str, Handler]
+    parse: Callable[[str], Node]
+    follow: Follow
     notes: list[Note] = []
     functions: dict[str, Node] = {}
+    written: dict[str, tuple[str, int]] = {}
+    """files that the script writes as here-documents -> (content, lines above it)"""
+    file: str = ""
+    above: int = 0
     _statements: int = 0
     _depth: int = 0
+    _nested: int = 0
+
+    def line(self, node: Node) -> int:
+        return self.above + line_of(node)
 
     def block(self, statements: Sequence[Node], states: States) -> States:
         """Statements in order; a `&` after one puts it into the background."""
@@ -47,32 +66,52 @@ class Interpreter(msgspec.Struct):
                 return states
             states = [*resting, *self.statement(node, going, background)]
             if len(states) > MAX_STATES:
-                raise ScriptTooLarge(f"line {line_of(node)}: more than {MAX_STATES} branches")
+                raise ScriptTooLarge(f"line {self.line(node)}: more than {MAX_STATES} branches")
         return states
 
     def statement(self, node: Node, states: States, background: bool = False) -> States:
         self._statements += 1
         if self._statements > MAX_STATEMENTS:
-            raise ScriptTooLarge(f"more than {MAX_STATEMENTS} statements")
+            raise ScriptTooLarge(f"line {self.line(node)}: more than {MAX_STATEMENTS} statements")
         work = self.handlers.get(node.type)
         if work is None:
             self.note(node, f"not understood ({node.type.replace('_', ' ')})")
             return states
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            raise ScriptTooLarge(f"statements nested more than {MAX_DEPTH} deep")
+            raise ScriptTooLarge(
+                f"line {self.line(node)}: statements nested more than {MAX_DEPTH} deep"
+            )
         found: States = []
         for state in states:
+            serving = state.serving
             try:
-                found += work(self, node, state, background)
+                after = work(self, node, state, background)
+                for each in after if background else ():
+                    each.serving, each.ended, each.leaves = serving, False, ""
+                found += after
             except NotUnderstood as error:
                 self.note(node, f"not understood: {error}")
                 found.append(state)
+            except TextTooLong as error:
+                raise ScriptTooLarge(f"line {self.line(node)}: {error}") from None
         self._depth -= 1
         return found
 
+    def nested(self, content: str, above: int, state: ScriptState, file: str = "") -> States:
+        """A text that is a script itself, from another file where `file` is given."""
+        self._nested += len(content)
+        if self._nested > MAX_NESTED:
+            raise ScriptTooLarge(f"line {above + 1}: more than {MAX_NESTED >> 20} MiB of scripts")
+        before = self.file, self.above
+        self.file, self.above = file or self.file, above
+        try:
+            return self.block(self.parse(content).named_children, [state])
+        finally:
+            self.file, self.above = before
+
     def note(self, node: Node, why: str) -> None:
-        first = source(node).split("\n", 1)[0].strip()
-        found = Note(line_of(node), f"{why}: {first[:120]}")
+        first = shown(source(node).split("\n", 1)[0].strip())
+        found = Note(self.line(node), f"{shown(why)}: {first[:120]}", self.file)
         if found not in self.notes:
             self.notes.append(found)

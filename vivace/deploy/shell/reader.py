@@ -6,7 +6,8 @@ import msgspec
 import tree_sitter_bash
 from tree_sitter import Language, Node, Parser
 
-from vivace.deploy.shell.interpreter import Interpreter, ScriptTooLarge
+from vivace.deploy.shell.interpreter import Follow, Interpreter, ScriptTooLarge
+from vivace.deploy.shell.placeholders import with_tokens
 from vivace.deploy.shell.state import Assumption, Launch, Note, ScriptState
 from vivace.deploy.shell.statements import STATEMENTS
 from vivace.deploy.shell.words import line_of, to_parser
@@ -26,22 +27,34 @@ class Reading(msgspec.Struct, frozen=True):
     notes: tuple[Note, ...]
 
 
-def read_script(content: str) -> Reading:
-    """Nothing is executed, opened or looked up. Raises ScriptError for a script that is too large
-    or branches too often; lines that are not understood become notes."""
-    raw = to_parser(content.replace("\r\n", "\n"))
-    if len(raw) > MAX_BYTES:
-        raise ScriptError(f"{len(raw)} bytes: at most {MAX_BYTES} are read")
-    tree = Parser(Language(tree_sitter_bash.language())).parse(raw)
-    interpreter = Interpreter(STATEMENTS)
+def no_file(path: str) -> tuple[str, str] | None:
+    """Nothing that is sourced is followed."""
+    return None
+
+
+def read_script(content: str, follow: Follow = no_file) -> Reading:
+    """Nothing is executed; only `follow` opens files. Raises ScriptError for a script that is too
+    large or branches too often; lines that are not understood become notes."""
+    if len(content) > MAX_BYTES:
+        raise ScriptError(f"{len(content)} characters: at most {MAX_BYTES} bytes are read")
+    interpreter = Interpreter(STATEMENTS, parsed, follow)
     try:
-        states = interpreter.block(tree.root_node.named_children, [ScriptState()])
+        root = parsed(content)
+        states = interpreter.block(root.named_children, [ScriptState()])
     except ScriptTooLarge as error:
         raise ScriptError(str(error)) from None
     except RecursionError:
         raise ScriptError("nested too deeply") from None
-    notes = sorted([*interpreter.notes, *missing(tree.root_node)], key=lambda note: note.line)
+    notes = sorted([*interpreter.notes, *missing(root)], key=lambda note: (note.file, note.line))
     return Reading(unique(states), tuple(notes))
+
+
+def parsed(content: str) -> Node:
+    """The syntax tree of a script. Raises ScriptTooLarge."""
+    raw = to_parser(with_tokens(content.replace("\r\n", "\n")))
+    if len(raw) > 4 * MAX_BYTES:
+        raise ScriptTooLarge(f"{len(raw)} bytes: at most {MAX_BYTES} are read")
+    return Parser(Language(tree_sitter_bash.language())).parse(raw).root_node
 
 
 def missing(root: Node) -> list[Note]:
@@ -59,12 +72,14 @@ def missing(root: Node) -> list[Note]:
 def unique(states: list[ScriptState]) -> tuple[Launch, ...]:
     """One launch for a command that several branches have in common."""
     found: dict[tuple[object, ...], Launch] = {}
-    for state in states:
+    for path, state in enumerate(states):
         for launch in state.launches:
-            key = (launch.line, launch.words, tuple(launch.environment.items()), launch.behind)
+            place = launch.file, launch.line, launch.round, launch.behind
+            key = (*place, launch.words, tuple(launch.environment.items()))
             before = found.get(key)
             kept = launch.assumptions if before is None else common(before, launch)
-            found[key] = msgspec.structs.replace(launch, assumptions=kept)
+            paths = (path,) if before is None else (*before.paths, path)
+            found[key] = msgspec.structs.replace(launch, assumptions=kept, paths=paths)
     return tuple(sorted(found.values(), key=lambda launch: launch.line))
 
 

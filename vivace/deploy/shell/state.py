@@ -17,6 +17,17 @@ class Assumption(msgspec.Struct, frozen=True):
     value: str
 
 
+class Where(msgspec.Struct, frozen=True):
+    """Where a wrapper runs its command."""
+
+    host: str = ""
+    """that `ssh` names"""
+    contained: bool = False
+    """in a container with a network of its own"""
+    tasks: int = 0
+    """how many processes `srun` or `mpirun` starts; 0: one, or unknown"""
+
+
 class Launch(msgspec.Struct, frozen=True):
     """A command the script runs. What is unknown stands in angle brackets."""
 
@@ -30,6 +41,15 @@ class Launch(msgspec.Struct, frozen=True):
     """line of a server in the foreground that must end before this starts"""
     unset: tuple[str, ...] = ()
     """variables removed with `unset`"""
+    file: str = ""
+    """the sourced file that holds it; empty: the script itself"""
+    end: int = 0
+    """the command's last line"""
+    round: int = 0
+    """how often the same path through the script came by this line before: rounds of a loop"""
+    paths: tuple[int, ...] = ()
+    """the paths through the script that come by it: what shares none never runs together"""
+    where: Where = Where()
 
 
 class Note(msgspec.Struct, frozen=True):
@@ -37,6 +57,7 @@ class Note(msgspec.Struct, frozen=True):
 
     line: int
     text: str
+    file: str = ""
 
 
 class ScriptState(msgspec.Struct):
@@ -55,6 +76,7 @@ class ScriptState(msgspec.Struct):
     """line of the last server in the foreground"""
     leaves: str = ""
     """a pending `break`, `continue` or `return`"""
+    where: Where = Where()
 
     def copy(self) -> ScriptState:
         return msgspec.structs.replace(
@@ -93,6 +115,14 @@ class ScriptState(msgspec.Struct):
         if value is None or isinstance(value, list):
             return value
         return [value]
+
+    def exported_only(self) -> ScriptState:
+        """What another shell sees that this one starts."""
+        inner = self.copy()
+        inner.variables = {
+            name: value for name, value in inner.variables.items() if name in inner.exported
+        }
+        return inner
 
     def environment(self) -> dict[str, str]:
         return {

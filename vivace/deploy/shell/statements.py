@@ -4,19 +4,28 @@ from __future__ import annotations
 
 from tree_sitter import Node
 
-from vivace.deploy.shell.commands import caught, command, value_of
-from vivace.deploy.shell.conditions import branches
-from vivace.deploy.shell.interpreter import MAX_ITERATIONS, Handler, Interpreter, ScriptTooLarge
+from vivace.deploy.shell.commands import (
+    command,
+    launched,
+    returned,
+    value_of,
+    where_of,
+)
+from vivace.deploy.shell.conditions import Branches, branches, equality, split_by
+from vivace.deploy.shell.interpreter import MAX_ITERATIONS, Handler, Interpreter
+from vivace.deploy.shell.loops import counted_loop, for_loop, while_loop
 from vivace.deploy.shell.state import ScriptState, States, Value
-from vivace.deploy.shell.text import EMPTY, joined, known
+from vivace.deploy.shell.text import EMPTY, Text, display, joined, known, script_of, text
 from vivace.deploy.shell.words import (
+    MAX_PATTERN,
     NotUnderstood,
+    assigned,
     integer,
-    line_of,
     source,
     text_of,
     words_of,
 )
+from vivace.deploy.shell.wrappers import SHELLS, unwrapped
 
 
 def nothing(shell: Interpreter, node: Node, state: ScriptState, background: bool) -> States:
@@ -93,28 +102,6 @@ def unset(shell: Interpreter, node: Node, state: ScriptState, background: bool) 
     return [state]
 
 
-def for_loop(shell: Interpreter, node: Node, state: ScriptState, background: bool) -> States:
-    name, body = node.child_by_field_name("variable"), node.child_by_field_name("body")
-    if name is None or body is None or node.children[0].type != "for":
-        raise NotUnderstood("a loop that is no `for` over words")
-    values = [
-        word for child in node.children_by_field_name("value") for word in words_of(child, state)
-    ]
-    if len(values) > MAX_ITERATIONS:
-        raise ScriptTooLarge(f"line {line_of(node)}: a loop of {len(values)} rounds")
-    states = [state]
-    for value in values:
-        going = [each for each in states if each.runs]
-        for each in going:
-            each.assign(source(name), value)
-        states = [each for each in states if not each.runs]
-        states += shell.block(body.named_children, going)
-        for each in states:
-            if each.leaves == "continue":
-                each.leaves = ""
-    return caught(states, "break")
-
-
 def if_statement(shell: Interpreter, node: Node, state: ScriptState, background: bool) -> States:
     """Branches in order: (condition or None, statements)."""
     found: States = []
@@ -150,33 +137,68 @@ def clauses(node: Node) -> list[tuple[Node | None, list[Node]]]:
 
 
 def case_statement(shell: Interpreter, node: Node, state: ScriptState, background: bool) -> States:
+    """One item; all of them where only the machine knows the value."""
     subject = node.child_by_field_name("value")
-    value = None if subject is None else known(text_of(subject, state))
-    if value is None:
-        raise NotUnderstood("case of what only the machine knows")
+    value = EMPTY if subject is None else text_of(subject, state)
+    found: States = []
+    undecided = [state]
     for item in node.named_children:
         if item.type != "case_item":
             continue
         patterns = item.children_by_field_name("value")
-        if any(source(pattern) == "*" or matches(pattern, value, state) for pattern in patterns):
-            statements = [child for child in item.named_children if child not in patterns]
-            return shell.block(statements, [state])
-    return [state]
+        statements = [child for child in item.named_children if child not in patterns]
+        for pattern in patterns:
+            still: States = []
+            for each in undecided:
+                for branch, same in matching(pattern, value, each):
+                    if same:
+                        found += shell.block(statements, [branch])
+                    else:
+                        still.append(branch)
+            undecided = still
+    return [*found, *undecided]
 
 
-def matches(pattern: Node, value: str, state: ScriptState) -> bool:
-    return known(text_of(pattern, state)) == value
+def matching(pattern: Node, value: Text, state: ScriptState) -> Branches:
+    wanted, plain = known(text_of(pattern, state)), known(value)
+    if wanted == "*":
+        return [(state, True)]
+    if wanted is None or set("*?[") & set(wanted):
+        if plain is None or wanted is None:
+            return split_by(f"{display(value)} is {source(pattern)}", state)
+        return [(state, fnmatch(plain, wanted))]
+    if plain is not None:
+        return [(state, plain == wanted)]
+    return equality(value, text(wanted), True, state, f"{display(value)} is {wanted}")
+
+
+def fnmatch(value: str, pattern: str) -> bool:
+    """Patterns of * and ?; sets in brackets never match."""
+    if len(value) > MAX_ITERATIONS or len(pattern) > MAX_PATTERN or "[" in pattern:
+        return False
+    reached = {0}
+    for letter in pattern:
+        if letter == "*":
+            reached = set(range(min(reached, default=len(value) + 1), len(value) + 1))
+        else:
+            reached = {at + 1 for at in reached if at < len(value) and letter in ("?", value[at])}
+    return len(value) in reached
 
 
 def compound(shell: Interpreter, node: Node, state: ScriptState, background: bool) -> States:
     return shell.block(node.named_children, [state])
 
 
+def arithmetic(shell: Interpreter, node: Node, state: ScriptState, background: bool) -> States:
+    """((i++))"""
+    if not assigned(node, state):
+        raise NotUnderstood(f"arithmetic {source(node)}")
+    return [state]
+
+
 def subshell(shell: Interpreter, node: Node, state: ScriptState, background: bool) -> States:
     """Its variables are local; its launches count."""
-    inner = shell.block(node.named_children, [state.copy()])
-    state.launches = [launch for each in inner for launch in each.launches]
-    return [state]
+    return returned(state, shell.block(node.named_children, [state.copy()]))
 
 
 def function(shell: Interpreter, node: Node, state: ScriptState, background: bool) -> States:
@@ -205,25 +227,70 @@ def chain(shell: Interpreter, node: Node, state: ScriptState, background: bool) 
 
 
 def pipeline(shell: Interpreter, node: Node, state: ScriptState, background: bool) -> States:
-    """`server | tee log`: the first command counts."""
-    first = node.named_children[0]
+    """`server | tee log`: the first command counts; `echo value | tee /sys/..` is preparation."""
+    first, last = node.named_children[0], node.named_children[-1]
+    words = source(node).split()
+    if words[0] in ("echo", "printf") and "tee" in source(last):
+        shell_words = [text(word) for word in words]
+        return launched(shell, node, state, shell_words, {}, background)
+    if words[0] in ("echo", "printf", "cat") and source(last).split()[0] in SHELLS:
+        raise NotUnderstood("a script from a pipe")
     return shell.statement(first, [state], background)
 
 
 def redirected(shell: Interpreter, node: Node, state: ScriptState, background: bool) -> States:
+    """`bash <<EOF` runs the text, `cat > file <<EOF` keeps it for a later `bash file`."""
     body = node.child_by_field_name("body")
-    return [state] if body is None else shell.statement(body, [state], background)
+    document = next((each for each in node.children if each.type == "heredoc_redirect"), None)
+    if body is None:
+        return [state]
+    if document is None:
+        if body.type == "command" and source(body).split()[0] == "echo" and "> /" in source(node):
+            words = [text(word) for word in source(node).split()]
+            return launched(shell, node, state, words, {}, background)
+        return shell.statement(body, [state], background)
+    content, above = document_in(document, state), shell.above + document.start_point[0] + 1
+    words = source(body).split() if body.type == "command" else [""]
+    if words[0] in SHELLS:
+        return returned(state, shell.nested(content, above, state.exported_only()))
+    if words[0] in ("ssh", "docker", "kubectl"):
+        return remote(shell, body, state, content, above, background)
+    target = next((each for each in node.children if each.type == "file_redirect"), None)
+    if words[0] == "cat" and target is not None and target.named_child_count:
+        name = display(text_of(target.named_children[-1], state)).removeprefix("./")
+        shell.written[name] = content, above
+        return [state]
+    return shell.statement(body, [state], background)
 
 
-def while_loop(shell: Interpreter, node: Node, state: ScriptState, background: bool) -> States:
-    """Loops that only wait are skipped; others are reported as not followed."""
-    body = node.child_by_field_name("body")
-    if body is not None and any(child.type in CHANGING for child in body.named_children):
-        shell.note(node, "a loop that is not followed")
-    return [state]
+def document_in(document: Node, state: ScriptState) -> str:
+    """The text of a here-document, expanded unless its delimiter is quoted."""
+    start = next((each for each in document.children if each.type == "heredoc_start"), None)
+    body = next((each for each in document.children if each.type == "heredoc_body"), None)
+    if body is None:
+        return ""
+    if start is None or source(start)[:1] in ("'", '"', "\\"):
+        return source(body)
+    return script_of([text_of(body, state)])
 
 
-CHANGING = {"variable_assignment", "declaration_command", "if_statement", "for_statement"}
+def remote(
+    shell: Interpreter, node: Node, state: ScriptState, content: str, above: int, background: bool
+) -> States:
+    """`ssh host bash <<EOF`"""
+    words = [word for child in node.named_children for word in command_words(child, state)]
+    inner = unwrapped(words)
+    if inner is None:
+        return shell.statement(node, [state], background)
+    begun = state.copy()
+    begun.variables, begun.exported = {}, set()
+    begun.where = where_of(inner, state.where)
+    return returned(state, shell.nested(content, above, begun))
+
+
+def command_words(node: Node, state: ScriptState) -> list[Text]:
+    inner = node.named_child(0) if node.type == "command_name" else node
+    return [] if inner is None else words_of(inner, state)
 
 
 STATEMENTS: dict[str, Handler] = {
@@ -234,10 +301,14 @@ STATEMENTS: dict[str, Handler] = {
     "declaration_command": declaration,
     "unset_command": unset,
     "for_statement": for_loop,
+    "c_style_for_statement": counted_loop,
     "if_statement": if_statement,
     "case_statement": case_statement,
     "while_statement": while_loop,
     "compound_statement": compound,
+    "postfix_expression": arithmetic,
+    "unary_expression": arithmetic,
+    "binary_expression": arithmetic,
     "do_group": compound,
     "subshell": subshell,
     "function_definition": function,

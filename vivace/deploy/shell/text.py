@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from vivace.deploy.shell.placeholders import TOKEN, named, shown, token
+
 
 class Unknown(msgspec.Struct, frozen=True):
     """`origin` is the part of the script that yields the text: `hostname -I`, `$HOME`."""
@@ -14,14 +16,34 @@ class Unknown(msgspec.Struct, frozen=True):
 Text = tuple[str | Unknown, ...]
 """Pieces in order; no two adjacent ones are str, and none is empty."""
 EMPTY: Text = ()
+MAX_LENGTH = 1 << 18
+"""characters of one text, and words of one array"""
+
+
+class TextTooLong(Exception):
+    """A text or an array that a script makes longer and longer."""
 
 
 def text(value: str) -> Text:
-    return (value,) if value else EMPTY
+    """Tokens in it are what they stand for."""
+    if "Vx" not in value:
+        return (value,) if value else EMPTY
+    pieces = TOKEN.split(value)
+    return tuple(
+        Unknown(named(piece)) if index % 2 else piece for index, piece in enumerate(pieces) if piece
+    )
 
 
 def unknown(origin: str) -> Text:
-    return (Unknown(origin),)
+    return (Unknown(shown(origin)),)
+
+
+def script_of(words: list[Text]) -> str:
+    """Words as the text of a script, with tokens for what is unknown."""
+    return " ".join(
+        "".join(piece if isinstance(piece, str) else token(piece.origin) for piece in word)
+        for word in words
+    )
 
 
 def joined(*parts: Text) -> Text:
@@ -32,6 +54,10 @@ def joined(*parts: Text) -> Text:
                 found[-1] += piece
             else:
                 found.append(piece)
+    if len(found) > MAX_LENGTH or sum(len(each) for each in found if isinstance(each, str)) > (
+        MAX_LENGTH
+    ):
+        raise TextTooLong(f"a text of more than {MAX_LENGTH} characters")
     return tuple(found)
 
 

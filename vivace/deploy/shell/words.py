@@ -23,6 +23,16 @@ MAX_DEPTH = 200
 """nested expressions"""
 LARGEST = 1 << 63
 ALL = ("@", "*")
+MAX_WORDS = 4096
+"""of a sequence"""
+MAX_PATTERN = 64
+"""characters of a pattern in ${name%pattern}"""
+ARGUMENTS = re.compile(r"\$[@*]|\$\{[@*](?::(\d{1,4}))?\}")
+BRACES = re.compile(
+    r"(?P<before>[^{}$`'\"\\]*)"
+    r"\{(?:(?P<first>-?\d{1,9})\.\.(?P<last>-?\d{1,9})|(?P<words>[^{}$`'\"\\,]*(?:,[^{}$`'\"\\,]*)+))\}"
+    r"(?P<after>[^{}$`'\"\\]*)"
+)
 ESCAPED = re.compile(r"\\(.?)", re.DOTALL)
 ESCAPED_IN_QUOTES = re.compile(r'\\([\n"$`\\])')
 
@@ -56,21 +66,54 @@ def words_of(node: Node, state: ScriptState) -> list[Text]:
     many = array_words(node, state)
     if many is not None:
         return many
+    if node.type == "concatenation":
+        listed = braces(source(node))
+        if listed is not None:
+            return listed
     if node.type in ("simple_expansion", "expansion", "command_substitution"):
         return split(text_of(node, state))
     if node.type == "brace_expression":
-        raise NotUnderstood(f"brace expansion {source(node)}")
+        listed = braces(source(node))
+        if listed is None:
+            raise NotUnderstood(f"brace expansion {source(node)}")
+        return listed
     return [text_of(node, state)]
 
 
+def braces(word: str) -> list[Text] | None:
+    """a{1..3}b and a{x,y}b, without expansions or further braces in them; None for other words."""
+    found = BRACES.fullmatch(word)
+    if found is None:
+        return None
+    first, last = found["first"], found["last"]
+    values = sequence(first, last) if first is not None else (found["words"] or "").split(",")
+    return [text(f"{found['before']}{value}{found['after']}") for value in values]
+
+
+def sequence(first: str, last: str, step: str = "1") -> list[str]:
+    """Numbers from first to last. Raises NotUnderstood for too many."""
+    bounds = integer(first), integer(last), integer(step)
+    begin, end, width = bounds
+    if begin is None or end is None or not width:
+        raise NotUnderstood(f"a sequence from {first} to {last}")
+    width = abs(width) if end >= begin else -abs(width)
+    numbers = range(begin, end + (1 if width > 0 else -1), width)
+    if len(numbers) > MAX_WORDS:
+        raise NotUnderstood(f"a sequence of {len(numbers)} numbers")
+    return [str(number) for number in numbers]
+
+
 def array_words(node: Node, state: ScriptState) -> list[Text] | None:
-    """The elements if the word is "${A[@]}" or ${A[@]}, else None."""
+    """The elements if the word is "${A[@]}", ${A[@]}, "$@" or $@, else None."""
     inner = node
     if node.type == "string" and node.named_child_count == 1:
         child = node.named_child(0)
-        if child is None or child.type != "expansion" or source(node) != f'"{source(child)}"':
+        if child is None or source(node) != f'"{source(child)}"':
             return None
         inner = child
+    given = ARGUMENTS.fullmatch(source(inner))
+    if given is not None:
+        return (state.elements("@") or [])[max(0, int(given[1] or 1) - 1) :]
     if inner.type != "expansion":
         return None
     subscript = next((child for child in inner.children if child.type == "subscript"), None)
@@ -97,7 +140,8 @@ def text_of(node: Node, state: ScriptState, depth: int = 0) -> Text:
     if node.type in ("string", "concatenation", "heredoc_body", "translated_string"):
         return pieces_of(node, state, depth)
     if node.type == "simple_expansion":
-        return variable(source(node)[1:], state)
+        blank, _, name = source(node).partition("$")  # the grammar may take blanks into it
+        return joined(text(blank), variable(name, state))
     if node.type == "expansion":
         return expansion(node, state, depth)
     if node.type == "arithmetic_expansion":
@@ -159,6 +203,9 @@ PLAIN: dict[str, Callable[[str], str]] = {
 
 def variable(name: str, state: ScriptState) -> Text:
     """$name; unknown where the script never sets it."""
+    if name in ("@", "*", "#"):
+        given = state.elements("@") or []
+        return text(str(len(given))) if name == "#" else joined(*interleaved(given))
     value = state.scalar(name)
     if value is not None:
         return value
@@ -194,7 +241,53 @@ def expansion(node: Node, state: ScriptState, depth: int) -> Text:
     if operators[0] in (":-", "-", ":=", "=", ":+", "+") and len(operators) == 1:
         default = text_of(named[1], state, depth + 1) if len(named) > 1 else EMPTY
         return with_default(operators[0], value, default)
-    return unknown(source(node))
+    plain = None if value is None else known(value)
+    arguments = [known(text_of(each, state, depth + 1)) for each in named[1:]]
+    if plain is None or any(each is None for each in arguments):
+        return unknown(source(node))
+    changed = altered(operators, plain, [each or "" for each in arguments])
+    return unknown(source(node)) if changed is None else text(changed)
+
+
+def altered(operators: list[str], value: str, arguments: list[str]) -> str | None:
+    """${value,,}, ${value%pattern}, ${value/pattern/text} and ${value:from:count}."""
+    operator = operators[0]
+    if operator in CASES and not arguments:
+        return CASES[operator](value)
+    if operator == ":" and 0 < len(arguments) < 3:
+        start, count = integer(arguments[0]), integer((*arguments, str(len(value)))[1])
+        if start is None or count is None or start < 0 or count < 0:
+            return None
+        return value[start : start + count]
+    if not arguments or len(arguments[0]) > MAX_PATTERN or len(value) > MAX_WORDS:
+        return None
+    if operator in ("#", "##", "%", "%%"):
+        return trimmed(operator, value, arguments[0])
+    if operator in ("/", "//") and not set("*?[\\") & set(arguments[0]):
+        return value.replace(arguments[0], (*arguments, "")[1], 1 if operator == "/" else -1)
+    return None
+
+
+def trimmed(operator: str, value: str, pattern: str) -> str | None:
+    """Without the shortest or longest beginning (#) or end (%) that `pattern` matches."""
+    if set("?[\\") & set(pattern) or pattern.count("*") > 1:
+        return None
+    longest, lengths = len(operator) == 2, range(len(value) + 1)
+    before, star, after = pattern.partition("*")
+    for length in reversed(lengths) if longest else lengths:
+        part = value[:length] if operator[0] == "#" else value[len(value) - length :]
+        fits = len(part) >= len(before) + len(after) if star else part == pattern
+        if fits and part.startswith(before) and part.endswith(after):
+            return value[length:] if operator[0] == "#" else value[: len(value) - length]
+    return value
+
+
+CASES: dict[str, Callable[[str], str]] = {
+    ",,": str.lower,
+    "^^": str.upper,
+    ",": lambda value: value[:1].lower() + value[1:],
+    "^": lambda value: value[:1].upper() + value[1:],
+}
 
 
 def with_default(operator: str, value: Text | None, default: Text) -> Text:
@@ -283,6 +376,29 @@ def combined(operator: str, left: int | None, right: int | None) -> int | None:
     return result if abs(result) < LARGEST else None
 
 
+def assigned(node: Node, state: ScriptState) -> bool:
+    """Follows i++, i+=2 and i=3 of arithmetic; False for anything else."""
+    if node.type in ("postfix_expression", "unary_expression"):
+        operator, target = source(node).strip(), node.named_child(0)
+        name = "" if target is None else source(target)
+        step = {"++": 1, "--": -1}.get(operator.replace(name, "").strip())
+        before = integer(known(state.scalar(name) or EMPTY))
+        if step is None or before is None:
+            return False
+        state.assign(name, text(str(before + step)))
+        return True
+    if node.type not in ("binary_expression", "variable_assignment"):
+        return False
+    children = node.children
+    name, operator = source(children[0]), source(children[1])
+    value, before = number(children[-1], state, 0), integer(known(state.scalar(name) or EMPTY))
+    if operator not in ("=", "+=", "-=", "*=") or not name.isidentifier():
+        return False
+    result = value if operator == "=" else combined(operator[0], before, value)
+    state.assign(name, unknown(source(node)) if result is None else text(str(result)))
+    return True
+
+
 def integer(value: str | None) -> int | None:
     if value is None or len(value) > 20:
         return None
@@ -310,8 +426,11 @@ def substitution(node: Node, state: ScriptState, depth: int) -> Text:
     if any(word is None for word in plain):
         return origin
     program, *arguments = [word or "" for word in plain] or [""]
-    if program == "echo":
+    if program in ("echo", "printf") and not any("%" in each or "\\" in each for each in arguments):
         return text(" ".join(arguments))
+    if program == "seq" and 0 < len(arguments) < 4:
+        first, step = (*arguments[:1], "1") if len(arguments) < 3 else arguments[:2]
+        return text(" ".join(sequence("1" if len(arguments) == 1 else first, arguments[-1], step)))
     if program == "expr" and len(arguments) == 3:
         left, operator, right = arguments
         value = combined(operator, integer(left), integer(right))

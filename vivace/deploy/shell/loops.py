@@ -1,0 +1,142 @@
+"""Loops of bash: over words, counted, and those that wait or restart a server."""
+
+from __future__ import annotations
+
+from tree_sitter import Node
+
+from vivace.deploy.shell.commands import caught
+from vivace.deploy.shell.conditions import branches
+from vivace.deploy.shell.interpreter import MAX_ITERATIONS, Interpreter, ScriptTooLarge
+from vivace.deploy.shell.state import ScriptState, States
+from vivace.deploy.shell.text import unknown
+from vivace.deploy.shell.words import NotUnderstood, assigned, number, source, words_of
+
+CHANGING = {
+    "variable_assignment",
+    "declaration_command",
+    "if_statement",
+    "for_statement",
+    "case_statement",
+}
+WAITS = ("sleep", "curl", "nc", "echo", "printf", "wait", "date", "grep", "kill", ":", "ps", "tail")
+"""commands of loops that only wait"""
+
+
+def for_loop(shell: Interpreter, node: Node, state: ScriptState, background: bool) -> States:
+    name, body = node.child_by_field_name("variable"), node.child_by_field_name("body")
+    if name is None or body is None or node.children[0].type != "for":
+        raise NotUnderstood("a loop that is no `for` over words")
+    values = [
+        word for child in node.children_by_field_name("value") for word in words_of(child, state)
+    ]
+    if len(values) > MAX_ITERATIONS:
+        raise ScriptTooLarge(f"line {shell.line(node)}: a loop of {len(values)} rounds")
+    states = [state]
+    for value in values:
+        going = [each for each in states if each.runs]
+        if not going:
+            break
+        for each in going:
+            each.assign(source(name), value)
+        states = [*(each for each in states if not each.runs), *once(shell, body, going)]
+    return caught(states, "break")
+
+
+def once(shell: Interpreter, body: Node, states: States) -> States:
+    """One round."""
+    return caught(shell.block(body.named_children, states), "continue")
+
+
+def counted_loop(shell: Interpreter, node: Node, state: ScriptState, background: bool) -> States:
+    """for ((i = 0; i < 4; i++))"""
+    parts = [child for child in node.named_children if child.type != "do_group"]
+    body = node.child_by_field_name("body")
+    if len(parts) != 3 or body is None or not assigned(parts[0], state):
+        raise NotUnderstood(f"a loop {source(node).split(chr(10))[0]}")
+    states = [state]
+    for _ in range(MAX_ITERATIONS):
+        going = [each for each in states if each.runs and number(parts[1], each, 0)]
+        if not going:
+            return caught(states, "break")
+        resting = [each for each in states if not any(each is other for other in going)]
+        ended = once(shell, body, going)
+        for each in ended:
+            if each.runs and not assigned(parts[2], each):
+                raise NotUnderstood(f"the step of a loop: {source(parts[2])}")
+        states = [*resting, *ended]
+    raise ScriptTooLarge(f"line {shell.line(node)}: a loop of more than {MAX_ITERATIONS} rounds")
+
+
+def while_loop(shell: Interpreter, node: Node, state: ScriptState, background: bool) -> States:
+    """while and until. One that a known value decides is followed. Others are gone through once if
+    they start something; what they change is unknown behind them."""
+    body, condition = node.child_by_field_name("body"), node.child_by_field_name("condition")
+    if body is None or condition is None:
+        raise NotUnderstood("a loop without a condition")
+    until = node.children[0].type == "until"
+    if "$#" in source(condition):  # options of the script: none are given
+        return [state]
+    endless = source(condition).strip() in (("false",) if until else ("true", ":", "1"))
+    if endless or not changes(body):
+        if not endless and only_waits(body):
+            return [state]
+        return caught(once(shell, body, [state]), "break")
+    return rounds(shell, node, condition, body, state, until)
+
+
+def rounds(
+    shell: Interpreter, node: Node, condition: Node, body: Node, state: ScriptState, until: bool
+) -> States:
+    states = [state]
+    for _ in range(MAX_ITERATIONS):
+        going = [each for each in states if each.runs]
+        if not going:
+            return caught(states, "break")
+        decided = [branches(condition, each) for each in going]
+        if any(len(found) != 1 for found in decided):
+            return undecided(shell, node, body, states)
+        entering = [each for found in decided for each, value in found if value is not until]
+        leaving = [each for each in going if not any(each is other for other in entering)]
+        for each in leaving:
+            each.leaves = "break"
+        resting = [each for each in states if not any(each is other for other in entering)]
+        states = [*resting, *once(shell, body, entering)]
+    raise ScriptTooLarge(f"line {shell.line(node)}: a loop of more than {MAX_ITERATIONS} rounds")
+
+
+def undecided(shell: Interpreter, node: Node, body: Node, states: States) -> States:
+    """How often it goes round only the machine knows."""
+    shell.note(node, "a loop that is not followed to its end")
+    ended = caught(once(shell, body, states), "break")
+    for name in names_assigned(body):
+        for each in ended:
+            each.assign(name, unknown(f"${name}"))
+    return ended
+
+
+def names_assigned(body: Node) -> list[str]:
+    found: list[str] = []
+    waiting = [body]
+    while waiting:
+        node = waiting.pop()
+        name = node.child_by_field_name("name") if node.type == "variable_assignment" else None
+        if name is not None and name.type == "variable_name":
+            found.append(source(name))
+        waiting += node.named_children
+    return found
+
+
+def changes(body: Node) -> bool:
+    return any(
+        child.type in CHANGING or child.type.endswith("_expression")
+        or (child.type == "compound_statement" and source(child).startswith("(("))
+        for child in body.named_children
+    )  # fmt: skip
+
+
+def only_waits(body: Node) -> bool:
+    return all(
+        child.type in ("comment", "test_command")
+        or source(child).lstrip("! ").split(" ", 1)[0] in WAITS
+        for child in body.named_children
+    )

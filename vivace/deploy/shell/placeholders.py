@@ -1,0 +1,44 @@
+"""`<your prefill ip>`: what a script's author leaves to its reader is an unknown word, where bash
+would read two redirections."""
+
+from __future__ import annotations
+
+import re
+
+PLACEHOLDER = re.compile(
+    r"""(?P<before>^|[^<\d])<(?P<name>[^\W\d][^<>\n"'`$|&;(){}\\]{0,79})>(?P<after>(?![>(&]|/dev/))""",
+    re.MULTILINE,
+)
+TOKEN = re.compile(r"Vx([0-9a-f]+)xV")
+
+
+def token(name: str) -> str:
+    """A word of letters and digits that stands for what is unknown."""
+    return f"Vx{name.encode('utf-8', 'replace').hex()}xV"
+
+
+def with_tokens(content: str) -> str:
+    """A script with a token in place of each placeholder; its lines stay where they are."""
+    return PLACEHOLDER.sub(replaced, content) if "<" in content else content
+
+
+def replaced(found: re.Match[str]) -> str:
+    """`<in >`, and `cat <in>out`, are redirections."""
+    name, apart = found["name"], found["before"].isspace() or not found["before"]
+    follows = found.string[found.end() : found.end() + 1]
+    if name[-1].isspace() or (apart and follows.isalnum()):
+        return found[0]
+    return found["before"] + token(name)
+
+
+def named(found: str) -> str:
+    """The name in a token's digits; digits that no token has stay what they are."""
+    try:
+        return bytes.fromhex(found).decode("utf-8", "replace")
+    except ValueError:
+        return found
+
+
+def shown(content: str) -> str:
+    """The text as its author wrote it."""
+    return TOKEN.sub(lambda found: f"<{named(found[1])}>", content) if "Vx" in content else content

@@ -1,0 +1,220 @@
+"""Commands that run others: numactl, sudo, docker run, srun, ssh, `bash -c` and the like."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from vivace.deploy.shell.text import Text, known
+
+
+def options(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+class Wrapper(msgspec.Struct, frozen=True):
+    """`switches`: options without a value; `valued`: with one in the next word, as all that are not
+    switches with `many_valued`. `arguments`: words before the command; `environment`: options with
+    NAME=VALUE; `text`: the command is a script's text; `apart`: it sees nothing of the outer
+    environment; `detached`: it does not wait."""
+
+    switches: frozenset[str] = frozenset()
+    valued: frozenset[str] = frozenset()
+    many_valued: bool = False
+    arguments: int = 0
+    environment: frozenset[str] = frozenset()
+    text: bool = False
+    apart: bool = False
+    detached: bool = False
+
+
+PLAIN = Wrapper()
+PROJECT = Wrapper(
+    switches=options(
+        "--no-sync --frozen --locked --isolated --active --no-project --all-extras -q --quiet "
+        "--offline --no-capture-output --live-stream --dev -v --verbose -s --no-cache -U -n"
+    ),
+    many_valued=True,
+)
+CONTAINER = Wrapper(
+    switches=options(
+        "-d --detach -i --interactive -t --tty --rm --privileged --init --read-only "
+        "--no-healthcheck -P --publish-all --oom-kill-disable --disable-content-trust -q --quiet "
+        "--nv --rocm -e --cleanenv --contain --stdin"
+    )
+    - {"-e"},
+    many_valued=True,
+    arguments=1,
+    environment=options("-e --env"),
+    apart=True,
+)
+IMAGE = Wrapper(
+    switches=options("--nv --rocm -c -C -e --cleanenv --contain --containall --writable-tmpfs"),
+    many_valued=True,
+    arguments=1,
+    environment=options("--env"),
+)
+PROCESSES = Wrapper(
+    switches=options(
+        "--allow-run-as-root --oversubscribe --exclusive --overlap -l --label -u --unbuffered "
+        "--pty -v -Q --quiet --tag-output --display-map -K --kill-on-bad-exit --hold -k -X -O -s"
+    ),
+    valued=options("-np -host -hostfile -mca -bind-to -map-by -npernode -ppn --bind-to -x"),
+    many_valued=True,
+    environment=options("-x -env -genv"),
+)
+SHELL = Wrapper(
+    switches=options("-l -x -e -u -i -v --login --noprofile --norc -r --posix"),
+    valued=options("-o -O -c"),
+)
+WRAPPERS: dict[str, Wrapper] = {
+    **dict.fromkeys(("nohup", "setsid", "unbuffer", "catchsegv", "command", "builtin"), PLAIN),
+    "exec": Wrapper(switches=options("-c -l"), valued=options("-a")),
+    "time": Wrapper(switches=options("-p -v")),
+    "stdbuf": Wrapper(valued=options("-i -o -e")),
+    "nice": Wrapper(valued=options("-n --adjustment")),
+    "ionice": Wrapper(switches=options("-t"), valued=options("-c -n -p")),
+    "chrt": Wrapper(switches=options("-f -r -o -b -i -a"), arguments=1),
+    "taskset": Wrapper(switches=options("-a -c -p --cpu-list --all-tasks"), arguments=1),
+    "numactl": Wrapper(
+        switches=options("-l --localalloc -a --all --balancing -b"), many_valued=True
+    ),
+    "timeout": Wrapper(
+        switches=options("--foreground --preserve-status -v --verbose"),
+        many_valued=True,
+        arguments=1,
+    ),
+    "sudo": Wrapper(
+        switches=options(
+            "-E -H -n -i -s -S -b -A -k -P --preserve-env --login --non-interactive --set-home"
+        ),
+        many_valued=True,
+    ),
+    "env": Wrapper(switches=options("-i -0 -v --ignore-environment"), valued=options("-u -C")),
+    **dict.fromkeys(
+        ("conda run", "mamba run", "micromamba run"),
+        msgspec.structs.replace(PROJECT, switches=PROJECT.switches - {"-n"}),
+    ),
+    **dict.fromkeys(
+        ("uv run", "poetry run", "pipenv run", "pixi run", "pdm run", "rye run", "hatch run"),
+        PROJECT,
+    ),
+    **dict.fromkeys(("docker run", "podman run", "nerdctl run"), CONTAINER),
+    **dict.fromkeys(("docker exec", "podman exec", "nerdctl exec", "kubectl exec"), CONTAINER),
+    **dict.fromkeys(("oc exec", "kubectl run"), CONTAINER),
+    **dict.fromkeys(("singularity exec", "apptainer exec", "singularity run"), IMAGE),
+    **dict.fromkeys(("srun", "mpirun", "mpiexec"), PROCESSES),
+    **dict.fromkeys(("nsys profile", "ncu"), Wrapper(many_valued=True)),
+    "ssh": Wrapper(
+        switches=options("-t -n -f -q -A -X -Y -N -T -4 -6 -C -v -a -x -k -K -G -g -M -s"),
+        many_valued=True,
+        arguments=1,
+        text=True,
+        apart=True,
+    ),
+    "eval": Wrapper(text=True),
+    **dict.fromkeys(
+        ("tmux new-session", "tmux new", "tmux new-window"),
+        Wrapper(switches=options("-d -A -D -P"), valued=options("-s -n -c -x -y -t -F -e"),
+                text=True, detached=True),
+    ),
+    "tmux send-keys": Wrapper(
+        switches=options("-l -R"), valued=options("-t -N"), text=True, detached=True
+    ),
+    "screen": Wrapper(
+        switches=options("-d -m -D -R -L"), valued=options("-S -c -h -Logfile"), detached=True
+    ),
+}  # fmt: skip
+SHELLS = ("bash", "sh", "zsh", "dash")
+KEYS = ("C-m", "Enter", "ENTER")
+"""what `tmux send-keys` presses at the end"""
+TASKS = ("-n", "-np", "--ntasks", "-N", "--nodes")
+DETACH = ("-d", "--detach")
+
+
+class Inner(msgspec.Struct, frozen=True):
+    """The command that a wrapper runs: `words`, what precedes them, and the wrapper's options."""
+
+    wrapper: Wrapper
+    name: str
+    words: tuple[Text, ...]
+    arguments: tuple[Text, ...]
+    options: tuple[tuple[str, Text], ...]
+
+    def given(self, *names: str) -> list[Text]:
+        return [value for name, value in self.options if name in names]
+
+    @property
+    def detached(self) -> bool:
+        return self.wrapper.detached or any(
+            name in DETACH or (clustered(name) and "d" in name)
+            for name, _ in self.options
+            if self.wrapper is CONTAINER
+        )
+
+
+def unwrapped(words: Sequence[Text]) -> Inner | None:
+    """What a wrapper runs; None for a command that is none."""
+    named = [(known(word) or "") for word in words[:2]]
+    first = named[0].rsplit("/", 1)[-1]
+    for count in (2, 1):
+        name = " ".join((first, *named[1:count]))
+        wrapper = WRAPPERS.get(name)
+        if wrapper is not None:
+            return inner_of(wrapper, name, words[count:])
+    return inner_of(SHELL, first, words[1:]) if first in SHELLS else None
+
+
+def inner_of(wrapper: Wrapper, name: str, words: Sequence[Text]) -> Inner:
+    found: list[tuple[str, Text]] = []
+    at, separated = 0, False
+    while at < len(words):
+        word = known(words[at])
+        if word == "--":
+            at, separated = at + 1, True
+            break
+        if word is None or not word.startswith("-") or word == "-":
+            break
+        option, takes = option_of(wrapper, word)
+        value = words[at + 1] if takes and at + 1 < len(words) else attached(words[at])
+        found.append((option, value))
+        at += 2 if takes else 1
+    if not separated and name.startswith(("kubectl", "oc")):
+        at = next((i for i in range(at, len(words)) if known(words[i]) == "--"), at)
+    count = 0 if separated or (at < len(words) and known(words[at]) == "--") else wrapper.arguments
+    arguments, rest = words[at : at + count], words[at + count :]
+    if not separated and rest and known(rest[0]) == "--":
+        rest = rest[1:]
+    return Inner(wrapper, name, tuple(rest), tuple(arguments), tuple(found))
+
+
+def option_of(wrapper: Wrapper, word: str) -> tuple[str, bool]:
+    """(the option, whether the next word is its value)"""
+    name, equals, _ = word.partition("=")
+    if word in wrapper.valued:
+        return word, True
+    if word in wrapper.switches or equals:
+        return name, False
+    if word.startswith("--"):
+        return word, wrapper.many_valued
+    letters = ["-" + letter for letter in word[1:]]
+    if len(letters) == 1:
+        return word, wrapper.many_valued
+    if letters[0] not in wrapper.switches:
+        return letters[0], False  # -p8080, -n2
+    last = letters[-1]
+    takes = last not in wrapper.switches and (wrapper.many_valued or last in wrapper.valued)
+    return (last if takes else word), takes
+
+
+def attached(word: Text) -> Text:
+    """The value in --name=value and -n2."""
+    plain = known(word) or ""
+    if plain.startswith("--"):
+        return (plain.partition("=")[2],)
+    return (plain[2:],)
+
+
+def clustered(name: str) -> bool:
+    return name.startswith("-") and not name.startswith("--") and len(name) > 2
