@@ -11,6 +11,8 @@ import msgspec
 from vivace.deploy.catalogue.architecture import Architecture
 from vivace.deploy.catalogue.hardware import Device
 from vivace.deploy.from_script.flags import Remark
+from vivace.deploy.from_script.roles import StartedServer
+from vivace.deploy.places import Sources
 from vivace.deploy.schema.deployment import Benchmark, Deployment, longest
 from vivace.deploy.schema.nodes import nodes_of
 from vivace.deploy.server_plan import ServerPlan
@@ -67,6 +69,9 @@ class Case(msgspec.Struct, frozen=True, dict=True):
     device: Device | None = None
     model: Architecture | None = None
     remarks: Sequence[Remark] = ()
+    sources: Sources = Sources()
+    launches: tuple[StartedServer, ...] = ()
+    """processes as scripts start them; empty for a deployment file"""
 
     @cached_property
     def all(self) -> tuple[ServerPlan, ...]:
@@ -78,6 +83,23 @@ class Case(msgspec.Struct, frozen=True, dict=True):
                 tuple(nodes_of(self.deployment, role)),
             )
             for name, role in self.deployment.roles.items()
+        )
+
+    @cached_property
+    def processes(self) -> tuple[StartedServer, ...]:
+        """Every process, before what is alike is seen as one role."""
+        return self.launches or tuple(
+            StartedServer(
+                place=self.sources.place_of(server.name),
+                kind=server.role.kind,
+                program=server.role.program,
+                flags=node.flags,
+                environment=node.environment,
+                host=node.host,
+                instance=f"{server.name} {node.instance}",
+            )
+            for server in self.all
+            for node in server.nodes
         )
 
     def of(self, *kinds: str) -> tuple[ServerPlan, ...]:
@@ -96,7 +118,7 @@ class Case(msgspec.Struct, frozen=True, dict=True):
         """npu, cuda or cpu: from the hardware, else from --device; empty if neither is set."""
         if self.device is not None:
             return self.device.platform
-        named = {server.value("device") for server in self.servers}
+        named = {str(server.given.get("device", ("", ""))[1]) for server in self.servers}
         return next((name for name in ("npu", "cuda", "cpu") if name in named), "")
 
     @property

@@ -87,7 +87,7 @@ def import_scripts(chosen: argparse.Namespace) -> int:
 def print_remarks(loaded: LoadedDeployment, deployment: Deployment) -> None:
     """Prints the roles and every line that was not understood to stderr."""
     for each in loaded.remarks:
-        print_wrapped(f"{loaded.file}: line {each.line}: {each.text}")
+        print_wrapped(f"{each.file}:{each.line}: {each.text}")
     roles = [
         f"{name}: {role.instances} x {role.nodes} node(s)"
         for name, role in deployment.roles.items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -19,9 +20,14 @@ from vivace.deploy.catalogue.models import (
 )
 from vivace.deploy.files import PathName, below, beside, home, is_file
 from vivace.deploy.from_script.flags import Remark
+from vivace.deploy.from_script.roles import StartedServer
+from vivace.deploy.places import Sources
 from vivace.deploy.schema.deployment import Deployment, DeploymentError, Hardware, Model, Workload
 from vivace.deploy.target import target_of
 from vivace.errors import nearest
+
+if TYPE_CHECKING:
+    from vivace.deploy.from_script.script import Imported
 
 SPECS = (".yaml", ".yml")
 
@@ -43,6 +49,9 @@ class LoadedDeployment(msgspec.Struct, frozen=True):
     deployment: Deployment
     remarks: tuple[Remark, ...]
     file: str
+    sources: Sources = Sources()
+    started: tuple[StartedServer, ...] = ()
+    """processes as scripts start them; empty for a deployment file"""
 
 
 def open_files(files: Sequence[PathName]) -> LoadedDeployment:
@@ -53,20 +62,25 @@ def open_files(files: Sequence[PathName]) -> LoadedDeployment:
         raise DeploymentError("give one deployment file, or scripts, not both")
     if specs:
         from vivace.deploy.schema.files import load
+        from vivace.deploy.schema.lines import sources_of
 
-        return LoadedDeployment(load(specs[0]), (), specs[0])
+        return LoadedDeployment(load(specs[0]), (), specs[0], sources_of(specs[0]))
     from vivace.deploy.from_script.script import import_files
 
-    found = import_files(paths)
-    return LoadedDeployment(found.deployment, tuple(found.remarks), ", ".join(paths))
+    return loaded_from(import_files(paths), ", ".join(paths))
 
 
 def open_command(words: Sequence[str]) -> LoadedDeployment:
     """What follows `--`. Raises ScriptError."""
-    from vivace.deploy.from_script.script import import_command
+    from vivace.deploy.from_script.script import COMMAND, import_command
 
-    found = import_command(words)
-    return LoadedDeployment(found.deployment, tuple(found.remarks), "command line")
+    return loaded_from(import_command(words), COMMAND)
+
+
+def loaded_from(found: Imported, file: str) -> LoadedDeployment:
+    return LoadedDeployment(
+        found.deployment, tuple(found.remarks), file, found.sources, found.started
+    )
 
 
 def build_case(loaded: LoadedDeployment, overrides: Overrides) -> Case:
@@ -83,6 +97,8 @@ def build_case(loaded: LoadedDeployment, overrides: Overrides) -> Case:
         device=device_of(deployment.hardware),
         model=model_of(deployment.model, loaded.file),
         remarks=loaded.remarks,
+        sources=loaded.sources,
+        launches=loaded.started,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
@@ -22,8 +23,20 @@ PREFILLS: tuple[Kind, ...] = ("mixed", "prefill")
 DECODES: tuple[Kind, ...] = ("mixed", "decode")
 DISPATCH = "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"
 DISPATCH_DEFAULT = 128
+UNKNOWN = re.compile(r"<[$\w][^<>]*>")
 DRAFTED_RUNNING = 48
 """max-running-requests that SGLang sets for speculation by default"""
+
+
+class UnknownValue(Exception):
+    """A value is needed that only the machine or its owner knows: `<$TP>`, `<your ip>`; the text
+    names what has it."""
+
+
+def unknown(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any(unknown(each) for each in value)
+    return isinstance(value, str) and UNKNOWN.search(value) is not None
 
 
 class Parallelism(msgspec.Struct, frozen=True):
@@ -85,9 +98,12 @@ class ServerPlan(msgspec.Struct, frozen=True, dict=True):
         return found
 
     def value(self, name: str) -> Any:
-        """What was given, or the option's default."""
+        """What was given, or the option's default. Raises UnknownValue."""
         if name in self.given:
-            return self.given[name][1]
+            flag, value = self.given[name]
+            if unknown(value):
+                raise UnknownValue(f"--{flag} {value}")
+            return value
         option = option_named(name.replace("_", "-"))
         return None if option is None else option.default
 
@@ -103,7 +119,11 @@ class ServerPlan(msgspec.Struct, frozen=True, dict=True):
         return "--" + (self.given[name][0] if name in self.given else name.replace("_", "-"))
 
     def variable(self, name: str) -> str:
-        return self.environment.get(name, "").strip()
+        """Raises UnknownValue."""
+        value = self.environment.get(name, "").strip()
+        if unknown(value):
+            raise UnknownValue(f"{name}={value}")
+        return value
 
     def enabled(self, name: str) -> bool:
         return self.variable(name).lower() in ("1", "true", "yes", "on")

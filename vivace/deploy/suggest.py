@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ from vivace.deploy.memory import buffers
 from vivace.deploy.memory.plan import MemoryPlan, plan_role
 from vivace.deploy.memory.windows import windows
 from vivace.deploy.rules.memory import fraction_for
-from vivace.deploy.server_plan import DISPATCH, ServerPlan
+from vivace.deploy.server_plan import DISPATCH, ServerPlan, UnknownValue
 
 ENDLESS = 1 << 20
 SPECULATIVE_STEPS = ((8, 1), (32, 2), (64, 4), (256, 8), (ENDLESS, 16))
@@ -36,12 +37,11 @@ class Suggestion(msgspec.Struct, frozen=True):
 
 def suggest(case: Case) -> list[Suggestion]:
     """One for each value that can be derived and is not what it would be."""
-    return [
-        suggestion
-        for server in case.servers
-        for suggestion in suggestions_of(case, server)
-        if str(suggestion.before) != str(suggestion.value)
-    ]
+    found: list[Suggestion] = []
+    for server in case.servers:
+        with suppress(UnknownValue):
+            found += suggestions_of(case, server)
+    return [each for each in found if str(each.before) != str(each.value)]
 
 
 def suggestions_of(case: Case, server: ServerPlan) -> Iterator[Suggestion]:

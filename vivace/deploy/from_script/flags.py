@@ -41,6 +41,7 @@ class Remark(msgspec.Struct, frozen=True):
     text: str
     file: str = ""
     line: int = 0
+    end: int = 0
 
 
 class ParsedFlags(msgspec.Struct):

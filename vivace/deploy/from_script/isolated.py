@@ -9,14 +9,18 @@ from typing import NoReturn
 
 import msgspec
 
-from vivace.deploy.shell.reader import Reading, ScriptError, read_script
+from vivace.deploy.files import read
+from vivace.deploy.shell.interpreter import Follow
+from vivace.deploy.shell.reader import Reading, ScriptError, no_file, read_script
 
 MAX_SECONDS = 20
 """of CPU time"""
+MAX_MEMORY = 1 << 30
+"""bytes of address space beyond what this process has"""
 CHUNK = 1 << 16
 
 
-def read_isolated(content: str) -> Reading:
+def read_isolated(content: str, follow: Follow = no_file) -> Reading:
     """`read_script` in a child. Raises ScriptError, also for a parser that crashes or goes on and
     on. The caller must have one thread."""
     reading_end, writing_end = os.pipe()
@@ -25,7 +29,7 @@ def read_isolated(content: str) -> Reading:
     child = os.fork()
     if child == 0:
         os.close(reading_end)
-        answer(content, writing_end)
+        answer(content, follow, writing_end)
     os.close(writing_end)
     raw = b"".join(iter(lambda: os.read(reading_end, CHUNK), b""))
     os.close(reading_end)
@@ -38,14 +42,15 @@ def read_isolated(content: str) -> Reading:
     return result
 
 
-def answer(content: str, to: int) -> NoReturn:
+def answer(content: str, follow: Follow, to: int) -> NoReturn:
     """In the child: set limits, read, answer, and exit without exit handlers."""
     code = 1
     try:
         resource.setrlimit(resource.RLIMIT_CPU, (MAX_SECONDS, MAX_SECONDS))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        limit_memory()
         try:
-            result: Reading | str = read_script(content)
+            result: Reading | str = read_script(content, follow)
         except ScriptError as error:
             result = str(error)
         raw = msgspec.msgpack.encode(result)
@@ -54,3 +59,10 @@ def answer(content: str, to: int) -> NoReturn:
         code = 0
     finally:
         os._exit(code)
+
+
+def limit_memory() -> None:
+    mapped = int(read("/proc/self/statm", CHUNK).split()[0]) * resource.getpagesize()
+    limit, hard = mapped + MAX_MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]
+    if hard == resource.RLIM_INFINITY or limit <= hard:
+        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))

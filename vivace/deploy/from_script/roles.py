@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from vivace.deploy.from_script.flags import option_named
+from vivace.deploy.places import Place
 from vivace.deploy.schema.deployment import Difference, Environment, Flags, FlagValue, Kind, Role
 
 PER_NODE = frozenset(
@@ -19,15 +20,37 @@ PER_NODE = frozenset(
 
 
 class StartedServer(msgspec.Struct, frozen=True):
-    """One server or router: `place` is the same for those of one line of one script; `host`: the
-    machine it runs on, where the script says so."""
+    """One process of a server or router, before those that are alike become a role.
 
-    place: tuple[str, int]
+    `place`: the command, the same for all rounds of a loop, which `round` counts; `host`: the
+    machine, where it is known; `script` and `paths`: what the same script starts on one path runs
+    on one machine; `tasks`: how many processes `srun` makes of it; `contained`: its network is its
+    container's own; `asked`: conditions that only the machine can decide."""
+
+    place: Place
     kind: Kind
     program: str
     flags: Flags
     environment: Environment
     host: str | None
+    instance: str = ""
+    """where a deployment file says it"""
+    round: int = 0
+    script: str = ""
+    paths: tuple[int, ...] = ()
+    tasks: int = 0
+    contained: bool = False
+    asked: tuple[str, ...] = ()
+
+    def runs_with(self, other: StartedServer) -> bool:
+        """Whether both run on the same machine at the same time."""
+        if self.host is not None or other.host is not None:
+            return self.host == other.host
+        return (
+            bool(self.script)
+            and self.script == other.script
+            and bool(set(self.paths) & set(other.paths))
+        )
 
 
 def value_of(flags: Mapping[str, FlagValue], name: str) -> FlagValue:
@@ -48,21 +71,30 @@ def kind_of(flags: Flags) -> Kind:
     return "encoder" if value_of(flags, "encoder-only") else "mixed"
 
 
-def roles_of(started: Sequence[StartedServer]) -> dict[str, Role]:
-    """Roles by name: the kind, with a number where there are several of it."""
+class Folded(msgspec.Struct):
+    """Roles by name, the processes of each, and places where one of several variants was chosen."""
+
     roles: dict[str, Role] = {}
+    started: dict[str, list[StartedServer]] = {}
+    chosen: list[tuple[StartedServer, str]] = []
+
+
+def roles_of(started: Sequence[StartedServer]) -> Folded:
+    """Roles by name: the kind, with a number where there are several of it."""
+    folded = Folded()
     for group in grouped(started):
-        role = role_of(group)
+        members = on_known_hosts(group, folded)
+        role = role_of(members)
         name, count = role.kind, 2
-        while name in roles:
+        while name in folded.roles:
             name, count = f"{role.kind}-{count}", count + 1
-        roles[name] = role
-    return roles
+        folded.roles[name], folded.started[name] = role, members
+    return folded
 
 
 def grouped(started: Sequence[StartedServer]) -> list[list[StartedServer]]:
-    """Grouped by line of the script, and across scripts that differ only by node."""
-    found: dict[Any, list[StartedServer]] = {}
+    """Grouped by line of the script, and across lines and scripts that differ only by node."""
+    found: dict[Place, list[StartedServer]] = {}
     for each in started:
         found.setdefault(each.place, []).append(each)
     merged: list[list[StartedServer]] = []
@@ -76,9 +108,18 @@ def grouped(started: Sequence[StartedServer]) -> list[list[StartedServer]]:
 
 
 def same_role(one: StartedServer, other: StartedServer) -> bool:
-    """Whether they are of different scripts and differ only by node."""
-    alone = one.place[0] != other.place[0]
-    return alone and signature(one) == signature(other)
+    """Whether they differ only by node: in scripts of their own, or as ranks of one instance."""
+    apart = one.place.file != other.place.file or (
+        positive_int(value_of(one.flags, "nnodes")) not in (None, 1)
+        and rank_of(one.flags) is not None
+        and rank_of(other.flags) is not None
+    )
+    return apart and signature(one) == signature(other)
+
+
+def rank_of(flags: Mapping[str, FlagValue]) -> int | None:
+    value = value_of(flags, "node-rank")
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def signature(started: StartedServer) -> tuple[Any, ...]:
@@ -96,7 +137,7 @@ def canonical(name: str) -> str:
 def role_of(group: list[StartedServer]) -> Role:
     """One role; its instances' nodes in the order of the script, then of their ranks."""
     nodes = positive_int(value_of(group[0].flags, "nnodes")) or 1
-    group = on_known_hosts(group)
+    group[:] = in_order(group, nodes)
     full = len(group) % nodes == 0
     hosts = [each.host for each in group if each.host is not None]
     hosts = hosts if full and len(hosts) == len(group) else []
@@ -118,11 +159,33 @@ def role_of(group: list[StartedServer]) -> Role:
     )
 
 
-def on_known_hosts(group: list[StartedServer]) -> list[StartedServer]:
+def in_order(group: list[StartedServer], nodes: int) -> list[StartedServer]:
+    """Instance after instance by rank, where every rank of each is there; else as it was."""
+    instances: dict[str, list[StartedServer]] = {}
+    for each in group:
+        instances.setdefault(str(value_of(each.flags, "dist-init-addr")), []).append(each)
+    ordered: list[StartedServer] = []
+    for members in instances.values():
+        by_rank = sorted(members, key=lambda each: rank_of(each.flags) or 0)
+        if [rank_of(each.flags) for each in by_rank] != list(range(nodes)):
+            return group
+        ordered += by_rank
+    return ordered
+
+
+def on_known_hosts(group: list[StartedServer], folded: Folded) -> list[StartedServer]:
     """Where some are on known machines, only those: the others are what the script would do on a
-    machine it does not know. Without any, one for each place in the scripts."""
+    machine it does not know. Without any, one for each place in the scripts and round of a loop."""
     known = [each for each in group if each.host is not None]
-    return known or list({each.place: each for each in reversed(group)}.values())[::-1]
+    if known:
+        return known
+    found: dict[tuple[Place, int], StartedServer] = {}
+    for each in group:
+        kept = found.setdefault((each.place, each.round), each)
+        if kept is not each and (kept.flags, kept.environment) != (each.flags, each.environment):
+            condition = next((asked for asked in kept.asked if asked), "")
+            folded.chosen.append((kept, condition))
+    return list(found.values())
 
 
 def positive_int(value: Any) -> int | None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from vivace.deploy.files import FileTooLarge, PathName, name_of, read
+from vivace.deploy.files import FileTooLarge, PathName, read, read_beside
 from vivace.deploy.from_script.flags import Remark, flags_of
 from vivace.deploy.from_script.isolated import read_isolated
 from vivace.deploy.from_script.programs import Invocation, invocation
 from vivace.deploy.from_script.roles import (
+    Folded,
     StartedServer,
     kind_of,
     roles_of,
@@ -19,78 +21,196 @@ from vivace.deploy.from_script.roles import (
     value_of,
     without,
 )
+from vivace.deploy.places import Place, Sources
 from vivace.deploy.quoting import quoted
 from vivace.deploy.schema.deployment import Benchmark, Deployment, Model, Role
-from vivace.deploy.shell.reader import MAX_BYTES, ScriptError
+from vivace.deploy.shell.interpreter import Follow
+from vivace.deploy.shell.reader import MAX_BYTES, Reading, ScriptError, no_file
 from vivace.deploy.shell.state import Launch
 
-REPORTING = ("echo", "printf", "[", "[[", "test", "true", "false", ":")
+PREPARING = frozenset(
+    """sysctl source . ulimit modprobe cpupower swapoff npu-smi nvidia-smi hccn_tool echo
+    printf""".split()
+)
+"""commands that prepare a node for servers"""
+REPORTING = frozenset("printf [ [[ test true false : sleep wait".split())
+MENTIONING = frozenset(
+    """pkill kill killall pgrep ps grep egrep echo printf watch tail cat ls rm cp mv which pip pip3
+    curl wget git sed awk chmod tee docker""".split()
+)
+"""programs whose arguments may name a server that they do not start"""
+STARTS = (
+    "sglang.launch_server",
+    "sglang_router",
+    "launch_server.py",
+    "vivace serve",
+    "sglang serve",
+)
 HOST_SOURCES = ("hostname", "ip ", "ifconfig", "HOSTNAME", "POD_IP", "HOST_IP")
+VARIABLE = re.compile(r"<\$\{?([A-Za-z_]\w*)\}?>")
+SUPPLIED = re.compile(
+    r"(SLURM|PMI|OMPI|KUBERNETES|LWS|POD|JOB|HOST|MASTER|NODE|RANK|WORLD|LOCAL|HOME|USER|PWD|VC|"
+    r"BASH|RANDOM|SECONDS|UID|PPID|HF|MODELSCOPE|TMPDIR|CUDA|ASCEND|VOLC|MLP|PET)(_|[A-Z]*$)"
+)
+"""variables that schedulers and machines set"""
+COMMAND = "command line"
+"""what findings call a command that was typed after `--`"""
+PLAIN_LINE = re.compile(r"[\w\s./*=:|>-]+")
 
 
 class Imported(msgspec.Struct):
+    """`started`: the processes of each role, as the scripts start them."""
+
     deployment: Deployment
     remarks: list[Remark] = []
+    sources: Sources = Sources()
+    started: tuple[StartedServer, ...] = ()
+
+
+class Collected(msgspec.Struct):
+    """What scripts start and do, before it becomes a deployment."""
+
+    servers: list[StartedServer] = []
+    benchmarks: dict[Place, Benchmark] = {}
+    prepare: list[str] = []
+    unset: list[str] = []
+    remarks: list[Remark] = []
+    texts: dict[str, str] = {}
+
+    def remark(self, rule: str, flag: str, text: str, place: Place) -> None:
+        made = Remark(rule, flag, text, place.file, place.line, place.end)
+        if made not in self.remarks:
+            self.remarks.append(made)
 
 
 def import_files(paths: Sequence[PathName]) -> Imported:
     """Read scripts. Nothing is executed. Raises ScriptError naming the file."""
-    contents: list[tuple[str, str]] = []
-    for path in paths:
+    found = Collected()
+    for path in map(str, paths):
         try:
-            contents.append((name_of(path), read(path, MAX_BYTES).decode("utf-8", "replace")))
+            content = read(path, MAX_BYTES).decode("utf-8", "replace")
         except OSError as error:
             raise ScriptError(f"{path}: {error.strerror or error}") from None
         except FileTooLarge as error:
             raise ScriptError(f"{path}: {error}") from None
-    return import_scripts(contents)
+
+        def follow(name: str, script: str = path) -> tuple[str, str] | None:
+            return read_beside(script, name, MAX_BYTES)
+
+        collect(path, content, found, follow)
+    return imported(found)
 
 
 def import_scripts(contents: Sequence[tuple[str, str]]) -> Imported:
     """(name, content) of each script -> a deployment and remarks."""
-    found = Imported(Deployment())
-    servers: list[StartedServer] = []
-    benchmarks: list[tuple[Benchmark, Launch]] = []
-    prepare: list[str] = []
-    unset: list[str] = []
+    found = Collected()
     for name, content in contents:
-        try:
-            reading = read_isolated(content)
-        except ScriptError as error:
-            raise ScriptError(f"{name}: {error}") from None
-        found.remarks += [
-            Remark("not-understood", "", note.text, name, note.line) for note in reading.notes
-        ]
-        for launch in reachable(reading.launches):
-            called = invocation(launch.words)
-            if called is None:
-                prepare.append(line_of(launch.words))
-                continue
-            unset += launch.unset
-            if called.part == "benchmark":
-                benchmarks.append((build_benchmark(called, launch, name, found), launch))
-            else:
-                servers.append(build_server(called, launch, name, found))
-    if not servers and not benchmarks:
-        raise ScriptError("no server, router or benchmark command was found in what was read")
-    found.deployment = build_deployment(servers, [each for each, _ in unique(benchmarks)])
-    found.deployment.prepare = list(dict.fromkeys(line for line in prepare if line))
-    found.deployment.unset = sorted(set(unset))
-    return found
+        collect(name, content, found)
+    return imported(found)
+
+
+def collect(name: str, content: str, found: Collected, follow: Follow = no_file) -> None:
+    """What one script starts. Raises ScriptError naming it."""
+    try:
+        reading = read_isolated(content, follow)
+    except ScriptError as error:
+        raise ScriptError(f"{name}: {error}") from None
+    found.texts |= {name: content, **reading.files}
+    for note in reading.notes:
+        place = Place(note.file or name, note.line)
+        found.remark("not-understood", "", note.text, place)
+    for launch in reachable(reading.launches):
+        place = Place(launch.file or name, launch.line, launch.end)
+        called = invocation(launch.words)
+        if called is None:
+            other_command(launch, place, found)
+            continue
+        found.unset += launch.unset
+        if called.part == "benchmark":
+            found.benchmarks.setdefault(place, build_benchmark(called, launch, place, found))
+        else:
+            server = build_server(called, launch, place, name, found)
+            found.servers.append(server)
+            undefined(server, reading, found)
+
+
+def imported(found: Collected) -> Imported:
+    """Raises ScriptError where nothing is started."""
+    if not found.servers and not found.benchmarks:
+        lines = [f"{each.file}:{each.line}: {each.text}" for each in found.remarks[:5]]
+        what = "no server, router or benchmark command was found in what was read"
+        raise ScriptError("\n".join([what + (". Lines that matter:" if lines else ""), *lines]))
+    folded = roles_of(found.servers)
+    for server, condition in folded.chosen:
+        text = f"what runs depends on {condition or 'the machine'}: read as if it were true"
+        found.remark("not-understood", "", text, server.place)
+    deployment = build_deployment(folded, list(found.benchmarks.values()))
+    deployment.prepare = list(dict.fromkeys(line for line in found.prepare if line))
+    deployment.unset = sorted(set(found.unset))
+    places = {
+        role: tuple(each.place for each in members) for role, members in folded.started.items()
+    }
+    if found.benchmarks:
+        places["benchmark"] = tuple(found.benchmarks)
+    started = tuple(each for members in folded.started.values() for each in members)
+    return Imported(deployment, found.remarks, Sources(found.texts, places), started)
+
+
+def other_command(launch: Launch, place: Place, found: Collected) -> None:
+    """A line of preparation, a server started in a way that is not understood, or nothing of a
+    deployment's."""
+    line, program = " ".join(launch.words), launch.words[0].rsplit("/", 1)[-1]
+    if launch.words[0].startswith("--"):
+        text = f"{line[:80]!r} is a command of its own: the line above lacks its backslash"
+        found.remark("broken-line", launch.words[0], text, place)
+    elif any(word in line for word in STARTS) and program not in MENTIONING:
+        text = f"a server started in a way that is not understood: {line[:200]}"
+        found.remark("not-understood", "", text, place)
+    elif program in PREPARING:
+        found.prepare.append(line_of(launch.words))
+    elif program not in REPORTING:
+        found.remark("left-out", "", f"not a part of the deployment: {line[:120]}", place)
 
 
 def line_of(words: Sequence[str]) -> str:
-    """A line of preparation; empty for commands that only print or test."""
-    if words[0] in REPORTING:
-        return ""
+    """A line of preparation; empty for what only prints."""
+    if words[0] in ("echo", "printf"):
+        line = " ".join(words)
+        settings = any(word.startswith(("/sys/", "/proc/")) for word in words)
+        return line if settings and PLAIN_LINE.fullmatch(line) else ""
     return " ".join(quoted(word) for word in words)
+
+
+def undefined(server: StartedServer, reading: Reading, found: Collected) -> None:
+    """Variables in flags that the script never sets."""
+    for flag, value in server.flags.items():
+        for name in VARIABLE.findall(str(value)):
+            near = close(name, reading.variables)
+            if name in reading.variables or (SUPPLIED.match(name) and not near):
+                continue
+            place = server.place
+            if near:
+                text = f"${name} is never set, ${near} is: --{flag} gets nothing"
+                found.remark("undefined-variable", "--" + flag, text, place)
+            else:
+                text = f"${name} is not set here: --{flag} is empty unless it is exported before"
+                found.remark("variable-from-outside", "--" + flag, text, place)
+
+
+def close(name: str, known: Sequence[str]) -> str:
+    """A variable whose name differs by a letter or two."""
+    import difflib
+
+    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.85)), "")
 
 
 def reachable(launches: Sequence[Launch]) -> list[Launch]:
     """Without what comes only after a server has ended, where the same line is also reached
     otherwise (as a router at the end of a script that every node runs)."""
-    free = {launch.line for launch in launches if not launch.behind}
-    return [rejoined(each) for each in launches if not each.behind or each.line not in free]
+    free = {(launch.file, launch.line) for launch in launches if not launch.behind}
+    return [
+        rejoined(each) for each in launches if not each.behind or (each.file, each.line) not in free
+    ]
 
 
 def rejoined(launch: Launch) -> Launch:
@@ -107,49 +227,49 @@ def rejoined(launch: Launch) -> Launch:
     return msgspec.structs.replace(launch, words=tuple(words))
 
 
-def build_server(called: Invocation, launch: Launch, name: str, found: Imported) -> StartedServer:
+def build_server(
+    called: Invocation, launch: Launch, place: Place, script: str, found: Collected
+) -> StartedServer:
     read = flags_of(called.words, called.part)
-    add_remarks(read.remarks, launch, name, found)
+    for remark in read.remarks:
+        found.remark(remark.rule, remark.flag, remark.text, place)
     return StartedServer(
-        place=(name, launch.line),
+        place=place,
         kind="router" if called.part == "router" else kind_of(read.flags),
         program=called.program,
         flags=read.flags,
         environment=launch.environment,
         host=host_of(launch),
+        round=launch.round,
+        script="" if launch.behind else script,
+        paths=launch.paths,
+        tasks=launch.where.tasks,
+        contained=launch.where.contained,
+        asked=tuple(each.origin for each in launch.assumptions),
     )
 
 
-def build_benchmark(called: Invocation, launch: Launch, name: str, found: Imported) -> Benchmark:
+def build_benchmark(
+    called: Invocation, launch: Launch, place: Place, found: Collected
+) -> Benchmark:
     read = flags_of(called.words, called.part)
-    add_remarks(read.remarks, launch, name, found)
+    for remark in read.remarks:
+        found.remark(remark.rule, remark.flag, remark.text, place)
     return Benchmark(program=called.program, flags=read.flags, environment=launch.environment)
 
 
-def unique(benchmarks: list[tuple[Benchmark, Launch]]) -> list[tuple[Benchmark, Launch]]:
-    """One for each line: a script that continues after its servers reaches it in several states."""
-    return list({launch.line: (each, launch) for each, launch in reversed(benchmarks)}.values())[
-        ::-1
-    ]
-
-
-def add_remarks(remarks: Sequence[Remark], launch: Launch, name: str, found: Imported) -> None:
-    for remark in remarks:
-        placed = msgspec.structs.replace(remark, file=name, line=launch.line)
-        if placed not in found.remarks:
-            found.remarks.append(placed)
-
-
 def host_of(launch: Launch) -> str | None:
-    """The machine that the script's comparisons select for this launch."""
+    """The machine that `ssh` or the script's comparisons select for this launch."""
+    if launch.where.host:
+        return None if "<" in launch.where.host else launch.where.host
     for assumption in launch.assumptions:
         if any(word in assumption.origin for word in HOST_SOURCES):
             return assumption.value
     return None
 
 
-def build_deployment(servers: list[StartedServer], benchmarks: list[Benchmark]) -> Deployment:
-    roles = roles_of(servers)
+def build_deployment(folded: Folded, benchmarks: list[Benchmark]) -> Deployment:
+    roles = folded.roles
     shared = shared_environment(role.environment for role in roles.values())
     for role in roles.values():
         role.environment = without(role.environment, shared)
@@ -161,7 +281,7 @@ def build_deployment(servers: list[StartedServer], benchmarks: list[Benchmark]) 
     )
 
 
-def model_path(roles: dict[str, Role]) -> str | None:
+def model_path(roles: Mapping[str, Role]) -> str | None:
     for role in roles.values():
         path = value_of(role.flags, "model-path") if role.kind != "router" else None
         if isinstance(path, str):
@@ -171,18 +291,15 @@ def model_path(roles: dict[str, Role]) -> str | None:
 
 def import_command(words: Sequence[str]) -> Imported:
     """One command line, as typed after `--`. Raises ScriptError."""
-    environment: dict[str, str] = {}
-    rest = list(words)
+    found, rest = Collected(), list(words)
     while rest and "=" in rest[0] and rest[0].partition("=")[0].isidentifier():
         name, _, value = rest.pop(0).partition("=")
-        environment[name] = value
-    launch = Launch(tuple(rest), environment, line=0)
-    called = invocation(launch.words)
-    if called is None:
+        found.texts[name] = value
+    line = " ".join(
+        [*(f"{name}={shlex.quote(value)}" for name, value in found.texts.items()), shlex.join(rest)]
+    )
+    found.texts.clear()
+    collect(COMMAND, line, found)
+    if not found.servers and not found.benchmarks:
         raise ScriptError(f"{shlex.join(words)[:200]!r} starts no server, router or benchmark")
-    found = Imported(Deployment())
-    if called.part == "benchmark":
-        found.deployment = build_deployment([], [build_benchmark(called, launch, "command", found)])
-    else:
-        found.deployment = build_deployment([build_server(called, launch, "command", found)], [])
-    return found
+    return imported(found)

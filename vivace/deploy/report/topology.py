@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from vivace.deploy.case import Case
-from vivace.deploy.server_plan import ServerPlan
+from vivace.deploy.server_plan import ServerPlan, UnknownValue
 
 WIDTH = 960
 DIE, GAP, NODE_GAP, TITLE, ROW = 15, 3, 14, 22, 46
@@ -20,7 +20,7 @@ def topology(case: Case) -> str:
     shapes: list[str] = []
     y = 10
     for router in case.of("router"):
-        port = router.number("port") or 30000
+        port = router.role.flags.get("port", 30000)
         shapes.append(box(10, y, 220, 30, "#888", f"router :{port}"))
         y += 50
     entry = y - 20
@@ -29,7 +29,10 @@ def topology(case: Case) -> str:
         for instance in range(shown):
             if case.of("router"):
                 shapes.append(line(20, entry, 20, y + 20) + line(20, y + 20, 40, y + 20))
-            shapes.append(drawn(case, server, instance, y))
+            try:
+                shapes.append(drawn(case, server, instance, y))
+            except UnknownValue as unknown:
+                shapes.append(text(44, y + 12, f"{server.name} {instance}: {unknown} is not known"))
             y += ROW + TITLE
         hidden = server.role.instances - shown
         if hidden:

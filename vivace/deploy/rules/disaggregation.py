@@ -202,29 +202,6 @@ def drafting(server: ServerPlan) -> str:
     return "EAGLE" if algorithm == "NEXTN" else str(algorithm or "")
 
 
-@case_rule("ports-apart", "error", source="TCP")
-def ports_apart(case: Case) -> Iterator[Issue]:
-    """A port has one listener.
-    The second server on a host and port stops with `address already in use`."""
-    taken: dict[tuple[str, Any], str] = {}
-    for server in case.all:
-        for node in server.nodes:
-            host = node.host or str(node.flags.get("host", "127.0.0.1"))
-            if "<" in host or "{" in host or node.rank > 0:
-                continue
-            ports = {"--port": node.flags.get("port", DEFAULT_PORT)}
-            if server.kind == "prefill":
-                bootstrap = node.flags.get("disaggregation-bootstrap-port", BOOTSTRAP)
-                ports["--disaggregation-bootstrap-port"] = bootstrap
-            for flag, port in ports.items():
-                if not isinstance(port, int):
-                    continue
-                owner = taken.setdefault((host, port), f"{server.name} {flag}")
-                if owner != f"{server.name} {flag}":
-                    text = f"{flag} {port} on {host} is already used by {owner}"
-                    yield Issue(flag, text, "choose another port", role=server.name)
-
-
 @case_rule("port-range", "error", source="TCP")
 def port_range(case: Case) -> Iterator[Issue]:
     """Ports are between 1 and 65535.

@@ -9,6 +9,7 @@ from vivace.config.sglang import RETIRED, VALUES
 from vivace.config.values import parse_value
 from vivace.deploy.case import Case
 from vivace.deploy.from_script.flags import option_named, server_options
+from vivace.deploy.rules.reading import remarked
 from vivace.deploy.rules.rule import Issue, case_rule, server_rule
 from vivace.deploy.server_plan import ServerPlan
 from vivace.deploy.target import (
@@ -39,16 +40,6 @@ def placeholder(value: object) -> bool:
     """`{node}`, and what only the machine that runs a script knows."""
     text = str(value)
     return "<" in text or ("{" in text and "}" in text)
-
-
-@case_rule("not-understood", "warning", source="the shell reader")
-def not_understood(case: Case) -> Iterator[Issue]:
-    """Every line of the script can be read.
-    Scripts are read, never run. A line that the reader cannot follow may change what is started,
-    so it is reported instead of guessed at."""
-    for remark in case.remarks:
-        if remark.rule == "not-understood":
-            yield Issue("", remark.text, "check this line: the result lacks it", line=remark.line)
 
 
 @case_rule("single-dash", "error", source=ARGPARSE)
@@ -194,20 +185,11 @@ def retired_value(server: ServerPlan, case: Case) -> Iterator[Issue]:
 def given_twice(case: Case) -> Iterator[Issue]:
     """No flag is given twice.
     argparse keeps the last value without a word, so the first one has no effect."""
-    for remark in case.remarks:
-        if remark.rule == "flag-given-twice":
-            flag = "--" + remark.flag
-            yield Issue(flag, remark.text, "keep one of them", line=remark.line)
+    return remarked(case, "flag-given-twice", "keep one of them", "--")
 
 
 @case_rule("stray-word", "error", source=ARGPARSE)
 def stray_word(case: Case) -> Iterator[Issue]:
     """Every word belongs to a flag.
     What is left over stops the start with `unrecognized arguments`."""
-    for remark in case.remarks:
-        if remark.rule == "stray-word":
-            flag = "--" + remark.flag if remark.flag else ""
-            text = remark.text + ": the program stops at it"
-            yield Issue(
-                flag, text, "quote it with its flag's value, or remove it", line=remark.line
-            )
+    return remarked(case, "stray-word", "quote it with its flag's value, or remove it", "--")

@@ -7,25 +7,28 @@ from collections.abc import Sequence
 import msgspec
 
 from vivace.deploy.case import Case
+from vivace.deploy.places import Place
 from vivace.deploy.rules import (
     disaggregation,
     environment,
     experts,
     flags,
     goals,
+    hosts,
     load,
     memory,
     network,
     parallelism,
     platform_flags,
+    reading,
     refused,
     rewrites,
     speculative,
 )
 from vivace.deploy.rules.rule import SEVERITIES, Issue, Rule, Severity
 
-MODULES = (flags, platform_flags, refused, parallelism, experts, speculative, disaggregation,
-           load, goals, memory, environment, network, rewrites)  # fmt: skip
+MODULES = (reading, flags, platform_flags, refused, parallelism, experts, speculative,
+           disaggregation, hosts, load, goals, memory, environment, network, rewrites)  # fmt: skip
 RULES: tuple[Rule, ...] = tuple(
     rule
     for module in MODULES
@@ -83,13 +86,14 @@ def judge(case: Case, rules: Sequence[Rule] = RULES) -> CheckResult:
 
 
 def finding_from(rule: Rule, role: str, issue: Issue, case: Case) -> Finding:
+    place = Place(issue.file, issue.line) if issue.line else case.sources.find(role, issue.flag)
     return Finding(
         rule=rule.name,
         severity=issue.severity or rule.severity,
-        file=case.file,
+        file=place.file or case.file,
         role=role,
         flag=issue.flag,
-        line=issue.line,
+        line=place.line,
         text=issue.text,
         remedy=issue.remedy,
         source=rule.source,

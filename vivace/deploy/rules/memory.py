@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 from vivace.deploy.case import Case
 from vivace.deploy.catalogue.hardware import GIB
 from vivace.deploy.memory.plan import MemoryPlan, plan_role
 from vivace.deploy.rules.rule import Issue, server_rule
-from vivace.deploy.server_plan import ServerPlan
+from vivace.deploy.server_plan import ServerPlan, UnknownValue
 
 SOURCE = "computed: vivace check --memory shows the parts"
 
 
 def plans(case: Case) -> Iterator[tuple[ServerPlan, MemoryPlan]]:
+    """Of the servers whose values are known."""
     for server in case.servers:
-        plan = plan_role(case, server)
-        if plan is not None:
-            yield server, plan
+        with suppress(UnknownValue):
+            plan = plan_role(case, server)
+            if plan is not None:
+                yield server, plan
 
 
 def gib(size: float) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Literal
 
 import msgspec
 
 from vivace.deploy.case import Case
 from vivace.deploy.schema.deployment import Kind
-from vivace.deploy.server_plan import ServerPlan
+from vivace.deploy.server_plan import ServerPlan, UnknownValue
 
 Severity = Literal["error", "warning", "note", "doc"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note", "doc")
@@ -27,6 +28,8 @@ class Issue(msgspec.Struct, frozen=True):
     role: str = ""
     """for rules about the whole deployment; otherwise it is the server's"""
     line: int = 0
+    file: str = ""
+    """with `line`, where it is not where the flag stands"""
 
 
 ServerCheck = Callable[[ServerPlan, Case], Iterator[Issue]]
@@ -62,7 +65,9 @@ def case_rule(
 
     def decorate(function: CaseCheck) -> Rule:
         def check(case: Case) -> Iterator[tuple[str, Issue]]:
-            return ((issue.role, issue) for issue in function(case))
+            with suppress(UnknownValue):
+                for issue in function(case):
+                    yield issue.role, issue
 
         docstring = function.__doc__ or ""
         return Rule(name, severity, source, needs, check, docstring, function.__module__)
@@ -91,8 +96,9 @@ def server_rule(
             if engine not in ("", case.target.engine):
                 return
             for server in case.of(*roles):
-                for issue in function(server, case):
-                    yield server.name, issue
+                with suppress(UnknownValue):
+                    for issue in function(server, case):
+                        yield server.name, issue
 
         docstring = f"{function.__doc__ or ''}\n{reason}"
         return Rule(name, severity, source, needs, check, docstring, function.__module__)

@@ -276,7 +276,10 @@ def followed(shell: Interpreter, state: ScriptState, path: Text) -> States | Non
         content, above = shell.written[name]
         return shell.nested(content, above, state)
     found = shell.follow(name) if name else None
-    return None if found is None else shell.nested(found[1], 0, state, found[0])
+    if found is None:
+        return None
+    shell.files[found[0]] = found[1]
+    return shell.nested(found[1], 0, state, found[0])
 
 
 def relative(path: Text) -> str:

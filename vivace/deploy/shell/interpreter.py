@@ -46,6 +46,8 @@ class Interpreter(msgspec.Struct):
     functions: dict[str, Node] = {}
     written: dict[str, tuple[str, int]] = {}
     """files that the script writes as here-documents -> (content, lines above it)"""
+    files: dict[str, str] = {}
+    """files that it sources"""
     file: str = ""
     above: int = 0
     _statements: int = 0

@@ -25,6 +25,10 @@ class Reading(msgspec.Struct, frozen=True):
 
     launches: tuple[Launch, ...]
     notes: tuple[Note, ...]
+    variables: tuple[str, ...] = ()
+    """names that the script sets"""
+    files: dict[str, str] = {}
+    """the files that it sources"""
 
 
 def no_file(path: str) -> tuple[str, str] | None:
@@ -46,7 +50,8 @@ def read_script(content: str, follow: Follow = no_file) -> Reading:
     except RecursionError:
         raise ScriptError("nested too deeply") from None
     notes = sorted([*interpreter.notes, *missing(root)], key=lambda note: (note.file, note.line))
-    return Reading(unique(states), tuple(notes))
+    names = sorted({name for state in states for name in state.variables})
+    return Reading(unique(states), tuple(notes), tuple(names), interpreter.files)
 
 
 def parsed(content: str) -> Node:

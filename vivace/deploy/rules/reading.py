@@ -1,0 +1,59 @@
+"""Rules about what could not be read of a script, and what bash makes of its lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vivace.deploy.case import Case
+from vivace.deploy.places import Place
+from vivace.deploy.rules.rule import Issue, case_rule
+
+READER = "the shell reader"
+
+
+def remarked(case: Case, rule: str, remedy: str, dashes: str = "") -> Iterator[Issue]:
+    """What reading the scripts found for a rule, where it stands."""
+    for remark in case.remarks:
+        if remark.rule == rule:
+            flag = remark.flag and dashes + remark.flag
+            place = Place(remark.file, remark.line, remark.end)
+            at = case.sources.find("", flag, place)
+            yield Issue(flag, remark.text, remedy, line=at.line, file=at.file)
+
+
+@case_rule("not-understood", "warning", source=READER)
+def not_understood(case: Case) -> Iterator[Issue]:
+    """Every line of the script can be read.
+    Scripts are read, never run. A line that the reader cannot follow may change what is started,
+    so it is reported instead of guessed at."""
+    return remarked(case, "not-understood", "check this line: the result lacks it")
+
+
+@case_rule("left-out", "note", source=READER)
+def left_out(case: Case) -> Iterator[Issue]:
+    """Every command belongs to the deployment.
+    Only what starts servers and known commands that prepare a node are carried over; others are
+    never rendered."""
+    return remarked(case, "left-out", "run it yourself where it is needed")
+
+
+@case_rule("broken-line", "error", source="bash")
+def broken_line(case: Case) -> Iterator[Issue]:
+    """No line begins with a flag.
+    Without a backslash at the end of the line before, bash runs the line as a command of its own,
+    and the server starts without its flags."""
+    return remarked(case, "broken-line", "end the line before with a backslash, nothing behind it")
+
+
+@case_rule("undefined-variable", "error", source="bash")
+def undefined_variable(case: Case) -> Iterator[Issue]:
+    """Variables are used by the name they were set by.
+    An unset variable is an empty word, or none: then the flag takes the next word as its value."""
+    return remarked(case, "undefined-variable", "correct the name")
+
+
+@case_rule("variable-from-outside", "note", source="bash")
+def variable_from_outside(case: Case) -> Iterator[Issue]:
+    """Variables in flags are set by the script.
+    Rules that need their values are not applied."""
+    return remarked(case, "variable-from-outside", "set it in the script")
