@@ -30,6 +30,7 @@ EAGLE3 = {
 }
 NEXTN = {**EAGLE3, "speculative-algorithm": "NEXTN", "speculative-draft-model-path": LEAVE_OUT}
 Made = dict[str, Any]
+SERVER = "python -m sglang.launch_server --model-path m"
 
 
 class Pair:
@@ -53,6 +54,10 @@ def variables(bad: Made, good: Made, *expected: str) -> Pair:
 
 def benchmarks(bad: Made, good: Made, *expected: str) -> Pair:
     return Pair(mixed(benchmark=bad), mixed(benchmark=good), *expected)
+
+
+def scripts(bad: str, good: str, *expected: str) -> Pair:
+    return Pair({"script": bad}, {"script": good}, *expected)
 
 
 def decodes(bad: Made, good: Made, *expected: str) -> Pair:
@@ -357,13 +362,33 @@ SEPARATION_PAIRS = {
     ),
     "router-missing": Pair(separated(drop=("router",)), separated(), ""),
     "handshake": decodes({"page-size": 64}, {}, "decode --page-size", "64"),
-    "drafts-on-both": decodes(EAGLE3, {}, "decode --speculative-algorithm", "EAGLE3"),
+    "drafts-on-both": Pair(
+        separated(prefill=EAGLE3, decode=NEXTN),
+        separated(prefill=EAGLE3, decode=EAGLE3),
+        "decode --speculative-algorithm",
+        "EAGLE3",
+    ),
     "ports-apart": Pair(
         separated(router={"port": 8000}, prefill_role={"hosts": ["127.0.0.1", "10.0.0.2"]}),
         separated(),
         "router --port",
         "8000",
     ),
+    "node-ranks": decodes({"node-rank": 0}, {}, "decode --node-rank", "10.0.1.1", "10.0.1.2"),
+    "nodes-agree": Pair(
+        separated(decode_role={"each": [{}, {"flags": {"dist-init-addr": "10.0.1.2:5000"}}]}),
+        separated(),
+        "decode --dist-init-addr",
+        "10.0.1.1:5000",
+        "10.0.1.2:5000",
+    ),
+    "devices-apart": scripts(
+        f"{SERVER} --tp 2 --port 8001 &\n{SERVER} --tp 2 --port 8002 --base-gpu-id 1 &\n",
+        f"{SERVER} --tp 2 --port 8001 &\n{SERVER} --tp 2 --port 8002 --base-gpu-id 2 &\n",
+        "mixed-2 --base-gpu-id",
+        "1",
+    ),
+    "devices-there": flags({"base-gpu-id": 1}, {"base-gpu-id": 0}, "mixed --base-gpu-id", "16"),
     "port-range": flags({"port": 70000}, {}, "mixed --port", "65535"),
     "queue-ignored": decodes({"max-queued-requests": 8}, {}, "decode --max-queued-requests"),
 }
@@ -484,7 +509,9 @@ BECOMES_PAIRS = {
     "becomes-conservativeness": flags(
         {}, {"enable-dp-attention": LEAVE_OUT}, "mixed --schedule-conservativeness", "0.3"
     ),
-    "becomes-ascend": flags({"page-size": 64}, {"page-size": 128}, "mixed --page-size", "128"),
+    "becomes-ascend": flags(
+        {"attention-backend": "triton"}, {"page-size": 64}, "mixed --attention-backend", "ascend"
+    ),
     "becomes-draft-path": Pair(
         mixed(flags=NEXTN, model={"name": "deepseek-r1"}),
         mixed(flags=EAGLE3, model={"name": "deepseek-r1"}),
@@ -604,7 +631,15 @@ PAIRS: dict[str, Pair] = {
     **ENVIRONMENT_PAIRS,
     **BECOMES_PAIRS,
 }
-OF_REMARKS = ("not-understood", "flag-given-twice", "stray-word")
+OF_REMARKS = (
+    "not-understood",
+    "flag-given-twice",
+    "stray-word",
+    "left-out",
+    "broken-line",
+    "undefined-variable",
+    "variable-from-outside",
+)
 
 
 def test_every_rule_is_tested_here() -> None:

@@ -6,7 +6,8 @@ from typing import Any
 
 from vivace.deploy.case import Case
 from vivace.deploy.from_script.flags import Remark
-from vivace.deploy.load_case import LoadedDeployment, Overrides, build_case
+from vivace.deploy.from_script.script import import_scripts
+from vivace.deploy.load_case import LoadedDeployment, Overrides, build_case, loaded_from
 from vivace.deploy.rules.judge import Finding, judge, rule_named
 from vivace.deploy.schema.files import deployment_of
 
@@ -175,7 +176,11 @@ def separated(
 
 
 def case(content: dict[str, Any], target: str = "sglang", remarks: tuple[Remark, ...] = ()) -> Case:
-    loaded = LoadedDeployment(deployment_of(content, "made"), remarks, "made.yaml")
+    """`content`: a deployment, or the text of a `script`."""
+    if "script" in content:
+        loaded = loaded_from(import_scripts([("made.sh", content["script"])]), "made.sh")
+    else:
+        loaded = LoadedDeployment(deployment_of(content, "made"), remarks, "made.yaml")
     return build_case(loaded, Overrides(target=target))
 
 

@@ -19,6 +19,7 @@ from vivace.deploy.server_plan import ServerPlan
 from vivace.deploy.target import Target
 
 DEFAULT_PORT = 30000
+BACKENDS = ("attention_backend", "moe_a2a_backend", "disaggregation_transfer_backend")
 
 
 class BenchmarkCommand(msgspec.Struct, frozen=True):
@@ -58,6 +59,11 @@ class RequestLoad(msgspec.Struct, frozen=True):
     output: int | None = None
     concurrency: int | None = None
     requests: int | None = None
+
+
+def of_ascend(server: ServerPlan) -> bool:
+    """Whether a backend is named that only Ascend has."""
+    return any("ascend" in str(server.given.get(name, ("", ""))[1]) for name in BACKENDS)
 
 
 class Case(msgspec.Struct, frozen=True, dict=True):
@@ -115,11 +121,13 @@ class Case(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def platform(self) -> str:
-        """npu, cuda or cpu: from the hardware, else from --device; empty if neither is set."""
+        """npu, cuda or cpu: from the hardware, else from --device or a backend that only one of
+        them has; empty if nothing says so."""
         if self.device is not None:
             return self.device.platform
         named = {str(server.given.get("device", ("", ""))[1]) for server in self.servers}
-        return next((name for name in ("npu", "cuda", "cpu") if name in named), "")
+        stated = next((name for name in ("npu", "cuda", "cpu") if name in named), "")
+        return stated or ("npu" if any(map(of_ascend, self.servers)) else "")
 
     @property
     def cards(self) -> int | None:

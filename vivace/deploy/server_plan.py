@@ -23,6 +23,7 @@ PREFILLS: tuple[Kind, ...] = ("mixed", "prefill")
 DECODES: tuple[Kind, ...] = ("mixed", "decode")
 DISPATCH = "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"
 DISPATCH_DEFAULT = 128
+FUSED_MODE = "SGLANG_NPU_FUSED_MOE_MODE"
 UNKNOWN = re.compile(r"<[$\w][^<>]*>")
 DRAFTED_RUNNING = 48
 """max-running-requests that SGLang sets for speculation by default"""
@@ -192,6 +193,14 @@ class ServerPlan(msgspec.Struct, frozen=True, dict=True):
         if backend == "ascend_fuseep":
             return "fused"
         return str(self.value("deepep_mode") or "auto") if backend == "deepep" else ""
+
+    @property
+    def fused_mode(self) -> int:
+        """Of the fused kernel: 1, or 2, which combines dispatch and experts; 0 without it."""
+        if self.expert_mode != "fused":
+            return 0
+        asked = self.role.flags.get("fuseep-mode") or self.variable(FUSED_MODE) or 1
+        return 2 if str(asked) == "2" else 1
 
     @property
     def graphs(self) -> tuple[int, ...]:

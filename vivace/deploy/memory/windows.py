@@ -35,7 +35,8 @@ def prefill_tokens(server: ServerPlan, load: RequestLoad) -> int | None:
         limit = max(limit, longest or 0)
     if longest is not None and server.running_per_rank is not None:
         limit = min(limit, server.running_per_rank * longest)
-    return None if limit is None else -(-limit // server.parallelism.attention_tp)
+    ranks = server.parallelism.attention_tp * server.parallelism.cp
+    return None if limit is None else -(-limit // ranks)
 
 
 def rounds_of(server: ServerPlan) -> buffers.Rounds | None:

@@ -15,6 +15,8 @@ PAGE = "the published configurations"
 PD = "SGLang's disaggregation: handshake and router"
 PORT = re.compile(r":(\d{1,5})(?:/|$)")
 BOOTSTRAP = 8998
+PAGE_SIZES = {"npu": 128}
+"""where --page-size is not given"""
 HANDSHAKE = ("page_size", "kv_cache_dtype", "dtype", "disaggregation_transfer_backend")
 
 
@@ -174,7 +176,9 @@ def handshake(case: Case) -> Iterator[Issue]:
     for prefill in case.of("prefill"):
         for decode in case.of("decode"):
             for name in HANDSHAKE:
-                one, other, flag = prefill.value(name), decode.value(name), decode.flag(name)
+                default = PAGE_SIZES.get(case.platform) if name == "page_size" else None
+                one, other = prefill.value(name) or default, decode.value(name) or default
+                flag = decode.flag(name)
                 if one != other:
                     places = f"{one} on {prefill.name} and {other} on {decode.name}"
                     text = f"{flag} is {places}: the handshake fails"
@@ -183,18 +187,27 @@ def handshake(case: Case) -> Iterator[Issue]:
 
 @case_rule("drafts-on-both", "error", source=PD)
 def drafts_on_both(case: Case) -> Iterator[Issue]:
-    """Prefill and decode servers use the same speculative algorithm.
-    Prefill runs the draft model once so that decode can continue with it."""
+    """Prefill and decode servers use the same speculative algorithm, or only decode drafts.
+    Prefill runs the draft model once so that decode can continue with it; without, decode begins
+    with an empty draft cache. The KV of two different drafts does not fit together."""
     for prefill in case.of("prefill"):
         for decode in case.of("decode"):
             one, other = drafting(prefill), drafting(decode)
-            if one != other:
-                text = (
-                    f"{prefill.name} drafts with {one or 'nothing'}, {decode.name} with "
-                    f"{other or 'nothing'}: the draft's KV and hidden states are not transferred"
-                )
+            flag = decode.flag("speculative_algorithm")
+            if one and other and one != other:
+                text = f"{prefill.name} drafts with {one}, {decode.name} with {other}"
+                text += ": the draft's KV and hidden states do not fit"
                 remedy = "the same --speculative-algorithm and draft model on both"
-                yield Issue(decode.flag("speculative_algorithm"), text, remedy, role=decode.name)
+                yield Issue(flag, text, remedy, role=decode.name)
+            elif other and not one:
+                text = f"only {decode.name} drafts ({other}): its first drafts have no context"
+                remedy = "nothing, or the same on prefill if measurements show that it helps"
+                yield Issue(flag, text, remedy, "note", decode.name)
+            elif one and not other:
+                text = f"{prefill.name} drafts with {one}, {decode.name} with nothing"
+                text += ": what prefill drafts is not used"
+                flag, remedy = prefill.flag("speculative_algorithm"), "draft on decode, or nowhere"
+                yield Issue(flag, text, remedy, "warning", prefill.name)
 
 
 def drafting(server: ServerPlan) -> str:

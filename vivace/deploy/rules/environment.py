@@ -155,7 +155,7 @@ def skip_all_gather(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue(SKIP_ALL_GATHER, text, "--load-balance-method round_robin")
 
 
-@server_rule("hard-coded", "warning", source="the published configurations", roles=KINDS)
+@server_rule("hard-coded", "note", source="the published configurations", roles=KINDS)
 def hard_coded(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """No value is specific to somebody else's machine.
     Published scripts contain addresses, directories and network interfaces of their authors."""

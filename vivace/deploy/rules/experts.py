@@ -8,7 +8,7 @@ from vivace.deploy.case import Case
 from vivace.deploy.memory import buffers
 from vivace.deploy.memory.windows import PER_ROUND, ROUND, prefill_tokens, rounds_of, windows
 from vivace.deploy.rules.rule import Issue, server_rule
-from vivace.deploy.server_plan import DISPATCH, ServerPlan
+from vivace.deploy.server_plan import DISPATCH, FUSED_MODE, ServerPlan
 
 GUIDE = "Ascend parameter guide"
 FITTED = "fitted to the published configurations, six of them exactly"
@@ -17,7 +17,7 @@ LIMITS = f"parameter guide; {KERNELS}; fused_deep_moe_tiling.cpp"
 NORMAL_KERNEL = "cam_moe_dispatch_normal_tiling.cc"
 WASTE = 2
 """times the need from which a buffer counts as wasted"""
-FUSED_MODE = "SGLANG_NPU_FUSED_MOE_MODE"
+DEEPEP_BUFFER = "DEEPEP_HCCL_BUFFSIZE"
 
 
 def dispatched(server: ServerPlan, *modes: str) -> int | None:
@@ -76,13 +76,14 @@ def dispatch_guide(server: ServerPlan, case: Case) -> Iterator[Issue]:
 @server_rule("dispatch-limits", "error", source=LIMITS)
 def dispatch_limits(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Dispatch tokens are within the limits of the kernels.
-    There are three: 1024 (DeepEP), 512 tokens per rank (low-latency kernel), 256 (fused kernel)."""
+    There are three: 1024 (DeepEP), 512 tokens per rank (low-latency kernel), 256 (fused kernel);
+    mode 2 of the fused kernel dispatches whole prefills and has none."""
     mode, limit, tokens = server.expert_mode, server.dispatch_limit, server.dispatch_tokens or 0
-    if not mode or not server.decodes:
+    if not mode or not server.decodes or server.fused_mode == 2:
         return
     per_rank = f"{tokens} tokens per rank"
     exceeded = [
-        (buffers.MAX_DISPATCH, "DeepEP", f"{DISPATCH}={limit}", limit),
+        (buffers.MAX_DISPATCH, "DeepEP", f"{DISPATCH}={limit}", 0 if mode == "fused" else limit),
         (buffers.MAX_LOW_LATENCY, "the low-latency kernel", per_rank,
          tokens if mode in ("low_latency", "auto") else 0),
         (buffers.MAX_FUSED, "the fused kernel", per_rank, tokens if mode == "fused" else 0),
@@ -93,28 +94,41 @@ def dispatch_limits(server: ServerPlan, case: Case) -> Iterator[Issue]:
             yield Issue(DISPATCH, text, "admit fewer requests, or use more ranks per group")
 
 
-@server_rule("hccl-buffer", "error", source=f"{KERNELS}; {NORMAL_KERNEL}", needs=("model",))
+@server_rule(
+    "hccl-buffer",
+    "error",
+    source=f"{KERNELS}; {NORMAL_KERNEL}",
+    needs=("model",),
+    platforms=("npu",),
+)
 def hccl_buffer(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """HCCL_BUFFSIZE holds the dispatch buffers.
     The operators compute the buffer they need and stop when it is smaller. Low latency:
     2 x N x (align512(2h+44) x experts + align512(2h) x top-k). Normal:
     2 x (T x top-k x (align512(2h) x (2 if rounds > 1) + align512(2h+44)) + 208 MiB). Fused:
-    N x experts x h x 4."""
-    if case.model is None:
+    N x experts x h x 4. DEEPEP_HCCL_BUFFSIZE, where it is set, is that of the experts' group."""
+    if case.model is None or server.fused_mode == 2:
         return
-    variable = server.int_variable("HCCL_BUFFSIZE")
+    name = DEEPEP_BUFFER if server.variable(DEEPEP_BUFFER) else "HCCL_BUFFSIZE"
+    variable = server.int_variable(name)
     size = buffers.HCCL_DEFAULT if variable is None else variable
-    default = "" if server.variable("HCCL_BUFFSIZE") else " (the default)"
+    default = "" if server.variable(name) else " (the default)"
     for window in windows(server, case.model, case.load):
         need = buffers.megabytes(window.size)
         if need > size:
             use = f"the {window.name} buffer for {window.why}"
             text = f"{size} MB{default} are too few: {use} takes {need} MB"
-            remedy = f"export HCCL_BUFFSIZE={buffers.suggested(window.size)}"
-            yield Issue("HCCL_BUFFSIZE", text, remedy)
+            remedy = f"export {name}={buffers.suggested(window.size)}"
+            yield Issue(name, text, remedy)
 
 
-@server_rule("hccl-waste", "note", source=f"{KERNELS}; {NORMAL_KERNEL}", needs=("model",))
+@server_rule(
+    "hccl-waste",
+    "note",
+    source=f"{KERNELS}; {NORMAL_KERNEL}",
+    needs=("model",),
+    platforms=("npu",),
+)
 def hccl_waste(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """HCCL_BUFFSIZE is not much larger than the dispatch buffers.
     Every communicator takes twice the buffer from device memory, outside of mem-fraction-static."""
@@ -165,7 +179,8 @@ def deepep_mode(server: ServerPlan, case: Case) -> Iterator[Issue]:
 def fused_mode(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """--moe-a2a-backend ascend_fuseep has SGLANG_NPU_FUSED_MOE_MODE.
     The reader of SGLANG_NPU_FUSED_MOE_MODE in 0.5.10 has no default."""
-    unset = server.expert_mode == "fused" and not server.variable(FUSED_MODE)
+    stated = server.variable(FUSED_MODE) or "fuseep-mode" in server.role.flags
+    unset = server.expert_mode == "fused" and not stated
     if unset and case.target.version != "0.5.23":
         text = f'{FUSED_MODE} is not set: 0.5.10 stops with "Wrong value of fuse_mode=None"'
         severity = "error" if case.target.version == "0.5.10" else "note"

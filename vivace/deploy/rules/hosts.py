@@ -158,7 +158,8 @@ def of_tasks(instance: Instance, case: Case) -> Iterator[Issue]:
 
 @case_rule("nodes-agree", "error", source=ARGS)
 def nodes_agree(case: Case) -> Iterator[Issue]:
-    """The nodes of an instance have the same parallelism and meet at the address of rank 0."""
+    """The nodes of an instance have the same parallelism and meet at the address of rank 0.
+    Ranks with other sizes wait for groups that never form; at another address they never meet."""
     for instance in instances(case):
         first = next((each for each in instance if rank_of(each.flags) == 0), instance[0])
         for process in instance:
@@ -203,16 +204,19 @@ def known_ports(found: list[tuple[str, int | None, int]]) -> list[tuple[str, int
 
 
 def same_host(one: StartedServer, other: StartedServer) -> bool:
+    """Whether both listen on one machine, as far as their addresses or their script say so."""
     if one.contained or other.contained:
         return False
-    if one.host is None and other.host is None:
-        hosts = str(value_of(one.flags, "host")), str(value_of(other.flags, "host"))
-        named = (
-            "<" not in hosts[0] and "{" not in hosts[0] and hosts[0] not in ("None", *EVERYWHERE)
-        )
-        if named and hosts[0] == hosts[1] and (hosts[0] not in LOOPBACK or one.instance):
-            return True
+    hosts = one.host or listening(one), other.host or listening(other)
+    if hosts[0] and hosts[0] == hosts[1] and (hosts[0] not in LOOPBACK or one.instance):
+        return True
     return one.runs_with(other)
+
+
+def listening(process: StartedServer) -> str:
+    """--host where it names one machine."""
+    host = str(value_of(process.flags, "host") or "")
+    return "" if "<" in host or "{" in host or host in EVERYWHERE else host
 
 
 def serving(case: Case) -> list[StartedServer]:
@@ -312,7 +316,9 @@ def shares(process: StartedServer) -> float:
 
 @case_rule("devices-there", "error", source="SGLang's base_gpu_id; the hardware catalogue")
 def devices_there(case: Case) -> Iterator[Issue]:
-    """A node has the devices that its ranks ask for."""
+    """A node has the devices that its ranks ask for.
+    Rank r takes device --base-gpu-id + r x --gpu-id-step of those that are visible; one that is not
+    there stops the start."""
     hardware, device = case.deployment.hardware, case.device
     limit = None
     if hardware is not None and device is not None:

@@ -51,6 +51,10 @@ def node_capacity(server: ServerPlan, case: Case) -> Iterator[Issue]:
     if each > limit:
         text = f"{devices} devices on {nodes} node(s) are {each} per node; a node has {limit}"
         remedy = f"--nnodes {-(-devices // limit)} or a smaller --tp-size"
+        if server.parallelism.replicas > 1:
+            remedy = (
+                "--enable-dp-attention: without it each of the dp replicas has devices of its own"
+            )
         yield Issue(server.flag("nnodes"), text, remedy)
 
 

@@ -60,11 +60,7 @@ def conservativeness(server: ServerPlan, case: Case) -> Iterator[Issue]:
 
 @rewrite("becomes-ascend", platforms=("npu",))
 def ascend_defaults(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """Ascend has one page size and one attention backend."""
-    page = server.number("page_size")
-    if server.has("page_size") and page != 128:
-        text = f"--page-size {page} becomes 128: Ascend supports no other"
-        yield Issue(server.flag("page_size"), text)
+    """Ascend has one attention backend."""
     backend = server.value("attention_backend")
     if server.has("attention_backend") and backend != "ascend":
         text = f"--attention-backend {backend} becomes ascend: Ascend supports no other"

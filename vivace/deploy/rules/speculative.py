@@ -117,7 +117,7 @@ def adapter_drafts(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue(server.flag(lora), text, remedy)
 
 
-@server_rule("graph-covers", "error", source=GRAPHS)
+@server_rule("graph-covers", "warning", source=GRAPHS)
 def graph_covers(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Captured graphs cover the largest batch.
     A batch larger than the largest graph runs eagerly, several times slower, just when the load is
