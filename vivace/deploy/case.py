@@ -12,7 +12,7 @@ from vivace.deploy.catalogue.architecture import Architecture
 from vivace.deploy.catalogue.hardware import Device
 from vivace.deploy.from_script.flags import Remark
 from vivace.deploy.from_script.roles import StartedServer
-from vivace.deploy.places import Sources
+from vivace.deploy.locations import Sources
 from vivace.deploy.schema.deployment import Benchmark, Deployment, longest
 from vivace.deploy.schema.nodes import nodes_of
 from vivace.deploy.server_plan import ServerPlan

@@ -21,7 +21,7 @@ from vivace.deploy.catalogue.models import (
 from vivace.deploy.files import PathName, below, beside, home, is_file
 from vivace.deploy.from_script.flags import Remark
 from vivace.deploy.from_script.roles import StartedServer
-from vivace.deploy.places import Sources
+from vivace.deploy.locations import Sources
 from vivace.deploy.schema.deployment import Deployment, DeploymentError, Hardware, Model, Workload
 from vivace.deploy.target import target_of
 from vivace.errors import nearest

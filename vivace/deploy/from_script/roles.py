@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from vivace.deploy.from_script.flags import option_named
-from vivace.deploy.places import Place
+from vivace.deploy.locations import Location
 from vivace.deploy.schema.deployment import Difference, Environment, Flags, FlagValue, Kind, Role
 
 PER_NODE = frozenset(
@@ -27,7 +27,7 @@ class StartedServer(msgspec.Struct, frozen=True):
     on one machine; `tasks`: how many processes `srun` makes of it; `contained`: its network is its
     container's own; `asked`: conditions that only the machine can decide."""
 
-    place: Place
+    place: Location
     kind: Kind
     program: str
     flags: Flags
@@ -94,7 +94,7 @@ def roles_of(started: Sequence[StartedServer]) -> Folded:
 
 def grouped(started: Sequence[StartedServer]) -> list[list[StartedServer]]:
     """Grouped by line of the script, and across lines and scripts that differ only by node."""
-    found: dict[Place, list[StartedServer]] = {}
+    found: dict[Location, list[StartedServer]] = {}
     for each in started:
         found.setdefault(each.place, []).append(each)
     merged: list[list[StartedServer]] = []
@@ -179,7 +179,7 @@ def on_known_hosts(group: list[StartedServer], folded: Folded) -> list[StartedSe
     known = [each for each in group if each.host is not None]
     if known:
         return known
-    found: dict[tuple[Place, int], StartedServer] = {}
+    found: dict[tuple[Location, int], StartedServer] = {}
     for each in group:
         kept = found.setdefault((each.place, each.round), each)
         if kept is not each and (kept.flags, kept.environment) != (each.flags, each.environment):

@@ -21,7 +21,7 @@ from vivace.deploy.from_script.roles import (
     value_of,
     without,
 )
-from vivace.deploy.places import Place, Sources
+from vivace.deploy.locations import Location, Sources
 from vivace.deploy.quoting import quoted
 from vivace.deploy.schema.deployment import Benchmark, Deployment, Model, Role
 from vivace.deploy.shell.interpreter import Follow
@@ -71,13 +71,13 @@ class Collected(msgspec.Struct):
     """What scripts start and do, before it becomes a deployment."""
 
     servers: list[StartedServer] = []
-    benchmarks: dict[Place, Benchmark] = {}
+    benchmarks: dict[Location, Benchmark] = {}
     prepare: list[str] = []
     unset: list[str] = []
     remarks: list[Remark] = []
     texts: dict[str, str] = {}
 
-    def remark(self, rule: str, flag: str, text: str, place: Place) -> None:
+    def remark(self, rule: str, flag: str, text: str, place: Location) -> None:
         made = Remark(rule, flag, text, place.file, place.line, place.end)
         if made not in self.remarks:
             self.remarks.append(made)
@@ -117,10 +117,10 @@ def collect(name: str, content: str, found: Collected, follow: Follow = no_file)
         raise ScriptError(f"{name}: {error}") from None
     found.texts |= {name: content, **reading.files}
     for note in reading.notes:
-        place = Place(note.file or name, note.line)
+        place = Location(note.file or name, note.line)
         found.remark("not-understood", "", note.text, place)
     for launch in reachable(reading.launches):
-        place = Place(launch.file or name, launch.line, launch.end)
+        place = Location(launch.file or name, launch.line, launch.end)
         called = invocation(launch.words)
         if called is None:
             other_command(launch, place, found)
@@ -156,7 +156,7 @@ def imported(found: Collected) -> Imported:
     return Imported(deployment, found.remarks, Sources(found.texts, places), started)
 
 
-def other_command(launch: Launch, place: Place, found: Collected) -> None:
+def other_command(launch: Launch, place: Location, found: Collected) -> None:
     """A line of preparation, a server started in a way that is not understood, or nothing of a
     deployment's."""
     line, program = " ".join(launch.words), launch.words[0].rsplit("/", 1)[-1]
@@ -228,7 +228,7 @@ def rejoined(launch: Launch) -> Launch:
 
 
 def build_server(
-    called: Invocation, launch: Launch, place: Place, script: str, found: Collected
+    called: Invocation, launch: Launch, place: Location, script: str, found: Collected
 ) -> StartedServer:
     read = flags_of(called.words, called.part)
     for remark in read.remarks:
@@ -250,7 +250,7 @@ def build_server(
 
 
 def build_benchmark(
-    called: Invocation, launch: Launch, place: Place, found: Collected
+    called: Invocation, launch: Launch, place: Location, found: Collected
 ) -> Benchmark:
     read = flags_of(called.words, called.part)
     for remark in read.remarks:

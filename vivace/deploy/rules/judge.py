@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from vivace.deploy.case import Case
-from vivace.deploy.places import Place
+from vivace.deploy.locations import Location
 from vivace.deploy.rules import (
     disaggregation,
     environment,
@@ -86,7 +86,7 @@ def judge(case: Case, rules: Sequence[Rule] = RULES) -> CheckResult:
 
 
 def finding_from(rule: Rule, role: str, issue: Issue, case: Case) -> Finding:
-    place = Place(issue.file, issue.line) if issue.line else case.sources.find(role, issue.flag)
+    place = Location(issue.file, issue.line) if issue.line else case.sources.find(role, issue.flag)
     return Finding(
         rule=rule.name,
         severity=issue.severity or rule.severity,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vivace.deploy.case import Case
-from vivace.deploy.places import Place
+from vivace.deploy.locations import Location
 from vivace.deploy.rules.rule import Issue, case_rule
 
 READER = "the shell reader"
@@ -16,7 +16,7 @@ def remarked(case: Case, rule: str, remedy: str, dashes: str = "") -> Iterator[I
     for remark in case.remarks:
         if remark.rule == rule:
             flag = remark.flag and dashes + remark.flag
-            place = Place(remark.file, remark.line, remark.end)
+            place = Location(remark.file, remark.line, remark.end)
             at = case.sources.find("", flag, place)
             yield Issue(flag, remark.text, remedy, line=at.line, file=at.file)
 

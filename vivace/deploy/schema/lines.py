@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import yaml
 
 from vivace.deploy.files import FileTooLarge, PathName, beside, read
-from vivace.deploy.places import Place, Sources
+from vivace.deploy.locations import Location, Sources
 from vivace.deploy.schema.files import LARGEST, MAX_DEPTH, SafeLoader
 
 ROLES = "roles"
@@ -16,7 +16,7 @@ ROLES = "roles"
 def sources_of(path: PathName) -> Sources:
     """Of a file that was read as a deployment before, and of those it includes."""
     texts: dict[str, str] = {}
-    roles: dict[str, tuple[Place, ...]] = {}
+    roles: dict[str, tuple[Location, ...]] = {}
     file: str | None = str(path)
     for _ in range(MAX_DEPTH):
         if file is None or file in texts:
@@ -38,8 +38,8 @@ def mapping(node: yaml.Node | None) -> dict[str, yaml.Node]:
     return {str(key.value): value for key, value in pairs}
 
 
-def places(content: dict[str, yaml.Node], file: str) -> Iterator[tuple[str, Place]]:
+def places(content: dict[str, yaml.Node], file: str) -> Iterator[tuple[str, Location]]:
     for name, node in mapping(content.get(ROLES)).items():
         start, end = node.start_mark.line, node.end_mark.line
         inside = node.end_mark.column == 0 and end > start
-        yield name, Place(file, max(1, start), end if inside else end + 1)
+        yield name, Location(file, max(1, start), end if inside else end + 1)

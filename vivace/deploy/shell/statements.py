@@ -15,12 +15,10 @@ from vivace.deploy.shell.conditions import Branches, branches, equality, split_b
 from vivace.deploy.shell.interpreter import MAX_ITERATIONS, Handler, Interpreter
 from vivace.deploy.shell.loops import counted_loop, for_loop, while_loop
 from vivace.deploy.shell.state import ScriptState, States, Value
+from vivace.deploy.shell.strings import NotUnderstood, fnmatch, integer
 from vivace.deploy.shell.text import EMPTY, Text, display, joined, known, script_of, text
 from vivace.deploy.shell.words import (
-    MAX_PATTERN,
-    NotUnderstood,
     assigned,
-    integer,
     source,
     text_of,
     words_of,
@@ -170,19 +168,6 @@ def matching(pattern: Node, value: Text, state: ScriptState) -> Branches:
     if plain is not None:
         return [(state, plain == wanted)]
     return equality(value, text(wanted), True, state, f"{display(value)} is {wanted}")
-
-
-def fnmatch(value: str, pattern: str) -> bool:
-    """Patterns of * and ?; sets in brackets never match."""
-    if len(value) > MAX_ITERATIONS or len(pattern) > MAX_PATTERN or "[" in pattern:
-        return False
-    reached = {0}
-    for letter in pattern:
-        if letter == "*":
-            reached = set(range(min(reached, default=len(value) + 1), len(value) + 1))
-        else:
-            reached = {at + 1 for at in reached if at < len(value) and letter in ("?", value[at])}
-    return len(value) in reached
 
 
 def compound(shell: Interpreter, node: Node, state: ScriptState, background: bool) -> States:

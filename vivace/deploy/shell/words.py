@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from operator import add, eq, ge, gt, le, lt, mul, ne, sub
 
 from tree_sitter import Node
 
 from vivace.deploy.shell.state import ScriptState
+from vivace.deploy.shell.strings import (
+    NotUnderstood,
+    altered,
+    braces,
+    combined,
+    integer,
+    sequence,
+)
 from vivace.deploy.shell.text import (
     EMPTY,
     Text,
@@ -21,24 +28,10 @@ from vivace.deploy.shell.text import (
 
 MAX_DEPTH = 200
 """nested expressions"""
-LARGEST = 1 << 63
 ALL = ("@", "*")
-MAX_WORDS = 4096
-"""of a sequence"""
-MAX_PATTERN = 64
-"""characters of a pattern in ${name%pattern}"""
 ARGUMENTS = re.compile(r"\$[@*]|\$\{[@*](?::(\d{1,4}))?\}")
-BRACES = re.compile(
-    r"(?P<before>[^{}$`'\"\\]*)"
-    r"\{(?:(?P<first>-?\d{1,9})\.\.(?P<last>-?\d{1,9})|(?P<words>[^{}$`'\"\\,]*(?:,[^{}$`'\"\\,]*)+))\}"
-    r"(?P<after>[^{}$`'\"\\]*)"
-)
 ESCAPED = re.compile(r"\\(.?)", re.DOTALL)
 ESCAPED_IN_QUOTES = re.compile(r'\\([\n"$`\\])')
-
-
-class NotUnderstood(Exception):
-    """The message says which construct."""
 
 
 def to_parser(content: str) -> bytes:
@@ -69,38 +62,15 @@ def words_of(node: Node, state: ScriptState) -> list[Text]:
     if node.type == "concatenation":
         listed = braces(source(node))
         if listed is not None:
-            return listed
+            return [text(word) for word in listed]
     if node.type in ("simple_expansion", "expansion", "command_substitution"):
         return split(text_of(node, state))
     if node.type == "brace_expression":
         listed = braces(source(node))
         if listed is None:
             raise NotUnderstood(f"brace expansion {source(node)}")
-        return listed
+        return [text(word) for word in listed]
     return [text_of(node, state)]
-
-
-def braces(word: str) -> list[Text] | None:
-    """a{1..3}b and a{x,y}b, without expansions or further braces in them; None for other words."""
-    found = BRACES.fullmatch(word)
-    if found is None:
-        return None
-    first, last = found["first"], found["last"]
-    values = sequence(first, last) if first is not None else (found["words"] or "").split(",")
-    return [text(f"{found['before']}{value}{found['after']}") for value in values]
-
-
-def sequence(first: str, last: str, step: str = "1") -> list[str]:
-    """Numbers from first to last. Raises NotUnderstood for too many."""
-    bounds = integer(first), integer(last), integer(step)
-    begin, end, width = bounds
-    if begin is None or end is None or not width:
-        raise NotUnderstood(f"a sequence from {first} to {last}")
-    width = abs(width) if end >= begin else -abs(width)
-    numbers = range(begin, end + (1 if width > 0 else -1), width)
-    if len(numbers) > MAX_WORDS:
-        raise NotUnderstood(f"a sequence of {len(numbers)} numbers")
-    return [str(number) for number in numbers]
 
 
 def array_words(node: Node, state: ScriptState) -> list[Text] | None:
@@ -249,47 +219,6 @@ def expansion(node: Node, state: ScriptState, depth: int) -> Text:
     return unknown(source(node)) if changed is None else text(changed)
 
 
-def altered(operators: list[str], value: str, arguments: list[str]) -> str | None:
-    """${value,,}, ${value%pattern}, ${value/pattern/text} and ${value:from:count}."""
-    operator = operators[0]
-    if operator in CASES and not arguments:
-        return CASES[operator](value)
-    if operator == ":" and 0 < len(arguments) < 3:
-        start, count = integer(arguments[0]), integer((*arguments, str(len(value)))[1])
-        if start is None or count is None or start < 0 or count < 0:
-            return None
-        return value[start : start + count]
-    if not arguments or len(arguments[0]) > MAX_PATTERN or len(value) > MAX_WORDS:
-        return None
-    if operator in ("#", "##", "%", "%%"):
-        return trimmed(operator, value, arguments[0])
-    if operator in ("/", "//") and not set("*?[\\") & set(arguments[0]):
-        return value.replace(arguments[0], (*arguments, "")[1], 1 if operator == "/" else -1)
-    return None
-
-
-def trimmed(operator: str, value: str, pattern: str) -> str | None:
-    """Without the shortest or longest beginning (#) or end (%) that `pattern` matches."""
-    if set("?[\\") & set(pattern) or pattern.count("*") > 1:
-        return None
-    longest, lengths = len(operator) == 2, range(len(value) + 1)
-    before, star, after = pattern.partition("*")
-    for length in reversed(lengths) if longest else lengths:
-        part = value[:length] if operator[0] == "#" else value[len(value) - length :]
-        fits = len(part) >= len(before) + len(after) if star else part == pattern
-        if fits and part.startswith(before) and part.endswith(after):
-            return value[length:] if operator[0] == "#" else value[: len(value) - length]
-    return value
-
-
-CASES: dict[str, Callable[[str], str]] = {
-    ",,": str.lower,
-    "^^": str.upper,
-    ",": lambda value: value[:1].lower() + value[1:],
-    "^": lambda value: value[:1].upper() + value[1:],
-}
-
-
 def with_default(operator: str, value: Text | None, default: Text) -> Text:
     """A variable that the script never sets counts as unset, so its default is used."""
     if operator in (":+", "+"):
@@ -331,18 +260,6 @@ def arithmetic(node: Node, state: ScriptState) -> Text:
     return unknown(source(node)) if value is None else text(str(value))
 
 
-def divided(a: int, b: int) -> int:
-    quotient = abs(a) // abs(b)
-    return quotient if (a < 0) == (b < 0) else -quotient
-
-
-BINARY: dict[str, Callable[[int, int], int | bool]] = {
-    "+": add, "-": sub, "*": mul, "/": divided, "%": lambda a, b: a - b * divided(a, b),
-    "==": eq, "!=": ne, "<": lt, "<=": le, ">": gt, ">=": ge,
-    "&&": lambda a, b: bool(a and b), "||": lambda a, b: bool(a or b),
-}  # fmt: skip
-
-
 def number(node: Node, state: ScriptState, depth: int) -> int | None:
     """An integer expression; None where something in it is unknown."""
     if depth > MAX_DEPTH:
@@ -368,14 +285,6 @@ def number(node: Node, state: ScriptState, depth: int) -> int | None:
     return integer(known(text_of(node, state, depth + 1)))
 
 
-def combined(operator: str, left: int | None, right: int | None) -> int | None:
-    work = BINARY.get(operator)
-    if work is None or left is None or right is None or (operator in "/%" and right == 0):
-        return None
-    result = int(work(left, right))
-    return result if abs(result) < LARGEST else None
-
-
 def assigned(node: Node, state: ScriptState) -> bool:
     """Follows i++, i+=2 and i=3 of arithmetic; False for anything else."""
     if node.type in ("postfix_expression", "unary_expression"):
@@ -397,15 +306,6 @@ def assigned(node: Node, state: ScriptState) -> bool:
     result = value if operator == "=" else combined(operator[0], before, value)
     state.assign(name, unknown(source(node)) if result is None else text(str(result)))
     return True
-
-
-def integer(value: str | None) -> int | None:
-    if value is None or len(value) > 20:
-        return None
-    try:
-        return int(value.strip() or "0")
-    except ValueError:
-        return None
 
 
 def substitution(node: Node, state: ScriptState, depth: int) -> Text:

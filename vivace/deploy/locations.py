@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import msgspec
 
 
-class Place(msgspec.Struct, frozen=True):
+class Location(msgspec.Struct, frozen=True):
     """Lines of a file, from 1: of a command, of a container, of a role."""
 
     file: str = ""
@@ -20,14 +20,14 @@ class Sources(msgspec.Struct, frozen=True):
     """What was read: `texts` by file, `roles`: the places of each role's servers."""
 
     texts: Mapping[str, str] = {}
-    roles: Mapping[str, tuple[Place, ...]] = {}
+    roles: Mapping[str, tuple[Location, ...]] = {}
 
-    def place_of(self, role: str) -> Place:
+    def place_of(self, role: str) -> Location:
         """Of a role; without one, of the first."""
         found = self.roles.get(role) or next(iter(self.roles.values()), ())
-        return found[0] if found else Place()
+        return found[0] if found else Location()
 
-    def find(self, role: str, name: str, place: Place | None = None) -> Place:
+    def find(self, role: str, name: str, place: Location | None = None) -> Location:
         """A flag or a variable of a role: in its own lines, else nearest above them, else in a file
         that was read for it."""
         at = place or self.place_of(role)
@@ -37,17 +37,17 @@ class Sources(msgspec.Struct, frozen=True):
         start, end = max(0, at.line - 1), max(at.line, at.end)
         for index in [*range(start, min(end, len(lines))), *range(start - 1, -1, -1)]:
             if holds(lines[index], name):
-                return Place(at.file, index + 1, index + 1)
+                return Location(at.file, index + 1, index + 1)
         return self.elsewhere(name, at) if role else at
 
-    def elsewhere(self, name: str, at: Place) -> Place:
+    def elsewhere(self, name: str, at: Location) -> Location:
         places = {place.file for each in self.roles.values() for place in each}
         for file, content in self.texts.items():
             if file in places:
                 continue
             for index, line in enumerate(content.splitlines(), 1):
                 if holds(line, name):
-                    return Place(file, index, index)
+                    return Location(file, index, index)
         return at
 
 

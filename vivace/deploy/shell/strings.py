@@ -1,0 +1,128 @@
+"""Strings and numbers as bash changes them, without its syntax."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from operator import add, eq, ge, gt, le, lt, mul, ne, sub
+
+MAX_WORDS = 4096
+"""of a sequence"""
+MAX_PATTERN = 64
+"""characters of a pattern in ${name%pattern}"""
+BRACES = re.compile(
+    r"(?P<before>[^{}$`'\"\\]*)"
+    r"\{(?:(?P<first>-?\d{1,9})\.\.(?P<last>-?\d{1,9})|(?P<words>[^{}$`'\"\\,]*(?:,[^{}$`'\"\\,]*)+))\}"
+    r"(?P<after>[^{}$`'\"\\]*)"
+)
+LARGEST = 1 << 63
+
+
+class NotUnderstood(Exception):
+    """The message says which construct."""
+
+
+def braces(word: str) -> list[str] | None:
+    """a{1..3}b and a{x,y}b, without expansions or further braces in them; None for other words."""
+    found = BRACES.fullmatch(word)
+    if found is None:
+        return None
+    first, last = found["first"], found["last"]
+    values = sequence(first, last) if first is not None else (found["words"] or "").split(",")
+    return [f"{found['before']}{value}{found['after']}" for value in values]
+
+
+def sequence(first: str, last: str, step: str = "1") -> list[str]:
+    """Numbers from first to last. Raises NotUnderstood for too many."""
+    bounds = integer(first), integer(last), integer(step)
+    begin, end, width = bounds
+    if begin is None or end is None or not width:
+        raise NotUnderstood(f"a sequence from {first} to {last}")
+    width = abs(width) if end >= begin else -abs(width)
+    numbers = range(begin, end + (1 if width > 0 else -1), width)
+    if len(numbers) > MAX_WORDS:
+        raise NotUnderstood(f"a sequence of {len(numbers)} numbers")
+    return [str(number) for number in numbers]
+
+
+def altered(operators: list[str], value: str, arguments: list[str]) -> str | None:
+    """${value,,}, ${value%pattern}, ${value/pattern/text} and ${value:from:count}."""
+    operator = operators[0]
+    if operator in CASES and not arguments:
+        return CASES[operator](value)
+    if operator == ":" and 0 < len(arguments) < 3:
+        start, count = integer(arguments[0]), integer((*arguments, str(len(value)))[1])
+        if start is None or count is None or start < 0 or count < 0:
+            return None
+        return value[start : start + count]
+    if not arguments or len(arguments[0]) > MAX_PATTERN or len(value) > MAX_WORDS:
+        return None
+    if operator in ("#", "##", "%", "%%"):
+        return trimmed(operator, value, arguments[0])
+    if operator in ("/", "//") and not set("*?[\\") & set(arguments[0]):
+        return value.replace(arguments[0], (*arguments, "")[1], 1 if operator == "/" else -1)
+    return None
+
+
+def trimmed(operator: str, value: str, pattern: str) -> str | None:
+    """Without the shortest or longest beginning (#) or end (%) that `pattern` matches."""
+    if set("?[\\") & set(pattern) or pattern.count("*") > 1:
+        return None
+    longest, lengths = len(operator) == 2, range(len(value) + 1)
+    before, star, after = pattern.partition("*")
+    for length in reversed(lengths) if longest else lengths:
+        part = value[:length] if operator[0] == "#" else value[len(value) - length :]
+        fits = len(part) >= len(before) + len(after) if star else part == pattern
+        if fits and part.startswith(before) and part.endswith(after):
+            return value[length:] if operator[0] == "#" else value[: len(value) - length]
+    return value
+
+
+CASES: dict[str, Callable[[str], str]] = {
+    ",,": str.lower,
+    "^^": str.upper,
+    ",": lambda value: value[:1].lower() + value[1:],
+    "^": lambda value: value[:1].upper() + value[1:],
+}
+
+
+def divided(a: int, b: int) -> int:
+    quotient = abs(a) // abs(b)
+    return quotient if (a < 0) == (b < 0) else -quotient
+
+
+BINARY: dict[str, Callable[[int, int], int | bool]] = {
+    "+": add, "-": sub, "*": mul, "/": divided, "%": lambda a, b: a - b * divided(a, b),
+    "==": eq, "!=": ne, "<": lt, "<=": le, ">": gt, ">=": ge,
+    "&&": lambda a, b: bool(a and b), "||": lambda a, b: bool(a or b),
+}  # fmt: skip
+
+
+def combined(operator: str, left: int | None, right: int | None) -> int | None:
+    work = BINARY.get(operator)
+    if work is None or left is None or right is None or (operator in "/%" and right == 0):
+        return None
+    result = int(work(left, right))
+    return result if abs(result) < LARGEST else None
+
+
+def integer(value: str | None) -> int | None:
+    if value is None or len(value) > 20:
+        return None
+    try:
+        return int(value.strip() or "0")
+    except ValueError:
+        return None
+
+
+def fnmatch(value: str, pattern: str) -> bool:
+    """Patterns of * and ?; sets in brackets never match."""
+    if len(value) > MAX_WORDS or len(pattern) > MAX_PATTERN or "[" in pattern:
+        return False
+    reached = {0}
+    for letter in pattern:
+        if letter == "*":
+            reached = set(range(min(reached, default=len(value) + 1), len(value) + 1))
+        else:
+            reached = {at + 1 for at in reached if at < len(value) and letter in ("?", value[at])}
+    return len(value) in reached
