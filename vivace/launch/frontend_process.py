@@ -23,6 +23,7 @@ from vivace.observability import log as log_lines
 from vivace.observability.crash_dump import CrashDump
 from vivace.observability.gc_pauses import watch_gc
 from vivace.observability.timeline import Timeline
+from vivace.platforms.cpu.allocator import return_large_blocks
 from vivace.protocol.channel import FrontendMailbox
 from vivace.protocol.heartbeat import EngineProgress, FrontendHeartbeat
 from vivace.protocol.messages import (
@@ -49,6 +50,7 @@ BEAT_SECONDS = 0.5
 
 async def run_frontend(line: MessageSocket[ToChild], setup: Setup, timeline: Timeline) -> None:
     """Serve until stopped. Raises what ends the frontend."""
+    return_large_blocks()  # bodies, and answers with many log-probabilities
     timeline.begin("reading the configuration")
     config = decode(setup.config)
     several = config.model.tokenizer_worker_num > 1
