@@ -198,7 +198,7 @@ class Reader(Generic[T]):
         try:
             return self._strict.decode(data)
         except (ValueError, RecursionError) as error:
-            reason = error
+            reason = str(error)  # the error itself would keep this frame, and so the body
         params = decode(data, self._lenient)  # raises when more is wrong than an unknown field
         context.http_metrics.note(UNKNOWN_FIELD)
         log.debug("a request brings more than is known: %s", reason)

@@ -210,6 +210,7 @@ async def stream(
             raise http_error
         response = await events.run(http, {})
     except BaseException:
+        events.close()
         context.frontend.cancel([request.key for request in requests])
         raise
     if events.failed:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import traceback
 from collections.abc import Awaitable, Callable
 from http.client import responses
 from typing import Any
@@ -276,15 +277,35 @@ async def outcome(context: Context, request: web.Request, handler: Handle) -> we
             check_headers(request)
             return context.browsers.preflight(request) or await handler(request)
         except (HTTPError, BadRequest, web.HTTPException) as error:
-            http_error = to_http_error(context, request, error)
-            unknown = isinstance(error, web.HTTPException) and http_error.status == 404
-            moved = await without_slash(request) if unknown else None
-            return moved or error_response(http_error)
-    except (asyncio.CancelledError, ConnectionError):
+            free_frames(error)
+            return await refusal(context, request, error)
+    except (asyncio.CancelledError, ConnectionError) as error:
+        free_frames(error)
         raise
-    except Exception:  # also one of those that make the answer to an error
+    except Exception as error:  # also one of those that make the answer to an error
         log.exception("%s %r failed", request.method, request.path)
+        free_frames(error)
         return error_response(HTTPError(500, "internal error; the server's log has the details"))
+
+
+async def refusal(
+    context: Context, request: web.Request, error: HTTPError | BadRequest | web.HTTPException
+) -> web.StreamResponse:
+    """The answer to what a handler raised."""
+    http_error = to_http_error(context, request, error)
+    unknown = isinstance(error, web.HTTPException) and http_error.status == 404
+    moved = await without_slash(request) if unknown else None
+    return moved or error_response(http_error)
+
+
+def free_frames(error: BaseException) -> None:
+    """Drop what the functions that raised it held, such as a body. A variable of theirs that holds
+    the error keeps all of it otherwise, until the garbage collector comes: it counts objects, not
+    bytes, so that may take minutes."""
+    chain: BaseException | None = error
+    while chain is not None:
+        traceback.clear_frames(chain.__traceback__)
+        chain = chain.__context__
 
 
 async def without_slash(request: web.Request) -> web.Response | None:

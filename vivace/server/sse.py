@@ -201,12 +201,17 @@ class EventStream:
         except TimeoutError:
             self.fail(ConnectionResetError("the client does not read the end of its answer"))
         finally:
-            self.flowing = False
-            if self._poll is not None:
-                self._poll.cancel()
-            for task in self._encoders:
-                task.cancel()
+            self.close()
         return response
+
+    def close(self) -> None:
+        """Nothing more is written, and nobody holds what was."""
+        self.flowing = False
+        if self._poll is not None:
+            self._poll.cancel()
+        for task in self._encoders:
+            task.cancel()
+        self._sinks.clear()  # they hold this
 
     async def _flow(self) -> None:
         """Until the last event is written. A failure was told to the client as an event by then;
