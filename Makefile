@@ -20,7 +20,7 @@ WITHOUT_TORCH = --override requirements/without_torch.txt
 .PHONY: serve test coverage lint format docs site kernels wheel wheelhouse image lock clean
 
 serve: $(VENV)/.serve
-	$(VENV)/bin/vivace serve --host 127.0.0.1 --port 30000 $(ARGS)
+	$(VENV)/bin/vivace serve $(ARGS)
 
 test: $(VENV)/.test
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)

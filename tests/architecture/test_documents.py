@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
+
+from vivace.deploy.rules import network
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -74,3 +79,14 @@ def test_the_site_has_every_page() -> None:
 
     shown = list(pages(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
     assert sorted(shown) == sorted(page.name for page in DOCS.glob("*.md")), "nav of mkdocs.yml"
+
+
+def test_the_example_of_a_rule_is_one() -> None:
+    """CONTRIBUTING shows a rule as it would stand in a module of vivace/deploy/rules/."""
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    (code,) = re.findall(r"^ *```python\n(.*?)^ *```", page, re.DOTALL | re.MULTILINE)
+    tree = ast.parse(textwrap.dedent(code))
+    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    own = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+    own |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+    assert {node.id for node in names} - own <= {*vars(network), *dir(builtins)}
