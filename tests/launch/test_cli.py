@@ -7,6 +7,7 @@ import os
 import runpy
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -190,6 +191,16 @@ def test_a_model_without_its_flag_is_told(
     monkeypatch.setenv("VIVACE_EXECUTOR", "oracle")
     assert exit_code(["serve", "org/name"]) == 2
     assert "--model-path org/name" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize("words", [["--help"], ["version"], ["flags"], ["serve", "--help"]])
+def test_a_full_disk_is_one_line(words: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "vivace", *words]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, timeout=60)
+    assert done.returncode == 1
+    assert b"No space left" in done.stderr and done.stderr.count(b"\n") == 1
 
 
 @pytest.mark.parametrize("module", ["serving", "offline_throughput", "one_batch"])
