@@ -11,8 +11,9 @@ from typing import Any, NoReturn
 from vivace.config.config import all_options
 from vivace.config.errors import ConfigError
 from vivace.config.help import help_text
-from vivace.config.known_flags import ELSEWHERE, NEWER
+from vivace.config.known_flags import ELSEWHERE
 from vivace.config.option import DEFAULT_PLATFORM, Option
+from vivace.config.releases.tables import takers
 from vivace.config.values import parse_value
 from vivace.errors import nearest
 
@@ -83,8 +84,9 @@ def flags_among(words: Sequence[str]) -> list[str]:
 
 
 def unknown_text(flag: str) -> str:
-    if flag in NEWER:
-        return f"{flag} is a flag of SGLang 0.5.23 that this version does not have; leave it out"
+    if releases := takers(flag):
+        last = releases[-1]
+        return f"{flag} is a flag of SGLang {last} that this version does not have; leave it out"
     if flag in ELSEWHERE:
         tool, ours = ELSEWHERE[flag]
         return f"{flag} is a flag of {tool}; here it is {ours}"

@@ -13,8 +13,9 @@ from vivace.config.config_file import without_config, words_of_file
 from vivace.config.environment import read_environment
 from vivace.config.errors import ConfigError
 from vivace.config.keys import with_keys
-from vivace.config.known_flags import ELSEWHERE, NEWER
+from vivace.config.known_flags import ELSEWHERE
 from vivace.config.process_environment import KEYS_OF_THE_SERVER, process_environment
+from vivace.config.releases.tables import takers
 from vivace.config.sglang import RETIRED, modernized, renamed, today_values
 from vivace.config.values import parse_value
 from vivace.errors import nearest
@@ -56,7 +57,7 @@ def unknown_argument(name: str, known: Iterable[str]) -> str:
     if flag in RETIRED:
         today = " ".join(RETIRED[flag].today)
         return f"{name} is retired ({RETIRED[flag].why}); {'use ' + today if today else 'drop it'}"
-    if flag in NEWER or flag in ELSEWHERE:
+    if takers(flag) or flag in ELSEWHERE:
         return unknown_text(flag)
     return f"{name} is no argument{nearest(name, known)}"
 

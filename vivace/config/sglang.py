@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from vivace.config.releases.tables import definitions, flags_at, latest, successor
+
 if TYPE_CHECKING:
     from vivace.protocol.messages import Rewrite
 
@@ -48,37 +50,6 @@ RETIRED = {
 }
 BARE = frozenset({"--hybrid-kvcache-ratio"})
 """retired flags without successor that may be followed by a value"""
-
-RENAMED = {
-    "--nsa-prefill-backend": "--dsa-prefill-backend",
-    "--nsa-decode-backend": "--dsa-decode-backend",
-    "--enable-nsa-prefill-context-parallel": "--enable-prefill-cp",
-    "--nsa-prefill-cp-mode": "--cp-strategy",
-    "--mamba-scheduler-strategy": "--mamba-radix-cache-strategy",
-    "--speculative-ngram-branch-length": "--speculative-ngram-max-trie-depth",
-    "--cuda-graph-bs": "--cuda-graph-bs-decode",
-    "--cuda-graph-max-bs": "--cuda-graph-max-bs-decode",
-    "--piecewise-cuda-graph-tokens": "--cuda-graph-bs-prefill",
-    "--piecewise-cuda-graph-max-tokens": "--cuda-graph-max-bs-prefill",
-    "--stream-output": "--incremental-streaming-output",
-    "--grpc-mode": "--smg-grpc-mode",
-}
-"""documented spelling -> its name in SGLang 0.5.23; Vivace takes both"""
-
-GONE = frozenset(
-    f"--{name}"
-    for name in """
-collect-tokens-histogram disaggregation-decode-dp disaggregation-decode-enable-fake-auto
-disaggregation-decode-tp ds-channel-config-path ds-heavy-channel-num ds-heavy-channel-type
-ds-heavy-token-num ds-sparse-decode-threshold enable-double-sparsity
-enable-expert-distribution-metrics enable-nan-detection enable-piecewise-cuda-graph
-keep-mm-feature-on-device mm-max-concurrent-calls mm-per-request-timeout
-multi-item-scoring-delimiter piecewise-cuda-graph-compiler prefill-round-robin-balance
-speculative-ngram-max-match-window-size speculative-ngram-min-match-window-size torchao-config
-disable-hicache-numa-detect debug-tensor-dump-inject disaggregation-prefill-pp
-""".split()
-)
-"""documented flags that SGLang 0.5.23 has removed"""
 
 VALUES = {
     ("load_balance_method", "decode_round_robin"): (
@@ -137,14 +108,19 @@ def typed_value(words: Sequence[str], flags: tuple[str, ...]) -> str | None:
 
 
 def renamed(words: Sequence[str]) -> list[str]:
-    """One line per spelling that current SGLang would not take."""
-    flags = list(dict.fromkeys(word.partition("=")[0] for word in words))
-    lines = [
-        f"{flag} is called {RENAMED[flag]} in SGLang 0.5.23; both work here"
-        for flag in flags
-        if flag in RENAMED
-    ]
-    return lines + [f"{flag} is gone from SGLang 0.5.23" for flag in flags if flag in GONE]
+    """One line per spelling that current SGLang would not take, or calls by another name."""
+    flags = dict.fromkeys(word.partition("=")[0] for word in words)
+    return [line for flag in flags if (line := renamed_flag(flag))]
+
+
+def renamed_flag(flag: str) -> str:
+    row = flags_at(latest()).get(flag)
+    if flag not in definitions() or (row is not None and row.state != "deprecated"):
+        return ""
+    today = successor(flag, latest())
+    if today:
+        return f"{flag} is called {today} in SGLang {latest()}; both work here"
+    return "" if row is not None else f"{flag} is gone from SGLang {latest()}"
 
 
 def today_values(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[Rewrite]]:

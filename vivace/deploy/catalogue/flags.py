@@ -1,4 +1,4 @@
-"""Names, values and spellings of flags and variables, as data: flags.json.
+"""Names, values and spellings of Vivace's own flags and variables, as data: flags.json.
 
 It is made from `vivace.config`, whose classes take longer to load than a check may take
 (`python -m vivace.deploy.document`; a test keeps it current).
@@ -19,7 +19,8 @@ LARGEST = 1 << 22
 
 
 class ServerFlag(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An option of a server: `vivace.config.option.Option` without its states."""
+    """An option of Vivace: `vivace.config.option.Option` without its states; `limits`: of a number,
+    inclusive."""
 
     name: str
     flags: tuple[str, ...]
@@ -27,6 +28,7 @@ class ServerFlag(msgspec.Struct, frozen=True, omit_defaults=True):
     default: Any = None
     choices: tuple[str, ...] = ()
     secret: bool = False
+    limits: tuple[float, float] | None = None
 
     @property
     def flag(self) -> str:
@@ -53,6 +55,7 @@ def tables() -> Tables:
 
 def flags_json() -> bytes:
     """The content of flags.json."""
+    from vivace.config.checks import RANGES
     from vivace.config.config import all_options
     from vivace.config.variables import DEAD, VARIABLES
 
@@ -64,6 +67,7 @@ def flags_json() -> bytes:
             default=option.default,
             choices=tuple(option.choices),
             secret=option.secret,
+            limits=RANGES.get(option.name),
         )
         for option in all_options()
     )

@@ -273,7 +273,9 @@ def build_deployment(folded: Folded, benchmarks: list[Benchmark]) -> Deployment:
     shared = shared_environment(role.environment for role in roles.values())
     for role in roles.values():
         role.environment = without(role.environment, shared)
+    ours = [role.program.startswith("vivace") for role in roles.values() if role.kind != "router"]
     return Deployment(
+        engine="vivace" if ours and all(ours) else "sglang",
         model=Model(path=model_path(roles)),
         environment=shared,
         roles=roles,

@@ -5,6 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from vivace.config.releases.tables import (
+    latest,
+    readers,
+    span,
+    variable_rows,
+    variables_at,
+)
 from vivace.deploy.case import Case
 from vivace.deploy.catalogue.flags import tables
 from vivace.deploy.rules.rule import Issue, case_rule, server_rule
@@ -16,10 +23,6 @@ PREFIXES = ("SGLANG_", "SGL_", "VIVACE_")
 MISSPELLED = ("HCCL_BUFFERSIZE", "HCCL_BUFF_SIZE", "HCCL_SOCKET_IFNAMES")
 """misspellings that have been seen outside of these prefixes"""
 NO_READER = {"SGLANG_DP_ROUND_ROBIN"}
-DEPRECATED = {
-    "SGLANG_SCHEDULER_DECREASE_PREFILL_IDLE": "--enable-prefill-delayer replaced it in 0.5.8",
-}
-GONE = {"SGLANG_ENABLE_SPEC_V2": ("0.5.23", "it is always on there")}
 INTEGERS = ("HCCL_BUFFSIZE", "STREAMS_PER_DEVICE", "TASK_QUEUE_ENABLE", DISPATCH)
 ALLOCATOR = "PYTORCH_NPU_ALLOC_CONF"
 SKIP_ALL_GATHER = "SGLANG_SCHEDULER_SKIP_ALL_GATHER"
@@ -56,8 +59,8 @@ def unknown_variable(case: Case) -> Iterator[Issue]:
     def issues() -> Iterator[Issue]:
         for role, name, _ in variables(case):
             ours = name.startswith(PREFIXES) or name in MISSPELLED
-            if ours and name not in known and name not in NO_READER:
-                text = f"{name} is not a known variable{nearest(name, known)}"
+            if ours and name not in known and name not in NO_READER and not readers(name):
+                text = f"{name} is not a known variable{nearest(name, [*known, *variable_rows()])}"
                 yield Issue(name, text, "correct the name, or remove it", role=role)
 
     return distinct(issues())
@@ -65,25 +68,33 @@ def unknown_variable(case: Case) -> Iterator[Issue]:
 
 @case_rule("dead-variable", "warning", source=INVENTORY)
 def dead_variable(case: Case) -> Iterator[Issue]:
-    """Variables still have an effect.
+    """Variables have an effect in the target version.
     Some variables of published scripts belong to changes that were never merged, or were replaced
-    by flags."""
+    by flags. Without a version, those that no version reads are reported."""
     known = tables().variables
 
     def issues() -> Iterator[Issue]:
         for role, name, _ in variables(case):
-            version, reason = GONE.get(name, (None, ""))
             if name in NO_READER or (name in known and known[name].dead):
                 text = f"no version of SGLang or its router reads {name}"
                 yield Issue(name, text, "remove it", role=role)
-            elif name in DEPRECATED:
-                text = f"{name} is deprecated: {DEPRECATED[name]}"
-                yield Issue(name, text, severity="note", role=role)
-            elif case.target.version == version:
-                text = f"SGLang {version} does not read {name}: {reason}"
-                yield Issue(name, text, severity="note", role=role)
+            elif case.target.engine == "sglang":
+                yield from of_the_version(role, name, case.target.version)
 
     return distinct(issues())
+
+
+def of_the_version(role: str, name: str, version: str) -> Iterator[Issue]:
+    """A variable of SGLang that a version does not read, or calls deprecated; without a version,
+    that the newest calls deprecated."""
+    row = variables_at(version or latest()).get(name)
+    if row is not None and row.state == "deprecated":
+        today = f": use {row.today}" if row.today else ""
+        where = version or latest()
+        yield Issue(name, f"SGLang {where} calls {name} deprecated{today}", role=role, severity="note")
+    elif version and (others := readers(name)) and version not in others:
+        text = f"SGLang {version} does not read {name} (versions that do: {span(others)})"
+        yield Issue(name, text, "remove it", role=role)
 
 
 @case_rule("number-variable", "error", source=INVENTORY)
@@ -91,10 +102,18 @@ def number_variable(case: Case) -> Iterator[Issue]:
     """Numeric variables have numeric values.
     Libraries read them with their own parsers; a wrong value stops the start or is ignored."""
     for role, name, value in variables(case):
-        known = tables().variables.get(name)
-        numeric = name in INTEGERS or (known is not None and known.kind == "whole number")
-        if numeric and not re.fullmatch(r"-?\d+", value.strip()) and "<" not in value:
+        if is_whole(name) and not re.fullmatch(r"-?\d+", value.strip()) and "<" not in value:
             yield Issue(name, f"{name}={value} is not an integer", "correct the value", role=role)
+
+
+def is_whole(name: str) -> bool:
+    """Whether every reader of a variable makes an integer of it."""
+    known = tables().variables.get(name)
+    if name in INTEGERS or (known is not None and known.kind == "whole number"):
+        return True
+    return bool(rows := variable_rows().get(name)) and {each.kind for each in rows} == {
+        "whole number"
+    }
 
 
 @server_rule("allocator-segments", "note", source=GUIDE, platforms=("npu",))

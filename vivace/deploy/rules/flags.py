@@ -5,35 +5,36 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vivace.config.errors import ConfigError
+from vivace.config.releases.tables import (
+    definitions,
+    is_taken,
+    latest,
+    row_at,
+    span,
+    status,
+    successor,
+    takers,
+)
 from vivace.config.sglang import RETIRED, VALUES
 from vivace.config.values import parse_value
 from vivace.deploy.case import Case
+from vivace.deploy.catalogue.flags import ServerFlag
 from vivace.deploy.from_script.flags import option_named, server_options
+from vivace.deploy.released import releases_with, why_refused
 from vivace.deploy.rules.reading import remarked
 from vivace.deploy.rules.rule import Issue, case_rule, server_rule
+from vivace.deploy.schema.deployment import FlagValue
 from vivace.deploy.server_plan import ServerPlan
-from vivace.deploy.target import (
-    LATEST,
-    VALUE_VERSIONS,
-    VERSIONS,
-    Target,
-    status,
-    versions_with,
-)
+from vivace.deploy.target import Target
 from vivace.errors import nearest
 
 ARGPARSE = "argparse, as SGLang uses it"
-INVENTORY = "SGLang's server_args.py, 0.4.6 to 0.5.23"
+INVENTORY = "the source of SGLang 0.4.6 to 0.5.23"
 
 
 def long_flags(server: ServerPlan) -> list[str]:
     """Flags with their dashes, without those that were typed with a single one."""
     return ["--" + flag for flag in server.role.flags if not flag.startswith("-")]
-
-
-def versions_of(target: Target) -> tuple[str, ...]:
-    """The versions a flag may belong to."""
-    return (target.version,) if target.version else VERSIONS
 
 
 def placeholder(value: object) -> bool:
@@ -59,23 +60,16 @@ def single_dash(case: Case) -> Iterator[Issue]:
 def unknown_flag(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Every flag exists.
     A flag that no version knows stops the start with `unrecognized arguments`."""
+    ours = server_options()
     for flag in long_flags(server):
         if case.target.engine == "vivace":
-            wrong = option_named(flag[2:]) is None and flag not in RETIRED
+            known, every = flag in ours, ours
         else:
-            kinds = {status(flag, version)[0] for version in versions_of(case.target)}
-            wrong = not kinds & {"known", "short", "ambiguous"}
-        if wrong and not in_other_version(flag, case.target):
-            near = nearest(flag, [*server_options(), *RETIRED]) or " (see `vivace flags`)"
+            known, every = flag in ours or is_taken(flag), definitions()
+        if not known and flag not in RETIRED:
+            near = nearest(flag, [*every, *RETIRED]) or " (see `vivace flags`)"
             text = f"{case.target.text} has no flag {flag}{near}"
             yield Issue(flag, text, "correct the name, or remove the flag")
-
-
-def in_other_version(flag: str, target: Target) -> bool:
-    """Whether the flag exists in other versions, about which another rule has more to say."""
-    elsewhere = (status(flag, version)[0] for version in VERSIONS if version != target.version)
-    taken = any(kind in ("known", "short", "ambiguous") for kind in elsewhere)
-    return flag in RETIRED or (bool(target.version) and taken)
 
 
 @server_rule("flag-version", "warning", source=INVENTORY, engine="sglang")
@@ -87,22 +81,36 @@ def flag_version(server: ServerPlan, case: Case) -> Iterator[Issue]:
     for flag in long_flags(server):
         retired = RETIRED.get(flag)
         if version:
-            kind, others = status(flag, version)[0], versions_with(flag)
-            if kind == "undocumented":
-                yield Issue(flag, f"the documentation of SGLang {version} does not list {flag}")
-            elif kind == "unknown" and (others or retired):
-                known = f" (versions that do: {', '.join(others)})" if others else ""
+            others, row = takers(flag), row_at(flag, version)
+            if row is not None and row.state == "stops":
+                yield Issue(flag, f"SGLang {version} refuses {flag}", remedy(flag, version), "error")
+            elif status(flag, version)[0] == "unknown" and (others or retired):
+                known = f" (versions that do: {span(others)})" if others else ""
                 text = f"SGLang {version} does not accept {flag}{known}"
-                yield Issue(flag, text, replacement(flag), "error")
+                yield Issue(flag, text, remedy(flag, version), "error")
         elif retired is not None and flag not in server_options():
-            yield Issue(flag, f"{flag} is retired: {retired.why}", replacement(flag))
+            yield Issue(flag, f"{flag} is retired: {retired.why}", remedy(flag, version))
 
 
-def replacement(flag: str) -> str:
-    retired = RETIRED.get(flag)
+def remedy(flag: str, version: str) -> str:
+    """What to do about a flag that a version lacks."""
+    retired, today = RETIRED.get(flag), successor(flag, version)
+    if today:
+        return f"use {today}"
     if retired is None:
         return "remove it, or run a version that has it"
     return f"use {' '.join(retired.today)}" if retired.today else "remove it"
+
+
+@server_rule("deprecated-flag", "note", source=INVENTORY, engine="sglang")
+def deprecated_flag(server: ServerPlan, case: Case) -> Iterator[Issue]:
+    """The target version does not call the flag deprecated.
+    It still works, with a line in the log, and a later version may refuse it."""
+    for flag in long_flags(server) if case.target.version else ():
+        row = row_at(flag, case.target.version)
+        if row is not None and row.state == "deprecated":
+            text = f"SGLang {case.target.version} calls {flag} deprecated"
+            yield Issue(flag, text, f"use {row.today}" if row.today else "remove it")
 
 
 @server_rule("gone-from-latest", "note", source=INVENTORY)
@@ -114,25 +122,32 @@ def gone_from_latest(server: ServerPlan, case: Case) -> Iterator[Issue]:
     gone = [
         flag
         for flag in long_flags(server)
-        if status(flag, LATEST)[0] in ("unknown", "ambiguous") and versions_with(flag)
+        if status(flag, latest())[0] in ("unknown", "ambiguous") and is_taken(flag)
     ]
     if gone:
-        text = f"SGLang {LATEST} no longer accepts {', '.join(gone)}"
-        yield Issue(gone[0], text, f"`vivace check --target sglang=={LATEST}` shows replacements")
+        text = f"SGLang {latest()} no longer accepts {', '.join(gone)}"
+        yield Issue(gone[0], text, f"`vivace check --target sglang=={latest()}` shows replacements")
 
 
 @server_rule("abbreviated-flag", "warning", source=ARGPARSE)
 def abbreviated_flag(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Flags are not abbreviated.
     argparse accepts the beginning of a flag as long as only one flag begins like that; the next
-    version may have two."""
+    version may have two. Where it is still the only one in the newest version, it is a note."""
+    if case.target.engine == "vivace":
+        return
+    version = case.target.version
     for flag in long_flags(server):
-        found = [status(flag, version) for version in versions_of(case.target)]
-        short = [names for kind, names in found if kind == "short"]
-        if short and not any(kind == "known" for kind, _ in found):
-            full = short[0][0]
-            text = f"{flag} abbreviates {full}: it fails once another flag begins like it"
-            yield Issue(flag, text, f"write {full}")
+        kind, full = status(flag, version or latest())
+        if kind == "known" or (not version and flag in definitions()):
+            continue
+        if kind == "short":
+            lasting = status(flag, latest())[0] in ("known", "short")
+            text = f"{flag} abbreviates {full[0]}: it fails once another flag begins like it"
+            yield Issue(flag, text, f"write {full[0]}", "note" if lasting else None)
+        elif not version and is_taken(flag):
+            text = f"{flag} is an abbreviation that SGLang {latest()} does not accept"
+            yield Issue(flag, text, "write the whole flag")
 
 
 @server_rule("ambiguous-flag", "error", source=ARGPARSE, engine="sglang")
@@ -152,17 +167,31 @@ def ambiguous_flag(server: ServerPlan, case: Case) -> Iterator[Issue]:
 def flag_value(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Flags have values of their type and among their choices.
     argparse converts and compares every value before anything is loaded, and stops with a
-    usage line."""
+    usage line. For SGLang the values are those of the target version; without one, of any."""
     for flag, value in server.role.flags.items():
         option = option_named(flag)
-        if option is None or value is None or placeholder(value):
+        if value is None or placeholder(value):
             continue
-        if (option.name, str(value)) in VALUES:
+        if option is not None and (option.name, str(value)) in VALUES:
             continue
-        try:
-            parse_value(option, value)
-        except ConfigError as error:
-            yield Issue("--" + flag, str(error), "use a value that the flag accepts")
+        if case.target.engine == "vivace":
+            reason = "" if option is None else why_not(option, value)
+        else:
+            reason = why_refused("--" + flag, value, case.target.version)
+        if reason:
+            yield Issue("--" + flag, reason, "use a value that the flag accepts")
+
+
+def why_not(option: ServerFlag, value: FlagValue) -> str:
+    """Why Vivace refuses a value; empty if it takes it."""
+    try:
+        found = parse_value(option, value)
+    except ConfigError as error:
+        return str(error)
+    low, high = option.limits or (None, None)
+    if low is None or high is None or not isinstance(found, int | float) or low <= found <= high:
+        return ""
+    return f"{option.flag} must be between {low:g} and {high:g}, got {found}"
 
 
 @server_rule("retired-value", "warning", source=INVENTORY)
@@ -175,8 +204,10 @@ def retired_value(server: ServerPlan, case: Case) -> Iterator[Issue]:
         known = VALUES.get((option.name, str(value))) if option else None
         if option is None or known is None:
             continue
-        versions = VALUE_VERSIONS.get((option.name, str(value)))
-        wrong = versions is not None and case.target.version not in ("", *versions)
+        versions, version = releases_with("--" + flag, str(value)), case.target.version
+        wrong = bool(version) and version not in versions
+        if version and not wrong:
+            continue
         text = f"--{flag} {value}: {known[1]}"
         yield Issue("--" + flag, text, f"use {known[0]}", "error" if wrong else None)
 

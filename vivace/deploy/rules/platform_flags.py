@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from vivace.config.releases.tables import is_taken
 from vivace.deploy.case import Case
-from vivace.deploy.from_script.flags import option_named
+from vivace.deploy.from_script.flags import option_named, server_options
 from vivace.deploy.rules import ascend
 from vivace.deploy.rules.flags import INVENTORY, long_flags, placeholder
 from vivace.deploy.rules.rule import Issue, server_rule
 from vivace.deploy.server_plan import ServerPlan
-from vivace.deploy.target import OURS
 
 FEATURES = "Support Features on Ascend NPU"
 
@@ -20,7 +20,7 @@ def own_flag(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """SGLang is not given flags that only Vivace has.
     SGLang's parser stops at a flag it does not know."""
     for flag in long_flags(server):
-        if flag in OURS:
+        if flag in server_options() and not is_taken(flag):
             yield Issue(flag, f"{flag} is a flag of Vivace; SGLang has no such flag", "remove it")
 
 

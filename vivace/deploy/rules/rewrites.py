@@ -11,6 +11,8 @@ from vivace.deploy.rules.rule import Issue, Rule, ServerCheck, server_rule
 from vivace.deploy.server_plan import ServerPlan
 
 ARGS = "SGLang's server_args.py, 0.5.10"
+OVERLAPPED = "0.5.11"
+"""from here on speculation overlaps unless SGLANG_ENABLE_SPEC_V2 is 0"""
 
 
 def rewrite(name: str, platforms: tuple[str, ...] = ()) -> Callable[[ServerCheck], Rule]:
@@ -96,7 +98,7 @@ def draft_limits(server: ServerPlan, case: Case) -> Iterator[Issue]:
     if server.has("enable_mixed_chunk"):
         text = "--enable-mixed-chunk is turned off: speculation is on"
         yield Issue(server.flag("enable_mixed_chunk"), text)
-    overlapped = server.enabled("SGLANG_ENABLE_SPEC_V2") or case.target.version == "0.5.23"
+    overlapped = server.enabled("SGLANG_ENABLE_SPEC_V2") or case.target.since(OVERLAPPED)
     if not overlapped and not server.has("disable_overlap_schedule"):
         text = "overlap scheduling is turned off: with speculation it needs SGLANG_ENABLE_SPEC_V2=1"
         yield Issue(server.flag("speculative_algorithm"), text)

@@ -1,0 +1,205 @@
+"""The flags and environment variables of SGLang, release by release.
+
+flags.json and variables.json have one row for each distinct definition; its last column is the
+releases that have it, as [first, last, first, last ...] of `releases()`.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from typing import Any, Literal
+
+import msgspec
+
+FOLDER = os.path.dirname(os.path.abspath(__file__))
+Status = Literal["known", "short", "ambiguous", "unknown"]
+HELP = "--help"
+
+
+class ReleasedFlag(msgspec.Struct, frozen=True, array_like=True):
+    """A flag as argparse of these releases has it. `spellings`: with blanks between them; `name`:
+    what the release calls it inside; `arity`: 0, 1, "?", "+", "*"; `shape`: bool, int, float, size
+    (an int that may be written 4k), json, str; `listed`: which choices; `state`: deprecated, stops
+    (it is there to be refused), or empty; `today`: what the release names instead."""
+
+    spellings: str
+    name: str
+    arity: str
+    shape: str
+    default: Any
+    listed: int | None
+    state: str
+    today: str
+    held: tuple[int, ...]
+
+    @property
+    def flag(self) -> str:
+        return self.spellings.partition(" ")[0]
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        return () if self.listed is None else flag_table().choices[self.listed]
+
+
+class ReleasedVariable(msgspec.Struct, frozen=True, array_like=True):
+    """`kind`: switch, whole number, number, text, or empty where readers differ; `state`:
+    deprecated, unread (declared, and nothing asks for it), or empty."""
+
+    name: str
+    kind: str
+    default: Any
+    state: str
+    today: str
+    held: tuple[int, ...]
+
+
+class FlagTable(msgspec.Struct, frozen=True):
+    releases: tuple[str, ...]
+    choices: tuple[tuple[str, ...], ...]
+    flags: tuple[ReleasedFlag, ...]
+
+
+class VariableTable(msgspec.Struct, frozen=True):
+    releases: tuple[str, ...]
+    variables: tuple[ReleasedVariable, ...]
+
+
+def content(name: str) -> bytes:
+    with open(os.path.join(FOLDER, name), "rb") as file:
+        return file.read()
+
+
+@cache
+def flag_table() -> FlagTable:
+    return msgspec.json.decode(content("flags.json"), type=FlagTable)
+
+
+@cache
+def variable_table() -> VariableTable:
+    return msgspec.json.decode(content("variables.json"), type=VariableTable)
+
+
+def releases() -> tuple[str, ...]:
+    """Oldest first."""
+    return flag_table().releases
+
+
+def latest() -> str:
+    return releases()[-1]
+
+
+def holds(held: tuple[int, ...], at: int) -> bool:
+    return any(first <= at <= last for first, last in zip(held[::2], held[1::2], strict=True))
+
+
+def names_of(held: tuple[int, ...]) -> list[str]:
+    return [release for at, release in enumerate(releases()) if holds(held, at)]
+
+
+def span(names: list[str]) -> str:
+    """`0.5.7 to 0.5.10`, with `and` between several runs of releases."""
+    order, runs = list(releases()), list[list[str]]()
+    for name in names:
+        before = order.index(name) - 1
+        if runs and before >= 0 and runs[-1][-1] == order[before]:
+            runs[-1][1:] = [name]
+        else:
+            runs.append([name])
+    return " and ".join(" to ".join(run) for run in runs)
+
+
+@cache
+def flags_at(release: str) -> dict[str, ReleasedFlag]:
+    """Every spelling that a release takes."""
+    at = releases().index(release)
+    return {
+        spelling: row
+        for row in flag_table().flags
+        if holds(row.held, at)
+        for spelling in row.spellings.split(" ")
+    }
+
+
+@cache
+def definitions() -> dict[str, list[ReleasedFlag]]:
+    """Every spelling of any release -> its definitions, oldest first."""
+    found: dict[str, list[ReleasedFlag]] = {}
+    for row in sorted(flag_table().flags, key=lambda row: row.held):
+        for spelling in row.spellings.split(" "):
+            found.setdefault(spelling, []).append(row)
+    return found
+
+
+@cache
+def status(flag: str, release: str) -> tuple[Status, tuple[str, ...]]:
+    """How argparse of that release reads a flag, and the spellings it may mean."""
+    known = flags_at(release)
+    if flag in known or flag == HELP:
+        return "known", (flag,)
+    begun = tuple(sorted(each for each in known if each.startswith(flag)))
+    if not flag.startswith("--") or not begun:
+        return "unknown", ()
+    return ("short" if len(begun) == 1 else "ambiguous"), begun
+
+
+def row_at(flag: str, release: str) -> ReleasedFlag | None:
+    """The definition that a spelling or an abbreviation has in a release."""
+    kind, spellings = status(flag, release)
+    return flags_at(release).get(spellings[0]) if kind in ("known", "short") else None
+
+
+def takers(flag: str) -> list[str]:
+    """The releases that take a flag as it is written, without abbreviation."""
+    rows = definitions().get(flag, ())
+    order = {at for row in rows for at in range(len(releases())) if holds(row.held, at)}
+    return [releases()[at] for at in sorted(order)]
+
+
+def is_taken(flag: str) -> bool:
+    """Whether any release takes the flag, as it is written or as an abbreviation."""
+    return flag in definitions() or flag == HELP or any(
+        status(flag, release)[0] != "unknown" for release in releases()
+    )  # fmt: skip
+
+
+def successor(flag: str, release: str = "") -> str:
+    """What stands for a flag in a release (any, if it is empty): what some release named instead,
+    or a spelling that is the same thing there. Empty if nothing does."""
+    rows = definitions().get(flag, ())
+    known = flags_at(release) if release else definitions()
+    for row in reversed(rows):
+        if row.today and row.today.partition("=")[0].partition(" ")[0] in (*known, *braced(row)):
+            return row.today
+    names = {row.name for row in rows}
+    return next((each.flag for each in known.values() if each.name in names), "") if release else ""
+
+
+def braced(row: ReleasedFlag) -> tuple[str, ...]:
+    """`--cuda-graph-backend-{decode,prefill}` stands for two flags."""
+    return (row.today.partition("=")[0],) if "{" in row.today else ()
+
+
+@cache
+def variables_at(release: str) -> dict[str, ReleasedVariable]:
+    at = variable_table().releases.index(release)
+    return {row.name: row for row in variable_table().variables if holds(row.held, at)}
+
+
+@cache
+def variable_rows() -> dict[str, list[ReleasedVariable]]:
+    """Every name that any release reads -> its definitions, oldest first."""
+    found: dict[str, list[ReleasedVariable]] = {}
+    for row in sorted(variable_table().variables, key=lambda row: row.held):
+        found.setdefault(row.name, []).append(row)
+    return found
+
+
+def readers(name: str) -> list[str]:
+    """The releases in which something asks for a variable."""
+    rows = [row for row in variable_rows().get(name, ()) if row.state != "unread"]
+    return [
+        release
+        for at, release in enumerate(releases())
+        if any(holds(row.held, at) for row in rows)
+    ]
