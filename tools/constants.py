@@ -66,7 +66,9 @@ class Package:
         tree = self.tree(module)
         return {} if tree is None else bindings_of(tree)
 
-    def value(self, node: ast.AST | None, module: str, local: Mapping[str, Any] | None = None) -> Any:
+    def value(
+        self, node: ast.AST | None, module: str, local: Mapping[str, Any] | None = None
+    ) -> Any:
         """The value of an expression of `module`, with `local` names; UNKNOWN if it has none."""
         return Evaluation(self, module, dict(local or {})).of(node)
 
@@ -278,11 +280,14 @@ class Evaluation:
         owner, at = self.of(node.value), self.of(node.slice)
         if isinstance(owner, list) and isinstance(at, int) and -len(owner) <= at < len(owner):
             return owner[at]
-        return owner.get(at, UNKNOWN) if isinstance(owner, dict) and isinstance(at, str) else UNKNOWN
+        if isinstance(owner, dict) and isinstance(at, str):
+            return owner.get(at, UNKNOWN)
+        return UNKNOWN
 
     def negative(self, node: ast.UnaryOp) -> Any:
         value = self.of(node.operand)
-        return -value if isinstance(node.op, ast.USub) and isinstance(value, int | float) else UNKNOWN
+        minus = isinstance(node.op, ast.USub) and isinstance(value, int | float)
+        return -value if minus else UNKNOWN
 
     def mapping(self, node: ast.Dict) -> Any:
         keys = self.several([key for key in node.keys if key is not None])

@@ -199,9 +199,7 @@ class FlagReader:
         arity = str(value("nargs") or "1")
         kind = ast.unparse(given["type"]) if "type" in given else "str"
         choices = texts(value("choices"))
-        made = Flag(
-            spellings, name, arity, shape_of(kind), default, choices, *from_help(help_text)
-        )
+        made = Flag(spellings, name, arity, shape_of(kind), default, choices, *from_help(help_text))
         return self.acted(made, action, arity, value("new_flag"), help_text)
 
     def argument(self, node: ast.expr | None, module: str, local: dict[str, Any]) -> Any:

@@ -103,9 +103,8 @@ class RewriteReader:
                 for alias in node.names:
                     name = alias.asname or alias.name
                     imports[name] = imported(node, name, place.module)
-            elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
-                if ast.unparse(node.value.func).rpartition(".")[2] in VIEWS:
-                    records.add(ast.unparse(node.targets[0]))
+            elif isinstance(node, ast.Assign) and makes_view(node.value):
+                records.add(ast.unparse(node.targets[0]))
         return replace(place, imports=imports, records=frozenset(records))
 
     def statement(self, node: ast.stmt, place: Place) -> Iterator[Rewrite]:
@@ -182,10 +181,10 @@ class RewriteReader:
         return text
 
     def field_of(self, node: ast.expr, place: Place) -> str:
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            if node.value.id in place.records and node.attr in self.fields:
-                return node.attr
-        return ""
+        if not (isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)):
+            return ""
+        known = node.value.id in place.records and node.attr in self.fields
+        return node.attr if known else ""
 
     def condition(self, node: ast.expr, place: Place) -> Condition:
         if isinstance(node, ast.BoolOp):
@@ -218,6 +217,10 @@ class RewriteReader:
         if word is None or not isinstance(value, bool | int | float | str | None):
             return OPAQUE
         return negated(["=", name, value]) if word == "!=" else [word, name, value]
+
+
+def makes_view(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in VIEWS
 
 
 def platform(text: str) -> Condition:

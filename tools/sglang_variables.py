@@ -94,11 +94,10 @@ def reads_of(node: ast.AST) -> Iterator[tuple[str, str]]:
         name = constant(node.args[0]) if node.args else ""
         if name and READERS.search(function := dotted(node.func)):
             yield name, kind_of(function)
-    elif isinstance(node, ast.Subscript):
-        if (name := constant(node.slice)) and dotted(node.value).endswith("environ"):
-            yield name, ""
-    elif isinstance(node, ast.Compare):
-        if (name := constant(node.left)) and dotted(node.comparators[0]).endswith("environ"):
+    elif isinstance(node, ast.Subscript | ast.Compare):
+        subscript = isinstance(node, ast.Subscript)
+        asked, holder = (node.slice, node.value) if subscript else (node.left, node.comparators[0])
+        if (name := constant(asked)) and dotted(holder).endswith("environ"):
             yield name, ""
 
 
@@ -138,7 +137,7 @@ def deprecations(package: Package) -> Iterator[tuple[str, str]]:
     for node in nodes(package, ENVIRON_MODULE):
         if isinstance(node, ast.Call):
             function = ast.unparse(node.func)
-            words = [each.value for each in node.args if isinstance(each, ast.Constant)]
+            words = [str(each.value) for each in node.args if isinstance(each, ast.Constant)]
             if function == "_print_deprecated_env" and len(words) == 2:
                 yield words[1], words[0]
             elif function == "_warn_deprecated_env_to_cli_flag":

@@ -99,6 +99,13 @@ FLAG_PAIRS = {
         "--cuda-graph-bs-decode",
         target="sglang==0.5.23",
     ),
+    "deprecated-flag": flags(
+        {"enable-dp-attention": True},
+        {"enable-dp-attention": LEAVE_OUT, "cuda-graph-bs": LEAVE_OUT},
+        "mixed --enable-dp-attention",
+        "--attn-dp-size",
+        target="sglang==0.5.23",
+    ),
     "flag-value": flags({"dtype": "bfloat1"}, {"dtype": "bfloat16"}, "mixed --dtype", "bfloat16"),
     "retired-value": flags(
         {"load-balance-method": "decode_round_robin"},
@@ -711,7 +718,13 @@ def test_rules_that_lack_something_are_named_not_forgotten() -> None:
         ("prefill-round-robin-balance", True, "sglang==0.5.23", "error"),
         ("enable-deepep-moe", True, "sglang==0.4.6", None),
         ("enable-deepep-moe", True, "sglang==0.5.7", "error"),
-        ("disaggregation-mode", "null", "sglang==0.4.6", "warning"),
+        ("disaggregation-mode", "null", "sglang==0.4.6", None),
+        ("moe-a2a-backend", "deepep", "sglang==0.4.6", "error"),
+        ("enable-flashmla", True, "sglang==0.4.6", "error"),
+        ("enable-mfu-metrics", True, "sglang==0.5.10", None),
+        ("disable-piecewise-cuda-graph", True, "sglang==0.5.10", None),
+        ("enable-prefill-delayer", True, "sglang==0.5.7", "error"),
+        ("ssl-certfile", "c", "sglang==0.5.8", "error"),
         ("cp-strategy", "zigzag", "sglang==0.5.10", "error"),
         ("cp-strategy", "zigzag", "sglang==0.5.23", None),
         ("kv-canary", "off", "sglang==0.5.10", "error"),
@@ -730,12 +743,62 @@ def test_flags_are_judged_by_the_version(
 
 
 @pytest.mark.parametrize(
-    ("target", "severity"), [("sglang==0.5.7", "warning"), ("sglang==0.5.10", "error")]
+    ("target", "severity"), [("sglang==0.5.7", "note"), ("sglang==0.5.10", "error")]
 )
 def test_values_are_judged_by_the_version(target: str, severity: str) -> None:
     made = mixed(flags={"load-balance-method": "decode_round_robin"})
     (finding,) = found(made, "retired-value", target)
     assert finding.severity == severity
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "target", "refused"),
+    [
+        ("context-length", "64k", "sglang", False),
+        ("context-length", "64k", "sglang==0.5.7", True),
+        ("context-length", "64k", "sglang==0.5.10", False),
+        ("context-length", "64k", "vivace", True),
+        ("schedule-policy", "hrrn", "sglang==0.5.10", True),
+        ("schedule-policy", "hrrn", "sglang==0.5.23", False),
+        ("schedule-policy", "hrrn", "sglang", False),
+        ("schedule-policy", "best", "sglang", True),
+        ("enable-mfu-metrics", 3, "sglang==0.5.23", True),
+        ("moe-a2a-backend", "nixl", "sglang==0.5.7", True),
+        ("moe-a2a-backend", "nixl", "sglang==0.5.10", False),
+        ("kv-cache-dtype", "fp4_e2m1", "sglang==0.5.10", False),
+        ("kv-cache-dtype", "fp4_e2m1", "sglang==0.5.23", True),
+        ("mem-fraction-static", 1.5, "vivace", True),
+        ("stream-interval", 0, "vivace", True),
+    ],
+)
+def test_choices_and_types_are_those_of_the_version(
+    flag: str, value: Any, target: str, refused: bool
+) -> None:
+    findings = found(mixed(flags={flag: value}), "flag-value", target)
+    assert [each.flag for each in findings] == ([f"--{flag}"] if refused else [])
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "severity"),
+    [
+        ("SGLANG_PREFILL_DELAYER_MAX_DELAY_PASSES", "sglang==0.5.7", "warning"),
+        ("SGLANG_PREFILL_DELAYER_MAX_DELAY_PASSES", "sglang==0.5.10", "note"),
+        ("SGLANG_NPU_FUSED_MOE_MODE", "sglang==0.5.10", None),
+        ("SGLANG_NPU_FUSED_MOE_MODE", "sglang==0.5.23", "warning"),
+        ("SGLANG_ENABLE_SPEC_V2", "sglang==0.5.10", None),
+        ("SGLANG_ENABLE_SPEC_V2", "sglang==0.5.23", "note"),
+        ("SGL_ENABLE_SPEC_V2", "sglang==0.5.10", None),
+        ("SGLANG_DP_ROUND_ROBIN", "sglang", "warning"),
+        ("HCCL_BUFFSIZE", "sglang==0.5.7", None),
+    ],
+)
+def test_variables_are_judged_by_the_version(name: str, target: str, severity: str | None) -> None:
+    findings = found(mixed(environment={name: "1"}), "dead-variable", target)
+    about = [each.severity for each in findings if each.flag == name]
+    assert about == ([] if severity is None else [severity])
+    assert name not in {
+        each.flag for each in found(mixed(environment={name: "1"}), "unknown-variable", target)
+    }
 
 
 @pytest.mark.parametrize("name", pages())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 
 from vivace.config.errors import ConfigError
 from vivace.config.releases.tables import (
@@ -11,12 +10,14 @@ from vivace.config.releases.tables import (
     definitions,
     latest,
     names_of,
+    releases,
     row_at,
     span,
 )
 from vivace.config.values import parse_value
 from vivace.deploy.catalogue.flags import ServerFlag
 from vivace.deploy.schema.deployment import FlagValue
+from vivace.errors import nearest
 
 SIZE = re.compile(r"-?\d+|\d+(\.\d+)?[kMGT]|\d+[KMGT]i")
 """SGLang's human_readable_int"""
@@ -27,43 +28,59 @@ def why_refused(flag: str, value: FlagValue, version: str) -> str:
     takes it, or if the flag is unknown there."""
     if version:
         row = row_at(flag, version)
-        reason = "" if row is None else refusal(flag, row, value)
-        others = span(releases_with(flag, value)) if reason else ""
-        return f"{reason} (SGLang {others} takes it)" if others else reason
+        if row is None or accepts(row, value):
+            return ""
+        others = releases_with(flag, value)
+        return refusal(flag, row, value) + (f" (SGLang {span(others)} takes it)" if others else "")
     rows = definitions().get(flag) or [row for row in [row_at(flag, latest())] if row is not None]
-    reasons = [refusal(flag, row, value) for row in reversed(rows)]
-    return reasons[0] if all(reasons) and reasons else ""
+    if not rows or any(accepts(row, value) for row in rows):
+        return ""
+    return refusal(flag, rows[-1], value)
 
 
 def releases_with(flag: str, value: FlagValue) -> list[str]:
     """The releases that take the flag with this value."""
-    rows = [row for row in definitions().get(flag, ()) if not refusal(flag, row, value)]
+    rows = [row for row in definitions().get(flag, ()) if accepts(row, value)]
     found = {release for row in rows for release in names_of(row.held)}
-    return [release for release in names_of((0, 10**6)) if release in found]
+    return [release for release in releases() if release in found]
+
+
+def accepts(row: ReleasedFlag, value: FlagValue) -> bool:
+    if value is False:
+        return True  # a flag that is left out
+    if row.shape == "bool" or value is True:
+        return value is True and (row.shape == "bool" or row.arity in ("?", "*"))
+    return all(fits(row, each) for each in items(row, value))
+
+
+def items(row: ReleasedFlag, value: FlagValue) -> list[object]:
+    many = isinstance(value, list) and row.arity in ("+", "*")
+    return list(value) if many and isinstance(value, list) else [value]
+
+
+def fits(row: ReleasedFlag, item: object) -> bool:
+    """Whether one word is of the type, and among the choices."""
+    if row.shape == "size":
+        return SIZE.fullmatch(str(item)) is not None
+    try:
+        found = parse_value(ServerFlag(row.name, (row.flag,), row.shape), item)
+    except ConfigError:
+        return False
+    return not row.choices or str(found) in row.choices
 
 
 def refusal(flag: str, row: ReleasedFlag, value: FlagValue) -> str:
-    """What is wrong with a value for one definition; empty if nothing is."""
-    if value is False:
-        return ""  # a flag that is left out
+    """What is wrong with a value that a definition does not accept."""
     if row.shape == "bool":
-        return "" if isinstance(value, bool) else f"{flag} takes no value, got {value}"
+        return f"{flag} takes no value, got {value}"
     if value is True:
-        return "" if row.arity in ("?", "*") else f"{flag} needs a value"
+        return f"{flag} needs a value"
+    wrong = next((each for each in items(row, value) if not fits(row, each)), value)
     if row.shape == "size":
-        return "" if all(SIZE.fullmatch(text) for text in texts(value)) else not_a_size(flag, value)
+        return f"{flag}: {wrong!r} is no whole number, nor one with k, M, G, Ki, Mi or Gi"
     try:
-        many = row.arity in ("+", "*")
-        for each in value if many and isinstance(value, list) else [value]:
-            parse_value(ServerFlag(row.name, (flag,), row.shape, None, row.choices), each)
+        parse_value(ServerFlag(row.name, (flag,), row.shape), wrong)
     except ConfigError as error:
         return str(error)
-    return ""
-
-
-def texts(value: FlagValue) -> Iterable[str]:
-    return [str(each) for each in value] if isinstance(value, list) else [str(value)]
-
-
-def not_a_size(flag: str, value: FlagValue) -> str:
-    return f"{flag}: {value!r} is not a whole number, nor one with k, M, G, Ki, Mi or Gi"
+    listed = ", ".join(row.choices)
+    return f"{flag}: {str(wrong)!r} is not one of {listed}{nearest(str(wrong), row.choices)}"

@@ -15,6 +15,8 @@ import msgspec
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 Status = Literal["known", "short", "ambiguous", "unknown"]
 HELP = "--help"
+LEGACY = "SGL_*"
+"""the row of the releases that take SGL_X for SGLANG_X"""
 
 
 class ReleasedFlag(msgspec.Struct, frozen=True, array_like=True):
@@ -163,21 +165,22 @@ def is_taken(flag: str) -> bool:
     )  # fmt: skip
 
 
-def successor(flag: str, release: str = "") -> str:
-    """What stands for a flag in a release (any, if it is empty): what some release named instead,
-    or a spelling that is the same thing there. Empty if nothing does."""
-    rows = definitions().get(flag, ())
-    known = flags_at(release) if release else definitions()
+def successor(flag: str, release: str) -> str:
+    """What stands for a flag in a release: what some release named instead, or a spelling that is
+    the same thing there. Empty if nothing does."""
+    known, rows = flags_at(release), definitions().get(flag, ())
     for row in reversed(rows):
-        if row.today and row.today.partition("=")[0].partition(" ")[0] in (*known, *braced(row)):
+        if any(each in known for each in flags_in(row.today)):
             return row.today
     names = {row.name for row in rows}
-    return next((each.flag for each in known.values() if each.name in names), "") if release else ""
+    return next((each.flag for each in known.values() if each.name in names), "")
 
 
-def braced(row: ReleasedFlag) -> tuple[str, ...]:
-    """`--cuda-graph-backend-{decode,prefill}` stands for two flags."""
-    return (row.today.partition("=")[0],) if "{" in row.today else ()
+def flags_in(today: str) -> list[str]:
+    """The flags of `--size <n>`, `--mode=x`, `--backend-{decode,prefill}=off`."""
+    word = today.partition("=")[0].partition(" ")[0]
+    stem, brace, listed = word.partition("{")
+    return [stem + each for each in listed.rstrip("}").split(",")] if brace else [word]
 
 
 @cache
@@ -196,10 +199,10 @@ def variable_rows() -> dict[str, list[ReleasedVariable]]:
 
 
 def readers(name: str) -> list[str]:
-    """The releases in which something asks for a variable."""
+    """The releases in which something asks for a variable. SGL_X stands for SGLANG_X in those that
+    say so."""
     rows = [row for row in variable_rows().get(name, ()) if row.state != "unread"]
-    return [
-        release
-        for at, release in enumerate(releases())
-        if any(holds(row.held, at) for row in rows)
-    ]
+    found = {release for row in rows for release in names_of(row.held)}
+    if name.startswith("SGL_") and name != LEGACY:
+        found |= set(readers("SGLANG_" + name[4:])) & set(readers(LEGACY))
+    return [release for release in releases() if release in found]

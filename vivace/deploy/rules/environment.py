@@ -19,10 +19,13 @@ from vivace.deploy.schema.deployment import KINDS
 from vivace.deploy.server_plan import DISPATCH, ServerPlan
 from vivace.errors import nearest
 
-PREFIXES = ("SGLANG_", "SGL_", "VIVACE_")
+SGLANG = ("SGLANG_", "SGL_")
+PREFIXES = (*SGLANG, "VIVACE_")
 MISSPELLED = ("HCCL_BUFFERSIZE", "HCCL_BUFF_SIZE", "HCCL_SOCKET_IFNAMES")
 """misspellings that have been seen outside of these prefixes"""
 NO_READER = {"SGLANG_DP_ROUND_ROBIN"}
+BUILT_IN = {"SGLANG_ENABLE_SPEC_V2": "what it turned on is always on since 0.5.14"}
+"""variables that a version may lack without a loss"""
 INTEGERS = ("HCCL_BUFFSIZE", "STREAMS_PER_DEVICE", "TASK_QUEUE_ENABLE", DISPATCH)
 ALLOCATOR = "PYTORCH_NPU_ALLOC_CONF"
 SKIP_ALL_GATHER = "SGLANG_SCHEDULER_SKIP_ALL_GATHER"
@@ -86,13 +89,19 @@ def dead_variable(case: Case) -> Iterator[Issue]:
 
 def of_the_version(role: str, name: str, version: str) -> Iterator[Issue]:
     """A variable of SGLang that a version does not read, or calls deprecated; without a version,
-    that the newest calls deprecated."""
-    row = variables_at(version or latest()).get(name)
-    if row is not None and row.state == "deprecated":
+    that the newest calls deprecated. Others may be read by libraries."""
+    where = version or latest()
+    row = variables_at(where).get(name)
+    if name in BUILT_IN and row is None:
+        if version:
+            text = f"SGLang {version} does not read {name}: {BUILT_IN[name]}"
+            yield Issue(name, text, role=role, severity="note")
+    elif row is not None and row.state == "deprecated":
         today = f": use {row.today}" if row.today else ""
-        where = version or latest()
-        yield Issue(name, f"SGLang {where} calls {name} deprecated{today}", role=role, severity="note")
-    elif version and (others := readers(name)) and version not in others:
+        text = f"SGLang {where} calls {name} deprecated{today}"
+        yield Issue(name, text, role=role, severity="note")
+    elif version and name.startswith(SGLANG) and version not in (readers(name) or [version]):
+        others = readers(name)
         text = f"SGLang {version} does not read {name} (versions that do: {span(others)})"
         yield Issue(name, text, "remove it", role=role)
 

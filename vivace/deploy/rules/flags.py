@@ -30,6 +30,8 @@ from vivace.errors import nearest
 
 ARGPARSE = "argparse, as SGLang uses it"
 INVENTORY = "the source of SGLang 0.4.6 to 0.5.23"
+USUAL = frozenset({"--tp", "--dp", "--ep", "--pp"})
+"""abbreviations that SGLang's own documents use, and each version takes"""
 
 
 def long_flags(server: ServerPlan) -> list[str]:
@@ -83,7 +85,9 @@ def flag_version(server: ServerPlan, case: Case) -> Iterator[Issue]:
         if version:
             others, row = takers(flag), row_at(flag, version)
             if row is not None and row.state == "stops":
-                yield Issue(flag, f"SGLang {version} refuses {flag}", remedy(flag, version), "error")
+                yield Issue(
+                    flag, f"SGLang {version} refuses {flag}", remedy(flag, version), "error"
+                )
             elif status(flag, version)[0] == "unknown" and (others or retired):
                 known = f" (versions that do: {span(others)})" if others else ""
                 text = f"SGLang {version} does not accept {flag}{known}"
@@ -94,12 +98,11 @@ def flag_version(server: ServerPlan, case: Case) -> Iterator[Issue]:
 
 def remedy(flag: str, version: str) -> str:
     """What to do about a flag that a version lacks."""
-    retired, today = RETIRED.get(flag), successor(flag, version)
-    if today:
-        return f"use {today}"
-    if retired is None:
-        return "remove it, or run a version that has it"
-    return f"use {' '.join(retired.today)}" if retired.today else "remove it"
+    where = version or latest()
+    retired, today = RETIRED.get(flag), successor(flag, where)
+    if retired is not None and all(row_at(word, where) for word in retired.today[:1]):
+        return f"use {' '.join(retired.today)}" if retired.today else "remove it"
+    return f"use {today}" if today else "remove it, or run a version that has it"
 
 
 @server_rule("deprecated-flag", "note", source=INVENTORY, engine="sglang")
@@ -133,18 +136,17 @@ def gone_from_latest(server: ServerPlan, case: Case) -> Iterator[Issue]:
 def abbreviated_flag(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Flags are not abbreviated.
     argparse accepts the beginning of a flag as long as only one flag begins like that; the next
-    version may have two. Where it is still the only one in the newest version, it is a note."""
+    version may have two."""
     if case.target.engine == "vivace":
         return
     version = case.target.version
     for flag in long_flags(server):
         kind, full = status(flag, version or latest())
-        if kind == "known" or (not version and flag in definitions()):
+        if kind == "known" or flag in USUAL or (not version and flag in definitions()):
             continue
         if kind == "short":
-            lasting = status(flag, latest())[0] in ("known", "short")
             text = f"{flag} abbreviates {full[0]}: it fails once another flag begins like it"
-            yield Issue(flag, text, f"write {full[0]}", "note" if lasting else None)
+            yield Issue(flag, text, f"write {full[0]}")
         elif not version and is_taken(flag):
             text = f"{flag} is an abbreviation that SGLang {latest()} does not accept"
             yield Issue(flag, text, "write the whole flag")
@@ -206,10 +208,9 @@ def retired_value(server: ServerPlan, case: Case) -> Iterator[Issue]:
             continue
         versions, version = releases_with("--" + flag, str(value)), case.target.version
         wrong = bool(version) and version not in versions
-        if version and not wrong:
-            continue
+        severity = "error" if wrong else "note" if version else None
         text = f"--{flag} {value}: {known[1]}"
-        yield Issue("--" + flag, text, f"use {known[0]}", "error" if wrong else None)
+        yield Issue("--" + flag, text, f"use {known[0]}", severity)
 
 
 @case_rule("flag-given-twice", "warning", source=ARGPARSE)
