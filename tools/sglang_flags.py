@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from constants import UNKNOWN, Member, Package
+from source_constants import UNKNOWN, Member, Package
 
 ARGS = "sglang.srt.server_args"
 SCALARS = ("int", "float", "str")

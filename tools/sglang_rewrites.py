@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from constants import UNKNOWN, Function, Member, Package, imported
 from sglang_flags import ARGS, FlagReader, plain
+from source_constants import UNKNOWN, Function, Member, Package, imported
 
 OPAQUE = ["?"]
 TRUE = ["and"]
@@ -163,7 +163,8 @@ class RewriteReader:
         value = self.package.value(node, place.module)
         constant = value is not UNKNOWN and (value is None or plain(value) is not None)
         formula = "" if constant else self.formula(node, place)
-        yield Rewrite(name, plain(value) if constant else None, formula, list(place.conditions))
+        if formula != name:
+            yield Rewrite(name, plain(value) if constant else None, formula, list(place.conditions))
 
     def formula(self, node: ast.expr, place: Place) -> str:
         """Arithmetic of fields; "?" for what depends on something else."""

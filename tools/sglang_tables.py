@@ -3,8 +3,8 @@
     python tools/sglang_tables.py WHEELS [--fetch]
 
 WHEELS is a folder of wheels of sglang (0.4.6 and later; anywhere but in this repository); --fetch
-downloads those that are missing, with pip. Nothing of a wheel is imported or run: `constants.py`
-reads it with `ast`. Each wheel takes some seconds; what was read is kept beside it.
+downloads those that are missing, with pip. Nothing of a wheel is imported or run:
+`source_constants.py` reads it with `ast`. Each wheel takes some seconds; what was read is kept beside it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from constants import Package
 from sglang_flags import Flag, FlagReader
 from sglang_rewrites import Rewrite, RewriteReader
 from sglang_variables import Variable, variables_of
+from source_constants import Package
 
 DATA = Path(__file__).resolve().parents[1] / "vivace/config/releases"
 RELEASES = """

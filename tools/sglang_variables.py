@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from constants import Package, parsed
+from source_constants import Package, parsed
 
 ENVIRON = "sglang/srt/environ.py"
 LEGACY, LEGACY_PREFIX = "SGL_*", 'startswith("SGL_")'
