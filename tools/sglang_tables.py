@@ -4,7 +4,8 @@
 
 WHEELS is a folder of wheels of sglang (0.4.6 and later; anywhere but in this repository); --fetch
 downloads those that are missing, with pip. Nothing of a wheel is imported or run:
-`source_constants.py` reads it with `ast`. Each wheel takes some seconds; what was read is kept beside it.
+`source_constants.py` reads it with `ast`. Each wheel takes some seconds; what was read is kept
+beside it.
 """
 
 from __future__ import annotations
