@@ -139,7 +139,7 @@ def status(flag: str, release: str) -> tuple[Status, tuple[str, ...]]:
     known = flags_at(release)
     if flag in known or flag == HELP:
         return "known", (flag,)
-    begun = tuple(sorted(each for each in known if each.startswith(flag)))
+    begun = tuple(sorted(each for each in (*known, HELP) if each.startswith(flag)))
     if not flag.startswith("--") or not begun:
         return "unknown", ()
     return ("short" if len(begun) == 1 else "ambiguous"), begun
