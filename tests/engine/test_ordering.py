@@ -25,7 +25,7 @@ def waiting(
         priority=priority,
         cache_key=name,
     )
-    sequence = Sequence(request, SETTINGS, ticket=ticket, max_len=100, now=0.0)
+    sequence = Sequence(request, SETTINGS, seq_no=ticket, max_len=100, now=0.0)
     sequence.refresh_prefix()
     return sequence
 
@@ -41,7 +41,7 @@ def cached(*prompts: list[int]) -> Leases:
 
 def order(policy: str, leases: Leases, sequences: list[Sequence]) -> list[int]:
     ORDERS.get(policy)(leases, 0).sort(sequences)
-    return [sequence.ticket for sequence in sequences]
+    return [sequence.seq_no for sequence in sequences]
 
 
 def test_first_come_first_served_within_a_priority() -> None:

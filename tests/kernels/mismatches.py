@@ -97,7 +97,7 @@ def attention(decode: bool, rotated: bool) -> Case:
     def call(q: Any, k: Any, v: Any, **rest: Any) -> Any:
         host = HostStep(
             starts=np.zeros(1, np.int64),
-            lengths=np.zeros(1, np.int64),
+            context_lens=np.zeros(1, np.int64),
             pages=np.zeros((1, 1), np.int64),
             decode=decode,
         )

@@ -77,14 +77,14 @@ class Sequences:
         ]
         host = HostStep(
             starts=np.concatenate(([0], counts.cumsum())),
-            lengths=np.array([end for _, _, end in spans]),
+            context_lens=np.array([end for _, _, end in spans]),
             pages=self.pages[rows],
             decode=bool((counts == 1).all()),
         )
         return MadeStep(
             slot_mapping=torch.from_numpy(np.concatenate(slots)),
             page_table=torch.from_numpy(host.pages),
-            context_lens=torch.from_numpy(host.lengths),
+            context_lens=torch.from_numpy(host.context_lens),
             query_starts=torch.from_numpy(host.starts),
             host=host,
             positions=torch.from_numpy(np.concatenate(positions)),

@@ -154,7 +154,7 @@ class PagedModel:
             max_length=max(lengths),
             host=HostStep(
                 starts=starts,
-                lengths=np.array(lengths),
+                context_lens=np.array(lengths),
                 pages=table,
                 decode=all(count == 1 for count in counts),
             ),

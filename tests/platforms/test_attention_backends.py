@@ -41,7 +41,7 @@ def made_step(spans, page_size, *, scattered, seed=0):
         slots.append(table[row, positions // page_size] * page_size + positions % page_size)
     host = HostStep(
         starts=np.concatenate(([0], counts.cumsum())),
-        lengths=lengths,
+        context_lens=lengths,
         pages=table,
         decode=bool((counts == 1).all()),
     )

@@ -56,7 +56,7 @@ class Rows:
         last = lengths - 1
         slots = table[np.arange(len(rows)), last // PAGE] * PAGE + last % PAGE
         starts = np.arange(len(rows) + 1)
-        host = HostStep(starts=starts, lengths=lengths, pages=table, decode=True, rows=rows)
+        host = HostStep(starts=starts, context_lens=lengths, pages=table, decode=True, rows=rows)
         return DecodeStep(host, torch.from_numpy(slots))
 
 
@@ -74,7 +74,7 @@ def test_equal_to_the_reference_while_rows_come_and_go(seed: int) -> None:
     for turn in range(40):
         disturb(rows, memory, turn)
         step = rows.step()
-        q, k, v = (torch.randn(len(step.host.lengths), heads, 8) for heads in (4, 2, 2))
+        q, k, v = (torch.randn(len(step.host.context_lens), heads, 8) for heads in (4, 2, 2))
         tested.plan(step)
         used += tested._dense_plan is not None
         got = tested.attend(LAYER, q, k, v, step)

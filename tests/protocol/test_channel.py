@@ -17,10 +17,10 @@ from vivace.protocol.channel import (
     SUPERVISOR,
     EngineEnvelope,
     EngineMailbox,
+    FrameDecoder,
     FrontendEnvelope,
     FrontendMailbox,
     LocalMailbox,
-    Reader,
 )
 from vivace.protocol.engine_socket import EngineSocket, address, listen, new_socket
 from vivace.protocol.messages import (
@@ -328,15 +328,15 @@ to_frontend = st.one_of(
 @given(to_engine, to_frontend, small)
 def test_every_message_survives_the_wire(up: object, down: object, epoch: int) -> None:
     sent = EngineEnvelope(epoch, up)  # type: ignore[arg-type]
-    assert Reader(EngineEnvelope, "t").read(msgspec.msgpack.encode(sent)) == sent
+    assert FrameDecoder(EngineEnvelope, "t").read(msgspec.msgpack.encode(sent)) == sent
     answer = FrontendEnvelope(epoch, down)  # type: ignore[arg-type]
-    assert Reader(FrontendEnvelope, "t").read(msgspec.msgpack.encode(answer)) == answer
+    assert FrameDecoder(FrontendEnvelope, "t").read(msgspec.msgpack.encode(answer)) == answer
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=200), to_engine, st.integers(0, 400), st.integers(0, 255))
 def test_no_bytes_can_raise(junk: bytes, message: object, at: int, value: int) -> None:
-    reader = Reader(EngineEnvelope, "t")
+    reader = FrameDecoder(EngineEnvelope, "t")
     frame = bytearray(msgspec.msgpack.encode(EngineEnvelope(0, message)))  # type: ignore[arg-type]
     frame[at % len(frame)] = value
     for attempt in (junk, bytes(frame)):

@@ -20,7 +20,7 @@ from vivace.frontend.fairness import run_now
 from vivace.requests import json_scan, limits
 from vivace.requests.schema import GenerateRequest
 from vivace.server import body as bodies
-from vivace.server.body import UNCOUNTED, Body, BodyBudget, Reader
+from vivace.server.body import UNCOUNTED, Body, BodyBudget, BodyReader
 from vivace.server.openai.schema import ChatRequest, CompletionRequest
 from vivace.server.responses import HTTPError
 from vivace.server.routes import ROUTES
@@ -122,7 +122,7 @@ def test_deep_nesting_is_seen_whatever_the_strings_hold(text: str, depth: int, t
 
 def test_small_bodies_that_are_malformed_cost_no_time() -> None:
     """An unclosed string took time with the square of its length: half a minute for 64 KiB."""
-    reading: Any = Reader(GenerateRequest)
+    reading: Any = BodyReader(GenerateRequest)
     for name, body in malformed_bodies(bodies.SMALL):
         assert len(body) <= bodies.SMALL
         took = []
@@ -157,7 +157,7 @@ def test_what_is_no_json_is_refused_where_it_begins(unit: bytes) -> None:
 
 
 def read_in_pieces(kind: Any, body: bytes) -> Any:
-    reading: Any = Reader(kind)
+    reading: Any = BodyReader(kind)
     return plain(run_now(reading._large(Counting, body)))
 
 

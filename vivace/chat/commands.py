@@ -11,7 +11,7 @@ from vivace.chat.conversation import Conversation
 
 
 @dataclass(frozen=True, kw_only=True)
-class Command:
+class ChatCommand:
     """`act` gets what stands behind the name and returns what to tell the user."""
 
     usage: str
@@ -68,20 +68,21 @@ class Commands:
         lines = [f"{command.usage:<{width}}  {command.help}" for command in self._table]
         return "\n".join([*lines, TYPING])
 
-    def _commands(self) -> tuple[Command, ...]:
+    def _commands(self) -> tuple[ChatCommand, ...]:
         names = ", ".join(SETTINGS)
         return (
-            Command(usage="/set NAME VALUE", help=f"{names}, system", act=self._set),
-            Command(usage="/set", help="show the settings; /set NAME: the default", act=self._set),
-            Command(usage="/system TEXT", help="/set system TEXT", act=self._set_system),
-            Command(usage="/regenerate", help="another answer to the last message",
+            ChatCommand(usage="/set NAME VALUE", help=f"{names}, system", act=self._set),
+            ChatCommand(usage="/set", help="show the settings; /set NAME: the default",
+                        act=self._set),
+            ChatCommand(usage="/system TEXT", help="/set system TEXT", act=self._set_system),
+            ChatCommand(usage="/regenerate", help="another answer to the last message",
                     act=self._regenerate, others=("/retry",)),
-            Command(usage="/clear", help="forget the conversation", act=self._clear,
+            ChatCommand(usage="/clear", help="forget the conversation", act=self._clear,
                     others=("/reset", "/new")),
-            Command(usage="/save FILE", help="write it to a new file (.json: messages)",
+            ChatCommand(usage="/save FILE", help="write it to a new file (.json: messages)",
                     act=self._save),
-            Command(usage="/help", help="this list", act=lambda _: self.help(), others=("/?",)),
-            Command(usage="/bye", help="leave", act=self._leave, others=("/exit", "/quit")),
+            ChatCommand(usage="/help", help="this list", act=lambda _: self.help(), others=("/?",)),
+            ChatCommand(usage="/bye", help="leave", act=self._leave, others=("/exit", "/quit")),
         )  # fmt: skip
 
     def _set(self, rest: str) -> str:

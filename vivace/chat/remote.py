@@ -25,24 +25,24 @@ NO_ANSWER = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """what decoding says of bytes that are no `Event`"""
 
 
-class Delta(msgspec.Struct):
+class EventDelta(msgspec.Struct):
     content: str | None = None
 
 
-class Choice(msgspec.Struct):
-    delta: Delta | None = None
+class EventChoice(msgspec.Struct):
+    delta: EventDelta | None = None
     finish_reason: str | None = None
 
 
-class Usage(msgspec.Struct):
+class EventUsage(msgspec.Struct):
     completion_tokens: int | None = None
 
 
 class Event(msgspec.Struct):
     """What is read of a chunk of a chat completion; a server may be anybody's."""
 
-    choices: list[Choice] | None = None
-    usage: Usage | None = None
+    choices: list[EventChoice] | None = None
+    usage: EventUsage | None = None
     error: Any = None
 
 
@@ -136,8 +136,8 @@ def chunks_of(found: Iterator[Event]) -> Iterator[TextChunk]:
     for event in found:
         if event.error is not None:
             raise ChatError(told(event.error))
-        usage = event.usage or Usage()
-        choice = event.choices[0] if event.choices else Choice()
+        usage = event.usage or EventUsage()
+        choice = event.choices[0] if event.choices else EventChoice()
         text = (choice.delta.content if choice.delta else None) or ""
         count = usage.completion_tokens or count + bool(text)
         yield TextChunk(text=text, tokens=count, cut=choice.finish_reason == "length")

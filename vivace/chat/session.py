@@ -71,8 +71,8 @@ class Session:
         else:
             self._conversation.take_back()
 
-    def _answer(self, *, quiet: bool) -> Answer:
-        answer = Answer()
+    def _answer(self, *, quiet: bool) -> PartialAnswer:
+        answer = PartialAnswer()
         screen = self._screen()
         chunks = self._backend.answer(self._conversation.messages(), self._settings)
         problem = ""
@@ -103,7 +103,7 @@ class Session:
         self._console.print(printable(text), style="red", markup=False)
 
 
-class Answer:
+class PartialAnswer:
     """What has come of an answer, and when."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

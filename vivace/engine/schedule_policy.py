@@ -69,13 +69,13 @@ class WaitingQueue:
 
         Among equals, of whoever has most waiting, if that is more than the newcomer's client has.
         """
-        last = min(self, key=lambda s: (s.priority, -s.ticket), default=None)
+        last = min(self, key=lambda s: (s.priority, -s.seq_no), default=None)
         if last is None or last.priority < newcomer.priority:
             return last
         longest = max(self._queues.values(), key=len)
         if len(longest) <= len(self._queues.get(newcomer.client, ())) + 1:
             return None
-        last = min(longest, key=lambda s: (s.priority, -s.ticket))
+        last = min(longest, key=lambda s: (s.priority, -s.seq_no))
         return last if last.priority <= newcomer.priority else None
 
     def older_than(self, moment: float) -> list[Sequence]:
@@ -105,7 +105,8 @@ def retraction_order(running: list[Sequence]) -> list[Sequence]:
     prompt (most pages come free), then the latest.
     """
     return sorted(
-        running, key=lambda s: (s.priority, s.num_output_tokens, -s.num_prompt_tokens, -s.ticket)
+        running,
+        key=lambda s: (s.priority, s.num_output_tokens, -s.num_prompt_tokens, -s.seq_no),
     )
 
 
@@ -206,7 +207,7 @@ class Clients:
         fair_rows = self._rows // len(self._live)
         has_share = head.state is State.WAITING and self._running[client] >= fair_rows
         rows = self._running[client]
-        return (-head.priority, has_share, self._served[client], rows, head.ticket)
+        return (-head.priority, has_share, self._served[client], rows, head.seq_no)
 
     def preemptable(self, head: Sequence, running: list[Sequence]) -> list[Sequence]:
         """Who may have to make place for `head`, the first to go first: of clients that still hold
@@ -286,7 +287,7 @@ ORDERS: Registry[OrderFactory] = Registry(
 
 def sort_by(waiting: list[Sequence], rank: Callable[[Sequence], int]) -> None:
     """By priority (all equal without priority scheduling), then by rank, then by arrival."""
-    waiting.sort(key=lambda sequence: (-sequence.priority, rank(sequence), sequence.ticket))
+    waiting.sort(key=lambda sequence: (-sequence.priority, rank(sequence), sequence.seq_no))
 
 
 class Fcfs:

@@ -99,7 +99,7 @@ class Scheduler:
         sequence = Sequence(
             request,
             self.settings,
-            ticket=self._num_added,
+            seq_no=self._num_added,
             max_len=min(self.capacity.context, self.capacity.tokens),
             now=self._clock(),
         )

@@ -69,21 +69,21 @@ class Sequence:
         "retractions",
         "row",
         "scheduled_len",
+        "seq_no",
         "start_time",
         "state",
         "stop_ids",
-        "ticket",
         "tokens",
     )
 
     def __init__(
-        self, request: Request, settings: EngineSettings, *, ticket: int, max_len: int, now: float
+        self, request: Request, settings: EngineSettings, *, seq_no: int, max_len: int, now: float
     ) -> None:
         sampling = request.sampling
         self.request = request
         self.key = request.key
         self.client = request.client
-        self.ticket = ticket
+        self.seq_no = seq_no
         """order of arrival at the engine"""
         self.priority = effective_priority(request.priority, settings)
         self.tokens = request.tokens + request.resumed

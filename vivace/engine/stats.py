@@ -59,7 +59,7 @@ STAGES = ("prefill_waiting", "prefill_forward", "decode_forward")
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class EngineLoad:
     """How full the engine is now, in requests and tokens."""
 
     running: int
@@ -89,8 +89,6 @@ class Stats:
         self.counters = dict.fromkeys(_COUNTERS, 0)
         self.gen_throughput = 0.0
         self.cache_hit_rate = 0.0
-        self.decode_tokens = 0
-        """positions that decoding sequences hold, as of the last log line"""
         self._decode_steps = 0
         self._generated = 0
         self._decode_mark = now
@@ -105,9 +103,9 @@ class Stats:
         self._to_first_token = self._distributions["time_to_first_token_seconds"]
         self._between_tokens = self._distributions["inter_token_latency_seconds"]
 
-    def load(self) -> Load:
+    def load(self) -> EngineLoad:
         table, leases = self._table, self._table.pages.leases
-        return Load(
+        return EngineLoad(
             running=table.num_running,
             waiting=len(table.waiting),
             used_tokens=leases.used * leases.page_size,

@@ -41,7 +41,7 @@ class RenderLimits(msgspec.Struct, frozen=True, kw_only=True):
         return 4 * self.characters + 4096
 
 
-class Load(msgspec.Struct, frozen=True, tag="load"):
+class LoadTemplates(msgspec.Struct, frozen=True, tag="load"):
     """The first message: templates by name, to be compiled."""
 
     sources: dict[str, str]
@@ -68,7 +68,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     over_limit: bool = False
 
 
-RenderMessage = Load | Render
+RenderMessage = LoadTemplates | Render
 RenderReply = Loaded | Rendered | Refused
 
 
@@ -99,8 +99,9 @@ class ProcessEnded(Exception):
 class RenderProcess:
     """A process and the socket to it; nothing here waits, except for its end once that is certain.
 
-    It needs its `Load` first, and gives one answer to each message, in order. To a fork of the
-    process that started it, it has ended: two that share a socket would read each other's answers.
+    It needs its `LoadTemplates` first, and gives one answer to each message, in order. To a fork of
+    the process that started it, it has ended: two that share a socket would read each other's
+    answers.
     """
 
     def __init__(self, limits: RenderLimits) -> None:

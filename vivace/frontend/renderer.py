@@ -18,8 +18,8 @@ from vivace.frontend.fairness import CURRENT_CLIENT, FairQueue, QueueEntry, Queu
 from vivace.frontend.render_process import (
     LOOK,
     MAX_ATTEMPTS,
-    Load,
     Loaded,
+    LoadTemplates,
     ProcessEnded,
     ProgressWatch,
     Render,
@@ -239,7 +239,7 @@ class Renderer:
 
         Raises BadRequest; its reason is about the template.
         """
-        load = encode(Load(dict(sources), self._limits))
+        load = encode(LoadTemplates(dict(sources), self._limits))
         answer = self._submit(load)
         if not isinstance(answer, Loaded):
             raise to_bad_request(answer)

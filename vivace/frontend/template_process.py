@@ -30,8 +30,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from vivace.config.child_process import die_with
 from vivace.frontend.render_process import (
     LENGTH,
-    Load,
     Loaded,
+    LoadTemplates,
     Refused,
     Rendered,
     RenderLimits,
@@ -156,7 +156,7 @@ def main() -> None:
     if data is None:
         return
     load = decode(data)
-    assert isinstance(load, Load)
+    assert isinstance(load, LoadTemplates)
     try:
         workplace = Workplace(load.limits)
     except FileNotFoundError as error:
@@ -249,12 +249,12 @@ class Workplace:
 
     def _answer(self, data: bytearray) -> RenderReply:
         message = decode(data)
-        if isinstance(message, Load):
+        if isinstance(message, LoadTemplates):
             return self._load(message)
         template = self._templates[message.template]
         return Rendered(render_text(template, message.variables, self._limits.characters))
 
-    def _load(self, message: Load) -> RenderReply:
+    def _load(self, message: LoadTemplates) -> RenderReply:
         self.spent = True  # unless all goes well: without templates there is nothing to do here
         walking = []
         for name, source in message.sources.items():

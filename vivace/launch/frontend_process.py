@@ -172,8 +172,8 @@ async def warm_up(frontend: Frontend) -> str:
     sampling = SamplingParams(max_new_tokens=count, temperature=0.0)
     request = frontend.request(tokens, sampling, rid="HEALTH_CHECK_warm_up", log_metrics=False)
     finish = None
-    async for piece in frontend.generate(request):
-        finish = piece.finish
+    async for output in frontend.generate(request):
+        finish = output.finish
     if finish is None or finish.type == "abort":
         return (finish.message if finish else None) or "it was aborted"
     return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import cast
 
 import torch
@@ -50,31 +51,24 @@ def load_model(
     place, matrices = device or torch.device("cpu"), matrix_dtype or dtype
     weights = open_weights(source, facts, seed=seed, progress=progress, dtype=matrices)
     scheme = scheme_of(quantization, weights.int8)
-    model.bind(
-        "",
-        Bindings(
-            ops=ops,
-            dtype=dtype,
-            matrix_dtype=matrices,
-            device=place,
-            # of an int8 checkpoint: decoded when nobody wants its int8
-            read=as_stored if (scheme if weights.int8 else blocks) else decoded,
-            linear_method=lambda name: LinearMethod(
-                ops,
-                matrices,
-                dtype,
-                place,
-                quantization_of(
-                    name,
-                    scheme,
-                    int8_checkpoint=weights.int8,
-                    blocks=blocks,
-                    int8_activations=int8_activations,
-                ),
-            ),
-            longest=longest,
-        ),
+    quantized = partial(
+        quantization_of,
+        scheme=scheme,
+        int8_checkpoint=weights.int8,
+        blocks=blocks,
+        int8_activations=int8_activations,
     )
+    bindings = Bindings(
+        ops=ops,
+        dtype=dtype,
+        matrix_dtype=matrices,
+        device=place,
+        # of an int8 checkpoint: decoded when nobody wants its int8
+        read=as_stored if (scheme if weights.int8 else blocks) else decoded,
+        linear_method=lambda name: LinearMethod(ops, matrices, dtype, place, quantized(name)),
+        longest=longest,
+    )
+    model.bind("", bindings)
     with torch.inference_mode():
         model.load(weights)
     weights.finish()

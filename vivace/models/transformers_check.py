@@ -98,7 +98,7 @@ def step_of(
     pages = np.arange(len(spans))[:, None]
     positions = [place for first, last in spans for place in range(first, last)]
     rows = [row for row, (first, last) in enumerate(spans) for _ in range(first, last)]
-    host = HostStep(starts=starts, lengths=ends, pages=pages, decode=False)
+    host = HostStep(starts=starts, context_lens=ends, pages=pages, decode=False)
     return ProbedStep(
         input_ids=torch.tensor(
             [ids[row][place] for row, place in zip(rows, positions, strict=True)]

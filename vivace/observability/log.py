@@ -48,7 +48,7 @@ def escape(text: str) -> str:
     return text.translate(ESCAPES)
 
 
-class Lines(Protocol):
+class LogStream(Protocol):
     """Where lines go: a stream, or what owns the terminal."""
 
     def write(self, text: str, /) -> int: ...
@@ -88,7 +88,7 @@ def level_number(level: str) -> int:
     return number
 
 
-def setup(level: str, role: str = "", *, stream: Lines | None = None) -> None:
+def setup(level: str, role: str = "", *, stream: LogStream | None = None) -> None:
     """Send all log records of this process to `stream` (standard error) as lines.
 
     `role` names the process in each line; empty for the supervisor and for a lone process."""

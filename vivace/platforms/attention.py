@@ -78,7 +78,7 @@ class HostStep:
 
     starts: np.ndarray
     """[S + 1] int64: tokens of span i are starts[i]..starts[i + 1] of the step's T tokens"""
-    lengths: np.ndarray
+    context_lens: np.ndarray
     """[S] int64: context of the row including this span"""
     pages: np.ndarray
     """[S, max_pages] int64 page ids; entries behind a row's length are any valid page"""

@@ -61,7 +61,7 @@ class FrontendEnvelope(msgspec.Struct, frozen=True, array_like=True):
 E = TypeVar("E", EngineEnvelope, FrontendEnvelope)
 
 
-class Reader(Generic[E]):
+class FrameDecoder(Generic[E]):
     """Decodes frames; a malformed one is logged and skipped, it never raises."""
 
     def __init__(self, kind: type[E], side: str) -> None:
@@ -157,7 +157,7 @@ class EngineMailbox:
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._bell, zmq.POLLIN)
-        self._reader = Reader(EngineEnvelope, "engine")
+        self._reader = FrameDecoder(EngineEnvelope, "engine")
         self._encoder = msgspec.msgpack.Encoder()
 
     def receive(self, wait: float | None) -> list[ToEngine]:
@@ -237,7 +237,7 @@ class FrontendMailbox:
         self._socket.setsockopt(zmq.ROUTING_ID, name_of(index))
         self._socket.connect(address(engine))
         self._descriptor = int(self._socket.getsockopt(zmq.FD))
-        self._reader = Reader(FrontendEnvelope, f"frontend {index}")
+        self._reader = FrameDecoder(FrontendEnvelope, f"frontend {index}")
         self._encoder = msgspec.msgpack.Encoder()
         self._arrived: list[ToFrontend] = []
         self._waiter: asyncio.Future[None] | None = None

@@ -8,14 +8,14 @@ from aiohttp import web
 
 from vivace.frontend.errors import BadRequest
 from vivace.protocol.messages import FlushCache
-from vivace.server.body import Body, Reader
+from vivace.server.body import Body, BodyReader
 from vivace.server.context import Context
 from vivace.server.request_log import FORMATS, LEVELS
 from vivace.server.responses import HTTPError, json_response, text_response
 from vivace.server.schema import AbortRequest, ConfigureLogging
 
-ABORT = Reader(AbortRequest)
-LOGGING = Reader(ConfigureLogging)
+ABORT = BodyReader(AbortRequest)
+LOGGING = BodyReader(ConfigureLogging)
 
 
 async def flush_cache(context: Context, _request: web.Request, _body: Body) -> web.Response:

@@ -135,7 +135,7 @@ _QUOTED = re.compile(rb'"(?:[^"\\]++|\\.)*+"?+', re.DOTALL)
 quote in it."""
 
 
-class Reader(Generic[T]):
+class BodyReader(Generic[T]):
     """Decodes bodies into a struct. A field the struct does not know is ignored, as SGLang and
     OpenAI's servers do, but the request is counted and the field is named in the debug log."""
 

@@ -17,7 +17,7 @@ from vivace.frontend.sglang_output import SGLangOutput
 from vivace.protocol.messages import Request
 from vivace.requests.prompts import PromptInput, kind_of_entries, prompt_inputs
 from vivace.requests.schema import HARMLESS, REFUSED, GenerateRequest
-from vivace.server.body import Body, Reader
+from vivace.server.body import Body, BodyReader
 from vivace.server.collect import complete, expand, failure, stream
 from vivace.server.context import Context
 from vivace.server.responses import EncodedList, batches, json_parts
@@ -197,7 +197,7 @@ def check_count(context: Context, prompts: list[Any], field: str) -> None:
         raise BadRequest(field, f"holds {len(prompts)} prompts; at most {limit} in one request")
 
 
-READER = Reader(GenerateRequest)
+READER = BodyReader(GenerateRequest)
 
 
 async def generate(context: Context, http: web.Request, body: Body) -> web.StreamResponse:

@@ -14,7 +14,7 @@ from vivace.frontend.fields import refuse_unsupported
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.requests.limits import PROMPTS
 from vivace.requests.prompts import kind_of_entries
-from vivace.server.body import Body, Reader
+from vivace.server.body import Body, BodyReader
 from vivace.server.context import Context
 from vivace.server.openai.chat import chat_text
 from vivace.server.openai.params import check_model, check_tools
@@ -33,8 +33,8 @@ OF_CONVERSATIONS = (
     "chat_template_kwargs",
 )
 
-TOKENIZE = Reader(TokenizeRequest)
-DETOKENIZE = Reader(DetokenizeRequest)
+TOKENIZE = BodyReader(TokenizeRequest)
+DETOKENIZE = BodyReader(DetokenizeRequest)
 
 RUN = 4096
 """Ids that are worked on without a pause."""

@@ -24,7 +24,7 @@ SCORE_ELEMENTS = 1 << 23
 
 
 class RunnableModel(Protocol):
-    """What of a model a runner calls (`models.causal_lm.Model` is one)."""
+    """What of a model a runner calls (`models.causal_lm.CausalLM` is one)."""
 
     def forward(self, step: StepInput) -> Tensor:
         """-> hidden[T, hidden], after the final norm"""

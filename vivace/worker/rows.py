@@ -218,7 +218,7 @@ class StepInputs:
             max_length=1,
             host=HostStep(
                 starts=np.arange(rows + 1),
-                lengths=np.ones(rows, np.int64),
+                context_lens=np.ones(rows, np.int64),
                 pages=table,
                 decode=True,
                 rows=np.arange(rows),
@@ -257,7 +257,9 @@ class StepInputs:
             attention=attention,
             counts=plan.counts,
             max_length=int(lengths.max()),
-            host=HostStep(starts=starts, lengths=lengths, pages=table, decode=decode, rows=rows),
+            host=HostStep(
+                starts=starts, context_lens=lengths, pages=table, decode=decode, rows=rows
+            ),
         )
         return step, spans
 

@@ -47,7 +47,7 @@ class CpuAttention:
 
     def plan(self, step: Step) -> None:
         host = step.host
-        longest = int(host.lengths.max())
+        longest = int(host.context_lens.max())
         everything: WindowPlan | None = None
         self._masks.clear()
         self._dense_plan = self._dense.plan(host) if None in self._windows else None

@@ -120,7 +120,7 @@ def plan_window(host: HostStep, window: int | None, memory: KVMemory, masks: Mas
 def _decode_groups(
     host: HostStep, spans: np.ndarray, window: int | None, memory: KVMemory, masks: Masks
 ) -> list[DecodeGroup]:
-    lengths = host.lengths[spans]
+    lengths = host.context_lens[spans]
     firsts = np.zeros_like(lengths) if window is None else np.maximum(lengths - window, 0)
     page_firsts = firsts // memory.page_size
     needed = -(-lengths // memory.page_size) - page_firsts
@@ -190,7 +190,7 @@ def _one_row(
     host: HostStep, span: int, first: int, size: int, tokens: Tensor, masks: Masks
 ) -> DecodeGroup:
     """The keys first..length of one row; without a mask unless a gathered page starts earlier."""
-    length = int(host.lengths[span])
+    length = int(host.context_lens[span])
     page_first = first // size
     pages = host.pages[span, page_first : -(-length // size)]
     if len(pages) == 1 or not (np.diff(pages) != 1).any():
@@ -220,7 +220,7 @@ def _prefill_span(
     host: HostStep, span: int, window: int | None, memory: KVMemory, masks: Masks
 ) -> PrefillSpan:
     start, end = int(host.starts[span]), int(host.starts[span + 1])
-    length = int(host.lengths[span])
+    length = int(host.context_lens[span])
     before = length - (end - start)
     if before == 0 and (window is None or length <= window):
         whole = Block(start=start, end=end, key_start=0, key_end=length, causal=True, mask=None)

@@ -77,7 +77,7 @@ class DenseRows:
         """What to do for this step before its tokens are written; None = gather instead."""
         if not host.decode or host.rows is None or len(host.rows) < FEWEST_ROWS:
             return None
-        rows, lengths = host.rows, host.lengths
+        rows, lengths = host.rows, host.context_lens
         count, keys = int(rows.max()) + 1, int(lengths.max())
         if int(lengths.sum()) < LEAST_USE * count * keys or not self._fits(count, keys):
             return None
@@ -135,7 +135,7 @@ class DenseRows:
         """[n] bool: the copy holds everything but this step's token."""
         rows, width = host.rows, host.pages.shape[1]
         assert rows is not None
-        before = host.lengths - 1
+        before = host.context_lens - 1
         used = -(-before // self._memory.page_size)
         same = (self._pages[rows, :width] == host.pages) & (
             self._versions[rows, :width] == self._memory.versions[host.pages]
@@ -146,15 +146,15 @@ class DenseRows:
     def _remember(self, host: HostStep) -> None:
         """Note what the copies will hold after this step, whose writes are counted here."""
         rows, width, size = host.rows, host.pages.shape[1], self._memory.page_size
-        written = host.pages[np.arange(len(host.lengths)), (host.lengths - 1) // size]
+        written = host.pages[np.arange(len(host.context_lens)), (host.context_lens - 1) // size]
         self._memory.versions[written] += 1
-        self._filled[rows] = host.lengths
+        self._filled[rows] = host.context_lens
         self._pages[rows, :width] = host.pages
         self._versions[rows, :width] = self._memory.versions[host.pages]
 
     def _refill(self, host: HostStep, span: int) -> Refill:
         assert host.rows is not None
-        length = int(host.lengths[span])
+        length = int(host.context_lens[span])
         used = -(-length // self._memory.page_size)
         return Refill(
             row=int(host.rows[span]),

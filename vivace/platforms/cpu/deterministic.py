@@ -79,7 +79,7 @@ class BatchInvariantAttention:
         store_kv(k, v, kv[:, :, 0], kv[:, :, 1], step.slot_mapping)
         result = torch.empty_like(q, memory_format=torch.contiguous_format)
         host = step.host
-        for span, length in enumerate(host.lengths.tolist()):
+        for span, length in enumerate(host.context_lens.tolist()):
             first, end = int(host.starts[span]), int(host.starts[span + 1])
             history = self._history(kv, host.pages[span], length).to(q.dtype)
             for start in range(first, end, QUERY_PART):

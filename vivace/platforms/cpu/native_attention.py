@@ -29,7 +29,7 @@ from vivace.platforms.ops.cache import stored_width
 
 TILE = 128
 """keys; as in attention_tile.inc"""
-SHARES_PER_THREAD = 6
+CHUNKS_PER_THREAD = 6
 """as in attention.inc"""
 LARGEST_HEAD = 256
 LARGEST_PARTIAL = 256 << 20
@@ -72,7 +72,7 @@ class NativeAttention:
         self._layers = {layer.index: layer for layer in layers}
         self._memory = memory
         self._fewest_pages = min(kv.shape[0] for kv in memory.layers)
-        self._turned: int | None = None
+        self._rotary_positions: int | None = None
         """positions that captured rotations have numbers for"""
         self._partial = PartialResults(layers, kernels.threads, max_length)
         self._attention = kernels.operation("attention", "qqqqqqqqqqqdqdqqqqqqqqq")
@@ -91,7 +91,7 @@ class NativeAttention:
                 starts=None if step.host.decode else step.query_starts.numpy(),
                 pages=self._fewest_pages,
                 page_size=self._memory.page_size,
-                longest=self._turned,
+                longest=self._rotary_positions,
             )
 
     def attend(
@@ -136,7 +136,9 @@ class NativeAttention:
         table = rotation("attend", cos_sin, layer.head_dim)
         where = block("attend", "positions", positions, rows, dtype=I64)
         if self._kernels.capturing:
-            self._turned = min(cos_sin.shape[0], self._turned or cos_sin.shape[0])
+            self._rotary_positions = min(
+                cos_sin.shape[0], self._rotary_positions or cos_sin.shape[0]
+            )
         else:
             indices("attend", "positions", positions.numpy(), rows, cos_sin.shape[0])
         self._rotary_store(
@@ -222,7 +224,7 @@ class PartialResults:
         tiles = -(-max_length // TILE) + 1
         row = max(layer.kv_heads * tiles * _partial_size(layer) for layer in layers)
         fewest = min(layer.kv_heads for layer in layers)
-        wanted = -(-SHARES_PER_THREAD * threads // fewest) - 1 if threads > 1 else 0
+        wanted = -(-CHUNKS_PER_THREAD * threads // fewest) - 1 if threads > 1 else 0
         rows = min(wanted, LARGEST_PARTIAL // (4 * row))
         self._results = torch.zeros(rows * row)
         most = max(layer.kv_heads for layer in layers)

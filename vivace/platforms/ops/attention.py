@@ -60,7 +60,7 @@ class ReferenceAttention:
         store_kv(k, v, kv[:, :, 0], kv[:, :, 1], step.slot_mapping)
         result = torch.empty_like(q)
         host = step.host
-        for span, length in enumerate(host.lengths.tolist()):
+        for span, length in enumerate(host.context_lens.tolist()):
             first, end = int(host.starts[span]), int(host.starts[span + 1])
             pages = torch.from_numpy(host.pages[span, : -(-length // self._memory.page_size)])
             history = restored(kv[pages].flatten(0, 1)[:length], layer.head_dim)

@@ -13,7 +13,7 @@ from vivace.frontend.request_output import RequestOutput
 from vivace.protocol.messages import Request
 from vivace.requests.prompts import PromptInput, new_id, template_messages
 from vivace.requests.schema import Message
-from vivace.server.body import Body, Reader
+from vivace.server.body import Body, BodyReader
 from vivace.server.collect import expand
 from vivace.server.context import Context
 from vivace.server.openai.logprobs import encoded_chat_logprobs
@@ -37,7 +37,7 @@ from vivace.server.openai.schema import (
     ChatRequest,
 )
 
-READER = Reader(ChatRequest)
+READER = BodyReader(ChatRequest)
 
 
 async def chat_completions(context: Context, http: web.Request, body: Body) -> web.StreamResponse:
@@ -111,7 +111,7 @@ def choice(params: ChatRequest, index: int, output: RequestOutput, request: Requ
     return result
 
 
-class Conversation(Protocol):
+class ChatFields(Protocol):
     """What /v1/chat/completions and /tokenize have in common."""
 
     continue_final_message: bool
@@ -122,7 +122,7 @@ class Conversation(Protocol):
 async def chat_text(
     context: Context,
     messages: list[Message],
-    params: Conversation,
+    params: ChatFields,
     *,
     add_generation_prompt: bool = True,
 ) -> str:

@@ -16,7 +16,7 @@ from vivace.frontend.request_output import RequestOutput
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.protocol.messages import Request
 from vivace.requests.prompts import PromptInput, kind_of_entries, new_id
-from vivace.server.body import Body, Reader
+from vivace.server.body import Body, BodyReader
 from vivace.server.collect import expand
 from vivace.server.context import Context
 from vivace.server.openai.logprobs import encoded_completion_logprobs
@@ -36,7 +36,7 @@ from vivace.server.openai.schema import (
     CompletionRequest,
 )
 
-READER = Reader(CompletionRequest)
+READER = BodyReader(CompletionRequest)
 
 
 @dataclass(frozen=True)
