@@ -69,5 +69,6 @@ class LogitsHead(Module):
         self.method.load([self._embedding.weight if own is None else own], None)
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        logits = self.method.apply(hidden).float()
+        operands = self.method.operands
+        logits = self._ops.linear(hidden, operands.weight, operands.bias).float()
         return logits if self.soft_cap is None else self._ops.soft_cap(logits, self.soft_cap)

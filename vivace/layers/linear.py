@@ -34,6 +34,7 @@ class Linear(Module):
     def bind(self, name: str, env: Bindings) -> None:
         super().bind(name, env)
         self.method = env.linear_method(name)
+        self._linear = env.ops.linear
         self._read = env.read
 
     def load(self, weights: Weights) -> None:
@@ -50,7 +51,8 @@ class Linear(Module):
         ]
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.method.apply(x)
+        operands = self.method.operands
+        return self._linear(x, operands.weight, operands.bias)
 
 
 class GatedMLP(Module):

@@ -1,4 +1,4 @@
-"""How one linear layer keeps and applies its weight, and what a quantization does to it."""
+"""How one linear layer keeps its weight, and what a quantization does to it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class LinearMethod:
         self._device = device
         self._quantize = quantize
         self.operands = Operands(None, None)
-        """what ops take that do more than `apply`"""
+        """what ops take, `Ops.linear` and those that do more at once"""
 
     def load(self, pieces: Sequence[Matrix], bias: Tensor | None) -> None:
         """The pieces [some of out, in], one below the other, and bias[out]."""
@@ -61,10 +61,6 @@ class LinearMethod:
         )
         bias = None if bias is None else bias.to(self._device, self._activations)
         self.operands = Operands(weight, bias)
-
-    def apply(self, x: Tensor) -> Tensor:
-        """x[T, in] -> [T, out]."""
-        return self._ops.linear(x, self.operands.weight, self.operands.bias)
 
 
 def scheme_of(asked: str | None, int8_checkpoint: bool) -> str | None:
