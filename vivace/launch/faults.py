@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 from vivace.engine.executor import ExecutorDied, StepWorker
@@ -96,7 +97,7 @@ def with_fault(runner: StepWorker, text: str, epoch: int) -> StepWorker:
 class Inbox(Protocol):
     """A frontend's end of the channel, as far as it reads."""
 
-    async def receive(self) -> list[ToFrontend]: ...
+    async def deliver(self, take: Callable[[ToFrontend], None]) -> None: ...
     def accept(self, message: Ready | Down) -> None: ...
 
 
@@ -108,12 +109,14 @@ class FaultyInbox:
         self._inbox = inbox
         self._left = left
 
-    async def receive(self) -> list[ToFrontend]:
-        messages = await self._inbox.receive()
-        self._left -= len(messages)
-        if self._left < 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return messages
+    async def deliver(self, take: Callable[[ToFrontend], None]) -> None:
+        def count_and_take(message: ToFrontend) -> None:
+            self._left -= 1
+            if self._left < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            take(message)
+
+        await self._inbox.deliver(count_and_take)
 
 
 def with_frontend_fault(inbox: Inbox, text: str, index: int) -> Inbox:

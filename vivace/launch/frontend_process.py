@@ -59,15 +59,14 @@ async def run_frontend(line: MessageSocket[ToChild], setup: Setup, timeline: Tim
     memory = attach(setup.memory)
     heartbeat = FrontendHeartbeat(memory.heartbeat(setup.place))
     heartbeat.begin()
-    mailbox = FrontendMailbox(setup.engine, setup.index)
+    mailbox = FrontendMailbox(setup.engine, setup.index, sent=heartbeat.sent)
     dump = crash_dump(config, setup.index)
     timeline.begin("tokenizer")
     tokenizer = configured_tokenizer(config)
-    send = with_heartbeat(mailbox.send, heartbeat)
     frontend = Frontend(
         served_model(config, tokenizer),
         tokenizer,
-        send if dump is None else with_record(send, dump),
+        mailbox.send if dump is None else with_record(mailbox.send, dump),
         index=setup.index,
         stall=EngineProgress(memory).stall,
     )
@@ -106,7 +105,7 @@ class FrontendChild:
         self._line = line
         self._mailbox = mailbox
         self._frontend = frontend
-        self._dump = dump
+        self._take = frontend.feed if dump is None else with_answers(frontend.feed, dump)
         self._stopped = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -133,20 +132,13 @@ class FrontendChild:
                     log.error("a frontend has no use for %s", type(message).__name__)
 
     async def run_until_stopped(self) -> None:
-        feeding = asyncio.create_task(self._feed())
+        feeding = asyncio.create_task(self._mailbox.deliver(self._take))
         stopping = asyncio.create_task(self._stopped.wait())
         done, _ = await asyncio.wait({feeding, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if feeding in done:
             feeding.result()
         await self._idle(self.grace)
         feeding.cancel()
-
-    async def _feed(self) -> None:
-        while True:
-            for message in await self._mailbox.receive():
-                if self._dump is not None:
-                    record(self._dump, message)
-                self._frontend.feed(message)
 
     async def _idle(self, grace: float) -> None:
         """Wait until no request is live, at most `grace` seconds."""
@@ -199,18 +191,6 @@ async def beat(heartbeat: FrontendHeartbeat) -> None:
         await asyncio.sleep(BEAT_SECONDS)
 
 
-def with_heartbeat(
-    send: Callable[[ToEngine], None], heartbeat: FrontendHeartbeat
-) -> Callable[[ToEngine], None]:
-    """`send` that also tells when the engine was last sent something."""
-
-    def send_and_tell(message: ToEngine) -> None:
-        send(message)
-        heartbeat.sent()
-
-    return send_and_tell
-
-
 def with_record(send: Callable[[ToEngine], None], dump: CrashDump) -> Callable[[ToEngine], None]:
     """`send` that also remembers for the crash dump."""
 
@@ -224,10 +204,18 @@ def with_record(send: Callable[[ToEngine], None], dump: CrashDump) -> Callable[[
     return send_and_remember
 
 
-def record(dump: CrashDump, message: ToFrontend) -> None:
-    if isinstance(message, Deltas):
-        for delta in message.deltas:
-            dump.answered(delta)
-    elif isinstance(message, Down):
-        dump.blamed(message.refused, f"it killed the engine: {message.reason}")
-        dump.write(f"the engine went down: {message.reason}")
+def with_answers(
+    take: Callable[[ToFrontend], None], dump: CrashDump
+) -> Callable[[ToFrontend], None]:
+    """`take` that also remembers for the crash dump, or writes it."""
+
+    def remember_and_take(message: ToFrontend) -> None:
+        if isinstance(message, Deltas):
+            for delta in message.deltas:
+                dump.answered(delta)
+        elif isinstance(message, Down):
+            dump.blamed(message.refused, f"it killed the engine: {message.reason}")
+            dump.write(f"the engine went down: {message.reason}")
+        take(message)
+
+    return remember_and_take

@@ -227,15 +227,19 @@ class FrontendMailbox:
     """A frontend's end, on the running asyncio loop. `engine`: the descriptor to connect by.
 
     `epoch` is the engine's, learned from its `Ready`; what is sent before that reaches no engine,
-    so a frontend sends its live requests (again) when it gets `Ready`."""
+    so a frontend sends its live requests (again) when it gets `Ready`. `sent` is called after each
+    message."""
 
-    def __init__(self, engine: int, index: int, *, epoch: int = -1) -> None:
+    def __init__(
+        self, engine: int, index: int, *, epoch: int = -1, sent: Callable[[], None] = lambda: None
+    ) -> None:
         self.epoch = epoch
         self.stale = 0
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = open_socket(self._context, zmq.DEALER)
         self._socket.setsockopt(zmq.ROUTING_ID, name_of(index))
         self._socket.connect(address(engine))
+        self._sent = sent
         self._descriptor = int(self._socket.getsockopt(zmq.FD))
         self._reader = FrameDecoder(FrontendEnvelope, f"frontend {index}")
         self._encoder = msgspec.msgpack.Encoder()
@@ -249,6 +253,13 @@ class FrontendMailbox:
         # Sending may take note of what has arrived; then the descriptor does not tell of it.
         if self._loop is not None and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             self._loop.call_soon(self._readable)
+        self._sent()
+
+    async def deliver(self, take: Callable[[ToFrontend], None]) -> None:
+        """Call `take` with every message, oldest first, until cancelled."""
+        while True:
+            for message in await self.receive():
+                take(message)
 
     async def receive(self) -> list[ToFrontend]:
         """Everything that has arrived, at least one message. One reader at a time."""
