@@ -69,14 +69,25 @@ class TokenizerPool:
         self, tokenizer: Tokenizer, text: str, special: bool, limit: int
     ) -> list[int]:
         """Ids of the text, or of so much of it that they are more than `limit`: to tokenize all of
-        a text that is far too long would cost minutes."""
-        window = max(limit, LONG_CHARACTERS)
-        while True:
-            part = text[:window]
-            ids = await self._long.run(len(part), tokenizer.encode, part, special)
-            if window >= len(text) or len(ids) > limit:
-                return ids
-            window *= 4  # most texts that fit have fewer tokens than characters
+        a text that is far too long would cost minutes, and 300 bytes a token meanwhile."""
+        end = len(text)
+        if end > max(limit, LONG_CHARACTERS):
+            end = await self._beginning(tokenizer, text, limit)
+        return await self._long.run(end, tokenizer.encode, text[:end], special)
+
+    async def _beginning(self, tokenizer: Tokenizer, text: str, limit: int) -> int:
+        """How much of the text has more than `limit` tokens, in characters; all when none has.
+
+        It is counted in pieces, so that little is held and little goes on when the client has left.
+        """
+        enough = limit + limit // 8  # as a cut may make a token more
+        count = 0
+        for start in range(0, len(text), LONG_CHARACTERS):
+            piece = text[start : start + LONG_CHARACTERS]
+            count += len(await self._long.run(len(piece), tokenizer.encode, piece, False))
+            if count > enough:
+                return start + len(piece)
+        return len(text)
 
     async def encode_all(
         self,

@@ -1,0 +1,102 @@
+"""Long texts: what tokenizing one may hold, when it ends, and that it says what the whole says."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vivace.frontend import tokenizer_pool
+from vivace.frontend.errors import BadRequest
+from vivace.frontend.tokenizer_pool import LONG_CHARACTERS, TokenizerPool
+
+DASHES = 64
+
+
+@dataclass
+class Model:
+    context: int = 1000
+    allow_auto_truncate: bool = False
+
+
+@dataclass
+class Tokenizer:
+    """64 dashes are a token; so is every other character. `counts`: tokens per call."""
+
+    counts: list[int] = field(default_factory=list)
+
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        long, rest = divmod(text.count("-"), DASHES)
+        ids = [0] * special + [1] * long + [2] * (rest + len(text) - text.count("-"))
+        self.counts.append(len(ids))
+        return ids
+
+
+def encode(tokenizer: Any, text: str, limit: int) -> list[int]:
+    async def main() -> list[int]:
+        pool, served = TokenizerPool(1), Model()
+        try:
+            return await pool.encode(tokenizer, text, True, served, limit)  # type: ignore[arg-type]
+        finally:
+            pool.close()
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("beginning", [0, 500_000, 2_000_000])
+def test_a_text_that_becomes_dense_takes_no_more_than_a_short_one(
+    beginning: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizer_pool, "MAX_TOKEN_CHARACTERS", 1 << 20)
+    tokenizer, limit = Tokenizer(), 100_000
+    with pytest.raises(BadRequest, match="at most 100000 are allowed"):
+        encode(tokenizer, "-" * beginning + "7" * 8_000_000, limit)
+    assert max(tokenizer.counts) <= limit * 9 // 8 + LONG_CHARACTERS
+    assert sum(tokenizer.counts) <= 3 * limit + 2 * LONG_CHARACTERS
+
+
+def test_who_leaves_has_no_more_of_it_tokenized(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer_pool, "MAX_TOKEN_CHARACTERS", 1 << 20)
+    tokenizer = Tokenizer()
+
+    async def main() -> None:
+        pool, served = TokenizerPool(1), Model()
+        text = "-" * 8_000_000
+        work = pool.encode(tokenizer, text, True, served, 300_000)  # type: ignore[arg-type]
+        task = asyncio.create_task(work)
+        while not tokenizer.counts:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        done = len(tokenizer.counts)
+        await asyncio.sleep(0.1)
+        assert len(tokenizer.counts) <= done + 1
+        pool.close()
+
+    asyncio.run(main())
+    assert len(tokenizer.counts) < 8_000_000 // LONG_CHARACTERS
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(st.tuples(st.sampled_from("-7"), st.integers(0, 900)), max_size=8),
+    st.integers(1, 1500),
+)
+def test_the_answer_is_that_of_the_whole_text(runs: list[tuple[str, int]], limit: int) -> None:
+    text = "".join(character * count for character, count in runs)
+    whole = Tokenizer().encode(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokenizer_pool, "INLINE_CHARACTERS", 8)
+        patch.setattr(tokenizer_pool, "LONG_CHARACTERS", 256)
+        try:
+            found = encode(Tokenizer(), text, limit)
+        except BadRequest:
+            assert len(whole) > limit
+        else:
+            assert found == whole and (len(whole) <= limit or len(text) <= 256)
