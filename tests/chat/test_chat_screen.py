@@ -121,3 +121,34 @@ def test_where_no_terminal_is_text_passes_as_it_is() -> None:
 
 def test_answers_cannot_steer_the_terminal() -> None:
     assert printable("a\x1b[2J\x07b\n\tc\x9b") == "a[2Jb\n\tc"
+
+
+class SlowLayout(PlainLayout):
+    """A character takes a millisecond to lay out."""
+
+    def __init__(self, now: list[float]) -> None:
+        super().__init__(console())
+        self._now = now
+
+    def blocks(self, text: str) -> list[str]:
+        self._now[0] += len(text) / 1000
+        return [text]
+
+
+def test_drawing_takes_a_part_of_the_time_however_large_an_answer_is() -> None:
+    now = [0.0]
+    screen = FormattedScreen(io.StringIO(), SlowLayout(now), lambda: 20, lambda: now[0])
+    waited = 0.0
+    for _ in range(2000):
+        now[0] += 0.02
+        waited += 0.02
+        screen.add("word " * 4)
+    assert now[0] < 1.5 * waited
+
+
+def test_a_block_that_is_too_large_is_shown_as_it_came() -> None:
+    layout = MarkdownLayout(console())
+    table = "| a | b |\n|---|---|\n"
+    assert "|" not in "".join(layout.lines(table + "| 1 | 2 |\n" * 100))
+    huge = table + "| 1 | 2 |\n" * 5000
+    assert [line.rstrip() for line in layout.lines(huge)] == huge.splitlines()

@@ -12,6 +12,8 @@ from rich.markdown import Markdown
 from rich.text import Text
 
 CODE_THEME = "ansi_dark"
+LARGEST_BLOCK = 16 << 10
+"""characters; a larger block is shown as it came, because formatting it again and again takes long"""
 CODES = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -30,7 +32,8 @@ class Layout(Protocol):
 
 
 class MarkdownLayout:
-    """Blocks are Markdown's: paragraphs, lists, tables, code. HTML is shown as it came."""
+    """Blocks are Markdown's: paragraphs, lists, tables, code. HTML is shown as it came, and so is
+    what is too large."""
 
     gap = True
 
@@ -48,6 +51,8 @@ class MarkdownLayout:
         return [block for block in found if block]
 
     def lines(self, block: str) -> list[str]:
+        if len(block) > LARGEST_BLOCK:
+            return printed(self._console, Text(block.strip("\n")))
         markdown = Markdown(block, code_theme=CODE_THEME, hyperlinks=False)
         markdown.parsed = self._parser.parse(block)
         lines = printed(self._console, markdown)

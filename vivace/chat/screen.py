@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable
 from typing import IO, Protocol
@@ -13,6 +14,9 @@ from vivace.chat.layout import Layout, MarkdownLayout, PlainLayout
 
 REDRAW_SECONDS = 0.05
 """at most so often; nobody reads faster"""
+REST = 4
+"""Between two drawings, in times of what the last one took: however large the answer is, drawing
+takes a fifth of the time at most."""
 
 
 class Screen(Protocol):
@@ -60,7 +64,7 @@ class FormattedScreen:
         self._layout = layout
         self._lines = ChangingLines(out, height)
         self._clock = clock
-        self._drawn = -REDRAW_SECONDS
+        self._next_drawing = -math.inf
         self._text = ""
         """what is not yet complete"""
         self._begun = False
@@ -68,9 +72,11 @@ class FormattedScreen:
 
     def add(self, text: str) -> None:
         self._text += printable(text)
-        if self._clock() - self._drawn >= REDRAW_SECONDS:
+        begin = self._clock()
+        if begin >= self._next_drawing:
             self._draw()
-            self._drawn = self._clock()
+            now = self._clock()
+            self._next_drawing = now + max(REDRAW_SECONDS, REST * (now - begin))
 
     def end(self) -> None:
         self._draw()
