@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import re
 import shlex
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from vivace import cli
 from vivace.errors import CANNOT_START
+from vivace.observability.own_files import open_own_file
 
 BASH = """\
 _vivace() {
@@ -69,7 +71,9 @@ def main(words: list[str], environment: Mapping[str, str]) -> int:
 def install(shell: str, path: Path) -> int:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(SCRIPTS[shell])
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        with os.fdopen(open_own_file(path, flags, 0o644), "w") as file:
+            file.write(SCRIPTS[shell])
     except OSError as error:
         print(f"vivace --install-completion: {path}: {error.strerror}", file=sys.stderr)
         return 1

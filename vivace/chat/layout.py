@@ -13,7 +13,7 @@ from rich.text import Text
 
 CODE_THEME = "ansi_dark"
 LARGEST_BLOCK = 16 << 10
-"""characters; a larger block is shown as it came, because formatting it again and again takes long"""
+"""characters; a larger one is shown as it came: formatting it again and again takes long"""
 CODES = re.compile(r"\x1b\[[0-9;]*m")
 
 

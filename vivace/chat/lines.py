@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
+from vivace.observability.own_files import open_own_file
+
 MOST_ENTRIES = 1000
 LONGEST_ENTRY = 10_000
 """characters; longer ones are not kept"""
@@ -114,7 +116,7 @@ class History:
             self._trouble(error)
 
     def _opened(self, flags: int) -> BinaryIO:
-        descriptor = os.open(self._file, flags | os.O_CLOEXEC, 0o600)
+        descriptor = open_own_file(self._file, flags)
         os.fchmod(descriptor, 0o600)
         return os.fdopen(descriptor, "rb" if flags == os.O_RDONLY else "ab")
 
@@ -124,11 +126,15 @@ class History:
 
 
 def entry_of(line: bytes) -> str | None:
+    """None for what no session has written."""
     try:
         found = json.loads(line)
-    except ValueError:
+        if not isinstance(found, str) or not 0 < len(found) <= LONGEST_ENTRY or "\0" in found:
+            return None
+        found.encode()
+    except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, str) and 0 < len(found) <= LONGEST_ENTRY else None
+    return found
 
 
 def remembering(history: History | None) -> Callable[[str], None]:

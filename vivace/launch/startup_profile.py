@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 import msgspec
 
+from vivace.observability.own_files import NEVER_WAIT
 from vivace.observability.timeline import Stage
 
 log = logging.getLogger(__name__)
@@ -37,9 +39,13 @@ class StartupProfile:
         return lines
 
     def write(self, path: Path) -> None:
-        """As a list of objects; when the file cannot be written the log says so."""
+        """As a list of objects; when the file cannot be written the log says so. A pipe that
+        nobody reads is not waited for."""
+        data = msgspec.json.format(msgspec.json.encode(self.rows()), indent=2)
         try:
-            path.write_bytes(msgspec.json.format(msgspec.json.encode(self.rows()), indent=2))
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | NEVER_WAIT
+            with os.fdopen(os.open(path, flags, 0o666), "wb", buffering=0) as file:
+                file.write(data)
         except OSError as error:
             log.error("--startup-profile-file %s: %s", path, error.strerror)
 

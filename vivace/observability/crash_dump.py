@@ -19,6 +19,7 @@ from pathlib import Path
 
 import msgspec
 
+from vivace.observability.own_files import open_own_file
 from vivace.protocol.messages import Delta, Finish, LogprobOptions, Request, SamplingParams
 
 log = logging.getLogger(__name__)
@@ -211,7 +212,7 @@ def save(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     try:
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        descriptor = open_own_file(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
         part.rename(path)

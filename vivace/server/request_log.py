@@ -14,6 +14,7 @@ import msgspec
 from vivace.errors import CannotStart
 from vivace.frontend.request_output import RequestOutput
 from vivace.observability.log import LineWriter
+from vivace.observability.own_files import open_own_file
 from vivace.protocol.messages import Request
 
 log = logging.getLogger("vivace.requests")
@@ -82,9 +83,8 @@ class LineFile(logging.Handler):
 
     def _open(self) -> LineWriter:
         path = self._path
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC
         return LineWriter(
-            os.open(path, flags, 0o666),
+            open_own_file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666),
             troubled=lambda reason: server_log.error("%s: %s; its lines are lost", path, reason),
             recovered=lambda lost: server_log.warning("%s works again; %d lines lost", path, lost),
         )
