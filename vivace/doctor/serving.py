@@ -79,7 +79,7 @@ def kernels(system: System, options: ProbeOptions) -> Iterator[Diagnosis]:
             state="warning",
             found=f"none ({cpu})",
             why=str(error),
-            mend="apt install g++, then install vivace again",
+            mend="apt install g++ cmake make, then make kernels; or install vivace again",
         )
         return
     if system.kernels_are_old():
