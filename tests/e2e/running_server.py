@@ -108,7 +108,7 @@ class RunningServer:
         return self.process.wait(seconds)
 
     def call(
-        self, method: str, path: str, body: Any = None, *, timeout: float = 60.0
+        self, method: str, path: str, body: Any = None, *, timeout: float = START_SECONDS
     ) -> tuple[int, bytes]:
         with contextlib.closing(self._connection(timeout)) as connection:
             return self._send(connection, method, path, body)
@@ -118,8 +118,11 @@ class RunningServer:
         assert status == 200, (status, data, self.text())
         return json.loads(data)
 
-    def stream(self, path: str, body: Any, *, timeout: float = 60.0) -> Iterator[dict[str, Any]]:
-        """Server-sent events until [DONE]; ConnectionError when the stream breaks off."""
+    def stream(
+        self, path: str, body: Any, *, timeout: float = START_SECONDS
+    ) -> Iterator[dict[str, Any]]:
+        """Server-sent events until [DONE]; ConnectionError when the stream breaks off. `timeout`:
+        between two events, in which an engine may have to start."""
         with contextlib.closing(self._connection(timeout)) as connection:
             headers = {"Content-Type": "application/json"}
             connection.request("POST", path, json.dumps({**body, "stream": True}), headers)

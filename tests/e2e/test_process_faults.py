@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from running_server import RunningServer, is_alive
+from running_server import START_SECONDS, RunningServer, is_alive
 
 from vivace.checkpoint.source import locate
 from vivace.engine.oracle import oracle_answer
@@ -216,7 +216,7 @@ def test_requests_that_kill_engines_end_alone(tmp_path: Path, vocabulary: int) -
     def poison(server: RunningServer, number: int) -> tuple[int, bytes]:
         """Again while the server says that it restarts."""
         asked = {**body(1, 5), "input_ids": [number, 77], "rid": f"poison-{number}"}
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + START_SECONDS
         while True:
             status, page = server.call("POST", "/generate", asked)
             if status != 503 or time.monotonic() > deadline:
@@ -230,8 +230,8 @@ def test_requests_that_kill_engines_end_alone(tmp_path: Path, vocabulary: int) -
             time.sleep(0.3)
             ended = [poison(server, 0)]
             together = [pool.submit(poison, server, number) for number in (1, 2)]
-            ended += [call.result(90) for call in together]
-            got = [stream.result(100) for stream in streams]
+            ended += [call.result(2 * START_SECONDS) for call in together]
+            got = [stream.result(2 * START_SECONDS) for stream in streams]
         assert got == [expected(seed, 250, vocabulary) for seed in range(6)]
         assert [status for status, _ in ended] == [500] * 3
         assert all(b"the engine died of this request" in page for _, page in ended)
