@@ -10,8 +10,7 @@ from functools import partial
 from torch import Tensor
 
 from vivace.layers.attention import Attention
-from vivace.layers.embedding import Embedding, LogitsHead
-from vivace.layers.linear import GatedMLP
+from vivace.layers.linear import Embedding, GatedMLP, LogitsHead
 from vivace.layers.module import Module
 from vivace.layers.norm import RMSNorm
 from vivace.layers.rotary import RotaryTable
