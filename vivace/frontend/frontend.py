@@ -91,7 +91,7 @@ class Frontend:
         self._send = send
         self._clock = clock
         self._stall = stall
-        self._deadly = DeadlyRequests(clock)
+        self._deadly: DeadlyRequests | None = None  # none has killed an engine
         self._keys = itertools.count((index << KEY_SHIFT) + 1)
         self._tickets = itertools.count((index << KEY_SHIFT) + 1)
         self._states: dict[int, RequestState] = {}
@@ -198,7 +198,7 @@ class Frontend:
     def start(self, request: Request, sink: Sink) -> None:
         """Send a request to the engine; its outputs go to `sink`, the last one with `finish`."""
         self._require_room(request.rid)
-        if request in self._deadly:
+        if self._deadly is not None and request in self._deadly:
             raise BadRequest("", "the engine died of this request before: it is refused", 500)
         self._states[request.key] = RequestState(request, sink, self.tokenizer, self._clock)
         self._rids[request.rid] = request.key
@@ -350,6 +350,7 @@ class Frontend:
         for key in message.refused:
             if (state := self._states.get(key)) is not None:
                 log.error("request %s has killed the engine again: refused", state.request.rid)
+                self._deadly = self._deadly or DeadlyRequests(self._clock)
                 self._deadly.add(state.request)
                 self._finish(state, f"the engine died of this request: {message.reason}", 500)
         for key, level in message.suspects.items():
@@ -363,10 +364,8 @@ class Frontend:
 
     def _finish(self, state: RequestState, message: str, status: int) -> None:
         retry = RETRY_AFTER if status == 503 else None
-        self._end(
-            state,
-            Finish(type=FINISH_ABORT, message=message, status=status, retry_after=retry),
-        )
+        finish = Finish(type=FINISH_ABORT, message=message, status=status, retry_after=retry)
+        self._end(state, finish)
 
     def _end(self, state: RequestState, finish: Finish) -> None:
         self._forget(state)

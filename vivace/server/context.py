@@ -67,7 +67,7 @@ class StartQueue:
     async def wait(self) -> None:
         """Returns when the engine has come, or will not come, or too many wait already. A client
         that leaves cancels the wait."""
-        if self.waiting >= self._limit:
+        if self._engine.status != "starting" or self.waiting >= self._limit:
             return
         self.waiting += 1
         try:
