@@ -13,6 +13,8 @@ from vivace.deploy.catalogue.flags import ServerFlag, tables
 from vivace.deploy.from_script.programs import Part
 from vivace.deploy.schema.deployment import Flags, FlagValue, Scalar
 
+UNKNOWN = re.compile(r"<\$[^<>]*>")
+"""an expansion that may be words, or none"""
 NUMBER = re.compile(r"-(\d|\.\d)")
 SHORT = re.compile(r"-[A-Za-z][\w-]*$")
 REPEATED: dict[Part, tuple[str, ...]] = {"router": ("prefill", "decode")}
@@ -70,6 +72,9 @@ def flags_of(words: Sequence[str], part: Part) -> ParsedFlags:
     read = ParsedFlags()
     for word, values in groups(words):
         if not word:
+            values = [value for value in values if not UNKNOWN.fullmatch(value)]
+            if not values:
+                continue
             text = f"{values[0]!r} belongs to no flag" + (
                 f" ({len(values)} such words)" if len(values) > 1 else ""
             )
@@ -80,6 +85,7 @@ def flags_of(words: Sequence[str], part: Part) -> ParsedFlags:
         values = [attached, *values] if equals else values
         taken, stray = split_values(name, values, part)
         add_flag(read, name, taken, part)
+        stray = [value for value in stray if not UNKNOWN.fullmatch(value)]
         if stray:
             read.remarks.append(
                 Remark("stray-word", name, f"{stray[0]!r} behind --{name} belongs to no flag")

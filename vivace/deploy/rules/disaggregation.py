@@ -23,7 +23,8 @@ HANDSHAKE = ("page_size", "kv_cache_dtype", "dtype", "disaggregation_transfer_ba
 @case_rule("separation-halves", "error", source=PAGE)
 def prefill_and_decode(case: Case) -> Iterator[Issue]:
     """Prefill and decode servers exist together.
-    A server of one mode serves nothing without servers of the other."""
+    A server of one mode serves nothing without servers of the other. Scripts may be only one half
+    of a deployment; a deployment file is the whole."""
     prefill, decode = case.of("prefill"), case.of("decode")
     if bool(prefill) == bool(decode):
         return
@@ -32,7 +33,11 @@ def prefill_and_decode(case: Case) -> Iterator[Issue]:
     effect = "nobody takes its KV" if prefill else "it waits for KV that never comes"
     text = f"--disaggregation-mode {server.kind} without a {missing} server: {effect}"
     remedy = f"remove --disaggregation-mode, or add a {missing} role"
-    yield Issue(server.flag("disaggregation_mode"), text, remedy, role=server.name)
+    severity = None
+    if case.launches:
+        text += f", unless a script that was not given starts a {missing} server"
+        remedy, severity = f"check it together with the {missing} script", "warning"
+    yield Issue(server.flag("disaggregation_mode"), text, remedy, severity, server.name)
 
 
 @server_rule("role-mode", "error", source=PAGE, roles=("mixed", "prefill", "decode"))

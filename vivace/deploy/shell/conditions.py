@@ -8,7 +8,7 @@ from tree_sitter import Node
 
 from vivace.deploy.shell.state import Assumption, ScriptState
 from vivace.deploy.shell.text import Text, known, only_unknown
-from vivace.deploy.shell.words import NotUnderstood, combined, integer, source, text_of
+from vivace.deploy.shell.words import NotUnderstood, combined, integer, number, source, text_of
 
 Branches = list[tuple[ScriptState, bool]]
 """states and what the condition is in each"""
@@ -28,6 +28,10 @@ def branches(condition: Node, state: ScriptState) -> Branches:
         return [(each, not value) for each, value in found]
     if condition.type == "list":
         return both(condition.named_children, operator_of(condition), state, branches)
+    if condition.type == "compound_statement" and source(condition).startswith("(("):
+        inner = condition.named_child(0)
+        value = None if inner is None else number(inner, state, 0)
+        return split_by(source(condition), state) if value is None else [(state, bool(value))]
     if condition.type == "command" and source(condition) in ("true", ":", "false"):
         return [(state, source(condition) != "false")]
     return split_by(source(condition), state)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from vivace.deploy.shell.text import Text, known
+from vivace.deploy.shell.text import Text, display, known, text
 
 
 def options(text: str) -> frozenset[str]:
@@ -170,11 +170,11 @@ def inner_of(wrapper: Wrapper, name: str, words: Sequence[Text]) -> Inner:
     found: list[tuple[str, Text]] = []
     at, separated = 0, False
     while at < len(words):
-        word = known(words[at])
+        word = display(words[at])
         if word == "--":
             at, separated = at + 1, True
             break
-        if word is None or not word.startswith("-") or word == "-":
+        if not word.startswith("-") or word == "-":
             break
         option, takes = option_of(wrapper, word)
         value = words[at + 1] if takes and at + 1 < len(words) else attached(words[at])
@@ -211,9 +211,7 @@ def option_of(wrapper: Wrapper, word: str) -> tuple[str, bool]:
 def attached(word: Text) -> Text:
     """The value in --name=value and -n2."""
     plain = known(word) or ""
-    if plain.startswith("--"):
-        return (plain.partition("=")[2],)
-    return (plain[2:],)
+    return text(plain.partition("=")[2] if plain.startswith("--") else plain[2:])
 
 
 def clustered(name: str) -> bool:
