@@ -206,10 +206,15 @@ def close(name: str, known: Sequence[str]) -> str:
 
 def reachable(launches: Sequence[Launch]) -> list[Launch]:
     """Without what comes only after a server has ended, where the same line is also reached
-    otherwise (as a router at the end of a script that every node runs)."""
+    otherwise (as a router at the end of a script that every node runs). A line that comes after
+    itself on a machine with a name stays: the machine is listed twice."""
     free = {(launch.file, launch.line) for launch in launches if not launch.behind}
     return [
-        rejoined(each) for each in launches if not each.behind or (each.file, each.line) not in free
+        rejoined(each)
+        for each in launches
+        if not each.behind
+        or (each.file, each.line) not in free
+        or (each.behind == each.line and host_of(each) is not None)
     ]
 
 
