@@ -209,12 +209,13 @@ def reachable(launches: Sequence[Launch]) -> list[Launch]:
     otherwise (as a router at the end of a script that every node runs). A line that comes after
     itself on a machine with a name stays: the machine is listed twice."""
     free = {(launch.file, launch.line) for launch in launches if not launch.behind}
+    asked = {(launch.line, launch.assumptions) for launch in launches if not launch.behind}
     return [
         rejoined(each)
         for each in launches
         if not each.behind
         or (each.file, each.line) not in free
-        or (each.behind == each.line and host_of(each) is not None)
+        or (each.assumptions and (each.line, each.assumptions) in asked)
     ]
 
 
