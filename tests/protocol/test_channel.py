@@ -62,6 +62,20 @@ def socket() -> Iterator[EngineSocket]:
     os.close(made.file)
 
 
+def test_the_engine_has_no_message_whose_sending_was_not_told(socket: EngineSocket) -> None:
+    """Told after it, an engine that was faster and rests again would count as stalled for ever."""
+    engine = EngineMailbox(socket.listening)
+    seen = []
+    frontend = FrontendMailbox(
+        socket.file, 0, epoch=0, on_send=lambda: seen.append(engine.receive(0.2))
+    )
+    frontend.send(Cancel(keys=[7]))
+    assert seen == [[]]
+    assert engine.receive(10) == [Cancel(keys=[7])]
+    frontend.close()
+    engine.close()
+
+
 def test_round_trip_in_order(socket: EngineSocket) -> None:
     engine = EngineMailbox(socket.listening)
     sent = [request(key, tokens=key * 50) for key in range(1, 200)]

@@ -59,7 +59,7 @@ async def run_frontend(line: MessageSocket[ToChild], setup: Setup, timeline: Tim
     memory = attach(setup.memory)
     heartbeat = FrontendHeartbeat(memory.heartbeat(setup.place))
     heartbeat.begin()
-    mailbox = FrontendMailbox(setup.engine, setup.index, sent=heartbeat.sent)
+    mailbox = FrontendMailbox(setup.engine, setup.index, on_send=heartbeat.sent)
     dump = crash_dump(config, setup.index)
     timeline.begin("tokenizer")
     tokenizer = configured_tokenizer(config)

@@ -227,11 +227,17 @@ class FrontendMailbox:
     """A frontend's end, on the running asyncio loop. `engine`: the descriptor to connect by.
 
     `epoch` is the engine's, learned from its `Ready`; what is sent before that reaches no engine,
-    so a frontend sends its live requests (again) when it gets `Ready`. `sent` is called after each
-    message."""
+    so a frontend sends its live requests (again) when it gets `Ready`. `on_send` is called
+    before each message goes out: the engine may have read it, and rest again, when `send`
+    returns."""
 
     def __init__(
-        self, engine: int, index: int, *, epoch: int = -1, sent: Callable[[], None] = lambda: None
+        self,
+        engine: int,
+        index: int,
+        *,
+        epoch: int = -1,
+        on_send: Callable[[], None] = lambda: None,
     ) -> None:
         self.epoch = epoch
         self.stale = 0
@@ -239,7 +245,7 @@ class FrontendMailbox:
         self._socket = open_socket(self._context, zmq.DEALER)
         self._socket.setsockopt(zmq.ROUTING_ID, name_of(index))
         self._socket.connect(address(engine))
-        self._sent = sent
+        self._on_send = on_send
         self._descriptor = int(self._socket.getsockopt(zmq.FD))
         self._reader = FrameDecoder(FrontendEnvelope, f"frontend {index}")
         self._encoder = msgspec.msgpack.Encoder()
@@ -249,11 +255,12 @@ class FrontendMailbox:
 
     def send(self, message: ToEngine) -> None:
         """Never blocks, in the order of the calls."""
-        self._socket.send(self._encoder.encode(EngineEnvelope(self.epoch, message)), zmq.NOBLOCK)
+        frame = self._encoder.encode(EngineEnvelope(self.epoch, message))
+        self._on_send()
+        self._socket.send(frame, zmq.NOBLOCK)
         # Sending may take note of what has arrived; then the descriptor does not tell of it.
         if self._loop is not None and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             self._loop.call_soon(self._readable)
-        self._sent()
 
     async def deliver(self, take: Callable[[ToFrontend], None]) -> None:
         """Call `take` with every message, oldest first, until cancelled."""
