@@ -312,6 +312,22 @@ def test_modelscopes_folders_are_found_listed_and_removed(tmp_path: Path) -> Non
     assert [model.repo_id for model in cached_models(tmp_path)] == ["org/toy"]
 
 
+def test_list_says_what_a_killed_fetch_has_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    blobs = tmp_path / "models--org--half" / "blobs"
+    blobs.mkdir(parents=True)
+    (blobs / "abc.incomplete").write_bytes(bytes(2500))
+    assert main(["list", "--download-dir", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "unfinished" in shown and "org/half: 2.50 KB" in shown and "goes on there" in shown
+    assert main(["list", "--download-dir", str(tmp_path), "--json"]) == 0
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [r["unfinished_bytes"] for r in records if r["name"] == "org/half"] == [2500]
+    assert main(["rm", "-y", "--download-dir", str(tmp_path), "org/half"]) == 0
+    assert not blobs.exists()
+
+
 def test_list_goes_on_beside_a_download(
     hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,8 @@ from vivace.checkpoint.source import EMBEDDED_NAME, SourceError, embedded_file
 from vivace.hub.listing import HubError
 
 EMBEDDED_TITLE = f"{EMBEDDED_NAME} (embedded)"
+UNFINISHED = ".incomplete"
+"""suffix of what the hub's library has begun to fetch"""
 SHORT = 12
 """characters of a commit that are shown"""
 
@@ -26,6 +28,8 @@ class CachedModel:
     revisions: tuple[str, ...]
     formats: tuple[str, ...]
     size: int
+    unfinished: int = 0
+    """bytes of `size` that belong to downloads under way, or to some that did not end"""
     used: float
     """when a file of it was last read or written, seconds since 1970"""
 
@@ -44,18 +48,23 @@ def cached_models(cache: Path) -> list[CachedModel]:
 
 def cached_model(repository: Repository) -> CachedModel:
     stats: list[os.stat_result] = []
+    unfinished = 0
     suffixes: set[str] = set()
     for file in repository.folder.rglob("*"):
         with contextlib.suppress(FileNotFoundError):  # a download under way has taken it away
             if file.is_file():
                 suffixes.add(file.suffix)
-                stats += [] if file.is_symlink() else [file.stat()]
+                if not file.is_symlink():
+                    stat = file.stat()
+                    stats.append(stat)
+                    unfinished += stat.st_size if file.suffix == UNFINISHED else 0
     return CachedModel(
         repo_id=repository.repo_id,
         folder=repository.folder,
         revisions=tuple(sorted(name[:SHORT] for name in repository.revisions)),
         formats=tuple(s.removeprefix(".") for s in (".safetensors", ".gguf") if s in suffixes),
         size=sum(stat.st_size for stat in stats),
+        unfinished=unfinished,
         used=max((max(stat.st_atime, stat.st_mtime) for stat in stats), default=0.0),
     )
 

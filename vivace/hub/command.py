@@ -106,11 +106,17 @@ def show_models(cache: Path, *, as_json: bool) -> None:
     print(f"{'NAME':<33} {'FORMAT':<11} {'SIZE':>9} {'REVISION':<13} USED")
     for model in models:
         print(line_of(model))
+    for model in models:
+        if model.unfinished:
+            tell(
+                f"\n{model.repo_id}: {size_text(model.unfinished)} are of a download that is under "
+                "way or did not end; pulling it goes on there"
+            )
     tell(f"\nThe cache is {cache}. `vivace pull NAME` adds to it, `vivace rm NAME` removes.")
 
 
 def line_of(model: CachedModel) -> str:
-    formats = ", ".join(model.formats) or "none"
+    formats = ", ".join(model.formats) or ("unfinished" if model.unfinished else "none")
     revisions = model.revisions[0] if model.revisions else "-"
     if len(model.revisions) > 1:
         revisions += f" +{len(model.revisions) - 1}"
@@ -124,6 +130,7 @@ def record_of(model: CachedModel) -> dict[str, object]:
         "path": str(model.folder),
         "formats": list(model.formats),
         "bytes": model.size,
+        "unfinished_bytes": model.unfinished,
         "revisions": list(model.revisions),
         "used": round(model.used),
     }
