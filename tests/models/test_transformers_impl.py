@@ -101,7 +101,7 @@ def test_other_results_than_transformers_own_are_not_served(tmp_path: Path) -> N
         load_traced(source, wrong)
 
 
-def test_tensors_that_are_missing_or_left_over(tmp_path: Path) -> None:
+def test_tensors_that_are_missing_or_left_over_or_of_other_shapes(tmp_path: Path) -> None:
     make("Phi3", tmp_path)
     source = locate(str(tmp_path))
     more = {**source.config, "num_hidden_layers": 4}
@@ -110,6 +110,9 @@ def test_tensors_that_are_missing_or_left_over(tmp_path: Path) -> None:
     fewer = {**source.config, "num_hidden_layers": 2}
     with pytest.raises(CheckpointError, match=r"does not fit Phi3.*have no place"):
         load(None, implementation="transformers", source=replace(source, config=fewer))
+    wider = {**source.config, "intermediate_size": 2 * source.config["intermediate_size"]}
+    with pytest.raises(CheckpointError, match=r"does not fit Phi3.*other shapes than config.json"):
+        load(None, implementation="transformers", source=replace(source, config=wider))
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])

@@ -98,6 +98,11 @@ class TransformersModel(Module):
             raise
         except Exception as error:  # whatever the class of the model makes of bad values
             reason = " ".join(str(error).split())[:400]
+            if OTHER_SHAPES in reason:  # the tensors are named in its log only
+                raise CheckpointError(
+                    f"the checkpoint does not fit {architecture}: its tensors have other shapes "
+                    "than config.json says"
+                ) from error
             raise SourceError(
                 f"transformers {transformers.__version__} cannot load {architecture} from these "
                 f"files: {type(error).__name__}: {reason}"
@@ -190,11 +195,14 @@ def tensors_of(weights: Weights, kind: Any, config: Any) -> dict[str, Any]:
     return {name: weights.take(name, shape) for name, shape in shapes.items()}
 
 
+OTHER_SHAPES = "ignore_mismatched_sizes"
+"""what transformers' error about them speaks of"""
+
+
 def refuse_gaps(architecture: str, found: dict[str, Any]) -> None:
     """Raises CheckpointError for what transformers would fill with random numbers or leave out."""
     troubles = {
         "missing_keys": "are missing",
-        "mismatched_keys": "have another shape",
         "unexpected_keys": "have no place",
         "error_msgs": "",
     }
