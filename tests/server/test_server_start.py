@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from threading import Event
 from typing import Any
 
 import aiohttp
@@ -145,3 +146,52 @@ def test_requests_wait_for_an_engine_that_starts_again() -> None:
             assert ask(server, "/health", method="GET").status == 503
             get_ready(server, epoch=1)
             assert [answer.result(20).status for answer in answers] == [200] * len(BODIES)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("abort", "aborted"),
+    [
+        ({"rid": "r1"}, {"r1", "r10"}),
+        ({"abort_all": True}, {"r0", "r1", "r10"}),
+        ({"rid": "x"}, set()),
+    ],
+)
+def test_what_waits_is_aborted(stream: bool, abort: dict[str, Any], aborted: set[str]) -> None:
+    names = ["r0", "r1", "r10"]
+    asked = [("/generate", {**BODIES["/generate"], "rid": rid, "stream": stream}) for rid in names]
+    with running_server(ready=False) as server:
+        with waiting(server, *asked) as answers:
+            assert ask(server, "/abort_request", abort).status == 200
+            get_ready(server)
+            got = [answer.result(20) for answer in answers]
+        assert [answer.status for answer in got] == [200] * 3
+        assert {one.rid for one in server.engine.requests} == set(names) - aborted
+        ended = {rid for rid, answer in zip(names, got, strict=True) if '"abort"' in answer.text}
+        assert ended == aborted
+        assert ask(server, "/generate", asked[1][1]).status == 200
+        assert server.engine.requests[-1].rid == "r1", "those that come later are not meant"
+
+
+def test_what_is_being_tokenized_is_aborted() -> None:
+    from vivace.frontend import tokenizer_pool
+
+    with running_server() as server, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokenizer_pool, "INLINE_CHARACTERS", 0)
+        begun, go = Event(), Event()
+        tokenizer: Any = server.frontend.tokenizer
+        encode = tokenizer.encode
+
+        def held(text: str, special: bool = True) -> list[int]:
+            begun.set()
+            assert go.wait(20)
+            return encode(text, special)
+
+        patch.setattr(tokenizer, "encode", held)
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(ask, server, "/generate", {**BODIES["/generate"], "rid": "r"})
+            assert begun.wait(20)
+            assert ask(server, "/abort_request", {"rid": "r"}).status == 200
+            go.set()
+            assert '"abort"' in answer.result(20).text
+        assert server.engine.requests == []

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import TypedDict, Unpack
 
+from vivace.frontend.aborts import ABORTED, Aborts
 from vivace.frontend.engine_status import DeadlyRequests, EngineStatus
 from vivace.frontend.errors import BadRequest, EngineUnavailable
 from vivace.frontend.fields import kind_of
@@ -92,6 +93,7 @@ class Frontend:
         self._clock = clock
         self._stall = stall
         self._deadly: DeadlyRequests | None = None  # none has killed an engine
+        self._aborts = Aborts(clock)
         self._keys = itertools.count((index << KEY_SHIFT) + 1)
         self._tickets = itertools.count((index << KEY_SHIFT) + 1)
         self._states: dict[int, RequestState] = {}
@@ -200,9 +202,13 @@ class Frontend:
         self._require_room(request.rid)
         if self._deadly is not None and request in self._deadly:
             raise BadRequest("", "the engine died of this request before: it is refused", 500)
-        self._states[request.key] = RequestState(request, sink, self.tokenizer, self._clock)
+        state = RequestState(request, sink, self.tokenizer, self._clock)
+        self._states[request.key] = state
         self._rids[request.rid] = request.key
-        self._send(request)
+        if self._aborts.concern(request.rid):
+            self._end(state, ABORTED)
+        else:
+            self._send(request)
 
     async def generate(self, request: Request) -> AsyncIterator[RequestOutput]:
         """The outputs of one answer; leaving the iteration early cancels the request.
@@ -230,18 +236,16 @@ class Frontend:
 
     def abort(self, rid: str | None, everything: bool) -> None:
         """Abort by request id (all ids that begin with it), or all; sinks get an abort finish."""
-        if not self.engine.up:
-            self._abort_here(rid, everything)
-        elif everything:
-            self._send(Cancel(everything=True))
-        elif rid:
-            self._send(Cancel(rid_prefix=rid))
-
-    def _abort_here(self, rid: str | None, everything: bool) -> None:
-        """No engine is there to do it: what waits for a restart ends now."""
-        for state in list(self._states.values()):
-            if everything or (rid and state.request.rid.startswith(rid)):
-                self._end(state, Finish(type=FINISH_ABORT, message="aborted by request"))
+        if not rid and not everything:
+            return
+        prefix = "" if everything or rid is None else rid
+        self._aborts.add(prefix)
+        if self.engine.up:
+            self._send(Cancel(everything=True) if everything else Cancel(rid_prefix=prefix))
+            return
+        for state in list(self._states.values()):  # what waits for a restart ends now
+            if state.request.rid.startswith(prefix):
+                self._end(state, ABORTED)
 
     async def control(self, body: FlushCache | GetState | Drain, timeout: float = 10.0) -> Reply:
         """One control command. Raises EngineUnavailable when no answer comes within `timeout`."""
@@ -275,8 +279,7 @@ class Frontend:
             if message.epoch == self._epoch:
                 self._deliver(message.deltas)
         elif isinstance(message, Reply):
-            answered = self._waiting.pop(message.ticket, None)
-            if answered is not None:
+            if answered := self._waiting.pop(message.ticket, None):
                 answered(message)
         elif isinstance(message, Ready):
             self._engine_ready(message)
@@ -332,8 +335,7 @@ class Frontend:
 
     def _resume(self, state: RequestState) -> None:
         """A new engine goes on with what a dead one left."""
-        finish = state.reached_end(self.served.eos_ids)
-        if finish is not None:
+        if finish := state.reached_end(self.served.eos_ids):
             self._end(state, finish)
         else:
             self._send(state.resume_request())
@@ -383,9 +385,8 @@ class Frontend:
 
     def _require_room(self, rid: str | None) -> None:
         if self.status != "ready":
-            raise BadRequest(
-                "", f"the server is {self.status}; try again", 503, retry_after=RETRY_AFTER
-            )
+            reason = f"the server is {self.status}; try again"
+            raise BadRequest("", reason, 503, retry_after=RETRY_AFTER)
         if len(self._states) >= self.served.max_live:
             raise BadRequest(
                 "", f"{len(self._states)} requests are live already", 503, retry_after=RETRY_AFTER

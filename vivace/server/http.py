@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import time
 import traceback
 from collections.abc import Awaitable, Callable
 from http.client import responses
@@ -16,6 +17,7 @@ from aiohttp.abc import AbstractAccessLogger
 from aiohttp.web import BaseRequest, Request, StreamResponse
 from aiohttp.web_protocol import RequestHandler
 
+from vivace.frontend.aborts import CURRENT_BEGIN
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fairness import CURRENT_CLIENT
 from vivace.observability.log import level_number
@@ -232,6 +234,7 @@ def bind(context: Context, route: Route) -> Handle:
             )
         request[CLIENT] = client or 0
         CURRENT_CLIENT.set(-id(request.protocol) if client is None else client)
+        CURRENT_BEGIN.set(time.monotonic())
         if limit == NO_BODY and not request.can_read_body:
             return await route.handler(context, request, Body())
         body = await read_body(request, limit, settings.body_timeout, context.bodies)
