@@ -39,7 +39,7 @@ def test_the_ratio_decays_to_its_floor_and_jumps_after_a_retraction() -> None:
     rig.send(1, [1], 40, ignore_eos=True)
     rig.step(12)
     (sequence,) = rig.scheduler._table.running()
-    estimate.retracted([sequence])
+    estimate.on_retraction([sequence])
     assert estimate.ratio == pytest.approx((sequence.num_output_tokens + 20) / 40)
 
 

@@ -106,7 +106,7 @@ class GGUFWeights:
         tensor = self._decoded(self._stored[name])
         heads = self._interleaved_heads(name)
         if heads is not None:
-            return unpermuted(tensor, heads)
+            return unpermute(tensor, heads)
         if self._gemma and name.endswith("norm.weight"):
             return tensor - 1.0
         return tensor
@@ -121,7 +121,7 @@ class GGUFWeights:
         heads = self._interleaved_heads(name)
         if heads is None:
             return blocks
-        order = unpermuted(torch.arange(entry.shape[0]), heads)
+        order = unpermute(torch.arange(entry.shape[0]), heads)
         return blocks.rows(order.numpy())
 
     def _interleaved_heads(self, name: str) -> int | None:
@@ -154,7 +154,7 @@ PLAIN = {
 }
 
 
-def unpermuted(tensor: Tensor, heads: int) -> Tensor:
+def unpermute(tensor: Tensor, heads: int) -> Tensor:
     """llama.cpp stores q and k rows interleaved for its rotation; back to halves per head."""
     half = tensor.shape[0] // heads // 2
     return tensor.reshape(heads, half, 2, *tensor.shape[1:]).swapaxes(1, 2).reshape(tensor.shape)

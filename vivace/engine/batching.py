@@ -346,13 +346,13 @@ class Batching:
             free += own * self._pages.page_size
             victims.append(victim)
         self._retract_all(victims)
-        self._estimate.retracted(order)
+        self._estimate.on_retraction(order)
         return True
 
     def _retract_all(self, victims: list[Sequence]) -> None:
         for victim in victims:
             self._table.retract(victim)
-            self._stats.retracted(victim)
+            self._stats.record_retraction(victim)
         self._table.prune()
 
 

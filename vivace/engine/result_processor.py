@@ -30,9 +30,9 @@ class ResultProcessor:
                 self._outputs.fail(sequence, message)
         counted, first = self._process_chunks(step, result, now)
         moments, following = self._process_decodes(step, result, now)
-        self._stats.drew(first + following, counted + len(moments), moments, now)
+        self._stats.record_tokens(first + following, counted + len(moments), moments, now)
         if step.decodes:
-            self._stats.decoded(result.captured, now)
+            self._stats.record_decode(result.captured, now)
 
     def _process_chunks(
         self, step: InFlightStep, result: StepResult, now: float
@@ -57,7 +57,7 @@ class ResultProcessor:
                     self._table.prefill_done(sequence)
                     sequence.last_token_time = now
                     if not sequence.first_token_time:
-                        self._stats.first_token(sequence, now)
+                        self._stats.record_first_token(sequence, now)
                     self._accept(sequence, drawn, result, index)
             except Exception as error:
                 self._outputs.fail(sequence, error)
@@ -134,7 +134,7 @@ class OutputQueue:
         """End a sequence and tell its client everything that was not sent yet."""
         self._table.end(sequence)
         now = self._clock()
-        self._stats.ended(sequence, finish, now)
+        self._stats.record_finish(sequence, finish, now)
         self._limits.request_finished(now)
         self.deltas.append(sequence.take_delta(finish))
 

@@ -90,7 +90,7 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """A new request: it waits, or is answered at once (rejected, or already complete)."""
-        self._stats.received(request)
+        self._stats.record_request(request)
         reason = self._limits.reject_reason(request, self._table, self.draining)
         if reason is not None:
             self._outputs.reject(request, reason)
@@ -108,7 +108,7 @@ class Scheduler:
         elif self._make_place(sequence):
             if not self._table.live:
                 self._estimate.reset()
-                self._stats.rested()
+                self._stats.restart_throughput()
             self._table.add(sequence)
 
     def reject(self, request: Request, error: Exception) -> None:
@@ -132,7 +132,7 @@ class Scheduler:
         for sequence in self._selected(cancel):
             if cancel.finished:
                 self._table.end(sequence)
-                self._stats.ended(sequence, None, self._clock())
+                self._stats.record_finish(sequence, None, self._clock())
             else:
                 self._outputs.finish(sequence, finish)
 
@@ -182,7 +182,7 @@ class Scheduler:
         self._in_flight[step.number] = InFlightStep(
             step.chunks, step.counts, step.decodes, step.suspects, now
         )
-        self._stats.planned(step, now)
+        self._stats.record_step(step, now)
         return step.plan(self._table.take_rows_to_free())
 
     def _suspects(self) -> StepBuilder:

@@ -95,7 +95,7 @@ class Stats:
         self._prefill_tokens = 0
         self._prefill_mark = now
         self._captured = False
-        self._resting = True
+        self._idle = True
         self._startup = startup
         self._realtime = dict.fromkeys(MODES, 0)
         self._stages = {stage: Distribution(SECONDS_OF_A_REQUEST) for stage in STAGES}
@@ -112,14 +112,14 @@ class Stats:
             total_tokens=leases.total * leases.page_size,
         )
 
-    def rested(self) -> None:
+    def restart_throughput(self) -> None:
         """Nothing lived for a while: the time until the next step counts for no throughput."""
-        self._resting = True
+        self._idle = True
 
-    def planned(self, step: StepBuilder, now: float) -> None:
+    def record_step(self, step: StepBuilder, now: float) -> None:
         """A step goes out; one with chunks is logged, unless it is for probes or the warm-up."""
-        if self._resting:
-            self._resting = False
+        if self._idle:
+            self._idle = False
             self._decode_mark = self._prefill_mark = now
             self._generated = self._prefill_tokens = 0
         if not step.chunks:
@@ -142,7 +142,7 @@ class Stats:
                 *(load.running - len(step.chunks), load.waiting, throughput),
             )
 
-    def first_token(self, sequence: Sequence, now: float) -> None:
+    def record_first_token(self, sequence: Sequence, now: float) -> None:
         """A sequence computed its prompt for the first time and got its first token."""
         sequence.first_token_time = now
         if not sequence.log_metrics:
@@ -156,7 +156,7 @@ class Stats:
         self.counters["prompt_tokens_total"] += sequence.num_prompt_tokens
         self.counters["cached_tokens_total"] += sequence.num_cached_tokens
 
-    def drew(self, tokens: int, counted: int, moments: list[float], now: float) -> None:
+    def record_tokens(self, tokens: int, counted: int, moments: list[float], now: float) -> None:
         """A step was committed with `tokens` new ones; metrics of requests show `counted` of them.
 
         `moments`: when each decoding sequence got its token before, of those that are counted.
@@ -168,7 +168,7 @@ class Stats:
         if moments:
             self._between_tokens.observe_since(moments, now)
 
-    def decoded(self, captured: bool, now: float) -> None:
+    def record_decode(self, captured: bool, now: float) -> None:
         """Some of the step's sequences were decoding."""
         self._captured = captured
         self.counters["cuda_graph_passes_total"] += captured
@@ -188,7 +188,7 @@ class Stats:
             *(self.gen_throughput, load.waiting),
         )
 
-    def retracted(self, sequence: Sequence) -> None:
+    def record_retraction(self, sequence: Sequence) -> None:
         self.counters["num_retracted_requests_total"] += 1
         self.counters["num_retracted_input_tokens_total"] += sequence.num_prompt_tokens
         self.counters["num_retracted_output_tokens_total"] += sequence.num_output_tokens
@@ -201,10 +201,10 @@ class Stats:
             ),
         )
 
-    def received(self, request: Request) -> None:
+    def record_request(self, request: Request) -> None:
         self.counters["num_requests_total"] += request.log_metrics
 
-    def ended(self, sequence: Sequence, finish: Finish | None, now: float) -> None:
+    def record_finish(self, sequence: Sequence, finish: Finish | None, now: float) -> None:
         """A request is over; None: the client had its answer already (stop string)."""
         if not sequence.log_metrics:
             return

@@ -240,7 +240,7 @@ class NewTokenEstimate:
         if self.ratio > self._floor:
             self.ratio = max(self._floor, self.ratio - self._decay_per_step)
 
-    def retracted(self, running: Iterable[Sequence]) -> None:
+    def on_retraction(self, running: Iterable[Sequence]) -> None:
         """Pages ran out; `running` are those that stay."""
         produced = total = count = 0
         for sequence in running:

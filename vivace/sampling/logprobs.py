@@ -26,7 +26,7 @@ def score(
     scores = _Scores(ops, logits, temperature)
     chosen = scores.lookup(np.arange(len(tokens)), tokens).tolist()
     tops = _top(scores, [option.top for option in options])
-    requested = [_requested(scores, row, option.token_ids) for row, option in enumerate(options)]
+    requested = [_lookup(scores, row, option.token_ids) for row, option in enumerate(options)]
     return [
         TokenLogprob(token, logprob, top, ids)
         for token, logprob, top, ids in zip(tokens.tolist(), chosen, tops, requested, strict=True)
@@ -44,14 +44,14 @@ def score_prompt(
     chosen = scores.lookup(rows.repeat(len(ids)), np.tile(ids, len(rows)))
     return PromptLogprobs(
         start=start,
-        logprobs=_packed(scores.lookup(rows, tokens), np.float32),
-        top=_packed(values, np.float32),
-        top_ids=_packed(best, np.int32),
-        chosen=_packed(chosen, np.float32),
+        logprobs=_pack(scores.lookup(rows, tokens), np.float32),
+        top=_pack(values, np.float32),
+        top_ids=_pack(best, np.int32),
+        chosen=_pack(chosen, np.float32),
     )
 
 
-def _packed(values: np.ndarray, kind: type[np.generic]) -> bytes:
+def _pack(values: np.ndarray, kind: type[np.generic]) -> bytes:
     return values.astype(kind, copy=False).tobytes()
 
 
@@ -97,7 +97,7 @@ def _top(scores: _Scores, wanted: list[int]) -> list[Scored | None]:
     ]
 
 
-def _requested(scores: _Scores, row: int, ids: Sequence[int] | None) -> Scored | None:
+def _lookup(scores: _Scores, row: int, ids: Sequence[int] | None) -> Scored | None:
     """The ids a request named, in its order; None when it named none."""
     if not ids:
         return None

@@ -124,27 +124,27 @@ def _rewrites(demand: Demand, size: PoolSize) -> Iterator[Rewrite]:
         reason = (
             f"whole pages of {demand.page_size} tokens" if whole else _memory_text(demand, fraction)
         )
-        yield _changed("max_total_tokens", asked, tokens, reason)
+        yield _rewrite("max_total_tokens", asked, tokens, reason)
     cut = demand.static_fraction is not None and (
         int(demand.free_bytes * demand.static_fraction) - demand.weight_bytes > demand.room
     )
     if cut and not whole:
         got = math.floor(1000 * (demand.room + demand.weight_bytes) / demand.free_bytes) / 1000
         reason = f"{_gib(RESERVE)} of what is free are kept for activations and the process"
-        yield _changed("mem_fraction_static", demand.static_fraction, got, reason)
+        yield _rewrite("mem_fraction_static", demand.static_fraction, got, reason)
     if size.rows < demand.rows:
         reason = f"a running request needs a token of KV, and there are {tokens:,}"
-        yield _changed("max_running_requests", demand.rows, size.rows, reason)
+        yield _rewrite("max_running_requests", demand.rows, size.rows, reason)
     if size.context < demand.context:
         reason = (
             f"the KV pool holds {tokens:,} tokens"
             if size.context == tokens
             else f"{_gib(demand.free_bytes)} were free before loading"
         )
-        yield _changed("context_length", demand.context, size.context, reason)
+        yield _rewrite("context_length", demand.context, size.context, reason)
 
 
-def _changed(field: str, before: Any, after: Any, reason: str) -> Rewrite:
+def _rewrite(field: str, before: Any, after: Any, reason: str) -> Rewrite:
     return Rewrite(field=field, before=before, after=after, rule="size", reason=reason)
 
 

@@ -38,14 +38,14 @@ def batch_invariant(ops: Ops) -> Ops:
     def linear(
         x: Tensor, weight: Any, bias: Tensor | None = None, out: Tensor | None = None
     ) -> Tensor:
-        return _blocked(ops, x, weight, bias, out)
+        return _in_blocks(ops, x, weight, bias, out)
 
     return dataclasses.replace(
         ops, linear=linear, rms_norm=elementwise.rms_norm, add_rms_norm=elementwise.add_rms_norm
     )
 
 
-def _blocked(ops: Ops, x: Tensor, weight: Any, bias: Tensor | None, out: Tensor | None) -> Tensor:
+def _in_blocks(ops: Ops, x: Tensor, weight: Any, bias: Tensor | None, out: Tensor | None) -> Tensor:
     """x[T, in] in blocks of exactly BLOCK rows, the last one filled up with zeros."""
     tokens = x.shape[0]
     padded = functional.pad(x, (0, 0, 0, -tokens % BLOCK)).contiguous()

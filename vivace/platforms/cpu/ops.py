@@ -92,14 +92,14 @@ class CpuRotary:
         if q.dtype != cos_sin.dtype:
             return elementwise.rotary(q, k, positions, cos_sin)
         width = cos_sin.shape[-1]
-        table = torch.index_select(self._widened(cos_sin), 0, positions).unsqueeze(1)
+        table = torch.index_select(self._widen(cos_sin), 0, positions).unsqueeze(1)
         cos, sin = table[..., :width], table[..., width:]
         both = neighbors(q, k)
         for x in (q, k) if both is None else (both,):
             _rotate(x if width == x.shape[-1] else x[..., :width], cos, sin)
         return q, k
 
-    def _widened(self, cos_sin: Tensor) -> Tensor:
+    def _widen(self, cos_sin: Tensor) -> Tensor:
         kept = self._wide.get(id(cos_sin))
         if kept is None:
             cos, sin = cos_sin.chunk(2, dim=-1)

@@ -116,7 +116,7 @@ class TorchSampling:
             part = slice(first, first + size)
             index = torch.from_numpy(entries[part])
             chosen = logits.index_select(0, index)
-            logits.index_copy_(0, index, _penalized(chosen, penalties, part))
+            logits.index_copy_(0, index, _apply_penalties(chosen, penalties, part))
 
     def logsumexp(self, logits: Tensor, temperature: np.ndarray) -> np.ndarray:
         return (logits / torch.from_numpy(temperature).unsqueeze(1)).logsumexp(-1).numpy()
@@ -188,7 +188,7 @@ def _nucleus(probabilities: Tensor, top_p: np.ndarray) -> Tensor:
     for candidates in (*(count for count in CANDIDATES if count < vocabulary), vocabulary):
         if not len(todo):
             break
-        ranked = _ranked(_select(probabilities, rows[todo]), candidates)
+        ranked = _largest(_select(probabilities, rows[todo]), candidates)
         before = ranked.cumsum(-1, dtype=torch.float64) - ranked
         limit = torch.from_numpy(top_p[rows[todo]]).unsqueeze(1)
         inside = (before <= limit).sum(-1)
@@ -197,7 +197,7 @@ def _nucleus(probabilities: Tensor, top_p: np.ndarray) -> Tensor:
     return result
 
 
-def _ranked(probabilities: Tensor, count: int) -> Tensor:
+def _largest(probabilities: Tensor, count: int) -> Tensor:
     """The largest `count` of each row, descending."""
     if count < probabilities.shape[1]:
         return probabilities.topk(count, dim=-1).values
@@ -209,7 +209,7 @@ def _select(table: Tensor, rows: np.ndarray) -> Tensor:
     return table if len(rows) == table.shape[0] else table[torch.from_numpy(rows)]
 
 
-def _penalized(chosen: Tensor, penalties: Penalties, part: slice) -> Tensor:
+def _apply_penalties(chosen: Tensor, penalties: Penalties, part: slice) -> Tensor:
     """chosen[m, V] after the penalties of this part of the rows."""
     prompt, vocabulary = penalties.prompt[part], chosen.shape[1]
     output = _counts(penalties, part, prompt, vocabulary)
