@@ -19,6 +19,7 @@ from vivace.deploy.load_case import (
 )
 from vivace.deploy.rules.judge import RULES, CheckResult, judge, rule_named
 from vivace.deploy.rules.rule import Rule
+from vivace.deploy.target import release_of
 from vivace.errors import CANNOT_START, CannotStart
 from vivace.terminal import print_wrapped
 
@@ -27,6 +28,7 @@ EPILOG = """examples:
   vivace check deployment.yaml --memory
   vivace check prefill.sh decode.sh --hardware atlas-800i-a3 --cards 32 \\
     --model deepseek-r1
+  vivace check --diff 0.5.10 0.5.23 deployment.yaml
   vivace check --target sglang==0.5.10 -- \\
     python -m sglang.launch_server --model-path /m --tp 16
 """
@@ -40,6 +42,8 @@ def main(words: Sequence[str]) -> int:
         if chosen.rules or chosen.explain:
             return print_rules(chosen.explain)
         case = build_case(load_deployment(chosen.files, command), parse_overrides(chosen))
+        if chosen.diff:
+            return print_difference(case, chosen)
         verdict = judge(case)
         if chosen.suggest or chosen.write:
             return print_suggestions(case, chosen)
@@ -77,6 +81,12 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--html", metavar="FILE", help="write a page with everything")
     made.add_argument("--suggest", action="store_true", help="values that follow from the others")
     made.add_argument("--write", action="store_true", help="--suggest, and put them into the file")
+    made.add_argument(
+        "--diff",
+        nargs=2,
+        metavar=("OLD", "NEW"),
+        help="what changes from one release of SGLang to another, as 0.5.10 0.5.23",
+    )
     made.add_argument("--explain", metavar="RULE", help="what a rule is about")
     made.add_argument("--rules", action="store_true", help="list all rules")
     about = made.add_argument_group("facts that the files do not state")
@@ -160,6 +170,23 @@ def print_report(case: Case, verdict: CheckResult, chosen: argparse.Namespace) -
     show(case, verdict, notes=chosen.notes, memory=chosen.memory)
     if chosen.html is not None:
         print(f"written: {chosen.html}")
+
+
+def print_difference(case: Case, chosen: argparse.Namespace) -> int:
+    from vivace.deploy.difference import as_data, as_text, changes
+
+    try:
+        old, new = (release_of(each) for each in chosen.diff)
+    except ValueError as error:
+        raise CannotStart(f"--diff: {error}") from None
+    found = changes(case, old, new)
+    if chosen.json:
+        import json
+
+        print(json.dumps(as_data(found, old, new), indent=2))
+    else:
+        print(as_text(found, old, new))
+    return FOUND_ERRORS if any(change.breaks for change in found) else 0
 
 
 def print_suggestions(case: Case, chosen: argparse.Namespace) -> int:

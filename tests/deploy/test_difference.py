@@ -1,0 +1,112 @@
+"""What changes for a deployment between two releases of SGLang."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from deployments import case, mixed, separated
+
+from vivace.config.releases.tables import releases
+from vivace.deploy.check import main
+from vivace.deploy.difference import changes
+from vivace.deploy.startup import rewritten
+
+SCRIPT = ["python", "-m", "sglang.launch_server", "--model-path", "m"]
+
+
+def kinds(flags: dict[str, Any], old: str, new: str, **made: Any) -> dict[str, tuple[str, str]]:
+    """flag -> (kind, what to do) of its first change, without new defaults"""
+    found = reversed(changes(case(mixed(flags=flags, **made)), old, new))
+    return {each.flag: (each.kind, each.remedy) for each in found if each.kind != "default"}
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "old", "new", "kind", "remedy"),
+    [
+        ("torchao-config", "int8wo", "0.5.10", "0.5.23", "removed", "remove it"),
+        ("nsa-prefill-backend", "fa3", "0.5.10", "0.5.23", "renamed", "--dsa-prefill-backend"),
+        ("nsa-prefill-backend", "fa3", "0.5.10", "0.5.16", "deprecated", "--dsa-prefill-backend"),
+        ("cuda-graph-max-bs", 8, "0.5.10", "0.5.23", "ambiguous", "--cuda-graph-max-bs-decode"),
+        ("kv-cache-dtype", "fp4_e2m1", "0.5.10", "0.5.23", "value", "use a value"),
+        ("load-balance-method", "decode_round_robin", "0.5.7", "0.5.8", "value", "use a value"),
+        ("enable-mfu-metrics", True, "0.5.8", "0.5.10", "new", ""),
+        ("enable-dp-attention", True, "0.5.10", "0.5.23", "deprecated", "--attn-dp-size"),
+        ("context-length", "64k", "0.5.10", "0.5.8", "value", "use a value"),
+        ("speculative-algorithm", "NEXTN", "0.5.10", "0.5.10", None, ""),
+    ],
+)
+def test_a_flag_that_changes_is_told(
+    flag: str, value: Any, old: str, new: str, kind: str | None, remedy: str
+) -> None:
+    found = kinds({flag: value}, old, new).get(f"--{flag}")
+    assert (found and found[0]) == kind
+    assert remedy in (found[1] if found else "")
+
+
+def test_variables_that_are_no_longer_read_are_told() -> None:
+    found = kinds({}, "0.5.10", "0.5.23", environment={"SGLANG_NPU_FUSED_MOE_MODE": "2"})
+    assert found["SGLANG_NPU_FUSED_MOE_MODE"][0] == "variable"
+    assert "SGLANG_NPU_FUSED_MOE_MODE" not in kinds(
+        {}, "0.5.10", "0.5.13", environment={"SGLANG_NPU_FUSED_MOE_MODE": "2"}
+    )
+
+
+def test_new_defaults_are_told_for_what_is_not_set() -> None:
+    def texts(**flags: Any) -> str:
+        found = changes(case(mixed(flags=flags)), "0.5.7", "0.5.10")
+        return "\n".join(each.text for each in found if each.kind == "default")
+
+    assert "--load-balance-method: round_robin becomes auto" in texts()
+    assert "--load-balance-method" not in texts(**{"load-balance-method": "round_robin"})
+
+
+@pytest.mark.parametrize("release", releases())
+def test_nothing_changes_from_a_release_to_itself(release: str) -> None:
+    for made in (mixed(), separated()):
+        assert changes(case(made), release, release) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "platform", "name", "becomes"),
+    [
+        ({"speculative-algorithm": "NEXTN"}, "npu", "speculative_algorithm", "EAGLE"),
+        ({"speculative-algorithm": "NEXTN"}, "npu", "max_running_requests", "48"),
+        ({"device": "npu"}, "npu", "page_size", "128"),
+        ({"device": "npu", "page-size": 64}, "npu", "page_size", None),
+        ({"moe-a2a-backend": "deepep"}, "npu", "ep_size", "tp_size"),
+        (
+            {"enable-dp-attention": True},
+            "npu",
+            "chunked_prefill_size",
+            "chunked_prefill_size // dp",
+        ),
+        ({"disaggregation-mode": "decode"}, "npu", "disable_radix_cache", "True"),
+        ({"disaggregation-mode": "prefill"}, "npu", "disable_radix_cache", None),
+        ({"enable-symm-mem": True}, "", "enable_symm_mem", None),
+    ],
+)
+def test_what_is_changed_at_start_up_is_known(
+    flags: dict[str, Any], platform: str, name: str, becomes: str | None
+) -> None:
+    found = [key for changed, key in rewritten(flags, "0.5.10", platform) if changed == name]
+    assert [key for key in found if becomes and key.startswith(becomes)] or becomes is None
+    assert becomes is not None or not found
+
+
+def test_the_command_shows_them_and_fails_if_the_start_would(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["--diff", "0.5.10", "sglang==0.5.23"]
+    assert main([*words, "--", *SCRIPT, "--cuda-graph-bs", "4", "--enable-dp-attention"]) == 1
+    shown = capsys.readouterr().out
+    assert "--cuda-graph-bs-decode" in shown and "newly deprecated:" in shown
+    assert main([*words, "--", *SCRIPT]) == 0
+    capsys.readouterr()
+    assert main(["--json", *words, "--", *SCRIPT, "--torchao-config", "x"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["from"], found["to"], found["schema"]) == ("0.5.10", "0.5.23", 1)
+    assert [each["flag"] for each in found["changes"] if each["breaks"]] == ["--torchao-config"]
+    assert main(["--diff", "0.5.10", "9.9", "--", *SCRIPT]) == 2
+    assert "9.9" in capsys.readouterr().err

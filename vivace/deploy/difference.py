@@ -1,0 +1,190 @@
+"""`vivace check --diff OLD NEW`: what changes for a deployment between two releases of SGLang."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import msgspec
+
+from vivace.config.releases.tables import (
+    ReleasedFlag,
+    flags_at,
+    readers,
+    row_at,
+    status,
+    successor,
+    variables_at,
+)
+from vivace.deploy.case import Case
+from vivace.deploy.released import accepts, refusal
+from vivace.deploy.schema.deployment import FlagValue
+from vivace.deploy.server_plan import ServerPlan
+from vivace.deploy.startup import rewritten
+
+Kind = Literal[
+    "removed", "renamed", "ambiguous", "value", "deprecated", "variable", "default", "rewritten",
+    "new",
+]  # fmt: skip
+KINDS: dict[Kind, str] = {
+    "removed": "removed",
+    "renamed": "renamed",
+    "ambiguous": "ambiguous abbreviations",
+    "value": "values no longer taken",
+    "deprecated": "newly deprecated",
+    "variable": "environment variables",
+    "default": "new defaults of what is not set",
+    "rewritten": "changed at start-up",
+    "new": "not taken by the old version",
+}
+"""in the order of the report, with their headings"""
+BREAKING: tuple[Kind, ...] = ("removed", "renamed", "ambiguous", "value")
+"""the new version does not start"""
+
+
+class Change(msgspec.Struct, frozen=True):
+    """`roles`: those it concerns; `flag`: or the variable."""
+
+    kind: Kind
+    flag: str
+    text: str
+    remedy: str = ""
+    roles: tuple[str, ...] = ()
+
+    @property
+    def breaks(self) -> bool:
+        return self.kind in BREAKING
+
+
+def changes(case: Case, old: str, new: str) -> list[Change]:
+    """In the order of `KINDS`; what concerns several roles once."""
+    found: dict[Change, list[str]] = {}
+    for server in case.servers:
+        for change in changes_of(server, old, new, case.platform):
+            found.setdefault(change, []).append(server.name)
+    order = list(KINDS)
+    merged = [
+        msgspec.structs.replace(change, roles=tuple(dict.fromkeys(roles)))
+        for change, roles in found.items()
+    ]
+    return sorted(merged, key=lambda change: order.index(change.kind))
+
+
+def changes_of(server: ServerPlan, old: str, new: str, platform: str) -> Iterator[Change]:
+    for flag, value in server.role.flags.items():
+        if not flag.startswith("-") and value is not None and value is not False:
+            yield from flag_changes("--" + flag, value, old, new)
+    for name in server.environment:
+        yield from variable_changes(name, old, new)
+    yield from default_changes(server, old, new)
+    yield from start_changes(server, old, new, platform)
+
+
+def flag_changes(flag: str, value: FlagValue, old: str, new: str) -> Iterator[Change]:
+    before, after = row_at(flag, old), row_at(flag, new)
+    if after is None and before is not None:
+        yield lost(flag, new)
+    elif before is None and after is not None:
+        yield Change("new", flag, f"SGLang {old} does not take {flag}")
+    elif before is not None and after is not None:
+        yield from definition_changes(flag, value, before, after, new)
+
+
+def lost(flag: str, new: str) -> Change:
+    kind, names = status(flag, new)
+    if kind == "ambiguous":
+        options = ", ".join(names)
+        whole = successor(flag, new) or names[0]
+        return Change("ambiguous", flag, f"{flag} could be {options}", f"write {whole}")
+    today = successor(flag, new)
+    if today:
+        return Change("renamed", flag, f"{flag} is called {today}", f"write {today}")
+    return Change("removed", flag, f"{flag} is gone", "remove it")
+
+
+def definition_changes(
+    flag: str, value: FlagValue, before: ReleasedFlag, after: ReleasedFlag, new: str
+) -> Iterator[Change]:
+    today = f"use {after.today}" if after.today else ""
+    if after.state == "stops" and before.state != "stops":
+        yield Change("removed", flag, f"{flag} is refused", today or "remove it")
+    elif after.state == "deprecated" and before.state != "deprecated":
+        yield Change("deprecated", flag, f"{flag} is deprecated", today)
+    if accepts(before, value) and not accepts(after, value):
+        yield Change("value", flag, refusal(flag, after, value), "use a value that it takes")
+
+
+def variable_changes(name: str, old: str, new: str) -> Iterator[Change]:
+    known = readers(name)
+    before, after = variables_at(old).get(name), variables_at(new).get(name)
+    deprecated = after is not None and after.state == "deprecated"
+    if deprecated and (before is None or before.state != "deprecated"):
+        remedy = f"use {after.today}" if after is not None and after.today else ""
+        yield Change("variable", name, f"{name} is deprecated", remedy)
+    elif name.startswith(("SGLANG_", "SGL_")) and (old in known) != (new in known):
+        text = f"{name} is no longer read" if old in known else f"{name} is read from now on"
+        yield Change("variable", name, text, "remove it" if old in known else "")
+
+
+def default_changes(server: ServerPlan, old: str, new: str) -> Iterator[Change]:
+    given = {row.name for flag in server.role.flags if (row := row_at("--" + flag, new))}
+    before = {row.name: row for row in flags_at(old).values() if not row.state}
+    seen: set[str] = set()
+    for after in flags_at(new).values():
+        known = before.get(after.name)
+        if known is None or after.state or after.name in given or after.name in seen:
+            continue
+        seen.add(after.name)
+        nothing = not known.default and not after.default and after.shape == "bool"
+        if known.default != after.default and not nothing:
+            text = f"{after.flag}: {shown(known.default)} becomes {shown(after.default)}"
+            yield Change("default", after.flag, text, f"set it to keep {shown(known.default)}")
+
+
+def start_changes(server: ServerPlan, old: str, new: str, platform: str) -> Iterator[Change]:
+    """What the new version certainly changes at start-up, and the old one is not known to."""
+    flags = server.role.flags
+    before = rewritten(flags, old, platform)
+    names = {row.name: row.flag for row in reversed(flags_at(new).values()) if not row.state}
+    given = {row.name: flag for flag in flags if (row := row_at("--" + flag, new))}
+    for key, row in rewritten(flags, new, platform).items():
+        flag = names.get(row.name)
+        if key in before or (flag is None and row.name not in given):
+            continue
+        typed = "--" + given[row.name] if row.name in given else str(flag)
+        asked = f" {shown(flags[given[row.name]])}" if row.name in given else ""
+        yield Change(
+            "rewritten", typed, f"{typed}{asked} becomes {row.formula or shown(row.value)}"
+        )
+
+
+def shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if value is None:
+        return "unset"
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def as_text(found: list[Change], old: str, new: str) -> str:
+    """The report: a heading for each kind, one line for each change."""
+    lines: list[str] = []
+    for kind, heading in KINDS.items():
+        of_kind = [change for change in found if change.kind == kind]
+        lines += [f"{heading}:"] if of_kind else []
+        for change in of_kind:
+            remedy = f" -> {change.remedy}" if change.remedy else ""
+            lines.append(f"  {', '.join(change.roles)}: {change.text}{remedy}")
+    broken = sum(change.breaks for change in found)
+    lines.append(f"SGLang {old} -> {new}: {len(found)} changes, {broken} that stop the start")
+    return "\n".join(lines)
+
+
+def as_data(found: list[Change], old: str, new: str) -> dict[str, Any]:
+    return {
+        "schema": 1,
+        "from": old,
+        "to": new,
+        "changes": [{**msgspec.to_builtins(each), "breaks": each.breaks} for each in found],
+    }
