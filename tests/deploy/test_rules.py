@@ -639,6 +639,8 @@ PAIRS: dict[str, Pair] = {
     **BECOMES_PAIRS,
 }
 OF_REMARKS = (
+    "from-vllm",
+    "not-translated",
     "not-understood",
     "flag-given-twice",
     "stray-word",

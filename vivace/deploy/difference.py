@@ -154,9 +154,13 @@ def start_changes(server: ServerPlan, old: str, new: str, platform: str) -> Iter
             continue
         typed = "--" + given[row.name] if row.name in given else str(flag)
         asked = f" {shown(flags[given[row.name]])}" if row.name in given else ""
-        yield Change(
-            "rewritten", typed, f"{typed}{asked} becomes {row.formula or shown(row.value)}"
-        )
+        becomes = in_flags(row.formula, names) or shown(row.value)
+        yield Change("rewritten", typed, f"{typed}{asked} becomes {becomes}")
+
+
+def in_flags(formula: str, names: dict[str, str]) -> str:
+    """A formula with flags where it has the names of arguments."""
+    return re.sub(r"[a-z_]+", lambda found: names.get(found[0], found[0]), formula)
 
 
 def shown(value: Any) -> str:

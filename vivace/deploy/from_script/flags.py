@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from vivace.config.releases.tables import definitions
 from vivace.deploy.catalogue.flags import ServerFlag, tables
 from vivace.deploy.from_script.programs import Part
 from vivace.deploy.schema.deployment import Flags, FlagValue, Scalar
@@ -109,7 +110,7 @@ def groups(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
 
 def split_values(name: str, values: list[str], part: Part) -> tuple[FlagValue, list[str]]:
     """(the flag's value, words that it does not take)"""
-    option = option_named(name) if part == "server" else None
+    option = (option_named(name) or released(name)) if part == "server" else None
     if (option is not None and option.shape == "bool") or name in BARE.get(part, ()):
         return True, values
     if not values:
@@ -120,6 +121,16 @@ def split_values(name: str, values: list[str], part: Part) -> tuple[FlagValue, l
     if option is not None or len(values) > 1:
         return [scalar(value) for value in values], []
     return scalar(values[0]), []
+
+
+def released(name: str) -> ServerFlag | None:
+    """A flag that only SGLang has, as its newest release with it defines it."""
+    rows = definitions().get("--" + name)
+    if not rows:
+        return None
+    many = rows[-1].arity in ("+", "*")
+    shape = f"list of {rows[-1].shape}" if many else rows[-1].shape
+    return ServerFlag(rows[-1].name, (rows[-1].flag,), shape)
 
 
 def add_flag(read: ParsedFlags, name: str, value: FlagValue, part: Part) -> None:

@@ -9,6 +9,8 @@ import msgspec
 
 Part = Literal["server", "router", "benchmark"]
 SERVERS = ("sglang.launch_server", "vivace.launch_server", "vivace serve", "sglang serve")
+VLLM = ("vllm serve", "vllm.entrypoints.openai.api_server")
+"""servers of vLLM, whose flags are translated"""
 ROUTERS = (
     "sglang_router.launch_router",
     "sglang_router.launch_server",
@@ -19,7 +21,7 @@ ROUTERS = (
 )
 BENCHMARKS = ("sglang.bench_serving", "vivace.bench_serving", "vivace bench serving")
 PARTS: dict[str, Part] = {
-    **dict.fromkeys(SERVERS, "server"),
+    **dict.fromkeys((*SERVERS, *VLLM), "server"),
     **dict.fromkeys(ROUTERS, "router"),
     **dict.fromkeys(BENCHMARKS, "benchmark"),
 }
@@ -53,6 +55,8 @@ def is_python(name: str) -> bool:
 
 def known(program: str, words: Sequence[str]) -> Invocation | None:
     part = PARTS.get(program)
+    if program == "sglang serve" and words and not words[0].startswith("-"):
+        words = ("--model-path", *words)
     return None if part is None else Invocation(part, program, tuple(words))
 
 

@@ -11,7 +11,7 @@ import msgspec
 from vivace.deploy.files import FileTooLarge, PathName, read, read_beside
 from vivace.deploy.from_script.flags import Remark, flags_of
 from vivace.deploy.from_script.isolated import read_isolated
-from vivace.deploy.from_script.programs import Invocation, invocation
+from vivace.deploy.from_script.programs import VLLM, Invocation, invocation
 from vivace.deploy.from_script.roles import (
     Folded,
     StartedServer,
@@ -236,6 +236,8 @@ def rejoined(launch: Launch) -> Launch:
 def build_server(
     called: Invocation, launch: Launch, place: Location, script: str, found: Collected
 ) -> StartedServer:
+    if called.program in VLLM:
+        called = from_vllm(called, launch, place, found)
     read = flags_of(called.words, called.part)
     for remark in read.remarks:
         found.remark(remark.rule, remark.flag, remark.text, place)
@@ -253,6 +255,19 @@ def build_server(
         contained=launch.where.contained,
         asked=tuple(each.origin for each in launch.assumptions),
     )
+
+
+def from_vllm(called: Invocation, launch: Launch, place: Location, found: Collected) -> Invocation:
+    """The same server as SGLang's, with a remark about every word that has none there."""
+    from vivace.deploy.from_script.vllm import SERVER, translated
+
+    made = translated(called.words, list(launch.environment))
+    mapped = ", ".join(f"{theirs} is {ours}" for theirs, ours in made.mapped)
+    text = "a server of vLLM, read as one of SGLang with the same meaning"
+    found.remark("from-vllm", "", f"{text}: {mapped}" if mapped else text, place)
+    for flag, why in made.left:
+        found.remark("not-translated", flag, f"{flag} of vLLM is not translated: {why}", place)
+    return Invocation("server", SERVER, tuple(made.words))
 
 
 def build_benchmark(

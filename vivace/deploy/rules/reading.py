@@ -57,3 +57,18 @@ def variable_from_outside(case: Case) -> Iterator[Issue]:
     """Variables in flags are set by the script.
     Rules that need their values are not applied."""
     return remarked(case, "variable-from-outside", "set it in the script")
+
+
+@case_rule("from-vllm", "note", source="vLLM's arguments, 0.9 to 0.33")
+def from_vllm(case: Case) -> Iterator[Issue]:
+    """Servers are SGLang's or Vivace's.
+    `vllm serve` is read as the server of SGLang with flags of the same meaning; the rest of the
+    report is about that server."""
+    return remarked(case, "from-vllm", "")
+
+
+@case_rule("not-translated", "warning", source="vLLM's arguments, 0.9 to 0.33")
+def not_translated(case: Case) -> Iterator[Issue]:
+    """Every flag and variable of vLLM has a flag of the same meaning.
+    What is only nearly the same is left out, so that nothing is guessed."""
+    return remarked(case, "not-translated", "choose the flag of SGLang yourself")

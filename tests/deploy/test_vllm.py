@@ -1,0 +1,113 @@
+"""Commands of vLLM: what means the same is translated, and the rest is listed."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+import pytest
+
+from vivace.config.releases.tables import flags_at, latest
+from vivace.deploy.check import main
+from vivace.deploy.from_script.script import import_command, import_scripts
+from vivace.deploy.from_script.vllm import NEAREST, SAME, SPECIAL, USUAL, translated
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        ("Qwen/Qwen3-8B", "--model-path Qwen/Qwen3-8B"),
+        ("--model=m --tokenizer t", "--model-path m --tokenizer-path t"),
+        ("-tp 4 --pipeline_parallel_size=2", "--tp-size 4 --pp-size 2"),
+        ("--max-model-len 4096 --block-size 16", "--context-length 4096 --page-size 16"),
+        ("--max-num-seqs 64", "--max-running-requests 64"),
+        (
+            "--enforce-eager --no-enable-prefix-caching",
+            "--disable-cuda-graph --disable-radix-cache",
+        ),
+        ("-tp 8 -ep", "--tp-size 8 --ep-size 8"),
+        ("--kv-cache-dtype fp8", "--kv-cache-dtype fp8_e4m3"),
+        ("--quantization ascend", "--quantization modelslim"),
+        (
+            "--master-addr a --master-port 9 -n 2 -r 1",
+            "--dist-init-addr a:9 --nnodes 2 --node-rank 1",
+        ),
+        ("--no-enable-chunked-prefill", "--chunked-prefill-size -1"),
+        ("--enable-prefix-caching", ""),
+    ],
+)
+def test_flags_of_the_same_meaning_are_translated(typed: str, words: str) -> None:
+    found = translated(shlex.split(typed))
+    assert found.words == shlex.split(words) and found.left == []
+
+
+def test_each_data_parallel_rank_of_vllm_has_its_own_limit() -> None:
+    found = translated(shlex.split("-dp 4 --max-num-seqs 16"))
+    assert found.words == ["--max-running-requests", "64"]
+    assert [flag for flag, _ in found.left] == ["--data-parallel-size 4"]
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "--gpu-memory-utilization 0.9",
+        """--speculative-config '{"method":"mtp"}'""",
+        "--reasoning-parser of-nobody",
+        "--quantization bitblas",
+        "--all2all-backend pplx",
+        "--no-such-flag",
+    ],
+)
+def test_what_has_no_equal_is_listed_and_left_out(typed: str) -> None:
+    found = translated(shlex.split(typed), ["VLLM_USE_V1", "HCCL_BUFFSIZE"])
+    assert found.words == []
+    flags = [flag for flag, _ in found.left]
+    assert flags[0].startswith(typed.split()[0]) and flags[1:] == ["VLLM_USE_V1"]
+
+
+def test_every_translation_is_a_flag_of_sglang() -> None:
+    known = flags_at(latest())
+    other = {"disable-cuda-graph"}
+    assert all(f"--{flag}" in known for flag in {*SAME.values()} - other)
+    assert not {*SAME} & {*SPECIAL} and not {*SAME, *SPECIAL} & {*NEAREST, *USUAL}
+
+
+def test_a_script_of_vllm_is_read_and_said_so(capsys: pytest.CaptureFixture[str]) -> None:
+    script = "export VLLM_USE_V1=1\npython3 -m vllm.entrypoints.openai.api_server --model m -tp 2\n"
+    found = import_scripts([("serve.sh", script)])
+    (role,) = found.deployment.roles.values()
+    assert role.program == "sglang.launch_server" and role.flags == {
+        "model-path": "m",
+        "tp-size": 2,
+    }
+    rules = {remark.rule: remark for remark in found.remarks}
+    assert "--tp-size" in rules["from-vllm"].text and rules["from-vllm"].line == 2
+    assert "VLLM_USE_V1" in rules["not-translated"].text
+    assert main(["--json", "--", "vllm", "serve", "m", "--swap-space", "4"]) == 0
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    assert [each["rule"] for each in findings if "vllm" in each["source"].lower()] == [
+        "not-translated",
+        "from-vllm",
+    ]
+
+
+def test_vivace_is_judged_as_vivace_and_sglang_as_sglang(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def target(*words: str) -> tuple[str, set[str]]:
+        main(["--json", "--", *words])
+        found = json.loads(capsys.readouterr().out)
+        return found["target"], {each["rule"] for each in found["findings"]}
+
+    device = ("--device", "cpu", "--port", "8000")
+    assert target("vivace", "serve", *device)[0] == "vivace"
+    assert "flag-value" in target("vivace", "serve", *device, "--stream-interval", "0")[1]
+    assert target("sglang", "serve", "m", "--cpu-threads", "4")[0] == "sglang"
+    assert "own-flag" in target("sglang", "serve", "m", "--cpu-threads", "4")[1]
+    found = import_command(["sglang", "serve", "m", "--port", "1"])
+    assert found.deployment.roles["mixed"].flags == {"model-path": "m", "port": 1}
+
+
+def test_words_behind_a_switch_of_sglang_are_stray() -> None:
+    words = ["python", "-m", "sglang.launch_server", "--enable-mfu-metrics", "yes"]
+    assert [each.rule for each in import_command(words).remarks] == ["stray-word"]

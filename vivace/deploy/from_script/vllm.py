@@ -1,0 +1,188 @@
+"""`vllm serve ...` -> the words of SGLang that mean the same, and what has no such words.
+
+vLLM's own argument tables (0.9 to 0.33) and those of vllm-ascend, which adds none. What is nearly
+the same is not translated: it is listed, with what comes nearest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from vivace.config.releases.tables import flags_at, latest
+from vivace.deploy.from_script.flags import groups
+
+SERVER = "sglang.launch_server"
+SAME = {
+    "model": "model-path",
+    "tokenizer": "tokenizer-path",
+    "tokenizer-mode": "tokenizer-mode",
+    "trust-remote-code": "trust-remote-code",
+    "dtype": "dtype",
+    "revision": "revision",
+    "seed": "random-seed",
+    "max-model-len": "context-length",
+    "host": "host",
+    "port": "port",
+    "api-key": "api-key",
+    "served-model-name": "served-model-name",
+    "download-dir": "download-dir",
+    "load-format": "load-format",
+    "skip-tokenizer-init": "skip-tokenizer-init",
+    "chat-template": "chat-template",
+    "stream-interval": "stream-interval",
+    "root-path": "fastapi-root-path",
+    "ssl-keyfile": "ssl-keyfile",
+    "ssl-certfile": "ssl-certfile",
+    "uvicorn-log-level": "log-level-http",
+    "quantization": "quantization",
+    "kv-cache-dtype": "kv-cache-dtype",
+    "block-size": "page-size",
+    "tensor-parallel-size": "tp-size",
+    "pipeline-parallel-size": "pp-size",
+    "nnodes": "nnodes",
+    "node-rank": "node-rank",
+    "cpu-offload-gb": "cpu-offload-gb",
+    "disable-custom-all-reduce": "disable-custom-all-reduce",
+    "enable-lora": "enable-lora",
+    "max-lora-rank": "max-lora-rank",
+    "max-loras": "max-loras-per-batch",
+    "lora-modules": "lora-paths",
+    "enforce-eager": "disable-cuda-graph",
+    "no-enable-prefix-caching": "disable-radix-cache",
+    "no-async-scheduling": "disable-overlap-schedule",
+    "enable-log-requests": "log-requests",
+    "reasoning-parser": "reasoning-parser",
+    "tool-call-parser": "tool-call-parser",
+}
+"""flag of vLLM -> the one of SGLang with the same values"""
+SHORT = {
+    "-tp": "tensor-parallel-size",
+    "-pp": "pipeline-parallel-size",
+    "-dp": "data-parallel-size",
+    "-ep": "enable-expert-parallel",
+    "-q": "quantization",
+    "-n": "nnodes",
+    "-r": "node-rank",
+    "-sc": "speculative-config",
+    "-cc": "compilation-config",
+}
+VALUES = {("kv-cache-dtype", "fp8"): "fp8_e4m3", ("quantization", "ascend"): "modelslim"}
+"""(flag, value of vLLM or vllm-ascend) -> SGLang's name of it"""
+USUAL = frozenset(
+    """enable-prefix-caching enable-chunked-prefill async-scheduling enable-auto-tool-choice
+    disable-log-requests no-enable-log-requests disable-log-stats""".split()
+)
+"""what SGLang does anyway"""
+NEAREST = {
+    "gpu-memory-utilization": "--mem-fraction-static counts weights and KV cache alone: "
+    "take a smaller value",
+    "max-num-batched-tokens": "--chunked-prefill-size, which counts prompts alone",
+    "data-parallel-size": "--dp-size, with --enable-dp-attention for mixtures of experts",
+    "speculative-config": "--speculative-algorithm and its flags",
+    "kv-transfer-config": "--disaggregation-mode and its flags",
+    "cudagraph-capture-sizes": "--cuda-graph-bs, which counts requests, not tokens",
+    "limit-mm-per-prompt": "--limit-mm-data-per-request",
+    "enable-dbo": "--enable-two-batch-overlap",
+    "enable-eplb": "--enable-eplb and its flags",
+}
+"""flag of vLLM -> what comes nearest and is not the same"""
+
+
+class Translation(msgspec.Struct):
+    """`mapped`: (flag of vLLM, flag of SGLang); `left`: (flag or variable, why)."""
+
+    words: list[str] = []
+    mapped: list[tuple[str, str]] = []
+    left: list[tuple[str, str]] = []
+
+    def add(self, name: str, flag: str, values: Sequence[str]) -> None:
+        self.words += ["--" + flag, *values]
+        if name != flag:
+            self.mapped.append(("--" + name, "--" + flag))
+
+
+def translated(words: Sequence[str], environment: Sequence[str] = ()) -> Translation:
+    """What follows `vllm serve`, and the names of variables it is started with."""
+    found = Translation()
+    given = dict(named(words))
+    for name, values in given.items():
+        special = SPECIAL.get(name)
+        if special is not None:
+            special(name, values, given, found)
+        elif name in USUAL:
+            found.mapped.append(("--" + name, "what SGLang does without a flag"))
+        elif name in SAME and taken(SAME[name], values):
+            found.add(name, SAME[name], [VALUES.get((name, each), each) for each in values])
+        else:
+            why = NEAREST.get(name, "no flag of SGLang means the same")
+            found.left.append((" ".join(["--" + name, *values])[:80], why))
+    for variable in environment:
+        if variable.startswith("VLLM_"):
+            found.left.append((variable, "a variable of vLLM"))
+    return found
+
+
+def named(words: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """(flag without dashes, its values); the model may stand first. vLLM takes underscores too."""
+    found: list[tuple[str, list[str]]] = []
+    for word, values in groups(words):
+        flag, equals, attached = word.partition("=")
+        values = [attached, *values] if equals else values
+        name = SHORT.get(flag, flag.lstrip("-")).replace("_", "-")
+        found.append((name or "model", values))
+    return found
+
+
+def taken(flag: str, values: Sequence[str]) -> bool:
+    """Whether SGLang has the flag with these values among its choices."""
+    row = flags_at(latest()).get("--" + flag)
+    choices = row.choices if row is not None else ()
+    known = {VALUES.get((flag, each), each) for each in values}
+    return not choices or known <= set(choices)
+
+
+Given = dict[str, list[str]]
+
+
+def ranks(given: Given, name: str) -> int:
+    text = (given.get(name) or ["1"])[0]
+    return int(text) if text.isdecimal() and len(text) < 6 else 1
+
+
+def running(name: str, values: list[str], given: Given, found: Translation) -> None:
+    """--max-num-seqs is of one data-parallel rank, --max-running-requests of all."""
+    text, dp = (values or [""])[0], ranks(given, "data-parallel-size")
+    total = str(int(text) * dp) if text.isdecimal() and len(text) < 9 else text
+    found.add(name, "max-running-requests", [total])
+
+
+def experts(name: str, values: list[str], given: Given, found: Translation) -> None:
+    """vLLM spreads experts over all ranks of both kinds."""
+    count = ranks(given, "tensor-parallel-size") * ranks(given, "data-parallel-size")
+    found.add(name, "ep-size", [str(count)])
+
+
+def address(name: str, values: list[str], given: Given, found: Translation) -> None:
+    port = (given.get("master-port") or ["29501"])[0]
+    found.add(name, "dist-init-addr", [f"{(values or [''])[0]}:{port}"])
+
+
+def nothing(name: str, values: list[str], given: Given, found: Translation) -> None:
+    """Said together with another flag."""
+    if "master-addr" not in given:
+        found.left.append(("--" + name, "it needs --master-addr"))
+
+
+def whole_prompts(name: str, values: list[str], given: Given, found: Translation) -> None:
+    found.add(name, "chunked-prefill-size", ["-1"])
+
+
+SPECIAL: dict[str, Callable[[str, list[str], Given, Translation], None]] = {
+    "max-num-seqs": running,
+    "enable-expert-parallel": experts,
+    "master-addr": address,
+    "master-port": nothing,
+    "no-enable-chunked-prefill": whole_prompts,
+}
