@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from vivace.deploy.catalogue.models import (
     models,
     read_architecture,
 )
-from vivace.deploy.files import PathName, below, beside, home, is_file
+from vivace.deploy.files import FileTooLarge, PathName, below, beside, home, is_file, read
 from vivace.deploy.from_script.flags import Remark
 from vivace.deploy.from_script.roles import StartedServer
 from vivace.deploy.locations import Sources
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from vivace.deploy.from_script.script import Imported
 
 SPECS = (".yaml", ".yml")
+LARGEST = 1 << 20
+"""bytes of a file"""
+MANIFEST = re.compile(rb"^(?:apiVersion|services)[ \t]*:", re.MULTILINE)
 
 
 class Overrides(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +61,7 @@ class LoadedDeployment(msgspec.Struct, frozen=True):
 def open_files(files: Sequence[PathName]) -> LoadedDeployment:
     """One deployment file, or scripts. Raises DeploymentError or ScriptError."""
     paths = [str(file) for file in files]
-    specs = [path for path in paths if path.endswith(SPECS)]
+    specs = [path for path in paths if path.endswith(SPECS) and not holds_manifest(path)]
     if specs and len(paths) > 1:
         raise DeploymentError("give one deployment file, or scripts, not both")
     if specs:
@@ -68,6 +72,14 @@ def open_files(files: Sequence[PathName]) -> LoadedDeployment:
     from vivace.deploy.from_script.script import import_files
 
     return loaded_from(import_files(paths), ", ".join(paths))
+
+
+def holds_manifest(path: str) -> bool:
+    """Whether a YAML file is a compose file or Kubernetes manifests, and no deployment."""
+    try:
+        return MANIFEST.search(read(path, LARGEST)) is not None
+    except (OSError, FileTooLarge):
+        return False
 
 
 def open_command(words: Sequence[str]) -> LoadedDeployment:

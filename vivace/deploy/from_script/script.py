@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -53,9 +54,14 @@ SUPPLIED = re.compile(
     r"BASH|RANDOM|SECONDS|UID|PPID|HF|MODELSCOPE|TMPDIR|CUDA|ASCEND|VOLC|MLP|PET)(_|[A-Z]*$)"
 )
 """variables that schedulers and machines set"""
+MANIFESTS = (".yaml", ".yml")
 COMMAND = "command line"
 """what findings call a command that was typed after `--`"""
 PLAIN_LINE = re.compile(r"[\w\s./*=:|>-]+")
+
+
+if TYPE_CHECKING:
+    from vivace.deploy.from_script.manifests import Container
 
 
 class Imported(msgspec.Struct):
@@ -97,7 +103,7 @@ def import_files(paths: Sequence[PathName]) -> Imported:
         def follow(name: str, script: str = path) -> tuple[str, str] | None:
             return read_beside(script, name, MAX_BYTES)
 
-        collect(path, content, found, follow)
+        collect_text(path, content, found, follow)
     return imported(found)
 
 
@@ -105,22 +111,46 @@ def import_scripts(contents: Sequence[tuple[str, str]]) -> Imported:
     """(name, content) of each script -> a deployment and remarks."""
     found = Collected()
     for name, content in contents:
-        collect(name, content, found)
+        collect_text(name, content, found)
     return imported(found)
 
 
-def collect(name: str, content: str, found: Collected, follow: Follow = no_file) -> None:
-    """What one script starts. Raises ScriptError naming it."""
+def collect_text(name: str, content: str, found: Collected, follow: Follow = no_file) -> None:
+    """A script, or manifests with the commands of containers. Raises ScriptError."""
+    if not name.endswith(MANIFESTS):
+        collect(name, content, found, follow)
+        return
+    from vivace.deploy.from_script.manifests import containers_in
+
+    for each in containers_in(name, content):
+        collect(name, each.script, found, within=each)
+    found.texts[name] = content
+
+
+def collect(
+    name: str,
+    content: str,
+    found: Collected,
+    follow: Follow = no_file,
+    within: Container | None = None,
+) -> None:
+    """What one script, or a container, starts. Raises ScriptError naming it."""
     try:
         reading = read_isolated(content, follow)
     except ScriptError as error:
         raise ScriptError(f"{name}: {error}") from None
     found.texts |= {name: content, **reading.files}
     for note in reading.notes:
-        place = Location(note.file or name, note.line)
+        place = Location(note.file or name, note.line) if within is None else within.place
         found.remark("not-understood", "", note.text, place)
     for launch in reachable(reading.launches):
         place = Location(launch.file or name, launch.line, launch.end)
+        if within is not None:
+            place = within.place
+            where = msgspec.structs.replace(launch.where, contained=within.contained)
+            launch = msgspec.structs.replace(
+                launch, where=where, round=within.pod, behind=launch.line, background=False
+            )
         called = invocation(launch.words)
         if called is None:
             other_command(launch, place, found)

@@ -1,0 +1,144 @@
+"""docker-compose files and Kubernetes manifests are read as launch scripts are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vivace.deploy.from_script.script import import_files
+from vivace.deploy.load_case import Overrides, build_case, open_files
+from vivace.deploy.rules.judge import Finding, judge
+from vivace.deploy.shell.reader import ScriptError
+
+COMPOSE = """\
+services:
+  prefill:
+    image: lmsysorg/sglang
+    network_mode: host
+    environment:
+      - HCCL_BUFFSIZE=300
+      - TOKEN
+    entrypoint: python3 -m sglang.launch_server
+    command: --model-path /m --port ${PORT:-8000} --tp ${TP} --host 0.0.0.0
+      --disaggregation-mode prefill
+  decode:
+    command: ["bash", "-c", "exec python3 -m sglang.launch_server --model-path /m --port $$P
+      --disaggregation-mode decode"]
+    environment: {P: 9000}
+"""
+SET = """\
+apiVersion: v1
+kind: Service
+metadata: {name: first}
+---
+apiVersion: apps/v1
+kind: StatefulSet
+spec:
+  replicas: 2
+  template:
+    spec:
+      containers:
+      - name: server
+        command: [/bin/bash, -c]
+        args:
+        - |
+          numactl -N 0 python3 -m sglang.launch_server \\
+            --model-path /m --tp 16 \\
+            --dist-init-addr first:5000 \\
+            --nnodes 2 --node-rank $POD_INDEX
+        env:
+        - name: POD_INDEX
+          valueFrom: {fieldRef: {fieldPath: "metadata.labels['apps.kubernetes.io/pod-index']"}}
+"""
+GROUP = """\
+apiVersion: leaderworkerset.x-k8s.io/v1
+kind: LeaderWorkerSet
+spec:
+  leaderWorkerTemplate:
+    size: 2
+    leaderTemplate:
+      spec:
+        containers:
+        - command: [python3, -m, sglang.launch_server, --port, "8000", --model-path, /m, --tp, "16",
+            --dist-init-addr, $(LWS_LEADER_ADDRESS):5000, --nnodes, $(LWS_GROUP_SIZE),
+            --node-rank, $(LWS_WORKER_INDEX)]
+    workerTemplate:
+      spec:
+        containers:
+        - command: [python3, -m, sglang.launch_server, --model-path, /m, --tp, "16",
+            --dist-init-addr, $(LWS_LEADER_ADDRESS):5000, --nnodes, $(LWS_GROUP_SIZE),
+            --node-rank, $(LWS_WORKER_INDEX)]
+"""
+
+
+def findings(folder: Path, content: str) -> list[Finding]:
+    file = folder / "made.yaml"
+    file.write_text(content)
+    return list(judge(build_case(open_files([file]), Overrides())).findings)
+
+
+def test_services_of_compose(tmp_path: Path) -> None:
+    file = tmp_path / "compose.yml"
+    file.write_text(COMPOSE)
+    roles = open_files([file]).deployment.roles
+    prefill, decode = roles["prefill"], roles["decode"]
+    assert (prefill.flags["port"], prefill.flags["tp"]) == (8000, "<TP>")
+    assert prefill.environment == {"HCCL_BUFFSIZE": "300", "TOKEN": "<TOKEN>"}
+    assert decode.flags["port"] == 9000
+
+
+@pytest.mark.parametrize("content", [SET, GROUP])
+def test_pods_of_a_set_are_nodes(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "made.yaml"
+    file.write_text(content)
+    (role,) = open_files([file]).deployment.roles.values()
+    assert (role.nodes, role.instances, role.flags["nnodes"]) == (2, 1, 2)
+    assert role.flags["node-rank"] == "{node}"
+    assert [each for each in findings(tmp_path, content) if each.severity == "error"] == []
+
+
+@pytest.mark.parametrize(
+    ("content", "before", "after", "rule", "line"),
+    [
+        (SET, "replicas: 2", "replicas: 3", "node-ranks", 19),
+        (SET, "--nnodes 2", "--nnodes 3", "node-ranks", 19),
+        (SET, "--tp 16", "--tp-sise 16", "unknown-flag", 17),
+        (GROUP, "$(LWS_WORKER_INDEX)]", '"0"]', "node-ranks", 17),
+        (COMPOSE, "--host 0.0.0.0", "--hots 0.0.0.0", "unknown-flag", 9),
+    ],
+)
+def test_mistakes_are_found_at_their_lines(
+    tmp_path: Path, content: str, before: str, after: str, rule: str, line: int
+) -> None:
+    found = findings(tmp_path, content.replace(before, after))
+    assert (rule, line, str(tmp_path / "made.yaml")) in {
+        (each.rule, each.line, each.file) for each in found
+    }, found
+
+
+BOMB = "\n".join(
+    ["apiVersion: v1", "a0: &a0 [x, x]"]
+    + [f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}, *a{i - 1}]" for i in range(1, 40)]
+    + ["spec: {containers: [{command: *a39}]}", "kind: Pod"]
+)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        BOMB,
+        "services:\n  a: " + "[" * 100_000,
+        "services:\n  a: " + "{a: " * 5_000,
+        'services:\n  a:\n    command: "it\'s"\n',
+        "services: 7\n",
+        "apiVersion: v1\nspec: [\n",
+        "apiVersion: v1\nkind: Pod\nspec: {containers: [7, {command: [a]}]}\n",
+    ],
+)
+def test_what_is_no_deployment_is_refused_with_its_name(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "odd.yaml"
+    file.write_text(content)
+    with pytest.raises(ScriptError) as refused:
+        import_files([file])
+    assert "odd.yaml" in str(refused.value) or "no server" in str(refused.value)

@@ -1,0 +1,202 @@
+"""Kubernetes manifests and docker-compose files -> the commands of their containers."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+import yaml
+
+from vivace.deploy.locations import Location
+from vivace.deploy.schema.files import SafeLoader, refuse_endless
+from vivace.deploy.shell.reader import ScriptError
+
+IN_COMMAND = re.compile(r"\$\$|\$\(([A-Za-z_]\w*)\)")
+IN_COMPOSE = re.compile(r"\$\$|\$\{([A-Za-z_]\w*)(?::?-([^}]*))?[^}]*\}|\$([A-Za-z_]\w*)")
+RANKS = ("pod-index", "worker-index", "completion-index")
+"""ends of labels that number the pods of a set"""
+MAX_PODS = 64
+"""of one set that are looked at"""
+MAX_CONTAINERS = 128
+MAX_NESTING = 200
+
+
+class Container(msgspec.Struct, frozen=True):
+    """`script` exports its variables and runs its command; `pod`: its number in its set."""
+
+    script: str
+    place: Location
+    pod: int = 0
+    contained: bool = True
+
+
+def containers_in(file: str, content: str) -> list[Container]:
+    """Of a compose file, or of every document of manifests. Raises ScriptError."""
+    try:
+        found = [each for node in documents(content) for each in of_document(file, node)]
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ScriptError(f"{file}: {error}") from None
+    return found[:MAX_CONTAINERS]
+
+
+def documents(content: str) -> Iterator[yaml.Node]:
+    depth = most = 0
+    for letter in content:
+        depth += (letter in "[{") - (letter in "]}")
+        most = max(most, depth)
+    indents = max((len(line) - len(line.lstrip(" -")) for line in content.splitlines()), default=0)
+    if most > MAX_NESTING or indents > 4 * MAX_NESTING:
+        raise ValueError(f"nested more than {MAX_NESTING} deep")
+    yield from yaml.compose_all(content, Loader=SafeLoader)
+
+
+def plain(node: yaml.Node | None) -> Any:
+    """The data of a node. Raises ValueError where aliases make it endless."""
+    if node is None:
+        return None
+    loader = SafeLoader("")
+    try:
+        found = loader.construct_document(node)
+    finally:
+        loader.dispose()
+    refuse_endless(found)
+    return found
+
+
+def child(node: yaml.Node | None, *names: str) -> yaml.Node | None:
+    """The value at a path of keys; None where a key is not there."""
+    for name in names:
+        pairs = node.value if isinstance(node, yaml.MappingNode) else []
+        node = next((value for key, value in pairs if key.value == name), None)
+    return node
+
+
+def of_document(file: str, node: yaml.Node) -> Iterator[Container]:
+    services = child(node, "services")
+    if services is not None and child(node, "apiVersion") is None:
+        for name, service in services.value if isinstance(services, yaml.MappingNode) else []:
+            yield from of_service(file, name, service)
+        return
+    pods, template = child(node, "spec", "replicas"), child(node, "spec", "template", "spec")
+    group = child(node, "spec", "leaderWorkerTemplate")
+    if group is not None:
+        size = counted(plain(child(group, "size")))
+        workers = child(group, "workerTemplate", "spec")
+        leaders = child(group, "leaderTemplate", "spec") or workers
+        for pod in range(size):
+            yield from of_pod(file, workers if pod else leaders, pod, size)
+        return
+    if template is None:
+        template = child(node, "spec", "jobTemplate", "spec", "template", "spec")
+    if plain(child(node, "kind")) == "Pod":
+        template = child(node, "spec")
+    for pod in range(counted(plain(pods))):
+        yield from of_pod(file, template, pod, counted(plain(pods)))
+
+
+def counted(value: Any) -> int:
+    return min(max(value, 1), MAX_PODS) if isinstance(value, int) else 1
+
+
+def of_pod(file: str, spec: yaml.Node | None, pod: int, size: int) -> Iterator[Container]:
+    listed = child(spec, "containers")
+    shared = plain(child(spec, "hostNetwork")) is True
+    for node in listed.value if isinstance(listed, yaml.SequenceNode) else []:
+        content = plain(node)
+        if not isinstance(content, Mapping):
+            continue
+        variables = {"LWS_GROUP_SIZE": str(size), "LWS_WORKER_INDEX": str(pod)}
+        own = pod_variables(content.get("env"), pod)
+        words = [
+            filled(word, {**variables, **own})
+            for key in ("command", "args")
+            for word in as_words(content.get(key))
+        ]
+        if words:
+            used = {name: value for name, value in variables.items() if name in str(words)}
+            yield Container(
+                script_of({**used, **own}, words), location(file, node), pod, not shared
+            )
+
+
+def pod_variables(listed: Any, pod: int) -> dict[str, str]:
+    """A container's `env`; what the cluster fills in is unknown, but for the pod's number."""
+    found: dict[str, str] = {}
+    for each in listed if isinstance(listed, list) else []:
+        if not isinstance(each, Mapping) or not str(each.get("name", "")).isidentifier():
+            continue
+        origin = str(each.get("valueFrom") or "")
+        if origin:
+            numbered = any(label + "']" in origin or label + "'" in origin for label in RANKS)
+            value = str(pod) if numbered else f"<{each['name']}>"
+        else:
+            value = filled(str(each.get("value") or ""), found)
+        found[str(each["name"])] = value
+    return found
+
+
+def filled(word: str, variables: Mapping[str, str]) -> str:
+    """$(NAME) of a manifest."""
+
+    def value(match: re.Match[str]) -> str:
+        return "$" if match[1] is None else variables.get(match[1], f"<{match[1]}>")
+
+    return IN_COMMAND.sub(value, word)
+
+
+def of_service(file: str, name: yaml.Node, node: yaml.Node) -> Iterator[Container]:
+    content = plain(node)
+    if not isinstance(content, Mapping):
+        return
+    listed = content.get("environment") or {}
+    pairs = (
+        listed.items()
+        if isinstance(listed, Mapping)
+        else (str(each).partition("=")[::2] for each in listed)
+    )
+    variables = {
+        str(key): interpolated(str(value)) if value not in ("", None) else f"<{key}>"
+        for key, value in pairs
+        if str(key).isidentifier()
+    }
+    words = [
+        interpolated(word)
+        for key in ("entrypoint", "command")
+        for word in as_words(content.get(key))
+    ]
+    deploy = content.get("deploy")
+    replicas = counted(deploy.get("replicas")) if isinstance(deploy, Mapping) else 1
+    shared = content.get("network_mode") == "host"
+    place = location(file, node, name)
+    for pod in range(replicas if words else 0):
+        yield Container(script_of(variables, words), place, pod, not shared)
+
+
+def interpolated(word: str) -> str:
+    """${NAME:-default} of a compose file."""
+
+    def value(match: re.Match[str]) -> str:
+        name = match[1] or match[3]
+        return "$" if name is None else match[2] if match[2] is not None else f"<{name}>"
+
+    return IN_COMPOSE.sub(value, word)
+
+
+def as_words(value: Any) -> list[str]:
+    """A list as it is; a text as a shell would split it. Raises ValueError."""
+    if isinstance(value, str):
+        return shlex.split(value)
+    return [str(each) for each in value] if isinstance(value, list) else []
+
+
+def script_of(variables: Mapping[str, str], words: list[str]) -> str:
+    exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
+    return exports + shlex.join(words) + "\n"
+
+
+def location(file: str, node: yaml.Node, key: yaml.Node | None = None) -> Location:
+    start = (key or node).start_mark.line + 1
+    return Location(file, start, max(start, node.end_mark.line))
