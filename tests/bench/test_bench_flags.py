@@ -168,3 +168,25 @@ def test_offline_leaves_server_flags_to_the_server() -> None:
     args, words = parse_offline("--num-prompts 4 --model-path m --tp 1".split())
     assert (args.num_prompts, args.dataset_name) == (4, "random")
     assert words == ["--model-path", "m", "--tp", "1"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--request-rate 0",
+        "--request-rate nan",
+        "--port 99999",
+        "--port 0",
+        "--base-url ftp://h:1",
+        "--base-url http://h:99999",
+        "--base-url http://",
+    ],
+)
+def test_what_no_server_has_is_refused_before_one_is_waited_for(line: str) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        parse(line.split())
+    assert stopped.value.code == 2
+
+
+def test_an_address_may_be_without_its_scheme() -> None:
+    assert parse(["--base-url", "127.0.0.1:30000"]).base_url == "http://127.0.0.1:30000"

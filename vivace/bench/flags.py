@@ -10,6 +10,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
+from urllib.parse import urlsplit
 
 from vivace.arguments import ArgumentParser
 from vivace.bench import backends, datasets
@@ -154,9 +155,13 @@ def _server_flags(group: argparse._ArgumentGroup) -> None:
         help="protocol to speak, native /generate, OpenAI completions or chat: "
         + ", ".join(backends.BACKENDS),
     )
-    add("--base-url", help="address of the server, instead of --host and --port")
+    add("--base-url", type=http_address, help="address of the server, instead of --host and --port")
     add("--host", default="0.0.0.0", help="default: 0.0.0.0, which means this host")
-    add("--port", type=int, help="default: the back end's usual port (sglang 30000, vllm 8000)")
+    add(
+        "--port",
+        type=port_number,
+        help="default: the back end's usual port (sglang 30000, vllm 8000)",
+    )
     add("--ready-check-timeout-sec", type=float, default=60, help="wait for the server; 0 = don't")
     add("--model", default="", help="model name, or path; default: asked from /v1/models")
     add("--served-model-name", default="", help="model name in requests, when not --model")
@@ -223,7 +228,7 @@ def _shared_prefix_flags(group: argparse._ArgumentGroup) -> None:
 
 def _load_flags(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--request-rate", type=float, default=float("inf"), help="Poisson arrivals per second")
+    add("--request-rate", type=positive, default=float("inf"), help="Poisson arrivals per second")
     add("--max-concurrency", type=int, help="most requests open at a time")
     add("--warmup-requests", type=int, default=1, help="requests before the clock starts")
     add("--flush-cache", action="store_true", help="empty the server's prefix cache after warm-up")
@@ -278,6 +283,24 @@ def result_file(text: str) -> str:
     if text and (problem := why_not_writable(Path(text))):
         raise argparse.ArgumentTypeError(problem)
     return text
+
+
+def http_address(text: str) -> str:
+    """A bare HOST:PORT is taken as http."""
+    address = text if "://" in text else f"http://{text}"
+    try:
+        parts = urlsplit(address)
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return address
+    except ValueError:  # a port that is none
+        pass
+    raise argparse.ArgumentTypeError(f"{text} is not an address like http://127.0.0.1:30000")
+
+
+def port_number(text: str) -> int:
+    if not (text.isdecimal() and 0 < int(text) < 65536):
+        raise argparse.ArgumentTypeError(f"must be between 1 and 65535, not {text}")
+    return int(text)
 
 
 def positive(text: str) -> float:
