@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -69,6 +70,9 @@ COMPLETION = ("--install-completion", "--show-completion", "--complete")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what a locale has no characters for is escaped
+            stream.reconfigure(errors="backslashreplace")
     try:
         try:
             return run(words)

@@ -346,6 +346,15 @@ def test_piped_lines_that_fail_are_in_the_exit_code(
     assert words in capsys.readouterr().err.replace("\n", " ")
 
 
+def test_bytes_that_are_no_text_end_the_input(
+    server: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = io.TextIOWrapper(io.BytesIO(b"hi\n\xff\xfe\n"), encoding="utf-8")
+    monkeypatch.setattr("sys.stdin", given)
+    assert main(["--url", server]) == 1
+    assert "standard input is no text" in capsys.readouterr().err.replace("\n", " ")
+
+
 def test_a_model_path_means_this_process(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--model-path", "/nope"]) == 2
     told = capsys.readouterr().err.replace("\n", " ")

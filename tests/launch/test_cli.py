@@ -290,3 +290,10 @@ def test_few_open_files_are_said(limit: int, said: bool) -> None:
     command = [sys.executable, "-c", code]
     out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert (f"may open {limit} files" in out) is said
+
+
+def test_a_locale_without_the_characters_is_no_error(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "vivace", "list", "--download-dir", f"{tmp_path}/é漢"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii:strict"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "\\xe9\\u6f22" in done.stdout.replace("\n", ""), done.stderr

@@ -133,7 +133,10 @@ def parser() -> argparse.ArgumentParser:
         help="one question; what is piped in stands before it",
     )
     add("--url", help=f"server (default: {DEFAULT_URL})")
-    add("--api-key", help=f"bearer key (default: {', '.join(KEY_VARIABLES)})")
+    add(
+        "--api-key",
+        help=f"bearer key, sent to the server of --url (default: {', '.join(KEY_VARIABLES)})",
+    )
     add("--model", help="model name (default: the server's first)")
     add("--local", action="store_true", help="load a model in this process")
     add("--model-path", help="the model of --local, which it implies (default: the embedded one)")

@@ -44,6 +44,9 @@ class Session:
             except KeyboardInterrupt:
                 self._tell("\n(/bye or Ctrl-D to leave)")
                 continue
+            except UnicodeDecodeError as error:
+                self._complain(f"standard input is no text: {error}")
+                return self._failures
             try:
                 if line.startswith("/"):
                     self._tell(self._commands.obey(line))
