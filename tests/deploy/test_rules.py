@@ -524,6 +524,13 @@ BECOMES_PAIRS = {
         mixed(flags=EAGLE3, model={"name": "deepseek-r1"}),
         "mixed --speculative-algorithm",
     ),
+    "becomes-other": flags(
+        {"moe-a2a-backend": "mori", "deepep-mode": "auto"},
+        {"moe-a2a-backend": "deepep", "deepep-mode": "auto"},
+        "mixed --deepep-mode",
+        "normal",
+        target="sglang==0.5.10",
+    ),
     "becomes-eagle": flags(NEXTN, EAGLE3, "mixed --speculative-algorithm", "EAGLE"),
     "becomes-draft-limits": Pair(
         mixed(flags={**EAGLE3, "max-running-requests": LEAVE_OUT}),

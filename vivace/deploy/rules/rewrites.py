@@ -4,15 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from vivace.config.releases.tables import row_at
 from vivace.deploy.case import Case
 from vivace.deploy.catalogue.architecture import LatentAttention
 from vivace.deploy.memory.plan import graph_default
 from vivace.deploy.rules.rule import Issue, Rule, ServerCheck, server_rule
 from vivace.deploy.server_plan import ServerPlan
+from vivace.deploy.startup import rewritten
 
 ARGS = "SGLang's server_args.py, 0.5.10"
 OVERLAPPED = "0.5.11"
 """from here on speculation overlaps unless SGLANG_ENABLE_SPEC_V2 is 0"""
+
+TOLD = frozenset(
+    """ep_size enable_dp_attention chunked_prefill_size schedule_conservativeness page_size
+    attention_backend speculative_algorithm speculative_draft_model_path max_running_requests
+    enable_mixed_chunk disable_overlap_schedule disable_radix_cache disable_cuda_graph
+    ep_dispatch_algorithm disable_shared_experts_fusion schedule_policy tokenizer_worker_num
+    enable_symm_mem sampling_backend hicache_mem_layout""".split()
+)
+"""arguments that the rules below are about"""
 
 
 def rewrite(name: str, platforms: tuple[str, ...] = ()) -> Callable[[ServerCheck], Rule]:
@@ -232,3 +243,18 @@ def hicache_layout(server: ServerPlan, case: Case) -> Iterator[Issue]:
             yield Issue(flag, text)
     if server.value("hicache_storage_backend") == "mooncake" and layout == "layer_first":
         yield Issue(flag, "--hicache-mem-layout layer_first is changed: mooncake cannot use it")
+
+
+@rewrite("becomes-other")
+def by_the_release(server: ServerPlan, case: Case) -> Iterator[Issue]:
+    """The target version keeps the values that are given.
+    From the release's own source, for what no other rule is about."""
+    version, flags = case.target.version, server.role.flags
+    if not version:
+        return
+    typed = {row.name: flag for flag in flags if (row := row_at("--" + flag, version))}
+    for row in rewritten(flags, version, case.platform).values():
+        flag = typed.get(row.name)
+        if flag is not None and row.name not in TOLD:
+            becomes = row.formula or row.value
+            yield Issue("--" + flag, f"SGLang {version} changes --{flag} to {becomes} at start-up")
