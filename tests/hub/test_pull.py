@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -251,6 +252,16 @@ def test_a_full_disk_is_seen_before_anything_is_fetched(
     with pytest.raises(HubError, match="--download-dir"):
         pull(hub, tmp_path)
     assert transfers(hub) == []
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES])
+def test_a_disk_that_fails_half_way_is_not_the_network(number: int) -> None:
+    with (
+        pytest.raises(HubError, match=r"could not be written .*--download-dir") as caught,
+        huggingface.explained("org/toy", None),
+    ):
+        raise OSError(number, os.strerror(number), "/cache")
+    assert "network" not in str(caught.value)
 
 
 @pytest.mark.parametrize("prefix", ["hf.co/", "huggingface.co/", "https://huggingface.co/"])

@@ -5,6 +5,7 @@ The address is HF_ENDPOINT's. The library reads the key: HF_TOKEN's, or that of 
 
 from __future__ import annotations
 
+import errno
 import glob
 import logging
 import os
@@ -22,6 +23,8 @@ from vivace.hub.listing import HubError, Listing, RepoFile
 
 HASH = re.compile(r"([0-9a-f]{40}|[0-9a-f]{64})?")
 """of git or SHA-256; nothing where there is none"""
+THIS_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
+"""errors of files, not of the network"""
 TIMEOUT_SECONDS = 10.0
 """for the hub's first answer to a question about names and versions"""
 LISTING_SECONDS = 60.0
@@ -145,6 +148,11 @@ def explained(repo_id: str, revision: str | None) -> Iterator[None]:
     except errors.HfHubHTTPError as error:
         raise HubError(f"{repo_id}: the hub answers: {first_line(error)}") from None
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in THIS_DISK:
+            raise HubError(
+                f"{repo_id} could not be written ({first_line(error)}): make room, or name another "
+                "folder with --download-dir; what has come is kept"
+            ) from None
         raise HubError(no_network(repo_id, error)) from None
 
 
