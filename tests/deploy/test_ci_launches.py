@@ -1,7 +1,7 @@
 """49 launches that SGLang's own CI starts on Atlas 800I A3: they run, so no error may be found in
 them, and no warning that is not true.
 
-`launches_of_ci.jsonl` has their facts: variables, arguments, cards and load; addresses and folders
+`launches_of_ci.json` has their facts: variables, arguments, cards and load; addresses and folders
 are made up.
 """
 
@@ -19,8 +19,8 @@ from vivace.deploy.from_script.script import import_scripts
 from vivace.deploy.load_case import Overrides, build_case, loaded_from
 from vivace.deploy.rules.judge import CheckResult, judge
 
-FILE = Path(__file__).parent / "launches_of_ci.jsonl"
-LAUNCHES = [json.loads(line) for line in FILE.read_text().splitlines()]
+FILE = Path(__file__).parent / "launches_of_ci.json"
+LAUNCHES = json.loads(FILE.read_text())
 TRUE_WARNINGS = {
     "graph-covers": 10,  # the largest batches run without a graph
     "dp-lm-head": 5,  # the flag does nothing with dp 1
