@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import urllib.error
 import urllib.request
 
 URL = os.environ.get("URL", "http://127.0.0.1:30000")
@@ -15,8 +16,11 @@ def post(path: str, body: dict[str, object]) -> dict[str, object]:
     if KEY:
         headers["Authorization"] = f"Bearer {KEY}"
     request = urllib.request.Request(URL + path, json.dumps(body).encode(), headers)
-    with urllib.request.urlopen(request, timeout=120) as answer:
-        return json.load(answer)
+    try:
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            return json.load(answer)
+    except urllib.error.URLError as error:
+        raise SystemExit(f"{URL}: {error}; `vivace serve` starts a server") from None
 
 
 def main() -> None:

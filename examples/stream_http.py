@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 
@@ -17,7 +18,11 @@ def stream(path: str, body: dict[str, object]) -> Iterator[dict[str, object]]:
     if KEY:
         headers["Authorization"] = f"Bearer {KEY}"
     request = urllib.request.Request(URL + path, json.dumps(body).encode(), headers)
-    with urllib.request.urlopen(request, timeout=120) as answer:
+    try:
+        answer = urllib.request.urlopen(request, timeout=120)
+    except urllib.error.URLError as error:
+        raise SystemExit(f"{URL}: {error}; `vivace serve` starts a server") from None
+    with answer:
         for line in answer:
             data = line.removeprefix(b"data: ").strip()
             if data == b"[DONE]":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 
 
@@ -12,6 +13,13 @@ class CannotStart(ValueError):
 
 CANNOT_START = 2
 """exit code of a command that cannot be obeyed, as argparse has it"""
+
+
+def cause(error: Exception) -> str:
+    """What to tell of it: of an OSError the file and the reason, without Python's number."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{os.fsdecode(error.filename)}: {error.strerror}"
+    return str(error)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -310,7 +310,6 @@ def test_generated_prompts_can_be_wrapped() -> None:
         ("--dataset-name openai", "{}", ":1 needs `messages`"),
         ("--dataset-name sharegpt", "{}", "must hold a JSON array"),
         ("--dataset-name sharegpt", "[]", "no conversation with two turns"),
-        ("--dataset-name random --random-range-ratio 2", "", "range ratio"),
         ("--dataset-name random --random-input-len 0", "", "at least 1 token"),
     ],
 )

@@ -199,7 +199,7 @@ def _common_dataset_flags(group: argparse._ArgumentGroup, dataset: str) -> None:
     add("--random-output-len", type=int, default=1024, help="longest answer in tokens")
     add(
         "--random-range-ratio",
-        type=float,
+        type=share,
         default=0.0,
         help="lengths are uniform in [max(int(L * ratio), 1), L]; 1 = always L",
     )
@@ -217,7 +217,7 @@ def _shared_prefix_flags(group: argparse._ArgumentGroup) -> None:
     add("--gsp-system-prompt-len", type=int, default=2048, help="shared tokens")
     add("--gsp-question-len", type=int, default=128, help="own tokens")
     add("--gsp-output-len", type=int, default=256, help="tokens to generate")
-    add("--gsp-range-ratio", type=float, default=1.0, help="spread of the three lengths")
+    add("--gsp-range-ratio", type=share, default=1.0, help="spread of the three lengths")
     add("--gsp-fast-prepare", action="store_true", help="do not count the finished prompts again")
     add("--gsp-send-routing-key", action="store_true", help="header X-SMG-Routing-Key per group")
     add("--gsp-num-turns", type=int, default=1, help="questions of one conversation")
@@ -301,6 +301,13 @@ def port_number(text: str) -> int:
     if not (text.isdecimal() and 0 < int(text) < 65536):
         raise argparse.ArgumentTypeError(f"must be between 1 and 65535, not {text}")
     return int(text)
+
+
+def share(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"must be between 0 and 1, not {text}")
+    return value
 
 
 def positive(text: str) -> float:

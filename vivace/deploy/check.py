@@ -20,7 +20,7 @@ from vivace.deploy.load_case import (
 from vivace.deploy.rules.judge import RULES, CheckResult, judge, rule_named
 from vivace.deploy.rules.rule import Rule
 from vivace.deploy.target import release_of
-from vivace.errors import CANNOT_START, CannotStart
+from vivace.errors import CANNOT_START, CannotStart, cause
 from vivace.terminal import print_wrapped
 
 FOUND_ERRORS = 1
@@ -51,7 +51,7 @@ def main(words: Sequence[str]) -> int:
     except BrokenPipeError:
         raise
     except (CannotStart, OSError) as error:
-        print_wrapped(f"vivace check: {error}")
+        print_wrapped(f"vivace check: {cause(error)}")
         return CANNOT_START
     return FOUND_ERRORS if verdict.errors else 0
 

@@ -17,7 +17,7 @@ from vivace.deploy.load_case import (
     with_overrides,
 )
 from vivace.deploy.schema.deployment import Deployment
-from vivace.errors import CANNOT_START, CannotStart
+from vivace.errors import CANNOT_START, CannotStart, cause
 from vivace.terminal import print_wrapped
 
 TARGETS = ("shell", "systemd", "compose", "kubernetes", "ray")
@@ -38,7 +38,7 @@ def main(words: Sequence[str]) -> int:
     except BrokenPipeError:
         raise
     except (CannotStart, OSError) as error:
-        print_wrapped(f"vivace deploy: {error}")
+        print_wrapped(f"vivace deploy: {cause(error)}")
         return CANNOT_START
 
 
