@@ -23,7 +23,7 @@ import pytest
 from vivace.frontend.chat_template import ChatTemplate, TemplateSet
 from vivace.frontend.errors import BadRequest, ChatTemplateError, OverLimit
 from vivace.frontend.fairness import CURRENT_CLIENT
-from vivace.frontend.render_process import Load, ProgressWatch, RenderLimits, frame
+from vivace.frontend.render_process import LoadTemplates, ProgressWatch, RenderLimits, frame
 from vivace.frontend.renderer import Renderer
 from vivace.frontend.template_process import environment
 
@@ -425,7 +425,9 @@ def test_it_ends_silently_when_its_frontend_dies(moment: str) -> None:
             stderr=subprocess.PIPE,
         )
         theirs.close()
-        ours.sendall(frame(msgspec.json.encode(Load(sources={"default": ECHO}, limits=TIGHT))))
+        ours.sendall(
+            frame(msgspec.json.encode(LoadTemplates(sources={"default": ECHO}, limits=TIGHT)))
+        )
         if moment == "its answer unread":
             assert select.select([ours], [], [], 20)[0]
     _, told = process.communicate(timeout=20)
