@@ -115,6 +115,19 @@ def test_servers_that_never_run_together_share_ports_and_devices() -> None:
         assert errors(script) == [], script
 
 
+def test_ssh_may_start_several_servers_on_a_host() -> None:
+    server = "python -m sglang.launch_server --model-path m --tp 4 --dtype {} --port {} {}"
+    script = "".join(
+        f"ssh a '{server.format(*each)}' &\n"
+        for each in (("half", 8000, ""), ("auto", 8001, "--base-gpu-id 4"))
+    )
+    assert errors(script) == []
+    loop = server.format("half", "800$i", "--base-gpu-id $((4 * i))")
+    assert errors(f'for i in 0 1; do ssh a "{loop}" & done') == []
+    clash = errors(script.replace("8001", "8000"))
+    assert [(each.rule, each.line) for each in clash] == [("ports-apart", 2)]
+
+
 def test_small_servers_may_share_a_device() -> None:
     server = "python -m sglang.launch_server --model-path m --mem-fraction-static {} --port {} &\n"
     assert errors(server.format(0.4, 8000) + server.format(0.5, 8001)) == []

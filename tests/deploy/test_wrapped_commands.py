@@ -153,6 +153,15 @@ def test_files_beside_the_script_are_followed_and_no_others(tmp_path: Path) -> N
     assert found.deployment.roles["mixed"].flags["tp"] == 16
     place = found.sources.find("mixed", "HCCL_BUFFSIZE")
     assert (Path(place.file).name, place.line) == ("env.sh", 3)
+    (folder / "serve.sh").write_text("python -m sglang.launch_server --model-path m --tp $1\n")
+    start.write_text("export HCCL_BUFFSIZE=200\n./serve.sh 4\n")
+    found = import_files([start])
+    assert found.deployment.roles["mixed"].flags["tp"] == 4
+    place = found.sources.find("mixed", "--tp")
+    assert (Path(place.file).name, place.line) == ("serve.sh", 1)
+    start.write_text(f"bash decode.sh\n{line}")
+    (remark, *_) = import_files([start]).remarks
+    assert (remark.rule, remark.line) == ("not-understood", 1) and "decode.sh" in remark.text
     for outside in ("../secret.sh", str(tmp_path / "secret.sh"), "link.sh", "pipe.sh", "none.sh"):
         start.write_text(f"source {outside}\n{line}")
         found = import_files([start])

@@ -108,6 +108,11 @@ class Case(msgspec.Struct, frozen=True, dict=True):
             for node in server.nodes
         )
 
+    def together(self, host: str) -> bool:
+        """Whether scripts start all servers of a host at once: through ssh, or in the background."""
+        found = [each for each in self.launches if each.host == host]
+        return bool(found) and all(each.script for each in found)
+
     def of(self, *kinds: str) -> tuple[ServerPlan, ...]:
         return tuple(server for server in self.all if server.kind in kinds)
 

@@ -48,9 +48,11 @@ def beside(file: PathName, name: str) -> str:
 def read_beside(file: PathName, name: str, limit: int) -> tuple[str, str] | None:
     """(path, text) of a regular file in the folder of `file` or below; None for any other: what
     lies elsewhere, also through links, devices, pipes, and what is larger than `limit` bytes."""
+    if "\0" in name:
+        return None
     folder = os.path.realpath(os.path.dirname(os.path.abspath(file)))
     path = os.path.realpath(os.path.join(folder, name))
-    if "\0" in name or os.path.commonpath([folder, path]) != folder:
+    if os.path.commonpath([folder, path]) != folder:
         return None
     try:
         opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

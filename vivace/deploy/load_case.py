@@ -22,7 +22,7 @@ from vivace.deploy.catalogue.models import (
 from vivace.deploy.files import FileTooLarge, PathName, below, beside, home, is_file, read
 from vivace.deploy.from_script.flags import Remark
 from vivace.deploy.from_script.roles import StartedServer
-from vivace.deploy.locations import Sources
+from vivace.deploy.locations import COMMAND, Sources
 from vivace.deploy.schema.deployment import Deployment, DeploymentError, Hardware, Model, Workload
 from vivace.deploy.target import target_of
 from vivace.errors import nearest
@@ -84,7 +84,7 @@ def holds_manifest(path: str) -> bool:
 
 def open_command(words: Sequence[str]) -> LoadedDeployment:
     """What follows `--`. Raises ScriptError."""
-    from vivace.deploy.from_script.script import COMMAND, import_command
+    from vivace.deploy.from_script.script import import_command
 
     return loaded_from(import_command(words), COMMAND)
 

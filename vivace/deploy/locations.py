@@ -7,6 +7,9 @@ from collections.abc import Mapping
 
 import msgspec
 
+COMMAND = "command line"
+"""what findings call a command that was typed after `--`"""
+
 
 class Location(msgspec.Struct, frozen=True):
     """Lines of a file, from 1: of a command, of a container, of a role."""

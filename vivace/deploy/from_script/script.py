@@ -22,7 +22,7 @@ from vivace.deploy.from_script.roles import (
     value_of,
     without,
 )
-from vivace.deploy.locations import Location, Sources
+from vivace.deploy.locations import COMMAND, Location, Sources
 from vivace.deploy.quoting import quoted
 from vivace.deploy.schema.deployment import Benchmark, Deployment, Model, Role
 from vivace.deploy.shell.interpreter import Follow
@@ -55,8 +55,6 @@ SUPPLIED = re.compile(
 )
 """variables that schedulers and machines set"""
 MANIFESTS = (".yaml", ".yml")
-COMMAND = "command line"
-"""what findings call a command that was typed after `--`"""
 PLAIN_LINE = re.compile(r"[\w\s./*=:|>-]+")
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from vivace.deploy.case import Case
 from vivace.deploy.catalogue.hardware import GIB
+from vivace.deploy.locations import COMMAND
 from vivace.deploy.memory.plan import MemoryPlan
 from vivace.deploy.rules.judge import CheckResult, Finding
 from vivace.deploy.rules.memory import fraction_for, plans
@@ -88,8 +89,7 @@ def headline(case: Case) -> list[str]:
 
 def lines_of(finding: Finding) -> Iterator[Line]:
     """Severity, rule, place; then why, and what to do."""
-    line = f"line {finding.line}" if finding.line else ""
-    place = " ".join(part for part in (finding.role, finding.flag, line) if part)
+    place = " ".join(part for part in (finding.role, finding.flag, place_of(finding)) if part)
     yield [
         (f"{finding.severity:8}", STYLES[finding.severity]),
         (finding.rule, "bold"),
@@ -98,6 +98,11 @@ def lines_of(finding: Finding) -> Iterator[Line]:
     yield [(f"{INDENT}{finding.text}", "")]
     if finding.remedy:
         yield [(f"{INDENT}-> {finding.remedy}", "green")]
+
+
+def place_of(finding: Finding) -> str:
+    """File and line; nothing for a command that was typed."""
+    return f"{finding.file}:{finding.line}" if finding.line and finding.file != COMMAND else ""
 
 
 def skipped_lines(verdict: CheckResult) -> list[str]:

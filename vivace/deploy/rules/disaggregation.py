@@ -61,7 +61,11 @@ def hosts_apart(case: Case) -> Iterator[Issue]:
     for server in case.servers:
         for host in dict.fromkeys(server.role.hosts):
             owners.setdefault(host, []).append(server.name)
-    shared = {host: names for host, names in owners.items() if len(names) > 1}
+    shared = {
+        host: names
+        for host, names in owners.items()
+        if len(names) > 1 and not case.together(host)
+    }
     if shared:
         names = next(iter(shared.values()))
         hosts = ", ".join(repr(host) for host in shared)
@@ -74,7 +78,8 @@ def hosts_once(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """A node of a role is listed once.
     Every entry is a node of its own with its own rank; two entries of one node would start two
     ranks on the same devices."""
-    twice = [host for host, count in Counter(server.role.hosts).items() if count > 1]
+    counts = Counter(server.role.hosts)
+    twice = [host for host, count in counts.items() if count > 1 and not case.together(host)]
     if twice:
         text = f"{', '.join(map(repr, twice))} is listed more than once in hosts"
         yield Issue("hosts", text, "list every node once")

@@ -94,7 +94,7 @@ def run(
         return [state]
     if program in ("source", "."):
         return sourced(shell, node, state, words)
-    inner = unwrapped(words)
+    inner = unwrapped([text("bash"), *words] if (program or "").endswith(".sh") else words)
     if inner is not None:
         return wrapped(shell, node, state, inner, prefix, background)
     return launched(shell, node, state, words, prefix, background)
@@ -248,8 +248,8 @@ def started_file(
     begun.assign("@", list(inner.words[1:]))
     ended = followed(shell, begun, inner.words[0])
     if ended is None:
-        if serves([display(word) for word in inner.words]):
-            shell.note(node, "not understood: a script that is not beside this one")
+        path = display(inner.words[0])
+        shell.note(node, f"not understood: {path} is not beside this script; what it starts is unknown")
         return [state]
     return returned(state, ended)
 
