@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import cached_property
 
 import msgspec
 
@@ -19,11 +20,15 @@ class Location(msgspec.Struct, frozen=True):
     end: int = 0
 
 
-class Sources(msgspec.Struct, frozen=True):
+class Sources(msgspec.Struct, frozen=True, dict=True):
     """What was read: `texts` by file, `roles`: the places of each role's servers."""
 
     texts: Mapping[str, str] = {}
     roles: Mapping[str, tuple[Location, ...]] = {}
+
+    @cached_property
+    def lines(self) -> dict[str, list[str]]:
+        return {file: content.splitlines() for file, content in self.texts.items()}
 
     def place_of(self, role: str) -> Location:
         """Of a role; without one, of the first."""
@@ -36,7 +41,7 @@ class Sources(msgspec.Struct, frozen=True):
         at = place or self.place_of(role)
         if not name or at.file not in self.texts:
             return at
-        lines = self.texts[at.file].splitlines()
+        lines = self.lines[at.file]
         start, end = max(0, at.line - 1), max(at.line, at.end)
         for index in [*range(start, min(end, len(lines))), *range(start - 1, -1, -1)]:
             if holds(lines[index], name):
@@ -45,10 +50,10 @@ class Sources(msgspec.Struct, frozen=True):
 
     def elsewhere(self, name: str, at: Location) -> Location:
         places = {place.file for each in self.roles.values() for place in each}
-        for file, content in self.texts.items():
+        for file, lines in self.lines.items():
             if file in places:
                 continue
-            for index, line in enumerate(content.splitlines(), 1):
+            for index, line in enumerate(lines, 1):
                 if holds(line, name):
                     return Location(file, index, index)
         return at

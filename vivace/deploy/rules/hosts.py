@@ -292,13 +292,13 @@ def devices_apart(case: Case) -> Iterator[Issue]:
     Ranks take the devices from --base-gpu-id on, or those that are visible; two servers fit on one
     device only where their --mem-fraction-static leave room for both."""
     servers = [each for each in case.processes if each.kind != "router"][:MAX_COMPARED]
+    used = [set(devices_of(each)) for each in servers]
     reported: set[str] = set()
     for index, process in enumerate(servers):
-        own = set(devices_of(process))
-        for other in servers[:index]:
+        for other, its in zip(servers[:index], used, strict=False):
             if process.instance or not process.runs_with(other):
                 continue  # a deployment file's roles that share hosts: hosts-apart
-            shared = own & set(devices_of(other))
+            shared = used[index] & its
             if not shared or shares(process) + shares(other) <= 1 or where(process) in reported:
                 continue
             reported.add(where(process))
