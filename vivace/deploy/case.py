@@ -109,7 +109,7 @@ class Case(msgspec.Struct, frozen=True, dict=True):
         )
 
     def together(self, host: str) -> bool:
-        """Whether scripts start all servers of a host at once: through ssh, or in the background."""
+        """Whether scripts start all servers of a host at once: by ssh, or in the background."""
         found = [each for each in self.launches if each.host == host]
         return bool(found) and all(each.script for each in found)
 

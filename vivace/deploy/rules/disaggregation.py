@@ -62,9 +62,7 @@ def hosts_apart(case: Case) -> Iterator[Issue]:
         for host in dict.fromkeys(server.role.hosts):
             owners.setdefault(host, []).append(server.name)
     shared = {
-        host: names
-        for host, names in owners.items()
-        if len(names) > 1 and not case.together(host)
+        host: names for host, names in owners.items() if len(names) > 1 and not case.together(host)
     }
     if shared:
         names = next(iter(shared.values()))

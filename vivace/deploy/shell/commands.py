@@ -249,7 +249,9 @@ def started_file(
     ended = followed(shell, begun, inner.words[0])
     if ended is None:
         path = display(inner.words[0])
-        shell.note(node, f"not understood: {path} is not beside this script; what it starts is unknown")
+        shell.note(
+            node, f"not understood: {path} is not beside this script; what it starts is unknown"
+        )
         return [state]
     return returned(state, ended)
 
