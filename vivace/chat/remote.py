@@ -135,7 +135,7 @@ def chunks_of(found: Iterator[Event]) -> Iterator[TextChunk]:
     count = 0
     for event in found:
         if event.error is not None:
-            raise ChatError(told(event.error))
+            raise ChatError(error_message(event.error))
         usage = event.usage or EventUsage()
         choice = event.choices[0] if event.choices else EventChoice()
         text = (choice.delta.content if choice.delta else None) or ""
@@ -143,7 +143,7 @@ def chunks_of(found: Iterator[Event]) -> Iterator[TextChunk]:
         yield TextChunk(text=text, tokens=count, cut=choice.finish_reason == "length")
 
 
-def told(error: Any) -> str:
+def error_message(error: Any) -> str:
     """What an error says, whatever its form."""
     return str(error.get("message") or error) if isinstance(error, dict) else str(error)
 
@@ -152,7 +152,7 @@ def error_text(response: http.client.HTTPResponse) -> str:
     data = response.read(LARGEST_ERROR)
     try:
         found = json.loads(data)
-        message = found.get("message") or told(found["error"])
+        message = found.get("message") or error_message(found["error"])
     except (ValueError, AttributeError, KeyError, RecursionError):
         message = data[:200].decode("utf-8", "replace")
     advice = f"; {GIVE_A_KEY}" if response.status == 401 else ""

@@ -42,7 +42,7 @@ class StepLock:
         if isinstance(self._failure, EngineUnavailable):
             raise EngineUnavailable(str(self._failure))
         if self._failure is not None:
-            raise EngineUnavailable(f"the engine died of {told(self._failure)}; make another")
+            raise EngineUnavailable(f"the engine died of {describe(self._failure)}; make another")
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -92,7 +92,7 @@ class Driver:
                 busy = self._loop.step(0.0)
             except BaseException as error:
                 self._lock.fail(error)
-                self._tell_all(told(error))
+                self._tell_all(describe(error))
                 raise
             news = self._mailbox.collect()
             for message in news:
@@ -138,7 +138,7 @@ class Driver:
         time.sleep(IDLE_SECONDS)
 
 
-def told(error: BaseException) -> str:
+def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
