@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
-CURRENT_CLIENT: ContextVar[int] = ContextVar("asker", default=0)
+CURRENT_CLIENT: ContextVar[int] = ContextVar("client", default=0)
 """Who asks for what this task does: the client of a key, or below 0 a connection without one."""
 
 BASE = 4096

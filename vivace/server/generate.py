@@ -58,8 +58,6 @@ class LogprobLists:
         return parts
 
 
-encode = msgspec.json.encode
-
 TEXT = b'data: {"text":'
 IDS = b',"output_ids":'
 COUNT = "completion_tokens"
