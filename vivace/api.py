@@ -18,6 +18,7 @@ from vivace.frontend.tokenizer import Tokenizer
 from vivace.offline.build import configured, report, start
 from vivace.offline.driver import AsyncDriver
 from vivace.offline.job import Job, create_job
+from vivace.offline.keywords import check_keywords
 from vivace.offline.prompts import GenerateOptions, read_call, read_conversations
 from vivace.offline.scores import PLAIN, ScoreResult, score_prompts, scores_of
 from vivace.protocol.messages import EngineState, FlushCache, GetState
@@ -30,6 +31,7 @@ Answer = dict[str, Any]
 Conversation = list[dict[str, Any]]
 
 
+@check_keywords
 class Engine:
     """A model loaded in this process.
 

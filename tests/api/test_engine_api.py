@@ -9,8 +9,10 @@ import os
 import signal
 import threading
 import time
+from ast import literal_eval
 from collections.abc import Callable, Iterator
 from functools import partial
+from inspect import signature
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,6 +31,7 @@ from vivace.frontend.errors import BadRequest, EngineUnavailable
 from vivace.frontend.frontend import Frontend
 from vivace.frontend.served_model import ServedModel
 from vivace.frontend.tokenizer import Tokenizer, byte_alphabet
+from vivace.frontend.validation import OTHER_NAMES, SAMPLING_FIELDS
 from vivace.offline.driver import Driver
 from vivace.offline.prompts import GenerateOptions
 from vivace.protocol.channel import LocalMailbox
@@ -243,10 +246,76 @@ def test_bad_calls(engine: Engine, call: dict[str, Any], field: str) -> None:
     with pytest.raises(BadRequest) as caught:
         engine.generate(**call)
     assert caught.value.field == field
-    with pytest.raises(TypeError, match="misspelled"):
-        engine.generate("a", misspelled=1)  # type: ignore[call-arg]
     with pytest.raises(BadRequest, match="embedding"):
         engine.encode("a")
+
+
+GENERATING = ("generate", "async_generate", "chat", "async_chat")
+METHODS = sorted(
+    name
+    for name in vars(Engine)
+    if not name.startswith("_") and callable(getattr(Engine, name)) and "encode" not in name
+)
+
+
+def refusal(engine: Engine, method: str, **keywords: Any) -> str:
+    with pytest.raises(TypeError) as caught:
+        answer = getattr(engine, method)(**keywords)
+        if asyncio.iscoroutine(answer):
+            asyncio.run(answer)
+    assert str(caught.value).startswith(f"{method}() has no argument {next(iter(keywords))!r}")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_keyword_of_nobody(engine: Engine, method: str) -> None:
+    keywords = list(signature(getattr(Engine, method)).parameters)[1:]
+    assert (keywords[0] if keywords else "none") in refusal(engine, method, zzz=1)
+
+
+@pytest.mark.parametrize("method", GENERATING)
+@pytest.mark.parametrize("name", sorted({*OTHER_NAMES, *SAMPLING_FIELDS}))
+def test_settings_of_sampling_beside_the_dict(engine: Engine, method: str, name: str) -> None:
+    wanted = {OTHER_NAMES.get(name, name): 3}
+    assert refusal(engine, method, **{name: 3}).endswith(f"; write sampling_params={wanted}")
+
+
+def test_all_settings_are_shown_at_once(engine: Engine) -> None:
+    told = refusal(engine, "generate", temperature=0, max_tokens=2, zzz=1)
+    assert told.endswith("; write sampling_params={'temperature': 0, 'max_new_tokens': 2}")
+    advice = told.rsplit("sampling_params=", 1)[1]
+    answer: Any = engine.generate("a", literal_eval(advice))
+    assert answer["meta_info"]["completion_tokens"] == 2
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "told"),
+    [
+        ("generate", "prompts", "write prompt=3"),
+        ("generate", "prompt_token_ids", "write input_ids=3"),
+        ("generate", "messages", "chat() has one that is called 'messages'"),
+        ("generate", "strem", "did you mean stream?"),
+        ("generate", "tempersture", "did you mean temperature? It belongs into the dict"),
+        ("chat", "prompt", "generate() has one that is called 'prompt'"),
+        ("score", "labels", "write label_token_ids=3"),
+        ("abort_request", "request_id", "write rid=3"),
+        ("shutdown", "force", "it takes none"),
+    ],
+)
+def test_arguments_by_other_names(engine: Engine, method: str, name: str, told: str) -> None:
+    assert told in refusal(engine, method, **{name: 3})
+
+
+@pytest.mark.parametrize("name", sorted(OTHER_NAMES))
+def test_settings_by_other_names_in_the_dict(engine: Engine, name: str) -> None:
+    with pytest.raises(BadRequest, match=f"did you mean '{OTHER_NAMES[name]}'"):
+        engine.generate("a", {name: 3})
+
+
+def test_methods_stay_what_they_were() -> None:
+    assert asyncio.iscoroutinefunction(Engine.async_chat)
+    assert not asyncio.iscoroutinefunction(Engine.generate)
+    assert list(signature(Engine.generate).parameters)[-1] == "options"
 
 
 def test_interrupt_ends_the_call_not_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:

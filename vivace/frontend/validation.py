@@ -40,6 +40,19 @@ SAMPLING_FIELDS = (
     "sampling_seed",
 )
 """SGLang's names of what a request may say of sampling."""
+OTHER_NAMES = {
+    "max_tokens": "max_new_tokens",
+    "max_completion_tokens": "max_new_tokens",
+    "max_length": "max_new_tokens",
+    "num_predict": "max_new_tokens",
+    "min_tokens": "min_new_tokens",
+    "seed": "sampling_seed",
+    "stop_sequences": "stop",
+    "stop_strings": "stop",
+    "eos_token_id": "stop_token_ids",
+    "num_return_sequences": "n",
+}
+"""OpenAI's, vLLM's, Ollama's or transformers' name of a setting -> SGLang's."""
 
 
 def build_sampling(
@@ -176,10 +189,14 @@ def _checked_mapping(raw: Any, prefix: str) -> Mapping[str, Any]:
         raise BadRequest(prefix, f"must be an object, not {kind_of(raw)}")
     for key in raw:
         if key not in SAMPLING_FIELDS and key not in _UNAVAILABLE:
-            near = difflib.get_close_matches(str(key)[:60], [*SAMPLING_FIELDS, *_UNAVAILABLE], 1)
+            near = [OTHER_NAMES[key]] if key in OTHER_NAMES else _similar(str(key)[:60])
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise BadRequest(prefix, f"unknown field {abbreviated(key)!r}{hint}")
     return raw
+
+
+def _similar(key: str) -> list[str]:
+    return difflib.get_close_matches(key, [*SAMPLING_FIELDS, *_UNAVAILABLE], 1)
 
 
 def _given(raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -37,6 +37,8 @@ UNAVAILABLE = {
     "kv_router_hint": "there is no KV store beside the engine's own",
 }
 """arguments of SGLang's Engine that no field of /generate stands for"""
+OPTIONS = frozenset((*GenerateOptions.__annotations__, *REFUSED, *UNAVAILABLE))
+"""every keyword of `**options`, those that are refused with a reason included"""
 
 
 CALL = msgspec.defstruct(
@@ -48,11 +50,8 @@ CALL = msgspec.defstruct(
 def read_call(settings: Any, arguments: Mapping[str, Any]) -> GenerateRequest:
     """Everything but the prompts, checked. Arguments that do nothing here are refused, not ignored.
 
-    Raises TypeError for an argument nobody knows, BadRequest for the rest.
+    `arguments`: of OPTIONS (`check_keywords`). Raises BadRequest.
     """
-    known = {*GenerateOptions.__annotations__, *REFUSED, *UNAVAILABLE}
-    for name in arguments.keys() - known:
-        raise TypeError(f"generate() got an unexpected keyword argument {name!r}")
     for name in arguments.keys() & UNAVAILABLE.keys():
         if arguments[name]:
             raise BadRequest(name, UNAVAILABLE[name])
