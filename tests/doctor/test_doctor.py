@@ -17,7 +17,7 @@ from vivace.doctor import devices, linux, network, serving
 from vivace.doctor.command import apply_fixes, diagnose, main, parser, probes_for
 from vivace.doctor.diagnosis import Diagnosis, ProbeOptions
 from vivace.doctor.system import System
-from vivace.platforms.cpu.library import NoKernels
+from vivace.platforms.cpu.library import NoKernels, StaleKernels
 
 SOUND = {
     "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "performance",
@@ -47,7 +47,7 @@ class Made(System):
     owners: dict[int, str] = field(default_factory=dict)
     kernels: str | None = "avx2"
     """the instruction set; None: they were not built"""
-    kernels_old: bool = False
+    kernels_stale: bool = False
     embedded: bool = True
 
     def run(self, words: Sequence[str]) -> str | None:
@@ -71,10 +71,9 @@ class Made(System):
     def isa(self) -> str:
         if self.kernels is None:
             raise NoKernels("they were not built (no C++ compiler)")
+        if self.kernels_stale:
+            raise StaleKernels("_kernels.so")
         return self.kernels
-
-    def kernels_are_old(self) -> bool:
-        return self.kernels_old
 
     def embedded_model(self) -> Path | None:
         return self.root / "proc/meminfo" if self.embedded else None
@@ -240,7 +239,7 @@ def test_nvidia(tmp_path: Path) -> None:
         ({}, {"packages": {"torch": "2.7.0"}}, "torch", "ok", "2.7.0"),
         ({}, {"packages": {"torch": "3.0.0a1"}}, "torch", "note", "3.0.0a1"),
         ({}, {"kernels": None}, "kernels", "warning", "no C++ compiler"),
-        ({}, {"kernels_old": True}, "kernels", "warning", "make kernels"),
+        ({}, {"kernels_stale": True}, "kernels", "error", "make kernels"),
         ({}, {"kernels": "neon"}, "kernels", "ok", "neon runs (A CPU"),
         ({"proc/meminfo": "MemTotal: 300000 kB\n"}, {}, "memory", "error", "0.6 GiB"),
         ({}, {}, "memory", "ok", "7.6 of 15.3 GiB free"),

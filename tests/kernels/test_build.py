@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,7 +15,9 @@ from typing import Any
 import pytest
 from every_isa import opened
 
-from vivace.platforms.cpu.native import LIBRARY, Kernels, NoKernels
+from vivace.errors import CannotStart
+from vivace.platforms.cpu.library import LIBRARY, NoKernels, StaleKernels, load_library
+from vivace.platforms.cpu.native import Kernels
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "vivace" / "platforms" / "cpu" / "kernels"
@@ -59,6 +62,66 @@ def test_operations_agree_with_double_precision(conformance: Path, isa: str) -> 
 def test_pool_under_stress(conformance: Path) -> None:
     done = run([conformance, "pool", "10000"], 120)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """A copy of the library with a copy of the sources beside it."""
+    if not LIBRARY.is_file():
+        pytest.skip(f"{LIBRARY} was not built")
+    shutil.copytree(SOURCES, tmp_path / SOURCES.name)
+    return Path(shutil.copy(LIBRARY, tmp_path))
+
+
+def exchange(folder: Path) -> None:
+    one, other = folder / "linear.inc", folder / "moe.inc"
+    texts = one.read_bytes(), other.read_bytes()
+    other.write_bytes(texts[0])
+    one.write_bytes(texts[1])
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "a kernel says something else": lambda folder: append(folder / "elementwise.inc", "//"),
+    "what decides the layout of a call": lambda folder: append(folder / "op.h", "//"),
+    "how it is compiled": lambda folder: append(folder / "CMakeLists.txt", "#"),
+    "a new file": lambda folder: (folder / "more.inc").touch(),
+    "a file less": lambda folder: (folder / "moe.inc").unlink(),
+    "another name": lambda folder: (folder / "moe.inc").rename(folder / "experts.inc"),
+    "the contents of two files": exchange,
+    "not to be read": lambda folder: (
+        (folder / "simd.h").unlink(),
+        (folder / "simd.h").symlink_to("nowhere"),
+    ),
+}
+
+
+def append(file: Path, text: str) -> None:
+    """The file's times stay."""
+    times = file.stat()
+    file.write_text(file.read_text() + text)
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_library_of_other_sources_is_not_loaded(installed: Path, change: str) -> None:
+    load_library(installed)
+    CHANGES[change](installed.parent / SOURCES.name)
+    with pytest.raises(StaleKernels, match=r"built from other sources .*make kernels") as caught:
+        load_library(installed)
+    assert "\n" not in str(caught.value)
+    assert isinstance(caught.value, CannotStart), "a start ends in one line, without a traceback"
+    assert not isinstance(caught.value, NoKernels), "or tests without kernels would skip themselves"
+
+
+def test_times_and_other_files_beside_the_sources_change_nothing(installed: Path) -> None:
+    folder = installed.parent / SOURCES.name
+    for file in folder.glob("*.inc"):
+        os.utime(file)
+    (folder / "tests" / "new.cpp").touch()
+    (folder / "notes.txt").touch()
+    load_library(installed)
+    shutil.rmtree(folder)
+    load_library(installed)  # a wheel
 
 
 @pytest.mark.slow

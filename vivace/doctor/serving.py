@@ -13,6 +13,7 @@ from vivace.errors import CannotStart
 from vivace.hub.cached import EMBEDDED_TITLE, cached_models
 from vivace.hub.listing import HubError
 from vivace.platforms.cpu import facts
+from vivace.platforms.cpu.library import StaleKernels
 
 GIB = 1 << 30
 OLDEST_PYTHON = (3, 11)
@@ -73,6 +74,10 @@ def kernels(system: System, options: ProbeOptions) -> Iterator[Diagnosis]:
     cpu = f"{facts.model_name(system.root)}, {facts.cores(system.root)} cores"
     try:
         isa = system.isa()
+    except StaleKernels as error:
+        found = f"of other sources: no server starts ({cpu})"
+        mend = "make kernels, or install vivace again"
+        yield Diagnosis(name="kernels", state="error", found=found, why=str(error), mend=mend)
     except CannotStart as error:
         yield Diagnosis(
             name="kernels",
@@ -81,11 +86,6 @@ def kernels(system: System, options: ProbeOptions) -> Iterator[Diagnosis]:
             why=str(error),
             mend="apt install g++ cmake make, then make kernels; or install vivace again",
         )
-        return
-    if system.kernels_are_old():
-        why = "a server that meets an operation it does not know does not start"
-        found, mend = f"older than their sources ({cpu})", "make kernels"
-        yield Diagnosis(name="kernels", state="warning", found=found, why=why, mend=mend)
     else:
         yield Diagnosis(name="kernels", state="ok", found=f"built; {isa} runs ({cpu})")
 

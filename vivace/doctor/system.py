@@ -12,7 +12,7 @@ from pathlib import Path
 
 from vivace.checkpoint.source import SourceError, embedded_file
 from vivace.doctor.port import port_owner
-from vivace.platforms.cpu.library import best_isa, older_than_sources
+from vivace.platforms.cpu.library import best_isa
 
 TIMEOUT_SECONDS = 10
 """that a program may take to answer"""
@@ -74,12 +74,9 @@ class System:
         return port_owner(port)
 
     def isa(self) -> str:
-        """The instruction set that the native kernels run with. Raises NoKernels."""
+        """The instruction set that the native kernels run with. Raises NoKernels,
+        StaleKernels."""
         return best_isa()
-
-    def kernels_are_old(self) -> bool:
-        """Whether their sources changed after they were built."""
-        return older_than_sources()
 
     def embedded_model(self) -> Path | None:
         """The embedded model's file, where it is installed."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+from hashlib import sha256
 from pathlib import Path
 
 from vivace.errors import CannotStart
 from vivace.platforms.cpu.facts import KERNELS as LIBRARY
 
-SOURCES = LIBRARY.with_name("kernels")
-"""beside the library in an editable install only"""
 BUILD_AGAIN = "build them again: make kernels, or reinstall vivace"
 
 
@@ -17,8 +16,15 @@ class NoKernels(CannotStart):
     """The native kernels cannot be used here; the text says why."""
 
 
+class StaleKernels(CannotStart):
+    """The native kernels were built from other sources; the text says what to do."""
+
+    def __init__(self, evidence: str) -> None:
+        super().__init__(f"the kernels were built from other sources ({evidence}); {BUILD_AGAIN}")
+
+
 def load_library(path: Path = LIBRARY) -> ctypes.CDLL:
-    """Raises NoKernels."""
+    """Raises NoKernels, StaleKernels."""
     if not path.is_file():
         raise NoKernels(
             f"{path} was not built (no C++ compiler when vivace was installed); torch's own "
@@ -28,6 +34,7 @@ def load_library(path: Path = LIBRARY) -> ctypes.CDLL:
         library = ctypes.CDLL(str(path))
     except OSError as error:
         raise NoKernels(f"{path} cannot be loaded: {error}") from None
+    check_sources(library, path)
     word, pointer = ctypes.c_int64, ctypes.c_void_p
     for name, result, arguments in (
         ("vv_open", pointer, (ctypes.c_char_p, word, word, word)),
@@ -54,15 +61,35 @@ def load_library(path: Path = LIBRARY) -> ctypes.CDLL:
     return library
 
 
-def older_than_sources(library: Path = LIBRARY, sources: Path = SOURCES) -> bool:
-    """Whether a source changed after the library was built, as make sees it."""
-    compiled = (file for kind in ("cpp", "inc", "h") for file in sources.glob(f"*.{kind}"))
-    built = library.stat().st_mtime_ns
-    return any(file.stat().st_mtime_ns > built for file in compiled)
+def check_sources(library: ctypes.CDLL, path: Path) -> None:
+    """Raises StaleKernels where the sources lie beside the library (a wheel has none) and are not
+    those that it was built from: their contents are compared, not their times."""
+    folder = path.with_name("kernels")
+    if not (folder / "CMakeLists.txt").is_file():
+        return
+    built_from = getattr(library, "vv_sources", None)
+    if built_from is None:
+        raise StaleKernels(f"{path} does not say from which")
+    built_from.restype = ctypes.c_char_p
+    try:
+        digest = sources_digest(folder)
+    except OSError as error:
+        raise StaleKernels(f"{error.filename} cannot be read: {error.strerror}") from None
+    if built_from().decode() != digest:
+        raise StaleKernels(f"{path} is not of the files in {folder}")
+
+
+def sources_digest(folder: Path) -> str:
+    """SHA-256 of what is compiled and how, as CMakeLists.txt computes it. Raises OSError."""
+    compiled = (file for kind in ("cpp", "inc", "h") for file in folder.glob(f"*.{kind}"))
+    files = [folder / "CMakeLists.txt", *compiled]
+    lines = sorted(f"{sha256(file.read_bytes()).hexdigest()} {file.name}" for file in files)
+    return sha256("\n".join(lines).encode()).hexdigest()
 
 
 def best_isa() -> str:
-    """The best instruction set that the library has and this CPU runs. Raises NoKernels."""
+    """The best instruction set that the library has and this CPU runs. Raises NoKernels,
+    StaleKernels."""
     library = load_library()
     context = library.vv_open(None, 1, 0, 0)
     try:

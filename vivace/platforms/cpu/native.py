@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vivace.platforms.cpu.library import BUILD_AGAIN, LIBRARY, NoKernels, load_library
+from vivace.platforms.cpu.library import LIBRARY, NoKernels, StaleKernels, load_library
 
 F32, I64 = torch.float32, torch.int64
 SPIN_MICROSECONDS = 60
@@ -41,7 +41,8 @@ class Kernels:
 
     `threads` counts the calling thread. `isa` forces an instruction set ("avx512vnni",
     "avx512", "avx2", "portable", "neondot", "neon"); None is the best one. `pinned` keeps worker i
-    on the i-th core that this process may use; the calling thread stays free. Raises NoKernels.
+    on the i-th core that this process may use; the calling thread stays free. Raises NoKernels,
+    StaleKernels.
     """
 
     def __init__(
@@ -75,17 +76,14 @@ class Kernels:
         """The operation `name` as a function of its words.
 
         `layout`: one character a word, as the struct module spells them: q = pointer or int64,
-        d = double. Raises NoKernels when the library's operation takes another number of words.
+        d = double. Raises StaleKernels when the library's operation takes another number of words.
         """
         number = self._number(name)
         wanted = self._library.vv_words(self._context, number)
         packing = struct.Struct("=" + layout)
         if packing.size != 8 * wanted:
             given = packing.size // 8
-            raise NoKernels(
-                f"the kernels were built from other sources ({name}: {given} words given, the "
-                f"library takes {wanted}); {BUILD_AGAIN}"
-            )
+            raise StaleKernels(f"{name}: {given} words given, the library takes {wanted}")
         pack, run, context = packing.pack, self._library.vv_run, self._context
 
         def call(*words: float) -> None:
@@ -103,9 +101,7 @@ class Kernels:
     def _number(self, name: str) -> int:
         number = self._library.vv_find(self._context, name.encode())
         if number < 0:
-            raise NoKernels(
-                f"the kernels were built from other sources (no operation {name!r}); {BUILD_AGAIN}"
-            )
+            raise StaleKernels(f"no operation {name!r}")
         return number
 
     def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -132,7 +132,8 @@ using namespace vivace;
 #pragma GCC visibility push(default)
 extern "C" {
 
-int64_t vv_version() { return VV_VERSION; }
+// SHA-256 of the sources (CMakeLists.txt).
+const char* vv_sources() { return VV_SOURCES; }
 
 // The best instruction set this CPU has, or the one called `isa`; null when it has not that one.
 void* vv_open(const char* isa, int64_t threads, int64_t spin_us, int64_t pin) {
