@@ -202,7 +202,8 @@ class Engine:
 
     def abort_request(self, rid: str = "", abort_all: bool = False) -> None:
         """Abort the requests whose id begins with `rid`, or all."""
-        self._frontend.abort(rid, abort_all)
+        if rid or abort_all:
+            self._frontend.abort("" if abort_all else rid)
 
     def get_server_info(self) -> dict[str, Any]:
         """Flags, versions, and under `internal_states` what the engine says of itself."""

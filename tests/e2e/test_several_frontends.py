@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import time
 from collections.abc import Callable
+from http.client import HTTPConnection
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import pytest
 from running_server import RunningServer
 
 FLAGS = ("--tokenizer-worker-num", "2", "--enable-metrics", "--random-seed", "1")
@@ -86,3 +89,50 @@ def wait_for_another(server: RunningServer, known: set[int]) -> None:
                 return
         time.sleep(0.1)
     raise AssertionError(server.text())
+
+
+@pytest.mark.parametrize("abort", [{"rid": "mine"}, {"abort_all": True}])
+def test_aborts_reach_what_waits_in_another_frontend(tmp_path: Path, abort: dict[str, Any]) -> None:
+    environment = {"VIVACE_EXECUTOR": "oracle:0.001"}
+    with RunningServer(*FLAGS, environment=environment, log=tmp_path / "log") as server:
+        server.wait_ready()
+        first, second = frontends(server)
+        engine = pause_new_engine(server)
+        asked = only(server, first, lambda: [begin(server, "mine-1"), begin(server, "other")])
+        answer = only(server, second, lambda: server.call("POST", "/abort_request", abort))
+        assert answer[0] == 200
+        os.kill(engine, signal.SIGCONT)
+        ends = [json.load(connection.getresponse())["meta_info"] for connection in asked]
+        left = "length" if "rid" in abort else "abort"
+        assert [end["finish_reason"]["type"] for end in ends] == ["abort", left]
+
+
+def pause_new_engine(server: RunningServer) -> int:
+    """The engine dies, and its successor comes to a stop before it is ready."""
+    dead = server.children()["engine"]
+    os.kill(dead, signal.SIGKILL)
+    while (new := server.children().get("engine", dead)) == dead:
+        time.sleep(0.001)
+    os.kill(new, signal.SIGSTOP)
+    return new
+
+
+def begin(server: RunningServer, rid: str) -> HTTPConnection:
+    """Ask for a few tokens. When this returns, the server has read who asks for what."""
+    sampling = {"max_new_tokens": 4, "ignore_eos": True}
+    body = json.dumps({"rid": rid, "input_ids": [1, 2, 3], "sampling_params": sampling})
+    connection = HTTPConnection("127.0.0.1", server.port, timeout=60)
+    connection.putrequest("POST", "/generate")
+    length = str(len(body))
+    for name, value in (
+        ("Content-Type", "application/json"),
+        ("Content-Length", length),
+        ("Expect", "100-continue"),
+    ):
+        connection.putheader(name, value)
+    connection.endheaders()
+    assert b"100 Continue" in connection.sock.recv(1000)
+    connection.send(body.encode())
+    while server.call("GET", "/health")[0] == 200:
+        time.sleep(0.01)
+    return connection

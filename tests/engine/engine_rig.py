@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import inf
 
 import msgspec
 
@@ -169,6 +170,7 @@ class Rig:
         rid: str | None = None,
         log_metrics: bool = True,
         suspect: int = 0,
+        begin: float = inf,
         **sampling: object,
     ) -> Request:
         request = Request(
@@ -184,6 +186,7 @@ class Rig:
             client=client,
             arrival=self.clock.now,
             suspect=suspect,
+            begin=begin,
         )
         self.answers[key] = Answer(request)
         if 0 < resume < len(self.expected(key)):

@@ -7,10 +7,21 @@ import threading
 import pytest
 from engine_rig import EOS, Rig
 
+from vivace.engine.aborts import MAX_PREFIXES, Aborts
 from vivace.engine.loop import Loop
 from vivace.engine.settings import EngineSettings
 from vivace.protocol.channel import LocalMailbox
-from vivace.protocol.messages import KEY_SHIFT, Cancel, Command, Deltas, Drain, FlushCache, GetState
+from vivace.protocol.messages import (
+    KEY_SHIFT,
+    Cancel,
+    Command,
+    Deltas,
+    Drain,
+    FlushCache,
+    GetState,
+    Request,
+    SamplingParams,
+)
 from vivace.protocol.step import StepPlan, StepResult
 
 
@@ -108,10 +119,55 @@ def test_aborts_of_waiting_requests_by_prefix_and_all() -> None:
     rig.step(4)
     ended = {key for key, answer in rig.answers.items() if answer.finish is not None}
     assert ended == {0, 1}
-    rig.cancel(everything=True)
+    rig.cancel(rid_prefix="")
     rig.step(4)
     assert all(answer.finish is not None for answer in rig.answers.values())
     rig.at_rest()
+
+
+def test_aborts_come_before_the_requests_they_are_meant_for() -> None:
+    """Those of other frontends: they were tokenized, or waited for an engine."""
+    rig = rig_with()
+    begin = rig.clock.now
+    rig.cancel(rid_prefix="a-", when=begin + 1)
+    rig.cancel(rid_prefix="a-", when=begin)
+    rig.step()
+    asked = [("a-1", 0.5), ("a-", 1), ("a-2", 1.5), ("a", 0.5), ("b", 0.5)]
+    for key, (rid, after) in enumerate(asked):
+        rig.send(key, [key], 3, rid=rid, begin=begin + after)
+    rig.run()
+    finishes = [answer.finish for answer in rig.answers.values()]
+    assert [finish is not None and finish.type == "abort" for finish in finishes] == [
+        True, True, False, False, False
+    ]  # fmt: skip
+    rig.cancel(rid_prefix="", when=begin + 9)
+    rig.send(10, [1], 3, begin=begin + 8)
+    rig.send(11, [1], 3, begin=begin + 10)
+    rig.run()
+    ended = [rig.answers[key].finish for key in (10, 11)]
+    assert [finish and finish.type == "abort" for finish in ended] == [True, False]
+    rig.at_rest()
+
+
+def test_an_abort_is_not_for_what_began_later() -> None:
+    rig = rig_with()
+    for key in (0, 1):
+        rig.send(key, [key], 30, begin=float(key), ignore_eos=True)
+    rig.step(2)
+    rig.cancel(rid_prefix="", when=0.5)
+    rig.run()
+    rig.check(1)
+    assert rig.answers[0].finish is not None and rig.answers[0].finish.type == "abort"
+
+
+def test_only_so_many_aborts_are_remembered() -> None:
+    aborts = Aborts()
+    for number in range(3 * MAX_PREFIXES):
+        aborts.add(Cancel(rid_prefix=f"{number:06}", when=float(number)))
+    assert len(aborts._when) == MAX_PREFIXES
+    last = f"{3 * MAX_PREFIXES - 1:06}"
+    request = Request(key=1, rid=last + "x", tokens=[1], sampling=SamplingParams(), begin=0.0)
+    assert aborts.concern(request)
 
 
 def test_a_client_that_has_its_answer_hears_nothing_more() -> None:

@@ -12,6 +12,7 @@ from prompt_parts import part_of
 from vivace.frontend.errors import BadRequest, EngineUnavailable
 from vivace.frontend.frontend import Frontend
 from vivace.protocol.messages import (
+    MAX_RID_CHARACTERS,
     Cancel,
     Command,
     Delta,
@@ -319,20 +320,25 @@ def test_cancel_and_abort() -> None:
     edge.feed(delta(request, 0, "a", finish=LENGTH))
     assert not sink.pieces
     _, sink = start(edge, rid="job-1")
-    edge.frontend.abort("job", False)
-    assert edge.sent[-1] == Cancel(rid_prefix="job")
-    edge.frontend.abort(None, True)
-    assert edge.sent[-1] == Cancel(everything=True)
+    edge.frontend.abort("job")
+    assert edge.sent[-1] == Cancel(rid_prefix="job", when=edge.now)
+    edge.frontend.abort("")
+    assert edge.sent[-1] == Cancel(rid_prefix="", when=edge.now)
+    sent = len(edge.sent)
+    edge.frontend.abort("x" * (MAX_RID_CHARACTERS + 1))
+    assert len(edge.sent) == sent, "no id is so long"
 
 
 def test_abort_between_two_engines() -> None:
     edge = Edge()
     (_, one), (_, two) = start(edge, rid="job-1"), start(edge, rid="other")
     edge.frontend.feed(Down(reason="killed", restarting=True))
-    edge.frontend.abort("job", False)
+    edge.frontend.abort("job")
     assert one.last.finish is not None and one.last.finish.status is None
     edge.ready(8)
-    assert [request.rid for request in edge.requests()[2:]] == ["other"]
+    abort, request = edge.sent[2:]
+    assert abort == Cancel(rid_prefix="job", when=edge.now), "for what other frontends have"
+    assert request.rid == "other"
     assert not two.pieces
 
 

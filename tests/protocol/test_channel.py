@@ -156,8 +156,8 @@ def test_a_frontend_that_sends_hears_what_has_arrived_meanwhile(socket: EngineSo
 def test_receive_wakes_up_from_another_thread(socket: EngineSocket) -> None:
     engine = EngineMailbox(socket.listening)
     assert engine.receive(0) == []
-    threading.Timer(0.05, engine.post, [Cancel(everything=True)]).start()
-    assert engine.receive(None) == [Cancel(everything=True)]
+    threading.Timer(0.05, engine.post, [Cancel(rid_prefix="")]).start()
+    assert engine.receive(None) == [Cancel(rid_prefix="")]
     threading.Timer(0.05, engine.wake).start()
     assert engine.receive(None) == []
     engine.close()
@@ -292,9 +292,7 @@ requests = st.builds(
     cache_key=texts,
     resumed=st.lists(ids, max_size=3),
 )
-cancels = st.builds(
-    Cancel, keys=st.lists(ids), rid_prefix=st.none() | texts, everything=st.booleans()
-)
+cancels = st.builds(Cancel, keys=st.lists(ids), rid_prefix=st.none() | texts, when=st.floats(0))
 commands = st.builds(
     Command,
     ticket=ids,

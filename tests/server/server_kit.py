@@ -16,11 +16,13 @@ from prompt_parts import part_of
 from tokenizers import Tokenizer as Core
 from tokenizers import decoders, models, pre_tokenizers, processors
 
+from vivace.engine.aborts import Aborts
 from vivace.frontend.chat_template import ChatTemplate, TemplateSet
 from vivace.frontend.frontend import Frontend
 from vivace.frontend.served_model import ServedModel
 from vivace.frontend.tokenizer import Tokenizer, byte_alphabet
 from vivace.protocol.messages import (
+    ABORTED,
     Cancel,
     Capacity,
     Command,
@@ -95,9 +97,12 @@ class ScriptedEngine:
     state: EngineState | None = None
     running: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     rids: dict[int, str] = field(default_factory=dict)
+    aborts: Aborts = field(default_factory=Aborts)
 
     def send(self, message: Any) -> None:
-        if isinstance(message, Request):
+        if isinstance(message, Request) and self.aborts.concern(message):
+            self._feed(Delta(key=message.key, index=0, tokens=[], finish=ABORTED))
+        elif isinstance(message, Request):
             self.requests.append(message)
             self.rids[message.key] = message.rid
             task = asyncio.get_running_loop().create_task(self._run(message))
@@ -109,8 +114,8 @@ class ScriptedEngine:
             asyncio.get_running_loop().call_soon(self._answer, message)
 
     def _cancel(self, message: Cancel) -> None:
-        if message.everything or message.rid_prefix is not None:
-            prefix = message.rid_prefix or ""
+        self.aborts.add(message)
+        if (prefix := message.rid_prefix) is not None:
             for key in [key for key in self.running if self.rids[key].startswith(prefix)]:
                 self._stop(key)
                 self._feed(

@@ -38,7 +38,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 LOGGING = {"log_requests": True, "log_requests_level": 2, "log_requests_format": "json"}
-WHEN = {"created", "id", "e2e_latency", "queue_time", "inference_time", "decode_throughput"}
+WHEN = {"created", "id", "e2e_latency", "queue_time", "inference_time", "decode_throughput", "when"}
 """Parts of answers that differ every time, beside the ones that end in _ts."""
 
 
@@ -54,7 +54,7 @@ class Listening(ScriptedEngine):
     cancels: list[Cancel] = field(default_factory=list)
 
     def send(self, message: Any) -> None:
-        if isinstance(message, Cancel) and (message.everything or message.rid_prefix):
+        if isinstance(message, Cancel) and message.rid_prefix is not None:
             self.cancels.append(message)
         super().send(message)
 
@@ -98,7 +98,7 @@ def look(server: Running, path: str, body: Mapping[str, Any]) -> Seen:
         answer=(raw.status, timeless(answer)),
         engine=[
             *(timeless(msgspec.to_builtins(r)) for r in engine.requests[requests:]),
-            *(msgspec.to_builtins(cancel) for cancel in engine.cancels[cancels:]),
+            *(timeless(msgspec.to_builtins(cancel)) for cancel in engine.cancels[cancels:]),
         ],
         log=[timeless(msgspec.json.decode(line)) for line in lines.found],
         raw=raw,
@@ -129,7 +129,7 @@ def timeless(value: Any) -> Any:
     return {
         key: timeless(item)
         for key, item in value.items()
-        if not (key in WHEN or str(key).endswith("_ts") or key in ("key", "arrival"))
+        if not (key in WHEN or str(key).endswith("_ts") or key in ("key", "arrival", "begin"))
     }
 
 

@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 
+from vivace.engine.aborts import Aborts
 from vivace.engine.batching import Batching
 from vivace.engine.compaction import Compaction
 from vivace.engine.fault_isolation import FaultBisection
@@ -23,6 +24,7 @@ from vivace.engine.stats import Stats
 from vivace.engine.step_builder import DynamicChunk, InFlightStep, NewTokenEstimate, StepBuilder
 from vivace.kv.leases import Leases
 from vivace.protocol.messages import (
+    ABORTED,
     FINISH_ABORT,
     Cancel,
     Capacity,
@@ -78,6 +80,7 @@ class Scheduler:
             settings, self._table, self._estimate, self._dynamic_chunk, self._outputs, self._stats
         )
         self._processor = ResultProcessor(self._table, self._stats, self._outputs)
+        self._aborts = Aborts()
         self._bisection = FaultBisection()
         self._compaction = Compaction(self._leases, lazy=capacity.cache_share is not None)
         self._in_flight: dict[int, InFlightStep] = {}
@@ -92,6 +95,8 @@ class Scheduler:
         """A new request: it waits, or is answered at once (rejected, or already complete)."""
         self._stats.record_request(request)
         reason = self._limits.reject_reason(request, self._table, self.draining)
+        if self._aborts.concern(request):
+            reason = ABORTED
         if reason is not None:
             self._outputs.reject(request, reason)
             return
@@ -128,22 +133,22 @@ class Scheduler:
 
     def cancel(self, cancel: Cancel) -> None:
         """Stop requests; what they hold is free as soon as the steps in flight are committed."""
-        finish = Finish(FINISH_ABORT, message="the request was aborted")
+        self._aborts.add(cancel)
         for sequence in self._selected(cancel):
             if cancel.finished:
                 self._table.end(sequence)
                 self._stats.record_finish(sequence, None, self._clock())
             else:
-                self._outputs.finish(sequence, finish)
+                self._outputs.finish(sequence, ABORTED)
 
     def _selected(self, cancel: Cancel) -> list[Sequence]:
         live = self._table.live
-        if cancel.everything:
-            return list(live.values())
         chosen = {key: live[key] for key in cancel.keys if key in live}
-        if cancel.rid_prefix is not None:
-            prefix = cancel.rid_prefix
-            chosen |= {s.key: s for s in live.values() if s.request.rid.startswith(prefix)}
+        if (prefix := cancel.rid_prefix) is not None:
+            for key, sequence in live.items():
+                request = sequence.request
+                if request.begin <= cancel.when and request.rid.startswith(prefix):
+                    chosen[key] = sequence
         return list(chosen.values())
 
     def take_deltas(self) -> list[Delta]:

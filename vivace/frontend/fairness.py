@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Callable, Generator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from math import inf
 from time import perf_counter
 from typing import Any, Generic, TypeVar
 
@@ -16,6 +17,8 @@ T = TypeVar("T")
 
 CURRENT_CLIENT: ContextVar[int] = ContextVar("client", default=0)
 """Who asks for what this task does: the client of a key, or below 0 a connection without one."""
+CURRENT_BEGIN: ContextVar[float] = ContextVar("begin", default=inf)
+"""When what this task does was asked for (time.monotonic())."""
 
 BASE = 4096
 """What a piece of work costs at least: many tiny ones are not free."""

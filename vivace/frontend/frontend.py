@@ -9,23 +9,25 @@ import logging
 import math
 import time
 import uuid
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import TypedDict, Unpack
 
-from vivace.frontend.aborts import ABORTED, Aborts
 from vivace.frontend.engine_status import DeadlyRequests, EngineStatus
 from vivace.frontend.errors import BadRequest, EngineUnavailable
-from vivace.frontend.fields import kind_of
+from vivace.frontend.fairness import CURRENT_BEGIN
 from vivace.frontend.request_output import QueueSink, RequestOutput, Sink
 from vivace.frontend.request_state import LedgerGap, RequestState
 from vivace.frontend.served_model import ServedModel
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.frontend.tokenizer_pool import TokenizerPool
-from vivace.frontend.validation import check_defaults, check_prompt
+from vivace.frontend.validation import check_defaults, check_prompt, check_rid
 from vivace.protocol.messages import (
+    ABORTED,
     FINISH_ABORT,
     KEY_SHIFT,
+    MAX_RID_CHARACTERS,
     Cancel,
     Capacity,
     Command,
@@ -47,8 +49,8 @@ from vivace.protocol.messages import (
 
 log = logging.getLogger(__name__)
 
-MAX_RID_CHARACTERS = 512
 RETRY_AFTER = 2.0
+MAX_ABORTS = 1024
 
 
 class RequestOptions(TypedDict, total=False):
@@ -93,7 +95,7 @@ class Frontend:
         self._clock = clock
         self._stall = stall
         self._deadly: DeadlyRequests | None = None  # none has killed an engine
-        self._aborts = Aborts(clock)
+        self._aborts: deque[Cancel] = deque(maxlen=MAX_ABORTS)
         self._keys = itertools.count((index << KEY_SHIFT) + 1)
         self._tickets = itertools.count((index << KEY_SHIFT) + 1)
         self._states: dict[int, RequestState] = {}
@@ -183,6 +185,7 @@ class Frontend:
             raise BadRequest("stop", "stop strings need a tokenizer; use stop_token_ids")
         if priority is not None and not -(1 << 31) <= priority < 1 << 31:
             raise BadRequest("priority", "must fit 32 bits")
+        arrival = self._clock() if arrival is None else arrival
         return Request(
             key=next(self._keys),
             rid=rid if rid is not None else uuid.uuid4().hex,
@@ -191,7 +194,8 @@ class Frontend:
             logprobs=logprobs,
             priority=priority,
             cache_key=cache_key,
-            arrival=self._clock() if arrival is None else arrival,
+            arrival=arrival,
+            begin=min(arrival, CURRENT_BEGIN.get()),
             stream=stream,
             client=client,
             log_metrics=log_metrics,
@@ -205,10 +209,7 @@ class Frontend:
         state = RequestState(request, sink, self.tokenizer, self._clock)
         self._states[request.key] = state
         self._rids[request.rid] = request.key
-        if self._aborts.concern(request.rid):
-            self._end(state, ABORTED)
-        else:
-            self._send(request)
+        self._send(request)
 
     async def generate(self, request: Request) -> AsyncIterator[RequestOutput]:
         """The outputs of one answer; leaving the iteration early cancels the request.
@@ -234,14 +235,15 @@ class Frontend:
         if known:
             self._send(Cancel(keys=known))
 
-    def abort(self, rid: str | None, everything: bool) -> None:
-        """Abort by request id (all ids that begin with it), or all; sinks get an abort finish."""
-        if not rid and not everything:
+    def abort(self, prefix: str) -> None:
+        """End all requests whose id begins with `prefix`, whichever frontend has them and wherever
+        they wait; their sinks get an abort finish."""
+        if len(prefix) > MAX_RID_CHARACTERS:
             return
-        prefix = "" if everything or rid is None else rid
-        self._aborts.add(prefix)
+        cancel = Cancel(rid_prefix=prefix, when=self._clock())
+        self._aborts.append(cancel)
         if self.engine.up:
-            self._send(Cancel(everything=True) if everything else Cancel(rid_prefix=prefix))
+            self._send(cancel)
             return
         for state in list(self._states.values()):  # what waits for a restart ends now
             if state.request.rid.startswith(prefix):
@@ -330,6 +332,8 @@ class Frontend:
         if message.epoch == self._epoch:
             return
         self._epoch = message.epoch
+        for cancel in self._aborts:  # the engine before may not have heard of them
+            self._send(cancel)
         for state in list(self._states.values()):
             self._resume(state)
 
@@ -391,10 +395,5 @@ class Frontend:
             raise BadRequest(
                 "", f"{len(self._states)} requests are live already", 503, retry_after=RETRY_AFTER
             )
-        if rid is None:
-            return
-        if not isinstance(rid, str) or not rid or len(rid) > MAX_RID_CHARACTERS:
-            shape = f"must be a string of 1 to {MAX_RID_CHARACTERS} characters"
-            raise BadRequest("rid", f"{shape}, not {kind_of(rid)}" if rid else shape)
-        if rid in self._rids:
+        if rid is not None and check_rid(rid) in self._rids:
             raise BadRequest("rid", f"{rid!r} is in use by a live request")

@@ -16,7 +16,7 @@ from vivace.errors import CannotStart
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fields import Fields, abbreviated, is_set, kind_of
 from vivace.frontend.served_model import ServedModel
-from vivace.protocol.messages import LogprobOptions, SamplingParams
+from vivace.protocol.messages import MAX_RID_CHARACTERS, LogprobOptions, SamplingParams
 
 GREEDY_BELOW = 1e-6
 _MOST_TOKENS = (1 << 31) - 1
@@ -142,6 +142,14 @@ def build_logprobs(
     top = fields.integer("top_logprobs_num", 0, 0, served.max_top_logprobs)
     chosen = fields.token_ids("token_ids_logprob", served.max_logprob_ids, served.vocabulary)
     return LogprobOptions(start=start, top=top, token_ids=chosen) if wanted else None
+
+
+def check_rid(rid: Any) -> str:
+    """A request's id; BadRequest when it cannot be one."""
+    if isinstance(rid, str) and 0 < len(rid) <= MAX_RID_CHARACTERS:
+        return rid
+    shape = f"must be a string of 1 to {MAX_RID_CHARACTERS} characters"
+    raise BadRequest("rid", f"{shape}, not {kind_of(rid)}" if rid else shape)
 
 
 def check_prompt(

@@ -7,6 +7,7 @@ per step and frontend (several where it is large), and with a `Reply` to each co
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import inf
 from typing import Any
 
 import msgspec
@@ -69,6 +70,9 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, tag
     priority: int | None = None
     cache_key: str = ""
     arrival: float = 0.0
+    begin: float = inf
+    """as `arrival`, but before its body was read, and before it waited for an engine that starts:
+    later aborts are meant for it"""
     stream: bool = False
     log_metrics: bool = True
     """False: counted in no metric of requests, tokens and latencies."""
@@ -83,17 +87,21 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, tag
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
-    """Stop requests. `keys` are exact; `rid_prefix` matches SGLang's /abort_request semantics.
+    """Stop requests. `keys` are exact; `rid_prefix` matches SGLang's /abort_request semantics;
+    "" is all of them.
 
     `finished` = the client has already got its answer (stop string): nothing is sent back.
+    `when`: time.monotonic() of the frontend, in seconds. Requests that began later are not meant;
+    those that began before but have not come yet are. inf = what is there now.
     """
 
     keys: list[int] = []
     rid_prefix: str | None = None
-    everything: bool = False
     finished: bool = False
+    when: float = inf
 
 
+MAX_RID_CHARACTERS = 512
 KEY_SHIFT = 40
 
 
@@ -125,6 +133,9 @@ class Finish(msgspec.Struct, frozen=True, omit_defaults=True):
     status: int | None = None
     retry_after: float | None = None
     """Seconds until it is worth trying again (503 only)."""
+
+
+ABORTED = Finish(type=FINISH_ABORT, message="the request was aborted")
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):

@@ -32,9 +32,10 @@ async def flush_cache(context: Context, _request: web.Request, _body: Body) -> w
 async def abort_request(context: Context, _request: web.Request, body: Body) -> web.Response:
     """Abort requests by id prefix, or all; 200 whether or not any was found."""
     params = await ABORT.read(context, body)
-    if not params.rid and not params.abort_all:
+    prefix = "" if params.abort_all else params.rid
+    if prefix is None or (not prefix and not params.abort_all):
         raise BadRequest("rid", "give a request id (prefix), or abort_all: true")
-    context.frontend.abort(None if params.abort_all else params.rid, params.abort_all)
+    context.frontend.abort(prefix)
     return web.Response()
 
 

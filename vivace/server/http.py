@@ -17,9 +17,8 @@ from aiohttp.abc import AbstractAccessLogger
 from aiohttp.web import BaseRequest, Request, StreamResponse
 from aiohttp.web_protocol import RequestHandler
 
-from vivace.frontend.aborts import CURRENT_BEGIN
 from vivace.frontend.errors import BadRequest
-from vivace.frontend.fairness import CURRENT_CLIENT
+from vivace.frontend.fairness import CURRENT_BEGIN, CURRENT_CLIENT
 from vivace.observability.log import level_number
 from vivace.server.access import CLIENT, Access, check_headers, is_text
 from vivace.server.body import Body, read_body
