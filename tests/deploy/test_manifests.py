@@ -142,3 +142,93 @@ def test_what_is_no_deployment_is_refused_with_its_name(tmp_path: Path, content:
     with pytest.raises(ScriptError) as refused:
         import_files([file])
     assert "odd.yaml" in str(refused.value) or "no server" in str(refused.value)
+
+
+SERVICES = """\
+services:
+  first:
+    network_mode: host
+    env_file: [common.env, {path: ./own.env}]
+    command: python3 -m sglang.launch_server --model-path /m --tp 2 --port 7000
+    environment: {OWN: last}
+    deploy: {resources: {reservations: {devices: [
+      {driver: nvidia, device_ids: ['0', '1'], capabilities: [gpu]}]}}}
+  second:
+    network_mode: host
+    command: python3 -m sglang.launch_server --model-path /m --tp 2 --port 7001
+    deploy: {resources: {reservations: {devices: [
+      {driver: nvidia, device_ids: ['2', '3'], capabilities: [gpu]}]}}}
+"""
+DOCKER = """\
+docker run -d --net host --gpus '"device=0,1"' --env-file common.env image \\
+  python3 -m sglang.launch_server --model-path /m --tp 2 --port 7000
+docker run -d --net host --gpus '"device=2,3"' image \\
+  python3 -m sglang.launch_server --model-path /m --tp 2 --port 7001
+"""
+
+
+def written(folder: Path, name: str, content: str) -> list[Finding]:
+    (folder / name).write_text(content)
+    (folder / "common.env").write_text("# both\nexport SHARED='a b' # here\nOWN=first\nbroken\n")
+    (folder / "own.env").write_text("OWN=second\nSGLANG_ENABLE_SPEC_V9=1\n")
+    it = build_case(open_files([folder / name]), Overrides())
+    return [each for each in judge(it).findings if each.severity in ("error", "warning")]
+
+
+def test_env_files_of_a_service_are_read(tmp_path: Path) -> None:
+    """Later files before earlier ones, the service's own variables before both."""
+    (finding,) = written(tmp_path, "compose.yaml", SERVICES)
+    assert finding.flag == "SGLANG_ENABLE_SPEC_V9"
+    assert (finding.file, finding.line) == (str(tmp_path / "own.env"), 2)
+    (first, _) = import_files([tmp_path / "compose.yaml"]).started
+    assert first.environment["SHARED"] == "a b" and first.environment["OWN"] == "last"
+    assert first.environment["NVIDIA_VISIBLE_DEVICES"] == "0,1"
+
+
+def test_env_files_of_docker_run_are_read(tmp_path: Path) -> None:
+    assert written(tmp_path, "start.sh", DOCKER) == []
+    (first, second) = import_files([tmp_path / "start.sh"]).started
+    assert first.environment["SHARED"] == "a b" and "SHARED" not in second.environment
+    assert second.environment["NVIDIA_VISIBLE_DEVICES"] == "2,3"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "before", "after"),
+    [
+        ("compose.yaml", SERVICES, "'2', '3'", "'1', '2'"),
+        ("start.sh", DOCKER, "device=2,3", "device=1,2"),
+        ("compose.yaml", SERVICES, "'2', '3'", "'2'"),
+        ("start.sh", DOCKER, "device=2,3", "device=2"),
+    ],
+)
+def test_devices_of_containers_are_compared(
+    name: str, content: str, before: str, after: str, tmp_path: Path
+) -> None:
+    changed = content.replace(before, after)
+    (line,) = [at for at, each in enumerate(changed.splitlines(), 1) if after in each]
+    found = [each for each in written(tmp_path, name, changed) if each.severity == "error"]
+    assert [each.rule for each in found] == ["devices-apart" if "1" in after else "devices-there"]
+    assert name == "start.sh" or found[0].line == line
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("common.env", "elsewhere.env", "env_file elsewhere.env"),
+        ("common.env", "../common.env", "env_file ../common.env"),
+        ("env_file: [", "extends: {service: second}\n    env_file: [", "extends"),
+    ],
+)
+def test_what_is_not_read_of_a_service_is_listed(
+    before: str, after: str, said: str, tmp_path: Path
+) -> None:
+    found = written(tmp_path, "compose.yaml", SERVICES.replace(before, after, 1))
+    assert [each.line for each in found if each.rule == "not-understood" and said in each.text]
+
+
+def test_variables_from_a_config_map_are_listed(tmp_path: Path) -> None:
+    with_map = SET.replace(
+        "        env:\n", "        envFrom: [{configMapRef: {name: c}}]\n        env:\n"
+    )
+    found = written(tmp_path, "set.yaml", with_map)
+    assert any("envFrom" in each.text for each in found if each.rule == "not-understood")

@@ -10,12 +10,13 @@ from typing import Any
 import msgspec
 import yaml
 
+from vivace.deploy.from_script.compose import environment_of, interpolated, machine_of
 from vivace.deploy.locations import Location
 from vivace.deploy.schema.files import SafeLoader, refuse_endless
-from vivace.deploy.shell.reader import ScriptError
+from vivace.deploy.shell.interpreter import Follow
+from vivace.deploy.shell.reader import ScriptError, no_file
 
 IN_COMMAND = re.compile(r"\$\$|\$\(([A-Za-z_]\w*)\)")
-IN_COMPOSE = re.compile(r"\$\$|\$\{([A-Za-z_]\w*)(?::?-([^}]*))?[^}]*\}|\$([A-Za-z_]\w*)")
 RANKS = ("pod-index", "worker-index", "completion-index")
 """ends of labels that number the pods of a set"""
 MAX_PODS = 64
@@ -25,18 +26,23 @@ MAX_NESTING = 200
 
 
 class Container(msgspec.Struct, frozen=True):
-    """`script` exports its variables and runs its command; `pod`: its number in its set."""
+    """`script` exports its variables and runs its command; `pod`: its number in its set;
+    `machine`: the same for those that share one; `notes`: what was not read."""
 
     script: str
     place: Location
     pod: int = 0
     contained: bool = True
+    machine: str = ""
+    notes: tuple[str, ...] = ()
+    files: dict[str, str] = {}
+    """that were read for its variables, by name"""
 
 
-def containers_in(file: str, content: str) -> list[Container]:
+def containers_in(file: str, content: str, follow: Follow = no_file) -> list[Container]:
     """Of a compose file, or of every document of manifests. Raises ScriptError."""
     try:
-        found = [each for node in documents(content) for each in of_document(file, node)]
+        found = [each for node in documents(content) for each in of_document(file, node, follow)]
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ScriptError(f"{file}: {error}") from None
     return found[:MAX_CONTAINERS]
@@ -74,11 +80,11 @@ def child(node: yaml.Node | None, *names: str) -> yaml.Node | None:
     return node
 
 
-def of_document(file: str, node: yaml.Node) -> Iterator[Container]:
+def of_document(file: str, node: yaml.Node, follow: Follow) -> Iterator[Container]:
     services = child(node, "services")
     if services is not None and child(node, "apiVersion") is None:
         for name, service in services.value if isinstance(services, yaml.MappingNode) else []:
-            yield from of_service(file, name, service)
+            yield from of_service(file, name, service, follow)
         return
     pods, template = child(node, "spec", "replicas"), child(node, "spec", "template", "spec")
     group = child(node, "spec", "leaderWorkerTemplate")
@@ -117,9 +123,9 @@ def of_pod(file: str, spec: yaml.Node | None, pod: int, size: int) -> Iterator[C
         ]
         if words:
             used = {name: value for name, value in variables.items() if name in str(words)}
-            yield Container(
-                script_of({**used, **own}, words), location(file, node), pod, not shared
-            )
+            notes = ("envFrom of a container is not read",) if content.get("envFrom") else ()
+            script = script_of({**used, **own}, words)
+            yield Container(script, location(file, node), pod, not shared, notes=notes)
 
 
 def pod_variables(listed: Any, pod: int) -> dict[str, str]:
@@ -147,42 +153,28 @@ def filled(word: str, variables: Mapping[str, str]) -> str:
     return IN_COMMAND.sub(value, word)
 
 
-def of_service(file: str, name: yaml.Node, node: yaml.Node) -> Iterator[Container]:
+def of_service(file: str, name: yaml.Node, node: yaml.Node, follow: Follow) -> Iterator[Container]:
     content = plain(node)
     if not isinstance(content, Mapping):
         return
-    listed = content.get("environment") or {}
-    pairs = (
-        listed.items()
-        if isinstance(listed, Mapping)
-        else (str(each).partition("=")[::2] for each in listed)
-    )
-    variables = {
-        str(key): interpolated(str(value)) if value not in ("", None) else f"<{key}>"
-        for key, value in pairs
-        if str(key).isidentifier()
-    }
     words = [
         interpolated(word)
         for key in ("entrypoint", "command")
         for word in as_words(content.get(key))
     ]
+    found = environment_of(content, follow)
     deploy = content.get("deploy")
     replicas = counted(deploy.get("replicas")) if isinstance(deploy, Mapping) else 1
-    shared = content.get("network_mode") == "host"
-    place = location(file, node, name)
     for pod in range(replicas if words else 0):
-        yield Container(script_of(variables, words), place, pod, not shared)
-
-
-def interpolated(word: str) -> str:
-    """${NAME:-default} of a compose file."""
-
-    def value(match: re.Match[str]) -> str:
-        name = match[1] or match[3]
-        return "$" if name is None else match[2] if match[2] is not None else f"<{name}>"
-
-    return IN_COMPOSE.sub(value, word)
+        yield Container(
+            script=script_of(found.variables, words),
+            place=location(file, node, name),
+            pod=pod,
+            contained=content.get("network_mode") != "host",
+            machine=machine_of(file, content),
+            notes=tuple(found.notes),
+            files=found.files,
+        )
 
 
 def as_words(value: Any) -> list[str]:

@@ -22,7 +22,11 @@ ADDRESS = re.compile(r"(.*):(\d{1,5})")
 EVERYWHERE = ("0.0.0.0", "::", "[::]")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 VISIBLE = ("ASCEND_RT_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ASCEND_VISIBLE_DEVICES",
-           "HIP_VISIBLE_DEVICES")  # fmt: skip
+           "HIP_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")  # fmt: skip
+CONTAINED = "NVIDIA_VISIBLE_DEVICES"
+IN_COMPOSE = {CONTAINED: "device_ids"}
+"""what a variable is called in a compose file"""
+NAMED_DEVICES = ("all", "none", "void")
 AGREED = ("nnodes", "tp-size", "pp-size", "dp-size", "ep-size", "quantization", "dtype",
           "kv-cache-dtype", "page-size", "speculative-algorithm", "context-length")  # fmt: skip
 MAX_COMPARED = 256
@@ -70,8 +74,11 @@ def instances(case: Case) -> list[Instance]:
 
 def at(process: StartedServer, case: Case, flag: str) -> dict[str, Any]:
     """Where a flag of a process stands."""
-    role = role_of(process, case)
-    place = case.sources.find(role, flag, process.place)
+    role, own = role_of(process, case), process.place
+    other = case.sources.first(
+        IN_COMPOSE.get(flag, flag), own.file, range(max(0, own.line - 1), own.end)
+    )
+    place = other or case.sources.find(role, flag, process.place)
     return {"line": place.line, "file": place.file, "role": role}
 
 
@@ -255,12 +262,23 @@ def port_issue(
 
 
 def visible(process: StartedServer) -> tuple[str, list[str]] | None:
-    """(the variable, the devices it lists); None where all are to be seen."""
-    for name in VISIBLE:
-        value = process.environment.get(name)
-        if value and "<" not in value:
-            return name, [each.strip() for each in value.split(",") if each.strip()]
-    return None
+    """(the variable, the devices it lists); None where all are to be seen. A container numbers its
+    own from 0."""
+    found = {name: listed(process.environment.get(name, "")) for name in VISIBLE}
+    outer = found.pop(CONTAINED)
+    name = next((name for name, devices in found.items() if devices), "")
+    if not name:
+        return (CONTAINED, outer) if outer else None
+    inner = found[name]
+    if outer and all(each.isdecimal() and int(each) < len(outer) for each in inner):
+        inner = [outer[int(each)] for each in inner]
+    return name, inner
+
+
+def listed(value: str) -> list[str]:
+    if "<" in value or value in NAMED_DEVICES:
+        return []
+    return [each.strip() for each in value.split(",") if each.strip()]
 
 
 def ranks_here(process: StartedServer) -> int | None:
@@ -280,10 +298,10 @@ def devices_of(process: StartedServer) -> list[str]:
     if count is None or base is None or not step or count > 4096:
         return []
     indices = [base + rank * step for rank in range(count)]
-    listed = visible(process)
-    if listed is None:
+    seen = visible(process)
+    if seen is None:
         return [str(index) for index in indices]
-    return [listed[1][index] for index in indices if index < len(listed[1])]
+    return [seen[1][index] for index in indices if index < len(seen[1])]
 
 
 @case_rule("devices-apart", "error", source=ARGS)
@@ -325,15 +343,15 @@ def devices_there(case: Case) -> Iterator[Issue]:
         limit = (hardware.cards_per_node or device.cards_per_node) * device.devices_per_card
     for process in case.processes:
         count, base = ranks_here(process), number(process, "base-gpu-id", 0)
-        step, listed = number(process, "gpu-id-step"), visible(process)
+        step, seen = number(process, "gpu-id-step"), visible(process)
         if process.kind == "router" or count is None or base is None or not step:
             continue
         last = base + (count - 1) * step
-        if listed is not None and last >= len(listed[1]):
-            text = f"{count} ranks from device {base} on, but {listed[0]} lists {len(listed[1])}"
+        if seen is not None and last >= len(seen[1]):
+            text = f"{count} ranks from device {base} on, but {seen[0]} lists {len(seen[1])}"
             remedy = "list a device for each rank"
-            yield Issue(listed[0], text, remedy, **at(process, case, listed[0]))
-        elif listed is None and limit is not None and base and last >= limit:
+            yield Issue(seen[0], text, remedy, **at(process, case, seen[0]))
+        elif seen is None and limit is not None and base and last >= limit:
             text = (
                 f"--base-gpu-id {base} with {count} ranks needs device {last}; a node has {limit}"
             )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 from tree_sitter import Node
 
+from vivace.deploy.shell.env_file import variables_in
 from vivace.deploy.shell.interpreter import MAX_LAUNCHES, Interpreter, ScriptTooLarge
 from vivace.deploy.shell.state import Launch, ScriptState, States, Value, Where
 from vivace.deploy.shell.text import (
@@ -22,7 +23,7 @@ from vivace.deploy.shell.text import (
     text,
 )
 from vivace.deploy.shell.words import array_words, source, text_of, words_of
-from vivace.deploy.shell.wrappers import KEYS, SHELL, TASKS, Inner, unwrapped
+from vivace.deploy.shell.wrappers import CONTAINER, KEYS, SHELL, TASKS, Inner, unwrapped
 
 SILENT = {
     "echo",
@@ -141,6 +142,7 @@ def wrapped(
 ) -> States:
     """The command that a wrapper runs, with the variables that the wrapper sets for it."""
     words, own = variables_of(inner.words)
+    own = {**container_environment(shell, node, inner), **own}
     prefix = {**({} if inner.wrapper.apart else prefix), **own}
     for each in inner.given(*inner.wrapper.environment):
         prefix |= variables_of((each,))[1] or passed(each, state)
@@ -200,6 +202,24 @@ def passed(name: Text, state: ScriptState) -> dict[str, Text]:
     """`docker run -e NAME` passes a variable on."""
     value = state.scalar(known(name) or "")
     return {} if value is None else {known(name) or "": value}
+
+
+def container_environment(shell: Interpreter, node: Node, inner: Inner) -> dict[str, Text]:
+    """What `docker run --env-file` and `--gpus device=4,5` set."""
+    found: dict[str, Text] = {}
+    for path in inner.given("--env-file") if inner.wrapper is CONTAINER else ():
+        opened = shell.follow(relative(path))
+        if opened is None:
+            name = display(path)
+            shell.note(node, f"not understood: {name} is not beside this script; not read")
+            continue
+        shell.files[opened[0]] = opened[1]
+        found |= {name: text(value) for name, value in variables_in(opened[1]).items()}
+    for gpus in inner.given("--gpus") if inner.wrapper is CONTAINER else ():
+        name, _, devices = (known(gpus) or "").strip("'\"").partition("=")
+        if name == "device" and devices:
+            found["NVIDIA_VISIBLE_DEVICES"] = text(devices)
+    return found
 
 
 def where_of(inner: Inner, before: Where) -> Where:
