@@ -122,6 +122,15 @@ FLAG_PAIRS = {
         "mixed --grammar-backend",
         "xgrammar",
     ),
+    "backend-platform": Pair(
+        mixed(flags={"device": "cuda"}, hardware={"device": "h200", "cards": 16}),
+        mixed(
+            flags={"device": "cuda", "attention-backend": "fa3"},
+            hardware={"device": "h200", "cards": 16},
+        ),
+        "mixed --attention-backend",
+        "fa3",
+    ),
     "vivace-flag": Pair(
         mixed(flags={"device": "cpu"}, hardware=LEAVE_OUT),
         {"roles": {"mixed": {"kind": "mixed", "flags": {"device": "cpu", "port": 8000}}}},
@@ -204,7 +213,7 @@ LAYOUT_PAIRS = {
         {"dist-init-addr": LEAVE_OUT}, {}, "decode --dist-init-addr", "--dist-init-addr"
     ),
     "plain-dp-nodes": decodes({"enable-dp-attention": LEAVE_OUT}, {}, "decode --dp-size"),
-    "dp-divides-tp": flags({"dp-size": 6, "max-running-requests": 252}, {}, "mixed --tp-size", "6"),
+    "dp-divides-tp": flags({"dp-size": 6, "max-running-requests": 252}, {}, "mixed --dp-size", "6"),
     "running-divides": flags(
         {"max-running-requests": 250}, {}, "mixed --max-running-requests", "240"
     ),
@@ -602,10 +611,16 @@ LOAD = {"input": 2048, "output": 1024}
 UNCACHED = {"flags": {**mixed()["roles"]["mixed"]["flags"], "disable-radix-cache": True}}
 GOAL_PAIRS = {
     "target-first-token": Pair(
-        mixed(targets={"ttft_ms": 0.1}), mixed(targets={"ttft_ms": 2000}), "mixed", "0.1"
+        mixed(targets={"ttft_ms": 0.1}),
+        mixed(targets={"ttft_ms": 2000}),
+        "mixed targets.ttft_ms",
+        "0.1",
     ),
     "target-token": Pair(
-        mixed(targets={"tpot_ms": 0.1}), mixed(targets={"tpot_ms": 50}), "mixed", "0.1"
+        mixed(targets={"tpot_ms": 0.1}),
+        mixed(targets={"tpot_ms": 50}),
+        "mixed targets.tpot_ms",
+        "0.1",
     ),
     "target-rate": Pair(
         mixed(workload={**LOAD, "rate": 50}, targets={"tpot_ms": 50}),
@@ -629,7 +644,7 @@ GOAL_PAIRS = {
     "unread": Pair(
         mixed(workload={**LOAD, "rate": 5}, benchmarks=[]),
         mixed(workload={**LOAD, "rate": 5}),
-        "",
+        "workload.rate",
         "workload.rate",
     ),
 }

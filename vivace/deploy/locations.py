@@ -21,10 +21,12 @@ class Location(msgspec.Struct, frozen=True):
 
 
 class Sources(msgspec.Struct, frozen=True, dict=True):
-    """What was read: `texts` by file, `roles`: the places of each role's servers."""
+    """What was read: `texts` by file, `roles`: the places of each role's servers, `keys`: of what
+    else a deployment file says, as `hardware.cards`."""
 
     texts: Mapping[str, str] = {}
     roles: Mapping[str, tuple[Location, ...]] = {}
+    keys: Mapping[str, Location] = {}
 
     @cached_property
     def lines(self) -> dict[str, list[str]]:
@@ -37,16 +39,27 @@ class Sources(msgspec.Struct, frozen=True, dict=True):
 
     def find(self, role: str, name: str, place: Location | None = None) -> Location:
         """A flag or a variable of a role: in its own lines, else nearest above them, else in a file
-        that was read for it."""
+        that was read for it. A key of the file, where it stands."""
+        if place is None and name in self.keys:
+            return self.keys[name]
         at = place or self.place_of(role)
         if not name or at.file not in self.texts:
             return at
-        lines = self.lines[at.file]
-        start, end = max(0, at.line - 1), max(at.line, at.end)
-        for index in [*range(start, min(end, len(lines))), *range(start - 1, -1, -1)]:
-            if holds(lines[index], name):
-                return Location(at.file, index + 1, index + 1)
-        return self.elsewhere(name, at) if role else at
+        own = (at,) if place or role not in self.roles else self.roles[role]
+        for each in own:
+            found = self.first(name, each.file, range(max(0, each.line - 1), each.end or each.line))
+            if found is not None:
+                return found
+        above = self.first(name, at.file, range(at.line - 2, -1, -1))
+        return above or (self.elsewhere(name, at) if role else at)
+
+    def first(self, name: str, file: str, indices: range) -> Location | None:
+        """The first of these lines that has the word."""
+        lines = self.lines.get(file, [])
+        for index in indices:
+            if index < len(lines) and holds(lines[index], name):
+                return Location(file, index + 1, index + 1)
+        return None
 
     def elsewhere(self, name: str, at: Location) -> Location:
         places = {place.file for each in self.roles.values() for place in each}

@@ -120,8 +120,11 @@ def collect_text(name: str, content: str, found: Collected, follow: Follow = no_
         return
     from vivace.deploy.from_script.manifests import containers_in
 
-    for each in containers_in(name, content):
+    for each in containers_in(name, content, follow):
         collect(name, each.script, found, within=each)
+        found.texts |= each.files
+        for note in each.notes:
+            found.remark("not-understood", "", note, each.place)
     found.texts[name] = content
 
 
@@ -141,14 +144,12 @@ def collect(
     for note in reading.notes:
         place = Location(note.file or name, note.line) if within is None else within.place
         found.remark("not-understood", "", note.text, place)
-    for launch in reachable(reading.launches):
+    for launch in map(as_assumed, reachable(reading.launches)):
         place = Location(launch.file or name, launch.line, launch.end)
         if within is not None:
             place = within.place
             where = msgspec.structs.replace(launch.where, contained=within.contained)
-            launch = msgspec.structs.replace(
-                launch, where=where, round=within.pod, behind=launch.line, background=False
-            )
+            launch = msgspec.structs.replace(launch, where=where, round=within.pod, behind=0)
         called = invocation(launch.words)
         if called is None:
             other_command(launch, place, found)
@@ -157,9 +158,11 @@ def collect(
         if called.part == "benchmark":
             found.benchmarks.setdefault(place, build_benchmark(called, launch, place, found))
         else:
-            server = build_server(called, launch, place, name, found)
+            machine = name if within is None else within.machine
+            server = build_server(called, launch, place, machine, found)
             found.servers.append(server)
             undefined(server, reading, found)
+            undefined_words(called.words, server, reading, found)
 
 
 def imported(found: Collected) -> Imported:
@@ -225,6 +228,19 @@ def undefined(server: StartedServer, reading: Reading, found: Collected) -> None
                 found.remark("variable-from-outside", "--" + flag, text, place)
 
 
+def undefined_words(
+    words: Sequence[str], server: StartedServer, reading: Reading, found: Collected
+) -> None:
+    """Words that hold flags, are never set and nearly are: `$COMON` for `$COMMON`."""
+    known = {*reading.variables, *VARIABLE.findall(str(server.flags))}
+    names = [match[1] for match in map(VARIABLE.fullmatch, words) if match]
+    for name in names:
+        near = "" if name in known else close(name, reading.variables)
+        if near:
+            text = f"${name} is never set, ${near} is: the flags in it are not given"
+            found.remark("undefined-variable", "$" + name, text, server.place)
+
+
 def close(name: str, known: Sequence[str]) -> str:
     """A variable whose name differs by a letter or two."""
     import difflib
@@ -259,6 +275,17 @@ def rejoined(launch: Launch) -> Launch:
             if words[at : at + len(parts)] == parts:
                 words[at : at + len(parts)] = [assumption.value]
     return msgspec.structs.replace(launch, words=tuple(words))
+
+
+def as_assumed(launch: Launch) -> Launch:
+    """With the address that the script compared a machine's own with, in place of what asks for
+    it: `--dist-init-addr $MY_IP:5000` differs from node to node."""
+    words, environment = list(launch.words), dict(launch.environment)
+    for each in launch.assumptions:
+        asked = f"<{each.origin}>"
+        words = [word.replace(asked, each.value) for word in words]
+        environment = {name: text.replace(asked, each.value) for name, text in environment.items()}
+    return msgspec.structs.replace(launch, words=tuple(words), environment=environment)
 
 
 def build_server(

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from vivace.deploy.case import DEFAULT_PORT, Case
+from vivace.deploy.from_script.roles import StartedServer, value_of
+from vivace.deploy.locations import Location
 from vivace.deploy.rules.rule import Issue, case_rule, server_rule
 from vivace.deploy.server_plan import ServerPlan
 
@@ -103,9 +105,21 @@ def router_prefill(case: Case) -> Iterator[Issue]:
             )
             remedy = "one --prefill URL PORT per instance; of several nodes, the first"
             yield Issue("--prefill", text, remedy, role=router.name)
-        elif any(one != other for one, other in zip(listed, ports, strict=True) if one is not None):
-            text = f"bootstrap ports {joined(listed)}, but the servers have {joined(ports)}"
-            yield Issue("--prefill", text, "use the same ports in the same order", role=router.name)
+            continue
+        for entry, one, other in zip(entries, listed, ports, strict=False):
+            if one is not None and one != other:
+                text = f"bootstrap ports {joined(listed)}, but the servers have {joined(ports)}"
+                remedy = "use the same ports in the same order"
+                at = place_of_entry(case, router.name, entry)
+                yield Issue("--prefill", text, remedy, None, router.name, at.line, at.file)
+                break
+
+
+def place_of_entry(case: Case, router: str, entry: Any) -> Location:
+    """Of an entry's URL; of the flag where it is not written out."""
+    url = case.sources.find(router, str(entry[0]))
+    role = case.sources.place_of(router)
+    return case.sources.find(router, "--prefill") if url == role else url
 
 
 def bootstrap_ports(case: Case) -> list[Any]:
@@ -145,6 +159,25 @@ def router_ports(server: ServerPlan, case: Case) -> Iterator[Issue]:
             if ports and found and int(found.group(1)) not in ports:
                 text = f"{url}: {kind} servers listen on {', '.join(map(str, sorted(ports)))}"
                 yield Issue("--" + flag, text, "correct the port")
+            elif found and not ports:
+                yield from of_another_kind(url, int(found.group(1)), kind, case)
+
+
+def of_another_kind(url: str, port: int, kind: str, case: Case) -> Iterator[Issue]:
+    """Where the router expects a server of a kind that is not there, and another has its port."""
+    others = [each for each in case.processes if each.kind != "router" and listens(each, port)]
+    if others:
+        other = others[-1]
+        mode = kind if kind != "mixed" else "null"
+        text = f"the router takes {url} for a {kind} server, but it is {other.kind}"
+        flag = "--disaggregation-mode"
+        place = case.sources.find("", flag, other.place)
+        remedy = f"--disaggregation-mode {mode}, or another entry in the router's list"
+        yield Issue(flag, text, remedy, line=place.line, file=place.file)
+
+
+def listens(process: StartedServer, port: int) -> bool:
+    return (value_of(process.flags, "port") or DEFAULT_PORT) == port
 
 
 def urls(value: Any) -> list[str]:

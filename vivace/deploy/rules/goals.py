@@ -43,7 +43,8 @@ def target_first_token(server: ServerPlan, case: Case) -> Iterator[Issue]:
     if target is not None and least > target:
         prompt = f"a prompt of {case.load.input} tokens takes {least:.1f} ms at the peak rate"
         text = f"targets.ttft_ms is {target:g}, but {prompt}"
-        yield Issue("", text, "more devices per server, shorter prompts, or a larger target")
+        remedy = "more devices per server, shorter prompts, or a larger target"
+        yield Issue("targets.ttft_ms", text, remedy)
 
 
 def prompt_milliseconds(case: Case, server: ServerPlan) -> float:
@@ -67,7 +68,8 @@ def target_token(server: ServerPlan, case: Case) -> Iterator[Issue]:
     if target is not None and least > target:
         read = f"reading the weights of a token takes {least:.2f} ms at the peak bandwidth"
         text = f"targets.tpot_ms is {target:g}, but {read}"
-        yield Issue("", text, "a larger --tp-size, quantized weights, or a larger target")
+        remedy = "a larger --tp-size, quantized weights, or a larger target"
+        yield Issue("targets.tpot_ms", text, remedy)
 
 
 def token_milliseconds(case: Case, server: ServerPlan) -> float:
@@ -128,8 +130,10 @@ def unread(case: Case) -> Iterator[Issue]:
     measured = bool(case.deployment.benchmarks)
     if stated.rate is not None and targets_of(case).tpot_ms is None and not measured:
         remedy = "add targets.tpot_ms, or a benchmark to compare it with"
-        yield Issue("", "workload.rate is not used", remedy)
+        yield Issue("workload.rate", "workload.rate is not used", remedy)
     if stated.requests is not None and not measured:
-        yield Issue("", "workload.requests is not used", "add a benchmark to compare it with")
+        remedy = "add a benchmark to compare it with"
+        yield Issue("workload.requests", "workload.requests is not used", remedy)
     if model.draft is not None:
-        yield Issue("", "model.draft is not used", "the memory of a draft model is not counted yet")
+        remedy = "the memory of a draft model is not counted yet"
+        yield Issue("model.draft", "model.draft is not used", remedy)

@@ -14,6 +14,8 @@ BENCH = "bench_serving"
 GUIDE = "Ascend parameter guide"
 LONGER = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
 PAGE = "the published configurations"
+ASCEND_FORMS = ("w8a8", "w4a8")
+"""of weights that msmodelslim makes"""
 
 
 @case_rule("benchmark-port", "error", source=PAGE)
@@ -178,3 +180,6 @@ def quantization(server: ServerPlan, case: Case) -> Iterator[Issue]:
     if stated and not plain and value is None and case.platform == "npu":
         text = f"the model is {stated}, but --quantization is not set"
         yield Issue("--quantization", text, "--quantization modelslim")
+    if stated in ASCEND_FORMS and case.platform == "npu" and value not in (None, "modelslim"):
+        text = f"the model is {stated}, which Ascend reads as modelslim, not as {value}"
+        yield Issue(server.flag("quantization"), text, "--quantization modelslim")

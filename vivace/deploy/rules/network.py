@@ -10,14 +10,16 @@ from vivace.deploy.rules.rule import Issue, case_rule, server_rule
 from vivace.deploy.server_plan import ServerPlan
 
 INTERFACES = ("HCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+BOUND = (*INTERFACES, "NCCL_SOCKET_IFNAME")
 STORE = "ASCEND_MF_STORE_URL"
 
 
 @server_rule("loopback-nodes", "error", source=GUIDE)
 def loopback_nodes(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Instances of several nodes do not use the loopback interface.
-    The handshakes of HCCL and gloo bind to the given interface; lo does not leave the node."""
-    for name in INTERFACES if server.role.nodes > 1 else ():
+    The handshakes of HCCL, NCCL and gloo bind to the given interface; lo does not leave the
+    node."""
+    for name in BOUND if server.role.nodes > 1 else ():
         values = [node.environment.get(name, "") for node in server.nodes]
         found = [value for value in values if value.strip() in ("lo", "localhost")]
         if found:

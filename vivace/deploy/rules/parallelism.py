@@ -114,7 +114,7 @@ def dp_divides_tp(server: ServerPlan, case: Case) -> Iterator[Issue]:
     if layout.dp_attention and layout.tp % (layout.dp * layout.cp):
         groups = f"dp {layout.dp}" + (f" x cp {layout.cp}" if layout.cp > 1 else "")
         text = f"tp {layout.tp} is not a multiple of {groups}: attention groups differ in size"
-        yield Issue(server.flag("tp_size"), text, "choose a dp (x cp) that divides tp")
+        yield Issue(server.flag("dp_size"), text, "choose a dp (x cp) that divides tp")
 
 
 @server_rule("running-divides", "error", source=ARGS)

@@ -12,6 +12,13 @@ from vivace.deploy.rules.flags import INVENTORY, long_flags, placeholder
 from vivace.deploy.rules.rule import Issue, server_rule
 from vivace.deploy.server_plan import ServerPlan
 
+OTHERS = {
+    "attention_backend": "fa3, flashinfer, triton",
+    "moe_a2a_backend": "deepep",
+    "disaggregation_transfer_backend": "mooncake, nixl",
+    "sampling_backend": "flashinfer, pytorch",
+    "hicache_io_backend": "kernel, direct",
+}
 FEATURES = "Support Features on Ascend NPU"
 
 
@@ -52,6 +59,17 @@ def ascend_value(server: ServerPlan, case: Case) -> Iterator[Issue]:
         values = ", ".join(documented)
         text = f"--{flag} {value} is not documented for Ascend (documented: {values})"
         yield Issue("--" + flag, text, "test it before you rely on it")
+
+
+@server_rule("backend-platform", "error", source=INVENTORY, platforms=("cuda", "cpu"))
+def backend_platform(server: ServerPlan, case: Case) -> Iterator[Issue]:
+    """Backends of Ascend are used on Ascend.
+    Their modules import torch_npu, which only Ascend has: the server stops."""
+    for name, (flag, value) in server.given.items():
+        if isinstance(value, str) and "ascend" in value and name.endswith("_backend"):
+            text = f"--{flag} {value} needs an Ascend device, and this is {case.platform}"
+            remedy = f"remove --{flag}, or choose another ({OTHERS.get(name, 'see --help')})"
+            yield Issue("--" + flag, text, remedy)
 
 
 @server_rule("vivace-flag", "error", source="Vivace's own table of flags", engine="vivace")

@@ -1,4 +1,4 @@
-"""In which lines of a deployment file its roles stand."""
+"""In which lines of a deployment file its roles and other keys stand."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from vivace.deploy.files import FileTooLarge, PathName, beside, read
 from vivace.deploy.locations import Location, Sources
 from vivace.deploy.schema.files import LARGEST, MAX_DEPTH, SafeLoader
 
-ROLES = "roles"
+ROLES, BENCHMARKS = "roles", "benchmarks"
+BENCHMARK = "benchmark"
+"""what findings about a benchmark have for a role"""
 
 
 def sources_of(path: PathName) -> Sources:
     """Of a file that was read as a deployment before, and of those it includes."""
     texts: dict[str, str] = {}
     roles: dict[str, tuple[Location, ...]] = {}
+    keys: dict[str, Location] = {}
     file: str | None = str(path)
     for _ in range(MAX_DEPTH):
         if file is None or file in texts:
@@ -28,9 +31,10 @@ def sources_of(path: PathName) -> Sources:
         content = mapping(yaml.compose(texts[file], Loader=SafeLoader))
         for name, place in places(content, file):
             roles[name] = (*roles.get(name, ()), place)
+        keys = {**dict(named(content, file)), **keys}
         include = content.get("include")
         file = beside(file, str(include.value)) if include is not None else None
-    return Sources(texts, roles)
+    return Sources(texts, roles, keys)
 
 
 def mapping(node: yaml.Node | None) -> dict[str, yaml.Node]:
@@ -40,6 +44,22 @@ def mapping(node: yaml.Node | None) -> dict[str, yaml.Node]:
 
 def places(content: dict[str, yaml.Node], file: str) -> Iterator[tuple[str, Location]]:
     for name, node in mapping(content.get(ROLES)).items():
-        start, end = node.start_mark.line, node.end_mark.line
-        inside = node.end_mark.column == 0 and end > start
-        yield name, Location(file, max(1, start), end if inside else end + 1)
+        yield name, location(node, file, max(1, node.start_mark.line))
+    listed = content.get(BENCHMARKS)
+    for node in listed.value if isinstance(listed, yaml.SequenceNode) else ():
+        yield BENCHMARK, location(node, file, node.start_mark.line + 1)
+
+
+def named(content: dict[str, yaml.Node], file: str) -> Iterator[tuple[str, Location]]:
+    """`hardware.cards` and the like."""
+    for name, node in content.items():
+        line = node.start_mark.line + 1
+        yield name, location(node, file, line)
+        for inner, value in mapping(node).items() if name != ROLES else ():
+            yield f"{name}.{inner}", location(value, file, value.start_mark.line + 1)
+
+
+def location(node: yaml.Node, file: str, start: int) -> Location:
+    last, column = node.end_mark.line, node.end_mark.column
+    inside = column == 0 and last > node.start_mark.line
+    return Location(file, start, last if inside else last + 1)
