@@ -17,7 +17,7 @@ from vivace.deploy.check import main
 from vivace.deploy.report.page import page
 from vivace.deploy.report.terminal import skipped_lines
 from vivace.deploy.rules.judge import CheckResult, judge
-from vivace.deploy.schema.files import deployment_of, load, written
+from vivace.deploy.schema.files import deployment_of, written
 
 SCRIPTS = Path(__file__).parent / "scripts"
 PUBLISHED = SCRIPTS.with_name("published")
@@ -99,18 +99,6 @@ def test_memory_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     shown = capsys.readouterr().out
     for part in ("experts", "KV cache", "communicators", "tokens of KV", "--mem-fraction-static"):
         assert part in shown
-
-
-def test_suggestions_are_written_into_the_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = spec(tmp_path, mixed(flags={"cuda-graph-bs": [4]}))
-    path.write_text("# mine\n" + path.read_text())
-    assert main([str(path), "--suggest", "--write"]) == 0
-    assert "--cuda-graph-bs" in capsys.readouterr().out
-    assert path.read_text().startswith("# mine")
-    assert load(path).roles["mixed"].flags["cuda-graph-bs"] == [1, 2, 4, 8, 12, 16]
-    assert main([str(SCRIPTS / "one_node.sh"), "--suggest", "--write"]) == 2
 
 
 def test_rules_are_listed_and_explained(capsys: pytest.CaptureFixture[str]) -> None:

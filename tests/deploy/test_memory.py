@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deployments import case, changed, mixed, separated
+from deployments import case, mixed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,7 +26,7 @@ from vivace.deploy.catalogue.models import (
 )
 from vivace.deploy.memory import buffers
 from vivace.deploy.memory.plan import default_fraction, plan_role
-from vivace.deploy.suggest import captured_sizes, changes, suggest
+from vivace.deploy.suggest import suggest
 
 GIB = 1 << 30
 
@@ -253,31 +253,3 @@ def test_suggested_dispatch_tokens_are_the_published_ones(
     it = case(mixed(flags={**flags, **drafts}))
     found = {each.name: each.value for each in suggest(it)}
     assert found["SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"] == tokens
-
-
-def test_suggestions_go_to_their_place() -> None:
-    made = separated(decode={"cuda-graph-bs": [4], "max-running-requests": 512})
-    found = changes(suggest(case(made)))
-    assert found["roles", "decode", "flags", "cuda-graph-bs"] == [1, 2, 4, 8, 12, 16]
-    assert ("roles", "decode", "environment", "HCCL_BUFFSIZE") in found
-
-
-def test_nothing_is_suggested_twice() -> None:
-    made = separated()
-    roles: Any = made["roles"]
-    for (_, role, place, name), value in changes(suggest(case(made))).items():
-        roles[role][place] = changed(roles[role].get(place, {}), {name: value})
-    assert suggest(case(made)) == []
-
-
-@pytest.mark.parametrize(
-    ("most", "drafts", "sizes"),
-    [
-        (1, False, [1]),
-        (16, False, [1, 2, 4, 8, 12, 16]),
-        (10, True, [1, 2, 3, 4, 5, 6, 7, 8, 10]),
-        (30, False, [1, 2, 4, 8, 12, 16, 24, 30]),
-    ],
-)
-def test_captured_sizes(most: int, drafts: bool, sizes: list[int]) -> None:
-    assert captured_sizes(most, drafts=drafts) == sizes

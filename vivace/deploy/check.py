@@ -79,7 +79,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--notes", action="store_true", help="show notes and remarks on documents")
     made.add_argument("--json", action="store_true", help="the verdict as JSON")
     made.add_argument("--html", metavar="FILE", help="write a page with everything")
-    made.add_argument("--suggest", action="store_true", help="values that follow from the others")
+    made.add_argument("--suggest", action="store_true", help="values for what is left open")
     made.add_argument("--write", action="store_true", help="--suggest, and put them into the file")
     made.add_argument(
         "--diff",
@@ -191,10 +191,10 @@ def print_difference(case: Case, chosen: argparse.Namespace) -> int:
 
 def print_suggestions(case: Case, chosen: argparse.Namespace) -> int:
     from vivace.deploy.report.terminal import show_suggestions
-    from vivace.deploy.suggest import changes, suggest
+    from vivace.deploy.suggest import changes, suggest, unresolved
 
     found = suggest(case)
-    show_suggestions(found)
+    show_suggestions(found, unresolved(case, found))
     if chosen.write and found:
         from vivace.deploy.schema.rewrite import rewrite
 

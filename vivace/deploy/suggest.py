@@ -1,96 +1,254 @@
-"""`vivace check --suggest`: values that follow from the rest of a deployment."""
+"""`vivace check --suggest`: the values that a deployment leaves open, from its load and its rest.
+
+What is given stays. The rules themselves decide what is too much: values are derived for the whole
+load first, then for smaller prefills, then for fewer requests, until no rule about them objects.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
+from vivace.config.releases.tables import row_at, variables_at
 from vivace.deploy.case import Case
+from vivace.deploy.catalogue.hardware import GIB
+from vivace.deploy.from_script.flags import option_named
 from vivace.deploy.memory import buffers
 from vivace.deploy.memory.plan import MemoryPlan, plan_role
 from vivace.deploy.memory.windows import windows
-from vivace.deploy.rules.memory import fraction_for
+from vivace.deploy.rules.experts import DEEPEP_BUFFER, product
+from vivace.deploy.rules.goals import prompt_milliseconds, targets_of, workload_of
+from vivace.deploy.rules.judge import Finding, judge, rule_named
+from vivace.deploy.rules.memory import gib
 from vivace.deploy.server_plan import DISPATCH, ServerPlan, UnknownValue
 
+OF_KERNELS = ("dispatch-tokens", "dispatch-fused", "dispatch-limits", "hccl-buffer", "long-rounds",
+              "graph-covers")  # fmt: skip
+OF_MEMORY = ("weights-fit", "load-fits", "outside-fits")
+LIMITING = OF_KERNELS + OF_MEMORY
+"""rules that fewer requests or a smaller prefill satisfy"""
 ENDLESS = 1 << 20
 SPECULATIVE_STEPS = ((8, 1), (32, 2), (64, 4), (256, 8), (ENDLESS, 16))
 PLAIN_STEPS = ((2, 1), (4, 2), (16, 4), (256, 8), (512, 16), (ENDLESS, 32))
 """(up to this batch, step between captured sizes), as SGLang chooses them"""
 PAGE = 128
-MAX_CHUNK = 16384
+LARGEST_PREFILL = {"npu": 32768}
+"""tokens of an instance at once, as published configurations have them; elsewhere SGLang's own"""
+USUAL_PREFILL = 16384
+"""SGLang's --max-prefill-tokens"""
+SMALLEST_PREFILL = 1024
+MOST_RUNNING = 4096
+"""of an instance, where no load is stated"""
+RESERVE = 12 * GIB
+RESERVED_SHARE = RESERVE / (64 * GIB)
+"""for driver, runtime and what no estimate knows, beside the estimates; at most this share of a
+smaller device"""
+LEAST_RESERVED = 1 / 3
+"""part of the reserve that also a load which needs the memory does not get"""
+SMALLEST_POOL = 0.1
+"""share of the memory that KV gets where the estimates allow it"""
+# LARGEST_PREFILL, RESERVE and SMALLEST_POOL are chosen, for the published configurations: the table
+# in docs/deployments.md says how well they do.
 
 
 class Suggestion(msgspec.Struct, frozen=True):
-    """`place`: "flags" or "environment" of the role; `before` is None where nothing is set."""
+    """`place`: "flags" or "environment" of the role."""
 
     role: str
     place: str
     name: str
-    before: Any
     value: Any
     why: str
 
 
+class Wanted(msgspec.Struct, frozen=True):
+    """`running`: requests of an attention group; `prefill`: tokens of a group at once; None: not
+    to be decided."""
+
+    running: int | None
+    prefill: int | None
+
+
 def suggest(case: Case) -> list[Suggestion]:
-    """One for each value that can be derived and is not what it would be."""
+    """A value for everything that is open and can be derived."""
     found: list[Suggestion] = []
     for server in case.servers:
         with suppress(UnknownValue):
             found += suggestions_of(case, server)
-    return [each for each in found if str(each.before) != str(each.value)]
+    return found
 
 
-def suggestions_of(case: Case, server: ServerPlan) -> Iterator[Suggestion]:
-    """Of flags first: what experts send depends on them."""
-    plan = plan_role(case, server)
-    of_flags = [*chunk_suggestions(case, server), *graph_suggestions(server)]
-    if plan is not None:
-        of_flags += memory_suggestions(case, server, plan)
-    yield from of_flags
-    yield from expert_suggestions(case, with_flags(server, of_flags))
+def unresolved(case: Case, found: list[Suggestion]) -> tuple[Finding, ...]:
+    """Errors and warnings that are left with the suggestions: of what is given, or because nothing
+    fits."""
+    verdict = judge(with_suggestions(case, found))
+    return tuple(each for each in verdict.findings if each.severity in ("error", "warning"))
 
 
-def with_flags(server: ServerPlan, found: Iterable[Suggestion]) -> ServerPlan:
-    """The role as it would be."""
-    flags = {**server.role.flags, **{each.name: each.value for each in found}}
-    role = replace(server.role, flags=flags)
-    return ServerPlan(server.name, role, server.environment, server.nodes)
+def changes(found: list[Suggestion]) -> dict[tuple[str, ...], Any]:
+    """Path of keys in a deployment file -> value."""
+    return {("roles", each.role, each.place, each.name): each.value for each in found}
 
 
-def memory_suggestions(case: Case, server: ServerPlan, plan: MemoryPlan) -> Iterator[Suggestion]:
-    fraction = fraction_for(plan)
-    if plan.total("outside") > plan.outside_limit or not plan.chosen:
-        yield flag(
-            server,
-            "mem_fraction_static",
-            fraction,
-            f"what is not static is estimated at {plan.total('outside') / (1 << 30):.1f} GiB of "
-            f"{plan.usable / (1 << 30):.1f}",
-        )
-    held, wanted = plan.held, case.load.concurrency
-    if held is None or not server.decodes:
+def with_suggestions(case: Case, found: list[Suggestion]) -> Case:
+    roles = dict(case.deployment.roles)
+    for each in found:
+        role = roles[each.role]
+        if each.place == "flags":
+            roles[each.role] = replace(role, flags={**role.flags, each.name: each.value})
+        else:
+            variables = {**role.environment, each.name: each.value}
+            roles[each.role] = replace(role, environment=variables)
+    return replace(case, deployment=replace(case.deployment, roles=roles))
+
+
+def suggestions_of(case: Case, server: ServerPlan) -> list[Suggestion]:
+    """For one role: the whole load, else with smaller prefills, else as much of it as fits."""
+    running = running_wanted(case, server)
+    prefills = list(prefill_sizes(case, server, running))
+    for prefill in prefills:
+        found = settled(case, server, Wanted(running, prefill))
+        if accepted(case, server, found):
+            return found
+    if running is None:
+        return settled(case, server, Wanted(None, prefills[0]))
+    for rules in (LIMITING, OF_KERNELS):  # where memory is too small for any, the kernels remain
+        few, many = 0, running + 1
+        while many - few > 1:
+            middle = (few + many) // 2
+            found = settled(case, server, Wanted(middle, prefills[-1]))
+            few, many = (middle, many) if accepted(case, server, found, rules) else (few, middle)
+        if few:
+            return settled(case, server, Wanted(few, prefills[-1]))
+    return settled(case, server, Wanted(running, prefills[0]))
+
+
+def accepted(
+    case: Case, server: ServerPlan, found: list[Suggestion], rules: tuple[str, ...] = LIMITING
+) -> bool:
+    known = [rule for name in rules if (rule := rule_named(name)) is not None]
+    return not any(
+        each.role == server.name and each.severity in ("error", "warning")
+        for each in judge(with_suggestions(case, found), known).findings
+    )
+
+
+def settled(case: Case, server: ServerPlan, wanted: Wanted) -> list[Suggestion]:
+    """All values of a role that are open, each from those before it."""
+    found: list[Suggestion] = []
+    for step in (running_limit, prefill_chunk, graph_sizes, dispatch_limit, buffer, static_share):
+        made = with_suggestions(case, found)
+        current = next(each for each in made.servers if each.name == server.name)
+        suggestion = step(made, current, wanted)
+        if suggestion is not None:
+            found.append(suggestion)
+    return found
+
+
+def running_wanted(case: Case, server: ServerPlan) -> int | None:
+    """Concurrent requests of an attention group by the stated load; None if that is given, or
+    nothing says it."""
+    load, dp = case.load, server.parallelism.dp
+    if server.has("max_running_requests"):
+        return None
+    stated = load.concurrency or concurrency_of_rate(case)
+    if stated is None and (case.lacks("model") or case.lacks("device") or case.lacks("load")):
+        return None
+    whole = -(-(stated or MOST_RUNNING) // (server.role.instances * dp))
+    if server.kind == "prefill":
+        most = largest_prefill(case, server)
+        return max(1, min(whole, most // load.input)) if load.input else None
+    return whole if stated else max(1, min(whole, running_in_time(case, server)))
+
+
+def concurrency_of_rate(case: Case) -> int | None:
+    """Little's law: requests that arrive while one is served."""
+    rate, targets, output = workload_of(case).rate, targets_of(case), case.load.output
+    if rate is None or targets.tpot_ms is None or output is None:
+        return None
+    return -int(-rate * (output * targets.tpot_ms + (targets.ttft_ms or 0)) // 1000)
+
+
+def running_in_time(case: Case, server: ServerPlan) -> int:
+    """Requests of a group whose KV a device can read, beside the weights, in a step that keeps
+    targets.tpot_ms."""
+    target, plan = targets_of(case).tpot_ms, plan_role(case, server)
+    if target is None or plan is None or not plan.tokens_each or not plan.token_bytes:
+        return MOST_RUNNING
+    held = sum(p.size for p in plan.parts if p.kind == "static" and p.name != "KV cache")
+    readable = plan.device.bandwidth_gbs * 1e6 * target * server.draft_tokens
+    return int(max(0.0, readable - held) // (plan.tokens_each * plan.token_bytes))
+
+
+def largest_prefill(case: Case, server: ServerPlan) -> int:
+    """Tokens of a group at once."""
+    groups = server.parallelism.dp if server.parallelism.dp_attention else 1
+    return LARGEST_PREFILL.get(case.platform, USUAL_PREFILL) // groups
+
+
+def prefill_sizes(case: Case, server: ServerPlan, running: int | None) -> Iterator[int | None]:
+    """Tokens of a group at once, the largest first: whole prompts, then parts of one."""
+    prompt = case.load.input
+    if prompt is None or not server.prefills or server.has("chunked_prefill_size"):
+        yield None
         return
-    each = held if wanted is None else min(held, -(-wanted // server.role.instances))
-    limit = each // server.parallelism.dp * server.parallelism.dp
-    too_many = plan.needed is not None and plan.needed > plan.capacity
-    if limit and (server.running is None or too_many):
-        why = (
-            f"the pool holds {plan.capacity} tokens of a group, a request takes {plan.tokens_each}"
-        )
-        yield flag(server, "max_running_requests", limit, why)
+    whole = -(-prompt // PAGE) * PAGE
+    most = largest_prefill(case, server)
+    prompts = min(most // whole, running or server.running_per_rank or ENDLESS)
+    target = targets_of(case).ttft_ms
+    if target is not None and not case.lacks("model") and not case.lacks("device"):
+        each = prompt_milliseconds(case, server)
+        prompts = min(prompts, int(target / each) if each else prompts)
+    while prompts > 1:
+        yield prompts * whole
+        prompts //= 2
+    size = min(whole, max(most, USUAL_PREFILL))
+    yield size
+    while size > SMALLEST_PREFILL:
+        size = -(-size // 2 // PAGE) * PAGE
+        yield size
 
 
-def graph_suggestions(server: ServerPlan) -> Iterator[Suggestion]:
-    rank, graphs = server.running_per_rank, server.graphs
-    if rank is None or not server.decodes or server.has("disable_cuda_graph"):
-        return
-    if not graphs or max(graphs) != rank:
-        sizes = captured_sizes(rank, drafts=server.draft_tokens > 1)
-        yield flag(server, "cuda_graph_bs", sizes, f"up to {rank} requests of a rank run at once")
+def running_limit(case: Case, server: ServerPlan, wanted: Wanted) -> Suggestion | None:
+    if wanted.running is None:
+        return None
+    dp, stated = server.parallelism.dp, case.load.concurrency or concurrency_of_rate(case)
+    if server.kind == "prefill":
+        most = largest_prefill(case, server)
+        why = f"prompts of {case.load.input} tokens that a prefill of {most} holds in a group"
+    elif stated is None:
+        why = "as many as memory and targets allow"
+    else:
+        why = f"{stated} at a time"
+        why += f" on {server.role.instances} instances" if server.role.instances > 1 else ""
+        if wanted.running * dp * server.role.instances < stated:
+            why += ", of which no more fit"
+    return flag(case, server, "max_running_requests", wanted.running * dp, why)
+
+
+def prefill_chunk(case: Case, server: ServerPlan, wanted: Wanted) -> Suggestion | None:
+    if wanted.prefill is None:
+        return None
+    dp = server.parallelism.dp if server.parallelism.dp_attention else 1
+    count = wanted.prefill // (-(-(case.load.input or 1) // PAGE) * PAGE)
+    what = f"{count} prompts" if count > 1 else "a prompt" if count else "a part of a prompt"
+    why = f"{what} of {case.load.input} tokens at once" + (f", divided by dp {dp}" * (dp > 1))
+    return flag(case, server, "chunked_prefill_size", wanted.prefill * dp, why)
+
+
+def graph_sizes(case: Case, server: ServerPlan, wanted: Wanted) -> Suggestion | None:
+    rank = server.running_per_rank
+    off = case.platform == "cpu" or server.has("disable_cuda_graph") or server.graphs
+    if rank is None or off or not server.decodes or server.expert_mode == "normal":
+        return None
+    sizes = captured_sizes(rank, drafts=server.draft_tokens > 1)
+    return flag(
+        case, server, "cuda_graph_bs", sizes, f"up to {rank} requests of a rank run at once"
+    )
 
 
 def captured_sizes(largest: int, *, drafts: bool) -> list[int]:
@@ -105,58 +263,60 @@ def captured_sizes(largest: int, *, drafts: bool) -> list[int]:
     return sizes if sizes and sizes[-1] == largest else [*sizes, largest]
 
 
-def expert_suggestions(case: Case, server: ServerPlan) -> Iterator[Suggestion]:
-    tokens = server.dispatch_tokens
-    sends = server.decodes and server.expert_mode in ("low_latency", "auto", "fused")
-    before = server.environment.get(DISPATCH)
-    if sends and tokens is not None:
-        layout = server.parallelism
-        yield Suggestion(
-            server.name,
-            "environment",
-            DISPATCH,
-            before,
-            str(tokens),
-            f"{server.running} requests / dp {layout.dp} x {server.draft_tokens} / "
-            f"{layout.attention_tp} ranks of a group",
-        )
-    if case.model is None:
-        return
-    found = windows(with_dispatch(server, tokens if sends else None), case.model, case.load)
-    if found:
-        largest = max(found, key=lambda window: window.size)
-        size = max(buffers.HCCL_DEFAULT, buffers.suggested(largest.size))
-        takes = buffers.megabytes(largest.size)
-        why = f"the {largest.name} window for {largest.why} takes {takes} MB"
-        before = server.environment.get("HCCL_BUFFSIZE")
-        yield Suggestion(server.name, "environment", "HCCL_BUFFSIZE", before, str(size), why)
+def dispatch_limit(case: Case, server: ServerPlan, wanted: Wanted) -> Suggestion | None:
+    tokens, mode = server.dispatch_tokens, server.expert_mode
+    sends = server.decodes and mode in ("low_latency", "auto", "fused") and server.fused_mode != 2
+    if tokens is None or not sends or server.variable(DISPATCH):
+        return None
+    if case.target.version and DISPATCH not in variables_at(case.target.version):
+        return None
+    return Suggestion(server.name, "environment", DISPATCH, str(tokens), product(server))
 
 
-def with_dispatch(server: ServerPlan, tokens: int | None) -> ServerPlan:
-    """The role with the suggested dispatch limit in place of its own."""
-    if tokens is None:
-        return server
-    environment = {**server.environment, DISPATCH: str(tokens)}
-    return ServerPlan(server.name, server.role, environment, server.nodes)
+def buffer(case: Case, server: ServerPlan, wanted: Wanted) -> Suggestion | None:
+    given = server.variable("HCCL_BUFFSIZE") or server.variable(DEEPEP_BUFFER)
+    if case.model is None or case.platform != "npu" or given or server.fused_mode == 2:
+        return None
+    found = windows(server, case.model, case.load)
+    largest = max(found, key=lambda window: window.size, default=None)
+    if largest is None or buffers.megabytes(largest.size) <= buffers.HCCL_DEFAULT:
+        return None
+    why = f"the {largest.name} window for {largest.why} takes {buffers.megabytes(largest.size)} MB"
+    size = str(buffers.suggested(largest.size))
+    return Suggestion(server.name, "environment", "HCCL_BUFFSIZE", size, why)
 
 
-def chunk_suggestions(case: Case, server: ServerPlan) -> Iterator[Suggestion]:
-    given = case.load.input
-    if given is None or server.has("chunked_prefill_size") or not server.prefills:
-        return
-    dp = server.parallelism.dp if server.parallelism.dp_attention else 1
-    whole = -(-given // PAGE) * PAGE
-    size = min(whole, MAX_CHUNK) * dp
-    why = f"a prompt of {given} tokens at once" + (f", divided by dp {dp}" if dp > 1 else "")
-    yield flag(server, "chunked_prefill_size", size, why)
+def static_share(case: Case, server: ServerPlan, wanted: Wanted) -> Suggestion | None:
+    plan = plan_role(case, server)
+    if plan is None or plan.chosen:
+        return None
+    reserve = min(RESERVE, RESERVED_SHARE * plan.usable)
+    outside = plan.total("outside")
+    comfortable, largest = (
+        int(100 * (1 - (outside + part * reserve) / plan.usable)) / 100
+        for part in (1, LEAST_RESERVED)
+    )
+    needed = needed_share(plan, whole_load=case.load.concurrency is not None)
+    share = max(0.01, min(largest, max(comfortable, needed)))
+    why = f"leaves {gib(plan.usable * (1 - share))}: about {gib(outside)} for activations, graphs "
+    why += "and communicators, the rest for driver and runtime"
+    return flag(case, server, "mem_fraction_static", share, why)
 
 
-def flag(server: ServerPlan, name: str, value: Any, why: str) -> Suggestion:
-    typed = server.given[name][0] if name in server.given else name.replace("_", "-")
-    before = server.role.flags.get(typed)
-    return Suggestion(server.name, "flags", typed, before, value, why)
+def needed_share(plan: MemoryPlan, *, whole_load: bool) -> float:
+    """For weights and a small pool, or the KV of the stated load."""
+    held = plan.total("static") - max(0, plan.pool)
+    pool = int(SMALLEST_POOL * plan.usable)
+    if whole_load and plan.needed is not None:
+        tokens = plan.needed + PAGE
+        pool = max(pool, tokens * plan.token_bytes + (plan.running or 0) * plan.state_bytes)
+    return -int(-100 * (held + pool) // plan.usable) / 100
 
 
-def changes(found: Iterable[Suggestion]) -> dict[tuple[str, ...], Any]:
-    """Path of keys in a deployment file -> value."""
-    return {("roles", each.role, each.place, each.name): each.value for each in found}
+def flag(case: Case, server: ServerPlan, name: str, value: Any, why: str) -> Suggestion:
+    """The option as the target spells it."""
+    option = option_named(name.replace("_", "-"))
+    spelled = option.flags if option is not None else ("--" + name.replace("_", "-"),)
+    version = case.target.version
+    taken = (each for each in spelled if not version or row_at(each, version) is not None)
+    return Suggestion(server.name, "flags", next(taken, spelled[0])[2:], value, why)

@@ -157,20 +157,19 @@ def advice(plan: MemoryPlan) -> str:
     return ""
 
 
-def show_suggestions(found: Sequence[Suggestion]) -> None:
+def show_suggestions(found: Sequence[Suggestion], unresolved: Sequence[Finding]) -> None:
     write = writer()
     if not found:
-        write([("nothing to suggest", "")])
+        write([("nothing to suggest: what can be derived is given, or its load is not known", "")])
     for each in found:
         name = ("--" if each.place == "flags" else "") + each.name
-        before = "was not set" if each.before is None else f"was {display_value(each.before)}"
-        write(
-            [
-                (f"{each.role} ", "dim"),
-                (f"{name} {display_value(each.value)}", "bold green"),
-                (f"  ({before}): {each.why}", ""),
-            ]
-        )
+        value = f"{name} {display_value(each.value)}"
+        write([(f"{each.role} ", "dim"), (value, "bold green"), (f"  {each.why}", "")])
+    for finding in unresolved:
+        place = " ".join(part for part in (finding.role, finding.flag) if part)
+        remedy = f" -> {finding.remedy}" if finding.remedy else ""
+        rule = (f"{finding.severity} {finding.rule}", STYLES[finding.severity])
+        write([("left: ", "dim"), rule, (f"  {place}: {finding.text}{remedy}", "")])
 
 
 def display_value(value: object) -> str:
