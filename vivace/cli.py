@@ -117,7 +117,7 @@ def bench(words: list[str]) -> int:
 
 
 def check(words: list[str]) -> int:
-    import_module("vivace.deploy.fast_start").prepare()
+    import_module("vivace.deploy.fast_start").prepare(words)
     return import_module("vivace.deploy.check").main(words)
 
 

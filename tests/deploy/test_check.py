@@ -23,7 +23,15 @@ SCRIPTS = Path(__file__).parent / "scripts"
 PUBLISHED = SCRIPTS.with_name("published")
 LARGE = ("torch", "numpy", "gguf", "aiohttp", "jinja2")
 OF_LIBRARIES = ("typing_extensions", "dataclasses", "difflib", "rich")
-NOT_FOR_A_FILE = ("inspect", "pathlib", "shutil", "tree_sitter", "urllib.parse")
+NOT_FOR_A_FILE = (
+    *("inspect", "pathlib", "shutil", "tree_sitter", "urllib.parse"),
+    *("vivace.deploy.from_script.script", "vivace.deploy.from_script.manifests"),
+    *("vivace.deploy.from_script.vllm", "vivace.deploy.from_script.isolated"),
+    *("vivace.deploy.shell", "vivace.deploy.render", "vivace.deploy.difference"),
+    *("vivace.deploy.suggest", "vivace.deploy.report.page", "vivace.deploy.report.machine"),
+    *("vivace.config.config", "vivace.config.option", "vivace.protocol", "vivace.doctor"),
+)
+"""what the check of a deployment file has no use for"""
 
 
 def spec(folder: Path, content: dict[str, object]) -> Path:
@@ -177,6 +185,19 @@ def test_it_loads_little(words: list[str], absent: tuple[str, ...]) -> None:
         timeout=60,
     )
     assert done.stdout.splitlines()[-1] == "[]", done
+
+
+def test_patterns_of_libraries_wait_for_their_use() -> None:
+    code = (
+        "from vivace.cli import main; import sys, re; main(sys.argv[1:]); from yaml import reader; "
+        "print('search' in vars(reader.Reader.NON_PRINTABLE)); "
+        "print(reader.Reader.NON_PRINTABLE.search('a\x07').start(), type(re.compile('a')))"
+    )
+    file = str(PUBLISHED / "r1-a3-16c-pd-2k-2k-50ms.yaml")
+    done = subprocess.run(
+        [sys.executable, "-c", code, "check", file], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.splitlines()[-2:] == ["False", "1 <class 're.Pattern'>"], done
 
 
 def test_typing_extensions_can_still_be_loaded_afterwards() -> None:

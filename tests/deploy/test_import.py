@@ -88,7 +88,7 @@ def test_a_rank_found_in_a_loop() -> None:
 @pytest.mark.parametrize("names", FAMILIES)
 def test_import_render_import_is_a_fixed_point(names: tuple[str, ...]) -> None:
     first = imported(*names)
-    assert deployment_of(parsed(written(first)), "written") == first
+    assert deployment_of(parsed(written(first))[0], "written") == first
     rendered = sorted(render_shell(first).items())
     second = import_scripts(rendered).deployment
     assert started(second) == started(first)

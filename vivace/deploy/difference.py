@@ -15,7 +15,7 @@ from vivace.config.releases.tables import (
     row_at,
     status,
     successor,
-    variables_at,
+    variable_at,
 )
 from vivace.deploy.case import Case
 from vivace.deploy.released import accepts, refusal
@@ -117,7 +117,7 @@ def definition_changes(
 
 def variable_changes(name: str, old: str, new: str) -> Iterator[Change]:
     known = readers(name)
-    before, after = variables_at(old).get(name), variables_at(new).get(name)
+    before, after = variable_at(name, old), variable_at(name, new)
     deprecated = after is not None and after.state == "deprecated"
     if deprecated and (before is None or before.state != "deprecated"):
         remedy = f"use {after.today}" if after is not None and after.today else ""

@@ -65,10 +65,12 @@ def open_files(files: Sequence[PathName]) -> LoadedDeployment:
     if specs and len(paths) > 1:
         raise DeploymentError("give one deployment file, or scripts, not both")
     if specs:
-        from vivace.deploy.schema.files import load
+        from vivace.deploy.schema.files import Documents, load
         from vivace.deploy.schema.lines import sources_of
 
-        return LoadedDeployment(load(specs[0]), (), specs[0], sources_of(specs[0]))
+        documents: Documents = {}
+        deployment = load(specs[0], documents)
+        return LoadedDeployment(deployment, (), specs[0], sources_of(documents))
     from vivace.deploy.from_script.script import import_files
 
     return loaded_from(import_files(paths), ", ".join(paths))

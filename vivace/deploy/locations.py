@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from functools import cached_property
 
@@ -77,7 +76,16 @@ def holds(line: str, name: str) -> bool:
     if line.lstrip().startswith("#"):
         return False
     bare = name.lstrip("-")
-    if bare not in line:
-        return False
-    dashes = r"-{1,2}" if name.startswith("-") else ""
-    return re.search(rf"(?<![\w-])(?:{dashes})?{re.escape(bare)}(?![\w-])", line) is not None
+    at = line.find(bare)
+    while at >= 0:
+        before, end = line[:at], at + len(bare)
+        if name.startswith("-"):
+            before = before.removesuffix("-").removesuffix("-")
+        if not in_word(before[-1:]) and not in_word(line[end : end + 1]):
+            return True
+        at = line.find(bare, at + 1)
+    return False
+
+
+def in_word(character: str) -> bool:
+    return character.isalnum() or character in ("_", "-")

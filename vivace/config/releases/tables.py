@@ -7,6 +7,7 @@ releases that have it, as [first, last, first, last ...] of `releases()`.
 from __future__ import annotations
 
 import os
+from bisect import bisect
 from functools import cache
 from typing import Any, Literal
 
@@ -92,7 +93,7 @@ def latest() -> str:
 
 
 def holds(held: tuple[int, ...], at: int) -> bool:
-    return any(first <= at <= last for first, last in zip(held[::2], held[1::2], strict=True))
+    return at in held or bisect(held, at) % 2 == 1
 
 
 def names_of(held: tuple[int, ...]) -> list[str]:
@@ -136,9 +137,9 @@ def definitions() -> dict[str, list[ReleasedFlag]]:
 @cache
 def status(flag: str, release: str) -> tuple[Status, tuple[str, ...]]:
     """How argparse of that release reads a flag, and the spellings it may mean."""
-    known = flags_at(release)
-    if flag in known or flag == HELP:
+    if flag == HELP or defined_in(flag, release) is not None:
         return "known", (flag,)
+    known = flags_at(release)
     begun = tuple(sorted(each for each in (*known, HELP) if each.startswith(flag)))
     if not flag.startswith("--") or not begun:
         return "unknown", ()
@@ -148,7 +149,13 @@ def status(flag: str, release: str) -> tuple[Status, tuple[str, ...]]:
 def row_at(flag: str, release: str) -> ReleasedFlag | None:
     """The definition that a spelling or an abbreviation has in a release."""
     kind, spellings = status(flag, release)
-    return flags_at(release).get(spellings[0]) if kind in ("known", "short") else None
+    return defined_in(spellings[0], release) if kind in ("known", "short") else None
+
+
+def defined_in(flag: str, release: str) -> ReleasedFlag | None:
+    """By the whole spelling."""
+    at = releases().index(release)
+    return next((row for row in definitions().get(flag, ()) if holds(row.held, at)), None)
 
 
 def takers(flag: str) -> list[str]:
@@ -183,10 +190,9 @@ def flags_in(today: str) -> list[str]:
     return [stem + each for each in listed.rstrip("}").split(",")] if brace else [word]
 
 
-@cache
-def variables_at(release: str) -> dict[str, ReleasedVariable]:
+def variable_at(name: str, release: str) -> ReleasedVariable | None:
     at = variable_table().releases.index(release)
-    return {row.name: row for row in variable_table().variables if holds(row.held, at)}
+    return next((row for row in variable_rows().get(name, ()) if holds(row.held, at)), None)
 
 
 @cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import msgspec
@@ -58,6 +58,7 @@ def server_options() -> dict[str, ServerFlag]:
     return {flag: option for option in tables().flags for flag in option.flags}
 
 
+@lru_cache(4096)
 def option_named(name: str) -> ServerFlag | None:
     """By a spelling without dashes, or by the start of only one option's spellings."""
     known = server_options()

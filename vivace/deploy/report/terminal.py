@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from vivace.deploy.case import Case
 from vivace.deploy.catalogue.hardware import GIB
@@ -12,7 +13,10 @@ from vivace.deploy.memory.plan import MemoryPlan
 from vivace.deploy.rules.judge import CheckResult, Finding
 from vivace.deploy.rules.memory import fraction_for, plans
 from vivace.deploy.rules.rule import Severity
-from vivace.deploy.suggest import Suggestion
+
+if TYPE_CHECKING:
+    from vivace.deploy.suggest import Suggestion
+
 
 STYLES: dict[Severity, str] = {
     "error": "bold red",

@@ -9,8 +9,8 @@ from vivace.config.releases.tables import (
     latest,
     readers,
     span,
+    variable_at,
     variable_rows,
-    variables_at,
 )
 from vivace.deploy.case import Case
 from vivace.deploy.catalogue.flags import tables
@@ -91,7 +91,7 @@ def of_the_version(role: str, name: str, version: str) -> Iterator[Issue]:
     """A variable of SGLang that a version does not read, or calls deprecated; without a version,
     that the newest calls deprecated. Others may be read by libraries."""
     where = version or latest()
-    row = variables_at(where).get(name)
+    row = variable_at(name, where)
     if name in BUILT_IN and row is None:
         if version:
             text = f"SGLang {version} does not read {name}: {BUILT_IN[name]}"

@@ -26,9 +26,14 @@ MAX_VALUES = 100_000
 """of a file, with what its YAML aliases repeat"""
 
 
-def load(path: PathName) -> Deployment:
-    """Read a file and what it includes. Raises DeploymentError."""
-    return deployment_of(with_includes(str(path), ()), str(path))
+Documents = dict[str, tuple[str, yaml.Node | None]]
+"""of each file its text and its YAML nodes, in the order in which they include one another"""
+
+
+def load(path: PathName, documents: Documents | None = None) -> Deployment:
+    """Read a file and what it includes, and add them to `documents`. Raises DeploymentError."""
+    documents = {} if documents is None else documents
+    return deployment_of(with_includes(str(path), (), documents), str(path))
 
 
 def deployment_of(content: Mapping[str, Any], where: str) -> Deployment:
@@ -40,9 +45,9 @@ def deployment_of(content: Mapping[str, Any], where: str) -> Deployment:
         raise DeploymentError(f"{where}: {error}") from None
 
 
-def with_includes(path: str, before: tuple[str, ...]) -> dict[str, Any]:
+def with_includes(path: str, before: tuple[str, ...], documents: Documents) -> dict[str, Any]:
     """The file's values merged over those of the file it includes (same folder or below)."""
-    content = mapping_in(path)
+    content = mapping_in(path, documents)
     include = content.pop("include", None)
     if include is None:
         return content
@@ -52,7 +57,7 @@ def with_includes(path: str, before: tuple[str, ...]) -> dict[str, Any]:
     if base in chain or len(chain) >= MAX_DEPTH:
         shown = " -> ".join((*chain, base))
         raise DeploymentError(f"{path}: include: {shown}: files include one another in a circle")
-    return merged(with_includes(base, chain), content)
+    return merged(with_includes(base, chain, documents), content)
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,28 +74,32 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def mapping_in(path: str) -> dict[str, Any]:
+def mapping_in(path: str, documents: Documents) -> dict[str, Any]:
     """The mapping a YAML file holds. Raises DeploymentError."""
     try:
-        content = parsed(read(path, LARGEST).decode())
+        text = read(path, LARGEST).decode()
+        content, node = parsed(text)
     except OSError as error:
         raise DeploymentError(f"{path}: {error.strerror or error}") from None
     except (ValueError, yaml.YAMLError, RecursionError) as error:
         raise DeploymentError(f"{path}: {error}") from None
     if not isinstance(content, dict):
         raise DeploymentError(f"{path}: expected a mapping (name:, roles:, ..)")
+    documents[path] = text, node
     return content
 
 
-def parsed(text: str) -> Any:
-    """YAML -> data. A key given twice, and aliases that repeat one another, are errors."""
+def parsed(text: str) -> tuple[Any, yaml.Node | None]:
+    """YAML -> its data, and its nodes, which know their lines. A key given twice, and aliases that
+    repeat one another, are errors."""
     loader = OneOfEach(text)
     try:
-        content = loader.get_single_data()
+        node = loader.get_single_node()
+        content = None if node is None else loader.construct_document(node)
     finally:
         loader.dispose()
     refuse_endless(content)
-    return content
+    return content, node
 
 
 def refuse_endless(content: Any) -> None:

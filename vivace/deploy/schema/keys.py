@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Mapping
+from functools import cache
 from types import UnionType
 from typing import Any
 
@@ -16,7 +17,7 @@ def refuse_unknown(content: Any, wanted: Any, where: str = "") -> None:
     """Raises ValueError for the first unknown key, with the nearest known one."""
     struct = struct_of(wanted)
     if struct is not None and isinstance(content, Mapping):
-        fields = {field.encode_name: field.type for field in msgspec.structs.fields(struct)}
+        fields = fields_of(struct)
         for key, value in content.items():
             if key not in fields:
                 raise ValueError(f"{where or 'the file'} has no key {key!r}{near(key, fields)}")
@@ -31,6 +32,11 @@ def refuse_unknown(content: Any, wanted: Any, where: str = "") -> None:
     elif isinstance(content, list):
         for index, value in enumerate(content):
             refuse_unknown(value, inner, f"{where}[{index}]")
+
+
+@cache
+def fields_of(struct: type[msgspec.Struct]) -> dict[str, Any]:
+    return {field.encode_name: field.type for field in msgspec.structs.fields(struct)}
 
 
 def struct_of(wanted: Any) -> type[msgspec.Struct] | None:

@@ -6,35 +6,24 @@ from collections.abc import Iterator
 
 import yaml
 
-from vivace.deploy.files import FileTooLarge, PathName, beside, read
 from vivace.deploy.locations import Location, Sources
-from vivace.deploy.schema.files import LARGEST, MAX_DEPTH, SafeLoader
+from vivace.deploy.schema.files import Documents
 
 ROLES, BENCHMARKS = "roles", "benchmarks"
 BENCHMARK = "benchmark"
 """what findings about a benchmark have for a role"""
 
 
-def sources_of(path: PathName) -> Sources:
-    """Of a file that was read as a deployment before, and of those it includes."""
-    texts: dict[str, str] = {}
+def sources_of(documents: Documents) -> Sources:
+    """Of a file that was read as a deployment, and of those it includes."""
     roles: dict[str, tuple[Location, ...]] = {}
     keys: dict[str, Location] = {}
-    file: str | None = str(path)
-    for _ in range(MAX_DEPTH):
-        if file is None or file in texts:
-            break
-        try:
-            texts[file] = read(file, LARGEST).decode()
-        except (OSError, FileTooLarge, ValueError):
-            break
-        content = mapping(yaml.compose(texts[file], Loader=SafeLoader))
+    for file, (_, node) in documents.items():
+        content = mapping(node)
         for name, place in places(content, file):
             roles[name] = (*roles.get(name, ()), place)
         keys = {**dict(named(content, file)), **keys}
-        include = content.get("include")
-        file = beside(file, str(include.value)) if include is not None else None
-    return Sources(texts, roles, keys)
+    return Sources({file: text for file, (text, _) in documents.items()}, roles, keys)
 
 
 def mapping(node: yaml.Node | None) -> dict[str, yaml.Node]:
