@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from vivace.deploy.catalogue.flags import tables
 from vivace.deploy.load_case import LoadedDeployment, Overrides, build_case
 from vivace.deploy.render.compose import render_compose
-from vivace.deploy.render.kubernetes import PORT, port_of, render_kubernetes
-from vivace.deploy.render.process import processes_of
+from vivace.deploy.render.kubernetes import PORT, find_port, render_kubernetes
+from vivace.deploy.render.process import list_processes
 from vivace.deploy.render.ray import render_ray
 from vivace.deploy.render.shell import render_shell
 from vivace.deploy.render.systemd import render_systemd
@@ -23,7 +23,7 @@ from vivace.deploy.report.page import page
 from vivace.deploy.rules.judge import judge
 from vivace.deploy.rules.memory import plans
 from vivace.deploy.schema.deployment import Deployment, DeploymentError
-from vivace.deploy.schema.files import deployment_of
+from vivace.deploy.schema.files import parse_deployment
 from vivace.deploy.suggest import suggest
 
 FLAGS = [flag.removeprefix("--") for known in tables().flags for flag in known.flags]
@@ -64,7 +64,7 @@ def deployments(draw: st.DrawFn) -> Deployment | None:
     if model is not None:
         content["model"] = {"name": model}
     try:
-        return deployment_of(content, "drawn.yaml")
+        return parse_deployment(content, "drawn.yaml")
     except DeploymentError:
         return None
 
@@ -102,6 +102,6 @@ def test_any_values_are_rendered_or_refused(deployment: Deployment | None) -> No
 
 @pytest.mark.parametrize("said", ["70000", "0", "7" * 5000, "²", "-1", "x", ""])
 def test_what_is_no_port_leaves_the_usual_one(said: str) -> None:
-    one = next(processes_of(deployment_of(mixed(), "f")))
-    assert port_of(replace(one, words=("serve", "--port", "65535"))) == 65535
-    assert port_of(replace(one, words=("serve", "--port", said))) == PORT
+    one = next(list_processes(parse_deployment(mixed(), "f")))
+    assert find_port(replace(one, words=("serve", "--port", "65535"))) == 65535
+    assert find_port(replace(one, words=("serve", "--port", said))) == PORT

@@ -17,7 +17,7 @@ from vivace.deploy.check import main
 from vivace.deploy.report.page import page
 from vivace.deploy.report.terminal import skipped_lines
 from vivace.deploy.rules.judge import CheckResult, judge
-from vivace.deploy.schema.files import deployment_of, written
+from vivace.deploy.schema.files import parse_deployment, to_yaml
 
 SCRIPTS = Path(__file__).parent / "scripts"
 PUBLISHED = SCRIPTS.with_name("published")
@@ -36,7 +36,7 @@ NOT_FOR_A_FILE = (
 
 def spec(folder: Path, content: dict[str, object]) -> Path:
     path = folder / "deployment.yaml"
-    path.write_text(written(deployment_of(content, "made")))
+    path.write_text(to_yaml(parse_deployment(content, "made")))
     return path
 
 

@@ -14,7 +14,7 @@ import pytest
 from deployments import case, mixed, separated
 from toy_config import LLAMA
 
-from vivace.deploy.command import rendered
+from vivace.deploy.command import render_files
 from vivace.deploy.load_case import LoadedDeployment
 from vivace.deploy.memory.plan import plan_role
 from vivace.deploy.rules.judge import judge
@@ -126,7 +126,7 @@ def effects(content: dict[str, Any]) -> dict[str, Any]:
         "findings": judge(known),
         "plans": [plan_role(known, server) for server in known.servers],
         "suggestions": suggest(known),
-        **{to: rendered(known.deployment, to, loaded) for to in RENDERINGS},
+        **{to: render_files(known.deployment, to, loaded) for to in RENDERINGS},
     }
 
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vivace.deploy.from_script.flags import flags_of, words_of_flags
+from vivace.deploy.from_script.flags import flags_to_words, parse_flags
 from vivace.deploy.from_script.isolated import read_isolated
 from vivace.deploy.from_script.script import import_command, import_files, import_scripts
-from vivace.deploy.render.process import processes_of
+from vivace.deploy.render.process import list_processes
 from vivace.deploy.render.shell import render_shell
 from vivace.deploy.schema.deployment import Deployment, Difference, Role
-from vivace.deploy.schema.files import deployment_of, parsed, written
+from vivace.deploy.schema.files import parse_deployment, parse_yaml, to_yaml
 from vivace.deploy.shell.reader import MAX_BYTES, ScriptError
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -31,7 +31,7 @@ def started(deployment: Deployment) -> set[tuple[Any, ...]]:
     """What runs: commands with their environment and place."""
     return {
         (process.host, process.words, tuple(sorted(process.environment.items())))
-        for process in processes_of(deployment)
+        for process in list_processes(deployment)
     }
 
 
@@ -88,7 +88,7 @@ def test_a_rank_found_in_a_loop() -> None:
 @pytest.mark.parametrize("names", FAMILIES)
 def test_import_render_import_is_a_fixed_point(names: tuple[str, ...]) -> None:
     first = imported(*names)
-    assert deployment_of(parsed(written(first))[0], "written") == first
+    assert parse_deployment(parse_yaml(to_yaml(first))[0], "written") == first
     rendered = sorted(render_shell(first).items())
     second = import_scripts(rendered).deployment
     assert started(second) == started(first)
@@ -97,7 +97,7 @@ def test_import_render_import_is_a_fixed_point(names: tuple[str, ...]) -> None:
 
 
 def test_words_that_are_lost_are_told() -> None:
-    read = flags_of(["--tp-size", "8", "9", "--port=7", "--tp", "4", "-x-y", "1"], "server")
+    read = parse_flags(["--tp-size", "8", "9", "--port=7", "--tp", "4", "-x-y", "1"], "server")
     assert read.flags == {"port": 7, "tp": 4, "-x-y": 1}
     assert [remark.rule for remark in read.remarks] == ["stray-word", "flag-given-twice"]
 
@@ -112,8 +112,8 @@ VALUES = st.one_of(
 
 @given(st.dictionaries(st.sampled_from(["alpha", "beta-gamma", "x", "http-root"]), VALUES))
 def test_flags_survive_being_written_as_words(flags: dict[str, Any]) -> None:
-    words = words_of_flags(flags, "benchmark")
-    again = words_of_flags(flags_of(words, "benchmark").flags, "benchmark")
+    words = flags_to_words(flags, "benchmark")
+    again = flags_to_words(parse_flags(words, "benchmark").flags, "benchmark")
     assert again == words
 
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vivace.checkpoint.errors import SourceError
-from vivace.deploy.catalogue.architecture import architecture_of
+from vivace.deploy.catalogue.architecture import parse_architecture
 from vivace.deploy.catalogue.hardware import devices, find_device
 from vivace.deploy.catalogue.models import (
     find_model,
@@ -114,7 +114,7 @@ def test_any_configuration_has_sane_shapes_or_one_line(data: st.DataObject) -> N
 )
 def test_bad_configurations_name_the_key(config: dict[str, Any], says: str) -> None:
     with pytest.raises(SourceError, match=f"^test: {says}"):
-        architecture_of(config, "test")
+        parse_architecture(config, "test")
 
 
 DEPLOYMENT = """\

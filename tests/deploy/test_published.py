@@ -17,7 +17,7 @@ from vivace.deploy.load_case import Overrides, build_case, open_files
 from vivace.deploy.memory import buffers
 from vivace.deploy.memory.plan import plan_role
 from vivace.deploy.memory.windows import windows
-from vivace.deploy.render.process import processes_of
+from vivace.deploy.render.process import list_processes
 from vivace.deploy.render.shell import render_shell
 from vivace.deploy.rules.judge import judge
 from vivace.deploy.suggest import suggest
@@ -95,7 +95,7 @@ def test_import_of_what_is_rendered_starts_the_same(file: Path) -> None:
     def started(found: Any) -> set[tuple[Any, ...]]:
         return {
             (each.host, each.words, tuple(sorted(each.environment.items())))
-            for each in processes_of(found)
+            for each in list_processes(found)
         }
 
     rendered = sorted(render_shell(deployment).items())

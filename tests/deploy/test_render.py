@@ -16,22 +16,22 @@ from deployments import mixed, separated
 from vivace.deploy.catalogue.hardware import find_device
 from vivace.deploy.command import main
 from vivace.deploy.from_script.script import import_scripts
-from vivace.deploy.quoting import quoted
+from vivace.deploy.quoting import quote
 from vivace.deploy.render.compose import render_compose
 from vivace.deploy.render.kubernetes import render_kubernetes
-from vivace.deploy.render.process import processes_of
+from vivace.deploy.render.process import list_processes
 from vivace.deploy.render.ray import render_ray
 from vivace.deploy.render.shell import render_shell
 from vivace.deploy.render.systemd import render_systemd
 from vivace.deploy.schema.deployment import Deployment
-from vivace.deploy.schema.files import deployment_of, load, written
+from vivace.deploy.schema.files import load, parse_deployment, to_yaml
 
 A3 = find_device("atlas-800i-a3")
 MADE = {"mixed": mixed(), "separated": separated()}
 
 
 def made(name: str) -> Deployment:
-    found = deployment_of(MADE[name], name)
+    found = parse_deployment(MADE[name], name)
     found.name = "Tests & Co."
     found.prepare = ["source /opt/set_env.sh", "sysctl -w vm.swappiness=0"]
     found.unset = ["https_proxy"]
@@ -48,10 +48,10 @@ def test_scripts_start_the_same_processes(name: str) -> None:
     deployment = made(name)
     again = import_scripts(sorted(render_shell(deployment).items())).deployment
     wanted = {
-        (p.host, p.words, tuple(sorted(p.environment.items()))) for p in processes_of(deployment)
+        (p.host, p.words, tuple(sorted(p.environment.items()))) for p in list_processes(deployment)
     }
     assert {
-        (p.host, p.words, tuple(sorted(p.environment.items()))) for p in processes_of(again)
+        (p.host, p.words, tuple(sorted(p.environment.items()))) for p in list_processes(again)
     } == wanted
     assert (again.prepare, again.unset) == (deployment.prepare, deployment.unset)
 
@@ -74,7 +74,7 @@ def test_a_script_starts_on_its_own_node_only(tmp_path: Path) -> None:
         path = tmp_path / "bin" / program
         path.write_text(f"#!/bin/sh\n{text}\n")
         path.chmod(0o755)
-    deployment = deployment_of(MADE["separated"], "x")
+    deployment = parse_deployment(MADE["separated"], "x")
     codes = {}
     for name, content in render_shell(deployment).items():
         done = subprocess.run(
@@ -101,7 +101,7 @@ def test_a_script_starts_on_its_own_node_only(tmp_path: Path) -> None:
 )
 def test_words_survive_bash(text: str) -> None:
     done = subprocess.run(
-        ["bash", "-c", f"printf %s {quoted(text)}"],
+        ["bash", "-c", f"printf %s {quote(text)}"],
         env={"PATH": "/usr/bin:/bin", "LD": "l d"},
         capture_output=True,
         text=True,
@@ -136,7 +136,7 @@ def test_systemd_takes_the_units(tmp_path: Path) -> None:
 def test_compose_has_a_service_for_each_process() -> None:
     deployment = made("separated")
     services = documents(render_compose(deployment, A3)["compose.yaml"])[0]["services"]
-    assert set(services) == {process.name for process in processes_of(deployment)}
+    assert set(services) == {process.name for process in list_processes(deployment)}
     decode = services["decode-0-1"]
     assert decode["profiles"] == ["10.0.1.2"] and decode["network_mode"] == "host"
     assert len(decode["devices"]) == 3 + 16 and "devices" not in services["router-0"]
@@ -196,7 +196,7 @@ def test_ray_jobs_are_pinned_to_their_nodes() -> None:
 
 def test_the_command_writes_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spec = tmp_path / "deployment.yaml"
-    spec.write_text(written(made("separated")))
+    spec.write_text(to_yaml(made("separated")))
     for to in ("shell", "systemd", "compose", "kubernetes", "ray"):
         assert main(["render", str(spec), "--to", to, "-o", str(tmp_path / to)]) == 0
         assert list((tmp_path / to).iterdir())

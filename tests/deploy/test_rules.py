@@ -14,7 +14,7 @@ from deployments import LEAVE_OUT, case, found, mixed, separated
 import vivace.deploy.rules
 from vivace.deploy.catalogue.flags import FILE, flags_json
 from vivace.deploy.document import DOCS, pages
-from vivace.deploy.files import packaged
+from vivace.deploy.files import packaged_path
 from vivace.deploy.from_script.flags import Remark
 from vivace.deploy.rules.judge import RULES, Finding, judge
 
@@ -831,4 +831,4 @@ def test_the_pages_are_current(name: str) -> None:
 
 
 def test_the_table_of_flags_is_current() -> None:
-    assert Path(packaged(FILE)).read_bytes() == flags_json(), "run `make docs`"
+    assert Path(packaged_path(FILE)).read_bytes() == flags_json(), "run `make docs`"

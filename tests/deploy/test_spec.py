@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from vivace.deploy.schema.deployment import Deployment, DeploymentError, Role, json_schema
-from vivace.deploy.schema.files import deployment_of, load, merged, parsed, written
-from vivace.deploy.schema.nodes import nodes_of
+from vivace.deploy.schema.files import load, merge, parse_deployment, parse_yaml, to_yaml
+from vivace.deploy.schema.nodes import expand_nodes
 from vivace.deploy.schema.rewrite import rewrite
 
 BASE = """
@@ -37,7 +37,7 @@ def test_values_are_typed_and_variables_become_text(tmp_path: Path) -> None:
     found = load(file(tmp_path, BASE))
     assert found.roles["mixed"].environment["HCCL_BUFFSIZE"] == "400"
     assert found.roles["mixed"].environment["SGLANG_SET_CPU_AFFINITY"] == "true"
-    assert deployment_of(parsed(written(found))[0], "again") == found
+    assert parse_deployment(parse_yaml(to_yaml(found))[0], "again") == found
 
 
 def test_a_file_says_what_differs_from_its_base(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_a_file_says_what_differs_from_its_base(tmp_path: Path) -> None:
 
 def test_merging_takes_away_what_is_null() -> None:
     base = {"a": {"b": 1, "c": 2}, "d": [1]}
-    assert merged(base, {"a": {"b": None}, "d": [2], "e": None}) == {
+    assert merge(base, {"a": {"b": None}, "d": [2], "e": None}) == {
         "a": {"c": 2},
         "d": [2],
         "e": None,
@@ -105,7 +105,7 @@ def test_placeholders_are_filled_for_each_node() -> None:
         },
         environment={"ID": "{instance}-{node}"},
     )
-    nodes = list(nodes_of(Deployment(), role))
+    nodes = list(expand_nodes(Deployment(), role))
     assert [node.flags["host"] for node in nodes] == ["a", "b", "c", "d"]
     assert [node.flags["node-rank"] for node in nodes] == [0, 1, 0, 1]
     assert [node.flags["dist-init-addr"] for node in nodes] == ["a:5000"] * 2 + ["c:5000"] * 2

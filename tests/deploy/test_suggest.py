@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from vivace.deploy.case import Case
 from vivace.deploy.check import main
 from vivace.deploy.memory.plan import plan_role
-from vivace.deploy.rules.judge import judge, rule_named
-from vivace.deploy.schema.files import deployment_of, load, written
+from vivace.deploy.rules.judge import find_rule, judge
+from vivace.deploy.schema.files import load, parse_deployment, to_yaml
 from vivace.deploy.suggest import (
     LIMITING,
     captured_sizes,
     changes,
+    find_unresolved,
     suggest,
-    unresolved,
     with_suggestions,
 )
 
@@ -121,7 +121,7 @@ def deployments(draw: st.DrawFn) -> tuple[dict[str, Any], set[str]]:
 
 def about_values(it: Case) -> set[tuple[str, str]]:
     """(role, rule) of errors and warnings about what can be suggested."""
-    rules = [rule_named(name) for name in (*LIMITING, "running-divides", "limits")]
+    rules = [find_rule(name) for name in (*LIMITING, "running-divides", "limits")]
     found = judge(it, [rule for rule in rules if rule is not None]).findings
     return {(each.role, each.rule) for each in found if each.severity in ("error", "warning")}
 
@@ -132,7 +132,7 @@ def too_small(it: Case, role: str) -> bool:
     one = changed(dict(server.role.flags), {"max-running-requests": server.parallelism.dp})
     content = {name: value for name, value in one.items() if name != "cuda-graph-bs"}
     roles = {role: {"kind": server.kind, "flags": content, "environment": {}}}
-    smallest = deployment_of(
+    smallest = parse_deployment(
         {
             "model": {"name": it.deployment.model.name, "quantization": "w8a8"},
             "hardware": {"device": it.deployment.hardware.device},  # type: ignore[union-attr]
@@ -157,7 +157,7 @@ def test_check_is_silent_about_what_was_suggested(drawn: tuple[dict[str, Any], s
     assert not kept & {each.name for each in found if each.role != "prefill"}
     assert suggest(after) == [], "the suggestions are a fixed point"
     left = about_values(after)
-    listed = {(each.role, each.rule) for each in unresolved(it, found)}
+    listed = {(each.role, each.rule) for each in find_unresolved(it, found)}
     assert left <= listed, "whatever is left is said"
     if not kept:
         assert {role for role, _ in left} <= {role for role, _ in left if too_small(after, role)}
@@ -168,7 +168,7 @@ def test_the_stated_load_is_covered_without_a_finding(made: dict[str, Any]) -> N
     it = case(made)
     found = suggest(it)
     after = with_suggestions(it, found)
-    assert not unresolved(it, found)
+    assert not find_unresolved(it, found)
     assert {each.place for each in found} == {"flags", "environment"}
     for server in after.of("mixed", "decode"):
         assert server.running is not None and it.load.concurrency is not None
@@ -180,8 +180,8 @@ def test_the_stated_load_is_covered_without_a_finding(made: dict[str, Any]) -> N
 @pytest.mark.parametrize("target", ["vivace", "sglang==0.4.6", "sglang==0.5.10", "sglang==0.5.23"])
 def test_the_target_takes_what_is_suggested(target: str) -> None:
     it = case(bare_pair(), target)
-    before = {(each.rule, each.flag) for each in unresolved(it, [])}
-    after = {(each.rule, each.flag) for each in unresolved(it, suggest(it))}
+    before = {(each.rule, each.flag) for each in find_unresolved(it, [])}
+    after = {(each.rule, each.flag) for each in find_unresolved(it, suggest(it))}
     assert after <= before
 
 
@@ -214,7 +214,7 @@ def test_what_cannot_be_mended_is_said_in_one_line(
 ) -> None:
     path = tmp_path / "deployment.yaml"
     made = bare(model={"name": "deepseek-r1", "quantization": "bf16"})
-    path.write_text(written(deployment_of(made, "made")))
+    path.write_text(to_yaml(parse_deployment(made, "made")))
     assert main([str(path), "--suggest"]) == 0
     (line,) = [each for each in capsys.readouterr().out.splitlines() if "weights-fit" in each]
     assert line.startswith("left: error weights-fit") and "->" in line
@@ -224,7 +224,7 @@ def test_suggestions_are_written_into_the_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "deployment.yaml"
-    path.write_text("# mine\n" + written(deployment_of(bare(), "made")))
+    path.write_text("# mine\n" + to_yaml(parse_deployment(bare(), "made")))
     assert main([str(path), "--suggest", "--write"]) == 0
     assert "--cuda-graph-bs 1 2 4 8 12 16" in capsys.readouterr().out
     assert path.read_text().startswith("# mine")
@@ -257,7 +257,7 @@ def test_captured_sizes(most: int, drafts: bool, sizes: list[int]) -> None:
 
 
 def test_limiting_rules_exist() -> None:
-    assert all(rule_named(name) for name in LIMITING)
+    assert all(find_rule(name) for name in LIMITING)
 
 
 def test_the_comparison_with_the_published_values_is_current() -> None:

@@ -10,7 +10,7 @@ import pytest
 from vivace.config.releases.tables import flags_at, latest
 from vivace.deploy.check import main
 from vivace.deploy.from_script.script import import_command, import_scripts
-from vivace.deploy.from_script.vllm import NEAREST, SAME, SPECIAL, USUAL, translated
+from vivace.deploy.from_script.vllm import NEAREST, SAME, SPECIAL, USUAL, translate
 
 
 @pytest.mark.parametrize(
@@ -37,12 +37,12 @@ from vivace.deploy.from_script.vllm import NEAREST, SAME, SPECIAL, USUAL, transl
     ],
 )
 def test_flags_of_the_same_meaning_are_translated(typed: str, words: str) -> None:
-    found = translated(shlex.split(typed))
+    found = translate(shlex.split(typed))
     assert found.words == shlex.split(words) and found.left == []
 
 
 def test_each_data_parallel_rank_of_vllm_has_its_own_limit() -> None:
-    found = translated(shlex.split("-dp 4 --max-num-seqs 16"))
+    found = translate(shlex.split("-dp 4 --max-num-seqs 16"))
     assert found.words == ["--max-running-requests", "64"]
     assert [flag for flag, _ in found.left] == ["--data-parallel-size 4"]
 
@@ -59,7 +59,7 @@ def test_each_data_parallel_rank_of_vllm_has_its_own_limit() -> None:
     ],
 )
 def test_what_has_no_equal_is_listed_and_left_out(typed: str) -> None:
-    found = translated(shlex.split(typed), ["VLLM_USE_V1", "HCCL_BUFFSIZE"])
+    found = translate(shlex.split(typed), ["VLLM_USE_V1", "HCCL_BUFFSIZE"])
     assert found.words == []
     flags = [flag for flag, _ in found.left]
     assert flags[0].startswith(typed.split()[0]) and flags[1:] == ["VLLM_USE_V1"]

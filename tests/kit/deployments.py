@@ -8,8 +8,8 @@ from vivace.deploy.case import Case
 from vivace.deploy.from_script.flags import Remark
 from vivace.deploy.from_script.script import import_scripts
 from vivace.deploy.load_case import LoadedDeployment, Overrides, build_case, loaded_from
-from vivace.deploy.rules.judge import Finding, judge, rule_named
-from vivace.deploy.schema.files import deployment_of
+from vivace.deploy.rules.judge import Finding, find_rule, judge
+from vivace.deploy.schema.files import parse_deployment
 
 LEAVE_OUT = object()
 """in place of a value: the key is taken away"""
@@ -180,7 +180,7 @@ def case(content: dict[str, Any], target: str = "sglang", remarks: tuple[Remark,
     if "script" in content:
         loaded = loaded_from(import_scripts([("made.sh", content["script"])]), "made.sh")
     else:
-        loaded = LoadedDeployment(deployment_of(content, "made"), remarks, "made.yaml")
+        loaded = LoadedDeployment(parse_deployment(content, "made"), remarks, "made.yaml")
     return build_case(loaded, Overrides(target=target))
 
 
@@ -191,6 +191,6 @@ def found(
     remarks: tuple[Remark, ...] = (),
 ) -> list[Finding]:
     """What one rule finds."""
-    known = rule_named(rule)
+    known = find_rule(rule)
     assert known is not None, rule
     return list(judge(case(content, target, remarks), (known,)).findings)

@@ -14,7 +14,7 @@ from vivace.deploy.from_script.flags import Remark
 from vivace.deploy.from_script.roles import StartedServer
 from vivace.deploy.locations import Sources
 from vivace.deploy.schema.deployment import Benchmark, Deployment, longest
-from vivace.deploy.schema.nodes import nodes_of
+from vivace.deploy.schema.nodes import expand_nodes
 from vivace.deploy.server_plan import ServerPlan
 from vivace.deploy.target import Target
 
@@ -61,7 +61,7 @@ class RequestLoad(msgspec.Struct, frozen=True):
     requests: int | None = None
 
 
-def of_ascend(server: ServerPlan) -> bool:
+def names_ascend(server: ServerPlan) -> bool:
     """Whether a backend is named that only Ascend has."""
     return any("ascend" in str(server.given.get(name, ("", ""))[1]) for name in BACKENDS)
 
@@ -86,7 +86,7 @@ class Case(msgspec.Struct, frozen=True, dict=True):
                 name,
                 role,
                 {**self.deployment.environment, **role.environment},
-                tuple(nodes_of(self.deployment, role)),
+                tuple(expand_nodes(self.deployment, role)),
             )
             for name, role in self.deployment.roles.items()
         )
@@ -96,7 +96,7 @@ class Case(msgspec.Struct, frozen=True, dict=True):
         """Every process, before what is alike is seen as one role."""
         return self.launches or tuple(
             StartedServer(
-                place=self.sources.place_of(server.name),
+                place=self.sources.role_place(server.name),
                 kind=server.role.kind,
                 program=server.role.program,
                 flags=node.flags,
@@ -132,7 +132,7 @@ class Case(msgspec.Struct, frozen=True, dict=True):
             return self.device.platform
         named = {str(server.given.get("device", ("", ""))[1]) for server in self.servers}
         stated = next((name for name in ("npu", "cuda", "cpu") if name in named), "")
-        return stated or ("npu" if any(map(of_ascend, self.servers)) else "")
+        return stated or ("npu" if any(map(names_ascend, self.servers)) else "")
 
     @property
     def cards(self) -> int | None:

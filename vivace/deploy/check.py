@@ -17,9 +17,9 @@ from vivace.deploy.load_case import (
     open_command,
     open_files,
 )
-from vivace.deploy.rules.judge import RULES, CheckResult, judge, rule_named
+from vivace.deploy.rules.judge import RULES, CheckResult, find_rule, judge
 from vivace.deploy.rules.rule import Rule
-from vivace.deploy.target import release_of
+from vivace.deploy.target import parse_release
 from vivace.errors import CANNOT_START, CannotStart, cause
 from vivace.terminal import print_wrapped
 
@@ -132,7 +132,7 @@ def print_rules(name: str | None) -> int:
     if name is None:
         print(rule_list(RULES))
         return 0
-    rule = rule_named(name)
+    rule = find_rule(name)
     if rule is None:
         from vivace.errors import nearest
 
@@ -176,7 +176,7 @@ def print_difference(case: Case, chosen: argparse.Namespace) -> int:
     from vivace.deploy.difference import as_data, as_text, changes
 
     try:
-        old, new = (release_of(each) for each in chosen.diff)
+        old, new = (parse_release(each) for each in chosen.diff)
     except ValueError as error:
         raise CannotStart(f"--diff: {error}") from None
     found = changes(case, old, new)
@@ -191,10 +191,10 @@ def print_difference(case: Case, chosen: argparse.Namespace) -> int:
 
 def print_suggestions(case: Case, chosen: argparse.Namespace) -> int:
     from vivace.deploy.report.terminal import show_suggestions
-    from vivace.deploy.suggest import changes, suggest, unresolved
+    from vivace.deploy.suggest import changes, find_unresolved, suggest
 
     found = suggest(case)
-    show_suggestions(found, unresolved(case, found))
+    show_suggestions(found, find_unresolved(case, found))
     if chosen.write and found:
         from vivace.deploy.schema.rewrite import rewrite
 

@@ -12,7 +12,7 @@ from vivace.deploy.load_case import (
     LoadedDeployment,
     Overrides,
     build_case,
-    device_of,
+    load_device,
     open_files,
     with_overrides,
 )
@@ -65,14 +65,14 @@ def parser() -> argparse.ArgumentParser:
 
 
 def import_scripts(chosen: argparse.Namespace) -> int:
-    from vivace.deploy.schema.files import written
+    from vivace.deploy.schema.files import to_yaml
 
     loaded = open_files(chosen.scripts)
     overrides = Overrides(hardware=chosen.hardware, cards=chosen.cards, model=chosen.model)
     deployment = with_overrides(loaded.deployment, overrides)
-    device_of(deployment.hardware)
+    load_device(deployment.hardware)
     deployment.name = chosen.name
-    text = written(deployment)
+    text = to_yaml(deployment)
     print_remarks(loaded, deployment)
     if chosen.output is None:
         print(text, end="")
@@ -101,7 +101,7 @@ def render(chosen: argparse.Namespace) -> int:
     deployment = loaded.deployment
     if chosen.engine == "vivace":
         deployment = for_vivace(deployment)
-    files = rendered(deployment, chosen.to, loaded)
+    files = render_files(deployment, chosen.to, loaded)
     if chosen.output is None:
         for name, content in files.items():
             print(f"# ==> {name} <==\n{content}")
@@ -116,7 +116,7 @@ def render(chosen: argparse.Namespace) -> int:
     return 0
 
 
-def rendered(deployment: Deployment, to: str, loaded: LoadedDeployment) -> dict[str, str]:
+def render_files(deployment: Deployment, to: str, loaded: LoadedDeployment) -> dict[str, str]:
     """File name -> content."""
     from vivace.deploy.render.compose import render_compose
     from vivace.deploy.render.kubernetes import render_kubernetes
@@ -157,10 +157,10 @@ def show_schema(chosen: argparse.Namespace) -> int:
 
 
 def show_hardware(chosen: argparse.Namespace) -> int:
-    from vivace.deploy.catalogue.hardware import devices, measured
+    from vivace.deploy.catalogue.hardware import devices, measured_devices
     from vivace.deploy.load_case import cache_folder
 
-    for device in (*measured(cache_folder()), *devices()):
+    for device in (*measured_devices(cache_folder()), *devices()):
         rates = f"{device.bandwidth_gbs:g} GB/s, {device.bf16_tflops:g} TFLOP/s BF16"
         cards = f", {device.devices_per_card} a card" if device.devices_per_card > 1 else ""
         print(f"{device.name:20} {device.title}: {device.memory_gib:g} GiB, {rates}{cards}")

@@ -61,7 +61,7 @@ def changes(case: Case, old: str, new: str) -> list[Change]:
     """In the order of `KINDS`; what concerns several roles once."""
     found: dict[Change, list[str]] = {}
     for server in case.servers:
-        for change in changes_of(server, old, new, case.platform):
+        for change in server_changes(server, old, new, case.platform):
             found.setdefault(change, []).append(server.name)
     order = list(KINDS)
     merged = [
@@ -71,7 +71,7 @@ def changes(case: Case, old: str, new: str) -> list[Change]:
     return sorted(merged, key=lambda change: order.index(change.kind))
 
 
-def changes_of(server: ServerPlan, old: str, new: str, platform: str) -> Iterator[Change]:
+def server_changes(server: ServerPlan, old: str, new: str, platform: str) -> Iterator[Change]:
     for flag, value in server.role.flags.items():
         if not flag.startswith("-") and value is not None and value is not False:
             yield from flag_changes("--" + flag, value, old, new)
@@ -138,8 +138,8 @@ def default_changes(server: ServerPlan, old: str, new: str) -> Iterator[Change]:
         seen.add(after.name)
         nothing = not known.default and not after.default and after.shape == "bool"
         if known.default != after.default and not nothing:
-            text = f"{after.flag}: {shown(known.default)} becomes {shown(after.default)}"
-            yield Change("default", after.flag, text, f"set it to keep {shown(known.default)}")
+            text = f"{after.flag}: {display(known.default)} becomes {display(after.default)}"
+            yield Change("default", after.flag, text, f"set it to keep {display(known.default)}")
 
 
 def start_changes(server: ServerPlan, old: str, new: str, platform: str) -> Iterator[Change]:
@@ -153,8 +153,8 @@ def start_changes(server: ServerPlan, old: str, new: str, platform: str) -> Iter
         if key in before or (flag is None and row.name not in given):
             continue
         typed = "--" + given[row.name] if row.name in given else str(flag)
-        asked = f" {shown(flags[given[row.name]])}" if row.name in given else ""
-        becomes = in_flags(row.formula, names) or shown(row.value)
+        asked = f" {display(flags[given[row.name]])}" if row.name in given else ""
+        becomes = in_flags(row.formula, names) or display(row.value)
         yield Change("rewritten", typed, f"{typed}{asked} becomes {becomes}")
 
 
@@ -163,7 +163,7 @@ def in_flags(formula: str, names: dict[str, str]) -> str:
     return re.sub(r"[a-z_]+", lambda found: names.get(found[0], found[0]), formula)
 
 
-def shown(value: Any) -> str:
+def display(value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     if value is None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vivace.deploy.catalogue.flags import FILE, flags_json
-from vivace.deploy.files import packaged
+from vivace.deploy.files import packaged_path
 from vivace.deploy.rules.judge import RULES
 from vivace.deploy.rules.rule import Rule
 from vivace.deploy.schema.deployment import json_schema
@@ -47,6 +47,6 @@ def render_markdown(rules: Sequence[Rule]) -> str:
 
 
 if __name__ == "__main__":
-    Path(packaged(FILE)).write_bytes(flags_json())
+    Path(packaged_path(FILE)).write_bytes(flags_json())
     for name, content in pages().items():
         (DOCS / name).write_text(content, encoding="utf-8")

@@ -31,7 +31,7 @@ def write(path: PathName, text: str) -> None:
         file.write(text)
 
 
-def packaged(name: str) -> str:
+def packaged_path(name: str) -> str:
     """The path of a data file of this package."""
     return os.path.join(PACKAGE, name)
 
@@ -66,7 +66,7 @@ def read_beside(file: PathName, name: str, limit: int) -> tuple[str, str] | None
     return None if len(raw) > limit else (shown, raw.decode("utf-8", "replace"))
 
 
-def name_of(path: PathName) -> str:
+def file_name(path: PathName) -> str:
     return os.path.basename(path)
 
 

@@ -11,7 +11,7 @@ import msgspec
 from vivace.config.process_environment import process_environment
 from vivace.deploy.case import Case
 from vivace.deploy.catalogue.architecture import Architecture
-from vivace.deploy.catalogue.hardware import Device, devices, find_device, measured
+from vivace.deploy.catalogue.hardware import Device, devices, find_device, measured_devices
 from vivace.deploy.catalogue.models import (
     find_model,
     guess_model,
@@ -24,7 +24,7 @@ from vivace.deploy.from_script.flags import Remark
 from vivace.deploy.from_script.roles import StartedServer
 from vivace.deploy.locations import COMMAND, Sources
 from vivace.deploy.schema.deployment import Deployment, DeploymentError, Hardware, Model, Workload
-from vivace.deploy.target import target_of
+from vivace.deploy.target import parse_target
 from vivace.errors import nearest
 
 if TYPE_CHECKING:
@@ -66,11 +66,11 @@ def open_files(files: Sequence[PathName]) -> LoadedDeployment:
         raise DeploymentError("give one deployment file, or scripts, not both")
     if specs:
         from vivace.deploy.schema.files import Documents, load
-        from vivace.deploy.schema.lines import sources_of
+        from vivace.deploy.schema.lines import collect_sources
 
         documents: Documents = {}
         deployment = load(specs[0], documents)
-        return LoadedDeployment(deployment, (), specs[0], sources_of(documents))
+        return LoadedDeployment(deployment, (), specs[0], collect_sources(documents))
     from vivace.deploy.from_script.script import import_files
 
     return loaded_from(import_files(paths), ", ".join(paths))
@@ -101,15 +101,15 @@ def build_case(loaded: LoadedDeployment, overrides: Overrides) -> Case:
     """Raises DeploymentError for an unknown target, device or model."""
     deployment = with_overrides(loaded.deployment, overrides)
     try:
-        target = target_of(overrides.target or deployment.engine or "sglang")
+        target = parse_target(overrides.target or deployment.engine or "sglang")
     except ValueError as error:
         raise DeploymentError(str(error)) from None
     return Case(
         deployment=deployment,
         file=loaded.file,
         target=target,
-        device=device_of(deployment.hardware),
-        model=model_of(deployment.model, loaded.file),
+        device=load_device(deployment.hardware),
+        model=load_model(deployment.model, loaded.file),
         remarks=loaded.remarks,
         sources=loaded.sources,
         launches=loaded.started,
@@ -149,10 +149,10 @@ def cache_folder() -> str:
     return overrides or below(home(), ".cache")
 
 
-def device_of(hardware: Hardware | None) -> Device | None:
+def load_device(hardware: Hardware | None) -> Device | None:
     if hardware is None:
         return None
-    found = find_device(hardware.device, measured(cache_folder()))
+    found = find_device(hardware.device, measured_devices(cache_folder()))
     if found is None:
         names = [device.name for device in devices()]
         near = nearest(hardware.device, names)
@@ -163,7 +163,7 @@ def device_of(hardware: Hardware | None) -> Device | None:
     return found
 
 
-def model_of(model: Model, file: str) -> Architecture | None:
+def load_model(model: Model, file: str) -> Architecture | None:
     """By config.json, by name, or guessed from the path; None if unknown."""
     if model.config is not None:
         try:

@@ -31,7 +31,7 @@ class Sources(msgspec.Struct, frozen=True, dict=True):
     def lines(self) -> dict[str, list[str]]:
         return {file: content.splitlines() for file, content in self.texts.items()}
 
-    def place_of(self, role: str) -> Location:
+    def role_place(self, role: str) -> Location:
         """Of a role; without one, of the first."""
         found = self.roles.get(role) or next(iter(self.roles.values()), ())
         return found[0] if found else Location()
@@ -41,7 +41,7 @@ class Sources(msgspec.Struct, frozen=True, dict=True):
         that was read for it. A key of the file, where it stands."""
         if place is None and name in self.keys:
             return self.keys[name]
-        at = place or self.place_of(role)
+        at = place or self.role_place(role)
         if not name or at.file not in self.texts:
             return at
         own = (at,) if place or role not in self.roles else self.roles[role]

@@ -11,7 +11,7 @@ UNKNOWN = re.compile(r"<(\$\w+|\$\{\w+\})>")
 WIDTH = 100
 
 
-def quoted(text: str) -> str:
+def quote(text: str) -> str:
     """One word. Only variables left to the machine are expanded."""
     pieces = UNKNOWN.split(text)
     if len(pieces) == 1:
@@ -26,7 +26,7 @@ def quoted(text: str) -> str:
 def command_lines(words: Sequence[str], indent: str) -> str:
     """A command over several lines, flags together with their values."""
     lines, line = list[str](), indent
-    for group in grouped([quoted(word) for word in words]):
+    for group in group_words([quote(word) for word in words]):
         if len(line) + len(group) > WIDTH and line.strip():
             lines.append(line.rstrip() + " \\")
             line = indent + "    "
@@ -34,7 +34,7 @@ def command_lines(words: Sequence[str], indent: str) -> str:
     return "\n".join([*lines, line.rstrip()])
 
 
-def grouped(words: Sequence[str]) -> list[str]:
+def group_words(words: Sequence[str]) -> list[str]:
     groups: list[list[str]] = []
     for word in words:
         if word.startswith("--") or not groups:

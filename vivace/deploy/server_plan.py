@@ -13,7 +13,7 @@ from vivace.config.errors import ConfigError
 from vivace.config.sglang import RETIRED, VALUES
 from vivace.config.values import parse_value
 from vivace.deploy.catalogue.flags import ServerFlag
-from vivace.deploy.from_script.flags import option_named
+from vivace.deploy.from_script.flags import find_option
 from vivace.deploy.schema.deployment import FlagValue, Kind, Role
 from vivace.deploy.schema.nodes import RoleNode
 
@@ -90,9 +90,9 @@ class ServerPlan(msgspec.Struct, frozen=True, dict=True):
         """Option name -> (the flag as it was typed, its value); unknown flags are left out."""
         found: dict[str, tuple[str, Any]] = {}
         for flag, value in self.role.flags.items():
-            option = option_named(flag)
+            option = find_option(flag)
             if option is not None and value is not None:
-                found[option.name] = (flag, parsed(option, value))
+                found[option.name] = (flag, parse_given(option, value))
         for flag, value in self.role.flags.items():
             for name, meant in current_options(flag, value).items():
                 found.setdefault(name, (flag, meant))
@@ -105,7 +105,7 @@ class ServerPlan(msgspec.Struct, frozen=True, dict=True):
             if unknown(value):
                 raise UnknownValue(f"--{flag} {value}")
             return value
-        option = option_named(name.replace("_", "-"))
+        option = find_option(name.replace("_", "-"))
         return None if option is None else option.default
 
     def number(self, name: str) -> int | None:
@@ -217,13 +217,13 @@ def current_options(flag: str, value: FlagValue) -> dict[str, Any]:
     retired = RETIRED.get("--" + flag)
     if retired is None or not retired.today:
         return {}
-    option = option_named(retired.today[0][2:])
+    option = find_option(retired.today[0][2:])
     if option is None or any("{" in word for word in retired.today):
         return {}
     return {option.name: retired.today[1] if len(retired.today) > 1 else value}
 
 
-def parsed(option: ServerFlag, value: FlagValue) -> Any:
+def parse_given(option: ServerFlag, value: FlagValue) -> Any:
     """Converted to the option's type if possible; a retired value becomes its replacement."""
     replaced = VALUES.get((option.name, str(value)))
     try:

@@ -101,10 +101,10 @@ class Arguments:
         if word == "platform":
             return parts[0] == self.platform if self.platform in PLATFORMS else None
         value = UNKNOWN if word == "?" else self.value(parts[0], target)
-        return None if value is UNKNOWN else compared(word, value, parts[1:])
+        return None if value is UNKNOWN else compare(word, value, parts[1:])
 
 
-def compared(word: str, value: Any, others: list[Any]) -> bool | None:
+def compare(word: str, value: Any, others: list[Any]) -> bool | None:
     if word == "true":
         return bool(value)
     if word == "none":

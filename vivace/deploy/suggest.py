@@ -13,16 +13,16 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from vivace.config.releases.tables import row_at, variables_at
+from vivace.config.releases.tables import row_at, variable_at
 from vivace.deploy.case import Case
 from vivace.deploy.catalogue.hardware import GIB
-from vivace.deploy.from_script.flags import option_named
+from vivace.deploy.from_script.flags import find_option
 from vivace.deploy.memory import buffers
 from vivace.deploy.memory.plan import MemoryPlan, plan_role
 from vivace.deploy.memory.windows import windows
 from vivace.deploy.rules.experts import DEEPEP_BUFFER, product
-from vivace.deploy.rules.goals import prompt_milliseconds, targets_of, workload_of
-from vivace.deploy.rules.judge import Finding, judge, rule_named
+from vivace.deploy.rules.goals import get_targets, get_workload, prompt_milliseconds
+from vivace.deploy.rules.judge import Finding, find_rule, judge
 from vivace.deploy.rules.memory import gib
 from vivace.deploy.server_plan import DISPATCH, ServerPlan, UnknownValue
 
@@ -78,11 +78,11 @@ def suggest(case: Case) -> list[Suggestion]:
     found: list[Suggestion] = []
     for server in case.servers:
         with suppress(UnknownValue):
-            found += suggestions_of(case, server)
+            found += suggest_role(case, server)
     return found
 
 
-def unresolved(case: Case, found: list[Suggestion]) -> tuple[Finding, ...]:
+def find_unresolved(case: Case, found: list[Suggestion]) -> tuple[Finding, ...]:
     """Errors and warnings that are left with the suggestions: of what is given, or because nothing
     fits."""
     verdict = judge(with_suggestions(case, found))
@@ -106,38 +106,38 @@ def with_suggestions(case: Case, found: list[Suggestion]) -> Case:
     return replace(case, deployment=replace(case.deployment, roles=roles))
 
 
-def suggestions_of(case: Case, server: ServerPlan) -> list[Suggestion]:
+def suggest_role(case: Case, server: ServerPlan) -> list[Suggestion]:
     """For one role: the whole load, else with smaller prefills, else as much of it as fits."""
-    running = running_wanted(case, server)
+    running = wanted_running(case, server)
     prefills = list(prefill_sizes(case, server, running))
     for prefill in prefills:
-        found = settled(case, server, Wanted(running, prefill))
-        if accepted(case, server, found):
+        found = suggest_values(case, server, Wanted(running, prefill))
+        if is_accepted(case, server, found):
             return found
     if running is None:
-        return settled(case, server, Wanted(None, prefills[0]))
+        return suggest_values(case, server, Wanted(None, prefills[0]))
     for rules in (LIMITING, OF_KERNELS):  # where memory is too small for any, the kernels remain
         few, many = 0, running + 1
         while many - few > 1:
             middle = (few + many) // 2
-            found = settled(case, server, Wanted(middle, prefills[-1]))
-            few, many = (middle, many) if accepted(case, server, found, rules) else (few, middle)
+            found = suggest_values(case, server, Wanted(middle, prefills[-1]))
+            few, many = (middle, many) if is_accepted(case, server, found, rules) else (few, middle)
         if few:
-            return settled(case, server, Wanted(few, prefills[-1]))
-    return settled(case, server, Wanted(running, prefills[0]))
+            return suggest_values(case, server, Wanted(few, prefills[-1]))
+    return suggest_values(case, server, Wanted(running, prefills[0]))
 
 
-def accepted(
+def is_accepted(
     case: Case, server: ServerPlan, found: list[Suggestion], rules: tuple[str, ...] = LIMITING
 ) -> bool:
-    known = [rule for name in rules if (rule := rule_named(name)) is not None]
+    known = [rule for name in rules if (rule := find_rule(name)) is not None]
     return not any(
         each.role == server.name and each.severity in ("error", "warning")
         for each in judge(with_suggestions(case, found), known).findings
     )
 
 
-def settled(case: Case, server: ServerPlan, wanted: Wanted) -> list[Suggestion]:
+def suggest_values(case: Case, server: ServerPlan, wanted: Wanted) -> list[Suggestion]:
     """All values of a role that are open, each from those before it."""
     found: list[Suggestion] = []
     for step in (running_limit, prefill_chunk, graph_sizes, dispatch_limit, buffer, static_share):
@@ -149,7 +149,7 @@ def settled(case: Case, server: ServerPlan, wanted: Wanted) -> list[Suggestion]:
     return found
 
 
-def running_wanted(case: Case, server: ServerPlan) -> int | None:
+def wanted_running(case: Case, server: ServerPlan) -> int | None:
     """Concurrent requests of an attention group by the stated load; None if that is given, or
     nothing says it."""
     load, dp = case.load, server.parallelism.dp
@@ -167,7 +167,7 @@ def running_wanted(case: Case, server: ServerPlan) -> int | None:
 
 def concurrency_of_rate(case: Case) -> int | None:
     """Little's law: requests that arrive while one is served."""
-    rate, targets, output = workload_of(case).rate, targets_of(case), case.load.output
+    rate, targets, output = get_workload(case).rate, get_targets(case), case.load.output
     if rate is None or targets.tpot_ms is None or output is None:
         return None
     return -int(-rate * (output * targets.tpot_ms + (targets.ttft_ms or 0)) // 1000)
@@ -176,7 +176,7 @@ def concurrency_of_rate(case: Case) -> int | None:
 def running_in_time(case: Case, server: ServerPlan) -> int:
     """Requests of a group whose KV a device can read, beside the weights, in a step that keeps
     targets.tpot_ms."""
-    target, plan = targets_of(case).tpot_ms, plan_role(case, server)
+    target, plan = get_targets(case).tpot_ms, plan_role(case, server)
     if target is None or plan is None or not plan.tokens_each or not plan.token_bytes:
         return MOST_RUNNING
     held = sum(p.size for p in plan.parts if p.kind == "static" and p.name != "KV cache")
@@ -199,7 +199,7 @@ def prefill_sizes(case: Case, server: ServerPlan, running: int | None) -> Iterat
     whole = -(-prompt // PAGE) * PAGE
     most = largest_prefill(case, server)
     prompts = min(most // whole, running or server.running_per_rank or ENDLESS)
-    target = targets_of(case).ttft_ms
+    target = get_targets(case).ttft_ms
     if target is not None and not case.lacks("model") and not case.lacks("device"):
         each = prompt_milliseconds(case, server)
         prompts = min(prompts, int(target / each) if each else prompts)
@@ -268,7 +268,7 @@ def dispatch_limit(case: Case, server: ServerPlan, wanted: Wanted) -> Suggestion
     sends = server.decodes and mode in ("low_latency", "auto", "fused") and server.fused_mode != 2
     if tokens is None or not sends or server.variable(DISPATCH):
         return None
-    if case.target.version and DISPATCH not in variables_at(case.target.version):
+    if case.target.version and variable_at(DISPATCH, case.target.version) is None:
         return None
     return Suggestion(server.name, "environment", DISPATCH, str(tokens), product(server))
 
@@ -282,7 +282,7 @@ def buffer(case: Case, server: ServerPlan, wanted: Wanted) -> Suggestion | None:
     if largest is None or buffers.megabytes(largest.size) <= buffers.HCCL_DEFAULT:
         return None
     why = f"the {largest.name} window for {largest.why} takes {buffers.megabytes(largest.size)} MB"
-    size = str(buffers.suggested(largest.size))
+    size = str(buffers.suggest_size(largest.size))
     return Suggestion(server.name, "environment", "HCCL_BUFFSIZE", size, why)
 
 
@@ -315,7 +315,7 @@ def needed_share(plan: MemoryPlan, *, whole_load: bool) -> float:
 
 def flag(case: Case, server: ServerPlan, name: str, value: Any, why: str) -> Suggestion:
     """The option as the target spells it."""
-    option = option_named(name.replace("_", "-"))
+    option = find_option(name.replace("_", "-"))
     spelled = option.flags if option is not None else ("--" + name.replace("_", "-"),)
     version = case.target.version
     taken = (each for each in spelled if not version or row_at(each, version) is not None)

@@ -28,7 +28,7 @@ class Target(msgspec.Struct, frozen=True):
         return bool(self.version) and not self.since(release)
 
 
-def target_of(text: str) -> Target:
+def parse_target(text: str) -> Target:
     """From `sglang`, `sglang==0.5.10`, `vivace`. Raises ValueError with the choices."""
     engine, _, version = text.strip().partition("==")
     if engine == "vivace" and not version:
@@ -42,6 +42,6 @@ def target_of(text: str) -> Target:
     )
 
 
-def release_of(text: str) -> str:
+def parse_release(text: str) -> str:
     """`0.5.10` of `0.5.10` or `sglang==0.5.10`. Raises ValueError with the choices."""
-    return target_of(text if text.startswith("sglang==") else f"sglang=={text}").version
+    return parse_target(text if text.startswith("sglang==") else f"sglang=={text}").version

@@ -132,14 +132,14 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
         return total + self.hidden * self.vocabulary * (1 if self.tied else 2)
 
 
-def architecture_of(config: Mapping[str, Any], title: str) -> Architecture:
+def parse_architecture(config: Mapping[str, Any], title: str) -> Architecture:
     """Raises SourceError naming the key that is missing or cannot be."""
     inner = Shapes(config, title).inner("text_config")
     values = Shapes({**config, **inner.values} if inner else config, title)
     layers = values.size("num_hidden_layers")
-    experts = experts_of(values)
+    experts = parse_experts(values)
     dense = values.count("first_k_dense_replace") if experts else layers
-    linear, linear_layers = linear_of(values, layers)
+    linear, linear_layers = parse_linear(values, layers)
     return Architecture(
         title=title,
         layers=layers,
@@ -147,7 +147,7 @@ def architecture_of(config: Mapping[str, Any], title: str) -> Architecture:
         vocabulary=values.size("vocab_size"),
         context=values.size("max_position_embeddings", 2048),
         tied=values.get("tie_word_embeddings", Flag(), False),
-        attention=attention_of(values),
+        attention=parse_attention(values),
         dense_layers=min(dense, layers),
         dense_width=values.size("intermediate_size") if dense else 0,
         experts=experts,
@@ -172,7 +172,7 @@ class Shapes(ConfigFields):
         return self.get(key, Whole(0, MOST), 0)
 
 
-def attention_of(values: Shapes) -> GroupedAttention | LatentAttention:
+def parse_attention(values: Shapes) -> GroupedAttention | LatentAttention:
     heads = values.size("num_attention_heads")
     rank = values.count("kv_lora_rank")
     if rank:
@@ -197,7 +197,7 @@ def attention_of(values: Shapes) -> GroupedAttention | LatentAttention:
     )
 
 
-def experts_of(values: Shapes) -> Experts | None:
+def parse_experts(values: Shapes) -> Experts | None:
     count = next(
         (
             count
@@ -221,7 +221,7 @@ def experts_of(values: Shapes) -> Experts | None:
     )
 
 
-def linear_of(values: Shapes, layers: int) -> tuple[LinearAttention | None, int]:
+def parse_linear(values: Shapes, layers: int) -> tuple[LinearAttention | None, int]:
     """(its shapes, how many layers have it)"""
     heads = values.count("linear_num_value_heads")
     if not heads:

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from vivace.deploy.files import packaged, read
+from vivace.deploy.files import packaged_path, read
 
 FILE = "catalogue/flags.json"
 LARGEST = 1 << 22
@@ -50,7 +50,7 @@ class Tables(msgspec.Struct, frozen=True):
 
 @cache
 def tables() -> Tables:
-    return msgspec.json.decode(read(packaged(FILE), LARGEST), type=Tables)
+    return msgspec.json.decode(read(packaged_path(FILE), LARGEST), type=Tables)
 
 
 def flags_json() -> bytes:

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from vivace.deploy.catalogue.architecture import Architecture, architecture_of
-from vivace.deploy.files import below, is_folder, packaged, read
+from vivace.deploy.catalogue.architecture import Architecture, parse_architecture
+from vivace.deploy.files import below, is_folder, packaged_path, read
 
 LARGEST = 1 << 20
 """bytes of a file"""
@@ -28,7 +28,7 @@ class KnownModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @cache
 def models() -> tuple[KnownModel, ...]:
     return msgspec.json.decode(
-        read(packaged("catalogue/models.json"), LARGEST), type=tuple[KnownModel, ...]
+        read(packaged_path("catalogue/models.json"), LARGEST), type=tuple[KnownModel, ...]
     )
 
 
@@ -51,7 +51,7 @@ def guess_model(path: str) -> KnownModel | None:
 
 
 def known_architecture(model: KnownModel) -> Architecture:
-    return architecture_of(model.config, model.title)
+    return parse_architecture(model.config, model.title)
 
 
 def read_architecture(path: str) -> Architecture:
@@ -61,4 +61,4 @@ def read_architecture(path: str) -> Architecture:
     from vivace.checkpoint.json_files import read_json
 
     file = below(path, "config.json") if is_folder(path) else path
-    return architecture_of(read_json(Path(file), required=True), file)
+    return parse_architecture(read_json(Path(file), required=True), file)

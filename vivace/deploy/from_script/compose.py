@@ -25,7 +25,7 @@ class ServiceEnvironment(msgspec.Struct):
     notes: list[str] = []
 
 
-def environment_of(content: Mapping[str, Any], follow: Follow) -> ServiceEnvironment:
+def read_environment(content: Mapping[str, Any], follow: Follow) -> ServiceEnvironment:
     """Variables of env files come first, then the service's own."""
     found = ServiceEnvironment()
     for entry in as_list(content.get("env_file")):
@@ -36,7 +36,7 @@ def environment_of(content: Mapping[str, Any], follow: Follow) -> ServiceEnviron
             continue
         found.files[opened[0]] = opened[1]
         found.variables |= {
-            name: interpolated(value) for name, value in variables_in(opened[1]).items()
+            name: interpolate(value) for name, value in variables_in(opened[1]).items()
         }
     listed = content.get("environment") or {}
     pairs = (
@@ -45,31 +45,31 @@ def environment_of(content: Mapping[str, Any], follow: Follow) -> ServiceEnviron
         else (str(each).partition("=")[::2] for each in as_list(listed))
     )
     found.variables |= {
-        str(key): interpolated(str(value)) if value not in ("", None) else f"<{key}>"
+        str(key): interpolate(str(value)) if value not in ("", None) else f"<{key}>"
         for key, value in pairs
         if str(key).isidentifier()
     }
-    devices = devices_of(content)
+    devices = read_devices(content)
     if devices:
         found.variables.setdefault(DEVICES, ",".join(devices))
     found.notes += [f"{key} of a service is not read" for key in NOT_READ if content.get(key)]
     return found
 
 
-def devices_of(content: Mapping[str, Any]) -> list[str]:
+def read_devices(content: Mapping[str, Any]) -> list[str]:
     """deploy.resources.reservations.devices[].device_ids"""
     at: Any = content
     for key in ("deploy", "resources", "reservations", "devices"):
         at = at.get(key) if isinstance(at, Mapping) else None
     return [
-        interpolated(str(each))
+        interpolate(str(each))
         for device in as_list(at)
         if isinstance(device, Mapping) and device.get("driver") in (None, "nvidia")
         for each in as_list(device.get("device_ids"))
     ]
 
 
-def machine_of(file: str, content: Mapping[str, Any]) -> str:
+def find_machine(file: str, content: Mapping[str, Any]) -> str:
     """Services without a place of their own run on one machine; so do those of a profile."""
     deploy = content.get("deploy")
     if isinstance(deploy, Mapping) and deploy.get("placement"):
@@ -83,7 +83,7 @@ def as_list(value: Any) -> list[Any]:
     return [] if value is None else [value]
 
 
-def interpolated(word: str) -> str:
+def interpolate(word: str) -> str:
     """${NAME:-default} of a compose file."""
 
     def value(match: re.Match[str]) -> str:

@@ -59,7 +59,7 @@ def server_options() -> dict[str, ServerFlag]:
 
 
 @lru_cache(4096)
-def option_named(name: str) -> ServerFlag | None:
+def find_option(name: str) -> ServerFlag | None:
     """By a spelling without dashes, or by the start of only one option's spellings."""
     known = server_options()
     exact = known.get("--" + name)
@@ -69,7 +69,7 @@ def option_named(name: str) -> ServerFlag | None:
     return next(iter(begun.values())) if len(begun) == 1 else None
 
 
-def flags_of(words: Sequence[str], part: Part) -> ParsedFlags:
+def parse_flags(words: Sequence[str], part: Part) -> ParsedFlags:
     """The flags in the order they first appear; of equal ones the last counts, as in argparse."""
     read = ParsedFlags()
     for word, values in groups(words):
@@ -111,7 +111,7 @@ def groups(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
 
 def split_values(name: str, values: list[str], part: Part) -> tuple[FlagValue, list[str]]:
     """(the flag's value, words that it does not take)"""
-    option = (option_named(name) or released(name)) if part == "server" else None
+    option = (find_option(name) or find_released(name)) if part == "server" else None
     if (option is not None and option.shape == "bool") or name in BARE.get(part, ()):
         return True, values
     if not values:
@@ -124,7 +124,7 @@ def split_values(name: str, values: list[str], part: Part) -> tuple[FlagValue, l
     return scalar(values[0]), []
 
 
-def released(name: str) -> ServerFlag | None:
+def find_released(name: str) -> ServerFlag | None:
     """A flag that only SGLang has, as its newest release with it defines it."""
     rows = definitions().get("--" + name)
     if not rows:
@@ -160,10 +160,10 @@ def same_flag(name: str, flags: Flags, part: Part) -> str | None:
     """The flag with the same meaning that is already given."""
     if name in flags:
         return name
-    option = option_named(name) if part == "server" else None
+    option = find_option(name) if part == "server" else None
     if option is None:
         return None
-    return next((other for other in flags if option_named(other) is option), None)
+    return next((other for other in flags if find_option(other) is option), None)
 
 
 def display(value: Any) -> str:
@@ -184,7 +184,7 @@ def scalar(text: str) -> Scalar:
     return text
 
 
-def words_of_flags(flags: Flags, part: Part) -> list[str]:
+def flags_to_words(flags: Flags, part: Part) -> list[str]:
     """The words that give these flags; those that are false or null are left out."""
     words: list[str] = []
     for name, value in flags.items():

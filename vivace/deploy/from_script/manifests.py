@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from vivace.deploy.from_script.compose import environment_of, interpolated, machine_of
+from vivace.deploy.from_script.compose import find_machine, interpolate, read_environment
 from vivace.deploy.locations import Location
 from vivace.deploy.schema.files import SafeLoader, refuse_endless
 from vivace.deploy.shell.interpreter import Follow
@@ -89,7 +89,7 @@ def of_document(file: str, node: yaml.Node, follow: Follow) -> Iterator[Containe
     pods, template = child(node, "spec", "replicas"), child(node, "spec", "template", "spec")
     group = child(node, "spec", "leaderWorkerTemplate")
     if group is not None:
-        size = counted(plain(child(group, "size")))
+        size = count_pods(plain(child(group, "size")))
         workers = child(group, "workerTemplate", "spec")
         leaders = child(group, "leaderTemplate", "spec") or workers
         for pod in range(size):
@@ -99,11 +99,11 @@ def of_document(file: str, node: yaml.Node, follow: Follow) -> Iterator[Containe
         template = child(node, "spec", "jobTemplate", "spec", "template", "spec")
     if plain(child(node, "kind")) == "Pod":
         template = child(node, "spec")
-    for pod in range(counted(plain(pods))):
-        yield from of_pod(file, template, pod, counted(plain(pods)))
+    for pod in range(count_pods(plain(pods))):
+        yield from of_pod(file, template, pod, count_pods(plain(pods)))
 
 
-def counted(value: Any) -> int:
+def count_pods(value: Any) -> int:
     return min(max(value, 1), MAX_PODS) if isinstance(value, int) else 1
 
 
@@ -117,14 +117,14 @@ def of_pod(file: str, spec: yaml.Node | None, pod: int, size: int) -> Iterator[C
         variables = {"LWS_GROUP_SIZE": str(size), "LWS_WORKER_INDEX": str(pod)}
         own = pod_variables(content.get("env"), pod)
         words = [
-            filled(word, {**variables, **own})
+            expand_variables(word, {**variables, **own})
             for key in ("command", "args")
             for word in as_words(content.get(key))
         ]
         if words:
             used = {name: value for name, value in variables.items() if name in str(words)}
             notes = ("envFrom of a container is not read",) if content.get("envFrom") else ()
-            script = script_of({**used, **own}, words)
+            script = to_script({**used, **own}, words)
             yield Container(script, location(file, node), pod, not shared, notes=notes)
 
 
@@ -139,12 +139,12 @@ def pod_variables(listed: Any, pod: int) -> dict[str, str]:
             numbered = any(label + "']" in origin or label + "'" in origin for label in RANKS)
             value = str(pod) if numbered else f"<{each['name']}>"
         else:
-            value = filled(str(each.get("value") or ""), found)
+            value = expand_variables(str(each.get("value") or ""), found)
         found[str(each["name"])] = value
     return found
 
 
-def filled(word: str, variables: Mapping[str, str]) -> str:
+def expand_variables(word: str, variables: Mapping[str, str]) -> str:
     """$(NAME) of a manifest."""
 
     def value(match: re.Match[str]) -> str:
@@ -158,20 +158,20 @@ def of_service(file: str, name: yaml.Node, node: yaml.Node, follow: Follow) -> I
     if not isinstance(content, Mapping):
         return
     words = [
-        interpolated(word)
+        interpolate(word)
         for key in ("entrypoint", "command")
         for word in as_words(content.get(key))
     ]
-    found = environment_of(content, follow)
+    found = read_environment(content, follow)
     deploy = content.get("deploy")
-    replicas = counted(deploy.get("replicas")) if isinstance(deploy, Mapping) else 1
+    replicas = count_pods(deploy.get("replicas")) if isinstance(deploy, Mapping) else 1
     for pod in range(replicas if words else 0):
         yield Container(
-            script=script_of(found.variables, words),
+            script=to_script(found.variables, words),
             place=location(file, node, name),
             pod=pod,
             contained=content.get("network_mode") != "host",
-            machine=machine_of(file, content),
+            machine=find_machine(file, content),
             notes=tuple(found.notes),
             files=found.files,
         )
@@ -184,7 +184,7 @@ def as_words(value: Any) -> list[str]:
     return [str(each) for each in value] if isinstance(value, list) else []
 
 
-def script_of(variables: Mapping[str, str], words: list[str]) -> str:
+def to_script(variables: Mapping[str, str], words: list[str]) -> str:
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
     return exports + shlex.join(words) + "\n"
 

@@ -41,9 +41,9 @@ def invocation(words: Sequence[str]) -> Invocation | None:
     if is_python(name) and len(words) > 2 and "-m" in words[1:]:
         at = words.index("-m")
         module = words[at + 1] if at + 1 < len(words) else ""
-        return known(module, words[at + 2 :])
+        return parse_invocation(module, words[at + 2 :])
     for count in (3, 2):
-        found = known(" ".join((name, *words[1:count])), words[count:])
+        found = parse_invocation(" ".join((name, *words[1:count])), words[count:])
         if found is not None:
             return found
     return None
@@ -53,13 +53,13 @@ def is_python(name: str) -> bool:
     return name.rstrip("0123456789.") == "python"
 
 
-def known(program: str, words: Sequence[str]) -> Invocation | None:
+def parse_invocation(program: str, words: Sequence[str]) -> Invocation | None:
     part = PARTS.get(program)
     if program == "sglang serve" and words and not words[0].startswith("-"):
         words = ("--model-path", *words)
     return None if part is None else Invocation(part, program, tuple(words))
 
 
-def command_of(program: str) -> list[str]:
+def program_command(program: str) -> list[str]:
     """The words that start a program of the deployment file."""
     return program.split(" ") if " " in program else ["python", "-m", program]

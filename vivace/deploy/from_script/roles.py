@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from vivace.deploy.from_script.flags import option_named
+from vivace.deploy.from_script.flags import find_option
 from vivace.deploy.locations import Location
 from vivace.deploy.schema.deployment import Difference, Environment, Flags, FlagValue, Kind, Role
 
@@ -53,22 +53,22 @@ class StartedServer(msgspec.Struct, frozen=True):
         )
 
 
-def value_of(flags: Mapping[str, FlagValue], name: str) -> FlagValue:
+def flag_value(flags: Mapping[str, FlagValue], name: str) -> FlagValue:
     """A flag's value, whichever spelling was used."""
-    wanted = option_named(name)
+    wanted = find_option(name)
     for given, value in flags.items():
-        if given == name or (wanted is not None and option_named(given) is wanted):
+        if given == name or (wanted is not None and find_option(given) is wanted):
             return value
     return None
 
 
-def kind_of(flags: Flags) -> Kind:
-    mode = value_of(flags, "disaggregation-mode")
+def server_kind(flags: Flags) -> Kind:
+    mode = flag_value(flags, "disaggregation-mode")
     if mode == "prefill":
         return "prefill"
     if mode == "decode":
         return "decode"
-    return "encoder" if value_of(flags, "encoder-only") else "mixed"
+    return "encoder" if flag_value(flags, "encoder-only") else "mixed"
 
 
 class Folded(msgspec.Struct):
@@ -79,12 +79,12 @@ class Folded(msgspec.Struct):
     chosen: list[tuple[StartedServer, str]] = []
 
 
-def roles_of(started: Sequence[StartedServer]) -> Folded:
+def build_roles(started: Sequence[StartedServer]) -> Folded:
     """Roles by name: the kind, with a number where there are several of it."""
     folded = Folded()
-    for group in grouped(started):
+    for group in group_servers(started):
         members = on_known_hosts(group, folded)
-        role = role_of(members)
+        role = build_role(members)
         name, count = role.kind, 2
         while name in folded.roles:
             name, count = f"{role.kind}-{count}", count + 1
@@ -92,7 +92,7 @@ def roles_of(started: Sequence[StartedServer]) -> Folded:
     return folded
 
 
-def grouped(started: Sequence[StartedServer]) -> list[list[StartedServer]]:
+def group_servers(started: Sequence[StartedServer]) -> list[list[StartedServer]]:
     """Grouped by line of the script, and across lines and scripts that differ only by node."""
     found: dict[Location, list[StartedServer]] = {}
     for each in started:
@@ -110,15 +110,15 @@ def grouped(started: Sequence[StartedServer]) -> list[list[StartedServer]]:
 def same_role(one: StartedServer, other: StartedServer) -> bool:
     """Whether they differ only by node: in scripts of their own, or as ranks of one instance."""
     apart = one.place.file != other.place.file or (
-        positive_int(value_of(one.flags, "nnodes")) not in (None, 1)
-        and rank_of(one.flags) is not None
-        and rank_of(other.flags) is not None
+        positive_int(flag_value(one.flags, "nnodes")) not in (None, 1)
+        and node_rank(one.flags) is not None
+        and node_rank(other.flags) is not None
     )
     return apart and signature(one) == signature(other)
 
 
-def rank_of(flags: Mapping[str, FlagValue]) -> int | None:
-    value = value_of(flags, "node-rank")
+def node_rank(flags: Mapping[str, FlagValue]) -> int | None:
+    value = flag_value(flags, "node-rank")
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
@@ -130,13 +130,13 @@ def signature(started: StartedServer) -> tuple[Any, ...]:
 
 
 def canonical(name: str) -> str:
-    option = option_named(name)
+    option = find_option(name)
     return name if option is None else option.name
 
 
-def role_of(group: list[StartedServer]) -> Role:
+def build_role(group: list[StartedServer]) -> Role:
     """One role; its instances' nodes in the order of the script, then of their ranks."""
-    nodes = positive_int(value_of(group[0].flags, "nnodes")) or 1
+    nodes = positive_int(flag_value(group[0].flags, "nnodes")) or 1
     group[:] = in_order(group, nodes)
     full = len(group) % nodes == 0
     hosts = [each.host for each in group if each.host is not None]
@@ -163,11 +163,11 @@ def in_order(group: list[StartedServer], nodes: int) -> list[StartedServer]:
     """Instance after instance by rank, where every rank of each is there; else as it was."""
     instances: dict[str, list[StartedServer]] = {}
     for each in group:
-        instances.setdefault(str(value_of(each.flags, "dist-init-addr")), []).append(each)
+        instances.setdefault(str(flag_value(each.flags, "dist-init-addr")), []).append(each)
     ordered: list[StartedServer] = []
     for members in instances.values():
-        by_rank = sorted(members, key=lambda each: rank_of(each.flags) or 0)
-        if [rank_of(each.flags) for each in by_rank] != list(range(nodes)):
+        by_rank = sorted(members, key=lambda each: node_rank(each.flags) or 0)
+        if [node_rank(each.flags) for each in by_rank] != list(range(nodes)):
             return group
         ordered += by_rank
     return ordered

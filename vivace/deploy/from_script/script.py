@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from vivace.deploy.files import FileTooLarge, PathName, read, read_beside
-from vivace.deploy.from_script.flags import Remark, flags_of
+from vivace.deploy.from_script.flags import Remark, parse_flags
 from vivace.deploy.from_script.isolated import read_isolated
 from vivace.deploy.from_script.programs import VLLM, Invocation, invocation
 from vivace.deploy.from_script.roles import (
     Folded,
     StartedServer,
-    kind_of,
-    roles_of,
+    build_roles,
+    flag_value,
+    server_kind,
     shared_environment,
-    value_of,
     without,
 )
 from vivace.deploy.locations import COMMAND, Location, Sources
-from vivace.deploy.quoting import quoted
+from vivace.deploy.quoting import quote
 from vivace.deploy.schema.deployment import Benchmark, Deployment, Model, Role
 from vivace.deploy.shell.interpreter import Follow
 from vivace.deploy.shell.reader import MAX_BYTES, Reading, ScriptError, no_file
@@ -102,7 +102,7 @@ def import_files(paths: Sequence[PathName]) -> Imported:
             return read_beside(script, name, MAX_BYTES)
 
         collect_text(path, content, found, follow)
-    return imported(found)
+    return finish_import(found)
 
 
 def import_scripts(contents: Sequence[tuple[str, str]]) -> Imported:
@@ -110,7 +110,7 @@ def import_scripts(contents: Sequence[tuple[str, str]]) -> Imported:
     found = Collected()
     for name, content in contents:
         collect_text(name, content, found)
-    return imported(found)
+    return finish_import(found)
 
 
 def collect_text(name: str, content: str, found: Collected, follow: Follow = no_file) -> None:
@@ -144,7 +144,7 @@ def collect(
     for note in reading.notes:
         place = Location(note.file or name, note.line) if within is None else within.place
         found.remark("not-understood", "", note.text, place)
-    for launch in map(as_assumed, reachable(reading.launches)):
+    for launch in map(apply_assumptions, reachable(reading.launches)):
         place = Location(launch.file or name, launch.line, launch.end)
         if within is not None:
             place = within.place
@@ -161,17 +161,17 @@ def collect(
             machine = name if within is None else within.machine
             server = build_server(called, launch, place, machine, found)
             found.servers.append(server)
-            undefined(server, reading, found)
+            report_undefined(server, reading, found)
             undefined_words(called.words, server, reading, found)
 
 
-def imported(found: Collected) -> Imported:
+def finish_import(found: Collected) -> Imported:
     """Raises ScriptError where nothing is started."""
     if not found.servers and not found.benchmarks:
         lines = [f"{each.file}:{each.line}: {each.text}" for each in found.remarks[:5]]
         what = "no server, router or benchmark command was found in what was read"
         raise ScriptError("\n".join([what + (". Lines that matter:" if lines else ""), *lines]))
-    folded = roles_of(found.servers)
+    folded = build_roles(found.servers)
     for server, condition in folded.chosen:
         text = f"what runs depends on {condition or 'the machine'}: read as if it were true"
         found.remark("not-understood", "", text, server.place)
@@ -198,21 +198,21 @@ def other_command(launch: Launch, place: Location, found: Collected) -> None:
         text = f"a server started in a way that is not understood: {line[:200]}"
         found.remark("not-understood", "", text, place)
     elif program in PREPARING:
-        found.prepare.append(line_of(launch.words))
+        found.prepare.append(preparation_line(launch.words))
     elif program not in REPORTING:
         found.remark("left-out", "", f"not a part of the deployment: {line[:120]}", place)
 
 
-def line_of(words: Sequence[str]) -> str:
+def preparation_line(words: Sequence[str]) -> str:
     """A line of preparation; empty for what only prints."""
     if words[0] in ("echo", "printf"):
         line = " ".join(words)
         settings = any(word.startswith(("/sys/", "/proc/")) for word in words)
         return line if settings and PLAIN_LINE.fullmatch(line) else ""
-    return " ".join(quoted(word) for word in words)
+    return " ".join(quote(word) for word in words)
 
 
-def undefined(server: StartedServer, reading: Reading, found: Collected) -> None:
+def report_undefined(server: StartedServer, reading: Reading, found: Collected) -> None:
     """Variables in flags that the script never sets."""
     for flag, value in server.flags.items():
         for name in VARIABLE.findall(str(value)):
@@ -255,7 +255,7 @@ def reachable(launches: Sequence[Launch]) -> list[Launch]:
     free = {(launch.file, launch.line) for launch in launches if not launch.behind}
     asked = {(launch.line, launch.assumptions) for launch in launches if not launch.behind}
     return [
-        rejoined(each)
+        rejoin(each)
         for each in launches
         if not each.behind
         or (each.file, each.line) not in free
@@ -263,7 +263,7 @@ def reachable(launches: Sequence[Launch]) -> list[Launch]:
     ]
 
 
-def rejoined(launch: Launch) -> Launch:
+def rejoin(launch: Launch) -> Launch:
     """With `your first ip` as one word: a placeholder that is not quoted falls into words, which
     the address in its place would not."""
     words = list(launch.words)
@@ -277,7 +277,7 @@ def rejoined(launch: Launch) -> Launch:
     return msgspec.structs.replace(launch, words=tuple(words))
 
 
-def as_assumed(launch: Launch) -> Launch:
+def apply_assumptions(launch: Launch) -> Launch:
     """With the address that the script compared a machine's own with, in place of what asks for
     it: `--dist-init-addr $MY_IP:5000` differs from node to node."""
     words, environment = list(launch.words), dict(launch.environment)
@@ -293,16 +293,16 @@ def build_server(
 ) -> StartedServer:
     if called.program in VLLM:
         called = from_vllm(called, launch, place, found)
-    read = flags_of(called.words, called.part)
+    read = parse_flags(called.words, called.part)
     for remark in read.remarks:
         found.remark(remark.rule, remark.flag, remark.text, place)
     return StartedServer(
         place=place,
-        kind="router" if called.part == "router" else kind_of(read.flags),
+        kind="router" if called.part == "router" else server_kind(read.flags),
         program=called.program,
         flags=read.flags,
         environment=launch.environment,
-        host=host_of(launch),
+        host=find_host(launch),
         round=launch.round,
         script="" if launch.behind else script,
         paths=launch.paths,
@@ -314,9 +314,9 @@ def build_server(
 
 def from_vllm(called: Invocation, launch: Launch, place: Location, found: Collected) -> Invocation:
     """The same server as SGLang's, with a remark about every word that has none there."""
-    from vivace.deploy.from_script.vllm import SERVER, translated
+    from vivace.deploy.from_script.vllm import SERVER, translate
 
-    made = translated(called.words, list(launch.environment))
+    made = translate(called.words, list(launch.environment))
     mapped = ", ".join(f"{theirs} is {ours}" for theirs, ours in made.mapped)
     text = "a server of vLLM, read as one of SGLang with the same meaning"
     found.remark("from-vllm", "", f"{text}: {mapped}" if mapped else text, place)
@@ -328,13 +328,13 @@ def from_vllm(called: Invocation, launch: Launch, place: Location, found: Collec
 def build_benchmark(
     called: Invocation, launch: Launch, place: Location, found: Collected
 ) -> Benchmark:
-    read = flags_of(called.words, called.part)
+    read = parse_flags(called.words, called.part)
     for remark in read.remarks:
         found.remark(remark.rule, remark.flag, remark.text, place)
     return Benchmark(program=called.program, flags=read.flags, environment=launch.environment)
 
 
-def host_of(launch: Launch) -> str | None:
+def find_host(launch: Launch) -> str | None:
     """The machine that `ssh` or the script's comparisons select for this launch."""
     if launch.where.host:
         return None if "<" in launch.where.host else launch.where.host
@@ -361,7 +361,7 @@ def build_deployment(folded: Folded, benchmarks: list[Benchmark]) -> Deployment:
 
 def model_path(roles: Mapping[str, Role]) -> str | None:
     for role in roles.values():
-        path = value_of(role.flags, "model-path") if role.kind != "router" else None
+        path = flag_value(role.flags, "model-path") if role.kind != "router" else None
         if isinstance(path, str):
             return path
     return None
@@ -380,4 +380,4 @@ def import_command(words: Sequence[str]) -> Imported:
     collect(COMMAND, line, found)
     if not found.servers and not found.benchmarks:
         raise ScriptError(f"{shlex.join(words)[:200]!r} starts no server, router or benchmark")
-    return imported(found)
+    return finish_import(found)

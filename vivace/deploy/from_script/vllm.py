@@ -103,10 +103,10 @@ class Translation(msgspec.Struct):
             self.mapped.append(("--" + name, "--" + flag))
 
 
-def translated(words: Sequence[str], environment: Sequence[str] = ()) -> Translation:
+def translate(words: Sequence[str], environment: Sequence[str] = ()) -> Translation:
     """What follows `vllm serve`, and the names of variables it is started with."""
     found = Translation()
-    given = dict(named(words))
+    given = dict(split_flags(words))
     for name, values in given.items():
         special = SPECIAL.get(name)
         if special is not None:
@@ -124,7 +124,7 @@ def translated(words: Sequence[str], environment: Sequence[str] = ()) -> Transla
     return found
 
 
-def named(words: Sequence[str]) -> list[tuple[str, list[str]]]:
+def split_flags(words: Sequence[str]) -> list[tuple[str, list[str]]]:
     """(flag without dashes, its values); the model may stand first. vLLM takes underscores too."""
     found: list[tuple[str, list[str]]] = []
     for word, values in groups(words):
@@ -151,7 +151,7 @@ def ranks(given: Given, name: str) -> int:
     return int(text) if text.isdecimal() and len(text) < 6 else 1
 
 
-def running(name: str, values: list[str], given: Given, found: Translation) -> None:
+def translate_running(name: str, values: list[str], given: Given, found: Translation) -> None:
     """--max-num-seqs is of one data-parallel rank, --max-running-requests of all."""
     text, dp = (values or [""])[0], ranks(given, "data-parallel-size")
     total = str(int(text) * dp) if text.isdecimal() and len(text) < 9 else text
@@ -169,7 +169,7 @@ def address(name: str, values: list[str], given: Given, found: Translation) -> N
     found.add(name, "dist-init-addr", [f"{(values or [''])[0]}:{port}"])
 
 
-def nothing(name: str, values: list[str], given: Given, found: Translation) -> None:
+def skip(name: str, values: list[str], given: Given, found: Translation) -> None:
     """Said together with another flag."""
     if "master-addr" not in given:
         found.left.append(("--" + name, "it needs --master-addr"))
@@ -180,9 +180,9 @@ def whole_prompts(name: str, values: list[str], given: Given, found: Translation
 
 
 SPECIAL: dict[str, Callable[[str, list[str], Given, Translation], None]] = {
-    "max-num-seqs": running,
+    "max-num-seqs": translate_running,
     "enable-expert-parallel": experts,
     "master-addr": address,
-    "master-port": nothing,
+    "master-port": skip,
     "no-enable-chunked-prefill": whole_prompts,
 }

@@ -26,7 +26,7 @@ STEP = 20
 """MB that a suggested size is rounded up to"""
 
 
-def aligned(size: int) -> int:
+def align(size: int) -> int:
     return -(-size // 512) * 512
 
 
@@ -35,7 +35,7 @@ def low_latency(model: Architecture, tokens: int) -> int:
     experts = model.experts
     if experts is None:
         return 0
-    sent, back = aligned(2 * model.hidden + TOKEN_HEADER), aligned(2 * model.hidden)
+    sent, back = align(2 * model.hidden + TOKEN_HEADER), align(2 * model.hidden)
     return 2 * tokens * (sent * experts.count + back * experts.chosen)
 
 
@@ -44,11 +44,11 @@ def normal(model: Architecture, tokens: int, rounds: int = 1) -> int:
     experts = model.experts
     if experts is None:
         return 0
-    sent, back = aligned(2 * model.hidden + TOKEN_HEADER), aligned(2 * model.hidden)
+    sent, back = align(2 * model.hidden + TOKEN_HEADER), align(2 * model.hidden)
     return 2 * (tokens * experts.chosen * (back * (2 if rounds > 1 else 1) + sent) + NORMAL_RESERVE)
 
 
-def fused(model: Architecture, tokens: int) -> int:
+def fused_size(model: Architecture, tokens: int) -> int:
     return 0 if model.experts is None else tokens * model.experts.count * model.hidden * 4
 
 
@@ -63,6 +63,6 @@ def megabytes(size: int) -> int:
     return -(-size // MIB)
 
 
-def suggested(size: int) -> int:
+def suggest_size(size: int) -> int:
     """HCCL_BUFFSIZE for a window of `size` bytes, in MB."""
     return -(-megabytes(size) // STEP) * STEP

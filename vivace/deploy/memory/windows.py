@@ -39,7 +39,7 @@ def prefill_tokens(server: ServerPlan, load: RequestLoad) -> int | None:
     return None if limit is None else -(-limit // ranks)
 
 
-def rounds_of(server: ServerPlan) -> buffers.Rounds | None:
+def get_rounds(server: ServerPlan) -> buffers.Rounds | None:
     count, tokens = server.int_variable(ROUND), server.int_variable(PER_ROUND)
     return None if not count or not tokens else buffers.Rounds(count, tokens)
 
@@ -51,7 +51,9 @@ def windows(server: ServerPlan, model: Architecture, load: RequestLoad) -> list[
         return found
     if mode == "fused" and server.decodes:
         tokens = server.dispatch_limit
-        found.append(Window("fused", buffers.fused(model, tokens), f"{tokens} tokens of a rank"))
+        found.append(
+            Window("fused", buffers.fused_size(model, tokens), f"{tokens} tokens of a rank")
+        )
     if mode in ("low_latency", "auto") and server.decodes and server.dispatch_limit:
         tokens = server.dispatch_limit
         size = buffers.low_latency(model, tokens)
@@ -60,7 +62,7 @@ def windows(server: ServerPlan, model: Architecture, load: RequestLoad) -> list[
         )
     tokens = prefill_tokens(server, load)
     if mode in ("normal", "auto") and server.prefills and tokens:
-        rounds = rounds_of(server)
+        rounds = get_rounds(server)
         each = min(tokens, rounds.tokens) if rounds else tokens
         size = buffers.normal(model, each, rounds.count if rounds else 1)
         found.append(

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from vivace.deploy.catalogue.hardware import Device
-from vivace.deploy.render.process import Process, processes_of
+from vivace.deploy.render.process import Process, list_processes
 from vivace.deploy.render.shell import WARNING, inline, plain_environment
 from vivace.deploy.schema.deployment import Deployment
 
@@ -26,7 +26,7 @@ INHERITED = ("source ", ". ")
 
 def render_compose(deployment: Deployment, device: Device | None) -> dict[str, str]:
     services = {
-        process.name: service(deployment, process, device) for process in processes_of(deployment)
+        process.name: service(deployment, process, device) for process in list_processes(deployment)
     }
     content = {"services": services}
     text = yaml.dump(content, sort_keys=False, width=100, allow_unicode=True)
@@ -45,9 +45,9 @@ def service(deployment: Deployment, process: Process, device: Device | None) -> 
         "shm_size": SHARED_MEMORY,
         "restart": "no" if process.kind == "benchmark" else "on-failure:5",
         "stop_grace_period": "3m",
-        "environment": {name: escaped(value) for name, value in plain_environment(process).items()},
+        "environment": {name: escape(value) for name, value in plain_environment(process).items()},
         "entrypoint": ["bash", "-c"],
-        "command": [escaped(inline(deployment, process, INHERITED))],
+        "command": [escape(inline(deployment, process, INHERITED))],
         "volumes": ["${MODELS:-/models}:${MODELS:-/models}:ro"],
     }
     if process.kind in ("router", "benchmark") or device is None:
@@ -73,6 +73,6 @@ def profile(process: Process) -> str:
     return name or process.role
 
 
-def escaped(text: str) -> str:
+def escape(text: str) -> str:
     """Compose expands dollar signs."""
     return text.replace("$", "$$")

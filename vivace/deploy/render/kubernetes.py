@@ -11,8 +11,8 @@ import msgspec
 import yaml
 
 from vivace.deploy.catalogue.hardware import Device
-from vivace.deploy.from_script.flags import option_named
-from vivace.deploy.render.process import Process, processes_of
+from vivace.deploy.from_script.flags import find_option
+from vivace.deploy.render.process import Process, list_processes
 from vivace.deploy.render.shell import WARNING, inline, plain_environment
 from vivace.deploy.schema.deployment import Deployment
 
@@ -36,7 +36,7 @@ def render_kubernetes(deployment: Deployment, device: Device | None) -> dict[str
 
 
 def objects(deployment: Deployment, device: Device | None) -> Iterator[dict[str, Any]]:
-    processes = list(processes_of(deployment))
+    processes = list(list_processes(deployment))
     moved = addresses(deployment, processes)
     every = [generic(process, moved) for process in processes]
     for name, role in deployment.roles.items():
@@ -57,7 +57,7 @@ def objects(deployment: Deployment, device: Device | None) -> Iterator[dict[str,
             if not same:
                 yield headless(title)
         service_name = label(deployment, name)
-        yield service(service_name, service_name, port_of(leaders[0]))
+        yield service(service_name, service_name, find_port(leaders[0]))
 
 
 def alike(leaders: list[Process]) -> bool:
@@ -95,7 +95,7 @@ def generic(process: Process, moved: dict[str, str]) -> Process:
             words.append(f"<$LWS_LEADER_ADDRESS>:{port}")
         else:
             words.append(with_services(word, moved))
-        option = option_named(word[2:]) if word.startswith("--") else None
+        option = find_option(word[2:]) if word.startswith("--") else None
         waiting = "" if option is None else option.name
     environment = {name: with_services(value, moved) for name, value in process.environment.items()}
     return msgspec.structs.replace(process, words=tuple(words), environment=environment, host=None)
@@ -115,7 +115,7 @@ def label(deployment: Deployment, name: str) -> str:
 
 
 def per_node(flags: dict[str, Any], device: Device | None, nodes: int) -> int:
-    sizes = {option.name: value for flag, value in flags.items() if (option := option_named(flag))}
+    sizes = {option.name: value for flag, value in flags.items() if (option := find_option(flag))}
     ranks = sizes.get("tp_size", 1)
     ranks = ranks if isinstance(ranks, int) else 1
     return 0 if device is None else max(1, -(-ranks // nodes))
@@ -132,14 +132,14 @@ def pod(
             {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
             *({"name": k, "value": v} for k, v in plain_environment(process).items()),
         ],
-        "ports": [{"containerPort": port_of(process)}],
+        "ports": [{"containerPort": find_port(process)}],
         "volumeMounts": [
             {"name": "shared-memory", "mountPath": "/dev/shm"},
             {"name": "models", "mountPath": "/models", "readOnly": True},
         ],
     }
     if process.rank == 0:
-        container |= probes(port_of(process))
+        container |= probes(find_port(process))
     serves = process.kind != "router" and device is not None and device.platform in RESOURCES
     if serves and device is not None:
         container["resources"] = {"limits": {RESOURCES[device.platform]: devices}}
@@ -170,7 +170,7 @@ def probes(port: int) -> dict[str, Any]:
     }
 
 
-def port_of(process: Process) -> int:
+def find_port(process: Process) -> int:
     """What follows --port; PORT where nothing does, or what no port can be (the check says so)."""
     for word, following in pairwise(process.words):
         if word == "--port" and following.isdecimal() and len(following) < 6:

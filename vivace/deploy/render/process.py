@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import msgspec
 
-from vivace.deploy.from_script.flags import words_of_flags
-from vivace.deploy.from_script.programs import PARTS, Part, command_of
+from vivace.deploy.from_script.flags import flags_to_words
+from vivace.deploy.from_script.programs import PARTS, Part, program_command
 from vivace.deploy.schema.deployment import Deployment, Role
-from vivace.deploy.schema.nodes import nodes_of
+from vivace.deploy.schema.nodes import expand_nodes
 
 
 class Process(msgspec.Struct, frozen=True):
@@ -31,10 +31,10 @@ class Process(msgspec.Struct, frozen=True):
         return f"{self.role}, instance {self.instance}{of}"
 
 
-def processes_of(deployment: Deployment) -> Iterator[Process]:
+def list_processes(deployment: Deployment) -> Iterator[Process]:
     """Servers and routers in the order of the roles, then benchmarks."""
     for name, role in deployment.roles.items():
-        yield from processes_of_role(deployment, name, role)
+        yield from role_processes(deployment, name, role)
     for index, benchmark in enumerate(deployment.benchmarks):
         yield Process(
             name=f"benchmark-{index}",
@@ -44,15 +44,18 @@ def processes_of(deployment: Deployment) -> Iterator[Process]:
             rank=0,
             nodes=1,
             host=None,
-            words=(*command_of(benchmark.program), *words_of_flags(benchmark.flags, "benchmark")),
+            words=(
+                *program_command(benchmark.program),
+                *flags_to_words(benchmark.flags, "benchmark"),
+            ),
             environment=dict(benchmark.environment),
         )
 
 
-def processes_of_role(deployment: Deployment, name: str, role: Role) -> Iterator[Process]:
+def role_processes(deployment: Deployment, name: str, role: Role) -> Iterator[Process]:
     part: Part = PARTS.get(role.program, "router" if role.kind == "router" else "server")
     instances, ranks = len(str(role.instances - 1)), len(str(role.nodes - 1))
-    for node in nodes_of(deployment, role):
+    for node in expand_nodes(deployment, role):
         suffix = f"-{node.rank:0{ranks}}" if role.nodes > 1 else ""
         yield Process(
             name=f"{name}-{node.instance:0{instances}}{suffix}",
@@ -62,6 +65,6 @@ def processes_of_role(deployment: Deployment, name: str, role: Role) -> Iterator
             rank=node.rank,
             nodes=role.nodes,
             host=node.host,
-            words=(*command_of(role.program), *words_of_flags(node.flags, part)),
+            words=(*program_command(role.program), *flags_to_words(node.flags, part)),
             environment=node.environment,
         )

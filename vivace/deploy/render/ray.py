@@ -6,7 +6,7 @@ import json
 import shlex
 
 from vivace.deploy.catalogue.hardware import Device
-from vivace.deploy.render.process import Process, processes_of
+from vivace.deploy.render.process import Process, list_processes
 from vivace.deploy.render.shell import WARNING, render_shell
 from vivace.deploy.schema.deployment import Deployment
 
@@ -17,15 +17,15 @@ PINNED = 0.001
 
 def render_ray(deployment: Deployment, device: Device | None) -> dict[str, str]:
     """submit.sh and the scripts that it hands to Ray as the jobs' working directory."""
-    servers = [each for each in processes_of(deployment) if each.kind != "benchmark"]
+    servers = [each for each in list_processes(deployment) if each.kind != "benchmark"]
     lines = ["#!/usr/bin/env bash", f"# {WARNING}", "# RAY_ADDRESS names the cluster."]
     lines.append("set -eu")
     lines.append('cd "$(dirname "$0")"')
-    lines += [submitted(process, device) for process in servers]
+    lines += [submit_command(process, device) for process in servers]
     return {**render_shell(deployment), "submit.sh": "\n".join(lines) + "\n"}
 
 
-def submitted(process: Process, device: Device | None) -> str:
+def submit_command(process: Process, device: Device | None) -> str:
     resources: dict[str, float] = {}
     if process.host is not None:
         resources[f"node:{process.host}"] = PINNED

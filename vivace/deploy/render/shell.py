@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from vivace.deploy.quoting import command_lines, quoted
-from vivace.deploy.render.process import Process, processes_of
+from vivace.deploy.quoting import command_lines, quote
+from vivace.deploy.render.process import Process, list_processes
 from vivace.deploy.schema.deployment import Deployment
 
 WARNING = "Written by `vivace deploy render`: change the deployment file instead."
@@ -14,7 +14,7 @@ WARNING = "Written by `vivace deploy render`: change the deployment file instead
 def render_shell(deployment: Deployment) -> dict[str, str]:
     """File name -> content."""
     return {
-        f"{process.name}.sh": script(deployment, process) for process in processes_of(deployment)
+        f"{process.name}.sh": script(deployment, process) for process in list_processes(deployment)
     }
 
 
@@ -29,9 +29,9 @@ def script(deployment: Deployment, process: Process) -> str:
 def settings(deployment: Deployment, process: Process) -> list[str]:
     """Preparation and environment."""
     lines = list(deployment.prepare) if process.kind != "benchmark" else []
-    lines += [f"unset {quoted(name)}" for name in deployment.unset]
+    lines += [f"unset {quote(name)}" for name in deployment.unset]
     lines += [
-        f"export {name}={quoted(value)}" for name, value in ordered_by_use(process.environment)
+        f"export {name}={quote(value)}" for name, value in ordered_by_use(process.environment)
     ]
     return [*lines, ""] if lines else []
 
@@ -53,11 +53,11 @@ def start_lines(process: Process) -> list[str]:
         return [command_lines(["exec", *process.words], "")]
     return [
         "for address in $(hostname -I) $(hostname); do",
-        f'    if [[ "$address" == {quoted(process.host)} ]]; then',
+        f'    if [[ "$address" == {quote(process.host)} ]]; then',
         command_lines(["exec", *process.words], "        "),
         "    fi",
         "done",
-        f"echo {quoted(f'this node is not {process.host}: nothing was started')} >&2",
+        f"echo {quote(f'this node is not {process.host}: nothing was started')} >&2",
         "exit 1",
     ]
 
@@ -65,9 +65,9 @@ def start_lines(process: Process) -> list[str]:
 def inline(deployment: Deployment, process: Process, kept: Sequence[str]) -> str:
     """The same for a container: without host check, of the preparation only `kept`."""
     lines = [line for line in deployment.prepare if line.startswith(tuple(kept))]
-    lines += [f"unset {quoted(name)}" for name in deployment.unset]
+    lines += [f"unset {quote(name)}" for name in deployment.unset]
     lines += [
-        f"export {name}={quoted(value)}"
+        f"export {name}={quote(value)}"
         for name, value in process.environment.items()
         if "<$" in value
     ]

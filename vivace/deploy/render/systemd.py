@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vivace.deploy.render.process import Process, processes_of
+from vivace.deploy.render.process import Process, list_processes
 from vivace.deploy.render.shell import WARNING, render_shell
 from vivace.deploy.schema.deployment import Deployment
 
@@ -12,7 +12,7 @@ FOLDER = "/opt/vivace"
 
 def render_systemd(deployment: Deployment) -> dict[str, str]:
     files = render_shell(deployment)
-    for process in processes_of(deployment):
+    for process in list_processes(deployment):
         if process.kind != "benchmark":
             files[f"{process.name}.service"] = unit(process)
     return files
@@ -22,7 +22,7 @@ def unit(process: Process) -> str:
     where = f"\n# for the node {one_line(process.host)}" if process.host else ""
     return f"""# {WARNING}{where}
 [Unit]
-Description=Vivace {escaped(process.title)}
+Description=Vivace {escape(process.title)}
 After=network-online.target
 Wants=network-online.target
 StartLimitIntervalSec=600
@@ -44,7 +44,7 @@ WantedBy=multi-user.target
 """
 
 
-def escaped(text: str) -> str:
+def escape(text: str) -> str:
     return one_line(text).replace("%", "%%")
 
 

@@ -7,7 +7,7 @@ from html import escape
 from vivace.deploy.case import Case
 from vivace.deploy.catalogue.hardware import GIB
 from vivace.deploy.memory.plan import MemoryPlan
-from vivace.deploy.report.terminal import headline, held_text, place_of, skipped_lines
+from vivace.deploy.report.terminal import format_location, headline, held_text, skipped_lines
 from vivace.deploy.report.topology import topology
 from vivace.deploy.rules.judge import CheckResult, Finding
 from vivace.deploy.rules.memory import plans
@@ -53,7 +53,7 @@ def page(case: Case, verdict: CheckResult) -> str:
 
 
 def finding(each: Finding) -> str:
-    place = " ".join(part for part in (each.role, each.flag, place_of(each)) if part)
+    place = " ".join(part for part in (each.role, each.flag, format_location(each)) if part)
     remedy = f'<br><span class="remedy">{escape(each.remedy)}</span>' if each.remedy else ""
     return (
         f'<div class="finding {each.severity}"><b>{each.severity}: {escape(each.rule)}</b> '

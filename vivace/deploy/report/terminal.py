@@ -65,10 +65,10 @@ def report(case: Case, verdict: CheckResult, *, notes: bool, memory: bool) -> It
     yield [("  ".join(headline(case)), "bold")]
     shown = [f for f in verdict.findings if notes or f.severity in ("error", "warning")]
     for finding in shown:
-        yield from lines_of(finding)
+        yield from format_finding(finding)
     if memory:
         for _, plan in plans(case):
-            yield from lines_of_plan(plan)
+            yield from format_plan(plan)
         if case.lacks("model") or case.lacks("device"):
             yield [("no memory table: set --model and --hardware", "")]
     yield from ([(line, "dim")] for line in skipped_lines(verdict))
@@ -91,9 +91,11 @@ def headline(case: Case) -> list[str]:
     return [*parts, ", ".join(roles) or "no roles", f"for {case.target.text}"]
 
 
-def lines_of(finding: Finding) -> Iterator[Line]:
+def format_finding(finding: Finding) -> Iterator[Line]:
     """Severity, rule, place; then why, and what to do."""
-    place = " ".join(part for part in (finding.role, finding.flag, place_of(finding)) if part)
+    place = " ".join(
+        part for part in (finding.role, finding.flag, format_location(finding)) if part
+    )
     yield [
         (f"{finding.severity:8}", STYLES[finding.severity]),
         (finding.rule, "bold"),
@@ -104,7 +106,7 @@ def lines_of(finding: Finding) -> Iterator[Line]:
         yield [(f"{INDENT}-> {finding.remedy}", "green")]
 
 
-def place_of(finding: Finding) -> str:
+def format_location(finding: Finding) -> str:
     """File and line; nothing for a command that was typed."""
     return f"{finding.file}:{finding.line}" if finding.line and finding.file != COMMAND else ""
 
@@ -126,7 +128,7 @@ def summary(verdict: CheckResult, hidden: int) -> str:
     return (", ".join(counts) or "nothing found") + tail
 
 
-def lines_of_plan(plan: MemoryPlan) -> Iterator[Line]:
+def format_plan(plan: MemoryPlan) -> Iterator[Line]:
     yield [("", "")]
     yield [(f"memory of one device of {plan.role}: {plan.device.title}", "bold")]
     for kind, title in KINDS.items():

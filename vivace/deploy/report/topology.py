@@ -64,14 +64,14 @@ def drawn(case: Case, server: ServerPlan, instance: int, y: int) -> str:
         if each > MAX_DIES:
             shapes.append(text(x + 2, y + 32, f"+{each - MAX_DIES}"))
             x += 34
-        shapes.append(text(start, y + 20 + DIE + 13, host_of(server, instance, rank)))
+        shapes.append(text(start, y + 20 + DIE + 13, host_name(server, instance, rank)))
         if rank + 1 < nodes:
             shapes.append(line(x, y + 27, x + NODE_GAP, y + 27))
         x += NODE_GAP
     return "".join(shapes)
 
 
-def host_of(server: ServerPlan, instance: int, rank: int) -> str:
+def host_name(server: ServerPlan, instance: int, rank: int) -> str:
     index = instance * server.role.nodes + rank
     return server.nodes[index].host or f"node {rank}"
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from vivace.deploy.case import DEFAULT_PORT, Case
-from vivace.deploy.from_script.roles import StartedServer, value_of
+from vivace.deploy.from_script.roles import StartedServer, flag_value
 from vivace.deploy.locations import Location
 from vivace.deploy.rules.rule import Issue, case_rule, server_rule
 from vivace.deploy.server_plan import ServerPlan
@@ -100,25 +100,26 @@ def router_prefill(case: Case) -> Iterator[Issue]:
         ]
         if len(entries) != len(ports):
             text = (
-                f"{len(entries)} --prefill entries (bootstrap ports {joined(listed)}) for "
-                f"{len(ports)} prefill instance(s) (bootstrap ports {joined(ports)})"
+                f"{len(entries)} --prefill entries (bootstrap ports {join_ports(listed)}) for "
+                f"{len(ports)} prefill instance(s) (bootstrap ports {join_ports(ports)})"
             )
             remedy = "one --prefill URL PORT per instance; of several nodes, the first"
             yield Issue("--prefill", text, remedy, role=router.name)
             continue
         for entry, one, other in zip(entries, listed, ports, strict=False):
             if one is not None and one != other:
-                text = f"bootstrap ports {joined(listed)}, but the servers have {joined(ports)}"
+                have = join_ports(ports)
+                text = f"bootstrap ports {join_ports(listed)}, but the servers have {have}"
                 remedy = "use the same ports in the same order"
-                at = place_of_entry(case, router.name, entry)
+                at = find_entry_place(case, router.name, entry)
                 yield Issue("--prefill", text, remedy, None, router.name, at.line, at.file)
                 break
 
 
-def place_of_entry(case: Case, router: str, entry: Any) -> Location:
+def find_entry_place(case: Case, router: str, entry: Any) -> Location:
     """Of an entry's URL; of the flag where it is not written out."""
     url = case.sources.find(router, str(entry[0]))
-    role = case.sources.place_of(router)
+    role = case.sources.role_place(router)
     return case.sources.find(router, "--prefill") if url == role else url
 
 
@@ -132,7 +133,7 @@ def bootstrap_ports(case: Case) -> list[Any]:
     ]
 
 
-def joined(ports: list[Any]) -> str:
+def join_ports(ports: list[Any]) -> str:
     return ", ".join("none" if port is None else str(port) for port in ports)
 
 
@@ -160,10 +161,10 @@ def router_ports(server: ServerPlan, case: Case) -> Iterator[Issue]:
                 text = f"{url}: {kind} servers listen on {', '.join(map(str, sorted(ports)))}"
                 yield Issue("--" + flag, text, "correct the port")
             elif found and not ports:
-                yield from of_another_kind(url, int(found.group(1)), kind, case)
+                yield from other_kind_issues(url, int(found.group(1)), kind, case)
 
 
-def of_another_kind(url: str, port: int, kind: str, case: Case) -> Iterator[Issue]:
+def other_kind_issues(url: str, port: int, kind: str, case: Case) -> Iterator[Issue]:
     """Where the router expects a server of a kind that is not there, and another has its port."""
     others = [each for each in case.processes if each.kind != "router" and listens(each, port)]
     if others:
@@ -177,7 +178,7 @@ def of_another_kind(url: str, port: int, kind: str, case: Case) -> Iterator[Issu
 
 
 def listens(process: StartedServer, port: int) -> bool:
-    return (value_of(process.flags, "port") or DEFAULT_PORT) == port
+    return (flag_value(process.flags, "port") or DEFAULT_PORT) == port
 
 
 def urls(value: Any) -> list[str]:
@@ -233,7 +234,7 @@ def drafts_on_both(case: Case) -> Iterator[Issue]:
     with an empty draft cache. The KV of two different drafts does not fit together."""
     for prefill in case.of("prefill"):
         for decode in case.of("decode"):
-            one, other = drafting(prefill), drafting(decode)
+            one, other = draft_algorithm(prefill), draft_algorithm(decode)
             flag = decode.flag("speculative_algorithm")
             if one and other and one != other:
                 text = f"{prefill.name} drafts with {one}, {decode.name} with {other}"
@@ -251,7 +252,7 @@ def drafts_on_both(case: Case) -> Iterator[Issue]:
                 yield Issue(flag, text, remedy, "warning", prefill.name)
 
 
-def drafting(server: ServerPlan) -> str:
+def draft_algorithm(server: ServerPlan) -> str:
     algorithm = server.value("speculative_algorithm")
     return "EAGLE" if algorithm == "NEXTN" else str(algorithm or "")
 

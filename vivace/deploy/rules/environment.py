@@ -82,12 +82,12 @@ def dead_variable(case: Case) -> Iterator[Issue]:
                 text = f"no version of SGLang or its router reads {name}"
                 yield Issue(name, text, "remove it", role=role)
             elif case.target.engine == "sglang":
-                yield from of_the_version(role, name, case.target.version)
+                yield from version_issues(role, name, case.target.version)
 
     return distinct(issues())
 
 
-def of_the_version(role: str, name: str, version: str) -> Iterator[Issue]:
+def version_issues(role: str, name: str, version: str) -> Iterator[Issue]:
     """A variable of SGLang that a version does not read, or calls deprecated; without a version,
     that the newest calls deprecated. Others may be read by libraries."""
     where = version or latest()

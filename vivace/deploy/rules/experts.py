@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from vivace.deploy.case import Case
 from vivace.deploy.memory import buffers
-from vivace.deploy.memory.windows import PER_ROUND, ROUND, prefill_tokens, rounds_of, windows
+from vivace.deploy.memory.windows import PER_ROUND, ROUND, get_rounds, prefill_tokens, windows
 from vivace.deploy.rules.rule import Issue, server_rule
 from vivace.deploy.server_plan import DISPATCH, FUSED_MODE, ServerPlan
 
@@ -20,7 +20,7 @@ WASTE = 2
 DEEPEP_BUFFER = "DEEPEP_HCCL_BUFFSIZE"
 
 
-def dispatched(server: ServerPlan, *modes: str) -> int | None:
+def dispatch_load(server: ServerPlan, *modes: str) -> int | None:
     """Tokens a rank sends in a decode step in one of these modes."""
     matches = server.decodes and server.expert_mode in modes
     return server.dispatch_tokens if matches else None
@@ -39,7 +39,7 @@ def dispatch_tokens(server: ServerPlan, case: Case) -> Iterator[Issue]:
     SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK (default 128) must hold them, or the kernel
     aborts. The parameter guide has another formula; this one is exact for the published
     configurations."""
-    tokens, limit = dispatched(server, "low_latency", "auto"), server.dispatch_limit
+    tokens, limit = dispatch_load(server, "low_latency", "auto"), server.dispatch_limit
     if tokens is not None and limit and tokens > limit:
         default = "" if server.variable(DISPATCH) else " (the default)"
         sent = f"a rank sends {tokens} tokens to experts ({product(server)})"
@@ -51,7 +51,7 @@ def dispatch_tokens(server: ServerPlan, case: Case) -> Iterator[Issue]:
 def dispatch_fused(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """The buffer of the fused kernel holds a decode step.
     On A3 the fused kernel uses the limit only to size its buffer."""
-    tokens, limit = dispatched(server, "fused"), server.dispatch_limit
+    tokens, limit = dispatch_load(server, "fused"), server.dispatch_limit
     if tokens is not None and limit and tokens > limit:
         text = f"a rank sends {tokens} tokens ({product(server)}), the buffer is for {limit}"
         yield Issue(DISPATCH, text, f"export {DISPATCH}={tokens}")
@@ -63,7 +63,7 @@ def dispatch_guide(server: ServerPlan, case: Case) -> Iterator[Issue]:
     Its formula, max-running-requests x (1 + draft tokens) <= limit, omits that requests are divided
     by dp and tokens by the group. It is false for nearly every published decode role, and for the
     guide's own example."""
-    tokens = dispatched(server, "low_latency", "auto", "fused")
+    tokens = dispatch_load(server, "low_latency", "auto", "fused")
     limit, running = server.dispatch_limit, server.running or 0
     drafts = server.draft_tokens if server.has("speculative_algorithm") else 0
     claimed = running * (1 + drafts)
@@ -118,7 +118,7 @@ def hccl_buffer(server: ServerPlan, case: Case) -> Iterator[Issue]:
         if need > size:
             use = f"the {window.name} buffer for {window.why}"
             text = f"{size} MB{default} are too few: {use} takes {need} MB"
-            remedy = f"export {name}={buffers.suggested(window.size)}"
+            remedy = f"export {name}={buffers.suggest_size(window.size)}"
             yield Issue(name, text, remedy)
 
 
@@ -138,7 +138,7 @@ def hccl_waste(server: ServerPlan, case: Case) -> Iterator[Issue]:
     need = max((buffers.megabytes(window.size) for window in found), default=0)
     size = server.int_variable("HCCL_BUFFSIZE")
     if size and need and size > WASTE * max(need, buffers.HCCL_DEFAULT):
-        best = buffers.suggested(max(window.size for window in found))
+        best = buffers.suggest_size(max(window.size for window in found))
         wasted = f"each communicator wastes twice {size - best} MB of device memory"
         text = f"{size} MB are {size / need:.1f} times the need of {need} MB: {wasted}"
         yield Issue("HCCL_BUFFSIZE", text, f"export HCCL_BUFFSIZE={best}")
@@ -149,7 +149,7 @@ def long_rounds(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """The rounds of a long dispatch hold a prefill step.
     rounds x tokens per round >= tokens per rank; a round has 32 to 8192 tokens, all rounds together
     at most 131072."""
-    rounds = rounds_of(server)
+    rounds = get_rounds(server)
     if rounds is None or not server.prefills:
         return
     total, tokens = rounds.count * rounds.tokens, prefill_tokens(server, case.load)

@@ -19,9 +19,9 @@ from vivace.config.sglang import RETIRED, VALUES
 from vivace.config.values import parse_value
 from vivace.deploy.case import Case
 from vivace.deploy.catalogue.flags import ServerFlag
-from vivace.deploy.from_script.flags import option_named, server_options
+from vivace.deploy.from_script.flags import find_option, server_options
 from vivace.deploy.released import releases_with, why_refused
-from vivace.deploy.rules.reading import remarked
+from vivace.deploy.rules.reading import report_remarks
 from vivace.deploy.rules.rule import Issue, case_rule, server_rule
 from vivace.deploy.schema.deployment import FlagValue
 from vivace.deploy.server_plan import ServerPlan
@@ -171,7 +171,7 @@ def flag_value(server: ServerPlan, case: Case) -> Iterator[Issue]:
     argparse converts and compares every value before anything is loaded, and stops with a
     usage line. For SGLang the values are those of the target version; without one, of any."""
     for flag, value in server.role.flags.items():
-        option = option_named(flag)
+        option = find_option(flag)
         if value is None or placeholder(value):
             continue
         if option is not None and (option.name, str(value)) in VALUES:
@@ -202,7 +202,7 @@ def retired_value(server: ServerPlan, case: Case) -> Iterator[Issue]:
     --load-balance-method changed its values three times; only 0.5.7 has decode_round_robin (removed
     by sglang #16110)."""
     for flag, value in server.role.flags.items():
-        option = option_named(flag)
+        option = find_option(flag)
         known = VALUES.get((option.name, str(value))) if option else None
         if option is None or known is None:
             continue
@@ -217,11 +217,11 @@ def retired_value(server: ServerPlan, case: Case) -> Iterator[Issue]:
 def given_twice(case: Case) -> Iterator[Issue]:
     """No flag is given twice.
     argparse keeps the last value without a word, so the first one has no effect."""
-    return remarked(case, "flag-given-twice", "keep one of them", "--")
+    return report_remarks(case, "flag-given-twice", "keep one of them", "--")
 
 
 @case_rule("stray-word", "error", source=ARGPARSE)
 def stray_word(case: Case) -> Iterator[Issue]:
     """Every word belongs to a flag.
     What is left over stops the start with `unrecognized arguments`."""
-    return remarked(case, "stray-word", "quote it with its flag's value, or remove it", "--")
+    return report_remarks(case, "stray-word", "quote it with its flag's value, or remove it", "--")

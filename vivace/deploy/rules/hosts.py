@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from vivace.deploy.case import DEFAULT_PORT, Case
-from vivace.deploy.from_script.roles import StartedServer, rank_of, value_of
+from vivace.deploy.from_script.roles import StartedServer, flag_value, node_rank
 from vivace.deploy.rules.disaggregation import BOOTSTRAP
 from vivace.deploy.rules.rule import Issue, case_rule
 
@@ -36,7 +36,7 @@ Instance = list[StartedServer]
 
 def number(process: StartedServer, name: str, default: int = 1) -> int | None:
     """None for a value that only the machine knows."""
-    value = value_of(process.flags, name)
+    value = flag_value(process.flags, name)
     if value is None:
         return default
     return value if isinstance(value, int) and not isinstance(value, bool) else None
@@ -48,7 +48,7 @@ def nnodes(process: StartedServer) -> int:
 
 def rendezvous(process: StartedServer) -> tuple[str, int] | None:
     """(host, port) of --dist-init-addr."""
-    found = ADDRESS.fullmatch(str(value_of(process.flags, "dist-init-addr") or ""))
+    found = ADDRESS.fullmatch(str(flag_value(process.flags, "dist-init-addr") or ""))
     return (found[1], int(found[2])) if found else None
 
 
@@ -65,7 +65,7 @@ def instances(case: Case) -> list[Instance]:
         size = max(nnodes(each) for each in members)
         by_address: dict[str, Instance] = {}
         for each in members:
-            address = str(value_of(each.flags, "dist-init-addr") or "")
+            address = str(flag_value(each.flags, "dist-init-addr") or "")
             by_address.setdefault(address, []).append(each)
         whole = all(len(each) == size for each in by_address.values())
         found += [members] if len(members) <= size and not whole else by_address.values()
@@ -74,7 +74,7 @@ def instances(case: Case) -> list[Instance]:
 
 def at(process: StartedServer, case: Case, flag: str) -> dict[str, Any]:
     """Where a flag of a process stands."""
-    role, own = role_of(process, case), process.place
+    role, own = find_role(process, case), process.place
     other = case.sources.first(
         IN_COMPOSE.get(flag, flag), own.file, range(max(0, own.line - 1), own.end)
     )
@@ -82,7 +82,7 @@ def at(process: StartedServer, case: Case, flag: str) -> dict[str, Any]:
     return {"line": place.line, "file": place.file, "role": role}
 
 
-def role_of(process: StartedServer, case: Case) -> str:
+def find_role(process: StartedServer, case: Case) -> str:
     named = process.instance.rpartition(" ")[0]
     if named:
         return named
@@ -104,9 +104,9 @@ def node_ranks(case: Case) -> Iterator[Issue]:
     nodes have, hangs the others without an error."""
     for instance in instances(case):
         count = max(nnodes(each) for each in instance)
-        ranks = [rank_of(each.flags) for each in instance]
+        ranks = [node_rank(each.flags) for each in instance]
         if None in ranks:
-            yield from of_tasks(instance, case)
+            yield from task_issues(instance, case)
             continue
         seen: dict[int, StartedServer] = {}
         for process, rank in zip(instance, ranks, strict=True):
@@ -154,7 +154,7 @@ def missing_nodes(instance: Instance, missing: list[int], count: int, case: Case
     return Issue("--nnodes", text, remedy, severity="note", **at(first, case, "--nnodes"))
 
 
-def of_tasks(instance: Instance, case: Case) -> Iterator[Issue]:
+def task_issues(instance: Instance, case: Case) -> Iterator[Issue]:
     """srun and mpirun start a process for each node."""
     process = instance[0]
     count = nnodes(process)
@@ -168,17 +168,17 @@ def nodes_agree(case: Case) -> Iterator[Issue]:
     """The nodes of an instance have the same parallelism and meet at the address of rank 0.
     Ranks with other sizes wait for groups that never form; at another address they never meet."""
     for instance in instances(case):
-        first = next((each for each in instance if rank_of(each.flags) == 0), instance[0])
+        first = next((each for each in instance if node_rank(each.flags) == 0), instance[0])
         for process in instance:
             for name in (*AGREED, "dist-init-addr"):
-                one, other = value_of(first.flags, name), value_of(process.flags, name)
+                one, other = flag_value(first.flags, name), flag_value(process.flags, name)
                 if one != other and "<" not in f"{one}{other}":
                     text = f"--{name} is {one} on {where(first)} and {other} on {where(process)}"
                     remedy = "the nodes of one instance need the same"
                     yield Issue(f"--{name}", text, remedy, **at(process, case, f"--{name}"))
         meeting, host = rendezvous(first), first.host
         others = [each.host for each in instance if each is not first]
-        if meeting and rank_of(first.flags) == 0 and host != meeting[0] and meeting[0] in others:
+        if meeting and node_rank(first.flags) == 0 and host != meeting[0] and meeting[0] in others:
             text = f"--dist-init-addr is on {meeting[0]}, which is not rank 0 ({host})"
             remedy = f"--dist-init-addr {host}:{meeting[1]}"
             yield Issue("--dist-init-addr", text, remedy, **at(first, case, "--dist-init-addr"))
@@ -195,7 +195,7 @@ def listeners(process: StartedServer) -> list[tuple[str, int, int]]:
         found.append(("--disaggregation-bootstrap-port", bootstrap, 1))
     found.append(("--nccl-port", number(process, "nccl-port", 0), 1))
     meeting = rendezvous(process)
-    attention = bool(value_of(process.flags, "enable-dp-attention"))
+    attention = bool(flag_value(process.flags, "enable-dp-attention"))
     if meeting is not None:
         found.append(("--dist-init-addr", meeting[1], 1 + ZMQ_PORTS if attention else 1))
     elif attention and found[0][1] is not None:
@@ -214,20 +214,20 @@ def same_host(one: StartedServer, other: StartedServer) -> bool:
     """Whether both listen on one machine, as far as their addresses or their script say so."""
     if one.contained or other.contained:
         return False
-    hosts = one.host or listening(one), other.host or listening(other)
+    hosts = one.host or listen_address(one), other.host or listen_address(other)
     if hosts[0] and hosts[0] == hosts[1] and (hosts[0] not in LOOPBACK or one.instance):
         return True
     return one.runs_with(other)
 
 
-def listening(process: StartedServer) -> str:
+def listen_address(process: StartedServer) -> str:
     """--host where it names one machine."""
-    host = str(value_of(process.flags, "host") or "")
+    host = str(flag_value(process.flags, "host") or "")
     return "" if "<" in host or "{" in host or host in EVERYWHERE else host
 
 
-def serving(case: Case) -> list[StartedServer]:
-    return [each for each in case.processes if (rank_of(each.flags) or 0) == 0]
+def first_ranks(case: Case) -> list[StartedServer]:
+    return [each for each in case.processes if (node_rank(each.flags) or 0) == 0]
 
 
 @case_rule("ports-apart", "error", source=f"TCP; {PORTS}")
@@ -238,7 +238,7 @@ def ports_apart(case: Case) -> Iterator[Issue]:
     the five ports behind it."""
     seen: list[tuple[StartedServer, str, int, int]] = []
     reported: set[tuple[str, str]] = set()
-    for process in serving(case)[:MAX_COMPARED]:
+    for process in first_ranks(case)[:MAX_COMPARED]:
         for flag, port, count in listeners(process):
             for other, its, begin, length in seen:
                 if (
@@ -246,7 +246,7 @@ def ports_apart(case: Case) -> Iterator[Issue]:
                     and begin < port + count
                     and (other is process or same_host(process, other))
                 ):
-                    key = (role_of(process, case), flag + its)
+                    key = (find_role(process, case), flag + its)
                     if key not in reported:
                         reported.add(key)
                         yield port_issue(process, flag, max(port, begin), other, its, case)
@@ -256,7 +256,7 @@ def ports_apart(case: Case) -> Iterator[Issue]:
 def port_issue(
     process: StartedServer, flag: str, port: int, other: StartedServer, its: str, case: Case
 ) -> Issue:
-    owner = "its own" if other is process else f"{role_of(other, case)} ({where(other)})"
+    owner = "its own" if other is process else f"{find_role(other, case)} ({where(other)})"
     text = f"{flag}: port {port} is already used by {owner} {its}"
     return Issue(flag, text, "choose another port", **at(process, case, flag))
 
@@ -264,7 +264,7 @@ def port_issue(
 def visible(process: StartedServer) -> tuple[str, list[str]] | None:
     """(the variable, the devices it lists); None where all are to be seen. A container numbers its
     own from 0."""
-    found = {name: listed(process.environment.get(name, "")) for name in VISIBLE}
+    found = {name: split_devices(process.environment.get(name, "")) for name in VISIBLE}
     outer = found.pop(CONTAINED)
     name = next((name for name, devices in found.items() if devices), "")
     if not name:
@@ -275,7 +275,7 @@ def visible(process: StartedServer) -> tuple[str, list[str]] | None:
     return name, inner
 
 
-def listed(value: str) -> list[str]:
+def split_devices(value: str) -> list[str]:
     if "<" in value or value in NAMED_DEVICES:
         return []
     return [each.strip() for each in value.split(",") if each.strip()]
@@ -287,11 +287,11 @@ def ranks_here(process: StartedServer) -> int | None:
     if any(size is None or size < 1 for size in sizes):
         return None
     tp, pp, dp = (size or 1 for size in sizes)
-    replicas = 1 if value_of(process.flags, "enable-dp-attention") else dp
+    replicas = 1 if flag_value(process.flags, "enable-dp-attention") else dp
     return -(-tp * pp * replicas // nnodes(process))
 
 
-def devices_of(process: StartedServer) -> list[str]:
+def used_devices(process: StartedServer) -> list[str]:
     """Names of the devices that a process uses, as its node counts them; empty if unknown."""
     count, base = ranks_here(process), number(process, "base-gpu-id", 0)
     step = number(process, "gpu-id-step")
@@ -310,7 +310,7 @@ def devices_apart(case: Case) -> Iterator[Issue]:
     Ranks take the devices from --base-gpu-id on, or those that are visible; two servers fit on one
     device only where their --mem-fraction-static leave room for both."""
     servers = [each for each in case.processes if each.kind != "router"][:MAX_COMPARED]
-    used = [set(devices_of(each)) for each in servers]
+    used = [set(used_devices(each)) for each in servers]
     reported: set[str] = set()
     for index, process in enumerate(servers):
         for other, its in zip(servers[:index], used, strict=False):
@@ -328,7 +328,7 @@ def devices_apart(case: Case) -> Iterator[Issue]:
 
 
 def shares(process: StartedServer) -> float:
-    value = value_of(process.flags, "mem-fraction-static")
+    value = flag_value(process.flags, "mem-fraction-static")
     return value if isinstance(value, float) else 1.0
 
 

@@ -63,7 +63,7 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
         return sum(finding.severity == "error" for finding in self.findings)
 
 
-def rule_named(name: str) -> Rule | None:
+def find_rule(name: str) -> Rule | None:
     """Three names are British; the American spelling finds them too."""
     british = name.replace("quantiz", "quantis")
     return next((rule for rule in RULES if rule.name in (name, british)), None)

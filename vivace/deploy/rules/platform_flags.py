@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from vivace.config.releases.tables import is_taken
 from vivace.deploy.case import Case
-from vivace.deploy.from_script.flags import option_named, server_options
+from vivace.deploy.from_script.flags import find_option, server_options
 from vivace.deploy.rules import ascend
 from vivace.deploy.rules.flags import INVENTORY, long_flags, placeholder
 from vivace.deploy.rules.rule import Issue, server_rule
@@ -36,7 +36,7 @@ def ascend_flag(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Flags work on Ascend.
     SGLang's feature table marks flags that are for GPUs only, planned or incomplete on Ascend."""
     for flag, value in server.role.flags.items():
-        option = option_named(flag)
+        option = find_option(flag)
         spellings = [*(each[2:] for each in (option.flags if option else ())), flag]
         state = next((ascend.STATES[each] for each in spellings if each in ascend.STATES), "")
         if state and value is not False:
@@ -53,7 +53,7 @@ def ascend_value(server: ServerPlan, case: Case) -> Iterator[Issue]:
         documented = ascend.VALUES.get(name)
         if documented is None or str(value) in documented or placeholder(value):
             continue
-        option = option_named(flag)
+        option = find_option(flag)
         if option is not None and option.choices and str(value) not in option.choices:
             continue
         values = ", ".join(documented)
@@ -87,7 +87,7 @@ def vivace_flag(server: ServerPlan, case: Case) -> Iterator[Issue]:
         return
     options = {option.name: option for option in all_options()}
     for flag, value in server.role.flags.items():
-        known = option_named(flag)
+        known = find_option(flag)
         if known is None or value is None or value is False:
             continue
         option = options[known.name]

@@ -11,7 +11,7 @@ from vivace.deploy.rules.rule import Issue, case_rule
 READER = "the shell reader"
 
 
-def remarked(case: Case, rule: str, remedy: str, dashes: str = "") -> Iterator[Issue]:
+def report_remarks(case: Case, rule: str, remedy: str, dashes: str = "") -> Iterator[Issue]:
     """What reading the scripts found for a rule, where it stands."""
     for remark in case.remarks:
         if remark.rule == rule:
@@ -26,7 +26,7 @@ def not_understood(case: Case) -> Iterator[Issue]:
     """Every line of the script can be read.
     Scripts are read, never run. A line that the reader cannot follow may change what is started,
     so it is reported instead of guessed at."""
-    return remarked(case, "not-understood", "check this line: the result lacks it")
+    return report_remarks(case, "not-understood", "check this line: the result lacks it")
 
 
 @case_rule("left-out", "note", source=READER)
@@ -34,7 +34,7 @@ def left_out(case: Case) -> Iterator[Issue]:
     """Every command belongs to the deployment.
     Only what starts servers and known commands that prepare a node are carried over; others are
     never rendered."""
-    return remarked(case, "left-out", "run it yourself where it is needed")
+    return report_remarks(case, "left-out", "run it yourself where it is needed")
 
 
 @case_rule("broken-line", "error", source="bash")
@@ -42,21 +42,23 @@ def broken_line(case: Case) -> Iterator[Issue]:
     """No line begins with a flag.
     Without a backslash at the end of the line before, bash runs the line as a command of its own,
     and the server starts without its flags."""
-    return remarked(case, "broken-line", "end the line before with a backslash, nothing behind it")
+    return report_remarks(
+        case, "broken-line", "end the line before with a backslash, nothing behind it"
+    )
 
 
 @case_rule("undefined-variable", "error", source="bash")
 def undefined_variable(case: Case) -> Iterator[Issue]:
     """Variables are used by the name they were set by.
     An unset variable is an empty word, or none: then the flag takes the next word as its value."""
-    return remarked(case, "undefined-variable", "correct the name")
+    return report_remarks(case, "undefined-variable", "correct the name")
 
 
 @case_rule("variable-from-outside", "note", source="bash")
 def variable_from_outside(case: Case) -> Iterator[Issue]:
     """Variables in flags are set by the script.
     Rules that need their values are not applied."""
-    return remarked(case, "variable-from-outside", "set it in the script")
+    return report_remarks(case, "variable-from-outside", "set it in the script")
 
 
 @case_rule("from-vllm", "note", source="vLLM's arguments, 0.9 to 0.33")
@@ -64,11 +66,11 @@ def from_vllm(case: Case) -> Iterator[Issue]:
     """Servers are SGLang's or Vivace's.
     `vllm serve` is read as the server of SGLang with flags of the same meaning; the rest of the
     report is about that server."""
-    return remarked(case, "from-vllm", "")
+    return report_remarks(case, "from-vllm", "")
 
 
 @case_rule("not-translated", "warning", source="vLLM's arguments, 0.9 to 0.33")
 def not_translated(case: Case) -> Iterator[Issue]:
     """Every flag and variable of vLLM has a flag of the same meaning.
     What is only nearly the same is left out, so that nothing is guessed."""
-    return remarked(case, "not-translated", "choose the flag of SGLang yourself")
+    return report_remarks(case, "not-translated", "choose the flag of SGLang yourself")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import yaml
 
-from vivace.deploy.files import PathName, beside, name_of, read
+from vivace.deploy.files import PathName, beside, file_name, read
 from vivace.deploy.schema.deployment import Deployment, DeploymentError
 from vivace.deploy.schema.keys import environment_as_text, refuse_unknown
 
@@ -33,10 +33,10 @@ Documents = dict[str, tuple[str, yaml.Node | None]]
 def load(path: PathName, documents: Documents | None = None) -> Deployment:
     """Read a file and what it includes, and add them to `documents`. Raises DeploymentError."""
     documents = {} if documents is None else documents
-    return deployment_of(with_includes(str(path), (), documents), str(path))
+    return parse_deployment(with_includes(str(path), (), documents), str(path))
 
 
-def deployment_of(content: Mapping[str, Any], where: str) -> Deployment:
+def parse_deployment(content: Mapping[str, Any], where: str) -> Deployment:
     """Plain data -> Deployment. Raises DeploymentError; `where` is how errors call the file."""
     try:
         refuse_unknown(content, Deployment)
@@ -53,14 +53,14 @@ def with_includes(path: str, before: tuple[str, ...], documents: Documents) -> d
         return content
     if not isinstance(include, str):
         raise DeploymentError(f"{path}: include must be the path of a file, got {include!r}")
-    base, chain = beside(path, include), (*before, beside(path, name_of(path)))
+    base, chain = beside(path, include), (*before, beside(path, file_name(path)))
     if base in chain or len(chain) >= MAX_DEPTH:
         shown = " -> ".join((*chain, base))
         raise DeploymentError(f"{path}: include: {shown}: files include one another in a circle")
-    return merged(with_includes(base, chain, documents), content)
+    return merge(with_includes(base, chain, documents), content)
 
 
-def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Mappings are merged key by key; everything else is replaced; null takes a key away."""
     result = dict(base)
     for key, value in over.items():
@@ -68,7 +68,7 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         if value is None and key in result:
             del result[key]
         elif isinstance(value, Mapping) and isinstance(before, Mapping):
-            result[key] = merged(before, value)
+            result[key] = merge(before, value)
         else:
             result[key] = value
     return result
@@ -78,7 +78,7 @@ def mapping_in(path: str, documents: Documents) -> dict[str, Any]:
     """The mapping a YAML file holds. Raises DeploymentError."""
     try:
         text = read(path, LARGEST).decode()
-        content, node = parsed(text)
+        content, node = parse_yaml(text)
     except OSError as error:
         raise DeploymentError(f"{path}: {error.strerror or error}") from None
     except (ValueError, yaml.YAMLError, RecursionError) as error:
@@ -89,7 +89,7 @@ def mapping_in(path: str, documents: Documents) -> dict[str, Any]:
     return content
 
 
-def parsed(text: str) -> tuple[Any, yaml.Node | None]:
+def parse_yaml(text: str) -> tuple[Any, yaml.Node | None]:
     """YAML -> its data, and its nodes, which know their lines. A key given twice, and aliases that
     repeat one another, are errors."""
     loader = OneOfEach(text)
@@ -129,7 +129,7 @@ class OneOfEach(SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
 
-def written(deployment: Deployment) -> str:
+def to_yaml(deployment: Deployment) -> str:
     """The YAML of a deployment, keys in the order of the struct."""
     return yaml.dump(
         msgspec.to_builtins(deployment),

@@ -15,15 +15,15 @@ ENVIRONMENT = "environment"
 
 def refuse_unknown(content: Any, wanted: Any, where: str = "") -> None:
     """Raises ValueError for the first unknown key, with the nearest known one."""
-    struct = struct_of(wanted)
+    struct = find_struct(wanted)
     if struct is not None and isinstance(content, Mapping):
-        fields = fields_of(struct)
+        fields = struct_fields(struct)
         for key, value in content.items():
             if key not in fields:
                 raise ValueError(f"{where or 'the file'} has no key {key!r}{near(key, fields)}")
             refuse_unknown(value, fields[key], f"{where}.{key}".lstrip("."))
         return
-    inner = inner_of(wanted)
+    inner = find_inner_struct(wanted)
     if inner is None:
         return
     if isinstance(content, Mapping):
@@ -35,24 +35,24 @@ def refuse_unknown(content: Any, wanted: Any, where: str = "") -> None:
 
 
 @cache
-def fields_of(struct: type[msgspec.Struct]) -> dict[str, Any]:
+def struct_fields(struct: type[msgspec.Struct]) -> dict[str, Any]:
     return {field.encode_name: field.type for field in msgspec.structs.fields(struct)}
 
 
-def struct_of(wanted: Any) -> type[msgspec.Struct] | None:
+def find_struct(wanted: Any) -> type[msgspec.Struct] | None:
     """The struct among the members of a type."""
     if typing.get_origin(wanted) in (typing.Union, UnionType):
-        found = [struct_of(part) for part in typing.get_args(wanted)]
+        found = [find_struct(part) for part in typing.get_args(wanted)]
         return next((each for each in found if each is not None), None)
     is_struct = isinstance(wanted, type) and issubclass(wanted, msgspec.Struct)
     return wanted if is_struct else None
 
 
-def inner_of(wanted: Any) -> Any:
+def find_inner_struct(wanted: Any) -> Any:
     """The struct that a list or a mapping holds."""
     arguments = typing.get_args(wanted)
     if typing.get_origin(wanted) in (list, dict) and arguments:
-        return arguments[-1] if struct_of(arguments[-1]) else None
+        return arguments[-1] if find_struct(arguments[-1]) else None
     return None
 
 

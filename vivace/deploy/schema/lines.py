@@ -14,15 +14,15 @@ BENCHMARK = "benchmark"
 """what findings about a benchmark have for a role"""
 
 
-def sources_of(documents: Documents) -> Sources:
+def collect_sources(documents: Documents) -> Sources:
     """Of a file that was read as a deployment, and of those it includes."""
     roles: dict[str, tuple[Location, ...]] = {}
     keys: dict[str, Location] = {}
     for file, (_, node) in documents.items():
         content = mapping(node)
-        for name, place in places(content, file):
+        for name, place in role_locations(content, file):
             roles[name] = (*roles.get(name, ()), place)
-        keys = {**dict(named(content, file)), **keys}
+        keys = {**dict(key_locations(content, file)), **keys}
     return Sources({file: text for file, (text, _) in documents.items()}, roles, keys)
 
 
@@ -31,7 +31,7 @@ def mapping(node: yaml.Node | None) -> dict[str, yaml.Node]:
     return {str(key.value): value for key, value in pairs}
 
 
-def places(content: dict[str, yaml.Node], file: str) -> Iterator[tuple[str, Location]]:
+def role_locations(content: dict[str, yaml.Node], file: str) -> Iterator[tuple[str, Location]]:
     for name, node in mapping(content.get(ROLES)).items():
         yield name, location(node, file, max(1, node.start_mark.line))
     listed = content.get(BENCHMARKS)
@@ -39,7 +39,7 @@ def places(content: dict[str, yaml.Node], file: str) -> Iterator[tuple[str, Loca
         yield BENCHMARK, location(node, file, node.start_mark.line + 1)
 
 
-def named(content: dict[str, yaml.Node], file: str) -> Iterator[tuple[str, Location]]:
+def key_locations(content: dict[str, yaml.Node], file: str) -> Iterator[tuple[str, Location]]:
     """`hardware.cards` and the like."""
     for name, node in content.items():
         line = node.start_mark.line + 1

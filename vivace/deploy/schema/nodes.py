@@ -22,7 +22,7 @@ class RoleNode(msgspec.Struct, frozen=True):
     environment: Environment
 
 
-def nodes_of(deployment: Deployment, role: Role) -> Iterator[RoleNode]:
+def expand_nodes(deployment: Deployment, role: Role) -> Iterator[RoleNode]:
     for index in range(role.instances * role.nodes):
         instance, rank = divmod(index, role.nodes)
         host = role.hosts[index] if index < len(role.hosts) else None
@@ -36,18 +36,18 @@ def nodes_of(deployment: Deployment, role: Role) -> Iterator[RoleNode]:
             instance,
             rank,
             host,
-            {name: filled(value, values) for name, value in flags.items()},
+            {name: fill_placeholders(value, values) for name, value in flags.items()},
             {
-                name: str(filled(value, values))
+                name: str(fill_placeholders(value, values))
                 for name, value in {**deployment.environment, **environment}.items()
             },
         )
 
 
-def filled(value: Any, values: Mapping[str, Any]) -> Any:
+def fill_placeholders(value: Any, values: Mapping[str, Any]) -> Any:
     """The value with its placeholders replaced; placeholders without a known value stay."""
     if isinstance(value, list):
-        return [filled(each, values) for each in value]
+        return [fill_placeholders(each, values) for each in value]
     if not isinstance(value, str):
         return value
     for name in NAMES:

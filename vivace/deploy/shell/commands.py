@@ -16,14 +16,14 @@ from vivace.deploy.shell.text import (
     Text,
     TextTooLong,
     Unknown,
+    concatenate,
     display,
-    joined,
-    known,
-    script_of,
+    join_script,
+    known_text,
     text,
 )
-from vivace.deploy.shell.words import array_words, source, text_of, words_of
-from vivace.deploy.shell.wrappers import CONTAINER, KEYS, SHELL, TASKS, Inner, unwrapped
+from vivace.deploy.shell.words import array_words, expand_text, expand_words, source
+from vivace.deploy.shell.wrappers import CONTAINER, KEYS, SHELL, TASKS, Inner, unwrap
 
 SILENT = {
     "echo",
@@ -44,18 +44,18 @@ OWN_FILES = ("activate", "conda.sh", "set_env.sh", "setenv.bash", ".bashrc", ".p
 """sourced files that belong to the machine"""
 
 
-def value_of(node: Node | None, state: ScriptState) -> Value:
+def expand_value(node: Node | None, state: ScriptState) -> Value:
     if node is None:
         return EMPTY
     if node.type == "array":
-        words = [word for child in node.named_children for word in words_of(child, state)]
+        words = [word for child in node.named_children for word in expand_words(child, state)]
         if len(words) > MAX_LENGTH:
             raise TextTooLong(f"an array of {len(words)} words")
         return words
     many = array_words(node, state)
     if many is not None:
         return text(" ".join(display(word) for word in many))
-    return text_of(node, state)
+    return expand_text(node, state)
 
 
 def command(shell: Interpreter, node: Node, state: ScriptState, background: bool) -> States:
@@ -65,12 +65,12 @@ def command(shell: Interpreter, node: Node, state: ScriptState, background: bool
         if child.type == "variable_assignment":
             name, value = child.child_by_field_name("name"), child.child_by_field_name("value")
             if name is not None:
-                result = value_of(value, state)
+                result = expand_value(value, state)
                 prefix[source(name)] = EMPTY if isinstance(result, list) else result
         elif child.type == "command_name":
-            words += words_of(child.named_children[0], state) if child.named_children else []
+            words += expand_words(child.named_children[0], state) if child.named_children else []
         elif child.type not in ("file_redirect", "herestring_redirect", "heredoc_redirect"):
-            words += words_of(child, state)
+            words += expand_words(child, state)
     if len(words) > MAX_LENGTH:
         raise TextTooLong(f"a command of {len(words)} words")
     return run(shell, node, state, words, prefix, background)
@@ -84,7 +84,7 @@ def run(
     prefix: dict[str, Text],
     background: bool,
 ) -> States:
-    program = known(words[0]) if words else ""
+    program = known_text(words[0]) if words else ""
     if program in ("break", "continue", "return", "exit"):
         state.ended = state.ended or program == "exit"
         state.leaves = "" if program == "exit" else program
@@ -94,14 +94,14 @@ def run(
     if program in SILENT or not words:
         return [state]
     if program in ("source", "."):
-        return sourced(shell, node, state, words)
-    inner = unwrapped([text("bash"), *words] if (program or "").endswith(".sh") else words)
+        return run_source(shell, node, state, words)
+    inner = unwrap([text("bash"), *words] if (program or "").endswith(".sh") else words)
     if inner is not None:
-        return wrapped(shell, node, state, inner, prefix, background)
-    return launched(shell, node, state, words, prefix, background)
+        return run_wrapped(shell, node, state, inner, prefix, background)
+    return add_launch(shell, node, state, words, prefix, background)
 
 
-def launched(
+def add_launch(
     shell: Interpreter,
     node: Node,
     state: ScriptState,
@@ -132,7 +132,7 @@ def launched(
     return [state]
 
 
-def wrapped(
+def run_wrapped(
     shell: Interpreter,
     node: Node,
     state: ScriptState,
@@ -141,12 +141,12 @@ def wrapped(
     background: bool,
 ) -> States:
     """The command that a wrapper runs, with the variables that the wrapper sets for it."""
-    words, own = variables_of(inner.words)
+    words, own = split_variables(inner.words)
     own = {**container_environment(shell, node, inner), **own}
     prefix = {**({} if inner.wrapper.apart else prefix), **own}
     for each in inner.given(*inner.wrapper.environment):
-        prefix |= variables_of((each,))[1] or passed(each, state)
-    where, background = where_of(inner, state.where), background or inner.detached
+        prefix |= split_variables((each,))[1] or passed_variables(each, state)
+    where, background = inner_where(inner, state.where), background or inner.detached
     script = script_in(inner)
     if script is None and inner.wrapper is SHELL:
         return started_file(shell, node, state, inner, prefix)
@@ -165,10 +165,10 @@ def wrapped(
         ended = shell.nested(script, shell.above + first_row(node), begun)
     if inner.name == "eval":
         return ended
-    return detached(returned(state, ended), state.serving, background)
+    return detach(merge_results(state, ended), state.serving, background)
 
 
-def returned(state: ScriptState, ended: States) -> States:
+def merge_results(state: ScriptState, ended: States) -> States:
     """What an inner shell launched and what it asked count; its variables do not."""
     found: States = []
     for each in ended:
@@ -179,14 +179,14 @@ def returned(state: ScriptState, ended: States) -> States:
     return found
 
 
-def detached(states: States, serving: int, background: bool) -> States:
+def detach(states: States, serving: int, background: bool) -> States:
     """A server in the background leaves the script going on."""
     for each in states if background else ():
         each.serving = serving
     return states
 
 
-def variables_of(words: Sequence[Text]) -> tuple[list[Text], dict[str, Text]]:
+def split_variables(words: Sequence[Text]) -> tuple[list[Text], dict[str, Text]]:
     """The words behind the A=1 of `env A=1 ..`, and those variables."""
     found: dict[str, Text] = {}
     for at, word in enumerate(words):
@@ -194,14 +194,14 @@ def variables_of(words: Sequence[Text]) -> tuple[list[Text], dict[str, Text]]:
         name, equals, value = first.partition("=") if isinstance(first, str) else ("", "", "")
         if not equals or not name.isidentifier():
             return list(words[at:]), found
-        found[name] = joined(text(value), word[1:])
+        found[name] = concatenate(text(value), word[1:])
     return [], found
 
 
-def passed(name: Text, state: ScriptState) -> dict[str, Text]:
+def passed_variables(name: Text, state: ScriptState) -> dict[str, Text]:
     """`docker run -e NAME` passes a variable on."""
-    value = state.scalar(known(name) or "")
-    return {} if value is None else {known(name) or "": value}
+    value = state.scalar(known_text(name) or "")
+    return {} if value is None else {known_text(name) or "": value}
 
 
 def container_environment(shell: Interpreter, node: Node, inner: Inner) -> dict[str, Text]:
@@ -216,20 +216,20 @@ def container_environment(shell: Interpreter, node: Node, inner: Inner) -> dict[
         shell.files[opened[0]] = opened[1]
         found |= {name: text(value) for name, value in variables_in(opened[1]).items()}
     for gpus in inner.given("--gpus") if inner.wrapper is CONTAINER else ():
-        name, _, devices = (known(gpus) or "").strip("'\"").partition("=")
+        name, _, devices = (known_text(gpus) or "").strip("'\"").partition("=")
         if name == "device" and devices:
             found["NVIDIA_VISIBLE_DEVICES"] = text(devices)
     return found
 
 
-def where_of(inner: Inner, before: Where) -> Where:
+def inner_where(inner: Inner, before: Where) -> Where:
     if inner.name == "ssh" and inner.arguments:
         return msgspec.structs.replace(before, host=display(inner.arguments[0]).rpartition("@")[2])
-    tasks = [known(value) or "" for value in inner.given(*TASKS)]
+    tasks = [known_text(value) or "" for value in inner.given(*TASKS)]
     if inner.name in ("srun", "mpirun", "mpiexec") and tasks and tasks[0].isdecimal():
         return msgspec.structs.replace(before, tasks=int(tasks[0][:6]))
     if inner.name.split(" ")[-1] in ("run", "exec") and inner.wrapper.apart:
-        shared = any(known(each) == "host" for each in inner.given("--net", "--network"))
+        shared = any(known_text(each) == "host" for each in inner.given("--net", "--network"))
         return msgspec.structs.replace(before, contained=not shared)
     return before
 
@@ -238,11 +238,11 @@ def script_in(inner: Inner) -> str | None:
     """The text that a wrapper reads as a script, if it does."""
     if inner.wrapper is SHELL:
         given = [value for name, value in inner.options if name == "-c"]
-        return script_of([given[0]]) if given else None
+        return join_script([given[0]]) if given else None
     if not inner.wrapper.text:
         return None
-    words = [word for word in inner.words if known(word) not in KEYS]
-    return script_of(words)
+    words = [word for word in inner.words if known_text(word) not in KEYS]
+    return join_script(words)
 
 
 def first_row(node: Node) -> int:
@@ -266,20 +266,20 @@ def started_file(
     for number, argument in enumerate(inner.words[1:10], 1):
         begun.assign(str(number), argument)
     begun.assign("@", list(inner.words[1:]))
-    ended = followed(shell, begun, inner.words[0])
+    ended = run_file(shell, begun, inner.words[0])
     if ended is None:
         path = display(inner.words[0])
         shell.note(
             node, f"not understood: {path} is not beside this script; what it starts is unknown"
         )
         return [state]
-    return returned(state, ended)
+    return merge_results(state, ended)
 
 
-def sourced(shell: Interpreter, node: Node, state: ScriptState, words: list[Text]) -> States:
+def run_source(shell: Interpreter, node: Node, state: ScriptState, words: list[Text]) -> States:
     if len(words) < 2:
         return [state]
-    ended = followed(shell, state, words[1])
+    ended = run_file(shell, state, words[1])
     if ended is not None:
         return caught(ended, "return")
     path = display(words[1])
@@ -288,10 +288,10 @@ def sourced(shell: Interpreter, node: Node, state: ScriptState, words: list[Text
             node, f"not understood: {path} is not beside this script; what it sets is unknown"
         )
         return [state]
-    return launched(shell, node, state, words, {}, False)
+    return add_launch(shell, node, state, words, {}, False)
 
 
-def followed(shell: Interpreter, state: ScriptState, path: Text) -> States | None:
+def run_file(shell: Interpreter, state: ScriptState, path: Text) -> States | None:
     """The states after a file; None where it is not one that may be read."""
     name = relative(path)
     if name in shell.written:
@@ -310,8 +310,8 @@ def relative(path: Text) -> str:
     if isinstance(first, Unknown) and any(
         word in first.origin for word in ("dirname", "BASH_SOURCE", "pwd", "$PWD")
     ):
-        return (known(tuple(rest)) or "").lstrip("/")
-    return (known(path) or "").removeprefix("./")
+        return (known_text(tuple(rest)) or "").lstrip("/")
+    return (known_text(path) or "").removeprefix("./")
 
 
 def serves(words: Sequence[str]) -> bool:

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from tree_sitter import Node
 
 from vivace.deploy.shell.state import Assumption, ScriptState
-from vivace.deploy.shell.text import Text, known, only_unknown
-from vivace.deploy.shell.words import NotUnderstood, combined, integer, number, source, text_of
+from vivace.deploy.shell.strings import combine
+from vivace.deploy.shell.text import Text, known_text, only_unknown
+from vivace.deploy.shell.words import NotUnderstood, expand_text, integer, number, source
 
 Branches = list[tuple[ScriptState, bool]]
 """states and what the condition is in each"""
@@ -27,7 +28,7 @@ def branches(condition: Node, state: ScriptState) -> Branches:
         found = [] if inner is None else branches(inner, state)
         return [(each, not value) for each, value in found]
     if condition.type == "list":
-        return both(condition.named_children, operator_of(condition), state, branches)
+        return both(condition.named_children, find_operator(condition), state, branches)
     if condition.type == "compound_statement" and source(condition).startswith("(("):
         inner = condition.named_child(0)
         value = None if inner is None else number(inner, state, 0)
@@ -45,13 +46,13 @@ def test(node: Node, state: ScriptState) -> Branches:
     if node.type == "unary_expression":
         return unary(node, state)
     if node.type == "binary_expression":
-        operator = operator_of(node)
+        operator = find_operator(node)
         if operator in ("&&", "||", "-a", "-o"):
             sides = [node.child_by_field_name("left"), node.child_by_field_name("right")]
             meaning = {"-a": "&&", "-o": "||"}.get(operator, operator)
             return both([side for side in sides if side is not None], meaning, state, test)
         return comparison(node, operator, state)
-    value = known(text_of(node, state))
+    value = known_text(expand_text(node, state))
     return split_by(source(node), state) if value is None else [(state, value != "")]
 
 
@@ -79,7 +80,7 @@ def unary(node: Node, state: ScriptState) -> Branches:
     if operator == "!":
         return [(each, not value) for each, value in test(operand, state)]
     if operator in ("-z", "-n"):
-        value = known(text_of(operand, state))
+        value = known_text(expand_text(operand, state))
         if value is not None:
             return [(state, (value == "") is (operator == "-z"))]
     return split_by(source(node), state)
@@ -89,18 +90,18 @@ def comparison(node: Node, operator: str, state: ScriptState) -> Branches:
     sides = node.child_by_field_name("left"), node.child_by_field_name("right")
     if sides[0] is None or sides[1] is None:
         raise NotUnderstood(f"comparison {source(node)}")
-    left, right = text_of(sides[0], state), text_of(sides[1], state)
-    plain = known(left), known(right)
+    left, right = expand_text(sides[0], state), expand_text(sides[1], state)
+    plain = known_text(left), known_text(right)
     if plain[0] is not None and plain[1] is not None:
-        return [(state, compared(operator, plain[0], plain[1], source(node)))]
+        return [(state, compare(operator, plain[0], plain[1], source(node)))]
     if operator in (*EQUAL, *DIFFERENT):
         return equality(left, right, operator in EQUAL, state, source(node))
     return split_by(source(node), state)
 
 
-def compared(operator: str, left: str, right: str, origin: str) -> bool:
+def compare(operator: str, left: str, right: str, origin: str) -> bool:
     if operator in NUMERIC:
-        value = combined(NUMERIC[operator], integer(left), integer(right))
+        value = combine(NUMERIC[operator], integer(left), integer(right))
         if value is None:
             raise NotUnderstood(f"comparison {origin}")
         return bool(value)
@@ -115,9 +116,9 @@ def compared(operator: str, left: str, right: str, origin: str) -> bool:
 
 def equality(left: Text, right: Text, equal: bool, state: ScriptState, origin: str) -> Branches:
     """An unknown against a known text: one state where it is that text, one where it is not."""
-    asked, value = only_unknown(left), known(right)
+    asked, value = only_unknown(left), known_text(right)
     if asked is None or value is None:
-        asked, value = only_unknown(right), known(left)
+        asked, value = only_unknown(right), known_text(left)
     if asked is None or value is None:
         return split_by(origin, state)
     decided = state.assumed(asked, value)
@@ -141,7 +142,7 @@ def split_by(origin: str, state: ScriptState) -> Branches:
     return [(yes, True), (no, False)]
 
 
-def operator_of(node: Node) -> str:
+def find_operator(node: Node) -> str:
     found = node.child_by_field_name("operator")
     if found is not None:
         return source(found)

@@ -9,11 +9,11 @@ def variables_in(text: str) -> dict[str, str]:
     for line in text.splitlines():
         name, equals, value = line.strip().removeprefix("export ").partition("=")
         if equals and name.strip().isidentifier():
-            found[name.strip()] = unquoted(value.strip())
+            found[name.strip()] = unquote(value.strip())
     return found
 
 
-def unquoted(value: str) -> str:
+def unquote(value: str) -> str:
     for quote in "'\"":
         if len(value) > 1 and value.startswith(quote) and quote in value[1:]:
             return value[1 : value.index(quote, 1)]

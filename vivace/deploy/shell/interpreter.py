@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 from tree_sitter import Node
 
-from vivace.deploy.shell.placeholders import shown
+from vivace.deploy.shell.placeholders import show_placeholders
 from vivace.deploy.shell.state import Note, ScriptState, States
 from vivace.deploy.shell.text import TextTooLong
-from vivace.deploy.shell.words import NotUnderstood, line_of, source
+from vivace.deploy.shell.words import NotUnderstood, line_number, source
 
 MAX_STATES = 128
 MAX_STATEMENTS = 20_000
@@ -55,7 +55,7 @@ class Interpreter(msgspec.Struct):
     _nested: int = 0
 
     def line(self, node: Node) -> int:
-        return self.above + line_of(node)
+        return self.above + line_number(node)
 
     def block(self, statements: Sequence[Node], states: States) -> States:
         """Statements in order; a `&` after one puts it into the background."""
@@ -113,7 +113,7 @@ class Interpreter(msgspec.Struct):
             self.file, self.above = before
 
     def note(self, node: Node, why: str) -> None:
-        first = shown(source(node).split("\n", 1)[0].strip())
-        found = Note(self.line(node), f"{shown(why)}: {first[:120]}", self.file)
+        first = show_placeholders(source(node).split("\n", 1)[0].strip())
+        found = Note(self.line(node), f"{show_placeholders(why)}: {first[:120]}", self.file)
         if found not in self.notes:
             self.notes.append(found)

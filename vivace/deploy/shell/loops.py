@@ -9,7 +9,7 @@ from vivace.deploy.shell.conditions import branches
 from vivace.deploy.shell.interpreter import MAX_ITERATIONS, Interpreter, ScriptTooLarge
 from vivace.deploy.shell.state import ScriptState, States
 from vivace.deploy.shell.text import unknown
-from vivace.deploy.shell.words import NotUnderstood, assigned, number, source, words_of
+from vivace.deploy.shell.words import NotUnderstood, expand_words, follow_assignment, number, source
 
 CHANGING = {
     "variable_assignment",
@@ -27,7 +27,9 @@ def for_loop(shell: Interpreter, node: Node, state: ScriptState, background: boo
     if name is None or body is None or node.children[0].type != "for":
         raise NotUnderstood("a loop that is no `for` over words")
     values = [
-        word for child in node.children_by_field_name("value") for word in words_of(child, state)
+        word
+        for child in node.children_by_field_name("value")
+        for word in expand_words(child, state)
     ]
     if len(values) > MAX_ITERATIONS:
         raise ScriptTooLarge(f"line {shell.line(node)}: a loop of {len(values)} rounds")
@@ -51,7 +53,7 @@ def counted_loop(shell: Interpreter, node: Node, state: ScriptState, background:
     """for ((i = 0; i < 4; i++))"""
     parts = [child for child in node.named_children if child.type != "do_group"]
     body = node.child_by_field_name("body")
-    if len(parts) != 3 or body is None or not assigned(parts[0], state):
+    if len(parts) != 3 or body is None or not follow_assignment(parts[0], state):
         raise NotUnderstood(f"a loop {source(node).split(chr(10))[0]}")
     states = [state]
     for _ in range(MAX_ITERATIONS):
@@ -61,7 +63,7 @@ def counted_loop(shell: Interpreter, node: Node, state: ScriptState, background:
         resting = [each for each in states if not any(each is other for other in going)]
         ended = once(shell, body, going)
         for each in ended:
-            if each.runs and not assigned(parts[2], each):
+            if each.runs and not follow_assignment(parts[2], each):
                 raise NotUnderstood(f"the step of a loop: {source(parts[2])}")
         states = [*resting, *ended]
     raise ScriptTooLarge(f"line {shell.line(node)}: a loop of more than {MAX_ITERATIONS} rounds")
@@ -94,7 +96,7 @@ def rounds(
             return caught(states, "break")
         decided = [branches(condition, each) for each in going]
         if any(len(found) != 1 for found in decided):
-            return undecided(shell, node, body, states)
+            return run_undecided(shell, node, body, states)
         entering = [each for found in decided for each, value in found if value is not until]
         leaving = [each for each in going if not any(each is other for other in entering)]
         for each in leaving:
@@ -104,17 +106,17 @@ def rounds(
     raise ScriptTooLarge(f"line {shell.line(node)}: a loop of more than {MAX_ITERATIONS} rounds")
 
 
-def undecided(shell: Interpreter, node: Node, body: Node, states: States) -> States:
+def run_undecided(shell: Interpreter, node: Node, body: Node, states: States) -> States:
     """How often it goes round only the machine knows."""
     shell.note(node, "a loop that is not followed to its end")
     ended = caught(once(shell, body, states), "break")
-    for name in names_assigned(body):
+    for name in assigned_names(body):
         for each in ended:
             each.assign(name, unknown(f"${name}"))
     return ended
 
 
-def names_assigned(body: Node) -> list[str]:
+def assigned_names(body: Node) -> list[str]:
     found: list[str] = []
     waiting = [body]
     while waiting:

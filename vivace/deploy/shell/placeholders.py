@@ -19,10 +19,10 @@ def token(name: str) -> str:
 
 def with_tokens(content: str) -> str:
     """A script with a token in place of each placeholder; its lines stay where they are."""
-    return PLACEHOLDER.sub(replaced, content) if "<" in content else content
+    return PLACEHOLDER.sub(replace_placeholder, content) if "<" in content else content
 
 
-def replaced(found: re.Match[str]) -> str:
+def replace_placeholder(found: re.Match[str]) -> str:
     """`<in >`, and `cat <in>out`, are redirections."""
     name, apart = found["name"], found["before"].isspace() or not found["before"]
     follows = found.string[found.end() : found.end() + 1]
@@ -31,7 +31,7 @@ def replaced(found: re.Match[str]) -> str:
     return found["before"] + token(name)
 
 
-def named(found: str) -> str:
+def token_name(found: str) -> str:
     """The name in a token's digits; digits that no token has stay what they are."""
     try:
         return bytes.fromhex(found).decode("utf-8", "replace")
@@ -39,6 +39,10 @@ def named(found: str) -> str:
         return found
 
 
-def shown(content: str) -> str:
+def show_placeholders(content: str) -> str:
     """The text as its author wrote it."""
-    return TOKEN.sub(lambda found: f"<{named(found[1])}>", content) if "Vx" in content else content
+    return (
+        TOKEN.sub(lambda found: f"<{token_name(found[1])}>", content)
+        if "Vx" in content
+        else content
+    )

@@ -10,7 +10,7 @@ from vivace.deploy.shell.interpreter import Follow, Interpreter, ScriptTooLarge
 from vivace.deploy.shell.placeholders import with_tokens
 from vivace.deploy.shell.state import Assumption, Launch, Note, ScriptState
 from vivace.deploy.shell.statements import STATEMENTS
-from vivace.deploy.shell.words import line_of, to_parser
+from vivace.deploy.shell.words import line_number, to_parser
 from vivace.errors import CannotStart
 
 MAX_BYTES = 1 << 20
@@ -41,20 +41,22 @@ def read_script(content: str, follow: Follow = no_file) -> Reading:
     large or branches too often; lines that are not understood become notes."""
     if len(content) > MAX_BYTES:
         raise ScriptError(f"{len(content)} characters: at most {MAX_BYTES} bytes are read")
-    interpreter = Interpreter(STATEMENTS, parsed, follow)
+    interpreter = Interpreter(STATEMENTS, parse_script, follow)
     try:
-        root = parsed(content)
+        root = parse_script(content)
         states = interpreter.block(root.named_children, [ScriptState()])
     except ScriptTooLarge as error:
         raise ScriptError(str(error)) from None
     except RecursionError:
         raise ScriptError("nested too deeply") from None
-    notes = sorted([*interpreter.notes, *missing(root)], key=lambda note: (note.file, note.line))
+    notes = sorted(
+        [*interpreter.notes, *find_missing(root)], key=lambda note: (note.file, note.line)
+    )
     names = sorted({name for state in states for name in state.variables})
     return Reading(unique(states), tuple(notes), tuple(names), interpreter.files)
 
 
-def parsed(content: str) -> Node:
+def parse_script(content: str) -> Node:
     """The syntax tree of a script. Raises ScriptTooLarge."""
     raw = to_parser(with_tokens(content.replace("\r\n", "\n")))
     if len(raw) > 4 * MAX_BYTES:
@@ -62,14 +64,14 @@ def parsed(content: str) -> Node:
     return Parser(Language(tree_sitter_bash.language())).parse(raw).root_node
 
 
-def missing(root: Node) -> list[Note]:
+def find_missing(root: Node) -> list[Note]:
     """Tokens that the parser had to add, as a missing `fi`."""
     found: list[Note] = []
     waiting = [root] if root.has_error else []
     while waiting:
         node = waiting.pop()
         if node.is_missing:
-            found.append(Note(line_of(node), f"syntax error: {node.type!r} is missing"))
+            found.append(Note(line_number(node), f"syntax error: {node.type!r} is missing"))
         waiting += [child for child in node.children if child.has_error or child.is_missing]
     return found
 

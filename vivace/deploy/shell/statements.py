@@ -5,28 +5,36 @@ from __future__ import annotations
 from tree_sitter import Node
 
 from vivace.deploy.shell.commands import (
+    add_launch,
     command,
-    launched,
-    returned,
-    value_of,
-    where_of,
+    expand_value,
+    inner_where,
+    merge_results,
 )
 from vivace.deploy.shell.conditions import Branches, branches, equality, split_by
 from vivace.deploy.shell.interpreter import MAX_ITERATIONS, Handler, Interpreter
 from vivace.deploy.shell.loops import counted_loop, for_loop, while_loop
 from vivace.deploy.shell.state import ScriptState, States, Value
 from vivace.deploy.shell.strings import NotUnderstood, fnmatch, integer
-from vivace.deploy.shell.text import EMPTY, Text, display, joined, known, script_of, text
-from vivace.deploy.shell.words import (
-    assigned,
-    source,
-    text_of,
-    words_of,
+from vivace.deploy.shell.text import (
+    EMPTY,
+    Text,
+    concatenate,
+    display,
+    join_script,
+    known_text,
+    text,
 )
-from vivace.deploy.shell.wrappers import SHELLS, unwrapped
+from vivace.deploy.shell.words import (
+    expand_text,
+    expand_words,
+    follow_assignment,
+    source,
+)
+from vivace.deploy.shell.wrappers import SHELLS, unwrap
 
 
-def nothing(shell: Interpreter, node: Node, state: ScriptState, background: bool) -> States:
+def skip(shell: Interpreter, node: Node, state: ScriptState, background: bool) -> States:
     return [state]
 
 
@@ -41,7 +49,7 @@ def assignment(shell: Interpreter, node: Node, state: ScriptState, background: b
     name, value = node.child_by_field_name("name"), node.child_by_field_name("value")
     if name is None:
         raise NotUnderstood("an assignment without a name")
-    result = value_of(value, state)
+    result = expand_value(value, state)
     appended = any(child.type == "+=" for child in node.children)
     if name.type == "subscript":
         assign_element(name, result, state)
@@ -56,12 +64,12 @@ def appended_to(before: Value | None, more: Value) -> Value:
     if isinstance(before, list) or isinstance(more, list):
         start = before if isinstance(before, list) else [] if before is None else [before]
         return [*start, *(more if isinstance(more, list) else [more])]
-    return joined(before or EMPTY, more)
+    return concatenate(before or EMPTY, more)
 
 
 def assign_element(name: Node, value: Value, state: ScriptState) -> None:
     target, index = name.child_by_field_name("name"), name.child_by_field_name("index")
-    where = None if index is None else integer(known(text_of(index, state)))
+    where = None if index is None else integer(known_text(expand_text(index, state)))
     fits = where is not None and 0 <= where < MAX_ITERATIONS
     if target is None or where is None or not fits or isinstance(value, list):
         raise NotUnderstood(f"assignment to {source(name)}")
@@ -137,7 +145,7 @@ def clauses(node: Node) -> list[tuple[Node | None, list[Node]]]:
 def case_statement(shell: Interpreter, node: Node, state: ScriptState, background: bool) -> States:
     """One item; all of them where only the machine knows the value."""
     subject = node.child_by_field_name("value")
-    value = EMPTY if subject is None else text_of(subject, state)
+    value = EMPTY if subject is None else expand_text(subject, state)
     found: States = []
     undecided = [state]
     for item in node.named_children:
@@ -148,7 +156,7 @@ def case_statement(shell: Interpreter, node: Node, state: ScriptState, backgroun
         for pattern in patterns:
             still: States = []
             for each in undecided:
-                for branch, same in matching(pattern, value, each):
+                for branch, same in match_pattern(pattern, value, each):
                     if same:
                         found += shell.block(statements, [branch])
                     else:
@@ -157,8 +165,8 @@ def case_statement(shell: Interpreter, node: Node, state: ScriptState, backgroun
     return [*found, *undecided]
 
 
-def matching(pattern: Node, value: Text, state: ScriptState) -> Branches:
-    wanted, plain = known(text_of(pattern, state)), known(value)
+def match_pattern(pattern: Node, value: Text, state: ScriptState) -> Branches:
+    wanted, plain = known_text(expand_text(pattern, state)), known_text(value)
     if wanted == "*":
         return [(state, True)]
     if wanted is None or set("*?[") & set(wanted):
@@ -176,14 +184,14 @@ def compound(shell: Interpreter, node: Node, state: ScriptState, background: boo
 
 def arithmetic(shell: Interpreter, node: Node, state: ScriptState, background: bool) -> States:
     """((i++))"""
-    if not assigned(node, state):
+    if not follow_assignment(node, state):
         raise NotUnderstood(f"arithmetic {source(node)}")
     return [state]
 
 
 def subshell(shell: Interpreter, node: Node, state: ScriptState, background: bool) -> States:
     """Its variables are local; its launches count."""
-    return returned(state, shell.block(node.named_children, [state.copy()]))
+    return merge_results(state, shell.block(node.named_children, [state.copy()]))
 
 
 def function(shell: Interpreter, node: Node, state: ScriptState, background: bool) -> States:
@@ -217,13 +225,13 @@ def pipeline(shell: Interpreter, node: Node, state: ScriptState, background: boo
     words = source(node).split()
     if words[0] in ("echo", "printf") and "tee" in source(last):
         shell_words = [text(word) for word in words]
-        return launched(shell, node, state, shell_words, {}, background)
+        return add_launch(shell, node, state, shell_words, {}, background)
     if words[0] in ("echo", "printf", "cat") and source(last).split()[0] in SHELLS:
         raise NotUnderstood("a script from a pipe")
     return shell.statement(first, [state], background)
 
 
-def redirected(shell: Interpreter, node: Node, state: ScriptState, background: bool) -> States:
+def run_redirected(shell: Interpreter, node: Node, state: ScriptState, background: bool) -> States:
     """`bash <<EOF` runs the text, `cat > file <<EOF` keeps it for a later `bash file`."""
     body = node.child_by_field_name("body")
     document = next((each for each in node.children if each.type == "heredoc_redirect"), None)
@@ -232,17 +240,17 @@ def redirected(shell: Interpreter, node: Node, state: ScriptState, background: b
     if document is None:
         if body.type == "command" and source(body).split()[0] == "echo" and "> /" in source(node):
             words = [text(word) for word in source(node).split()]
-            return launched(shell, node, state, words, {}, background)
+            return add_launch(shell, node, state, words, {}, background)
         return shell.statement(body, [state], background)
     content, above = document_in(document, state), shell.above + document.start_point[0] + 1
     words = source(body).split() if body.type == "command" else [""]
     if words[0] in SHELLS:
-        return returned(state, shell.nested(content, above, state.exported_only()))
+        return merge_results(state, shell.nested(content, above, state.exported_only()))
     if words[0] in ("ssh", "docker", "kubectl"):
         return remote(shell, body, state, content, above, background)
     target = next((each for each in node.children if each.type == "file_redirect"), None)
     if words[0] == "cat" and target is not None and target.named_child_count:
-        name = display(text_of(target.named_children[-1], state)).removeprefix("./")
+        name = display(expand_text(target.named_children[-1], state)).removeprefix("./")
         shell.written[name] = content, above
         return [state]
     return shell.statement(body, [state], background)
@@ -256,7 +264,7 @@ def document_in(document: Node, state: ScriptState) -> str:
         return ""
     if start is None or source(start)[:1] in ("'", '"', "\\"):
         return source(body)
-    return script_of([text_of(body, state)])
+    return join_script([expand_text(body, state)])
 
 
 def remote(
@@ -264,22 +272,22 @@ def remote(
 ) -> States:
     """`ssh host bash <<EOF`"""
     words = [word for child in node.named_children for word in command_words(child, state)]
-    inner = unwrapped(words)
+    inner = unwrap(words)
     if inner is None:
         return shell.statement(node, [state], background)
     begun = state.copy()
     begun.variables, begun.exported = {}, set()
-    begun.where = where_of(inner, state.where)
-    return returned(state, shell.nested(content, above, begun))
+    begun.where = inner_where(inner, state.where)
+    return merge_results(state, shell.nested(content, above, begun))
 
 
 def command_words(node: Node, state: ScriptState) -> list[Text]:
     inner = node.named_child(0) if node.type == "command_name" else node
-    return [] if inner is None else words_of(inner, state)
+    return [] if inner is None else expand_words(inner, state)
 
 
 STATEMENTS: dict[str, Handler] = {
-    "comment": nothing,
+    "comment": skip,
     "ERROR": broken,
     "variable_assignment": assignment,
     "variable_assignments": assignments,
@@ -299,8 +307,8 @@ STATEMENTS: dict[str, Handler] = {
     "function_definition": function,
     "list": chain,
     "pipeline": pipeline,
-    "redirected_statement": redirected,
+    "redirected_statement": run_redirected,
     "command": command,
-    "test_command": nothing,
-    "heredoc_body": nothing,
+    "test_command": skip,
+    "heredoc_body": skip,
 }

@@ -45,7 +45,7 @@ def sequence(first: str, last: str, step: str = "1") -> list[str]:
     return [str(number) for number in numbers]
 
 
-def altered(operators: list[str], value: str, arguments: list[str]) -> str | None:
+def alter(operators: list[str], value: str, arguments: list[str]) -> str | None:
     """${value,,}, ${value%pattern}, ${value/pattern/text} and ${value:from:count}."""
     operator = operators[0]
     if operator in CASES and not arguments:
@@ -58,13 +58,13 @@ def altered(operators: list[str], value: str, arguments: list[str]) -> str | Non
     if not arguments or len(arguments[0]) > MAX_PATTERN or len(value) > MAX_WORDS:
         return None
     if operator in ("#", "##", "%", "%%"):
-        return trimmed(operator, value, arguments[0])
+        return trim(operator, value, arguments[0])
     if operator in ("/", "//") and not set("*?[\\") & set(arguments[0]):
         return value.replace(arguments[0], (*arguments, "")[1], 1 if operator == "/" else -1)
     return None
 
 
-def trimmed(operator: str, value: str, pattern: str) -> str | None:
+def trim(operator: str, value: str, pattern: str) -> str | None:
     """Without the shortest or longest beginning (#) or end (%) that `pattern` matches."""
     if set("?[\\") & set(pattern) or pattern.count("*") > 1:
         return None
@@ -86,19 +86,19 @@ CASES: dict[str, Callable[[str], str]] = {
 }
 
 
-def divided(a: int, b: int) -> int:
+def divide(a: int, b: int) -> int:
     quotient = abs(a) // abs(b)
     return quotient if (a < 0) == (b < 0) else -quotient
 
 
 BINARY: dict[str, Callable[[int, int], int | bool]] = {
-    "+": add, "-": sub, "*": mul, "/": divided, "%": lambda a, b: a - b * divided(a, b),
+    "+": add, "-": sub, "*": mul, "/": divide, "%": lambda a, b: a - b * divide(a, b),
     "==": eq, "!=": ne, "<": lt, "<=": le, ">": gt, ">=": ge,
     "&&": lambda a, b: bool(a and b), "||": lambda a, b: bool(a or b),
 }  # fmt: skip
 
 
-def combined(operator: str, left: int | None, right: int | None) -> int | None:
+def combine(operator: str, left: int | None, right: int | None) -> int | None:
     work = BINARY.get(operator)
     if work is None or left is None or right is None or (operator in "/%" and right == 0):
         return None

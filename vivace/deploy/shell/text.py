@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from vivace.deploy.shell.placeholders import TOKEN, named, shown, token
+from vivace.deploy.shell.placeholders import TOKEN, show_placeholders, token, token_name
 
 
 class Unknown(msgspec.Struct, frozen=True):
@@ -30,15 +30,17 @@ def text(value: str) -> Text:
         return (value,) if value else EMPTY
     pieces = TOKEN.split(value)
     return tuple(
-        Unknown(named(piece)) if index % 2 else piece for index, piece in enumerate(pieces) if piece
+        Unknown(token_name(piece)) if index % 2 else piece
+        for index, piece in enumerate(pieces)
+        if piece
     )
 
 
 def unknown(origin: str) -> Text:
-    return (Unknown(shown(origin)),)
+    return (Unknown(show_placeholders(origin)),)
 
 
-def script_of(words: list[Text]) -> str:
+def join_script(words: list[Text]) -> str:
     """Words as the text of a script, with tokens for what is unknown."""
     return " ".join(
         "".join(piece if isinstance(piece, str) else token(piece.origin) for piece in word)
@@ -46,7 +48,7 @@ def script_of(words: list[Text]) -> str:
     )
 
 
-def joined(*parts: Text) -> Text:
+def concatenate(*parts: Text) -> Text:
     found: list[str | Unknown] = []
     for part in parts:
         for piece in part:
@@ -61,7 +63,7 @@ def joined(*parts: Text) -> Text:
     return tuple(found)
 
 
-def known(value: Text) -> str | None:
+def known_text(value: Text) -> str | None:
     """The text if all of it is known, else None."""
     if not value:
         return ""
@@ -84,7 +86,7 @@ def split(value: Text) -> list[Text]:
     open_word: Text | None = None
     for piece in value:
         if isinstance(piece, Unknown):
-            open_word = joined(open_word or EMPTY, (piece,))
+            open_word = concatenate(open_word or EMPTY, (piece,))
             continue
         parts = piece.split()
         if open_word is not None and piece[0].isspace():
@@ -94,7 +96,7 @@ def split(value: Text) -> list[Text]:
             if index:
                 words.append(open_word or EMPTY)
                 open_word = None
-            open_word = joined(open_word or EMPTY, text(part))
+            open_word = concatenate(open_word or EMPTY, text(part))
         if parts and piece[-1].isspace():
             words.append(open_word or EMPTY)
             open_word = None

@@ -10,17 +10,17 @@ from tree_sitter import Node
 from vivace.deploy.shell.state import ScriptState
 from vivace.deploy.shell.strings import (
     NotUnderstood,
-    altered,
+    alter,
     braces,
-    combined,
+    combine,
     integer,
     sequence,
 )
 from vivace.deploy.shell.text import (
     EMPTY,
     Text,
-    joined,
-    known,
+    concatenate,
+    known_text,
     split,
     text,
     unknown,
@@ -50,11 +50,11 @@ def source(node: Node) -> str:
     return from_parser(node.text or b"")
 
 
-def line_of(node: Node) -> int:
+def line_number(node: Node) -> int:
     return node.start_point[0] + 1
 
 
-def words_of(node: Node, state: ScriptState) -> list[Text]:
+def expand_words(node: Node, state: ScriptState) -> list[Text]:
     """The words that an argument becomes: none or several where an expansion is not quoted."""
     many = array_words(node, state)
     if many is not None:
@@ -64,13 +64,13 @@ def words_of(node: Node, state: ScriptState) -> list[Text]:
         if listed is not None:
             return [text(word) for word in listed]
     if node.type in ("simple_expansion", "expansion", "command_substitution"):
-        return split(text_of(node, state))
+        return split(expand_text(node, state))
     if node.type == "brace_expression":
         listed = braces(source(node))
         if listed is None:
             raise NotUnderstood(f"brace expansion {source(node)}")
         return [text(word) for word in listed]
-    return [text_of(node, state)]
+    return [expand_text(node, state)]
 
 
 def array_words(node: Node, state: ScriptState) -> list[Text] | None:
@@ -87,10 +87,10 @@ def array_words(node: Node, state: ScriptState) -> list[Text] | None:
     if inner.type != "expansion":
         return None
     subscript = next((child for child in inner.children if child.type == "subscript"), None)
-    if subscript is None or index_of(subscript) not in ALL:
+    if subscript is None or subscript_index(subscript) not in ALL:
         return None
     operators = [child.type for child in inner.children if not child.is_named]
-    elements = state.elements(name_of(subscript))
+    elements = state.elements(subscript_name(subscript))
     if elements is None:
         return [unknown(source(inner))] if "#" not in operators else None
     if "#" in operators:
@@ -100,7 +100,7 @@ def array_words(node: Node, state: ScriptState) -> list[Text] | None:
     return list(elements)
 
 
-def text_of(node: Node, state: ScriptState, depth: int = 0) -> Text:
+def expand_text(node: Node, state: ScriptState, depth: int = 0) -> Text:
     """One word's text. Raises NotUnderstood."""
     if depth > MAX_DEPTH:
         raise NotUnderstood("expressions nested too deeply")
@@ -108,10 +108,10 @@ def text_of(node: Node, state: ScriptState, depth: int = 0) -> Text:
     if plain is not None:
         return text(plain(source(node)))
     if node.type in ("string", "concatenation", "heredoc_body", "translated_string"):
-        return pieces_of(node, state, depth)
+        return expand_pieces(node, state, depth)
     if node.type == "simple_expansion":
         blank, _, name = source(node).partition("$")  # the grammar may take blanks into it
-        return joined(text(blank), variable(name, state))
+        return concatenate(text(blank), variable(name, state))
     if node.type == "expansion":
         return expansion(node, state, depth)
     if node.type == "arithmetic_expansion":
@@ -123,7 +123,7 @@ def text_of(node: Node, state: ScriptState, depth: int = 0) -> Text:
     raise NotUnderstood(f"{node.type.replace('_', ' ')}: {source(node)}")
 
 
-def pieces_of(node: Node, state: ScriptState, depth: int) -> Text:
+def expand_pieces(node: Node, state: ScriptState, depth: int) -> Text:
     """Children and the bytes between them: the grammar omits blanks."""
     parts: list[Text] = []
     raw, at = node.text or b"", 0
@@ -137,12 +137,12 @@ def pieces_of(node: Node, state: ScriptState, depth: int) -> Text:
         if quoted and not child.is_named:
             parts.append(text(source(child)))
         else:
-            parts.append(text_of(child, state, depth + 1))
+            parts.append(expand_text(child, state, depth + 1))
     parts.append(text(from_parser(raw[at:])))
-    return joined(*parts)
+    return concatenate(*parts)
 
 
-def unescaped(word: str) -> str:
+def unescape(word: str) -> str:
     """\\x is x, and a backslash before a line's end is nothing."""
     return ESCAPED.sub(meant, word)
 
@@ -157,15 +157,15 @@ def in_quotes(content: str) -> str:
 
 
 PLAIN: dict[str, Callable[[str], str]] = {
-    "word": unescaped,
+    "word": unescape,
     "number": str,
-    "extglob_pattern": unescaped,
+    "extglob_pattern": unescape,
     "test_operator": str,
     "variable_name": str,
     "special_variable_name": str,
     "raw_string": lambda quoted: quoted[1:-1],
     "string_content": in_quotes,
-    "ansi_c_string": lambda quoted: unescaped(quoted[2:-1]),
+    "ansi_c_string": lambda quoted: unescape(quoted[2:-1]),
     "heredoc_content": str,
     "regex": str,
 }
@@ -175,19 +175,19 @@ def variable(name: str, state: ScriptState) -> Text:
     """$name; unknown where the script never sets it."""
     if name in ("@", "*", "#"):
         given = state.elements("@") or []
-        return text(str(len(given))) if name == "#" else joined(*interleaved(given))
+        return text(str(len(given))) if name == "#" else concatenate(*join_elements(given))
     value = state.scalar(name)
     if value is not None:
         return value
     return EMPTY if name in state.unset else unknown(f"${name}")
 
 
-def name_of(subscript: Node) -> str:
+def subscript_name(subscript: Node) -> str:
     name = subscript.child_by_field_name("name")
     return source(name) if name is not None else ""
 
 
-def index_of(subscript: Node) -> str:
+def subscript_index(subscript: Node) -> str:
     index = subscript.child_by_field_name("index")
     return source(index) if index is not None else ""
 
@@ -209,13 +209,13 @@ def expansion(node: Node, state: ScriptState, depth: int) -> Text:
     if operators == ["#"]:
         return length(target, value, state, source(node))
     if operators[0] in (":-", "-", ":=", "=", ":+", "+") and len(operators) == 1:
-        default = text_of(named[1], state, depth + 1) if len(named) > 1 else EMPTY
+        default = expand_text(named[1], state, depth + 1) if len(named) > 1 else EMPTY
         return with_default(operators[0], value, default)
-    plain = None if value is None else known(value)
-    arguments = [known(text_of(each, state, depth + 1)) for each in named[1:]]
+    plain = None if value is None else known_text(value)
+    arguments = [known_text(expand_text(each, state, depth + 1)) for each in named[1:]]
     if plain is None or any(each is None for each in arguments):
         return unknown(source(node))
-    changed = altered(operators, plain, [each or "" for each in arguments])
+    changed = alter(operators, plain, [each or "" for each in arguments])
     return unknown(source(node)) if changed is None else text(changed)
 
 
@@ -229,11 +229,14 @@ def with_default(operator: str, value: Text | None, default: Text) -> Text:
 
 
 def element(subscript: Node, state: ScriptState, depth: int) -> Text | None:
-    elements, index = state.elements(name_of(subscript)), subscript.child_by_field_name("index")
+    elements, index = (
+        state.elements(subscript_name(subscript)),
+        subscript.child_by_field_name("index"),
+    )
     if elements is None or index is None:
         return None
     if source(index) in ALL:
-        return joined(*interleaved(elements))
+        return concatenate(*join_elements(elements))
     where = number(index, state, depth)
     if where is None:
         return None
@@ -242,15 +245,15 @@ def element(subscript: Node, state: ScriptState, depth: int) -> Text | None:
     return EMPTY
 
 
-def interleaved(elements: list[Text]) -> list[Text]:
+def join_elements(elements: list[Text]) -> list[Text]:
     return [part for element in elements for part in (text(" "), element)][1:]
 
 
 def length(target: Node, value: Text | None, state: ScriptState, origin: str) -> Text:
-    if target.type == "subscript" and index_of(target) in ALL:
-        elements = state.elements(name_of(target))
+    if target.type == "subscript" and subscript_index(target) in ALL:
+        elements = state.elements(subscript_name(target))
         return unknown(origin) if elements is None else text(str(len(elements)))
-    plain = None if value is None else known(value)
+    plain = None if value is None else known_text(value)
     return unknown(origin) if plain is None else text(str(len(plain)))
 
 
@@ -269,7 +272,7 @@ def number(node: Node, state: ScriptState, depth: int) -> int | None:
         operator = node.child_by_field_name("operator")
         if left is None or right is None or operator is None:
             return None
-        return combined(
+        return combine(
             source(operator), number(left, state, depth + 1), number(right, state, depth + 1)
         )
     if node.type == "parenthesized_expression" and node.named_child_count == 1:
@@ -281,17 +284,17 @@ def number(node: Node, state: ScriptState, depth: int) -> int | None:
         return None if value is None else -value if source(node).startswith("-") else value
     if node.type in ("word", "variable_name") and not source(node).lstrip("-").isdigit():
         value = state.scalar(source(node))
-        return None if value is None else integer(known(value))
-    return integer(known(text_of(node, state, depth + 1)))
+        return None if value is None else integer(known_text(value))
+    return integer(known_text(expand_text(node, state, depth + 1)))
 
 
-def assigned(node: Node, state: ScriptState) -> bool:
+def follow_assignment(node: Node, state: ScriptState) -> bool:
     """Follows i++, i+=2 and i=3 of arithmetic; False for anything else."""
     if node.type in ("postfix_expression", "unary_expression"):
         operator, target = source(node).strip(), node.named_child(0)
         name = "" if target is None else source(target)
         step = {"++": 1, "--": -1}.get(operator.replace(name, "").strip())
-        before = integer(known(state.scalar(name) or EMPTY))
+        before = integer(known_text(state.scalar(name) or EMPTY))
         if step is None or before is None:
             return False
         state.assign(name, text(str(before + step)))
@@ -300,10 +303,10 @@ def assigned(node: Node, state: ScriptState) -> bool:
         return False
     children = node.children
     name, operator = source(children[0]), source(children[1])
-    value, before = number(children[-1], state, 0), integer(known(state.scalar(name) or EMPTY))
+    value, before = number(children[-1], state, 0), integer(known_text(state.scalar(name) or EMPTY))
     if operator not in ("=", "+=", "-=", "*=") or not name.isidentifier():
         return False
-    result = value if operator == "=" else combined(operator[0], before, value)
+    result = value if operator == "=" else combine(operator[0], before, value)
     state.assign(name, unknown(source(node)) if result is None else text(str(result)))
     return True
 
@@ -317,12 +320,12 @@ def substitution(node: Node, state: ScriptState, depth: int) -> Text:
     words: list[Text] = []
     for child in inner[0].named_children:
         if child.type == "command_name":
-            words += words_of(child.named_children[0], state) if child.named_children else []
+            words += expand_words(child.named_children[0], state) if child.named_children else []
         elif child.type == "variable_assignment":
             return origin
         else:
-            words += words_of(child, state)
-    plain = [known(word) for word in words]
+            words += expand_words(child, state)
+    plain = [known_text(word) for word in words]
     if any(word is None for word in plain):
         return origin
     program, *arguments = [word or "" for word in plain] or [""]
@@ -333,6 +336,6 @@ def substitution(node: Node, state: ScriptState, depth: int) -> Text:
         return text(" ".join(sequence("1" if len(arguments) == 1 else first, arguments[-1], step)))
     if program == "expr" and len(arguments) == 3:
         left, operator, right = arguments
-        value = combined(operator, integer(left), integer(right))
+        value = combine(operator, integer(left), integer(right))
         return origin if value is None else text(str(value))
     return origin

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from vivace.deploy.shell.text import Text, display, known, text
+from vivace.deploy.shell.text import Text, display, known_text, text
 
 
 def options(text: str) -> frozenset[str]:
@@ -148,25 +148,25 @@ class Inner(msgspec.Struct, frozen=True):
     @property
     def detached(self) -> bool:
         return self.wrapper.detached or any(
-            name in DETACH or (clustered(name) and "d" in name)
+            name in DETACH or (is_cluster(name) and "d" in name)
             for name, _ in self.options
             if self.wrapper is CONTAINER
         )
 
 
-def unwrapped(words: Sequence[Text]) -> Inner | None:
+def unwrap(words: Sequence[Text]) -> Inner | None:
     """What a wrapper runs; None for a command that is none."""
-    named = [(known(word) or "") for word in words[:2]]
+    named = [(known_text(word) or "") for word in words[:2]]
     first = named[0].rsplit("/", 1)[-1]
     for count in (2, 1):
         name = " ".join((first, *named[1:count]))
         wrapper = WRAPPERS.get(name)
         if wrapper is not None:
-            return inner_of(wrapper, name, words[count:])
-    return inner_of(SHELL, first, words[1:]) if first in SHELLS else None
+            return parse_inner(wrapper, name, words[count:])
+    return parse_inner(SHELL, first, words[1:]) if first in SHELLS else None
 
 
-def inner_of(wrapper: Wrapper, name: str, words: Sequence[Text]) -> Inner:
+def parse_inner(wrapper: Wrapper, name: str, words: Sequence[Text]) -> Inner:
     found: list[tuple[str, Text]] = []
     at, separated = 0, False
     while at < len(words):
@@ -176,20 +176,22 @@ def inner_of(wrapper: Wrapper, name: str, words: Sequence[Text]) -> Inner:
             break
         if not word.startswith("-") or word == "-":
             break
-        option, takes = option_of(wrapper, word)
-        value = words[at + 1] if takes and at + 1 < len(words) else attached(words[at])
+        option, takes = parse_option(wrapper, word)
+        value = words[at + 1] if takes and at + 1 < len(words) else attached_value(words[at])
         found.append((option, value))
         at += 2 if takes else 1
     if not separated and name.startswith(("kubectl", "oc")):
-        at = next((i for i in range(at, len(words)) if known(words[i]) == "--"), at)
-    count = 0 if separated or (at < len(words) and known(words[at]) == "--") else wrapper.arguments
+        at = next((i for i in range(at, len(words)) if known_text(words[i]) == "--"), at)
+    count = (
+        0 if separated or (at < len(words) and known_text(words[at]) == "--") else wrapper.arguments
+    )
     arguments, rest = words[at : at + count], words[at + count :]
-    if not separated and rest and known(rest[0]) == "--":
+    if not separated and rest and known_text(rest[0]) == "--":
         rest = rest[1:]
     return Inner(wrapper, name, tuple(rest), tuple(arguments), tuple(found))
 
 
-def option_of(wrapper: Wrapper, word: str) -> tuple[str, bool]:
+def parse_option(wrapper: Wrapper, word: str) -> tuple[str, bool]:
     """(the option, whether the next word is its value)"""
     name, equals, _ = word.partition("=")
     if word in wrapper.valued:
@@ -208,11 +210,11 @@ def option_of(wrapper: Wrapper, word: str) -> tuple[str, bool]:
     return (last if takes else word), takes
 
 
-def attached(word: Text) -> Text:
+def attached_value(word: Text) -> Text:
     """The value in --name=value and -n2."""
-    plain = known(word) or ""
+    plain = known_text(word) or ""
     return text(plain.partition("=")[2] if plain.startswith("--") else plain[2:])
 
 
-def clustered(name: str) -> bool:
+def is_cluster(name: str) -> bool:
     return name.startswith("-") and not name.startswith("--") and len(name) > 2
