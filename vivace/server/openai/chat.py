@@ -49,7 +49,7 @@ async def chat_completions(context: Context, http: web.Request, body: Body) -> w
     text = await chat_text(context, params.messages, params)
     tokens = await context.frontend.encode(text, add_special_tokens=False)
     rid = request_id(params, 0, 1, new_id("chatcmpl"))
-    with openai_names():
+    with openai_names(limit_field(params)):
         inputs, stream = [prompt_input(params, tokens, rid)], bool(params.stream)
         requests = await expand(
             context, http, body, params, inputs, stream=stream, arrival=arrival, text=text
@@ -82,10 +82,13 @@ def check(context: Context, params: ChatRequest) -> None:
             raise BadRequest("top_logprobs", "needs logprobs to be true")
 
 
+def limit_field(params: ChatRequest) -> str:
+    """Which of the two fields counts."""
+    return "max_tokens" if params.max_completion_tokens is None else "max_completion_tokens"
+
+
 def prompt_input(params: ChatRequest, tokens: list[int], rid: str) -> PromptInput:
-    limit = params.max_completion_tokens
-    if limit is None:
-        limit = params.max_tokens
+    limit: int | None = getattr(params, limit_field(params))
     return PromptInput(
         tokens=tokens,
         sampling=raw_sampling(params, limit),

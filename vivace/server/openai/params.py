@@ -112,13 +112,14 @@ def raw_sampling(request: SamplingFields, max_new_tokens: int | None) -> dict[st
 
 
 @contextmanager
-def openai_names() -> Iterator[None]:
-    """Errors raised inside name OpenAI's fields instead of SGLang's."""
+def openai_names(limit: str = "max_tokens") -> Iterator[None]:
+    """Errors raised inside name OpenAI's fields, not SGLang's; `limit`: that of max_new_tokens."""
     try:
         yield
     except BadRequest as error:
         field = error.field.removeprefix("sampling_params").lstrip(".")
-        raise BadRequest(RENAMED.get(field, field), error.reason, error.status) from None
+        names = {**RENAMED, "max_new_tokens": limit}
+        raise BadRequest(names.get(field, field), error.reason, error.status) from None
 
 
 def request_id(request: SamplingFields, index: int, count: int, fallback: str) -> str:

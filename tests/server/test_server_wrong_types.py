@@ -1,0 +1,116 @@
+"""A value of every JSON type in every field of every body, on every route that takes it: an answer,
+or a refusal that names the field; never an error of ours."""
+
+from __future__ import annotations
+
+import copy
+import json
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+from field_cases import BODIES, Body
+from server_kit import Running, ScriptedEngine, make_tokenizer, prose
+from server_kit import running_server as start
+from test_server_every_field import ACCEPTED, SAMPLING_BODY, TEMPLATE, structs_in
+
+from vivace.frontend import validation
+from vivace.requests.limits import DEPTH
+from vivace.server.routes import ROUTES
+from vivace.server.settings import ServerSettings
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for level in range(depth):
+        value = [value] if level % 2 else {"a": value}
+    return value
+
+
+VALUES: list[Any] = [
+    None, True, False, 0, -1, 7, 1 << 31, 1 << 63, 1 << 70, -(1 << 70), 10**400, 0.5, -0.0, 5e-324,
+    1e308, float("nan"), float("-inf"), "", "x", "NaN", "7", "a\0\n\u2028", "x" * 300, "\ud800",
+    [], [None], [True], [1], [1 << 70], [0.5], ["x"], [[]], [[1]], [["x", 1]], [[[]]], [{}],
+    [{"x": 1}], [1, "x", None], [1] * 5000, {}, {"x": 1}, {"": None}, {"x": {"y": [{}]}},
+    {"type": "x"}, {"1": 1}, {"1": 1e400}, nested(DEPTH - 5), nested(DEPTH + 5),
+]  # fmt: skip
+MISREAD = (float("nan"), float("-inf"), 10**400, "\ud800", {"1": 1e400}, nested(DEPTH + 5))
+"""Not JSON, no numbers or texts of any program, or too deep: the whole body is refused."""
+FIELDS: list[tuple[str, Body, str]] = [
+    *((kind.__name__, BODIES[kind], name) for kind in ACCEPTED for name in kind.__struct_fields__),
+    *(("sampling_params", SAMPLING_BODY, name) for name in validation.SAMPLING_FIELDS),
+    *(("sampling_params", SAMPLING_BODY, name) for name in validation._UNAVAILABLE),
+]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    tokenizer = make_tokenizer(TEMPLATE, begin=True)
+    with start(ServerSettings(), ScriptedEngine(script=prose), tokenizer=tokenizer) as running:
+        yield running
+
+
+def routes_of(body: Body) -> list[str]:
+    """All that take the same struct as the body's own route."""
+    (struct,) = {route.accepts for route in ROUTES if route.path == body.path}
+    return [route.path for route in ROUTES if route.accepts is struct]
+
+
+def with_value(body: Body, name: str, value: Any) -> bytes:
+    whole: Any = copy.deepcopy(dict(body.base))
+    inner = whole
+    for step in body.place:
+        inner = inner[step]
+    inner[name] = value
+    return json.dumps(whole).encode()
+
+
+@pytest.mark.parametrize(
+    ("body", "name"), [case[1:] for case in FIELDS], ids=[f"{kind}-{n}" for kind, _, n in FIELDS]
+)
+def test_any_value_is_taken_or_refused_by_name(
+    server: Running, body: Body, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def send_all() -> list[str]:
+        found: list[str] = []
+        headers = {"Content-Type": "application/json"}
+        async with aiohttp.ClientSession(server.url, headers=headers) as session:
+            for path in routes_of(body):
+                for value in VALUES:
+                    async with session.post(path, data=with_value(body, name, value)) as answer:
+                        problem = wrong(answer.status, await answer.text(), body, name, value)
+                        if problem:
+                            found.append(f"{path} {name}={str(value)[:60]!r}: {problem}")
+        return found
+
+    found = server.run(send_all())
+    assert not found, "\n".join(found)
+    errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert not errors
+
+
+def wrong(status: int, text: str, body: Body, name: str, value: Any) -> str:
+    """What an answer should not be; "" for nothing."""
+    if status == 200:
+        return "" if "Traceback" not in text else text
+    if not 400 <= status < 500:
+        return f"{status} {text[:300]}"
+    error = msgspec.json.decode(text)
+    error = error.get("error", error)
+    if value in MISREAD or value != value:
+        return "" if error["message"] else "no reason"
+    named = f"{error.get('param')} {error['message']}"
+    holders = [name, *(step for step in body.place if isinstance(step, str))]
+    return "" if any(holder in named for holder in holders) else f"{status} {text[:300]}"
+
+
+def test_every_struct_and_route_is_walked() -> None:
+    """A new one is, by itself."""
+    for route in ROUTES:
+        for kind in structs_in(route.accepts):
+            assert route.path in routes_of(BODIES[kind]) or kind is not route.accepts
+            hints = typing.get_type_hints(kind)
+            assert {name for _, body, name in FIELDS if body is BODIES[kind]} >= set(hints)
