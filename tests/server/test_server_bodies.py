@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import sys
 import time
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -16,10 +17,11 @@ from server_kit import Running, ask, running_server
 from worst_bodies import malformed_bodies
 
 from vivace.frontend.errors import BadRequest
-from vivace.frontend.fairness import run_now
+from vivace.frontend.fairness import DISCARDED, Work, discard, run_now
 from vivace.requests import json_scan, limits
 from vivace.requests.schema import GenerateRequest
 from vivace.server import body as bodies
+from vivace.server import http
 from vivace.server.body import UNCOUNTED, Body, BodyBudget, BodyReader
 from vivace.server.openai.schema import ChatRequest, CompletionRequest
 from vivace.server.responses import HTTPError
@@ -120,6 +122,45 @@ def test_deep_nesting_is_seen_whatever_the_strings_hold(text: str, depth: int, t
     bodies.is_shallow(body[: depth + 40] + tail)  # whatever is cut, it ends
 
 
+def test_long_lists_are_freed_in_slices_unless_somebody_has_them() -> None:
+    class Counted:
+        alive = 0
+
+        def __init__(self) -> None:
+            Counted.alive += 1
+
+        def __del__(self) -> None:
+            Counted.alive -= 1
+
+    kept = [Counted() for _ in range(5000)]
+    rows = [[Counted() for _ in range(900)] for _ in range(20)]
+    held = [[[Counted() for _ in range(20_000)], kept, rows]]
+    del rows
+    before = Counted.alive
+    for _ in discard(held):
+        assert before - Counted.alive <= DISCARDED
+        before = Counted.alive
+    assert held == [] and len(kept) == Counted.alive == 5000
+
+
+@pytest.mark.parametrize("wrong", [[], ["x"]])
+def test_nothing_of_a_long_list_is_left(server: Running, wrong: list[Any]) -> None:
+    """Each would be freed at once when it goes out of scope, in the middle of the event loop."""
+    seen: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+
+        def watched(lists: list[Any]) -> Work[None]:
+            seen.append((len(lists[0]), sys.getrefcount(lists[0])))
+            yield from discard(lists)
+            assert lists == []
+
+        patch.setattr(http, "discard", watched)
+        body = {"tokens": [1] * 100_000 + wrong}
+        assert ask(server, "/detokenize", body).status == (400 if wrong else 200)
+    ((count, references),) = seen
+    assert count > 90_000 and references == 2, "nobody else has it any more"
+
+
 def test_small_bodies_that_are_malformed_cost_no_time() -> None:
     """An unclosed string took time with the square of its length: half a minute for 64 KiB."""
     reading: Any = BodyReader(GenerateRequest)
@@ -158,7 +199,7 @@ def test_what_is_no_json_is_refused_where_it_begins(unit: bytes) -> None:
 
 def read_in_pieces(kind: Any, body: bytes) -> Any:
     reading: Any = BodyReader(kind)
-    return plain(run_now(reading._large(Counting, body)))
+    return plain(run_now(reading._large(Counting, body, [])))
 
 
 def plain(asked: Any) -> dict[str, Any]:

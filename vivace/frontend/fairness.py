@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from math import inf
+from sys import getrefcount
 from time import perf_counter
 from typing import Any, Generic, TypeVar
 
@@ -153,6 +154,8 @@ Work = Generator[None, None, T]
 """Work that yields after every bit of it (well below a slice) and returns its result."""
 
 _MORE: Any = object()
+DISCARDED = 4096
+"""Entries that are freed without a pause."""
 
 
 class Pace:
@@ -189,6 +192,17 @@ class Pace:
             return end.value
         self._used = perf_counter()
         return _MORE
+
+
+def discard(entries: list[Any]) -> Work[None]:
+    """Empty a list a bit at a time, and lists in it that nobody else has: to free a million entries
+    takes 20 ms."""
+    while entries:
+        holds_lists = isinstance(entries[-1], list)
+        if holds_lists and getrefcount(entries[-1]) == 2:
+            yield from discard(entries[-1])
+        del entries[-1 if holds_lists else -DISCARDED :]
+        yield
 
 
 def run_now(work: Work[T]) -> T:

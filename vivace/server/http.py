@@ -18,7 +18,7 @@ from aiohttp.web import BaseRequest, Request, StreamResponse
 from aiohttp.web_protocol import RequestHandler
 
 from vivace.frontend.errors import BadRequest
-from vivace.frontend.fairness import CURRENT_BEGIN, CURRENT_CLIENT
+from vivace.frontend.fairness import CURRENT_BEGIN, CURRENT_CLIENT, discard
 from vivace.observability.log import level_number
 from vivace.server.access import CLIENT, Access, check_headers, is_text
 from vivace.server.body import Body, read_body
@@ -242,8 +242,13 @@ def bind(context: Context, route: Route) -> Handle:
                 await context.start_queue.wait()
                 context.require_ready()
             return await route.handler(context, request, body)
+        except (HTTPError, BadRequest) as error:
+            free_frames(error)  # they hold the lists too
+            raise
         finally:
             body.release()
+            if body.lists:
+                await context.pace.run(discard(body.lists))
 
     return handle
 
