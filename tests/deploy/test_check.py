@@ -71,9 +71,10 @@ def test_json_has_every_finding(tmp_path: Path, capsys: pytest.CaptureFixture[st
     found = json.loads(capsys.readouterr().out)
     (error,) = [each for each in found["findings"] if each["severity"] == "error"]
     assert (error["rule"], error["role"], error["flag"]) == ("handshake", "decode", "--page-size")
-    assert found["errors"] == 1 and found["target"] == "sglang"
-    assert {plan["role"] for plan in found["memory"]} == {"prefill", "decode"}
-    assert all(plan["kv_tokens"] > 0 for plan in found["memory"])
+    (deployment,) = found["deployments"]
+    assert found["errors"] == 1 and deployment["target"] == "sglang"
+    assert {plan["role"] for plan in deployment["memory"]} == {"prefill", "decode"}
+    assert all(plan["kv_tokens"] > 0 for plan in deployment["memory"])
 
 
 def test_scripts_are_checked_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:

@@ -122,6 +122,7 @@ FLAG_PAIRS = {
         "mixed --grammar-backend",
         "xgrammar",
     ),
+    "no-roles": Pair({"name": "base"}, mixed(), "roles"),
     "backend-platform": Pair(
         mixed(flags={"device": "cuda"}, hardware={"device": "h200", "cards": 16}),
         mixed(

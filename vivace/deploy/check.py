@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from vivace.arguments import ArgumentParser
+from vivace.config.process_environment import process_environment
 from vivace.deploy.case import Case
 from vivace.deploy.files import write
 from vivace.deploy.load_case import (
@@ -17,12 +18,14 @@ from vivace.deploy.load_case import (
     open_command,
     open_files,
 )
-from vivace.deploy.rules.judge import RULES, CheckResult, find_rule, judge
+from vivace.deploy.report.checked import Checked, Unreadable
+from vivace.deploy.rules.judge import RULES, find_rule, judge
 from vivace.deploy.rules.rule import Rule
 from vivace.deploy.target import parse_release
 from vivace.errors import CANNOT_START, CannotStart, cause
 from vivace.terminal import print_wrapped
 
+FORMATS = ("text", "json", "github", "sarif")
 FOUND_ERRORS = 1
 EPILOG = """examples:
   vivace check deployment.yaml --memory
@@ -31,29 +34,74 @@ EPILOG = """examples:
   vivace check --diff 0.5.10 0.5.23 deployment.yaml
   vivace check --target sglang==0.5.10 -- \\
     python -m sglang.launch_server --model-path /m --tp 16
+  vivace check --format github --each deployments/*.yaml
 """
 
 
 def main(words: Sequence[str]) -> int:
-    """Exit code. 0: no errors; 1: errors; 2: the input cannot be read."""
+    """Exit code, the same in every format. 0: no errors; 1: errors; 2: the input cannot be read."""
     own, command = split_command(words)
     chosen = parser().parse_args(own)
     try:
         if chosen.rules or chosen.explain:
             return print_rules(chosen.explain)
-        case = build_case(load_deployment(chosen.files, command), parse_overrides(chosen))
-        if chosen.diff:
-            return print_difference(case, chosen)
-        verdict = judge(case)
-        if chosen.suggest or chosen.write:
-            return print_suggestions(case, chosen)
-        print_report(case, verdict, chosen)
+        refuse_combinations(chosen)
+        if chosen.diff or chosen.suggest or chosen.write:
+            case = build_case(load_deployment(chosen.files, command), parse_overrides(chosen))
+            return (print_difference if chosen.diff else print_suggestions)(case, chosen)
+        checked = list(check_all(chosen, command))
+        print_report(checked, chosen)
     except BrokenPipeError:
         raise
     except (CannotStart, OSError) as error:
         print_wrapped(f"vivace check: {cause(error)}")
         return CANNOT_START
-    return FOUND_ERRORS if verdict.errors else 0
+    return exit_code(checked)
+
+
+def check_all(
+    chosen: argparse.Namespace, command: list[str] | None
+) -> Iterator[Checked | Unreadable]:
+    """One deployment; with --each one for every file that starts something."""
+    overrides = parse_overrides(chosen)
+    for files in [[file] for file in chosen.files] if chosen.each else [chosen.files]:
+        try:
+            case = build_case(load_deployment(files, command), overrides)
+            yield Checked(case, judge(case))
+        except BrokenPipeError:
+            raise
+        except (CannotStart, OSError) as error:
+            if chosen.each and starts_nothing(error):
+                print_wrapped(f"{files[0]}: it starts no server, nothing to check")
+                continue
+            print_wrapped(f"vivace check: {cause(error)}")
+            yield Unreadable(files[0] if len(files) == 1 else "", cause(error))
+
+
+def starts_nothing(error: Exception) -> bool:
+    from vivace.deploy.from_script.script import NothingStarted
+
+    return isinstance(error, NothingStarted)
+
+
+def exit_code(checked: Sequence[Checked | Unreadable]) -> int:
+    if any(isinstance(each, Unreadable) for each in checked):
+        return CANNOT_START
+    errors = any(isinstance(each, Checked) and each.result.errors for each in checked)
+    return FOUND_ERRORS if errors else 0
+
+
+def refuse_combinations(chosen: argparse.Namespace) -> None:
+    """Raises CannotStart where a flag would have no effect."""
+    chosen.format = "json" if chosen.json else chosen.format
+    for name, only in (("diff", ("text", "json")), ("suggest", ("text",)), ("write", ("text",)),
+                       ("memory", ("text", "json"))):  # fmt: skip
+        if getattr(chosen, name) and chosen.format not in only:
+            raise CannotStart(f"--{name} is not written as {chosen.format}: {' or '.join(only)}")
+    alone = next((name for name in ("diff", "suggest", "write", "html")
+                  if chosen.each and getattr(chosen, name)), None)  # fmt: skip
+    if alone is not None:
+        raise CannotStart(f"--{alone} is for one deployment: leave out --each")
 
 
 def split_command(words: Sequence[str]) -> tuple[list[str], list[str] | None]:
@@ -77,7 +125,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--target", help="engine to judge for: vivace, sglang, sglang==0.5.10")
     made.add_argument("--memory", action="store_true", help="the memory of a device of each role")
     made.add_argument("--notes", action="store_true", help="show notes and remarks on documents")
-    made.add_argument("--json", action="store_true", help="the verdict as JSON")
+    made.add_argument("--format", choices=FORMATS, default="text", help="github: annotations")
+    made.add_argument("--json", action="store_true", help="the same as --format json")
+    made.add_argument("--each", action="store_true", help="every file is a deployment of its own")
     made.add_argument("--html", metavar="FILE", help="write a page with everything")
     made.add_argument("--suggest", action="store_true", help="values for what is left open")
     made.add_argument("--write", action="store_true", help="--suggest, and put them into the file")
@@ -155,35 +205,56 @@ def rule_text(rule: Rule) -> str:
     return "\n".join([*lines, f"Source: {rule.source}."])
 
 
-def print_report(case: Case, verdict: CheckResult, chosen: argparse.Namespace) -> None:
-    if chosen.html is not None:
+def print_report(checked: Sequence[Checked | Unreadable], chosen: argparse.Namespace) -> None:
+    judged = [each for each in checked if isinstance(each, Checked)]
+    if chosen.html is not None and judged:
         from vivace.deploy.report.page import page
 
-        write(chosen.html, page(case, verdict))
-    if chosen.json:
-        from vivace.deploy.report.machine import as_json
+        write(chosen.html, page(judged[0].case, judged[0].result))
+    if chosen.format == "json":
+        from vivace.deploy.report.machine import json_report
 
-        print(as_json(case, verdict, memory=chosen.memory))
-        return
+        print(json_report(checked, memory=chosen.memory))
+    elif chosen.format == "github":
+        from vivace.deploy.report.github import github_lines
+
+        print("\n".join(github_lines(checked, checkout(), notes=chosen.notes)))
+    elif chosen.format == "sarif":
+        from vivace.deploy.report.sarif import sarif_log
+
+        print(sarif_log(checked, checkout()))
+    else:
+        print_text(judged, chosen)
+
+
+def print_text(judged: Sequence[Checked], chosen: argparse.Namespace) -> None:
     from vivace.deploy.report.terminal import show
 
-    show(case, verdict, notes=chosen.notes, memory=chosen.memory)
-    if chosen.html is not None:
+    for index, each in enumerate(judged):
+        if index:
+            print()
+        show(each.case, each.result, notes=chosen.notes, memory=chosen.memory)
+    if chosen.html is not None and judged:
         print(f"written: {chosen.html}")
 
 
+def checkout() -> str:
+    """The folder that paths in CI are relative to; empty: the current one."""
+    return process_environment().get("GITHUB_WORKSPACE", "")
+
+
 def print_difference(case: Case, chosen: argparse.Namespace) -> int:
-    from vivace.deploy.difference import as_data, as_text, changes
+    from vivace.deploy.difference import as_text, changes
 
     try:
         old, new = (parse_release(each) for each in chosen.diff)
     except ValueError as error:
         raise CannotStart(f"--diff: {error}") from None
     found = changes(case, old, new)
-    if chosen.json:
-        import json
+    if chosen.format == "json":
+        from vivace.deploy.report.machine import as_json, difference_report
 
-        print(json.dumps(as_data(found, old, new), indent=2))
+        print(as_json(difference_report(found, old, new)))
     else:
         print(as_text(found, old, new))
     return FOUND_ERRORS if any(change.breaks for change in found) else 0

@@ -183,12 +183,3 @@ def as_text(found: list[Change], old: str, new: str) -> str:
     broken = sum(change.breaks for change in found)
     lines.append(f"SGLang {old} -> {new}: {len(found)} changes, {broken} that stop the start")
     return "\n".join(lines)
-
-
-def as_data(found: list[Change], old: str, new: str) -> dict[str, Any]:
-    return {
-        "schema": 1,
-        "from": old,
-        "to": new,
-        "changes": [{**msgspec.to_builtins(each), "breaks": each.breaks} for each in found],
-    }

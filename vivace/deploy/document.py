@@ -1,4 +1,4 @@
-"""Writes docs/rules.md, docs/deployment.schema.json and catalogue/flags.json:
+"""Writes docs/rules.md, the schemas in docs/ and catalogue/flags.json:
 `python -m vivace.deploy.document`."""
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from pathlib import Path
 
 from vivace.deploy.catalogue.flags import FILE, flags_json
 from vivace.deploy.files import packaged_path
+from vivace.deploy.report.machine import report_schema
 from vivace.deploy.rules.judge import RULES
 from vivace.deploy.rules.rule import Rule
 from vivace.deploy.schema.deployment import json_schema
@@ -33,6 +34,7 @@ def pages() -> dict[str, str]:
     return {
         "rules.md": render_markdown(RULES),
         "deployment.schema.json": json.dumps(json_schema(), indent=2) + "\n",
+        "check.schema.json": json.dumps(report_schema(), indent=2) + "\n",
     }
 
 

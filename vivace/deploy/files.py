@@ -80,3 +80,9 @@ def is_folder(path: PathName) -> bool:
 
 def home() -> str:
     return os.path.expanduser("~")
+
+
+def relative_to(root: str, file: str) -> str:
+    """A file's path from `root` (empty: the current folder); whole where it lies elsewhere."""
+    root, path = os.path.realpath(root), os.path.realpath(file)
+    return os.path.relpath(path, root) if path.startswith(root + os.sep) else path

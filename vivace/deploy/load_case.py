@@ -63,7 +63,8 @@ def open_files(files: Sequence[PathName]) -> LoadedDeployment:
     paths = [str(file) for file in files]
     specs = [path for path in paths if path.endswith(SPECS) and not holds_manifest(path)]
     if specs and len(paths) > 1:
-        raise DeploymentError("give one deployment file, or scripts, not both")
+        text = "give one deployment file, or scripts, not both; --each judges every file alone"
+        raise DeploymentError(text)
     if specs:
         from vivace.deploy.schema.files import Documents, load
         from vivace.deploy.schema.lines import collect_sources

@@ -9,6 +9,7 @@ import msgspec
 
 COMMAND = "command line"
 """what findings call a command that was typed after `--`"""
+NO_FILE = ("", COMMAND)
 
 
 class Location(msgspec.Struct, frozen=True):
@@ -32,9 +33,12 @@ class Sources(msgspec.Struct, frozen=True, dict=True):
         return {file: content.splitlines() for file, content in self.texts.items()}
 
     def role_place(self, role: str) -> Location:
-        """Of a role; without one, of the first."""
+        """Of a role; without one, of the first; without roles, where the file begins."""
         found = self.roles.get(role) or next(iter(self.roles.values()), ())
-        return found[0] if found else Location()
+        if found:
+            return found[0]
+        file = next(iter(self.texts), "")
+        return Location(file, 1, 1) if file else Location()
 
     def find(self, role: str, name: str, place: Location | None = None) -> Location:
         """A flag or a variable of a role: in its own lines, else nearest above them, else in a file

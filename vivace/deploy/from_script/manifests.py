@@ -12,7 +12,7 @@ import yaml
 
 from vivace.deploy.from_script.compose import find_machine, interpolate, read_environment
 from vivace.deploy.locations import Location
-from vivace.deploy.schema.files import SafeLoader, refuse_endless
+from vivace.deploy.schema.files import SafeLoader, describe_problem, refuse_endless
 from vivace.deploy.shell.interpreter import Follow
 from vivace.deploy.shell.reader import ScriptError, no_file
 
@@ -43,6 +43,8 @@ def containers_in(file: str, content: str, follow: Follow = no_file) -> list[Con
     """Of a compose file, or of every document of manifests. Raises ScriptError."""
     try:
         found = [each for node in documents(content) for each in of_document(file, node, follow)]
+    except yaml.MarkedYAMLError as error:
+        raise ScriptError(f"{file}: {describe_problem(error)}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ScriptError(f"{file}: {error}") from None
     return found[:MAX_CONTAINERS]

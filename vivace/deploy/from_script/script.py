@@ -62,6 +62,10 @@ if TYPE_CHECKING:
     from vivace.deploy.from_script.manifests import Container
 
 
+class NothingStarted(ScriptError):
+    """What was read starts no server, router or benchmark."""
+
+
 class Imported(msgspec.Struct):
     """`started`: the processes of each role, as the scripts start them."""
 
@@ -166,11 +170,11 @@ def collect(
 
 
 def finish_import(found: Collected) -> Imported:
-    """Raises ScriptError where nothing is started."""
+    """Raises NothingStarted."""
     if not found.servers and not found.benchmarks:
         lines = [f"{each.file}:{each.line}: {each.text}" for each in found.remarks[:5]]
         what = "no server, router or benchmark command was found in what was read"
-        raise ScriptError("\n".join([what + (". Lines that matter:" if lines else ""), *lines]))
+        raise NothingStarted("\n".join([what + (". Lines that matter:" if lines else ""), *lines]))
     folded = build_roles(found.servers)
     for server, condition in folded.chosen:
         text = f"what runs depends on {condition or 'the machine'}: read as if it were true"

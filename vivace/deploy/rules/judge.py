@@ -39,7 +39,7 @@ RULES: tuple[Rule, ...] = tuple(
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the report."""
+    """One line of the report, `line` counted from 1; 0: it stands nowhere."""
 
     rule: str
     severity: Severity

@@ -21,6 +21,15 @@ def report_remarks(case: Case, rule: str, remedy: str, dashes: str = "") -> Iter
             yield Issue(flag, remark.text, remedy, line=at.line, file=at.file)
 
 
+@case_rule("no-roles", "warning", source="Vivace")
+def no_roles(case: Case) -> Iterator[Issue]:
+    """A deployment has roles.
+    Rules are about servers: of a file that names none, hardly anything can be wrong."""
+    if not case.deployment.roles and not case.deployment.benchmarks:
+        text = "the file has no roles: there is nothing to check"
+        yield Issue("roles", text, "add roles, or check the files that include this one")
+
+
 @case_rule("not-understood", "warning", source=READER)
 def not_understood(case: Case) -> Iterator[Issue]:
     """Every line of the script can be read.

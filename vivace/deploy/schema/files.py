@@ -81,12 +81,21 @@ def mapping_in(path: str, documents: Documents) -> dict[str, Any]:
         content, node = parse_yaml(text)
     except OSError as error:
         raise DeploymentError(f"{path}: {error.strerror or error}") from None
+    except yaml.MarkedYAMLError as error:
+        raise DeploymentError(f"{path}: {describe_problem(error)}") from None
     except (ValueError, yaml.YAMLError, RecursionError) as error:
         raise DeploymentError(f"{path}: {error}") from None
     if not isinstance(content, dict):
         raise DeploymentError(f"{path}: expected a mapping (name:, roles:, ..)")
     documents[path] = text, node
     return content
+
+
+def describe_problem(error: yaml.MarkedYAMLError) -> str:
+    """`line 3: what is wrong there`"""
+    mark = error.problem_mark or error.context_mark
+    text = ", ".join(part for part in (error.context, error.problem) if part)
+    return f"line {mark.line + 1}: {text}" if mark else text
 
 
 def parse_yaml(text: str) -> tuple[Any, yaml.Node | None]:

@@ -1,0 +1,359 @@
+"""What `vivace check` writes for programs: JSON, annotations of GitHub, SARIF; and the hook."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+import yaml
+from deployments import separated
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+from test_mutations import DEPLOYED, FOLDER
+from test_rules import PAIRS
+
+from vivace.deploy.check import FORMATS, main
+from vivace.deploy.document import DOCS
+from vivace.deploy.load_case import Overrides, build_case, open_files
+from vivace.deploy.report.github import annotation
+from vivace.deploy.report.machine import report_schema
+from vivace.deploy.rules.judge import RULES, Finding, judge
+from vivace.deploy.schema.files import parse_deployment, to_yaml
+
+ROOT = DOCS.parent
+HOOKS = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
+SOUND, BROKEN = FOLDER / "chat.yaml", "roles: {chat: {kind: mixed, flags: {tp-size: 3.5}}}\n"
+COMMAND = ["--", "python", "-m", "sglang.launch_server", "--model-path", "m", "--dtype", "float1"]
+
+
+def output(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    capsys.readouterr()
+    code = main(words)
+    return code, capsys.readouterr().out
+
+
+@pytest.fixture
+def cases(tmp_path: Path) -> dict[str, list[str]]:
+    """Words for `vivace check` by what they lead to."""
+    wrong = tmp_path / "with space, and: more" / "prefill%.yaml"
+    wrong.parent.mkdir()
+    wrong.write_text(to_yaml(parse_deployment(separated(decode={"page-size": 64}), "made")))
+    (tmp_path / "no.yaml").write_text("name: [x\n")
+    return {
+        "sound": [str(SOUND)],
+        "wrong": [str(wrong)],
+        "wrong scripts": [str(FOLDER / "first_node.sh"), str(FOLDER / "two_servers.sh")],
+        "unreadable": [str(tmp_path / "no.yaml")],
+        "a command": COMMAND,
+        "several": ["--each", str(SOUND), str(wrong), str(FOLDER / "laptop.sh")],
+        "one unreadable": ["--each", str(wrong), str(tmp_path / "no.yaml"), str(SOUND)],
+    }
+
+
+CODES = {
+    "sound": 0,
+    "wrong": 1,
+    "wrong scripts": 0,
+    "unreadable": 2,
+    "a command": 1,
+    "several": 1,
+    "one unreadable": 2,
+}
+
+
+@pytest.mark.parametrize("name", CODES)
+def test_every_format_ends_with_the_same_code(
+    name: str, cases: dict[str, list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    codes = {each: output(["--format", each, *cases[name]], capsys)[0] for each in FORMATS}
+    assert codes == dict.fromkeys(FORMATS, CODES[name])
+
+
+def closed(schema: Any) -> Any:
+    """The schema without room for fields it does not know."""
+    if isinstance(schema, list):
+        return [closed(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    inner = {key: closed(value) for key, value in schema.items()}
+    return {**inner, "additionalProperties": False} if "properties" in schema else inner
+
+
+@pytest.mark.parametrize("name", CODES)
+@pytest.mark.parametrize("extra", [[], ["--memory"]])
+def test_json_is_as_its_schema_says(
+    name: str, extra: list[str], cases: dict[str, list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    schema = json.loads((DOCS / "check.schema.json").read_text())
+    assert schema == report_schema(), "run `make docs`"
+    report = json.loads(output(["--json", *extra, *cases[name]], capsys)[1])
+    Draft202012Validator(closed(schema)).validate(report)
+    assert report["schema"] == 1 and bool(report["failures"]) == (CODES[name] == 2)
+    assert report["errors"] == sum(each["severity"] == "error" for each in report["findings"])
+    assert report["errors"] == sum(each["errors"] for each in report["deployments"])
+
+
+def test_a_difference_is_as_its_schema_says(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--diff", "0.5.10", "0.5.23", "--json", "--", *COMMAND[1:-2], "--cuda-graph-bs", "8"]
+    code, text = output(words, capsys)
+    report = json.loads(text)
+    Draft202012Validator(closed(report_schema())).validate(report)
+    assert code == 1 and (report["from"], report["to"]) == ("0.5.10", "0.5.23")
+    assert any(each["breaks"] for each in report["changes"])
+
+
+def test_a_schema_with_a_mistake_would_be_noticed() -> None:
+    wrong = {"schema": 1, "version": "", "errors": 0, "deployments": [], "findings": [{}]}
+    assert not Draft202012Validator(closed(report_schema())).is_valid({**wrong, "failures": []})
+
+
+def as_the_runner_reads(line: str) -> tuple[str, dict[str, str], str]:
+    """(command, properties, message) of a workflow command: actions/toolkit, command.ts."""
+
+    def plain(text: str, more: dict[str, str]) -> str:
+        for code, letter in {**more, "%0D": "\r", "%0A": "\n", "%25": "%"}.items():
+            text = text.replace(code, letter)
+        return text
+
+    head, _, message = line.removeprefix("::").partition("::")
+    kind, _, listed = head.partition(" ")
+    pairs = [each.partition("=") for each in listed.split(",")]
+    properties = {name: plain(value, {"%3A": ":", "%2C": ","}) for name, _, value in pairs}
+    return kind, properties, plain(message, {})
+
+
+TEXTS = st.text(st.sampled_from("ab%:,=\r\n 0A23C"), min_size=1, max_size=20)
+
+
+@given(TEXTS, TEXTS, TEXTS)
+def test_annotations_survive_any_text(text: str, role: str, flag: str) -> None:
+    finding = Finding(rule="rule", severity="doc", file="", role=role, flag=flag, line=0, text=text,
+                      remedy="", source="")  # fmt: skip
+    line = annotation(finding, "/")
+    assert "\n" not in line and "\r" not in line
+    kind, properties, message = as_the_runner_reads(line)
+    assert (kind, message) == ("notice", text)
+    assert properties == {"title": f"rule ({role} {flag})"}
+
+
+@pytest.mark.parametrize("workspace", [True, False])
+def test_annotations_stand_at_their_lines(
+    workspace: bool,
+    cases: dict[str, list[str]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(FOLDER if workspace else tmp_path)
+    if workspace:
+        monkeypatch.setenv("GITHUB_WORKSPACE", str(tmp_path))
+    else:
+        monkeypatch.delenv("GITHUB_WORKSPACE", raising=False)
+    lines = output(["--format", "github", *cases["wrong"]], capsys)[1].splitlines()
+    (error,) = [as_the_runner_reads(line) for line in lines if line.startswith("::error ")]
+    findings = json.loads(output(["--json", *cases["wrong"]], capsys)[1])["findings"]
+    assert error[1]["file"] == "with space, and: more/prefill%.yaml"
+    assert int(error[1]["line"]) == findings[0]["line"] > 1
+    assert error[2] == f"{findings[0]['text']}\n-> {findings[0]['remedy']}"
+    assert not [line for line in lines if line.startswith("::notice")]
+    with_notes = output(["--format", "github", "--notes", *cases["wrong"]], capsys)[1]
+    assert with_notes.count("\n::notice ") == sum(
+        each["severity"] in ("note", "doc") for each in findings
+    )
+
+
+def objects(required: str, **properties: Any) -> dict[str, Any]:
+    """Of SARIF's objects, which allow no other properties; `required` ones by name."""
+    return {
+        "type": "object",
+        "required": required.split(),
+        "properties": properties,
+        "additionalProperties": False,
+    }
+
+
+TEXT = {"type": "string", "minLength": 1}
+LEVEL = {"enum": ["none", "note", "warning", "error"]}
+MESSAGE = objects("text", text=TEXT, markdown=TEXT)
+LOCATION = objects(
+    "",
+    physicalLocation=objects(
+        "artifactLocation",
+        artifactLocation=objects("uri", uri=TEXT, uriBaseId=TEXT),
+        region=objects("startLine", startLine={"type": "integer", "minimum": 1}),
+    ),
+    logicalLocations={"type": "array", "items": objects("", fullyQualifiedName=TEXT)},
+)
+LOCATIONS = {"type": "array", "items": LOCATION}
+RULE = objects(
+    "id shortDescription fullDescription help defaultConfiguration",
+    id=TEXT, shortDescription=MESSAGE, fullDescription=MESSAGE, help=MESSAGE,
+    defaultConfiguration=objects("level", level=LEVEL), properties={"type": "object"},
+)  # fmt: skip
+RESULT = objects(
+    "ruleId message",
+    ruleId=TEXT, ruleIndex={"type": "integer", "minimum": 0}, level=LEVEL, message=MESSAGE,
+    locations=LOCATIONS,
+    partialFingerprints={"type": "object", "additionalProperties": TEXT},
+)  # fmt: skip
+RUN = objects(
+    "tool results",
+    tool=objects("driver", driver=objects(
+        "name", name=TEXT, version=TEXT,
+        rules={"type": "array", "items": RULE, "uniqueItems": True},
+    )),
+    automationDetails=objects("", id=TEXT),
+    originalUriBaseIds={"type": "object", "additionalProperties": objects("", description=MESSAGE)},
+    invocations={"type": "array", "items": objects(
+        "executionSuccessful", executionSuccessful={"type": "boolean"},
+        toolExecutionNotifications={"type": "array", "items": objects(
+            "message", message=MESSAGE, level=LEVEL, locations=LOCATIONS)},
+    )},
+    results={"type": "array", "items": RESULT},
+)  # fmt: skip
+SARIF = objects(
+    "version runs",
+    **{"$schema": {"const": "https://json.schemastore.org/sarif-2.1.0.json"}},
+    version={"const": "2.1.0"},
+    runs={"type": "array", "items": RUN},
+)
+"""What SARIF 2.1.0 says of the objects that are to_yaml here."""
+
+
+@pytest.mark.parametrize("name", CODES)
+def test_sarif_is_as_its_standard_says(
+    name: str,
+    cases: dict[str, list[str]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("GITHUB_WORKSPACE", str(tmp_path))
+    log = json.loads(output(["--format", "sarif", *cases[name]], capsys)[1])
+    Draft202012Validator(SARIF).validate(log)
+    (run,) = log["runs"]
+    assert [each["id"] for each in run["tool"]["driver"]["rules"]] == [each.name for each in RULES]
+    assert run["invocations"][0]["executionSuccessful"] == (CODES[name] != 2)
+    findings = json.loads(output(["--json", *cases[name]], capsys)[1])["findings"]
+    assert len(run["results"]) == len(findings)
+    for result, finding in zip(run["results"], findings, strict=True):
+        assert result["ruleId"] == RULES[result["ruleIndex"]].name == finding["rule"]
+        place = result.get("locations", [{}])[0].get("physicalLocation")
+        assert (place is None) == (name == "a command")
+        if place is not None:
+            assert place["region"]["startLine"] == finding["line"]
+            assert path_of(place["artifactLocation"], run, tmp_path) == Path(finding["file"])
+
+
+def path_of(location: dict[str, str], run: dict[str, Any], root: Path) -> Path:
+    """Of a URI reference, which is relative to the root, or whole and of a file."""
+    uri = location["uri"]
+    assert re.fullmatch(r"(?:[\w.~!$&'()*+;=@/:-]|%[0-9A-F]{2})+", uri)
+    if "uriBaseId" not in location:
+        return Path(unquote(uri.removeprefix("file://")))
+    assert location["uriBaseId"] in run["originalUriBaseIds"]
+    assert not uri.startswith("/") and ":" not in uri.split("/")[0]
+    return root / unquote(uri)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--format", "sarif", "--memory"],
+        ["--format", "github", "--diff", "0.5.9", "0.5.10"],
+        ["--json", "--suggest"],
+        ["--each", "--html", "page.html"],
+        ["--each", "--write"],
+    ],
+)
+def test_flags_without_effect_are_refused(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, str(SOUND)]) == 2
+    said = capsys.readouterr().err
+    assert any(word in said for word in words if word.startswith("--") and word != "--each")
+
+
+def test_formats_are_loaded_only_where_they_are_written() -> None:
+    code = (
+        "import sys; from vivace.cli import main; main(sys.argv[1:]); "
+        "print(*[name for name in sys.modules if name.startswith('vivace.deploy.report.')])"
+    )
+    words = [sys.executable, "-c", code, "check", str(SOUND)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    modules = done.stdout.splitlines()[-1].split()
+    assert sorted(each.rpartition(".")[2] for each in modules) == ["checked", "terminal"], done
+
+
+def places_of(content: dict[str, Any], folder: Path) -> list[Finding]:
+    """Of a deployment or a script, judged as a file."""
+    script = content.get("script")
+    path = folder / ("made.sh" if script is not None else "made.yaml")
+    path.write_text(script if script is not None else to_yaml(parse_deployment(content, "made")))
+    return list(judge(build_case(open_files([path]), Overrides())).findings)
+
+
+@pytest.mark.parametrize("rule", PAIRS)
+def test_every_finding_stands_in_a_line(rule: str, tmp_path: Path) -> None:
+    for finding in places_of(PAIRS[rule].bad, tmp_path):
+        lines = Path(finding.file).read_text().splitlines()
+        assert 1 <= finding.line <= len(lines), finding
+
+
+def test_every_finding_about_sound_deployments_stands_in_its_own_file() -> None:
+    for deployed in DEPLOYED.values():
+        files = [str(FOLDER / name) for name in deployed.files]
+        for finding in judge(build_case(open_files(files), deployed.facts)).findings:
+            assert finding.file in files and finding.line > 0, finding
+
+
+def commit(folder: Path, files: dict[str, str]) -> list[str]:
+    """A fresh repository with these files; what the hook matches of them."""
+    own = {"HOME": str(folder), "GIT_CONFIG_NOSYSTEM": "1", "PATH": os.environ["PATH"]}
+    subprocess.run(["git", "init", "-q"], cwd=folder, env=own, check=True, timeout=60)
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(content)
+    subprocess.run(["git", "add", "."], cwd=folder, env=own, check=True, timeout=60)
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=folder, env=own, check=True, timeout=60, stdout=subprocess.PIPE
+    ).stdout.decode().split()  # fmt: skip
+    (hook,) = HOOKS
+    return [name for name in listed if re.search(hook["files"], name)]
+
+
+def run_hook(folder: Path, files: list[str]) -> subprocess.CompletedProcess[str]:
+    """As pre-commit does: the entry's words, then the files, from the root of the repository."""
+    (hook,) = HOOKS
+    program, *words = hook["entry"].split()
+    assert program == "vivace" and hook["language"] == "system"
+    entry = [str(Path(sys.executable).with_name(program)), *words, *files]
+    return subprocess.run(entry, cwd=folder, capture_output=True, text=True, timeout=60)
+
+
+def test_the_hook_checks_what_it_matches(tmp_path: Path) -> None:
+    sound = {
+        "chat/deployment.yaml": SOUND.read_text(),
+        "docker-compose.prod.yml": (FOLDER / "compose.yaml").read_text(),
+        "start.sh": (FOLDER / "experts.sh").read_text(),
+        "tools/clean.sh": "rm -rf build\n",
+        "notes.yaml": "anything: else\n",
+        "README.md": "words\n",
+    }
+    matched = commit(tmp_path, sound)
+    assert matched == ["chat/deployment.yaml", "docker-compose.prod.yml", "start.sh",
+                       "tools/clean.sh"]  # fmt: skip
+    done = run_hook(tmp_path, matched)
+    assert done.returncode == 0, done
+    assert "tools/clean.sh: it starts no server" in done.stderr
+    (tmp_path / "start.sh").write_text(sound["start.sh"].replace("--dp-size 16", "--dp-size 12"))
+    done = run_hook(tmp_path, matched)
+    assert done.returncode == 1 and "start.sh:14" in done.stdout, done
