@@ -15,12 +15,12 @@ import msgspec
 from vivace.frontend.chat_template import RenderOptions
 from vivace.frontend.errors import BadRequest, EngineUnavailable, NotSupported
 from vivace.frontend.tokenizer import Tokenizer
-from vivace.offline.build import configured, report, start
+from vivace.offline.build import report, resolve_arguments, start
 from vivace.offline.driver import AsyncDriver
 from vivace.offline.job import Job, create_job
 from vivace.offline.keywords import check_keywords
 from vivace.offline.prompts import GenerateOptions, read_call, read_conversations
-from vivace.offline.scores import PLAIN, ScoreResult, score_prompts, scores_of
+from vivace.offline.scores import PLAIN, ScoreResult, compute_scores, score_prompts
 from vivace.protocol.messages import EngineState, FlushCache, GetState
 from vivace.requests.schema import GenerateRequest
 from vivace.version import __version__
@@ -54,7 +54,7 @@ class Engine:
         flags.setdefault("log_level", "warning")
         if model_path is not None:
             flags["model_path"] = model_path
-        self.config = configured(flags)
+        self.config = resolve_arguments(flags)
         self._frontend, self._driver = start(self.config, on_progress)
         self._async_driver = AsyncDriver(self._driver)
 
@@ -152,7 +152,7 @@ class Engine:
         prompts = score_prompts(self._frontend, query, items, item_first)
         labels = _labels(label_token_ids)
         answers: Any = self.generate(None, PLAIN, prompts, **_label_logprobs(labels))
-        return scores_of(answers, labels, apply_softmax)
+        return compute_scores(answers, labels, apply_softmax)
 
     async def async_score(
         self,
@@ -170,7 +170,7 @@ class Engine:
         prompts = score_prompts(self._frontend, query, items, item_first)
         labels = _labels(label_token_ids)
         answers: Any = await self.async_generate(None, PLAIN, prompts, **_label_logprobs(labels))
-        return scores_of(answers, labels, apply_softmax)
+        return compute_scores(answers, labels, apply_softmax)
 
     def encode(self, prompt: Any, image_data: Any = None, **_: Any) -> NoReturn:
         """Embeddings: raises NotSupported."""

@@ -102,7 +102,7 @@ def run(words: list[str]) -> int:
     if words[0] in COMPLETION:
         return import_module("vivace.completion").main(words, os.environ)
     if words[0] not in HANDLERS:
-        return unknown("vivace", "command", words[0], COMMANDS)
+        return unknown_word("vivace", "command", words[0], COMMANDS)
     return HANDLERS.get(words[0])(words[1:])
 
 
@@ -111,7 +111,7 @@ def bench(words: list[str]) -> int:
         print(help_text("vivace bench", "BENCHMARK", BENCHES))
         return 0 if words else CANNOT_START
     if words[0] not in BENCHES:
-        return unknown("vivace bench", "benchmark", words[0], BENCHES)
+        return unknown_word("vivace bench", "benchmark", words[0], BENCHES)
     module = import_module(f"vivace.bench.{words[0].replace('-', '_')}")
     return module.main(words[1:])
 
@@ -129,11 +129,11 @@ def version(words: list[str]) -> int:
     ).parse_args(words)
     print(f"vivace {vivace.__version__}")
     print(f"python {sys.version.split()[0]}")
-    print(f"torch {installed('torch')}")
+    print(f"torch {installed_version('torch')}")
     return 0
 
 
-def installed(package: str) -> str:
+def installed_version(package: str) -> str:
     from importlib import metadata
 
     try:
@@ -149,7 +149,7 @@ def help_text(program: str, what: str, table: dict[str, str]) -> str:
     return "\n".join([usage, "", *lines, "", f"Run `{program} {what} --help` for details."])
 
 
-def unknown(program: str, kind: str, word: str, table: dict[str, str]) -> int:
+def unknown_word(program: str, kind: str, word: str, table: dict[str, str]) -> int:
     import difflib
 
     from vivace.terminal import print_wrapped

@@ -96,10 +96,10 @@ def place(shell: str, environment: Mapping[str, str]) -> Path:
 def candidates(words: list[str]) -> list[str]:
     """What the last of the words may become; none where the shell should offer files."""
     *before, typed = words or [""]
-    command, names = command_of(before)
+    command, names = parse_command(before)
     if names and not typed.startswith("-"):
         return [name for name in names if name.startswith(typed)]
-    text = help_of(command)
+    text = command_help(command)
     if before and before[-1].startswith("-"):
         choices = re.search(CHOICES.format(flag=re.escape(before[-1])), " ".join(text.split()))
         if choices:
@@ -109,19 +109,19 @@ def candidates(words: list[str]) -> list[str]:
     return sorted(flag for flag in {*FLAG.findall(text)} if flag.startswith(typed))
 
 
-def command_of(words: list[str]) -> tuple[list[str], list[str]]:
+def parse_command(words: list[str]) -> tuple[list[str], list[str]]:
     """The command that the words name so far, and the names that may follow at once."""
     if not words:
         return [], list(cli.COMMANDS)
     if words[0] not in cli.COMMANDS:
         return [], []
-    names = list(cli.BENCHES) if words[0] == "bench" else PART.findall(help_of(words[:1]))
+    names = list(cli.BENCHES) if words[0] == "bench" else PART.findall(command_help(words[:1]))
     if len(words) == 1 or words[1] not in names:
         return words[:1], names if len(words) == 1 else []
     return words[:2], []
 
 
-def help_of(command: list[str]) -> str:
+def command_help(command: list[str]) -> str:
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
         cli.run([*command, "--help-all" if command == ["serve"] else "--help"])

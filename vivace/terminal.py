@@ -16,7 +16,7 @@ UNBROKEN = 10_000
 """columns of what is no terminal"""
 
 
-def columns_of(stream: TextIO) -> int | None:
+def terminal_width(stream: TextIO) -> int | None:
     """The width of a terminal; None of anything else."""
     if not stream.isatty():
         return None
@@ -31,7 +31,7 @@ def columns_of(stream: TextIO) -> int | None:
     return max(columns, NARROWEST)
 
 
-def wrapped(line: str, columns: int | None, indent: str = "    ") -> list[str]:
+def wrap_line(line: str, columns: int | None, indent: str = "    ") -> list[str]:
     """One line as several that fit; those behind the first begin with `indent`. A word that is
     too long for a line has one of its own, and the terminal breaks it."""
     if columns is None or len(line) <= columns:
@@ -49,18 +49,18 @@ def wrapped(line: str, columns: int | None, indent: str = "    ") -> list[str]:
     ) or [line]
 
 
-def wrapped_text(text: str, columns: int | None, indent: str = "    ") -> str:
+def wrap_text(text: str, columns: int | None, indent: str = "    ") -> str:
     """Every line of a text wrapped; a line that is indented goes on below its first word."""
     if columns is None or len(text) <= columns:
         return text
     found: list[str] = []
     for line in text.split("\n"):
         own = line[: len(line) - len(line.lstrip())]
-        found += wrapped(line, columns, own or indent)
+        found += wrap_line(line, columns, own or indent)
     return "\n".join(found)
 
 
-def filled(parts: Iterable[str], columns: int) -> list[str]:
+def fill_command(parts: Iterable[str], columns: int) -> list[str]:
     """A command of parts that stay whole, as lines a shell reads as one. Where a part ends with a
     comma, its quotes go on in the next one."""
     lines: list[str] = []
@@ -75,10 +75,10 @@ def filled(parts: Iterable[str], columns: int) -> list[str]:
 def print_wrapped(text: str, stream: TextIO | None = None, indent: str = "    ") -> None:
     """Print to standard error, or to another stream."""
     out = stream or sys.stderr
-    print(wrapped_text(text, columns_of(out), indent), file=out)
+    print(wrap_text(text, terminal_width(out), indent), file=out)
 
 
-def console_of(stream: TextIO) -> Console:
+def make_console(stream: TextIO) -> Console:
     """Rich's console, which breaks nothing where no terminal is."""
     from rich.console import Console
 

@@ -66,7 +66,7 @@ class Parts:
         self.driver = Driver(loop, mailbox, self.frontend)
 
     def engine(self, monkeypatch: pytest.MonkeyPatch) -> Engine:
-        monkeypatch.setattr("vivace.api.configured", lambda flags: self.config)
+        monkeypatch.setattr("vivace.api.resolve_arguments", lambda flags: self.config)
         monkeypatch.setattr("vivace.api.start", lambda config, report: (self.frontend, self.driver))
         monkeypatch.setattr("vivace.config.serialize.public", lambda config: {"page_size": 4})
         return Engine()

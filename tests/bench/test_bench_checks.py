@@ -9,13 +9,13 @@ from bench_records import three_requests
 
 from vivace.bench.checks import check_requests, check_result
 from vivace.bench.metrics import calculate_metrics
-from vivace.bench.record import details_of, numbers_of
+from vivace.bench.record import metric_fields, request_details
 from vivace.bench.transport import Record
 
 
 def sound() -> tuple[dict[str, Any], list[Record]]:
     records = three_requests()
-    result = numbers_of(calculate_metrics(records, 3.0)) | details_of(records)
+    result = metric_fields(calculate_metrics(records, 3.0)) | request_details(records)
     result |= {"requests_sent": 3, "max_concurrency": 2}
     return result, records
 

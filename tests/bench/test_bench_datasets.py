@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from vivace.bench import datasets
 from vivace.bench.datasets.consecutive_ids import ConsecutiveIds
-from vivace.bench.datasets.random_tokens import RandomPrompts, repeated
+from vivace.bench.datasets.random_tokens import RandomPrompts, repeat
 from vivace.bench.datasets.shared_prefix import SharedPrefix
 from vivace.bench.datasets.sharegpt import whole_items
 from vivace.bench.flags import parse
@@ -258,8 +258,8 @@ def test_random_from_a_sharegpt_file_has_exact_lengths(tmp_path: Path) -> None:
 
 
 def test_repeated() -> None:
-    assert repeated([1, 2, 3], 7) == [1, 2, 3, 1, 2, 3, 1]
-    assert repeated([1, 2, 3], 2) == [1, 2]
+    assert repeat([1, 2, 3], 7) == [1, 2, 3, 1, 2, 3, 1]
+    assert repeat([1, 2, 3], 2) == [1, 2]
 
 
 def test_custom_lines(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vivace.bench.one_batch import Batches, BatchShape, grouped, measure, parse
+from vivace.bench.one_batch import Batches, BatchShape, group_spans, measure, parse
 from vivace.bench.workload import BenchError
 from vivace.engine.oracle import OracleWorker
 from vivace.protocol.messages import Capacity
@@ -79,5 +79,5 @@ def test_what_does_not_fit_is_refused(shape: BatchShape, message: str) -> None:
 
 
 def test_groups_keep_order_and_limits() -> None:
-    groups = grouped([(0, 4), (0, 4), (1, 2), (1, 2), (2, 1)], 6)
+    groups = group_spans([(0, 4), (0, 4), (1, 2), (1, 2), (2, 1)], 6)
     assert groups == [[(0, 4)], [(0, 4), (1, 2)], [(1, 2), (2, 1)]]

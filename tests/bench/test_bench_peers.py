@@ -25,9 +25,9 @@ from vivace.bench.peers.export import (
 )
 from vivace.bench.peers.llama_cpp import LlamaCppPeer
 from vivace.bench.peers.open_vino import OpenVinoPeer
-from vivace.bench.peers.peer import run_shown, running
+from vivace.bench.peers.peer import run_server, run_shown
 from vivace.bench.peers.scripted import ScriptedPeer
-from vivace.bench.peers.summary import render, rows_of
+from vivace.bench.peers.summary import build_rows, render
 from vivace.bench.peers.vllm_cpu import VllmCpuPeer
 from vivace.bench.peers.workloads import WORKLOADS, PeerWorkload, compared_figures
 from vivace.bench.workload import BenchError
@@ -42,8 +42,10 @@ def test_servers_are_measured_in_turn_with_the_same_prompts(tmp_path: Path) -> N
     said: list[str] = []
     rules = Rules(repetitions=2, max_foreign=10.0, seed="s")
     with (
-        running(ScriptedPeer("ours", backend="vivace"), tmp_path, tmp_path) as ours,
-        running(ScriptedPeer("theirs", connection_per_request=True), tmp_path, tmp_path) as theirs,
+        run_server(ScriptedPeer("ours", backend="vivace"), tmp_path, tmp_path) as ours,
+        run_server(
+            ScriptedPeer("theirs", connection_per_request=True), tmp_path, tmp_path
+        ) as theirs,
     ):
         found = compare([ours, theirs], [SMALL], IDS, rules, said.append)
     order = [(run.server, run.repetition) for run in found.runs]
@@ -59,7 +61,7 @@ def test_servers_are_measured_in_turn_with_the_same_prompts(tmp_path: Path) -> N
 def test_a_server_that_counts_wrongly_is_named(tmp_path: Path) -> None:
     peer = ScriptedPeer("liar", flags=["--miscount", "2"])
     rules = Rules(repetitions=1, max_foreign=10.0)
-    with running(peer, tmp_path, tmp_path) as server:
+    with run_server(peer, tmp_path, tmp_path) as server:
         found = compare([server], [SMALL], IDS, rules, lambda text: None)
     assert found.runs[0].faults[0] == "request 0: 7 tokens, asked 5"
     assert "!!! liar small[0]: 6 faults" in render(found, "liar")
@@ -67,7 +69,7 @@ def test_a_server_that_counts_wrongly_is_named(tmp_path: Path) -> None:
 
 def test_disturbed_runs_are_repeated_and_the_quietest_marked(tmp_path: Path) -> None:
     rules = Rules(repetitions=1, max_foreign=-1.0, retries=1)
-    with running(ScriptedPeer("busy"), tmp_path, tmp_path) as server:
+    with run_server(ScriptedPeer("busy"), tmp_path, tmp_path) as server:
         found = compare([server], [SMALL], IDS, rules, lambda text: None)
     assert (len(found.runs), len(found.thrown_away)) == (1, 1)
     assert found.runs[0].disturbed
@@ -78,7 +80,7 @@ def test_a_server_that_ends_shows_its_log(tmp_path: Path) -> None:
     peer = ScriptedPeer("broken", flags=["--no-such-flag"])
     with (
         pytest.raises(BenchError, match="no-such-flag"),
-        running(peer, tmp_path, tmp_path),
+        run_server(peer, tmp_path, tmp_path),
     ):
         pass
 
@@ -101,7 +103,7 @@ def test_ratios_are_of_medians_and_above_one_is_better() -> None:
         *(run_of("a", i, rate, 10.0) for i, rate in enumerate((290.0, 300.0, 350.0))),
         *(run_of("b", i, rate, 40.0) for i, rate in enumerate((90.0, 100.0, 310.0))),
     ]
-    rates, waits = rows_of(Comparison(runs=runs, thrown_away=[], memory={}), "a")
+    rates, waits = build_rows(Comparison(runs=runs, thrown_away=[], memory={}), "a")
     assert rates.ratio == pytest.approx(3.0)
     assert (rates.ours.median, rates.ours.low, rates.ours.high) == (300.0, 290.0, 350.0)
     assert not rates.distinguishable

@@ -11,7 +11,7 @@ from bench_records import three_requests
 from vivace.bench.flags import parse
 from vivace.bench.metrics import calculate_metrics
 from vivace.bench.record import append_record, build_record, command_line, default_file
-from vivace.bench.report import Line, Setting, explain, render, rows_of
+from vivace.bench.report import Line, Setting, explain, render, report_rows
 
 GOLDEN = Path(__file__).parent / "golden"
 FLAGS = "--backend vivace --dataset-name random --num-prompts 3 --max-concurrency 2 --tag t"
@@ -60,7 +60,7 @@ def test_optional_lines_of_the_block() -> None:
 def test_every_line_is_explained() -> None:
     metrics = calculate_metrics(three_requests(), 3.0)
     setting = Setting(backend="vivace", request_rate=2.0, max_concurrency=2)
-    lines = [row for row in rows_of(metrics, setting) if isinstance(row, Line)]
+    lines = [row for row in report_rows(metrics, setting) if isinstance(row, Line)]
     text = explain(metrics, setting)
     assert all(len(line.definition) > 10 for line in lines)
     assert all(f"{line.label}\n    {line.definition}" in text for line in lines)
@@ -155,7 +155,9 @@ def test_every_line_of_sglang_is_printed_and_stored() -> None:
         three_requests(), 3.0, retokenized=[5, 3, 0], accept_length=2.0, goodput={"tpot": 500.0}
     )
     setting = Setting(backend="vivace", request_rate="inf", max_concurrency=2, cache_report=True)
-    printed = {row.label: row.value for row in rows_of(metrics, setting) if isinstance(row, Line)}
+    printed = {
+        row.label: row.value for row in report_rows(metrics, setting) if isinstance(row, Line)
+    }
     assert set(printed) == set(LINES)
     args = parse([*FLAGS.split(), "--output-details"])
     record = build_record(

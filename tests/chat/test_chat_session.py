@@ -21,7 +21,7 @@ from vivace.chat.backend import SETTINGS, ChatError
 from vivace.chat.command import main
 from vivace.chat.conversation import Conversation
 from vivace.chat.lines import Lines
-from vivace.chat.remote import NO_ANSWER, RemoteBackend, chunks_of, events
+from vivace.chat.remote import NO_ANSWER, RemoteBackend, events, read_chunks
 from vivace.chat.screen import PassingScreen
 from vivace.chat.session import Session
 from vivace.config.process_environment import GIVE_A_KEY, KEY_VARIABLES
@@ -293,7 +293,7 @@ VALUES = st.recursive(
 def test_an_event_of_any_form_is_an_answer_or_an_error(value: object) -> None:
     stream = io.BytesIO(b"data: " + json.dumps(value).encode() + b"\ndata: [DONE]\n")
     try:
-        chunks = list(chunks_of(events(cast("http.client.HTTPResponse", stream))))
+        chunks = list(read_chunks(events(cast("http.client.HTTPResponse", stream))))
     except (ChatError, *NO_ANSWER):
         return
     assert all(type(chunk.text) is str and type(chunk.tokens) is int for chunk in chunks)

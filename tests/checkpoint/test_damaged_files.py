@@ -14,7 +14,7 @@ from vivace.checkpoint.gguf_file import GGUFError, GGUFFile
 from vivace.checkpoint.open import open_weights
 from vivace.checkpoint.source import SourceError, locate
 from vivace.checkpoint.weights import CheckpointError
-from vivace.models.facts import facts_of
+from vivace.models.facts import read_facts
 
 CLEAN = (SourceError, CheckpointError)
 FEW = settings(
@@ -55,7 +55,7 @@ def damaged(data: bytes, changes: list[tuple[int, bytes]], keep: int | None) -> 
 
 def read_everything(path: Path) -> None:
     source = locate(str(path))
-    facts = facts_of(source)
+    facts = read_facts(source)
     weights = open_weights(source, facts, seed=0, progress=lambda stage, part: None)
     for name, shape in (("model.embed_tokens.weight", (40, 32)), ("model.norm.weight", (32,))):
         assert tuple(weights.take(name, shape).shape) == shape

@@ -10,7 +10,12 @@ import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
-from vivace.checkpoint.gguf_blocks import DECODERS, ELEMENTS_AT_ONCE, ELEMENTS_PER_TASK, decoded
+from vivace.checkpoint.gguf_blocks import (
+    DECODERS,
+    ELEMENTS_AT_ONCE,
+    ELEMENTS_PER_TASK,
+    decode_blocks,
+)
 
 HALVES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
           "Q4_1": (0, 2), "Q5_1": (0, 2), "IQ4_NL": (0,), "Q4_0": (0,), "Q5_0": (0,),
@@ -45,18 +50,18 @@ def test_bits_equal_gguf(kind: GGMLQuantizationType, inference: bool, threads: i
     data.setflags(write=False)
     wanted = torch.from_numpy(np.array(dequantize(data, kind), dtype=np.float32))
     with torch.inference_mode(inference):
-        found = decoded(data, kind, torch.float32)
+        found = decode_blocks(data, kind, torch.float32)
         assert torch.equal(found, wanted)
-        assert torch.equal(decoded(data[:5], kind, torch.bfloat16), wanted[:5].bfloat16())
+        assert torch.equal(decode_blocks(data[:5], kind, torch.bfloat16), wanted[:5].bfloat16())
 
 
 def test_a_type_without_a_decoder_of_its_own() -> None:
     data = random_rows(GGMLQuantizationType.IQ4_NL, 3, 64)
     wanted = np.array(dequantize(data, GGMLQuantizationType.IQ4_NL), dtype=np.float32)
-    found = decoded(data, GGMLQuantizationType.IQ4_NL, torch.float32)
+    found = decode_blocks(data, GGMLQuantizationType.IQ4_NL, torch.float32)
     assert torch.equal(found, torch.from_numpy(wanted))
 
 
 def test_a_type_nobody_decodes() -> None:
     with pytest.raises(NotImplementedError):
-        decoded(np.zeros((1, 40), np.uint8), GGMLQuantizationType.Q8_1, torch.float32)
+        decode_blocks(np.zeros((1, 40), np.uint8), GGMLQuantizationType.Q8_1, torch.float32)

@@ -11,7 +11,7 @@ from vivace.checkpoint.source import SourceError, locate
 from vivace.config.environment import hub_cache
 from vivace.config.parsing import parse
 from vivace.launch.configure import configure
-from vivace.launch.summary import summary_of
+from vivace.launch.summary import build_summary
 from vivace.protocol.messages import Capacity
 
 OLD, NEW = "1111111aaaa" + "0" * 29, "2222222bbbb" + "0" * 29
@@ -134,5 +134,5 @@ def test_the_command_line_reaches_the_snapshot(
     )
     assert config.source.commit == OLD
     capacity = Capacity(pages=4, page_size=16, rows=2, context=64, vocabulary=30)
-    rows = dict(summary_of(config, capacity, "http://host").rows)
+    rows = dict(build_summary(config, capacity, "http://host").rows)
     assert rows["model"].startswith(f"org/toy, safetensors, commit {OLD[:12]}, ")

@@ -27,8 +27,8 @@ from vivace.checkpoint.gguf_file import GGUFFile
 from vivace.checkpoint.source import locate
 from vivace.errors import CannotStart
 from vivace.frontend.tokenizer import load_tokenizer
-from vivace.frontend.tokenizer_gguf import tokenizer_of
-from vivace.models.facts import ModelFacts, facts_of
+from vivace.frontend.tokenizer_gguf import build_tokenizer
+from vivace.models.facts import ModelFacts, read_facts
 from vivace.models.families import FAMILIES as KNOWN
 from vivace.models.loading import load_model
 from vivace.models.quantized import refuse_quantized
@@ -115,7 +115,7 @@ def outcome(path: Path) -> str:
     try:
         source = locate(str(path))
         check_architecture(source)
-        facts = facts_of(source)
+        facts = read_facts(source)
         check_sense(facts)
         model = load_model(
             source, facts, cpu_ops(), dtype=torch.float32, positions=facts.context, longest=256,
@@ -356,7 +356,7 @@ def test_gguf_vocabulary(model: str) -> None:
     @given(tree=mutated(spoken(model), extra))
     def check(tree: dict[str, Any]) -> None:
         try:
-            core = tokenizer_of(tree, "toy.gguf")[0]
+            core = build_tokenizer(tree, "toy.gguf")[0]
         except CannotStart as error:
             one_line(error)
             return
@@ -384,7 +384,7 @@ def test_the_embedded_file(tmp_path: Path) -> None:
         try:
             source = locate(str(changed))
             check_architecture(source)
-            check_sense(facts_of(source))
+            check_sense(read_facts(source))
             load_tokenizer(source).encode("Hello")
         except CannotStart as error:
             one_line(error)

@@ -18,7 +18,7 @@ from vivace.checkpoint.source import locate
 from vivace.errors import CannotStart
 from vivace.frontend.tokenizer import load_tokenizer
 from vivace.frontend.tokenizer_files import load_from_folder
-from vivace.models.facts import facts_of
+from vivace.models.facts import read_facts
 
 UNREAD = {
     "no limit": '"unread": 1000000000000000019884624838656',
@@ -54,7 +54,7 @@ def changed(file: Path, **values: Any) -> None:
 
 def facts_and_words(folder: Path) -> Any:
     core, templates, ends, begin = load_from_folder(folder)
-    return facts_of(locate(str(folder))), core.encode("Hello").ids, templates, ends, begin
+    return read_facts(locate(str(folder))), core.encode("Hello").ids, templates, ends, begin
 
 
 def test_a_tokenizer_as_transformers_saves_it(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_the_index_too(folder: Path) -> None:
 def test_what_is_read_is_judged(key: str, value: Any, folder: Path) -> None:
     changed(folder / "config.json", **{key: value})
     with pytest.raises(SourceError, match=rf"config\.json: {key} is ") as caught:
-        facts_of(locate(str(folder)))
+        read_facts(locate(str(folder)))
     assert str(caught.value).isprintable()
 
 
@@ -148,7 +148,7 @@ def test_values_for_none(key: str, family: str, tmp_path: Path) -> None:
     old = json.loads(file.read_text())
     for value in NONE[key]:
         file.write_text(json.dumps({**old, key: value, "use_sliding_window": True}))
-        facts = facts_of(locate(str(tmp_path)))
+        facts = read_facts(locate(str(tmp_path)))
         if key == "eos_token_id":
             # generation_config.json of `make` names one that is in the vocabulary
             assert facts.eos_ids == (2,)
@@ -162,18 +162,18 @@ def test_values_for_none(key: str, family: str, tmp_path: Path) -> None:
 
 def test_generation_config_loses_what_never_comes(folder: Path) -> None:
     changed(folder / "generation_config.json", eos_token_id=[-1, 5, None, 10**9])
-    facts = facts_of(locate(str(folder)))
+    facts = read_facts(locate(str(folder)))
     assert facts.eos_ids == (5,)
     assert "generation_config.json: eos_token_id" in facts.notices[0]
     changed(folder / "generation_config.json", eos_token_id=[5, "x"])
     with pytest.raises(SourceError, match="eos_token_id is"):
-        facts_of(locate(str(folder)))
+        read_facts(locate(str(folder)))
 
 
 def test_ends_of_gguf_files_lose_what_never_comes(tmp_path: Path) -> None:
     """llama.cpp goes on too; several published files have such ids."""
     file = write_gguf(tmp_path / "toy.gguf", ends={"eos": 10**6, "eot": 3, "eom": 40})
-    facts = facts_of(locate(str(file)))
+    facts = read_facts(locate(str(file)))
     assert facts.eos_ids == (3,)
     said = [line for line in facts.notices if "no token of the 40" in line]
     assert len(said) == 1 and "1000000" in said[0] and "40)" in said[0], facts.notices
@@ -185,18 +185,18 @@ def test_a_window_that_is_off_is_not_judged(value: Any, tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     off = {"sliding_window": value, "use_sliding_window": False}
     changed(file, **off)
-    assert set(facts_of(locate(str(tmp_path))).layer_windows) == {None}
+    assert set(read_facts(locate(str(tmp_path))).layer_windows) == {None}
     kinds = ["sliding_attention"] * json.loads(file.read_text())["num_hidden_layers"]
     changed(file, **{**off, "use_sliding_window": True, "layer_types": kinds})
     with pytest.raises(SourceError, match="sliding_window is"):
-        facts_of(locate(str(tmp_path)))
+        read_facts(locate(str(tmp_path)))
 
 
 @pytest.mark.parametrize("kind", ["conv", "linear_attention", "mamba"])
 def test_layers_of_another_kind_are_named(kind: str, folder: Path) -> None:
     changed(folder / "config.json", layer_types=["full_attention", kind])
     with pytest.raises(SourceError) as caught:
-        facts_of(locate(str(folder)))
+        read_facts(locate(str(folder)))
     assert f"layers of kind '{kind}' are not supported" in str(caught.value)
     assert "etch" not in str(caught.value)
 
@@ -216,10 +216,10 @@ def test_advice_for_values_that_cannot_be_used(change: dict[str, Any], folder: P
 def test_advice_for_the_configuration(folder: Path) -> None:
     changed(folder / "config.json", rms_norm_eps="x")
     with pytest.raises(SourceError, match=r"it must be .*--json-model-override-args") as caught:
-        facts_of(locate(str(folder)))
+        read_facts(locate(str(folder)))
     assert "etch" not in str(caught.value)
     given = locate(str(folder), overrides={"rms_norm_eps": 1e-5})
-    assert facts_of(given).decoder
+    assert read_facts(given).decoder
 
 
 def test_an_empty_chat_template_is_none(folder: Path) -> None:

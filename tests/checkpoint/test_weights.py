@@ -12,13 +12,13 @@ from safetensors.torch import save_file
 from vivace.checkpoint.open import OpenWeights, open_weights
 from vivace.checkpoint.source import locate
 from vivace.checkpoint.weights import CheckpointError
-from vivace.models.facts import facts_of
+from vivace.models.facts import read_facts
 
 
 def opened(path: Path, **options: object) -> OpenWeights:
     source = locate(str(path), load_format=str(options.get("load_format", "auto")))
     seed = int(str(options.get("seed", 0)))
-    return open_weights(source, facts_of(source), seed=seed, progress=lambda stage, part: None)
+    return open_weights(source, read_facts(source), seed=seed, progress=lambda stage, part: None)
 
 
 @pytest.mark.parametrize("sharded", [False, True])
@@ -101,7 +101,7 @@ def test_progress_ends_at_one(tmp_path: Path) -> None:
     write_single(tmp_path)
     source, seen = locate(str(tmp_path)), []
     weights = open_weights(
-        source, facts_of(source), seed=0, progress=lambda stage, part: seen.append((stage, part))
+        source, read_facts(source), seed=0, progress=lambda stage, part: seen.append((stage, part))
     )
     for name, shape in shapes().items():
         weights.take(name, shape)

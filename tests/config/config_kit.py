@@ -10,7 +10,7 @@ from vivace.checkpoint.source import ModelSource
 from vivace.config.config import Config, Options
 from vivace.config.parsing import from_arguments, parse
 from vivace.config.resolution import resolve
-from vivace.models.facts import ModelFacts, facts_of
+from vivace.models.facts import ModelFacts, read_facts
 from vivace.platforms.platform import PlatformFacts
 
 SOURCE = ModelSource(
@@ -36,7 +36,7 @@ PLATFORM = PlatformFacts(
 
 
 def facts() -> ModelFacts:
-    return facts_of(SOURCE)
+    return read_facts(SOURCE)
 
 
 def resolved(*argv: str, environ: dict[str, str] | None = None) -> Config:

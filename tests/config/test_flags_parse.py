@@ -8,7 +8,7 @@ import pytest
 from config_kit import resolved, resolved_arguments
 from sglang_spellings import SPELLINGS
 
-from vivace.config.config import all_options, value_of
+from vivace.config.config import all_options, option_value
 from vivace.config.errors import ConfigError
 from vivace.config.known_flags import ELSEWHERE
 from vivace.config.option import Option
@@ -38,7 +38,7 @@ def test_every_spelling_parses(spelling: str) -> None:
         return
     option = BY_FLAG[flag]
     options = parse([flag, *sample(option)], {})
-    assert value_of(options, option) != option.default or option.choices
+    assert option_value(options, option) != option.default or option.choices
 
 
 def test_the_list_is_the_size_of_the_promise() -> None:

@@ -15,7 +15,7 @@ from vivace.config.config import Config
 from vivace.config.errors import ConfigError
 from vivace.config.parsing import parse
 from vivace.config.resolution import resolve
-from vivace.models.facts import facts_of
+from vivace.models.facts import read_facts
 from vivace.platforms.blocks import KEPT, PLAIN
 from vivace.platforms.cpu.facts import dtypes
 from vivace.worker.build import DEFAULT_CAPTURE, Captures, choose_captures
@@ -33,7 +33,7 @@ def resolved_for(
     platform = dataclasses.replace(PLATFORM, features=features, dtypes=dtypes(features))
     config = {**LLAMA, **(model or {})}
     source = dataclasses.replace(SOURCE, format=stored, config=config, stored=file)
-    return resolve(parse(argv.split(), {}), source, facts_of(source), platform)
+    return resolve(parse(argv.split(), {}), source, read_facts(source), platform)
 
 
 def reasons(config: Config) -> dict[str, str]:

@@ -19,8 +19,8 @@ from vivace.config.releases.tables import (
     flags_at,
     holds,
     latest,
-    names_of,
     readers,
+    release_names,
     releases,
     span,
     status,
@@ -113,4 +113,4 @@ def test_spans_name_the_releases_they_hold(at: list[int]) -> None:
     told = [part.split(" to ") for part in span(names).split(" and ")]
     ends = [(releases().index(part[0]), releases().index(part[-1])) for part in told]
     held = tuple(end for pair in ends for end in pair)
-    assert names_of(held) == names and all(holds(held, each) for each in at)
+    assert release_names(held) == names and all(holds(held, each) for each in at)

@@ -12,7 +12,7 @@ from config_kit import resolved, settled
 import vivace
 from vivace.config.config import Options, all_options, with_values
 from vivace.config.errors import ConfigError
-from vivace.config.option import FlagState, Option, Support, not_available, option, options_of
+from vivace.config.option import FlagState, Option, Support, declared_options, not_available, option
 
 PACKAGE = Path(vivace.__file__).parent
 DECIDED_HERE = ("keys.py", "rules.py", "checks.py", "resolution.py")
@@ -77,7 +77,7 @@ def test_states_are_data_of_each_option() -> None:
             1, "How fast.", cuda=FlagState(Support.WORKS), npu=not_available("no", "wait")
         )
 
-    (speed,) = options_of(Mine)
+    (speed,) = declared_options(Mine)
     assert [speed.state(p, 2).kind for p in ("cpu", "cuda", "npu")] == [
         Support.WORKS,
         Support.WORKS,

@@ -12,7 +12,7 @@ from config_kit import resolved, settled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vivace.config.config import Options, all_options, value_of, with_values
+from vivace.config.config import Options, all_options, option_value, with_values
 from vivace.config.errors import ConfigError
 from vivace.config.option import Option
 from vivace.config.parsing import from_arguments
@@ -106,7 +106,7 @@ def test_public_has_every_flag_but_secrets() -> None:
         if option.secret:
             assert option.name not in shown or shown[option.name] == "***"
         else:
-            assert shown[option.name] == value_of(config, option)
+            assert shown[option.name] == option_value(config, option)
 
 
 def test_keyword_arguments_are_typed_like_flags() -> None:

@@ -19,7 +19,7 @@ from running_server import START_SECONDS, RunningServer, is_alive
 
 from vivace.checkpoint.source import locate
 from vivace.engine.oracle import oracle_answer
-from vivace.models.facts import facts_of
+from vivace.models.facts import read_facts
 
 ORACLE = {"VIVACE_EXECUTOR": "oracle:0.01"}
 FLAGS = ("--skip-tokenizer-init", "--random-seed", "1")
@@ -28,7 +28,7 @@ PROMPT = [5, 6, 7, 8]
 
 @pytest.fixture(scope="module")
 def vocabulary() -> int:
-    return facts_of(locate(None)).vocabulary
+    return read_facts(locate(None)).vocabulary
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from vivace.engine.loop import Loop
 from vivace.engine.scheduler import Scheduler
 from vivace.engine.settings import engine_settings
 from vivace.frontend.request_state import PromptRows
-from vivace.models.facts import facts_of
+from vivace.models.facts import read_facts
 from vivace.platforms.cpu.facts import kernels_built
 from vivace.platforms.platform import detect
 from vivace.protocol.channel import LocalMailbox
@@ -208,7 +208,7 @@ def build_engine(model: Path, setting: Setting) -> Engine:
         disable_cuda_graph_padding=setting.exact,
     )
     source = locate(str(model))
-    config = resolve(options, source, facts_of(source), detect("cpu"))
+    config = resolve(options, source, read_facts(source), detect("cpu"))
     torch.set_num_threads(1)
     return Engine(build_worker(config, lambda stage, done: None), config, setting)
 

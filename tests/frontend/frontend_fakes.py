@@ -16,7 +16,7 @@ from vivace.frontend.frontend import Frontend
 from vivace.frontend.request_output import RequestOutput
 from vivace.frontend.served_model import ServedModel, seed_counter
 from vivace.frontend.tokenizer import Tokenizer, byte_alphabet
-from vivace.frontend.tokenizer_gguf import tokenizer_of
+from vivace.frontend.tokenizer_gguf import build_tokenizer
 from vivace.protocol.messages import Capacity, Delta, Deltas, Ready, Request
 
 EPOCH = 7
@@ -38,7 +38,7 @@ def embedded_metadata() -> dict[str, Any]:
 
 @functools.cache
 def embedded_tokenizer() -> Tokenizer:
-    core, templates, ends, begin = tokenizer_of(embedded_metadata(), "embedded")
+    core, templates, ends, begin = build_tokenizer(embedded_metadata(), "embedded")
     return Tokenizer(core, eos_ids=ends, bos_id=begin, chat=own_template(None, templates, None))
 
 
@@ -77,7 +77,7 @@ def sentencepiece_metadata() -> dict[str, Any]:
 
 @functools.cache
 def sentencepiece_tokenizer() -> Tokenizer:
-    core, _, ends, begin = tokenizer_of(sentencepiece_metadata(), "test")
+    core, _, ends, begin = build_tokenizer(sentencepiece_metadata(), "test")
     return Tokenizer(core, eos_ids=ends, bos_id=begin)
 
 

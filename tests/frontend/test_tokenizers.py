@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerFast
 from vivace.errors import CannotStart
 from vivace.frontend.errors import BadRequest, TokenizerError
 from vivace.frontend.tokenizer import load_tokenizer
-from vivace.frontend.tokenizer_gguf import SPLIT_RULES, tokenizer_of
+from vivace.frontend.tokenizer_gguf import SPLIT_RULES, build_tokenizer
 
 TEXTS = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=60)
 
@@ -115,7 +115,7 @@ def test_split_rules_differ_where_the_families_do() -> None:
 def test_unknown_split_rule_is_refused() -> None:
     meta = {**embedded_metadata(), "tokenizer.ggml.pre": "made-up"}
     with pytest.raises(TokenizerError, match="made-up"):
-        tokenizer_of(meta, "file.gguf")
+        build_tokenizer(meta, "file.gguf")
 
 
 @pytest.mark.parametrize(
@@ -131,15 +131,17 @@ def test_unknown_split_rule_is_refused() -> None:
 )
 def test_damaged_metadata_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(CannotStart, match=r"file\.gguf"):
-        tokenizer_of({**sentencepiece_metadata(), **change}, "file.gguf")
+        build_tokenizer({**sentencepiece_metadata(), **change}, "file.gguf")
 
 
 @pytest.mark.parametrize("name", ["eos", "eot", "eom", "unknown", "padding"])
 def test_special_tokens_that_are_none_have_no_effect(name: str) -> None:
     key = f"tokenizer.ggml.{name}_token_id"
-    _, _, plain, _ = tokenizer_of(sentencepiece_metadata(), "file.gguf")
+    _, _, plain, _ = build_tokenizer(sentencepiece_metadata(), "file.gguf")
     for value in (10**6, 0xFFFFFFFF):
-        _, templates, ends, bos = tokenizer_of({**sentencepiece_metadata(), key: value}, "x.gguf")
+        _, templates, ends, bos = build_tokenizer(
+            {**sentencepiece_metadata(), key: value}, "x.gguf"
+        )
         assert bos is not None and f"{name}_token" not in templates.special_tokens
         assert list(ends) == ([] if name == "eos" else list(plain))
 
@@ -172,7 +174,7 @@ def test_sentencepiece_equals_greedy_joining(text: str) -> None:
     ours = sentencepiece_tokenizer()
     ids = ours.encode(text)
     assert ids == [1, *greedy_by_score(text)]
-    core = tokenizer_of(sentencepiece_metadata(), "test")[0]
+    core = build_tokenizer(sentencepiece_metadata(), "test")[0]
     assert ours.decode(ids) == core.decode(ids) == text
     assert ours.encode(text, add_special_tokens=False) == ids[1:]
 

@@ -258,7 +258,7 @@ def test_a_full_disk_is_seen_before_anything_is_fetched(
 def test_a_disk_that_fails_half_way_is_not_the_network(number: int) -> None:
     with (
         pytest.raises(HubError, match=r"could not be written .*--download-dir") as caught,
-        huggingface.explained("org/toy", None),
+        huggingface.readable_errors("org/toy", None),
     ):
         raise OSError(number, os.strerror(number), "/cache")
     assert "network" not in str(caught.value)

@@ -38,7 +38,7 @@ def layer_of(kind: str, outputs: int, inputs: int, seed: int = 0) -> Layer:
         halves = (random.standard_normal(data.shape[:2]) * 0.1).astype(np.float16)
         data[:, :, at : at + 2] = halves.view(np.uint8).reshape(*data.shape[:2], 2)
     blocks = StoredBlocks(kind, data.reshape(outputs, -1), inputs)
-    return Layer(blocks, blocks.decoded())
+    return Layer(blocks, blocks.dequantize())
 
 
 def assert_rows_stand_alone(

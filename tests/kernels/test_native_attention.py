@@ -14,7 +14,7 @@ from vivace.platforms.attention import AttentionLayer, HostStep
 from vivace.platforms.cpu.native import Arena, Kernels, NoKernels
 from vivace.platforms.cpu.native_attention import NativeAttention, rotary_attend, unsupported
 from vivace.platforms.ops.attention import ReferenceAttention, RotaryAttend
-from vivace.platforms.ops.cache import restored, stored
+from vivace.platforms.ops.cache import dequantize_kv, quantize_kv
 from vivace.platforms.ops.elementwise import rotary
 from vivace.worker.kv_memory import PagedKV
 
@@ -107,7 +107,9 @@ class Sequences:
         q, k, v = self.qkv[row].split([layer.heads, layer.kv_heads, layer.kv_heads], dim=1)
         group = layer.heads // layer.kv_heads
         k, v = (
-            restored(stored(x, self.dtype), layer.head_dim).double().repeat_interleave(group, dim=1)
+            dequantize_kv(quantize_kv(x, self.dtype), layer.head_dim)
+            .double()
+            .repeat_interleave(group, dim=1)
             for x in (k, v)
         )
         scores = torch.einsum("qhd,khd->hqk", q.double(), k) * layer.scale
@@ -339,7 +341,7 @@ def test_rotation_and_store_equal_the_torch_ops_bit_for_bit(isa, rotated, dtype)
     wanted = RotaryAttend(rotary)(layer, q2, k2, v2, cos_sin, step)
     assert torch.equal(q, q2) and torch.equal(k, k2) and torch.equal(found, wanted)
     kept = theirs._memory.layers[0].flatten(0, 1)[step.slot_mapping]
-    assert torch.equal(kept, stored(torch.stack((k2, v2), 1), dtype))
+    assert torch.equal(kept, quantize_kv(torch.stack((k2, v2), 1), dtype))
     ours_kept, theirs_kept = (backend._memory.layers[0] for backend in (ours, theirs))
     assert torch.equal(ours_kept.view(torch.uint8), theirs_kept.view(torch.uint8))
 
@@ -356,8 +358,12 @@ def test_int8_is_stored_as_the_reference_stores_it_whatever_the_numbers(isa, hea
     backend, spans = native(sequences, isa), [(0, 0, 12)]
     sequences.run(backend, spans)
     kept = backend._memory.layers[0].flatten(0, 1)[sequences.step(spans).slot_mapping]
-    assert torch.equal(kept[..., :head_dim], stored(k_v(sequences), torch.int8)[..., :head_dim])
-    found, wanted = (restored(x, head_dim) for x in (kept, stored(k_v(sequences), torch.int8)))
+    assert torch.equal(
+        kept[..., :head_dim], quantize_kv(k_v(sequences), torch.int8)[..., :head_dim]
+    )
+    found, wanted = (
+        dequantize_kv(x, head_dim) for x in (kept, quantize_kv(k_v(sequences), torch.int8))
+    )
     torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
     assert found[5:8].isnan().any(-1).sum() == 3
 
@@ -371,13 +377,14 @@ def test_int8_loses_at_most_half_a_step_and_attention_little():
     sequences = Sequences(shaped(head_dim=64), [500], 16, torch.int8)
     exact = Sequences(shaped(head_dim=64), [500], 16, torch.float32)
     x = k_v(exact)
-    error = (restored(stored(x, torch.int8), 64) - x).abs().amax(-1)
+    error = (dequantize_kv(quantize_kv(x, torch.int8), 64) - x).abs().amax(-1)
     assert (error <= x.abs().amax(-1) / 253.9).all()
     found = sequences.run(native(sequences), [(0, 0, 500)])
     wanted = exact.expected(0)
     assert (found - wanted).norm() < 0.01 * wanted.norm()
     assert torch.equal(
-        stored(restored(stored(x, torch.int8), 64), torch.int8), stored(x, torch.int8)
+        quantize_kv(dequantize_kv(quantize_kv(x, torch.int8), 64), torch.int8),
+        quantize_kv(x, torch.int8),
     )
 
 

@@ -85,7 +85,7 @@ def test_several_pieces_are_one_product(isa: str) -> None:
 @pytest.mark.parametrize("inputs", [2, 34, 96])
 def test_w8a16_is_a_product_with_the_decoded_weight(isa: str, inputs: int) -> None:
     weight, linears = weight_of(75, inputs, int8_activations=False), NativeLinears(kernels_of(isa))
-    packed, exact = linears.pack([weight]), weight.decoded().double()
+    packed, exact = linears.pack([weight]), weight.dequantize().double()
     for rows in ROWS:
         x = activations(rows, inputs)
         bound = 1e-6 * (x.abs().double() @ exact.abs().T) * inputs**0.5 + 1e-30

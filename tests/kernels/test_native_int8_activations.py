@@ -42,7 +42,7 @@ def linears(isa: str | None, threads: int = 2) -> NativeLinears:
 
 
 def assert_product(found: Tensor, x: Tensor, piece: StoredBlocks, bias: Tensor) -> None:
-    values, numbers = fake_quantize(x).double(), piece.decoded().double()
+    values, numbers = fake_quantize(x).double(), piece.dequantize().double()
     exact = values @ numbers.T + bias.double()
     sizes = values.abs() @ numbers.abs().T + bias.double().abs()
     # d * q and m may nearly cancel: what is rounded is as large as either

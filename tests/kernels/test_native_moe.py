@@ -99,7 +99,7 @@ def weights_of(kind, experts, outputs, inputs):
         StoredBlocks(kind, quantize(w.numpy(), GGMLQuantizationType[kind.upper()]), inputs)
         for w in made
     ]
-    return blocks, [w.decoded().double() for w in blocks]
+    return blocks, [w.dequantize().double() for w in blocks]
 
 
 @pytest.mark.parametrize("isa", USABLE)

@@ -20,7 +20,7 @@ from toy_models import VOCABULARY, reference, scramble, tokens
 
 from vivace.checkpoint.source import SourceError, locate
 from vivace.models.transformers_facts import TraceRequest
-from vivace.models.transformers_trace import CannotTrace, class_of
+from vivace.models.transformers_trace import CannotTrace, model_class
 from vivace.models.tried import FILE, Tried, TriedModel
 
 SIZES: dict[str, Any] = {
@@ -118,7 +118,7 @@ def sizes_for(kind: Any) -> dict[str, Any]:
 def outcome(model_type: str, folder: Path) -> str:
     """ "" = equal tokens, else why it was refused. Raises whatever else comes of it."""
     try:
-        class_of(TraceRequest(architecture(model_type), {"model_type": model_type}))
+        model_class(TraceRequest(architecture(model_type), {"model_type": model_type}))
     except CannotTrace as error:
         return str(error)
     theirs = toy(model_type, folder)

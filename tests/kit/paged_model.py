@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vivace.checkpoint.source import ModelSource, locate
 from vivace.models.causal_lm import CausalLM
-from vivace.models.facts import ModelFacts, facts_of
+from vivace.models.facts import ModelFacts, read_facts
 from vivace.models.loading import load_model
 from vivace.models.transformers_facts import facts_from, trace_request
 from vivace.models.transformers_impl import TransformersModel
@@ -45,7 +45,7 @@ def load(
     found = source or locate(str(path) if path else None, overrides=overrides)
     if implementation == "transformers":
         return load_traced(found, traced(found), dtype=dtype)
-    facts = facts_of(found)
+    facts = read_facts(found)
     native = PLATFORM
     return load_model(
         found,

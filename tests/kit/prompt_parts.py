@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from vivace.engine.oracle import packed
+from vivace.engine.oracle import pack_logprobs
 from vivace.frontend.request_state import PromptRows
 from vivace.protocol.messages import LogprobOptions, PromptLogprobs, TokenLogprob
 
@@ -20,4 +20,4 @@ def rows_of(
 
 
 def part_of(start: int, rows: list[TokenLogprob]) -> PromptLogprobs:
-    return packed(start, rows)
+    return pack_logprobs(start, rows)

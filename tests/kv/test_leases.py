@@ -68,14 +68,14 @@ class LeaseMachine(RuleBasedStateMachine):
         lease, tokens = self.open.pop(data.draw(st.integers(0, len(self.open) - 1)))
         computed = data.draw(st.integers(lease.shared * self.size, len(tokens)))
         key = self.key(tokens, computed)
-        freed, before = self.leases.freed([lease]), self.leases.available
+        freed, before = self.leases.count_freed([lease]), self.leases.available
         self.leases.close(lease, key)
         assert self.leases.available == before + freed
 
     @precondition(lambda self: self.open)
     @rule()
     def close_all(self) -> None:
-        assert self.leases.freed([lease for lease, _ in self.open]) == self.leases.used
+        assert self.leases.count_freed([lease for lease, _ in self.open]) == self.leases.used
         while self.open:
             self.leases.close(self.open.pop()[0])
 

@@ -15,7 +15,7 @@ from vivace.checkpoint.weights import CheckpointError
 from vivace.errors import CANNOT_START
 from vivace.launch import child as process
 from vivace.launch import serve as launch
-from vivace.offline.build import configured
+from vivace.offline.build import resolve_arguments
 from vivace.supervisor import supervisor
 from vivace.supervisor.messages import Failure
 from vivace.supervisor.supervisor import Plan
@@ -41,7 +41,7 @@ def test_an_unknown_architecture_stops_the_command(
 def test_the_offline_api_refuses_it_too(tmp_path: Path) -> None:
     path = model(tmp_path, architectures=["XyzzyForCausalLM"])
     with pytest.raises(SourceError, match="XyzzyForCausalLM is not supported"):
-        configured({"model_path": path, "load_format": "dummy"})
+        resolve_arguments({"model_path": path, "load_format": "dummy"})
 
 
 def test_the_offline_api_logs_decisions_and_notices(
@@ -49,7 +49,7 @@ def test_the_offline_api_logs_decisions_and_notices(
 ) -> None:
     caplog.set_level(logging.INFO, "vivace")
     asked = {"model_path": model(tmp_path), "load_format": "dummy", "verbose": True}
-    configured({**asked, "sleep_on_idle": True})
+    resolve_arguments({**asked, "sleep_on_idle": True})
     lines = {record.getMessage(): record.levelname for record in caplog.records}
     assert any(line.startswith("--page-size: unset -> ") for line in lines)
     assert lines["--sleep-on-idle has no effect: an idle engine always sleeps"] == "WARNING"

@@ -28,14 +28,14 @@ from vivace.errors import CannotStart
 from vivace.launch.configure import configure
 from vivace.launch.engine import build_runner
 from vivace.launch.listen import PortInUse, bind
-from vivace.launch.serve import Descriptors, plan_of
-from vivace.launch.summary import plain_lines, summary_of
+from vivace.launch.serve import Descriptors, build_plan
+from vivace.launch.summary import build_summary, plain_lines
 from vivace.platforms.cpu import facts as cpu
 from vivace.platforms.cpu.facts import kernels_built
 from vivace.protocol.engine_socket import new_socket
 from vivace.protocol.messages import Capacity
 from vivace.protocol.shared_memory import new_descriptor
-from vivace.server.settings import settings_of as server_settings
+from vivace.server.settings import build_server_settings
 from vivace.supervisor.supervisor import Plan
 from vivace.worker.sizing import PAGE_COST
 
@@ -100,7 +100,7 @@ def started(asked: dict[str, Any], model: Path) -> Started:
     shared = Descriptors(memory=new_descriptor(), engine=new_socket())
     try:
         with bind(config.http.host, config.http.port) as listener:
-            plan = plan_of(config, listener, shared)
+            plan = build_plan(config, listener, shared)
             os.close(plan.engine.file)
             return Started(
                 config=config,
@@ -137,7 +137,7 @@ EFFECTIVE: dict[str, Callable[[Started], Any]] = {
     "soft_watchdog_timeout": lambda it: it.plan.soft_watchdog,
     "cuda_graph_bs": Started.captured,
     "cuda_graph_max_bs": lambda it: max(it.captured(), default=None),
-    "log_requests_level": lambda it: server_settings(it.config).log_requests_level,
+    "log_requests_level": lambda it: build_server_settings(it.config).log_requests_level,
     "decode_log_interval": lambda it: it.engine.decode_log_interval,
     "bucket_time_to_first_token": lambda it: it.engine.time_to_first_token_buckets,
     "bucket_inter_token_latency": lambda it: it.engine.inter_token_latency_buckets,
@@ -221,7 +221,7 @@ def explain(it: Started, option: Option, value: Any) -> None:
     effective = EFFECTIVE[option.name](it)
     if same(it, option.name, value, effective):
         return
-    summary = summary_of(it.config, it.capacity, "http://127.0.0.1:1")
+    summary = build_summary(it.config, it.capacity, "http://127.0.0.1:1")
     told = [
         rewrite
         for rewrite in (*it.config.rewrites, *it.capacity.rewrites)

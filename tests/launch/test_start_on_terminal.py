@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from terminal import ProcessOnTerminal, Terminal
 
-from vivace.launch.screen import TerminalScreen, is_terminal, screen_of
+from vivace.launch.screen import TerminalScreen, is_terminal, make_screen
 from vivace.launch.serve import READY_LINE
 from vivace.supervisor.output import LONGEST_LINE, ChildOutput
 
@@ -43,7 +43,7 @@ def test_every_line_is_whole_and_no_bar_stays(steps: list, columns: int) -> None
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", str(columns))
         patch.setenv("TERM", "xterm")
-        screen = screen_of(stream)
+        screen = make_screen(stream)
         assert isinstance(screen, TerminalScreen)
         for step in steps:
             if isinstance(step, str):

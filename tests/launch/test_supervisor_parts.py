@@ -29,17 +29,17 @@ from vivace.config.values import size_text
 from vivace.doctor.port import shorten
 from vivace.errors import CannotStart
 from vivace.launch.faults import FaultyRunner, InjectedDeath, with_fault, with_frontend_fault
-from vivace.launch.listen import PortInUse, bind, url_of
+from vivace.launch.listen import PortInUse, bind, local_url
 from vivace.launch.screen import PlainScreen
 from vivace.launch.serve import configure
-from vivace.launch.summary import count_text, plain_lines, summary_of
+from vivace.launch.summary import build_summary, count_text, plain_lines
 from vivace.protocol.heartbeat import Span
 from vivace.protocol.messages import Capacity, Command, Drain, Ready, Rewrite
 from vivace.supervisor.child import Child, describe_exit, process_command, spawn
 from vivace.supervisor.ipc import SocketClosed, child_end, supervisor_end
 from vivace.supervisor.messages import Failure, Progress, Serving, Setup, Stop
 from vivace.supervisor.restart_policy import Backoff, CrashAttribution, CrashBudget, RestartDecision
-from vivace.supervisor.signals import STOPPING, handled
+from vivace.supervisor.signals import STOPPING, handle_signals
 from vivace.supervisor.watch import PAUSE_SECONDS, Watchdog
 
 CAPACITY = Capacity(
@@ -83,7 +83,7 @@ def test_signals_that_the_parent_ignores_stay_ignored(
         with (
             caplog.at_level("INFO"),
             selectors.DefaultSelector() as selector,
-            handled(selector, arrived.append),
+            handle_signals(selector, arrived.append),
         ):
             for number in STOPPING:
                 signal.raise_signal(number)
@@ -112,7 +112,7 @@ def died(
     attribution: CrashAttribution, now: float, *keys: int, survived: int = 0
 ) -> RestartDecision:
     step = 100
-    return attribution.died(step, [Span(key, step - survived) for key in keys], now)
+    return attribution.record_death(step, [Span(key, step - survived) for key in keys], now)
 
 
 def test_who_kills_two_engines_and_the_second_alone_is_found() -> None:
@@ -161,9 +161,9 @@ def test_old_charges_are_forgotten() -> None:
 
 def test_frontends_that_keep_dying_are_started_ever_later() -> None:
     backoff = Backoff(3, 600.0, longest=30.0)
-    waits = [backoff.died(float(t)) for t in range(12)]
+    waits = [backoff.record_death(float(t)) for t in range(12)]
     assert waits == [0, 0, 0, 1, 2, 4, 8, 16, 30, 30, 30, 30]
-    assert backoff.died(2000.0) == 0
+    assert backoff.record_death(2000.0) == 0
 
 
 def test_watchdog_raises_alarms_in_order() -> None:
@@ -290,7 +290,7 @@ def test_an_address_that_will_not_do_ends_the_launch(
 
 def test_addresses() -> None:
     with bind("0.0.0.0", 0) as everywhere:
-        assert url_of(everywhere) == f"http://127.0.0.1:{everywhere.getsockname()[1]}"
+        assert local_url(everywhere) == f"http://127.0.0.1:{everywhere.getsockname()[1]}"
 
 
 def test_exits_in_words() -> None:
@@ -338,7 +338,7 @@ def config(*flags: str) -> Config:
 
 
 def lines_of(*flags: str, capacity: Capacity = CAPACITY) -> list[str]:
-    return plain_lines(summary_of(config(*flags), capacity, "http://127.0.0.1:1"))
+    return plain_lines(build_summary(config(*flags), capacity, "http://127.0.0.1:1"))
 
 
 def test_summary_tells_what_runs_and_the_url_last() -> None:
@@ -375,17 +375,16 @@ def test_verbose_summary_tells_every_decision() -> None:
 def test_slow_operations_are_told_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
     made = config()
     without = replace(made.platform, features=())
-    monkeypatch.setattr("vivace.launch.configure.detect", lambda _: without, raising=False)
     monkeypatch.setattr("vivace.platforms.platform.detect", lambda _: without)
     assert any("changed" in line and "torch is slower" in line for line in lines_of())
 
 
 def test_summary_tells_the_share_of_cached_prefixes() -> None:
     capacity = msgspec.structs.replace(CAPACITY, kv_bytes=4_000_000_000, cache_share=125)
-    rows = dict(summary_of(config(), capacity, "http://127.0.0.1:1").rows)
+    rows = dict(build_summary(config(), capacity, "http://127.0.0.1:1").rows)
     assert rows["memory"] == "269 MB of weights; KV up to 16,000 tokens, 4.00 GB (prefixes 500 MB)"
     without = config("--disable-radix-cache", "--verbose")
-    rows = dict(summary_of(without, capacity, "http://127.0.0.1:1").rows)
+    rows = dict(build_summary(without, capacity, "http://127.0.0.1:1").rows)
     assert rows["memory"].endswith("4.00 GB (no prefixes)") and rows["cached prefixes"] == "off"
 
 
@@ -405,7 +404,7 @@ def test_sizes_have_units_that_fit(nbytes: int, size: str, parameters: int, coun
 
 
 def test_summary_never_shows_the_key() -> None:
-    summary = summary_of(config("--api-key", "sk-secret"), CAPACITY, "http://127.0.0.1:1")
+    summary = build_summary(config("--api-key", "sk-secret"), CAPACITY, "http://127.0.0.1:1")
     assert "<api key>" in " ".join(summary.curl) and "sk-secret" not in repr(summary)
 
 

@@ -14,9 +14,9 @@ from terminal import ProcessOnTerminal
 
 from vivace.config.parsing import parse
 from vivace.launch.configure import configure
-from vivace.launch.summary import plain_lines, styled_lines, summary_of
+from vivace.launch.summary import build_summary, plain_lines, styled_lines
 from vivace.protocol.messages import Capacity
-from vivace.terminal import columns_of, console_of, filled, wrapped, wrapped_text
+from vivace.terminal import fill_command, make_console, terminal_width, wrap_line, wrap_text
 
 VIVACE = [sys.executable, "-m", "vivace"]
 COMMANDS = (
@@ -46,7 +46,7 @@ words = st.text(st.characters(codec="ascii", exclude_categories=["C", "Z"]), min
 
 @given(st.lists(words, min_size=1), st.integers(20, 120))
 def test_words_stay_whole_and_in_order(text: list[str], columns: int) -> None:
-    lines = wrapped(" ".join(text), columns)
+    lines = wrap_line(" ".join(text), columns)
     assert " ".join(lines).split() == text
     longest = max(map(len, text)) + 4
     assert max(map(len, lines)) <= max(columns, longest)
@@ -54,12 +54,12 @@ def test_words_stay_whole_and_in_order(text: list[str], columns: int) -> None:
 
 @given(st.text(max_size=500))
 def test_what_is_no_terminal_gets_what_was_said(text: str) -> None:
-    assert wrapped_text(text, columns_of(io.StringIO())) == text
+    assert wrap_text(text, terminal_width(io.StringIO())) == text
 
 
 def test_an_indented_line_goes_on_below_its_first_word() -> None:
     text = "head\n      one two three four five"
-    assert wrapped_text(text, 20) == "head\n      one two three\n      four five"
+    assert wrap_text(text, 20) == "head\n      one two three\n      four five"
 
 
 @pytest.mark.parametrize("name", ["m", "it's", 'a "b" c', "x" * 100, "a, b"])
@@ -69,9 +69,9 @@ def test_the_command_to_copy_is_one_command(name: str, columns: int) -> None:
     flags = ["--served-model-name", name, "--api-key", "sk-secret"]
     config = configure(parse(flags, {"VIVACE_EXECUTOR": "oracle"}))
     capacity = Capacity(pages=8, page_size=16, rows=4, context=64, vocabulary=100)
-    summary = summary_of(config, capacity, "http://127.0.0.1:1")
+    summary = build_summary(config, capacity, "http://127.0.0.1:1")
     (whole,) = [line for line in plain_lines(summary) if line.split()[0] == "try"]
-    broken = "\n".join(filled(summary.curl, columns))
+    broken = "\n".join(fill_command(summary.curl, columns))
     for text in (whole.removeprefix("  try"), broken):
         done = subprocess.run(
             ["sh", "-c", f'curl() {{ shift $(($# - 1)); printf %s "$1"; }}\n{text}'],
@@ -96,7 +96,7 @@ def test_what_chat_says_in_a_pipe_is_one_line() -> None:
         io.StringIO(),
         "[cut off after 1024 tokens: " + "or /set max_tokens allows more " * 9,
     )
-    console_of(out).print(note, markup=False)
+    make_console(out).print(note, markup=False)
     assert out.getvalue() == note + "\n"
 
 

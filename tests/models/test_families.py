@@ -11,7 +11,7 @@ from paged_model import PagedModel, load
 from toy_models import make, reference, tokens
 
 from vivace.checkpoint.source import SourceError, locate
-from vivace.models.facts import facts_of
+from vivace.models.facts import read_facts
 from vivace.models.registry import check_architecture
 
 SLIDING = {"sliding_window": 7}
@@ -60,7 +60,7 @@ def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
 def test_facts_describe_the_model(name: str, tmp_path: Path) -> None:
     kind, settings = FAMILIES[name]
     theirs = make(kind, tmp_path, **settings)
-    facts = facts_of(locate(str(tmp_path)))
+    facts = read_facts(locate(str(tmp_path)))
     config = theirs.config
     assert facts.architecture == type(theirs).__name__
     assert (facts.layers, facts.heads) == (config.num_hidden_layers, 6)

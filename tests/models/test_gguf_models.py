@@ -14,7 +14,7 @@ from paged_model import PagedModel, load
 from toy_models import make, reference, tokens
 
 from vivace.checkpoint.source import SourceError, locate
-from vivace.models.facts import facts_of
+from vivace.models.facts import read_facts
 
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("Llama", "llama", {}),
@@ -36,11 +36,11 @@ def test_family_equals_transformers(name: str, tmp_path: Path) -> None:
     theirs = make(kind, tmp_path, **settings)
     file = tmp_path / "toy.gguf"
     write(theirs, file, architecture)
-    facts = facts_of(locate(str(file)))
+    facts = read_facts(locate(str(file)))
     assert facts.architecture == type(theirs).__name__
     assert facts.dtype == "float32"
     assert facts.eos_ids == (2, 7)
-    assert facts.layer_windows == facts_of(locate(str(tmp_path))).layer_windows
+    assert facts.layer_windows == read_facts(locate(str(tmp_path))).layer_windows
     ids = tokens(30)
     found = PagedModel(load(file)).feed("a", ids, [13, 16, 1])
     torch.testing.assert_close(found, reference(theirs, ids), rtol=1e-4, atol=3e-4)
@@ -73,7 +73,7 @@ def test_block_type_equals_transformers(kind: Kind, tmp_path: Path) -> None:
     )
     file = tmp_path / "toy.gguf"
     write_rounded(theirs, file, kind)
-    facts = facts_of(locate(str(file)))
+    facts = read_facts(locate(str(file)))
     assert facts.dtype == ("float16" if kind == Kind.F16 else "bfloat16")
     ids = tokens(12)
     found = PagedModel(load(file)).feed("a", ids, [11, 1])

@@ -52,7 +52,7 @@ def rewritten(source: Path, target: Path, *, int8: bool, config: dict[str, Any] 
     (target / "config.json").write_text(json.dumps({**found, **(config or {})}))
     for name in [name for name in stored if is_layer(name)]:
         rows = int8_rows(stored[name])
-        stored[name] = rows.numbers if int8 else rows.decoded()
+        stored[name] = rows.numbers if int8 else rows.dequantize()
         if int8:
             stored[f"{name}_scale"] = rows.scales[:, None].contiguous()
     save_file(stored, target / "model.safetensors")

@@ -15,10 +15,10 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from vivace.checkpoint.errors import SourceError
 from vivace.checkpoint.fields import ConfigFields
-from vivace.layers.module import Bindings, decoded
+from vivace.layers.module import Bindings, read_decoded
 from vivace.layers.rotary import RotaryTable
 from vivace.models.causal_lm import rotary_table
-from vivace.models.rope import rope_of
+from vivace.models.rope import read_rope
 from vivace.platforms.ops.table import reference_ops
 from vivace.quantization.method import LinearMethod
 
@@ -61,7 +61,7 @@ SCALINGS: dict[str, dict[str, Any]] = {
 
 def table_of(config: dict[str, Any], positions: int) -> RotaryTable:
     fields = ConfigFields(config, lambda key: f"config.json: {key}")
-    rope = rope_of(fields, HEAD, config.get("max_position_embeddings", 2048))
+    rope = read_rope(fields, HEAD, config.get("max_position_embeddings", 2048))
     return rotary_table(rope, positions)
 
 
@@ -74,7 +74,7 @@ def loaded(table: RotaryTable) -> torch.Tensor:
             dtype=torch.float32,
             device=cpu,
             matrix_dtype=torch.float32,
-            read=decoded,
+            read=read_decoded,
             linear_method=lambda name: LinearMethod(ops, torch.float32, torch.float32, cpu),
         ),
     )

@@ -11,7 +11,7 @@ from embedded_model import SHAPE, converted
 from paged_model import PagedModel, load
 
 from vivace.checkpoint.source import ModelSource, locate
-from vivace.models.facts import facts_of
+from vivace.models.facts import read_facts
 
 PROMPT = [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1, 520, 9531, 198]
 
@@ -38,7 +38,7 @@ def theirs(source: ModelSource) -> Any:
 
 
 def test_the_file_is_understood(source: ModelSource) -> None:
-    facts = facts_of(source)
+    facts = read_facts(source)
     assert source.embedded
     assert source.format == "gguf"
     assert source.tokenizer_path == source.path

@@ -17,8 +17,8 @@ from vivace.checkpoint.source import SourceError, locate
 from vivace.checkpoint.weights import CheckpointError
 from vivace.launch import serve as launch
 from vivace.models.transformers_facts import TraceRequest
-from vivace.models.transformers_trace import CannotTrace, class_of, window_of
-from vivace.models.tried import tried
+from vivace.models.transformers_trace import CannotTrace, model_class, sliding_window
+from vivace.models.tried import read_tried
 
 GENERIC: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"tie_word_embeddings": True}),
@@ -133,8 +133,8 @@ def test_masks_are_read_or_refused() -> None:
     def causal(b: Any, h: Any, q: Any, k: Any) -> Any:
         return k <= q
 
-    assert window_of(causal, 100) is None
-    assert window_of(lambda b, h, q, k: (k <= q) & (k > q - 9), 100) == 9
+    assert sliding_window(causal, 100) is None
+    assert sliding_window(lambda b, h, q, k: (k <= q) & (k > q - 9), 100) == 9
     for other in (
         lambda b, h, q, k: k >= 0,
         lambda b, h, q, k: (k <= q) & (k // 8 == q // 8),
@@ -142,7 +142,7 @@ def test_masks_are_read_or_refused() -> None:
         lambda b, h, q, k: k < q,
     ):
         with pytest.raises(CannotTrace):
-            window_of(other, 100)
+            sliding_window(other, 100)
 
 
 def test_model_type_nobody_knows(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_model_type_nobody_knows(tmp_path: Path) -> None:
 
 def test_a_class_that_is_no_causal_language_model() -> None:
     with pytest.raises(CannotTrace, match="is LlamaForCausalLM"):
-        class_of(TraceRequest("LlamaForSequenceClassification", {"model_type": "llama"}))
+        model_class(TraceRequest("LlamaForSequenceClassification", {"model_type": "llama"}))
 
 
 def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,6 +179,6 @@ def test_configurations_that_transformers_refuses(tmp_path: Path) -> None:
 
 
 def test_the_table_of_what_was_tried_agrees_with_these_tests() -> None:
-    found = {one.model_type: one for one in tried().models}
+    found = {one.model_type: one for one in read_tried().models}
     assert all(found[model_type].equal for model_type in SMALLEST)
     assert all(REFUSED[model_type] in found[model_type].refused for model_type in REFUSED)

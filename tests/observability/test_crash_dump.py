@@ -51,11 +51,11 @@ def read(path: Path) -> tuple[dict, list[dict]]:
 def test_writes_the_requests_of_the_window_and_no_secrets(tmp_path: Path) -> None:
     clock = Clock()
     dump = dump_to(tmp_path / "new", clock)
-    dump.sent(request(1))
+    dump.add(request(1))
     clock.now += 301
-    dump.sent(request(2))
-    dump.sent(request(3))
-    assert dump.answered(end(2, type="stop")) is None
+    dump.add(request(2))
+    dump.add(request(3))
+    assert dump.finish(end(2, type="stop")) is None
     path = dump.write("the engine died: killed by SIGKILL")
     assert path is not None and stat.S_IMODE(path.stat().st_mode) == 0o600
     head, lines = read(path)
@@ -69,20 +69,20 @@ def test_a_failure_of_ours_writes_at_once_but_not_for_every_request(tmp_path: Pa
     clock = Clock()
     dump = dump_to(tmp_path, clock)
     for key in range(5):
-        dump.sent(request(key))
-    assert dump.answered(end(0, type="abort", status=400, message="bad")) is None
-    path = dump.answered(end(1, type="abort", status=500, message="NaN in logits"))
+        dump.add(request(key))
+    assert dump.finish(end(0, type="abort", status=400, message="bad")) is None
+    path = dump.finish(end(1, type="abort", status=500, message="NaN in logits"))
     assert path is not None and read(path)[0]["failed"] == {"1": "NaN in logits"}
-    assert dump.answered(end(2, type="abort", status=500, message="again")) is None
+    assert dump.finish(end(2, type="abort", status=500, message="again")) is None
     clock.now += 11
-    later = dump.answered(end(3, type="abort", status=500, message="later"))
+    later = dump.finish(end(3, type="abort", status=500, message="later"))
     assert later is not None and set(read(later)[0]["failed"]) == {"1", "2", "3"}
 
 
 def test_memory_is_bounded(tmp_path: Path) -> None:
     dump = dump_to(tmp_path, Clock(), memory=20_000)
     for key in range(1000):
-        dump.sent(request(key, tokens=500))
+        dump.add(request(key, tokens=500))
         assert dump.bytes <= 20_000
     path = dump.write("x")
     assert path is not None
@@ -106,7 +106,7 @@ def test_a_disk_that_is_full_for_a_while(
 ) -> None:
     """No half file stays behind, and the next dump is whole."""
     dump = dump_to(tmp_path / "dumps", Clock())
-    dump.sent(request(1))
+    dump.add(request(1))
 
     def fail(*_: object) -> None:
         raise OSError(getattr(errno, name), os.strerror(getattr(errno, name)))
@@ -124,9 +124,9 @@ def test_a_disk_that_is_full_for_a_while(
 def test_the_disk_is_touched_in_the_background(tmp_path: Path) -> None:
     jobs: list[Callable[[], None]] = []
     dump = CrashDump(tmp_path, version="1", background=jobs.append)
-    dump.sent(request(1))
+    dump.add(request(1))
     path = dump.write("x")
-    dump.sent(request(2))
+    dump.add(request(2))
     assert not path.exists()
     jobs[0]()
     assert [line["key"] for line in read(path)[1]] == [1]
@@ -134,9 +134,9 @@ def test_the_disk_is_touched_in_the_background(tmp_path: Path) -> None:
 
 def test_who_killed_the_engine_is_in_the_dump(tmp_path: Path) -> None:
     dump = dump_to(tmp_path, Clock())
-    dump.sent(request(1))
-    dump.sent(request(2))
-    dump.blamed([2, 77], "it killed the engine: SIGSEGV")
+    dump.add(request(1))
+    dump.add(request(2))
+    dump.blame([2, 77], "it killed the engine: SIGSEGV")
     head, _ = read(dump.write("x"))
     assert head["failed"] == {"2": "it killed the engine: SIGSEGV"}
 
@@ -171,7 +171,7 @@ def test_the_folder_does_not_grow_without_end(
     other = tmp_path / "notes.jsonl"
     other.write_text("x" * 90_000)
     dump = dump_to(tmp_path, Clock())
-    dump.sent(request(1))
+    dump.add(request(1))
 
     def write(number: int) -> Path:
         path = dump.write("test")
@@ -183,7 +183,7 @@ def test_the_folder_does_not_grow_without_end(
 
     paths = [write(number) for number in range(9)]
     assert kept() == set(paths[-5:])
-    dump.sent(request(2, tokens=3000))
+    dump.add(request(2, tokens=3000))
     large = [write(number) for number in range(10, 13)]
     assert sum(path.stat().st_size for path in kept()) <= 20_000
     assert large[-1] in kept() and not kept() & set(paths[:6])

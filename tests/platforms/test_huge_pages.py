@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from vivace.platforms.cpu.huge_pages import ALIGNMENT, PAGE, SEGMENT, HugePages, segment_of
+from vivace.platforms.cpu.huge_pages import ALIGNMENT, PAGE, SEGMENT, HugePages, allocate_segment
 
 
 def test_tensors_are_aligned_and_do_not_touch_each_other() -> None:
@@ -36,7 +36,7 @@ def test_a_tensor_outlives_the_memory_it_came_from() -> None:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="huge pages are asked of Linux")
 def test_a_segment_begins_with_a_page_and_takes_no_memory_before_it_is_written() -> None:
     before = resident()
-    segment = segment_of(256 << 20)
+    segment = allocate_segment(256 << 20)
     assert segment.dtype == torch.uint8 and segment.data_ptr() % PAGE == 0
     assert len(segment) >= 256 << 20
     assert resident() - before < 64 << 20

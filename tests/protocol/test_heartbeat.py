@@ -137,7 +137,7 @@ def test_an_engine_that_does_not_read_its_messages_is_stalled(memory: SharedMemo
     heartbeat, progress = EngineHeartbeat(memory.engine), EngineProgress(memory)
     FrontendHeartbeat(memory.heartbeat(1)).begin()
     heartbeat.begin()
-    FrontendHeartbeat(memory.heartbeat(1)).sent()
+    FrontendHeartbeat(memory.heartbeat(1)).mark_sent()
     sent = FrontendHeartbeat(memory.heartbeat(1)).last_sent
     assert progress.stall(sent + int((MIN_ALLOWANCE - 0.1) * SECOND)) == ""
     assert progress.stall(sent + 3 * SECOND)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from vivace.engine.oracle import splitmix64 as scalar_splitmix64
 from vivace.platforms.cpu.native import Kernels, NoKernels
 from vivace.platforms.cpu.native_ops import NativeSampling
-from vivace.platforms.ops.sampling import SamplingOps, TorchSampling, cut, invert
+from vivace.platforms.ops.sampling import SamplingOps, TorchSampling, invert, mask_excluded
 from vivace.protocol.messages import LogprobOptions, SamplingParams
 from vivace.sampling.sampler import Histories, Sampler, SamplingRows, splitmix64, uniforms
 
@@ -170,7 +170,7 @@ def test_a_nucleus_wider_than_the_first_candidates():
     table = torch.full((2, 5000), 1 / 5000)
     table[1, :2] = torch.tensor([0.6, 0.3])
     table[1, 2:] = 0.1 / 4998
-    cut(table, np.array([0, 0]), np.array([0.7, 0.5]), np.zeros(2, np.float32))
+    mask_excluded(table, np.array([0, 0]), np.array([0.7, 0.5]), np.zeros(2, np.float32))
     assert (table[0] > 0).sum() == 5000  # ties with the last one inside stay
     assert (table[1] > 0).nonzero().flatten().tolist() == [0]
 

@@ -26,7 +26,7 @@ def restored():
 def one_line(*targets: str) -> None:
     add_targets(targets)
     request = Request(key=1, rid="r1", tokens=[1, 2], sampling=SamplingParams())
-    RequestLog(enabled=True, level=0, form="text").received("/generate", [request], None)
+    RequestLog(enabled=True, level=0, form="text").log_received("/generate", [request], None)
 
 
 def test_a_directory_gets_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -51,7 +51,7 @@ def test_a_full_disk_is_told_once_and_lines_stay_whole(
 
     def ask(rid: str) -> None:
         request = Request(key=1, rid=rid, tokens=[1, 2], sampling=SamplingParams())
-        requests.received("/generate", [request], None)
+        requests.log_received("/generate", [request], None)
 
     def full(descriptor: int, data: bytes) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

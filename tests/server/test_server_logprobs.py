@@ -20,7 +20,7 @@ from vivace.frontend.sglang_output import SGLangOutput
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.protocol.messages import Finish, LogprobOptions, Request, SamplingParams, TokenLogprob
 from vivace.requests.schema import GenerateRequest
-from vivace.server.generate import GenerateEvents, finished, json_list
+from vivace.server.generate import GenerateEvents, encode_results, json_list
 from vivace.server.openai.logprobs import (
     chat_logprobs,
     completion_logprobs,
@@ -83,7 +83,7 @@ def native(tokenizer: CountingTokenizer) -> tuple[Work[Any], Callable[[], Any]]:
         return [plain.body()]
 
     def work() -> Work[Any]:
-        results = yield from finished(GenerateRequest(), [request], [answer()], [piece])
+        results = yield from encode_results(GenerateRequest(), [request], [answer()], [piece])
         return Raw(b"".join(json_list(results)))
 
     return work(), whole

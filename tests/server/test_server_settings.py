@@ -18,7 +18,7 @@ from vivace.frontend.frontend import Frontend
 from vivace.frontend.served_model import ServedModel
 from vivace.protocol.messages import Capacity, Ready
 from vivace.server.app import build_app, serve
-from vivace.server.settings import settings_of
+from vivace.server.settings import build_server_settings
 
 
 def config_of(**arguments: Any) -> Config:
@@ -43,7 +43,7 @@ def config_of(**arguments: Any) -> Config:
 
 
 def test_settings_follow_the_flags() -> None:
-    settings = settings_of(
+    settings = build_server_settings(
         config_of(
             api_key="user-key",
             admin_api_key="admin-key",
@@ -67,15 +67,15 @@ def test_settings_follow_the_flags() -> None:
 
 
 def test_defaults_are_open_and_quiet() -> None:
-    settings = settings_of(config_of())
+    settings = build_server_settings(config_of())
     assert (settings.api_keys, settings.admin_api_keys, settings.root_path) == ((), (), "")
     assert not settings.log_requests
     assert settings.access_log_level == "info"
 
 
 def test_no_more_wait_for_the_engine_than_it_would_let_wait() -> None:
-    assert settings_of(config_of()).start_queue_limit == 1024
-    assert settings_of(config_of(max_queued_requests=7)).start_queue_limit == 7
+    assert build_server_settings(config_of()).start_queue_limit == 1024
+    assert build_server_settings(config_of(max_queued_requests=7)).start_queue_limit == 7
 
 
 def test_a_server_of_a_real_config_shows_no_secret() -> None:

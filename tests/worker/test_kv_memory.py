@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from vivace.platforms.attention import AttentionLayer
-from vivace.platforms.ops.cache import restored, store_kv, stored
+from vivace.platforms.ops.cache import dequantize_kv, quantize_kv, store_kv
 from vivace.protocol.step import Copy
 from vivace.worker.kv_memory import PagedKV, bytes_per_token
 
@@ -40,9 +40,9 @@ def test_a_copied_page_reads_as_its_source(dtype):
     memory, numbers = filled(dtype)
     memory.copy([Copy(source=0, target=2), Copy(source=2, target=1)])
     for layer, x in zip(memory.layers, numbers, strict=True):
-        read = restored(layer, x.shape[-1])
+        read = dequantize_kv(layer, x.shape[-1])
         for page, source in ((0, 0), (2, 0), (1, 2)):
-            wanted = restored(stored(x[4 * source : 4 * source + 4], dtype), x.shape[-1])
+            wanted = dequantize_kv(quantize_kv(x[4 * source : 4 * source + 4], dtype), x.shape[-1])
             assert torch.equal(read[page], wanted)
 
 
@@ -53,12 +53,12 @@ def test_a_scrubbed_token_is_zero_and_its_neighbors_stay(dtype):
     x = numbers[0]
     layer = memory.layers[0]
     store_kv(x[:, 0], x[:, 1], layer[:, :, 0], layer[:, :, 1], torch.arange(12))
-    assert not restored(layer, 32).isfinite().all()
+    assert not dequantize_kv(layer, 32).isfinite().all()
     memory.zero_slots(torch.tensor([5]))
-    read = restored(layer, 32).flatten(0, 1)[:12]
+    read = dequantize_kv(layer, 32).flatten(0, 1)[:12]
     assert not read[5].any()
     others = [i for i in range(12) if i != 5]
-    assert torch.equal(read[others], restored(stored(x[others], dtype), 32))
+    assert torch.equal(read[others], dequantize_kv(quantize_kv(x[others], dtype), 32))
 
 
 @pytest.mark.parametrize("slots", [[-1], [-5], [12], [5, 16], [0, 2**62], [-(2**62)]])
@@ -80,7 +80,7 @@ def test_vacated_pages_are_finite_and_the_others_stay(dtype):
     memory.vacate(1)
     for layer, old, numbers in zip(memory.layers, before, LAYERS, strict=True):
         assert torch.equal(layer[0], old[0])
-        assert restored(layer, numbers.head_dim).isfinite().all()
+        assert dequantize_kv(layer, numbers.head_dim).isfinite().all()
     assert memory.versions[0] == versions[0] and (memory.versions[1:] > versions[1:]).all()
 
 

@@ -18,7 +18,7 @@ class BenchBackend:
     """Has SGLang's pages: /flush_cache, /get_server_info, /get_model_info."""
 
 
-def _named(*backends: BenchBackend) -> dict[str, BenchBackend]:
+def _by_name(*backends: BenchBackend) -> dict[str, BenchBackend]:
     return {backend.name: backend for backend in backends}
 
 
@@ -36,7 +36,7 @@ def _native(name: str) -> BenchBackend:
     return BenchBackend(name=name, path="/generate", api_format="native", port=30000, control=True)
 
 
-BACKENDS: dict[str, BenchBackend] = _named(
+BACKENDS: dict[str, BenchBackend] = _by_name(
     _native("sglang"),
     _native("sglang-native"),
     _native("vivace"),

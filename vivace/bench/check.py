@@ -23,11 +23,11 @@ def main(argv: list[str]) -> int:
     if missing:
         print(f"vivace bench check: {missing[0]}: no such file", file=sys.stderr)
         return CANNOT_START
-    empty = [timed(["-c", "pass"]) for _ in range(chosen.repetitions)]
+    empty = [run_timed(["-c", "pass"]) for _ in range(chosen.repetitions)]
     print(f"python alone        {median(empty)}")
     seconds: list[float] = []
     for file in chosen.files:
-        found = [timed(command(file, chosen.with_)) for _ in range(chosen.repetitions)]
+        found = [run_timed(command(file, chosen.with_)) for _ in range(chosen.repetitions)]
         seconds.append(statistics.median(found))
         print(f"{file.name:40} {median(found)}", flush=True)
     worst = max(seconds)
@@ -56,7 +56,7 @@ def command(file: Path, flags: str) -> list[str]:
     return [*vivace, "check", str(file), *flags.split()]
 
 
-def timed(words: Sequence[str]) -> float:
+def run_timed(words: Sequence[str]) -> float:
     began = time.perf_counter()
     subprocess.run([sys.executable, *words], capture_output=True, check=False)
     return time.perf_counter() - began

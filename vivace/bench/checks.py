@@ -36,7 +36,7 @@ def check_result(result: Mapping[str, Any]) -> list[Check]:
 
     With the per-request lists of --output-details their sums are compared too.
     """
-    return [*_aggregates(result), *_details(result)]
+    return [*_check_aggregates(result), *_details(result)]
 
 
 def check_requests(
@@ -52,10 +52,10 @@ def check_requests(
     `plain_prompts`: the server adds no template, so both sides must count the same prompt.
     """
     found = [*_sums(result, records), *_each(records, exact_lengths)]
-    return [*found, *_prompts(records)] if plain_prompts else found
+    return [*found, *_check_prompts(records)] if plain_prompts else found
 
 
-def _aggregates(r: Mapping[str, Any]) -> Iterator[Check]:
+def _check_aggregates(r: Mapping[str, Any]) -> Iterator[Check]:
     duration = r["duration"]
     tokens = r["total_input_tokens"] + r["total_output_tokens"]
     yield _close(
@@ -90,8 +90,8 @@ def _aggregates(r: Mapping[str, Any]) -> Iterator[Check]:
     yield _close("text + vision tokens = input tokens", parts, r["total_input_tokens"])
     limit = r.get("max_concurrency")
     if limit:
-        yield _most("concurrency <= its limit", r["concurrency"], limit)
-    yield _most("mean TTFT <= mean latency", r["mean_ttft_ms"], r["mean_e2e_latency_ms"])
+        yield _at_most("concurrency <= its limit", r["concurrency"], limit)
+    yield _at_most("mean TTFT <= mean latency", r["mean_ttft_ms"], r["mean_e2e_latency_ms"])
     yield _close("completed + failed = sent", r["completed"] + r["failed"], r["requests_sent"])
 
 
@@ -136,7 +136,7 @@ def _sums(r: Mapping[str, Any], records: Sequence[Record]) -> Iterator[Check]:
         r["concurrency"],
     )
     longest = max((g.latency for g in good), default=0.0)
-    yield _most("longest latency <= duration", longest, r["duration"])
+    yield _at_most("longest latency <= duration", longest, r["duration"])
 
 
 def _each(records: Sequence[Record], exact_lengths: bool) -> Iterator[Check]:
@@ -153,7 +153,7 @@ def _each(records: Sequence[Record], exact_lengths: bool) -> Iterator[Check]:
         yield _close("generated tokens = asked tokens", sum(g.output_len for g in counted), asked)
 
 
-def _prompts(records: Sequence[Record]) -> Iterator[Check]:
+def _check_prompts(records: Sequence[Record]) -> Iterator[Check]:
     reported = [r for r in records if r.success and r.prompt_tokens is not None]
     if reported:
         ours = sum(g.input_len for g in reported)
@@ -166,5 +166,5 @@ def _close(name: str, left: float, right: float) -> Check:
     return Check(name, float(left), float(right), same)
 
 
-def _most(name: str, left: float, right: float) -> Check:
+def _at_most(name: str, left: float, right: float) -> Check:
     return Check(name, float(left), float(right), left <= right * (1 + RELATIVE) + SLACK)

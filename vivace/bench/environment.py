@@ -24,7 +24,7 @@ def host_facts() -> dict[str, Any]:
     }
 
 
-def instructions_of(server: Mapping[str, Any]) -> str:
+def instruction_set(server: Mapping[str, Any]) -> str:
     """Whose operations computed, with which instruction set, by a server's own description."""
     states = server.get("internal_states")
     state = states[0] if isinstance(states, list) and states else None
@@ -82,7 +82,9 @@ def cpu_reading(sessions: set[int], wall: float) -> CPUReading:
         busy = sum(values) - values[3] - values[4]  # without idle and iowait
     own = os.getpid()
     ours = sum(
-        spent for process, session, spent in processes() if process == own or session in sessions
+        spent
+        for process, session, spent in list_processes()
+        if process == own or session in sessions
     )
     return CPUReading(machine=busy / tick, ours=ours / tick, wall=wall)
 
@@ -94,7 +96,7 @@ def foreign_share(before: CPUReading, after: CPUReading) -> float:
     return max(0.0, others / wall / (os.cpu_count() or 1))
 
 
-def processes() -> Iterator[tuple[int, int, int]]:
+def list_processes() -> Iterator[tuple[int, int, int]]:
     """(process id, session id, CPU ticks with those of dead children) of every process."""
     for folder in PROC.glob("[0-9]*"):
         text = read(folder / "stat")
@@ -106,7 +108,7 @@ def processes() -> Iterator[tuple[int, int, int]]:
 def memory_peak(sessions: set[int]) -> int:
     """Sum of the peak resident bytes of every process in `sessions` (shared pages count twice)."""
     total = 0
-    for process, session, _ in processes():
+    for process, session, _ in list_processes():
         if session in sessions:
             for line in read(PROC / str(process) / "status").splitlines():
                 if line.startswith("VmHWM:"):

@@ -61,8 +61,8 @@ def build_app(script: Script) -> web.Application:
 
 
 async def generate(request: web.Request) -> web.StreamResponse:
-    script, body = await received(request)
-    if failing(script):
+    script, body = await read_request(request)
+    if should_fail(script):
         return web.json_response({"error": {"message": "scripted failure"}}, status=500)
     prompt = body.get("input_ids") or body["text"]
     wanted = int(body["sampling_params"]["max_new_tokens"])
@@ -81,18 +81,18 @@ async def generate(request: web.Request) -> web.StreamResponse:
     if not body.get("stream"):
         await asyncio.sleep(script.first + script.gap * (wanted - 1))
         return web.json_response(event(answer(wanted), wanted, True))
-    stream = await opened(request)
+    stream = await open_stream(request)
     for count in steps(wanted, script):
         await asyncio.sleep(script.first if count <= script.per_event else script.gap)
-        await send(stream, event(answer(count), count, count == wanted and not cutting(script)))
-    if not cutting(script):
+        await send(stream, event(answer(count), count, count == wanted and not should_cut(script)))
+    if not should_cut(script):
         await stream.write(b"data: [DONE]\n\n")
     return stream
 
 
 async def completions(request: web.Request) -> web.StreamResponse:
-    script, body = await received(request)
-    if failing(script):
+    script, body = await read_request(request)
+    if should_fail(script):
         return web.json_response({"error": {"message": "scripted failure"}}, status=500)
     chat = "messages" in body
     prompt = SplitCodec().chat(body["messages"]) if chat else body["prompt"]
@@ -107,19 +107,21 @@ async def completions(request: web.Request) -> web.StreamResponse:
         said = {"message": {"content": answer(wanted)}} if chat else {"text": answer(wanted)}
         whole = {"index": 0, **said, "finish_reason": "length"}
         return web.json_response({"choices": [whole], "usage": usage})
-    stream = await opened(request)
+    stream = await open_stream(request)
     before = 0
     for count in steps(wanted, script):
         await asyncio.sleep(script.gap if before else script.first)
-        await send(stream, choice(answer(count)[before:], count == wanted and not cutting(script)))
+        await send(
+            stream, choice(answer(count)[before:], count == wanted and not should_cut(script))
+        )
         before = count
-    if not cutting(script):
+    if not should_cut(script):
         await send(stream, {"choices": [], "usage": usage})
         await stream.write(b"data: [DONE]\n\n")
     return stream
 
 
-async def received(request: web.Request) -> tuple[Script, dict[str, Any]]:
+async def read_request(request: web.Request) -> tuple[Script, dict[str, Any]]:
     script: Script = request.app[SCRIPT]
     body = msgspec.json.decode(await request.read())
     script.asked += 1
@@ -128,11 +130,11 @@ async def received(request: web.Request) -> tuple[Script, dict[str, Any]]:
     return script, body
 
 
-def failing(script: Script) -> bool:
+def should_fail(script: Script) -> bool:
     return script.fail_every > 0 and script.asked % script.fail_every == 0
 
 
-def cutting(script: Script) -> bool:
+def should_cut(script: Script) -> bool:
     return script.cut_every > 0 and script.asked % script.cut_every == 0
 
 
@@ -145,7 +147,7 @@ def answer(tokens: int) -> str:
     return (LETTERS * (tokens // len(LETTERS) + 1))[:tokens]
 
 
-async def opened(request: web.Request) -> web.StreamResponse:
+async def open_stream(request: web.Request) -> web.StreamResponse:
     stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await stream.prepare(request)
     return stream

@@ -144,7 +144,7 @@ class NativeReader:
         self.prompt_tokens = meta.prompt_tokens
         self.cached_tokens = meta.cached_tokens
         if meta.finish_reason is not None:
-            self.cached_tiers = tiers_of(meta.cached_tokens_details)
+            self.cached_tiers = tier_counts(meta.cached_tokens_details)
         if meta.finish_reason is not None:
             self.finished = True
             if meta.finish_reason.type == "abort":
@@ -179,7 +179,7 @@ class OpenAIReader:
         if event.usage is not None:
             self._note(event.usage)
         if event.sglext is not None:
-            self.cached_tiers = tiers_of(event.sglext.cached_tokens_details)
+            self.cached_tiers = tier_counts(event.sglext.cached_tokens_details)
             self.cached_tokens = sum(self.cached_tiers.values())
         if not event.choices:
             return False
@@ -210,7 +210,7 @@ class OpenAIReader:
         return self._parts
 
 
-def tiers_of(details: dict[str, Any] | None) -> dict[str, int]:
+def tier_counts(details: dict[str, Any] | None) -> dict[str, int]:
     """Counts by tier; what else SGLang puts there (the name of the storage) is left out."""
     return {tier: count for tier, count in (details or {}).items() if isinstance(count, int)}
 
@@ -281,7 +281,7 @@ class Chat:
 
     def body(self, query: BenchRequest, settings: RequestSettings) -> dict[str, Any]:
         body = shared_fields(query, settings)
-        body["messages"] = messages_of(query.prompt)
+        body["messages"] = to_messages(query.prompt)
         if settings.return_logprob:
             body["logprobs"] = True
             body["top_logprobs"] = settings.top_logprobs
@@ -291,7 +291,7 @@ class Chat:
         return OpenAIReader()
 
 
-def api_format_of(name: str, *, incremental: bool = False) -> ApiFormat:
+def make_api_format(name: str, *, incremental: bool = False) -> ApiFormat:
     if name == "native":
         return Native(incremental=incremental)
     return Chat() if name == "chat" else Completions()
@@ -331,7 +331,7 @@ def text_or_ids(prompt: Prompt) -> Prompt:
     return prompt
 
 
-def messages_of(prompt: Prompt) -> Prompt:
+def to_messages(prompt: Prompt) -> Prompt:
     if isinstance(prompt, str):
         return [{"role": "user", "content": prompt}]
     if prompt and isinstance(prompt[0], int):

@@ -34,17 +34,17 @@ def main(argv: list[str]) -> int:
     args = parse(argv)
     from vivace.errors import CANNOT_START, CannotStart
     from vivace.platforms.cpu.measure import KINDS as known
-    from vivace.platforms.cpu.measure import limits, linear_times, opened
+    from vivace.platforms.cpu.measure import linear_times, measure_limits, open_kernels
 
     if unknown := sorted(set(args.formats) - set(known)):
         print(f"{PROGRAM}: --formats {unknown[0]}: one of {', '.join(known)}", file=sys.stderr)
         return 2
     try:
-        kernels, shapes = opened(args.threads), shapes_of(facts_of_model(args.model_path))
+        kernels, shapes = open_kernels(args.threads), matrix_shapes(open_facts(args.model_path))
     except CannotStart as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         return CANNOT_START
-    allowed = limits(kernels, args.repetitions)
+    allowed = measure_limits(kernels, args.repetitions)
     print(
         f"{kernels.isa}, {kernels.threads} threads: memory {allowed.bytes_per_second / 1e9:.1f} "
         f"GB/s, float32 {allowed.flops / 1e9:.0f} GFLOP/s"
@@ -61,7 +61,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def shapes_of(facts: ModelFacts) -> list[tuple[int, int]]:
+def matrix_shapes(facts: ModelFacts) -> list[tuple[int, int]]:
     """(inputs, outputs) of a layer's products and of the head, each once."""
     heads = facts.heads * facts.head_dim
     keys = 2 * facts.kv_heads * facts.head_dim
@@ -75,12 +75,12 @@ def shapes_of(facts: ModelFacts) -> list[tuple[int, int]]:
     return list(dict.fromkeys(every))
 
 
-def facts_of_model(path: str | None) -> ModelFacts:
+def open_facts(path: str | None) -> ModelFacts:
     """Of the embedded model when no path is given. Raises CannotStart."""
     from vivace.checkpoint.source import locate
-    from vivace.models.facts import facts_of
+    from vivace.models.facts import read_facts
 
-    return facts_of(locate(path))
+    return read_facts(locate(path))
 
 
 def line(one: LinearTime, allowed: Limits) -> str:

@@ -158,12 +158,12 @@ def tpot(record: Record) -> float | None:
 def count_within_limits(records: Sequence[Record], goodput: Mapping[str, float]) -> int:
     """How many requests kept every limit (milliseconds by `ttft`, `tpot`, `e2el`)."""
     return sum(
-        all(latency_of(record, key) * MS <= limit for key, limit in goodput.items())
+        all(latency_value(record, key) * MS <= limit for key, limit in goodput.items())
         for record in records
     )
 
 
-def latency_of(record: Record, key: str) -> float:
+def latency_value(record: Record, key: str) -> float:
     if key == "tpot":
         return tpot(record) or 0.0
     return record.ttft if key == "ttft" else record.latency

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from vivace.arguments import ArgumentParser
 from vivace.bench import datasets
-from vivace.bench.environment import host_facts, instructions_of
+from vivace.bench.environment import host_facts, instruction_set
 from vivace.bench.flags import (
     REFUSED,
     RefusedFlag,
@@ -73,25 +73,25 @@ def open_engine(arguments: dict[str, Any]) -> OfflineEngine:
 def measure(
     args: argparse.Namespace,
     arguments: dict[str, Any],
-    engine_of: Callable[[dict[str, Any]], OfflineEngine],
-    codec_of: Callable[[str | None], TokenCodec],
+    make_engine: Callable[[dict[str, Any]], OfflineEngine],
+    make_codec: Callable[[str | None], TokenCodec],
 ) -> int:
     """Load the prompts and the engine, warm up, give it everything at once, print and store."""
-    codec = codec_of(arguments.get("tokenizer_path") or arguments.get("model_path"))
+    codec = make_codec(arguments.get("tokenizer_path") or arguments.get("model_path"))
     queries = datasets.load(args, codec)
-    engine = engine_of(arguments)
+    engine = make_engine(arguments)
     try:
         if not args.skip_warmup:
-            generate(engine, warmup_of(queries), args)
+            generate(engine, warmup_requests(queries), args)
         started = time.perf_counter()
         answers = generate(engine, queries, args)
         seconds = time.perf_counter() - started
         info = engine.get_server_info()
-        result = result_of(queries, answers, seconds, info)
-        print(f"computed by: {instructions_of(info)}")
+        result = build_result(queries, answers, seconds, info)
+        print(f"computed by: {instruction_set(info)}")
         print(render(result))
         if args.result_filename:
-            told = {"host": host_facts(), "instructions": instructions_of(info)}
+            told = {"host": host_facts(), "instructions": instruction_set(info)}
             append_record(Path(args.result_filename), result | told)
         if args.do_not_exit:
             input("the engine is kept; press Enter to end it ")
@@ -100,7 +100,7 @@ def measure(
     return report_miscounts(queries, answers, args)
 
 
-def warmup_of(queries: Sequence[BenchRequest]) -> list[BenchRequest]:
+def warmup_requests(queries: Sequence[BenchRequest]) -> list[BenchRequest]:
     """The first prompts with short answers."""
     return [
         BenchRequest(prompt=query.prompt, input_len=query.input_len, output_len=WARMUP_OUTPUT)
@@ -123,7 +123,7 @@ def generate(
     return engine.generate(**{name: prompts}, sampling_params=sampling)
 
 
-def result_of(
+def build_result(
     queries: Sequence[BenchRequest],
     answers: Sequence[dict[str, Any]],
     seconds: float,
@@ -203,9 +203,9 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 
 def engine_arguments(words: Sequence[str], program: str) -> dict[str, Any]:
     """Keyword arguments of `vivace.Engine` for the given server flags, typed and checked."""
-    from vivace.config.config import all_options, value_of
+    from vivace.config.config import all_options, option_value
     from vivace.config.parsing import parse
 
     options = parse(words, process_environment(), program=program)
-    pairs = ((option, value_of(options, option)) for option in all_options())
+    pairs = ((option, option_value(options, option)) for option in all_options())
     return {option.name: value for option, value in pairs if value != option.default}

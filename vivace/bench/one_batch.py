@@ -101,7 +101,7 @@ def measure(args: argparse.Namespace, worker: StepRunner, limit: int) -> int:
     bench.time(replace(shapes[0], output_len=min(shapes[0].output_len, 8)), seed=0)
     for number, shape in enumerate(shapes, 1):
         timing = bench.time(shape, seed=number)
-        result = result_of(timing, args.run_name)
+        result = build_result(timing, args.run_name)
         print(render(timing, result, args.log_decode_step))
         if args.result_filename:
             told = {"host": host_facts(), "instructions": instructions}
@@ -195,7 +195,7 @@ class Batches:
             while left > 0:
                 spans.append((join.row, min(left, self._limit)))
                 left -= self._limit
-        groups = grouped(spans, self._limit)
+        groups = group_spans(spans, self._limit)
         first = self._plan(
             rows=[row for row, _ in groups[0]],
             counts=[count for _, count in groups[0]],
@@ -213,7 +213,7 @@ class Batches:
         return StepPlan(number=self._number, **columns)
 
 
-def grouped(spans: Sequence[tuple[int, int]], limit: int) -> list[list[tuple[int, int]]]:
+def group_spans(spans: Sequence[tuple[int, int]], limit: int) -> list[list[tuple[int, int]]]:
     """Spans in order, in groups of at most `limit` tokens, a row at most once per group."""
     groups: list[list[tuple[int, int]]] = []
     for row, count in spans:
@@ -253,7 +253,7 @@ def correctness_test(bench: Batches, cut: int) -> int:
     return 1 if wrong else 0
 
 
-def result_of(timing: Timing, run_name: str) -> dict[str, Any]:
+def build_result(timing: Timing, run_name: str) -> dict[str, Any]:
     """SGLang's keys. Latencies in seconds, throughputs in tokens per second."""
     shape = timing.shape
     total = timing.prefill + sum(timing.decode)

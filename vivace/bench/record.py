@@ -15,7 +15,7 @@ import msgspec
 
 import vivace
 from vivace.bench.checks import Check, check_requests, check_result
-from vivace.bench.environment import host_facts, instructions_of
+from vivace.bench.environment import host_facts, instruction_set
 from vivace.bench.metrics import BenchmarkMetrics, CacheReport, LatencySummary
 from vivace.bench.transport import Record
 from vivace.bench.workload import BenchError
@@ -36,26 +36,26 @@ def build_record(
     tokenizer: str,
 ) -> dict[str, Any]:
     """One JSON object. `server`: the complete answer of /get_server_info (secrets are hidden)."""
-    result = run_settings(args) | numbers_of(metrics)
+    result = run_settings(args) | metric_fields(metrics)
     result["server_info"] = without_secrets(server)
     result["requests_sent"] = len(records)
-    result["failures"] = failures_of(records)
+    result["failures"] = first_failures(records)
     result["command"] = command_line(argv)
     result["time"] = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    result["versions"] = versions_of(server)
+    result["versions"] = collect_versions(server)
     result["host"] = host_facts()
-    result["instructions"] = instructions_of(server)
+    result["instructions"] = instruction_set(server)
     result["tokenizer"] = tokenizer
     result["client_cpu_share"] = client_cpu / max(metrics.duration, 1e-9)
     if args.output_details:
-        result |= details_of(records)
-    checks = checks_of(result, records, args)
+        result |= request_details(records)
+    checks = run_checks(result, records, args)
     result["checks"] = [check.as_dict() for check in checks]
     result["trusted"] = all(check.holds for check in checks)
     return result
 
 
-def checks_of(
+def run_checks(
     result: Mapping[str, Any], records: Sequence[Record], args: argparse.Namespace
 ) -> list[Check]:
     found = check_requests(
@@ -88,7 +88,7 @@ def number(value: float) -> float | str:
     return value if value not in (float("inf"), float("-inf")) else str(value)
 
 
-def numbers_of(metrics: BenchmarkMetrics) -> dict[str, Any]:
+def metric_fields(metrics: BenchmarkMetrics) -> dict[str, Any]:
     return {
         "duration": metrics.duration,
         "completed": metrics.completed,
@@ -110,10 +110,10 @@ def numbers_of(metrics: BenchmarkMetrics) -> dict[str, Any]:
         "accept_length": metrics.accept_length,
         "request_goodput": metrics.request_goodput,
         "cache_report": None if metrics.cache is None else cache_report(metrics.cache),
-        **latencies("e2e_latency", metrics.e2e),
-        **latencies("ttft", metrics.ttft),
-        **latencies("tpot", metrics.tpot),
-        **latencies("itl", metrics.itl),
+        **latency_fields("e2e_latency", metrics.e2e),
+        **latency_fields("ttft", metrics.ttft),
+        **latency_fields("tpot", metrics.tpot),
+        **latency_fields("itl", metrics.itl),
     }
 
 
@@ -128,12 +128,12 @@ def cache_report(report: CacheReport) -> dict[str, float]:
     }
 
 
-def latencies(name: str, values: LatencySummary) -> dict[str, float]:
+def latency_fields(name: str, values: LatencySummary) -> dict[str, float]:
     parts = ("mean", "median", "std", "p90", "p95", "p99", "max")
     return {f"{part}_{name}_ms": getattr(values, part) for part in parts}
 
 
-def details_of(records: Sequence[Record]) -> dict[str, Any]:
+def request_details(records: Sequence[Record]) -> dict[str, Any]:
     return {
         "input_lens": [record.input_len for record in records],
         "output_lens": [record.output_len for record in records],
@@ -148,7 +148,7 @@ def details_of(records: Sequence[Record]) -> dict[str, Any]:
     }
 
 
-def failures_of(records: Sequence[Record]) -> list[dict[str, Any]]:
+def first_failures(records: Sequence[Record]) -> list[dict[str, Any]]:
     failed = [record for record in records if not record.success]
     return [
         {"request": record.query, "turn": record.turn, "error": record.error}
@@ -156,7 +156,7 @@ def failures_of(records: Sequence[Record]) -> list[dict[str, Any]]:
     ]
 
 
-def versions_of(server: Mapping[str, Any]) -> dict[str, str]:
+def collect_versions(server: Mapping[str, Any]) -> dict[str, str]:
     return {
         "vivace": vivace.__version__,
         "python": platform.python_version(),

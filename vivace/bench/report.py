@@ -49,17 +49,17 @@ class Separator:
 
 def render(metrics: BenchmarkMetrics, setting: Setting) -> str:
     """The whole block, ready to print."""
-    rows = [str(row) for row in rows_of(metrics, setting)]
+    rows = [str(row) for row in report_rows(metrics, setting)]
     return "\n".join(["", *rows, "=" * WIDTH])
 
 
 def explain(metrics: BenchmarkMetrics, setting: Setting) -> str:
     """Every line of the block with what it means."""
-    lines = [row for row in rows_of(metrics, setting) if isinstance(row, Line)]
+    lines = [row for row in report_rows(metrics, setting) if isinstance(row, Line)]
     return "\n".join(f"{line.label}\n    {line.definition}" for line in lines)
 
 
-def rows_of(metrics: BenchmarkMetrics, setting: Setting) -> Iterator[Line | Separator]:
+def report_rows(metrics: BenchmarkMetrics, setting: Setting) -> Iterator[Line | Separator]:
     yield Separator(" Serving Benchmark Result ", "=")
     yield from _setting_lines(setting)
     yield from _count_lines(metrics)

@@ -15,7 +15,7 @@ import aiohttp
 
 from vivace.bench.arrivals import arrival_times, by_arrival
 from vivace.bench.backends import BenchBackend
-from vivace.bench.http_backends import RequestSettings, api_format_of
+from vivace.bench.http_backends import RequestSettings, make_api_format
 from vivace.bench.progress import Counter, show_progress
 from vivace.bench.transport import TIMEOUT_SECONDS, Client, Record
 from vivace.bench.workload import BenchError, BenchRequest
@@ -65,7 +65,7 @@ async def measure_load(
 ) -> Outcome:
     """Warm up, flush, run. The server is ready (see `wait_ready`)."""
     async with open_session(load) as session:
-        api_format = api_format_of(load.backend.api_format, incremental=load.incremental)
+        api_format = make_api_format(load.backend.api_format, incremental=load.incremental)
         url = load.base_url + load.backend.path
         client = Client(session, url, api_format, load.settings, clock)
         await warm_up(client, queries, load.warmup)

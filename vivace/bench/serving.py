@@ -85,7 +85,7 @@ def find_server(args: argparse.Namespace) -> Server:
     backend = BACKENDS[args.backend]
     host = "127.0.0.1" if args.host == "0.0.0.0" else args.host
     base_url = (args.base_url or f"http://{host}:{args.port or backend.port}").rstrip("/")
-    headers = headers_of(args)
+    headers = build_headers(args)
     if args.ready_check_timeout_sec > 0:
         with_loop(
             wait_ready(
@@ -108,7 +108,7 @@ def find_server(args: argparse.Namespace) -> Server:
     return Server(base_url, headers, model, described, server_state(server))
 
 
-def headers_of(args: argparse.Namespace) -> dict[str, str]:
+def build_headers(args: argparse.Namespace) -> dict[str, str]:
     """The key and the headers of --header KEY=VALUE."""
     key = args.api_key or client_key()
     headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -241,10 +241,10 @@ def report(
     if args.plot is not None:
         from vivace.bench.plot import draw
 
-        print(draw(outcome.records, Path(args.plot), title_of(args, outcome)))
+        print(draw(outcome.records, Path(args.plot), plot_title(args, outcome)))
 
 
-def title_of(args: argparse.Namespace, outcome: Outcome) -> str:
+def plot_title(args: argparse.Namespace, outcome: Outcome) -> str:
     """What was measured, for the picture."""
     limits = f"rate {number(args.request_rate)}"
     if args.max_concurrency:

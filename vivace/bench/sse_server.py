@@ -121,11 +121,11 @@ async def bare(load: StreamLoad, size: int) -> float:
     """Microseconds per chunk when there is nothing to do but write `size` bytes."""
     writers: list[asyncio.StreamWriter] = []
 
-    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def on_connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writers.append(writer)
 
-    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    server = await asyncio.start_server(on_connect, "127.0.0.1", 0)
     client = await start_client(load, server.sockets[0].getsockname()[1])
     try:
         async with asyncio.timeout(60):

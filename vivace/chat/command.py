@@ -12,13 +12,13 @@ from vivace.arguments import ArgumentParser
 from vivace.chat.backend import SETTINGS, Backend, ChatError, read_setting
 from vivace.chat.commands import TYPING
 from vivace.chat.conversation import Conversation
-from vivace.chat.lines import History, Lines, remembering, typed
+from vivace.chat.lines import History, Lines, edit_lines, read_line
 from vivace.chat.remote import RemoteBackend
 from vivace.chat.screen import printable, screen_for
 from vivace.chat.session import Session
 from vivace.config.process_environment import KEY_VARIABLES, client_key, state_folder
 from vivace.errors import CANNOT_START, CannotStart
-from vivace.terminal import console_of
+from vivace.terminal import make_console
 
 DEFAULT_URL = "http://127.0.0.1:30000"
 MAX_TOKENS = 1024
@@ -32,11 +32,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     pipe went wrong; 2 for wrong flags and models that cannot be loaded; 130 when a question was
     interrupted."""
     arguments = parser().parse_args(argv)
-    settings = settings_of(arguments)
-    console = console_of(sys.stderr)
+    settings = parse_settings(arguments)
+    console = make_console(sys.stderr)
     try:
-        question = question_of(arguments.prompt)
-        backend = backend_of(arguments, console)
+        question = read_question(arguments.prompt)
+        backend = open_backend(arguments, console)
     except (ChatError, CannotStart) as error:
         console.print(printable(str(error)), style="red", markup=False)
         return CANNOT_START if isinstance(error, CannotStart) else FAILED
@@ -53,12 +53,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             return INTERRUPTED
     if not sys.stdin.isatty():
-        return FAILED if session.run(Lines(typed)) else 0
-    session.run(Lines(typed, remembering(history_of(arguments, console))))
+        return FAILED if session.run(Lines(read_line)) else 0
+    session.run(Lines(read_line, edit_lines(open_history(arguments, console))))
     return 0
 
 
-def question_of(words: list[str]) -> str | None:
+def read_question(words: list[str]) -> str | None:
     """The question of the command line, behind what is piped in, as `ollama run` has it; None
     without one. Raises ChatError."""
     if not words:
@@ -75,7 +75,7 @@ def question_of(words: list[str]) -> str | None:
     return f"{given} {question}" if given else question
 
 
-def backend_of(arguments: argparse.Namespace, console: Console) -> Backend:
+def open_backend(arguments: argparse.Namespace, console: Console) -> Backend:
     """Who answers. Raises CannotStart, and ChatError when a server does not."""
     remote = {
         "--url": arguments.url, "--api-key": arguments.api_key, "--model": arguments.model
@@ -99,7 +99,7 @@ def backend_of(arguments: argparse.Namespace, console: Console) -> Backend:
     return LocalBackend(arguments.model_path, console)
 
 
-def settings_of(arguments: argparse.Namespace) -> dict[str, float]:
+def parse_settings(arguments: argparse.Namespace) -> dict[str, float]:
     """Ends the program over a value that is no number, as argparse does."""
     texts = {name: getattr(arguments, name) for name in SETTINGS}
     try:
@@ -109,7 +109,7 @@ def settings_of(arguments: argparse.Namespace) -> dict[str, float]:
         parser().error(f"--{name.replace('_', '-')}:{problem}")
 
 
-def history_of(arguments: argparse.Namespace, console: Console) -> History | None:
+def open_history(arguments: argparse.Namespace, console: Console) -> History | None:
     folder = None if arguments.no_history else state_folder()
     if folder is None:
         return None

@@ -88,7 +88,7 @@ class Commands:
     def _set(self, rest: str) -> str:
         name, _, value = rest.partition(" ")
         if not name:
-            return self._shown()
+            return self._show()
         if name == "system":
             return self._set_system(value.strip())
         if name not in SETTINGS:
@@ -101,7 +101,7 @@ class Commands:
         self._settings[name] = read_setting(name, value.strip())
         return f"{name}: {self._settings[name]:g}"
 
-    def _shown(self) -> str:
+    def _show(self) -> str:
         given = [f"{name}: {value:g}" for name, value in self._settings.items()]
         if self._settings.get("max_tokens") == NO_LIMIT:
             given.append("(max_tokens 0: the rest of the context)")

@@ -45,17 +45,17 @@ class MarkdownLayout:
         tokens = self._parser.parse(text)
         begins = [token.map[0] for token in tokens if token.level == 0 and token.map]
         begins = sorted(set(begins))[1:]
-        lines = lines_of(text)
+        lines = split_lines(text)
         edges = [0, *begins, len(lines)]
         found = ["".join(lines[a:b]) for a, b in itertools.pairwise(edges)]
         return [block for block in found if block]
 
     def lines(self, block: str) -> list[str]:
         if len(block) > LARGEST_BLOCK:
-            return printed(self._console, Text(block.strip("\n")))
+            return render_lines(self._console, Text(block.strip("\n")))
         markdown = Markdown(block, code_theme=CODE_THEME, hyperlinks=False)
         markdown.parsed = self._parser.parse(block)
-        lines = printed(self._console, markdown)
+        lines = render_lines(self._console, markdown)
         filled = [place for place, line in enumerate(lines) if CODES.sub("", line).strip()]
         return lines[filled[0] : filled[-1] + 1] if filled else []
 
@@ -69,13 +69,13 @@ class PlainLayout:
         self._console = console
 
     def blocks(self, text: str) -> list[str]:
-        return lines_of(text)
+        return split_lines(text)
 
     def lines(self, block: str) -> list[str]:
-        return printed(self._console, Text(block.rstrip("\n")))
+        return render_lines(self._console, Text(block.rstrip("\n")))
 
 
-def printed(console: Console, what: Markdown | Text) -> list[str]:
+def render_lines(console: Console, what: Markdown | Text) -> list[str]:
     """The lines that rich makes of it. The last column stays free: some terminals go on in the
     next line as soon as it is used."""
     with console.capture() as captured:
@@ -83,7 +83,7 @@ def printed(console: Console, what: Markdown | Text) -> list[str]:
     return [line.rstrip() for line in captured.get().removesuffix("\n").split("\n")]
 
 
-def lines_of(text: str) -> list[str]:
+def split_lines(text: str) -> list[str]:
     """Lines with their ends, of those that end like Markdown's."""
     *whole, rest = text.split("\n")
     return [line + "\n" for line in whole] + [rest] * bool(rest)

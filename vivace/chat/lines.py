@@ -32,12 +32,16 @@ class Lines:
     def read(self) -> str:
         """The next message, of one or of several lines. Raises EOFError and KeyboardInterrupt."""
         line = self._ask(">>> ")
-        text = self._fenced(line) if line.lstrip().startswith(FENCE) else self._continued(line)
+        text = (
+            self._read_fenced(line)
+            if line.lstrip().startswith(FENCE)
+            else self._read_continuation(line)
+        )
         if text.strip():
             self._remember(text)
         return text
 
-    def _continued(self, line: str) -> str:
+    def _read_continuation(self, line: str) -> str:
         lines = [line]
         with contextlib.suppress(EOFError):  # the end of the input ends the message too
             while lines[-1].endswith("\\"):
@@ -45,7 +49,7 @@ class Lines:
                 lines.append(self._ask("... "))
         return "\n".join(lines)
 
-    def _fenced(self, line: str) -> str:
+    def _read_fenced(self, line: str) -> str:
         text = line.lstrip()[len(FENCE) :]
         with contextlib.suppress(EOFError):
             while not text.rstrip().endswith(FENCE):
@@ -53,7 +57,7 @@ class Lines:
         return text.rstrip().removesuffix(FENCE).strip("\n")
 
 
-def typed(prompt: str) -> str:
+def read_line(prompt: str) -> str:
     """A line of the terminal; the prompt never goes into a file that takes the answers."""
     if not sys.stdin.isatty():
         return input()
@@ -77,7 +81,7 @@ class History:
     def load(self) -> list[str]:
         """The newest entries, oldest first."""
         try:
-            with self._opened(os.O_RDONLY) as file:
+            with self._open(os.O_RDONLY) as file:
                 size = file.seek(0, os.SEEK_END)
                 file.seek(max(0, size - LARGEST_FILE))
                 lines = file.read(LARGEST_FILE).splitlines()
@@ -86,7 +90,7 @@ class History:
         except OSError as error:
             self._trouble(error)
             return []
-        found = [entry for line in lines if (entry := entry_of(line)) is not None]
+        found = [entry for line in lines if (entry := parse_entry(line)) is not None]
         kept = found[-MOST_ENTRIES:]
         if len(kept) < len(lines) or size > LARGEST_FILE:
             self._write(kept)
@@ -97,7 +101,7 @@ class History:
             return
         try:
             self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with self._opened(os.O_WRONLY | os.O_APPEND | os.O_CREAT) as file:
+            with self._open(os.O_WRONLY | os.O_APPEND | os.O_CREAT) as file:
                 file.write(json.dumps(text).encode() + b"\n")
         except OSError as error:
             self._trouble(error)
@@ -115,7 +119,7 @@ class History:
                 beside.unlink()
             self._trouble(error)
 
-    def _opened(self, flags: int) -> BinaryIO:
+    def _open(self, flags: int) -> BinaryIO:
         descriptor = open_own_file(self._file, flags)
         os.fchmod(descriptor, 0o600)
         return os.fdopen(descriptor, "rb" if flags == os.O_RDONLY else "ab")
@@ -125,7 +129,7 @@ class History:
         complain(f"no history: {self._file}: {error.strerror} (--no-history keeps none)")
 
 
-def entry_of(line: bytes) -> str | None:
+def parse_entry(line: bytes) -> str | None:
     """None for what no session has written."""
     try:
         found = json.loads(line)
@@ -137,7 +141,7 @@ def entry_of(line: bytes) -> str | None:
     return found
 
 
-def remembering(history: History | None) -> Callable[[str], None]:
+def edit_lines(history: History | None) -> Callable[[str], None]:
     """Line editing with the arrow keys, over what was typed before; what is to be called with
     each message. Without `history` it knows this session only."""
     try:

@@ -84,7 +84,7 @@ class RemoteBackend:
         }
         with self._response("POST", "/v1/chat/completions", json.dumps(body)) as response:
             try:
-                yield from chunks_of(events(response))
+                yield from read_chunks(events(response))
             except NO_ANSWER as error:
                 raise ChatError(f"{self._url} sends what is no answer: {error}") from None
 
@@ -131,7 +131,7 @@ def events(response: http.client.HTTPResponse) -> Iterator[Event]:
     raise ChatError("the answer broke off: the connection ended before its end")
 
 
-def chunks_of(found: Iterator[Event]) -> Iterator[TextChunk]:
+def read_chunks(found: Iterator[Event]) -> Iterator[TextChunk]:
     count = 0
     for event in found:
         if event.error is not None:

@@ -86,14 +86,14 @@ class FormattedScreen:
         # A block is complete when the first line of the next one is.
         whole_lines = self._text[: self._text.rfind("\n") + 1]
         complete = max(0, len(self._layout.blocks(whole_lines)) - 1)
-        settled = self._composed(blocks[:complete])
-        self._lines.show(settled + self._composed(blocks[complete:], above=bool(settled)))
+        settled = self._compose(blocks[:complete])
+        self._lines.show(settled + self._compose(blocks[complete:], above=bool(settled)))
         if complete:
             self._lines.settle(len(settled))
             self._begun = self._begun or bool(settled)
             self._text = "".join(blocks[complete:])
 
-    def _composed(self, blocks: list[str], above: bool = False) -> list[str]:
+    def _compose(self, blocks: list[str], above: bool = False) -> list[str]:
         lines: list[str] = []
         for block in blocks:
             shown = self._layout.lines(block)

@@ -93,7 +93,7 @@ class Session:
             screen.end()
         if answer.failed:
             self._complain(problem)
-        notes = [answer.ending(), "" if quiet or not answer.tokens else answer.speed()]
+        notes = [answer.end_reason(), "" if quiet or not answer.tokens else answer.speed()]
         self._tell("\n".join(note for note in notes if note))
         return answer
 
@@ -126,7 +126,7 @@ class PartialAnswer:
         self.tokens = tokens
         self.cut = self.cut or cut
 
-    def ending(self) -> str:
+    def end_reason(self) -> str:
         """Why it ended, where it did not end by itself."""
         if self.interrupted:
             return "[stopped]"

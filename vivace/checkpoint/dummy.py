@@ -37,7 +37,7 @@ class DummyWeights:
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
         return torch.randn(shape, generator=generator) * DEVIATION
 
-    def stored(self, name: str, shape: tuple[int, ...]) -> Tensor:
+    def take_stored(self, name: str, shape: tuple[int, ...]) -> Tensor:
         return self.take(name, shape)
 
     def finish(self) -> None:

@@ -25,7 +25,7 @@ class FieldKind(Protocol[T_co]):
     """What a field may be. `read` raises ValueError for everything else."""
 
     @property
-    def wanted(self) -> str: ...
+    def expected(self) -> str: ...
 
     def read(self, value: Any) -> T_co: ...
 
@@ -37,7 +37,7 @@ class Whole(msgspec.Struct, frozen=True):
     high: int
 
     @property
-    def wanted(self) -> str:
+    def expected(self) -> str:
         return f"a whole number from {self.low} to {self.high}"
 
     def read(self, value: Any) -> int:
@@ -63,7 +63,7 @@ class Number(msgspec.Struct, frozen=True):
     high: float
 
     @property
-    def wanted(self) -> str:
+    def expected(self) -> str:
         return f"a number from {self.low:g} to {self.high:g}"
 
     def read(self, value: Any) -> float:
@@ -76,7 +76,7 @@ class Column(msgspec.Struct, Generic[T], frozen=True):
     """A long list of one type, looked at in bulk."""
 
     entry: type[T]
-    wanted: str
+    expected: str
     length: int | None = None
 
     def read(self, value: Any) -> list[T]:
@@ -88,7 +88,7 @@ class Column(msgspec.Struct, Generic[T], frozen=True):
 
 
 class Flag(msgspec.Struct, frozen=True):
-    wanted: str = "true or false"
+    expected: str = "true or false"
 
     def read(self, value: Any) -> bool:
         if not isinstance(value, bool):
@@ -103,7 +103,7 @@ class Text(msgspec.Struct, frozen=True):
     name: bool = True
 
     @property
-    def wanted(self) -> str:
+    def expected(self) -> str:
         return f"text of 1 to {self.most} characters"
 
     def read(self, value: Any) -> str:
@@ -121,7 +121,7 @@ class OneOf(msgspec.Struct, Generic[T], frozen=True):
     meanings: Mapping[str, T]
 
     @property
-    def wanted(self) -> str:
+    def expected(self) -> str:
         return f"one of those that are supported: {', '.join(self.meanings)}"
 
     def read(self, value: Any) -> T:
@@ -139,10 +139,10 @@ class Several(msgspec.Struct, Generic[T], frozen=True):
     alone: bool = False
 
     @property
-    def wanted(self) -> str:
+    def expected(self) -> str:
         count = self.most if self.most == self.least else f"{self.least} to {self.most}"
-        ending = f"{self.entry.wanted}, or a list of" if self.alone else "a list of"
-        return f"{ending} {count} values, each {self.entry.wanted}"
+        ending = f"{self.entry.expected}, or a list of" if self.alone else "a list of"
+        return f"{ending} {count} values, each {self.entry.expected}"
 
     def read(self, value: Any) -> tuple[T, ...]:
         if self.alone and not isinstance(value, list):
@@ -153,7 +153,7 @@ class Several(msgspec.Struct, Generic[T], frozen=True):
 
 
 class Object(msgspec.Struct, frozen=True):
-    wanted: str = "an object"
+    expected: str = "an object"
 
     def read(self, value: Any) -> dict[str, Any]:
         if not isinstance(value, dict):
@@ -183,12 +183,12 @@ class ConfigFields:
         """Raises SourceError: missing, or not what `kind` wants."""
         if not self.has(key):
             raise SourceError(
-                f"{self.place(key)} is missing; it must be {kind.wanted}. {self.advice}"
+                f"{self.place(key)} is missing; it must be {kind.expected}. {self.advice}"
             )
         try:
             return kind.read(self.values[key])
         except ValueError:
-            raise self.refusal(key, f"it must be {kind.wanted}") from None
+            raise self.refusal(key, f"it must be {kind.expected}") from None
 
     def find(self, key: str, kind: FieldKind[T]) -> T | None:
         return self.need(key, kind) if self.has(key) else None
@@ -206,15 +206,15 @@ class ConfigFields:
     def refusal(self, key: str, why: str) -> SourceError:
         """The error for a value that is what it may be alone, but not beside the others."""
         return SourceError(
-            f"{self.place(key)} is {shown(self.values.get(key))}; {why}. {self.advice}"
+            f"{self.place(key)} is {abbreviate(self.values.get(key))}; {why}. {self.advice}"
         )
 
 
 def printable(key: str) -> str:
-    return key if key.isprintable() and len(key) <= 100 else shown(key)
+    return key if key.isprintable() and len(key) <= 100 else abbreviate(key)
 
 
-def shown(value: Any) -> str:
+def abbreviate(value: Any) -> str:
     """At most 100 characters of a value, on one line."""
     short = reprlib.Repr()
     short.maxlevel, short.maxdict, short.maxlist, short.maxstring = 2, 3, 6, 60

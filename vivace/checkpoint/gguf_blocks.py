@@ -22,7 +22,7 @@ its threads and ours together would be more than there are cores."""
 ELEMENTS_PER_TASK = 1 << 19
 
 
-def decoded(data: np.ndarray, kind: GGMLQuantizationType, dtype: torch.dtype) -> Tensor:
+def decode_blocks(data: np.ndarray, kind: GGMLQuantizationType, dtype: torch.dtype) -> Tensor:
     """uint8[rows, bytes] -> [rows, numbers] of `dtype`.
 
     Raises NotImplementedError for a type nobody can decode.
@@ -65,23 +65,23 @@ def in_threads(
 
 def q4_0(data: np.ndarray) -> Tensor:
     """[n, 18]: scale, 16 bytes of two numbers each -> float32 [n, 32]"""
-    blocks = copied(data)
+    blocks = copy_tensor(data)
     return nibbles(blocks[:, 2:]).sub_(8).mul_(half(blocks, 0))
 
 
 def q4_1(data: np.ndarray) -> Tensor:
     """[n, 20]: scale, minimum, 16 bytes of two numbers each -> float32 [n, 32]"""
-    blocks = copied(data)
+    blocks = copy_tensor(data)
     return nibbles(blocks[:, 4:]).mul_(half(blocks, 0)).add_(half(blocks, 2))
 
 
 def q8_0(data: np.ndarray) -> Tensor:
     """[n, 34]: scale, 32 signed bytes -> float32 [n, 32]"""
-    blocks = copied(data)
+    blocks = copy_tensor(data)
     return blocks[:, 2:].view(torch.int8).float().mul_(half(blocks, 0))
 
 
-def copied(data: np.ndarray) -> Tensor:
+def copy_tensor(data: np.ndarray) -> Tensor:
     """A copy: the file is mapped read-only, which torch does not like."""
     return torch.from_numpy(data.copy())
 

@@ -1,7 +1,7 @@
 """What a GGUF file's metadata says, in the keys of a Hugging Face config.json.
 
 A translation only: values are checked where those of a config.json are (`models.facts`), which
-names the file's own keys by what `config_of` tells it.
+names the file's own keys by what `read_gguf_config` tells it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from vivace.checkpoint.fields import shown
+from vivace.checkpoint.fields import abbreviate
 from vivace.checkpoint.gguf_file import GGUFError, GGUFFile
 from vivace.checkpoint.layouts import StoredKind
 
@@ -70,7 +70,7 @@ GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
 Config = dict[str, Any]
 
 
-def config_of(file: GGUFFile) -> tuple[Config, Config, dict[str, str]]:
+def read_gguf_config(file: GGUFFile) -> tuple[Config, Config, dict[str, str]]:
     """(config, generation_config, a key of config -> the file's own) of a GGUF file.
 
     Raises GGUFError on what is not supported.
@@ -78,19 +78,19 @@ def config_of(file: GGUFFile) -> tuple[Config, Config, dict[str, str]]:
     name = file.metadata.get("general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         raise GGUFError(
-            f"{file.path}: GGUF architecture {shown(name)} is not supported; "
+            f"{file.path}: GGUF architecture {abbreviate(name)} is not supported; "
             f"supported: {', '.join(ARCHITECTURES)}"
         )
     if file.metadata.get("split.count", 1) not in (0, 1):
         raise GGUFError(
-            f"{file.path}: this model is split over {shown(file.metadata['split.count'])} "
+            f"{file.path}: this model is split over {abbreviate(file.metadata['split.count'])} "
             "GGUF files; merge them into one first (llama-gguf-split --merge)"
         )
     facts = Metadata(file, name)
-    config = {**shape_of(facts), **family_of(facts)}
-    if scaling := scaling_of(facts):
+    config = {**read_shape(facts), **read_family_config(facts)}
+    if scaling := read_rope_scaling(facts):
         config["rope_scaling"] = scaling
-    return config, generation_of(facts), facts.spelling
+    return config, read_generation_config(facts), facts.spelling
 
 
 def stored_kinds(file: GGUFFile) -> tuple[StoredKind, ...]:
@@ -121,7 +121,7 @@ class Metadata:
     def get(self, key: str) -> Any:
         return self.file.metadata.get(f"{self.architecture}.{key}")
 
-    def translated(self, keys: dict[str, str], within: str = "") -> Config:
+    def translate(self, keys: dict[str, str], within: str = "") -> Config:
         """Those of `keys` (ours -> the file's) that the file has."""
         names = {ours: f"{self.architecture}.{theirs}" for ours, theirs in keys.items()}
         self.spelling.update({within + ours: name for ours, name in names.items()})
@@ -130,8 +130,8 @@ class Metadata:
         for ours, value in found.items():
             if not finite(value):
                 raise GGUFError(
-                    f"{self.file.path}: {names[ours]} is {shown(value)}, which is no number; the "
-                    "file is damaged: fetch it again"
+                    f"{self.file.path}: {names[ours]} is {abbreviate(value)}, which is no number; "
+                    "the file is damaged: fetch it again"
                 )
         return found
 
@@ -159,7 +159,7 @@ def finite(value: Any) -> bool:
     return not isinstance(value, float) or math.isfinite(value)
 
 
-def shape_of(facts: Metadata) -> Config:
+def read_shape(facts: Metadata) -> Config:
     embedding = facts.file.tensors.get("token_embd.weight")
     if embedding is None:
         raise GGUFError(f"{facts.file.path}: the tensor token_embd.weight is missing")
@@ -179,7 +179,7 @@ def shape_of(facts: Metadata) -> Config:
         "attention_bias": facts.has_tensor("blk.0.attn_output.bias"),
         "mlp_bias": facts.has_tensor("blk.0.ffn_down.bias"),
         "head_dim": facts.quotient("embedding_length", "attention.head_count"),
-        **facts.translated(KEYS),
+        **facts.translate(KEYS),
         **{key: facts.token(key) for key in TOKENS},
     }
 
@@ -192,18 +192,18 @@ def stored_dtype(file: GGUFFile) -> str:
     return "float16" if kinds == {"F16"} else "bfloat16"
 
 
-def scaling_of(facts: Metadata) -> Config | None:
+def read_rope_scaling(facts: Metadata) -> Config | None:
     if facts.has_tensor("rope_freqs.weight"):
         facts.spelling["rope_scaling.factors"] = "rope_freqs.weight"
         return {"rope_type": "factors", "factors": frequency_factors(facts.file)}
-    kind, given = facts.get("rope.scaling.type"), facts.translated(SCALING_KEYS, "rope_scaling.")
+    kind, given = facts.get("rope.scaling.type"), facts.translate(SCALING_KEYS, "rope_scaling.")
     if "factor" not in given:  # as older files have it
-        given |= facts.translated({"factor": "rope.scale_linear"}, "rope_scaling.")
+        given |= facts.translate({"factor": "rope.scale_linear"}, "rope_scaling.")
     if kind is None:
         kind = "linear" if "factor" in given else "none"
     if kind not in ("none", "linear", "yarn"):
         raise GGUFError(
-            f"{facts.file.path}: {facts.architecture}.rope.scaling.type is {shown(kind)}; "
+            f"{facts.file.path}: {facts.architecture}.rope.scaling.type is {abbreviate(kind)}; "
             "supported: none, linear, yarn"
         )
     if kind == "none" or "factor" not in given:
@@ -219,10 +219,10 @@ def frequency_factors(file: GGUFFile) -> list[float]:
     return [float(value) for value in file.data("rope_freqs.weight").view(np.float32)]
 
 
-def family_of(facts: Metadata) -> Config:
+def read_family_config(facts: Metadata) -> Config:
     window = facts.get("attention.sliding_window") or None
     if facts.architecture in ("gemma2", "gemma3"):
-        return gemma_of(facts, window)
+        return read_gemma_config(facts, window)
     if window and facts.architecture == "llama":
         # A Llama never slides; Mistral does, and GGUF files call both "llama".
         mistral = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
@@ -230,16 +230,16 @@ def family_of(facts: Metadata) -> Config:
     return {"sliding_window": window}
 
 
-def gemma_of(facts: Metadata, window: Any) -> Config:
+def read_gemma_config(facts: Metadata, window: Any) -> Config:
     gemma2 = facts.architecture == "gemma2"
     common = {
         "sliding_window": window or (4096 if gemma2 else 512),
         "query_pre_attn_scalar": query_scalar(facts),
     }
     if not gemma2:
-        return {**common, **facts.translated(GEMMA3_KEYS)}
+        return {**common, **facts.translate(GEMMA3_KEYS)}
     caps = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
-    return {**common, **caps, **facts.translated(GEMMA2_KEYS)}
+    return {**common, **caps, **facts.translate(GEMMA2_KEYS)}
 
 
 def query_scalar(facts: Metadata) -> Any:
@@ -249,13 +249,16 @@ def query_scalar(facts: Metadata) -> Any:
     return facts.quotient("embedding_length", "attention.head_count")
 
 
-def generation_of(facts: Metadata) -> Config:
+def read_generation_config(facts: Metadata) -> Config:
     """Ends: of text, turn and message, those that the file names. And settings of sampling."""
     ends = [facts.token(key) for key in ("eos_token_id", "eot_token_id", "eom_token_id")]
-    return {"eos_token_id": [end for end in ends if end is not None], **sampling_of(facts)}
+    return {
+        "eos_token_id": [end for end in ends if end is not None],
+        **read_sampling_defaults(facts),
+    }
 
 
-def sampling_of(facts: Metadata) -> Config:
+def read_sampling_defaults(facts: Metadata) -> Config:
     """The settings the file recommends, under the names of a generation_config.json."""
     facts.spelling.update(SAMPLING_KEYS)
     metadata = facts.file.metadata
@@ -271,7 +274,7 @@ def as_written(value: Any) -> Any:
 def unused_sampling(file: GGUFFile) -> tuple[str, ...]:
     """A notice for each recommendation that is not followed; 0 turns all of them off."""
     return tuple(
-        f"{file.path}: {key} is {shown(file.metadata[key])}: it has no effect, {what} is not "
+        f"{file.path}: {key} is {abbreviate(file.metadata[key])}: it has no effect, {what} is not "
         "available in this version"
         for key, what in IDLE_SAMPLING_KEYS.items()
         if file.metadata.get(key)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from vivace.checkpoint.fields import shown
+from vivace.checkpoint.fields import abbreviate
 from vivace.errors import CannotStart
 
 MAGIC = b"GGUF"
@@ -66,7 +66,7 @@ class GGUFFile:
             tensor_count, metadata_count = reader.preamble()
             self.metadata = reader.metadata(metadata_count)
             entries = reader.tensor_entries(tensor_count)
-            self.tensors = reader.placed(entries, self._alignment())
+            self.tensors = reader.check_offsets(entries, self._alignment())
         except GGUFError:
             self._map.close()
             raise
@@ -84,7 +84,9 @@ class GGUFFile:
     def _alignment(self) -> int:
         value = self.metadata.get("general.alignment", DEFAULT_ALIGNMENT)
         if not isinstance(value, int) or value < 1 or value > 1 << 20 or value & (value - 1):
-            raise GGUFError(f"{self.path}: general.alignment is {shown(value)}, not a power of two")
+            raise GGUFError(
+                f"{self.path}: general.alignment is {abbreviate(value)}, not a power of two"
+            )
         return value
 
     def data(self, name: str) -> np.ndarray:
@@ -210,9 +212,9 @@ class _Reader:
             kind = GGMLQuantizationType(number)
         except ValueError:
             raise self.fail(f"tensor {name!r} has the unknown type {number}") from None
-        return TensorEntry(name, shape, kind, offset, self.size_of(name, shape, kind))
+        return TensorEntry(name, shape, kind, offset, self.tensor_bytes(name, shape, kind))
 
-    def size_of(self, name: str, shape: tuple[int, ...], kind: GGMLQuantizationType) -> int:
+    def tensor_bytes(self, name: str, shape: tuple[int, ...], kind: GGMLQuantizationType) -> int:
         block, block_bytes = GGML_QUANT_SIZES[kind]
         elements = prod(shape)
         if min(shape) < 1 or elements > 1 << 40:
@@ -221,7 +223,7 @@ class _Reader:
             raise self.fail(f"tensor {name!r}: rows of {shape[-1]} are no multiple of {block}")
         return elements // block * block_bytes
 
-    def placed(self, entries: list[TensorEntry], alignment: int) -> dict[str, TensorEntry]:
+    def check_offsets(self, entries: list[TensorEntry], alignment: int) -> dict[str, TensorEntry]:
         """Entries with offsets from byte 0, each checked to lie inside the file, where the one
         before it ends. A wrong alignment shows at the end: bytes are left over."""
         start = -(-self.at // alignment) * alignment

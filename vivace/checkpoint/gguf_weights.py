@@ -11,7 +11,7 @@ import torch
 from gguf.constants import GGMLQuantizationType
 from torch import Tensor
 
-from vivace.checkpoint.gguf_blocks import decoded
+from vivace.checkpoint.gguf_blocks import decode_blocks
 from vivace.checkpoint.gguf_file import GGUFFile
 from vivace.checkpoint.weights import CheckpointError
 from vivace.platforms.blocks import KEPT
@@ -103,7 +103,7 @@ class GGUFWeights:
         return f"{self.place}: tensor {self._stored[name]!r}"
 
     def read(self, name: str) -> Tensor:
-        tensor = self._decoded(self._stored[name])
+        tensor = self._decode(self._stored[name])
         heads = self._interleaved_heads(name)
         if heads is not None:
             return unpermute(tensor, heads)
@@ -111,7 +111,7 @@ class GGUFWeights:
             return tensor - 1.0
         return tensor
 
-    def stored(self, name: str) -> Tensor | StoredBlocks:
+    def read_stored(self, name: str) -> Tensor | StoredBlocks:
         """The file's own bytes, a view on it; rows are reordered as in `read`."""
         entry = self._file.tensors[self._stored[name]]
         if entry.type.name.lower() not in KEPT or len(entry.shape) != 2:
@@ -132,7 +132,7 @@ class GGUFWeights:
             return self._facts.kv_heads
         return None
 
-    def _decoded(self, stored: str) -> Tensor:
+    def _decode(self, stored: str) -> Tensor:
         entry = self._file.tensors[stored]
         data = self._file.data(stored)
         plain = PLAIN.get(entry.type)
@@ -140,7 +140,7 @@ class GGUFWeights:
             return torch.from_numpy(data.copy()).view(plain).reshape(entry.shape)
         try:
             rows = data.reshape(prod(entry.shape[:-1]), -1)
-            return decoded(rows, entry.type, self._dtype).view(entry.shape)
+            return decode_blocks(rows, entry.type, self._dtype).view(entry.shape)
         except NotImplementedError:
             raise CheckpointError(
                 f"{self.place}: tensor {stored!r} is {entry.type.name}, which cannot be read"

@@ -61,7 +61,7 @@ def find_snapshot(cache: Path, repo_id: str, revision: str | None) -> Snapshot |
     if not folder.is_dir():
         return find_modelscope(cache, repo_id, revision or MODELSCOPE_REVISION)
     name = revision or DEFAULT_REVISION
-    commit = commit_of(folder, name)
+    commit = resolve_commit(folder, name)
     if commit is None or not (folder / "snapshots" / commit).is_dir():
         raise SnapshotError(
             f"{repo_id}: revision {name!r} is not in the cache {folder}; there: "
@@ -131,20 +131,20 @@ def split_quantization(name: str) -> tuple[str, str]:
     return repo_id, quantization
 
 
-def quantization_of(name: str) -> str:
+def parse_quantization(name: str) -> str:
     """`SmolLM2-135M.Q4_K_M.gguf` -> Q4_K_M; the whole stem when it says none."""
     stem = name.removesuffix(".gguf")
     found = QUANTIZATION.search(stem)
     return found.group(1) if found else stem
 
 
-def gguf_of(folder: Path, quantization: str) -> list[Path]:
+def find_gguf_files(folder: Path, quantization: str) -> list[Path]:
     """The GGUF files of a folder that are of this quantization."""
     files = sorted(folder.glob("*.gguf"))
-    return [f for f in files if quantization_of(f.name).lower() == quantization.lower()]
+    return [f for f in files if parse_quantization(f.name).lower() == quantization.lower()]
 
 
-def commit_of(folder: Path, name: str) -> str | None:
+def resolve_commit(folder: Path, name: str) -> str | None:
     """The commit a name stands for: a ref, a snapshot, or the only snapshot that begins so."""
     if not is_revision(name):
         return None

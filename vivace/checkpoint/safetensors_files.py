@@ -66,13 +66,13 @@ class SafetensorsFiles:
     def label(self, name: str) -> str:
         return f"{self._where[name][0]}: tensor {name!r}"
 
-    def stored(self, name: str) -> Tensor | Int8Rows:
+    def read_stored(self, name: str) -> Tensor | Int8Rows:
         return self._int8_rows(name) if self._kind(name) == INT8 else self.read(name)
 
     def read(self, name: str) -> Tensor:
         kind = self._kind(name)
         if kind == INT8:
-            return self._int8_rows(name).decoded()
+            return self._int8_rows(name).dequantize()
         if kind not in BYTES:
             raise CheckpointError(
                 f"{self._where[name][0]}: tensor {name!r} is {kind}; F32, F16, BF16 and int8 "

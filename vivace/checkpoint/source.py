@@ -12,8 +12,8 @@ from vivace.checkpoint.hub_cache import (
     DEFAULT_REVISION,
     Snapshot,
     SnapshotError,
+    find_gguf_files,
     find_snapshot,
-    gguf_of,
     is_repo_id,
     split_quantization,
 )
@@ -116,7 +116,7 @@ def locate(
         format="dummy" if dummy else found.format,
         files=() if dummy else found.files,
         embedded=model_path is None,
-        config=merged(found.config, overrides or {}),
+        config=merge(found.config, overrides or {}),
         generation_config=generation,
         sampling_origin=origin,
         tokenizer_path=words.path if words else found.tokenizer_path,
@@ -182,7 +182,7 @@ class Shelf:
             raise SourceError(f"{flag} {name}: {self.cache}: {error.strerror}") from None
 
     def _one_gguf(self, snapshot: Snapshot, repo_id: str, quantization: str, flag: str) -> Path:
-        files = gguf_of(snapshot.path, quantization)
+        files = find_gguf_files(snapshot.path, quantization)
         if len(files) == 1:
             return files[0]
         names = ", ".join(sorted(file.name for file in snapshot.path.glob("*.gguf"))) or "none"
@@ -233,13 +233,13 @@ def is_gguf(path: Path, load_format: str) -> bool:
 
 def located_gguf(path: Path) -> ModelSource:
     # Here: this module is part of every command, and numpy takes longer than most of them.
-    from vivace.checkpoint.gguf_config import config_of, stored_kinds, unused_sampling
+    from vivace.checkpoint.gguf_config import read_gguf_config, stored_kinds, unused_sampling
     from vivace.checkpoint.gguf_file import GGUFError, GGUFFile
 
     file = path if path.is_file() else single_gguf(path)
     try:
         opened = GGUFFile(file)
-        config, generation, spelling = config_of(opened)
+        config, generation, spelling = read_gguf_config(opened)
         notices = unused_sampling(opened)
     except GGUFError as error:
         raise SourceError(str(error)) from None
@@ -337,12 +337,12 @@ def indexed_files(path: Path, index: Path) -> tuple[Path, ...]:
     return files
 
 
-def merged(config: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+def merge(config: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
     """`overrides` over `config`, objects merged key by key."""
     result = dict(config)
     for key, value in overrides.items():
         old = result.get(key)
         if isinstance(old, dict) and isinstance(value, dict):
-            value = merged(old, value)
+            value = merge(old, value)
         result[key] = value
     return result

@@ -41,7 +41,7 @@ class TensorReader(Protocol):
 
     def read(self, name: str) -> Tensor: ...
 
-    def stored(self, name: str) -> Tensor | StoredBlocks | Int8Rows:
+    def read_stored(self, name: str) -> Tensor | StoredBlocks | Int8Rows:
         """As `read`, but without decoding where the format has blocks or int8."""
         ...
 
@@ -70,13 +70,13 @@ class TrackedWeights:
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         self._check(name, shape)
         tensor = self._reader.read(name)
-        self._taken(name)
+        self._report(name)
         return tensor
 
-    def stored(self, name: str, shape: tuple[int, ...]) -> Tensor | StoredBlocks | Int8Rows:
+    def take_stored(self, name: str, shape: tuple[int, ...]) -> Tensor | StoredBlocks | Int8Rows:
         self._check(name, shape)
-        matrix = self._reader.stored(name)
-        self._taken(name)
+        matrix = self._reader.read_stored(name)
+        self._report(name)
         return matrix
 
     def _check(self, name: str, shape: tuple[int, ...]) -> None:
@@ -89,7 +89,7 @@ class TrackedWeights:
                 f"configuration needs {list(shape)}; one of the two is damaged: fetch it again"
             )
 
-    def _taken(self, name: str) -> None:
+    def _report(self, name: str) -> None:
         self._unused.discard(name)
         self._done += self._reader.nbytes(name)
         self._progress(STAGE, min(self._done / self._total, 1.0))

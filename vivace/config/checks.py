@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
-from vivace.config.config import Options, ResolveContext, all_options, value_of
+from vivace.config.config import Options, ResolveContext, all_options, option_value
 from vivace.config.environment import switched_on
 from vivace.config.errors import ConfigError
 from vivace.config.option import Option, Support
@@ -72,7 +72,7 @@ def availability(options: Options, context: ResolveContext) -> list[str]:
     """Stops at an option that is not available here; tells which have no effect."""
     notices: list[str] = []
     for option in all_options():
-        value = value_of(options, option)
+        value = option_value(options, option)
         if value == option.default or value in option.trivial:
             continue
         state = option.state(context.platform.name, value)
@@ -107,7 +107,7 @@ def of_the_model(options: Options, context: ResolveContext) -> list[str]:
 
 def ranges(options: Options, context: ResolveContext) -> list[str]:
     for option in all_options():
-        value = value_of(options, option)
+        value = option_value(options, option)
         if option.name not in RANGES or value is None:
             continue
         low, high = RANGES[option.name]
@@ -269,12 +269,12 @@ def activations(options: Options, context: ResolveContext) -> list[str]:
     return []
 
 
-def decoded(options: Options, context: ResolveContext) -> list[str]:
+def decoded_blocks(options: Options, context: ResolveContext) -> list[str]:
     """After the rules: blocks of a GGUF file that take more memory than in the file."""
     torch, dtype = options.runtime.disable_cpu_kernels, options.model.dtype
     if options.quantization.quantization in INT8:
         return []  # told by `formats`
-    reads = "torch's operations read no blocks" if torch else f"kernels read {names_of(KEPT)}"
+    reads = "torch's operations read no blocks" if torch else f"kernels read {join_names(KEPT)}"
     return [
         f"{stored.kind.upper()} matrices, {size_text(stored.nbytes)} in the file, are decoded to "
         f"{dtype} and take {size_text(stored.numbers * ELEMENT_BYTES[dtype])}: {reads}"
@@ -283,7 +283,7 @@ def decoded(options: Options, context: ResolveContext) -> list[str]:
     ]
 
 
-def names_of(kinds: Iterable[str]) -> str:
+def join_names(kinds: Iterable[str]) -> str:
     return ", ".join(kinds).upper()
 
 
@@ -316,7 +316,7 @@ def idle(options: Options, context: ResolveContext) -> list[str]:
     known = {option.name: option for option in all_options()}
     for name, switch in NEEDED.items():
         option, needed = known[name], known[switch]
-        if value_of(options, option) != option.default and not value_of(options, needed):
+        if option_value(options, option) != option.default and not option_value(options, needed):
             notices.append(f"{option.flag} has no effect without {needed.flag}")
     hard, soft = options.runtime.watchdog_timeout, options.runtime.soft_watchdog_timeout
     if hard and soft and soft >= hard:
@@ -364,6 +364,6 @@ CHECKS: list[Callable[[Options, ResolveContext], list[str]]] = [
 FINAL_CHECKS: list[Callable[[Options, ResolveContext], list[str]]] = [
     computable,
     activations,
-    decoded,
+    decoded_blocks,
     idle,
 ]

@@ -30,7 +30,7 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(message)
 
 
-def values_of(words: Sequence[str], program: str) -> dict[str, Any]:
+def parse_values(words: Sequence[str], program: str) -> dict[str, Any]:
     """Option name -> value for what was typed. --help and --help-all print and exit."""
     if HELP_ALL in words or HELP.intersection(words):
         print(help_text(program, DEFAULT_PLATFORM, everything=HELP_ALL in words), end="")

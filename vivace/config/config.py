@@ -16,7 +16,7 @@ from vivace.config.mamba import MambaOptions
 from vivace.config.memory import MemoryOptions, OffloadOptions
 from vivace.config.model import ModelOptions, MultimodalOptions, WeightsOptions
 from vivace.config.observability import DebugOptions, LoggingOptions
-from vivace.config.option import Option, options_of
+from vivace.config.option import Option, declared_options
 from vivace.config.parallel import DisaggregationOptions, ExpertOptions, ParallelOptions
 from vivace.config.runtime import RuntimeOptions
 from vivace.config.schedule import ScheduleOptions
@@ -91,11 +91,11 @@ def all_options() -> tuple[Option, ...]:
     """Every option, slice by slice, in declared order."""
     slices, found = Slices(), list[Option]()
     for part in dataclasses.fields(slices):
-        found += options_of(type(cast("object", getattr(slices, part.name))), part.name)
+        found += declared_options(type(cast("object", getattr(slices, part.name))), part.name)
     return tuple(found)
 
 
-def value_of(slices: Slices, option: Option) -> Any:
+def option_value(slices: Slices, option: Option) -> Any:
     return getattr(getattr(slices, option.slice_name), option.name)
 
 

@@ -38,9 +38,9 @@ def without_config(words: Sequence[str]) -> tuple[Path | None, list[str]]:
     return Path(path), rest
 
 
-def words_of_file(path: Path) -> list[str]:
+def read_flags(path: Path) -> list[str]:
     """The file's settings as command-line words. Raises ConfigError naming the file."""
-    return [word for key, value in read(path).items() for word in words_of(path, key, value)]
+    return [word for key, value in read(path).items() for word in to_flags(path, key, value)]
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def read(path: Path) -> dict[str, Any]:
     return settings
 
 
-def words_of(path: Path, key: str, value: Any) -> list[str]:
+def to_flags(path: Path, key: str, value: Any) -> list[str]:
     flag = "--" + key.lstrip("-").replace("_", "-")
     option = {name: option for option in all_options() for name in option.flags}.get(flag)
     if option is None and flag not in RETIRED:
@@ -66,7 +66,7 @@ def words_of(path: Path, key: str, value: Any) -> list[str]:
     if value is None:
         return []
     if option is None or option.shape == "bool":
-        return words_of_switch(option, flag, value)
+        return switch_flags(option, flag, value)
     if option.shape == "json":
         return [f"{flag}={value if isinstance(value, str) else json.dumps(value)}"]
     if isinstance(value, list) and option.shape.startswith("list of "):
@@ -76,7 +76,7 @@ def words_of(path: Path, key: str, value: Any) -> list[str]:
     return [f"{flag}={value}"]
 
 
-def words_of_switch(option: Option | None, flag: str, value: Any) -> list[str]:
+def switch_flags(option: Option | None, flag: str, value: Any) -> list[str]:
     """A switch may be false, which for a retired flag means that it is not given."""
     if option is None:
         bare = value if isinstance(value, bool) else None

@@ -40,7 +40,7 @@ def read_environment(environ: Mapping[str, str]) -> tuple[dict[str, str], list[s
         elif known.state.kind is Support.WORKS:
             honored[listed] = valid(name, known, value)
         elif differs_from_default(known, value):
-            notices += notices_of(name, known, value)
+            notices += variable_notices(name, known, value)
     return honored, notices
 
 
@@ -70,7 +70,7 @@ def differs_from_default(known: Variable, value: str) -> bool:
     return value.strip().lower() not in (*ASKS_NOTHING, known.default)
 
 
-def notices_of(name: str, known: Variable, value: str) -> list[str]:
+def variable_notices(name: str, known: Variable, value: str) -> list[str]:
     if known.state.kind is Support.NOT_AVAILABLE:
         raise ConfigError(f"{name}={value} is {known.state.text()}")
     return [] if name in QUIET else [f"{name}={value} has {known.state.text()}"]

@@ -16,7 +16,7 @@ NO_MATCH = 1
 
 def main(words: list[str]) -> int:
     """0; 1 when no flag is what was asked for."""
-    chosen = parsed(words)
+    chosen = parse_arguments(words)
     search = chosen.search or chosen.text
     works = (chosen.platform or DEFAULT_PLATFORM) if chosen.works else None
     rows = list(flag_table(chosen.platform, search, works))
@@ -26,13 +26,13 @@ def main(words: list[str]) -> int:
         print_wrapped(f"vivace flags: no flag {' and '.join(limits)}")
         return NO_MATCH
     if chosen.json:
-        print(json.dumps([described(row) for row in rows], indent=1))
+        print(json.dumps([flag_json(row) for row in rows], indent=1))
     else:
         print_wrapped(render_text(rows, chosen.platform), sys.stdout)
     return 0
 
 
-def parsed(words: list[str]) -> argparse.Namespace:
+def parse_arguments(words: list[str]) -> argparse.Namespace:
     parser = ArgumentParser(
         prog="vivace flags", description="Every flag, its default, and what it does on a platform."
     )
@@ -49,7 +49,7 @@ def parsed(words: list[str]) -> argparse.Namespace:
     return chosen
 
 
-def described(row: FlagRow) -> dict[str, object]:
+def flag_json(row: FlagRow) -> dict[str, object]:
     """Keys: flags, subsystem, values (a kind or the choices), default, meaning, platforms (name ->
     {state: works, no effect, not available; text})."""
     option = row.option

@@ -61,7 +61,7 @@ def of_file(flag: str, path: str | None) -> tuple[Secret, ...]:
         return ()
     where = f"{flag} {path}"
     keys: list[str] = []
-    for number, line in enumerate(text_of(where, Path(path)).splitlines(), 1):
+    for number, line in enumerate(read_key_file(where, Path(path)).splitlines(), 1):
         key = line.strip()
         if not key or key.startswith("#"):
             continue
@@ -77,7 +77,7 @@ def of_file(flag: str, path: str | None) -> tuple[Secret, ...]:
     return tuple(Secret(key) for key in keys)
 
 
-def text_of(where: str, path: Path) -> str:
+def read_key_file(where: str, path: Path) -> str:
     """The file's text, if only its owner and its group can read it."""
     try:
         with open(path, "rb", opener=without_waiting) as file:

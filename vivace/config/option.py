@@ -123,7 +123,7 @@ def option(
     return field(default=default, metadata={KEY: declared})
 
 
-def options_of(cls: type[Any], slice_name: str = "") -> Iterator[Option]:
+def declared_options(cls: type[Any], slice_name: str = "") -> Iterator[Option]:
     """The options a dataclass declares, in order."""
     hints = typing.get_type_hints(cls)
     for declared in dataclasses.fields(cls):
@@ -138,7 +138,7 @@ def build(declared: dataclasses.Field[Any], hint: Any, slice_name: str) -> Optio
         name=declared.name,
         flags=(first, *("--" + alias for alias in known["aliases"])),
         default=declared.default,
-        shape="json" if known["json"] else shape_of(hint),
+        shape="json" if known["json"] else value_kind(hint),
         choices=known["choices"],
         states=known["states"],
         help=known["help"],
@@ -149,11 +149,11 @@ def build(declared: dataclasses.Field[Any], hint: Any, slice_name: str) -> Optio
     )
 
 
-def shape_of(hint: Any) -> str:
+def value_kind(hint: Any) -> str:
     """bool, int, float or str from an annotation, "list of int" and so on from a tuple."""
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
         inner = [part for part in typing.get_args(hint) if part is not type(None)]
-        return shape_of(inner[0])
+        return value_kind(inner[0])
     if typing.get_origin(hint) is tuple:
-        return f"list of {shape_of(typing.get_args(hint)[0])}"
+        return f"list of {value_kind(typing.get_args(hint)[0])}"
     return {bool: "bool", int: "int", float: "float"}.get(hint, "str")

@@ -7,16 +7,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vivace.config.command_line import given_twice, unknown_text, values_of
+from vivace.config.command_line import given_twice, parse_values, unknown_text
 from vivace.config.config import Options, all_options, with_values
-from vivace.config.config_file import without_config, words_of_file
+from vivace.config.config_file import read_flags, without_config
 from vivace.config.environment import read_environment
 from vivace.config.errors import ConfigError
 from vivace.config.keys import with_keys
 from vivace.config.known_flags import ELSEWHERE
 from vivace.config.process_environment import KEYS_OF_THE_SERVER, process_environment
 from vivace.config.releases.tables import takers
-from vivace.config.sglang import RETIRED, modernized, renamed, today_values
+from vivace.config.sglang import RETIRED, renamed_flags, replace_retired, today_values
 from vivace.config.values import parse_value
 from vivace.errors import nearest
 from vivace.protocol.messages import Rewrite
@@ -28,9 +28,9 @@ def parse(
     """What a user typed. Raises ConfigError for anything wrong; --help prints and exits."""
     path, typed = without_config(argv)
     from_file, notes = file_values(path, program)
-    words, rewrites = modernized(typed)
-    notices = [*notes.notices, *renamed(typed), *given_twice(words)]
-    values = {**from_file, **values_of(words, program)}
+    words, rewrites = replace_retired(typed)
+    notices = [*notes.notices, *renamed_flags(typed), *given_twice(words)]
+    values = {**from_file, **parse_values(words, program)}
     return options_from(values, environ, ParseNotes((*notes.rewrites, *rewrites), tuple(notices)))
 
 
@@ -74,9 +74,9 @@ def file_values(path: Path | None, program: str) -> tuple[dict[str, Any], ParseN
     """What the --config file sets; errors name the file."""
     if path is None:
         return {}, ParseNotes()
-    words, rewrites = modernized(words_of_file(path))
+    words, rewrites = replace_retired(read_flags(path))
     try:
-        return values_of(words, program), ParseNotes(tuple(rewrites))
+        return parse_values(words, program), ParseNotes(tuple(rewrites))
     except ConfigError as error:
         raise ConfigError(f"--config {path}: {error}") from None
 

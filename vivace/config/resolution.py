@@ -14,7 +14,7 @@ from vivace.config.config import (
     ResolveContext,
     Slices,
     all_options,
-    value_of,
+    option_value,
     with_values,
 )
 from vivace.config.rules import RULES
@@ -62,7 +62,7 @@ def apply_rule(
     known = {option.name: option for option in all_options()}
     changes: list[Rewrite] = []
     for name, after, reason in list(rule(options, context)):
-        before = value_of(options, known[name])
+        before = option_value(options, known[name])
         if before == after:
             continue
         options = with_values(options, {name: after})

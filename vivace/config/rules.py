@@ -17,7 +17,7 @@ DEFAULT_RATIO = 0.7
 DTYPE_NAMES = {"half": "float16", "float": "float32"}
 
 
-def name_of_model(options: Options, context: ResolveContext) -> Iterator[Change]:
+def model_name(options: Options, context: ResolveContext) -> Iterator[Change]:
     if options.model.served_model_name is None and context.source.embedded:
         yield "served_model_name", EMBEDDED_NAME, "the embedded model is served"
 
@@ -198,7 +198,7 @@ def threads(options: Options, context: ResolveContext) -> Iterator[Change]:
 
 
 RULES = [
-    name_of_model,
+    model_name,
     kernels,
     captures,
     capture_sizes,

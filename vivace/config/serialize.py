@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import msgspec
 
-from vivace.config.config import Config, all_options, value_of
+from vivace.config.config import Config, all_options, option_value
 from vivace.config.secret import Secret
 
 
@@ -40,7 +40,9 @@ def rich(kind: type[Any], value: Any) -> Any:
 
 def public(config: Config) -> dict[str, Any]:
     """Every option by name, for anyone with a key. Secret ones are left out."""
-    found = {option.name: value_of(config, option) for option in all_options() if not option.secret}
+    found = {
+        option.name: option_value(config, option) for option in all_options() if not option.secret
+    }
     values = {
         **found,
         "embedded_model": config.source.embedded,

@@ -64,7 +64,7 @@ VALUES = {
 """(option name, retired or later value) -> (the value that stands for it, why)"""
 
 
-def modernized(words: Sequence[str]) -> tuple[list[str], list[Rewrite]]:
+def replace_retired(words: Sequence[str]) -> tuple[list[str], list[Rewrite]]:
     """The words with retired flags replaced, and a record of each replacement."""
     tensor_ranks = typed_value(words, TP_FLAGS) or "1"
     result: list[str] = []
@@ -107,7 +107,7 @@ def typed_value(words: Sequence[str], flags: tuple[str, ...]) -> str | None:
     return found
 
 
-def renamed(words: Sequence[str]) -> list[str]:
+def renamed_flags(words: Sequence[str]) -> list[str]:
     """One line per spelling that current SGLang would not take, or calls by another name."""
     flags = dict.fromkeys(word.partition("=")[0] for word in words)
     return [line for flag in flags if (line := renamed_flag(flag))]

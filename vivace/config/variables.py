@@ -37,59 +37,59 @@ CODE = not_available("code from outside is never run", "unset it")
 FIXED = no_effect("this limit is fixed here")
 
 
-def honored(meaning: str, kind: str, default: str = "") -> Variable:
+def supported(meaning: str, kind: str, default: str = "") -> Variable:
     return Variable(WORKS, meaning, kind, default)
 
 
 WORKING = {
-    "SGLANG_SET_CPU_AFFINITY": honored(
+    "SGLANG_SET_CPU_AFFINITY": supported(
         "keep each computing thread of the kernels on one core", "switch", "0"
     ),
-    "SGLANG_INIT_NEW_TOKEN_RATIO": honored(
+    "SGLANG_INIT_NEW_TOKEN_RATIO": supported(
         "share of the possible output that admission expects at first", "number", "0.7"
     ),
-    "SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR": honored(
+    "SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR": supported(
         "factor to which that share decays", "number", "0.14"
     ),
-    "SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS": honored("steps of the decay", "whole number", "600"),
-    "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": honored(
+    "SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS": supported("steps of the decay", "whole number", "600"),
+    "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": supported(
         "longest output, in tokens, that admission believes in", "whole number", "4096"
     ),
-    "SGLANG_RETRACT_DECODE_STEPS": honored(
+    "SGLANG_RETRACT_DECODE_STEPS": supported(
         "decode steps that must fit after a retraction", "whole number", "20"
     ),
-    "SGLANG_REQ_WAITING_TIMEOUT": honored(
+    "SGLANG_REQ_WAITING_TIMEOUT": supported(
         "seconds a request may wait before it is refused; 0 or less: for ever", "number", "-1"
     ),
-    "SGLANG_REQ_RUNNING_TIMEOUT": honored(
+    "SGLANG_REQ_RUNNING_TIMEOUT": supported(
         "seconds a request may run before it is ended; 0 or less: for ever", "number", "-1"
     ),
-    "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": honored(
+    "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": supported(
         "allow a --context-length above the model's", "switch", "0"
     ),
-    "SGLANG_RETURN_ORIGINAL_LOGPROB": honored(
+    "SGLANG_RETURN_ORIGINAL_LOGPROB": supported(
         "log-probabilities of the model, before temperature and filters", "switch", "0"
     ),
-    "SGLANG_TEST_RETRACT": honored("test aid: retract sequences regularly", "switch", "0"),
-    "SGLANG_TEST_RETRACT_INTERVAL": honored(
+    "SGLANG_TEST_RETRACT": supported("test aid: retract sequences regularly", "switch", "0"),
+    "SGLANG_TEST_RETRACT_INTERVAL": supported(
         "test aid: decode steps between those retractions", "whole number", "3"
     ),
-    "HF_HUB_CACHE": honored("the hub's local cache, where repository ids are looked up", "text"),
-    "HUGGINGFACE_HUB_CACHE": honored("old name of HF_HUB_CACHE", "text"),
-    "HF_HOME": honored("folder whose `hub` is that cache", "text", "~/.cache/huggingface"),
-    "HF_ENDPOINT": honored("address of the hub, where it is not huggingface.co", "text"),
-    "HF_HUB_OFFLINE": honored("fetch nothing from the hub", "switch", "0"),
-    "SGLANG_USE_MODELSCOPE": honored("models come from ModelScope", "switch", "0"),
-    "MODELSCOPE_CACHE": honored("ModelScope's local cache", "text", "~/.cache/modelscope"),
-    "XDG_CACHE_HOME": honored("folder whose `huggingface` is HF_HOME", "text", "~/.cache"),
-    "XDG_STATE_HOME": honored(
+    "HF_HUB_CACHE": supported("the hub's local cache, where repository ids are looked up", "text"),
+    "HUGGINGFACE_HUB_CACHE": supported("old name of HF_HUB_CACHE", "text"),
+    "HF_HOME": supported("folder whose `hub` is that cache", "text", "~/.cache/huggingface"),
+    "HF_ENDPOINT": supported("address of the hub, where it is not huggingface.co", "text"),
+    "HF_HUB_OFFLINE": supported("fetch nothing from the hub", "switch", "0"),
+    "SGLANG_USE_MODELSCOPE": supported("models come from ModelScope", "switch", "0"),
+    "MODELSCOPE_CACHE": supported("ModelScope's local cache", "text", "~/.cache/modelscope"),
+    "XDG_CACHE_HOME": supported("folder whose `huggingface` is HF_HOME", "text", "~/.cache"),
+    "XDG_STATE_HOME": supported(
         "folder whose `vivace/chat_history` has what was typed", "text", "~/.local/state"
     ),
-    "VIVACE_API_KEY": honored("--api-key, where no list of processes shows it", "text"),
-    "VIVACE_ADMIN_API_KEY": honored("--admin-api-key, likewise", "text"),
-    "VIVACE_EXECUTOR": honored("test aid: `oracle[:seconds per step]` runs no model", "text"),
-    "VIVACE_TEST_FAULT": honored("test aid: make a process fail, as `engine-exit@20`", "text"),
-    "VIVACE_SLOW_TESTS": honored("test aid: run the slow tests too", "switch", "0"),
+    "VIVACE_API_KEY": supported("--api-key, where no list of processes shows it", "text"),
+    "VIVACE_ADMIN_API_KEY": supported("--admin-api-key, likewise", "text"),
+    "VIVACE_EXECUTOR": supported("test aid: `oracle[:seconds per step]` runs no model", "text"),
+    "VIVACE_TEST_FAULT": supported("test aid: make a process fail, as `engine-exit@20`", "text"),
+    "VIVACE_SLOW_TESTS": supported("test aid: run the slow tests too", "switch", "0"),
 }
 OF_SGLANG = {
     "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": Variable(
@@ -97,8 +97,8 @@ OF_SGLANG = {
         "generate for /health",
         default="true",
     ),
-    "SGLANG_HEALTH_CHECK_TIMEOUT": honored("seconds /health_generate waits", "number", "20"),
-    "SGLANG_TIMEOUT_KEEP_ALIVE": honored("seconds an idle connection is kept", "number", "75"),
+    "SGLANG_HEALTH_CHECK_TIMEOUT": supported("seconds /health_generate waits", "number", "20"),
+    "SGLANG_TIMEOUT_KEEP_ALIVE": supported("seconds an idle connection is kept", "number", "75"),
     "SGLANG_WARMUP_TIMEOUT": Variable(FIXED, "seconds the warm-up may take"),
     "SGLANG_REQUEST_STATE_WAIT_TIMEOUT": Variable(
         no_effect("results are pushed, nobody polls for them"), "seconds of a poll", default="4"

@@ -9,7 +9,7 @@ from vivace.config.releases.tables import (
     ReleasedFlag,
     definitions,
     latest,
-    names_of,
+    release_names,
     releases,
     row_at,
     span,
@@ -41,7 +41,7 @@ def why_refused(flag: str, value: FlagValue, version: str) -> str:
 def releases_with(flag: str, value: FlagValue) -> list[str]:
     """The releases that take the flag with this value."""
     rows = [row for row in definitions().get(flag, ()) if accepts(row, value)]
-    found = {release for row in rows for release in names_of(row.held)}
+    found = {release for row in rows for release in release_names(row.held)}
     return [release for release in releases() if release in found]
 
 

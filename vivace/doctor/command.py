@@ -17,7 +17,7 @@ from vivace.doctor import devices, linux, network, serving, storage
 from vivace.doctor.diagnosis import STATES, Diagnosis, Probe, ProbeOptions
 from vivace.doctor.system import System
 from vivace.errors import CANNOT_START, CannotStart
-from vivace.terminal import console_of, print_wrapped, wrapped
+from vivace.terminal import make_console, print_wrapped, wrap_line
 
 CLUSTER_PROBES: tuple[Probe, ...] = (
     *devices.PROBES,
@@ -122,7 +122,7 @@ def probe_options(chosen: argparse.Namespace) -> ProbeOptions:
 
 def probes_for(system: System, chosen: argparse.Namespace) -> tuple[Probe, ...]:
     is_node = chosen.platform in ("cuda", "npu") or chosen.deployment is not None
-    if is_node or (chosen.platform == "auto" and devices.present(system)):
+    if is_node or (chosen.platform == "auto" and devices.is_present(system)):
         return (*serving.PROBES, *CLUSTER_PROBES)
     return serving.PROBES
 
@@ -150,7 +150,7 @@ def show(found: Sequence[Diagnosis], *, everything: bool) -> None:
     """Findings that are ok only where all fit on a screen, or with --all."""
     from rich.text import Text
 
-    out = console_of(sys.stdout)
+    out = make_console(sys.stdout)
     everything = everything or len(found) <= MAX_SHORT_LIST
     for each in found:
         if each.state == "ok" and not everything:
@@ -164,7 +164,7 @@ def show(found: Sequence[Diagnosis], *, everything: bool) -> None:
             out.print(Text(f"{state:{INDENT}}", style=COLORS[each.state]) + line)
         if each.mend:
             margin = " " * INDENT
-            for line in wrapped(f"{margin}-> {each.mend}", out.width, f"{margin}   "):
+            for line in wrap_line(f"{margin}-> {each.mend}", out.width, f"{margin}   "):
                 out.print(Text(line, style="green"), soft_wrap=True)
     fine = sum(each.state == "ok" for each in found)
     tail = "" if everything else " (--all shows all)"

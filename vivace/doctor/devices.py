@@ -104,7 +104,7 @@ def cuda(system: System, options: ProbeOptions) -> Iterator[Diagnosis]:
     )
 
 
-def present(system: System) -> bool:
+def is_present(system: System) -> bool:
     """Whether this machine has such devices, or what is installed for them."""
     files = (DRIVER_FILE, *CANN_FILES, "/proc/driver/nvidia/version")
     return bool(system.find("/dev/davinci[0-9]*")) or any(map(system.read, files))

@@ -31,14 +31,14 @@ def measure() -> int:
 
 
 def measure_device() -> Device:
-    from vivace.platforms.cpu.measure import limits, opened
+    from vivace.platforms.cpu.measure import measure_limits, open_kernels
     from vivace.platforms.cpu.native import NoKernels
 
     try:
-        kernels = opened(facts.cores())
+        kernels = open_kernels(facts.cores())
     except NoKernels as error:
         raise CannotStart(f"--measure needs the native kernels: {error}") from None
-    allowed = limits(kernels, REPETITIONS)
+    allowed = measure_limits(kernels, REPETITIONS)
     rate = round(allowed.flops / 1e12, 3)
     total, _ = facts.memory()
     return Device(

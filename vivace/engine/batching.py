@@ -166,8 +166,10 @@ class Batching:
         """Whose prompt is next: who runs before who waits; several clients take turns."""
         table, clients = self._table, self._table.clients
         if clients.several:
-            return clients.fair_order(table.prefilling, table.waiting.ordered if admit else _nobody)
-        waiting = table.waiting.ordered(clients.only) if admit else []
+            return clients.fair_order(
+                table.prefilling, table.waiting.in_order if admit else _nobody
+            )
+        waiting = table.waiting.in_order(clients.only) if admit else []
         return chain(table.prefilling.copy(), waiting)
 
     def _add_chunk(self, step: StepBuilder, sequence: Sequence, budget: Budget) -> None:
@@ -277,7 +279,7 @@ class Batching:
     def _must_drain(self, idle: bool) -> bool:
         """Retract whom a test or a request of higher priority asks for, once nothing is in
         flight."""
-        victims = self._preempted()
+        victims = self._choose_victims()
         if self._settings.retract_every and self._decodes_until_retraction <= 0:
             running = retraction_order(self._table.running())
             victims = victims or running[: max(0, len(running) - 1)][:1]
@@ -289,14 +291,14 @@ class Batching:
         self._retract_all(victims)
         return False
 
-    def _preempted(self) -> list[Sequence]:
+    def _choose_victims(self) -> list[Sequence]:
         """Who makes place for the next newcomer: when priority demands it, or when others hold
         more than their share and its client does not."""
         table, clients, settings = self._table, self._table.clients, self._settings
         if not len(table.waiting) or not (settings.priorities or clients.several):
             return []
         running = table.running()
-        for head in clients.heads(table.waiting.ordered):
+        for head in clients.heads(table.waiting.in_order):
             candidates: list[Sequence] = []
             if settings.priorities:
                 candidates = preemptable(head, running, settings.preemption_threshold)
@@ -320,7 +322,7 @@ class Batching:
         leases, running = self._pages.leases, self._table.running()
         for count in range(1, len(candidates) + 1):
             victims = candidates[:count]
-            freed = leases.freed([s.lease for s in victims if s.lease is not None])
+            freed = leases.count_freed([s.lease for s in victims if s.lease is not None])
             free = (leases.available + freed) * leases.page_size
             demand = self._estimate.running_demand([], [s for s in running if s not in victims])
             if self._estimate.newcomer_demand(head) <= free - demand or count == len(running):

@@ -61,10 +61,10 @@ class Compaction:
         copies = [Copy(source, target) for source, target in moves.items()]
         return StepPlan(number=number, leaves=rows_to_free, copies=copies, vacant=vacant)
 
-    def committed(self) -> None:
+    def commit(self) -> None:
         self.in_flight = False
 
-    def failed(self) -> None:
+    def fail(self) -> None:
         """Nobody knows which copies were made, and nobody lives who would read them."""
         self.in_flight = False
         self._leases.clear()

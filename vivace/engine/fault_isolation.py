@@ -99,13 +99,13 @@ class SoloSteps:
         result = StepResult(
             number=plan.number, advanced=[0 for _ in spans], tokens=[[] for _ in spans]
         )
-        add_part(result, together, self._worker.run(without(plan, alone)))
+        add_part(result, together, self._worker.run(without_spans(plan, alone)))
         for index in alone:
             add_part(result, [index], self._worker.run(only(plan, index)))
         return result
 
 
-def without(plan: StepPlan, alone: list[int]) -> StepPlan:
+def without_spans(plan: StepPlan, alone: list[int]) -> StepPlan:
     """The plan without these spans. Rows are filled and emptied for all at once, as a failed step
     leaves them too."""
     kept = sorted(set(range(len(plan.rows))).difference(alone))

@@ -22,7 +22,7 @@ from vivace.protocol.messages import (
     Request,
     ToEngine,
     ToFrontend,
-    frontend_of,
+    frontend_index,
     split_deltas,
 )
 from vivace.protocol.step import StepPlan
@@ -182,7 +182,7 @@ class Loop:
         """One message per frontend, or several small ones."""
         frontends: dict[int, list[Delta]] = {}
         for delta in self._scheduler.take_deltas():
-            frontends.setdefault(frontend_of(delta.key), []).append(delta)
+            frontends.setdefault(frontend_index(delta.key), []).append(delta)
         for frontend, deltas in frontends.items():
             for message in split_deltas(deltas):
                 self._mailbox.send(frontend, Deltas(self._epoch, message))
@@ -194,7 +194,7 @@ class Loop:
         before they are answered."""
         while self._commands and not self._in_flight:
             command = self._commands.popleft()
-            self._mailbox.send(frontend_of(command.ticket), self._execute(command))
+            self._mailbox.send(frontend_index(command.ticket), self._execute(command))
 
     def _execute(self, command: Command) -> Reply:
         try:
@@ -224,4 +224,4 @@ class Loop:
                 continue
             self._drains.remove((ticket, deadline))
             text = "requests are still running" if live else "no running requests"
-            self._mailbox.send(frontend_of(ticket), Reply(ticket, not live, text))
+            self._mailbox.send(frontend_index(ticket), Reply(ticket, not live, text))

@@ -285,7 +285,7 @@ class OracleWorker:
         first = max(start + 1, options.start)
         positions = range(first, min(end + 1, row.join.prompt))
         scored = [oracle_logprob(row.tokens[position], position, options) for position in positions]
-        return packed(first, scored) if scored else None
+        return pack_logprobs(first, scored) if scored else None
 
 
 def oracle_logprob(
@@ -299,7 +299,7 @@ def oracle_logprob(
     return TokenLogprob(token, logprob, top or None, chosen or None)
 
 
-def packed(start: int, scored: list[TokenLogprob]) -> PromptLogprobs:
+def pack_logprobs(start: int, scored: list[TokenLogprob]) -> PromptLogprobs:
     """As a worker packs them."""
     tops = [pair for one in scored for pair in one.top or ()]
     chosen = [pair for one in scored for pair in one.chosen or ()]

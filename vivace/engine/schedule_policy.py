@@ -56,7 +56,7 @@ class WaitingQueue:
             if after:
                 self._queues[client] = after
 
-    def ordered(self, client: int) -> list[Sequence]:
+    def in_order(self, client: int) -> list[Sequence]:
         """All that wait of a client, next first."""
         queue = self._queues.get(client, [])
         if client in self._unsorted or not self._order.stable:
@@ -135,7 +135,7 @@ class Clients:
         self._running: Counter[int] = Counter()
         """rows"""
         self._served: Counter[int] = Counter()
-        """tokens computed; of clients that left, while they had more than others have now"""
+        """tokens computed; of clients that left, too, until nobody is there"""
 
     @property
     def several(self) -> bool:
@@ -214,7 +214,7 @@ class Clients:
         as much as the client of `head` when they have gone and it has come."""
         holdings = {client: Holding(self._rows, self._pages) for client in self._live}
         for sequence in running:
-            holdings[sequence.client].add(1, self._pages_of(sequence))
+            holdings[sequence.client].add(1, self._page_count(sequence))
         level = holdings.pop(head.client)
         level.add(1, -(-len(head.tokens) // self._page_size))
         victims: list[Sequence] = []
@@ -222,7 +222,7 @@ class Clients:
             holding = holdings.get(sequence.client)
             if holding is None or sequence.priority > head.priority:
                 continue
-            pages = self._pages_of(sequence)
+            pages = self._page_count(sequence)
             holding.add(-1, -pages)
             if holding.share >= level.share:
                 victims.append(sequence)
@@ -230,7 +230,7 @@ class Clients:
                 holding.add(1, pages)
         return victims
 
-    def _pages_of(self, sequence: Sequence) -> int:
+    def _page_count(self, sequence: Sequence) -> int:
         assert sequence.lease is not None
         return len(sequence.lease.pages)
 

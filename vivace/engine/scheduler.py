@@ -134,14 +134,14 @@ class Scheduler:
     def cancel(self, cancel: Cancel) -> None:
         """Stop requests; what they hold is free as soon as the steps in flight are committed."""
         self._aborts.add(cancel)
-        for sequence in self._selected(cancel):
+        for sequence in self._select(cancel):
             if cancel.finished:
                 self._table.end(sequence)
                 self._stats.record_finish(sequence, None, self._clock())
             else:
                 self._outputs.finish(sequence, ABORTED)
 
-    def _selected(self, cancel: Cancel) -> list[Sequence]:
+    def _select(self, cancel: Cancel) -> list[Sequence]:
         live = self._table.live
         chosen = {key: live[key] for key in cancel.keys if key in live}
         if (prefix := cancel.rid_prefix) is not None:
@@ -209,7 +209,7 @@ class Scheduler:
     def commit(self, plan: StepPlan, result: StepResult) -> None:
         """Process the result of the oldest step in flight."""
         if self._compaction.in_flight:
-            self._compaction.committed()
+            self._compaction.commit()
             return
         step = self._in_flight.pop(plan.number)
         now = self._clock()
@@ -230,7 +230,7 @@ class Scheduler:
         """
         if self._compaction.in_flight:
             logger.error("step %d with copies of cached prefixes failed: %r", plan.number, error)
-            self._compaction.failed()
+            self._compaction.fail()
             return
         step = self._in_flight[plan.number]
         spans = step.spans()

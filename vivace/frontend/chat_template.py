@@ -137,7 +137,7 @@ class ChatTemplate:
         self._special_tokens = {"bos_token": "", "eos_token": "", **templates.special_tokens}
         self._renderer = renderer or Renderer()
         used = {name: sources[name] for name in (self._plain, self._with_tools)}
-        self.content_format = "parts" if name in self._loaded(used) else "text"
+        self.content_format = "parts" if name in self._load(used) else "text"
         self._try_out()
 
     def render(
@@ -157,7 +157,7 @@ class ChatTemplate:
     def close(self) -> None:
         self._renderer.close()
 
-    def _loaded(self, sources: Mapping[str, str]) -> list[str]:
+    def _load(self, sources: Mapping[str, str]) -> list[str]:
         """Names of the templates that walk over content; ChatTemplateError for unusable ones."""
         for source in sources.values():
             if len(source) > _MAX_TEMPLATE_CHARS:

@@ -31,9 +31,9 @@ class Fields:
         if value is None:
             return default
         if not isinstance(value, int) or isinstance(value, bool):
-            raise self.refuse(key, f"must be an integer, not {kind_of(value)}")
+            raise self.refuse(key, f"must be an integer, not {json_type(value)}")
         if not low <= value <= high:
-            raise self.refuse(key, f"must be between {low} and {high}, got {abbreviated(value)}")
+            raise self.refuse(key, f"must be between {low} and {high}, got {abbreviate(value)}")
         return value
 
     def number(
@@ -47,13 +47,13 @@ class Fields:
         if value > high or value < low or (open_low and value == low):
             bracket = "(" if open_low else "["
             raise self.refuse(
-                key, f"must be in {bracket}{low:g}, {high:g}], got {abbreviated(value)}"
+                key, f"must be in {bracket}{low:g}, {high:g}], got {abbreviate(value)}"
             )
         return value
 
     def finite(self, key: str, value: Any) -> float:
         if not isinstance(value, int | float) or isinstance(value, bool):
-            raise self.refuse(key, f"must be a number, not {kind_of(value)}")
+            raise self.refuse(key, f"must be a number, not {json_type(value)}")
         try:
             number = float(value)
         except OverflowError as error:
@@ -67,7 +67,7 @@ class Fields:
         if value is None:
             return default
         if not isinstance(value, bool):
-            raise self.refuse(key, f"must be true or false, not {kind_of(value)}")
+            raise self.refuse(key, f"must be true or false, not {json_type(value)}")
         return value
 
     def strings(self, key: str, limit: int, longest: int) -> tuple[str, ...]:
@@ -77,12 +77,12 @@ class Fields:
             return ()
         values = [value] if isinstance(value, str) else value
         if not isinstance(values, list | tuple):
-            raise self.refuse(key, f"must be a string or a list of strings, not {kind_of(value)}")
+            raise self.refuse(key, f"must be a string or a list of strings, not {json_type(value)}")
         if len(values) > limit:
             raise self.refuse(key, f"has {len(values)} entries; at most {limit} are allowed")
         for entry in values:
             if not isinstance(entry, str):
-                raise self.refuse(key, f"must hold strings only, not {kind_of(entry)}")
+                raise self.refuse(key, f"must hold strings only, not {json_type(entry)}")
             if not entry:
                 raise self.refuse(key, "must not hold an empty string")
             if len(entry) > longest:
@@ -94,7 +94,7 @@ class Fields:
         if value is None:
             return ()
         if not isinstance(value, list | tuple):
-            raise self.refuse(key, f"must be a list of token ids, not {kind_of(value)}")
+            raise self.refuse(key, f"must be a list of token ids, not {json_type(value)}")
         if len(value) > limit:
             raise self.refuse(key, f"has {len(value)} entries; at most {limit} are allowed")
         for entry in value:
@@ -103,11 +103,11 @@ class Fields:
 
     def token_id(self, key: str, value: Any, vocabulary: int) -> int:
         if not isinstance(value, int) or isinstance(value, bool):
-            raise self.refuse(key, f"must hold integers only, not {kind_of(value)}")
+            raise self.refuse(key, f"must hold integers only, not {json_type(value)}")
         if not 0 <= value < vocabulary:
             raise self.refuse(
                 key,
-                f"token id {abbreviated(value)} is outside of the vocabulary (0..{vocabulary - 1})",
+                f"token id {abbreviate(value)} is outside of the vocabulary (0..{vocabulary - 1})",
             )
         return value
 
@@ -118,7 +118,7 @@ def is_set(value: Any) -> bool:
     return any(value) if isinstance(value, list) else bool(value)
 
 
-def kind_of(value: Any) -> str:
+def json_type(value: Any) -> str:
     """A JSON type name for error messages."""
     names = {
         bool: "a boolean",
@@ -132,7 +132,7 @@ def kind_of(value: Any) -> str:
     return names.get(type(value), type(value).__name__)
 
 
-def abbreviated(value: Any) -> str:
+def abbreviate(value: Any) -> str:
     """A value for an error message, never long."""
     if isinstance(value, int) and value.bit_length() > 200:
         return f"a {value.bit_length()}-bit number"

@@ -88,7 +88,7 @@ class Frontend:
         self.served = served
         self.tokenizer = tokenizer
         self.capacity: Capacity | None = None
-        self.heard = -math.inf
+        self.last_token_time = -math.inf
         """when the engine last sent a token, in seconds of the clock"""
         self._configured = served
         self._send = send
@@ -163,9 +163,9 @@ class Frontend:
     ) -> Request:
         """A request with its own key, within every limit; BadRequest names what is wrong."""
         checked = check_prompt(list(tokens), self.served, room=sampling.max_new_tokens)
-        return self.request_of_checked(checked, sampling, **options)
+        return self.checked_request(checked, sampling, **options)
 
-    def request_of_checked(
+    def checked_request(
         self,
         tokens: list[int],
         sampling: SamplingParams,
@@ -292,7 +292,7 @@ class Frontend:
         stopped: list[int] = []
         table = self._states
         if any(delta.tokens for delta in deltas):
-            self.heard = self._clock()
+            self.last_token_time = self._clock()
         for delta in deltas:
             state = table.get(delta.key)
             if state is None:

@@ -249,7 +249,7 @@ def process_error(ended: ProcessEnded, attempt: int, limits: RenderLimits) -> Ba
     return OverLimit(FIELD, "the process that renders the chat template dies of them")
 
 
-def stalled(limits: RenderLimits) -> BadRequest:
+def stall_error(limits: RenderLimits) -> BadRequest:
     return BadRequest(
         FIELD,
         f"the chat template got no processor time for {limits.wall_seconds:g} s",

@@ -29,7 +29,7 @@ from vivace.frontend.render_process import (
     RenderReply,
     no_process,
     process_error,
-    stalled,
+    stall_error,
     to_bad_request,
     too_many,
 )
@@ -109,7 +109,7 @@ class RenderQueue:
     def _begin(self, entry: QueueEntry[RenderJob]) -> None:
         job = entry.item
         try:
-            process = self._process or self._started()
+            process = self._process or self._start_process()
         except OSError as error:
             job.answer.set_exception(no_process(error))
             return
@@ -136,7 +136,7 @@ class RenderQueue:
 
     # -- the process -----------------------------------------------------------------------------
 
-    def _started(self) -> RenderProcess:
+    def _start_process(self) -> RenderProcess:
         process = RenderProcess(self._limits)
         self._adopt(process)
         self._loading = True
@@ -170,7 +170,7 @@ class RenderQueue:
         try:
             answers = self._process.receive()
         except ProcessEnded as ended:
-            self._died(ended)
+            self._on_exit(ended)
             return
         for answer in answers:
             if self._loading and isinstance(answer, Loaded):
@@ -181,7 +181,7 @@ class RenderQueue:
                 entry.item.answer.set_result(answer)
         self._next()
 
-    def _died(self, ended: ProcessEnded) -> None:
+    def _on_exit(self, ended: ProcessEnded) -> None:
         self._part()
         entry = self._finish()
         if entry is not None:
@@ -206,7 +206,7 @@ class RenderQueue:
             if again and entry.item.attempts < MAX_ATTEMPTS:
                 self._waiting.put(entry)
             else:
-                entry.item.answer.set_exception(stalled(self._limits))
+                entry.item.answer.set_exception(stall_error(self._limits))
         self._next()
 
 
@@ -283,10 +283,10 @@ class Renderer:
                         raise problem from None
                 except TimeoutError:
                     self._drop()
-                    raise stalled(self._limits) from None
+                    raise stall_error(self._limits) from None
                 except NoProgress:
                     self._drop()
-        raise stalled(self._limits)
+        raise stall_error(self._limits)
 
     def _exchange(self, message: bytes) -> RenderReply:
         if self._process is None:

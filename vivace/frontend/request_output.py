@@ -62,13 +62,13 @@ def merge(first: RequestOutput, second: RequestOutput) -> RequestOutput:
         completion_tokens=second.completion_tokens,
         cached_tokens=second.cached_tokens,
         prompt_logprobs=first.prompt_logprobs or second.prompt_logprobs,
-        logprobs=_joined(first.logprobs, second.logprobs),
+        logprobs=_concat(first.logprobs, second.logprobs),
         retractions=second.retractions,
         timings=second.timings or first.timings,
     )
 
 
-def _joined(
+def _concat(
     first: list[TokenLogprob] | None, second: list[TokenLogprob] | None
 ) -> list[TokenLogprob] | None:
     if first is None or second is None:

@@ -108,7 +108,7 @@ class SGLangOutput:
             # what was asked for, cut to the room that the prompt leaves
             meta["max_new_tokens"] = self._request.sampling.max_new_tokens
         if output.finish is not None and output.timings:
-            meta |= times(output.timings, output.completion_tokens, self._wall())
+            meta |= timing_fields(output.timings, output.completion_tokens, self._wall())
         return meta
 
     def _logprob_fields(
@@ -148,7 +148,7 @@ class SGLangOutput:
         return self._token_text(token) if self._token_text is not None else None
 
 
-def times(timings: dict[str, float], tokens: int, now: float) -> dict[str, float]:
+def timing_fields(timings: dict[str, float], tokens: int, now: float) -> dict[str, float]:
     """meta_info of a finished answer. Durations in seconds, `..._ts` in Unix time (`now`).
 
     The engine sends the first token when the prompt is computed.

@@ -152,7 +152,7 @@ def main() -> None:
         die_with(int(sys.argv[1]))
     obey_the_frontend_only()
     sock = socket.socket(fileno=0)
-    data = received(sock)
+    data = receive(sock)
     if data is None:
         return
     load = decode(data)
@@ -162,9 +162,9 @@ def main() -> None:
     except FileNotFoundError as error:
         sys.exit(f"chat templates are rendered under a limit of memory: mount /proc ({error})")
     while data is not None:
-        if not sent(sock, frame(workplace.reply(data))) or workplace.spent:
+        if not send(sock, frame(workplace.reply(data))) or workplace.spent:
             return
-        data = received(sock)
+        data = receive(sock)
 
 
 def obey_the_frontend_only() -> None:
@@ -176,13 +176,13 @@ def obey_the_frontend_only() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
 
 
-def received(sock: socket.socket) -> bytearray | None:
+def receive(sock: socket.socket) -> bytearray | None:
     """The next message; None when the frontend is gone."""
     head = exactly(sock, LENGTH.size)
     return None if head is None else exactly(sock, LENGTH.unpack(head)[0])
 
 
-def sent(sock: socket.socket, data: bytes) -> bool:
+def send(sock: socket.socket, data: bytes) -> bool:
     """Whether the frontend was there to take it."""
     try:
         sock.sendall(data)

@@ -134,12 +134,12 @@ class _Bytes(dict[int, bytes]):
 
     def __missing__(self, key: int) -> bytes:
         token = self._core.id_to_token(key) if 0 <= key < 1 << 32 else None
-        value = b"" if token is None else self._bytes_of(token)
+        value = b"" if token is None else self._token_bytes(token)
         if token is not None:
             self[key] = value  # unknown ids are not kept: they would grow without bound
         return value
 
-    def _bytes_of(self, token: str) -> bytes:
+    def _token_bytes(self, token: str) -> bytes:
         if self._decoding.kind == BYTE_LEVEL:
             try:
                 return bytes([self._alphabet[char] for char in token])

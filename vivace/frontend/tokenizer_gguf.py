@@ -20,7 +20,7 @@ from vivace.checkpoint.fields import (
     Several,
     Text,
     Whole,
-    shown,
+    abbreviate,
 )
 from vivace.checkpoint.gguf_config import NO_TOKEN
 from vivace.frontend.chat_template import TemplateSet
@@ -37,16 +37,16 @@ def load_from_gguf(file: Path) -> Loaded:
     """(core, chat templates, eos ids, bos id) of a GGUF file."""
     from vivace.checkpoint.gguf_file import GGUFFile
 
-    return tokenizer_of(GGUFFile(file).metadata, str(file))
+    return build_tokenizer(GGUFFile(file).metadata, str(file))
 
 
-def tokenizer_of(metadata: Mapping[str, Any], where: str) -> Loaded:
+def build_tokenizer(metadata: Mapping[str, Any], where: str) -> Loaded:
     """The same from a metadata table; `where` is for error messages."""
     kind = metadata.get(_KEY + "model")
     if kind not in ("gpt2", "llama"):
         raise TokenizerError(
-            f"{where}: {_KEY}model is {shown(kind)}; vocabularies that can be read: gpt2, llama. "
-            "Pass --tokenizer-path to a folder with the model's tokenizer.json"
+            f"{where}: {_KEY}model is {abbreviate(kind)}; vocabularies that can be read: gpt2, "
+            "llama. Pass --tokenizer-path to a folder with the model's tokenizer.json"
         )
     words = _Words(metadata, where)
     core, adds_bos = _byte_level(words) if kind == "gpt2" else (_sentencepiece(words), True)
@@ -72,9 +72,9 @@ class _Words:
         scores = Column(float, f"a list of {count} finite numbers", count)
         self.scores = self.fields.get(_KEY + "scores", scores, [0.0] * count)
         if min(self.types) < 0 or max(self.types) > 6:
-            raise self.fields.refusal(_KEY + "token_type", f"it must be {types.wanted}")
+            raise self.fields.refusal(_KEY + "token_type", f"it must be {types.expected}")
         if not all(map(math.isfinite, self.scores)):
-            raise self.fields.refusal(_KEY + "scores", f"it must be {scores.wanted}")
+            raise self.fields.refusal(_KEY + "scores", f"it must be {scores.expected}")
 
     def id(self, name: str) -> int | None:
         """None too where the file names what is no token: published files do, `models.facts` says

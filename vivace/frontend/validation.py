@@ -14,7 +14,7 @@ import msgspec
 
 from vivace.errors import CannotStart
 from vivace.frontend.errors import BadRequest
-from vivace.frontend.fields import Fields, abbreviated, is_set, kind_of
+from vivace.frontend.fields import Fields, abbreviate, is_set, json_type
 from vivace.frontend.served_model import ServedModel
 from vivace.protocol.messages import MAX_RID_CHARACTERS, LogprobOptions, SamplingParams
 
@@ -68,7 +68,7 @@ def build_sampling(
     the context; an explicit None asks for all of it. Raises BadRequest with the field's name.
     """
     raw = _checked_mapping(raw, field_prefix)
-    fields = Fields({**served.defaults, **_given(raw)}, field_prefix)
+    fields = Fields({**served.defaults, **_without_none(raw)}, field_prefix)
     _refuse_unavailable(fields)
     longest, shortest = _lengths(raw, fields, served, prompt_tokens)
     temperature = fields.number("temperature", 1.0, 0.0, 1e4)
@@ -160,7 +160,7 @@ def check_prompt(
     With `allow_auto_truncate` a prompt that is too long loses its end instead.
     """
     if not isinstance(tokens, list):
-        raise BadRequest(field, f"must be a list of token ids, not {kind_of(tokens)}")
+        raise BadRequest(field, f"must be a list of token ids, not {json_type(tokens)}")
     if not tokens:
         raise BadRequest(field, "the prompt is empty")
     limit = served.context - room
@@ -194,12 +194,12 @@ def _checked_mapping(raw: Any, prefix: str) -> Mapping[str, Any]:
     if raw is None:
         return {}
     if not isinstance(raw, Mapping):
-        raise BadRequest(prefix, f"must be an object, not {kind_of(raw)}")
+        raise BadRequest(prefix, f"must be an object, not {json_type(raw)}")
     for key in raw:
         if key not in SAMPLING_FIELDS and key not in _UNAVAILABLE:
             near = [OTHER_NAMES[key]] if key in OTHER_NAMES else _similar(str(key)[:60])
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise BadRequest(prefix, f"unknown field {abbreviated(key)!r}{hint}")
+            raise BadRequest(prefix, f"unknown field {abbreviate(key)!r}{hint}")
     return raw
 
 
@@ -207,7 +207,7 @@ def _similar(key: str) -> list[str]:
     return difflib.get_close_matches(key, [*SAMPLING_FIELDS, *_UNAVAILABLE], 1)
 
 
-def _given(raw: Mapping[str, Any]) -> dict[str, Any]:
+def _without_none(raw: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in raw.items() if value is not None}
 
 
@@ -267,7 +267,7 @@ def _logit_bias(fields: Fields, served: ServedModel) -> dict[int, float]:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise fields.refuse("logit_bias", f"must be an object, not {kind_of(value)}")
+        raise fields.refuse("logit_bias", f"must be an object, not {json_type(value)}")
     if len(value) > served.max_bias_ids:
         raise fields.refuse(
             "logit_bias", f"has {len(value)} entries; at most {served.max_bias_ids} are allowed"
@@ -287,5 +287,5 @@ def _bias_token(fields: Fields, key: Any) -> Any:
     if not isinstance(key, str):
         return key
     if not (key.isascii() and key.isdigit() and len(key) <= 10):
-        raise fields.refuse("logit_bias", f"key {abbreviated(key)!r} is not a token id")
+        raise fields.refuse("logit_bias", f"key {abbreviate(key)!r} is not a token id")
     return int(key)

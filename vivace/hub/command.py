@@ -23,7 +23,7 @@ from vivace.hub.cached import (
     embedded_model,
     remove,
 )
-from vivace.hub.fetch import fetch, hub_of
+from vivace.hub.fetch import fetch, select_hub
 from vivace.hub.listing import HubError
 from vivace.terminal import print_wrapped
 
@@ -53,14 +53,16 @@ def pull(argv: Sequence[str], run: Callable[[Sequence[str]], int] = run_command)
     chosen = parser.parse_args(argv)
     if chosen.model is None:
         return pull_embedded(run)
-    return guarded("pull", lambda: pull_model(chosen.model, chosen.revision, chosen.download_dir))
+    return run_reporting(
+        "pull", lambda: pull_model(chosen.model, chosen.revision, chosen.download_dir)
+    )
 
 
 def pull_model(name: str, revision: str | None, download_dir: str | None) -> None:
     environment, _ = read_environment(process_environment())
     cache = hub_cache(download_dir, environment)
     begin = time.monotonic()
-    fetched = fetch(name, revision, hub_of(environment, cache), cache, tell)
+    fetched = fetch(name, revision, select_hub(environment, cache), cache, tell)
     if fetched.bytes_fetched:
         seconds = time.monotonic() - begin
         tell(f"Fetched {size_text(fetched.bytes_fetched)} in {seconds:.0f} s; they are as listed")
@@ -94,18 +96,18 @@ def list_models(argv: Sequence[str]) -> int:
     chosen = parser.parse_args(argv)
     environment, _ = read_environment(process_environment())
     cache = hub_cache(chosen.download_dir, environment)
-    return guarded("list", lambda: show_models(cache, as_json=chosen.json))
+    return run_reporting("list", lambda: show_models(cache, as_json=chosen.json))
 
 
 def show_models(cache: Path, *, as_json: bool) -> None:
     models = [*embedded_model(), *cached_models(cache)]
     if as_json:
         for model in models:
-            print(json.dumps(record_of(model)))
+            print(json.dumps(model_json(model)))
         return
     print(f"{'NAME':<33} {'FORMAT':<11} {'SIZE':>9} {'REVISION':<13} USED")
     for model in models:
-        print(line_of(model))
+        print(format_model(model))
     for model in models:
         if model.unfinished:
             tell(
@@ -115,7 +117,7 @@ def show_models(cache: Path, *, as_json: bool) -> None:
     tell(f"\nThe cache is {cache}. `vivace pull NAME` adds to it, `vivace rm NAME` removes.")
 
 
-def line_of(model: CachedModel) -> str:
+def format_model(model: CachedModel) -> str:
     formats = ", ".join(model.formats) or ("unfinished" if model.unfinished else "none")
     revisions = model.revisions[0] if model.revisions else "-"
     if len(model.revisions) > 1:
@@ -124,7 +126,7 @@ def line_of(model: CachedModel) -> str:
     return f"{model.repo_id:<33} {formats:<11} {size_text(model.size):>9} {revisions:<13} {used}"
 
 
-def record_of(model: CachedModel) -> dict[str, object]:
+def model_json(model: CachedModel) -> dict[str, object]:
     return {
         "name": model.repo_id,
         "path": str(model.folder),
@@ -144,7 +146,7 @@ def remove_models(argv: Sequence[str]) -> int:
     chosen = parser.parse_args(argv)
     environment, _ = read_environment(process_environment())
     cache = hub_cache(chosen.download_dir, environment)
-    return guarded("rm", lambda: remove_all(cache, chosen.models, ask=not chosen.yes))
+    return run_reporting("rm", lambda: remove_all(cache, chosen.models, ask=not chosen.yes))
 
 
 def remove_all(cache: Path, names: Sequence[str], *, ask: bool) -> None:
@@ -172,7 +174,7 @@ def command_parser(name: str, description: str) -> argparse.ArgumentParser:
     return parser
 
 
-def guarded(name: str, work: Callable[[], None]) -> int:
+def run_reporting(name: str, work: Callable[[], None]) -> int:
     """Run it; what cannot be done is one line on stderr and exit code 2."""
     try:
         work()

@@ -32,7 +32,7 @@ class Hub(Protocol):
         """Raises HubError."""
         ...
 
-    def present(self, listing: Listing, file: RepoFile) -> bool:
+    def is_cached(self, listing: Listing, file: RepoFile) -> bool:
         """Whether the file is in the cache already."""
         ...
 
@@ -65,7 +65,7 @@ def fetch(
     repo_id, quantization = split_quantization(name)
     listing = hub.list(repo_id, revision)
     files = chosen_files(listing, quantization)
-    missing = tuple(file for file in files if not hub.present(listing, file))
+    missing = tuple(file for file in files if not hub.is_cached(listing, file))
     size = sum(file.size for file in missing)
     check_room(cache, size)
     if missing:
@@ -91,7 +91,7 @@ def fetch_unless_here(
     except SourceError:
         if Path(name).expanduser().exists() or not is_repo_id(split_quantization(name)[0]):
             raise
-        fetch(name, revision, hub_of(environment, cache), cache, log.info)
+        fetch(name, revision, select_hub(environment, cache), cache, log.info)
 
 
 def check_room(cache: Path, size: int) -> None:
@@ -139,7 +139,7 @@ def digest(path: Path, file: RepoFile) -> str:
     return found.hexdigest()
 
 
-def hub_of(environment: Mapping[str, str], cache: Path) -> Hub:
+def select_hub(environment: Mapping[str, str], cache: Path) -> Hub:
     """ModelScope when SGLANG_USE_MODELSCOPE says so, else the Hugging Face hub."""
     if switched_on(environment, USE_MODELSCOPE):
         from vivace.hub.modelscope import ModelScope

@@ -16,7 +16,7 @@ ETAGS = ("x-linked-etag", "etag")
 
 
 @contextmanager
-def guarded(most: int, seconds: float | None = None) -> Iterator[None]:
+def response_limits(most: int, seconds: float | None = None) -> Iterator[None]:
     """In this block an answer of a hub may have `most` bytes, and take so long until it is whole.
 
     What asks the hub raises HubError otherwise."""
@@ -25,7 +25,7 @@ def guarded(most: int, seconds: float | None = None) -> Iterator[None]:
     usual = get_session()
     requests = list(usual.event_hooks["request"])
     http: Any = importlib.import_module(type(usual).__module__.partition(".")[0])
-    counted = counting(http.SyncByteStream)
+    counted = counting_stream(http.SyncByteStream)
     active = True
 
     def check(response: Any) -> None:
@@ -57,7 +57,7 @@ def check_names(headers: Any) -> None:
             raise HubError(f"the hub names a file by {value[:80]!r}, which leaves the cache")
 
 
-def counting(stream: type) -> type:
+def counting_stream(stream: type) -> type:
     """A stream of the client's library that ends with HubError when it is too large or slow."""
 
     class Counted(stream):

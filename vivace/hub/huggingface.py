@@ -18,7 +18,7 @@ from typing import Any
 
 from vivace.checkpoint.hub_cache import COMMIT, DEFAULT_REVISION, is_revision
 from vivace.config.environment import switched_on
-from vivace.hub.guard import guarded
+from vivace.hub.guard import response_limits
 from vivace.hub.listing import HubError, Listing, RepoFile
 
 HASH = re.compile(r"([0-9a-f]{40}|[0-9a-f]{64})?")
@@ -53,7 +53,7 @@ class HuggingFace:
         if revision is not None and not is_revision(revision):
             raise HubError(f"{revision!r} is not a revision: give a branch, a tag or a commit")
         api = HfApi(endpoint=self._endpoint)
-        with guarded(LARGEST_LISTING, LISTING_SECONDS), explained(repo_id, revision):
+        with response_limits(LARGEST_LISTING, LISTING_SECONDS), readable_errors(repo_id, revision):
             found = api.model_info(
                 repo_id, revision=revision, timeout=TIMEOUT_SECONDS, files_metadata=True
             )
@@ -62,7 +62,7 @@ class HuggingFace:
         files = tuple(repo_file(sibling) for sibling in found.siblings or ())
         return Listing(repo_id=repo_id, commit=found.sha, files=files)
 
-    def present(self, listing: Listing, file: RepoFile) -> bool:
+    def is_cached(self, listing: Listing, file: RepoFile) -> bool:
         from huggingface_hub import try_to_load_from_cache
 
         found = try_to_load_from_cache(
@@ -78,8 +78,8 @@ class HuggingFace:
             disable_progress_bars()
         logging.getLogger("httpx").setLevel(logging.WARNING)
         largest = max(file.size for file in files)
-        limit = guarded(max(largest, LARGEST_LISTING))
-        with limit, explained(listing.repo_id, listing.commit):
+        limit = response_limits(max(largest, LARGEST_LISTING))
+        with limit, readable_errors(listing.repo_id, listing.commit):
             folder = snapshot_download(
                 listing.repo_id,
                 revision=listing.commit,
@@ -91,7 +91,7 @@ class HuggingFace:
         return Path(folder)
 
     def accept(self, listing: Listing, revision: str | None) -> None:
-        """The ref of the revision, by which the model is found (`hub_cache.commit_of`)."""
+        """The ref of the revision, by which the model is found (`hub_cache.resolve_commit`)."""
         name = revision or DEFAULT_REVISION
         if name == listing.commit:
             return
@@ -123,7 +123,7 @@ def repo_file(sibling: Any) -> RepoFile:
 
 
 @contextmanager
-def explained(repo_id: str, revision: str | None) -> Iterator[None]:
+def readable_errors(repo_id: str, revision: str | None) -> Iterator[None]:
     """The library's errors as one line each. Its connection errors come from the HTTP library of
     the day (requests, then httpx), so whatever is not known by name counts as the network."""
     from huggingface_hub import errors

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from vivace.checkpoint.hub_cache import quantization_of
+from vivace.checkpoint.hub_cache import parse_quantization
 from vivace.checkpoint.layouts import PART_OF_GGUF, is_whole_model
 from vivace.checkpoint.source import INDEX_FILE, PICKLED
 from vivace.errors import CannotStart
@@ -71,12 +71,12 @@ def safetensors(top: list[RepoFile]) -> list[RepoFile]:
 def gguf_file(listing: Listing, top: list[RepoFile], quantization: str) -> list[RepoFile]:
     """The one GGUF file that is meant."""
     whole = [file for file in top if is_whole_model(file.name)]
-    found = [file for file in whole if named(file.name, quantization)]
+    found = [file for file in whole if matches(file.name, quantization)]
     if len(found) == 1:
         return found
     if not whole:
         raise HubError(f"{listing.repo_id}: {why_nothing(listing)}")
-    choices = sorted(quantization_of(file.name) for file in whole)
+    choices = sorted(parse_quantization(file.name) for file in whole)
     shown = ", ".join(choices[:SHOWN]) + (", ..." if len(choices) > SHOWN else "")
     asked = f"{quantization!r} fits {len(found)} files" if quantization else "several GGUF files"
     raise HubError(
@@ -84,9 +84,9 @@ def gguf_file(listing: Listing, top: list[RepoFile], quantization: str) -> list[
     )
 
 
-def named(name: str, quantization: str) -> bool:
+def matches(name: str, quantization: str) -> bool:
     """Whether a file is of this quantization: its last word, whatever the case."""
-    return not quantization or quantization_of(name).lower() == quantization.lower()
+    return not quantization or parse_quantization(name).lower() == quantization.lower()
 
 
 def why_nothing(listing: Listing) -> str:

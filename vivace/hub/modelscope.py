@@ -34,7 +34,7 @@ class ModelScope:
         self._api: Any = HubApi()
 
     def list(self, repo_id: str, revision: str | None) -> Listing:
-        with explained(repo_id):
+        with readable_errors(repo_id):
             found = self._api.list_repo_files(repo_id, "model", revision=revision, recursive=False)
         files = tuple(
             RepoFile(name=file.path, size=file.size or 0, sha256=file.sha256 or "")
@@ -43,13 +43,13 @@ class ModelScope:
         )
         return Listing(repo_id=repo_id, commit=revision or "master", files=files)
 
-    def present(self, listing: Listing, file: RepoFile) -> bool:
+    def is_cached(self, listing: Listing, file: RepoFile) -> bool:
         places = modelscope_folders(self._cache, listing.repo_id, listing.commit)
         found = next((place / file.name for place in places if (place / file.name).is_file()), None)
         return found is not None and found.stat().st_size == file.size
 
     def download(self, listing: Listing, files: tuple[RepoFile, ...]) -> Path:
-        with explained(listing.repo_id):
+        with readable_errors(listing.repo_id):
             return Path(
                 self._api.download_repo(
                     listing.repo_id,
@@ -68,7 +68,7 @@ class ModelScope:
 
 
 @contextmanager
-def explained(repo_id: str) -> Iterator[None]:
+def readable_errors(repo_id: str) -> Iterator[None]:
     """The library's errors as one line each."""
     try:
         yield

@@ -211,7 +211,7 @@ class Leases:
         lease.pages = []
         lease.shared = 0
 
-    def freed(self, leases: list[Lease]) -> int:
+    def count_freed(self, leases: list[Lease]) -> int:
         """How many more pages would be available if these leases were closed."""
         locks: Counter[Node] = Counter()
         for lease in leases:

@@ -14,7 +14,7 @@ def configure(options: Options) -> Config:
     from vivace.config.environment import hub_cache
     from vivace.config.resolution import resolve
     from vivace.launch.transformers_process import facts_by_transformers
-    from vivace.models.facts import facts_of
+    from vivace.models.facts import read_facts
     from vivace.models.registry import check_architecture
     from vivace.platforms.platform import detect
 
@@ -36,5 +36,5 @@ def configure(options: Options) -> Config:
         facts = facts_by_transformers(source)
     else:
         check_architecture(source)
-        facts = facts_of(source)
+        facts = read_facts(source)
     return resolve(options, source, facts, detect(options.runtime.device))

@@ -59,7 +59,7 @@ async def run_frontend(line: MessageSocket[ToChild], setup: Setup, timeline: Tim
     memory = attach(setup.memory)
     heartbeat = FrontendHeartbeat(memory.heartbeat(setup.place))
     heartbeat.begin()
-    mailbox = FrontendMailbox(setup.engine, setup.index, on_send=heartbeat.sent)
+    mailbox = FrontendMailbox(setup.engine, setup.index, on_send=heartbeat.mark_sent)
     dump = crash_dump(config, setup.index)
     timeline.begin("tokenizer")
     tokenizer = configured_tokenizer(config)
@@ -196,9 +196,9 @@ def with_record(send: Callable[[ToEngine], None], dump: CrashDump) -> Callable[[
 
     def send_and_remember(message: ToEngine) -> None:
         if isinstance(message, Request):
-            dump.sent(message)
+            dump.add(message)
         elif isinstance(message, Cancel):
-            dump.forgotten(message.keys)
+            dump.forget(message.keys)
         send(message)
 
     return send_and_remember
@@ -212,9 +212,9 @@ def with_answers(
     def remember_and_take(message: ToFrontend) -> None:
         if isinstance(message, Deltas):
             for delta in message.deltas:
-                dump.answered(delta)
+                dump.finish(delta)
         elif isinstance(message, Down):
-            dump.blamed(message.refused, f"it killed the engine: {message.reason}")
+            dump.blame(message.refused, f"it killed the engine: {message.reason}")
             dump.write(f"the engine went down: {message.reason}")
         take(message)
 

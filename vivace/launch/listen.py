@@ -78,7 +78,7 @@ def allow_open_files() -> str | None:
     )
 
 
-def url_of(sock: socket.socket) -> str:
+def local_url(sock: socket.socket) -> str:
     """The address a local client uses."""
     host, port = sock.getsockname()[:2]
     if host in ("0.0.0.0", "::"):

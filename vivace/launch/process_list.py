@@ -27,7 +27,7 @@ def hide(secrets: Iterable[str]) -> bool:
         shown = Path("/proc/self/cmdline").read_bytes().split(b"\0")
     except (OSError, ValueError, IndexError):
         return False
-    return not any(value_of(argument) in words for argument in shown)
+    return not any(argument_value(argument) in words for argument in shown)
 
 
 def blank(start: int, end: int, words: list[bytes]) -> None:
@@ -36,11 +36,11 @@ def blank(start: int, end: int, words: list[bytes]) -> None:
         return
     place = start
     for argument in ctypes.string_at(start, end - start).split(b"\0"):
-        value = value_of(argument)
+        value = argument_value(argument)
         if value in words:
             ctypes.memset(place + len(argument) - len(value), ord("*"), len(value))
         place += len(argument) + 1
 
 
-def value_of(argument: bytes) -> bytes:
+def argument_value(argument: bytes) -> bytes:
     return argument.partition(b"=")[2] if b"=" in argument else argument

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol, TextIO
 
 from vivace.config.process_environment import process_environment
 from vivace.launch.summary import plain_lines, styled_lines
-from vivace.terminal import columns_of, wrapped_text
+from vivace.terminal import terminal_width, wrap_text
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -45,7 +45,7 @@ class StartScreen(Protocol):
     def close(self) -> None: ...
 
 
-def screen_of(stream: TextIO) -> StartScreen:
+def make_screen(stream: TextIO) -> StartScreen:
     return TerminalScreen(stream) if is_terminal(stream) else PlainScreen(stream)
 
 
@@ -105,7 +105,7 @@ class TerminalScreen:
         self.update = self._draw
 
     def write(self, text: str, /) -> int:
-        lines = wrapped_text(text.removesuffix("\n"), columns_of(self._stream))
+        lines = wrap_text(text.removesuffix("\n"), terminal_width(self._stream))
         if self._bar is None:
             self._stream.write(f"{lines}\n")  # costs far less than rich does
         else:

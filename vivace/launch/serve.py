@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING
 
 from vivace.errors import CANNOT_START, CannotStart
 from vivace.launch.configure import configure
-from vivace.launch.listen import PortInUse, allow_open_files, bind, url_of
+from vivace.launch.listen import PortInUse, allow_open_files, bind, local_url
 from vivace.launch.prefetch import read_ahead
-from vivace.launch.screen import StartScreen, is_terminal, screen_of
+from vivace.launch.screen import StartScreen, is_terminal, make_screen
 from vivace.launch.startup_profile import SUPERVISOR, StartupProfile
-from vivace.launch.summary import summary_of
+from vivace.launch.summary import build_summary
 from vivace.observability import log as log_lines
 from vivace.observability.log import fill_standard_descriptors, protect_standard_streams
 from vivace.observability.timeline import Timeline, boot_clock, process_start
 from vivace.protocol.engine_socket import listen, new_socket
 from vivace.protocol.messages import Capacity
 from vivace.protocol.shared_memory import SharedMemory, new_descriptor, reserve
-from vivace.supervisor.child import Child, preloading, process_command, spawn
+from vivace.supervisor.child import Child, process_command, spawn, with_preload
 from vivace.supervisor.plan import WARMING_UP
 from vivace.terminal import print_wrapped
 
@@ -75,7 +75,7 @@ def spawn_engine(argv: Sequence[str], shared: Descriptors) -> Child | None:
         return None
     return spawn(
         "engine",
-        preloading(process_command),
+        with_preload(process_command),
         shared.memory,
         shared.engine,
         piped=is_terminal(sys.stderr),
@@ -125,7 +125,7 @@ def launch(config: Config, engine: Child | None, shared: Descriptors, timeline: 
     `shared`."""
     protect_standard_streams()
     few_files = allow_open_files()
-    with contextlib.closing(screen_of(sys.stderr)) as screen:
+    with contextlib.closing(make_screen(sys.stderr)) as screen:
         log_lines.setup(config.logging.log_level, stream=screen)
         if few_files:
             log.warning("%s", few_files)
@@ -148,7 +148,7 @@ def supervise(
 ) -> int:
     from vivace.supervisor.supervisor import Hooks, Supervisor
 
-    url, profile = url_of(listener), StartupProfile()
+    url, profile = local_url(listener), StartupProfile()
 
     def ready(capacity: Capacity) -> None:
         screen.close()
@@ -156,7 +156,7 @@ def supervise(
         log.info(READY_LINE)
         profile.add(SUPERVISOR, timeline.stages())
         write_profile(profile, config, screen)
-        screen.show(summary_of(config, capacity, url))
+        screen.show(build_summary(config, capacity, url))
 
     def progress(stage: str, fraction: float) -> None:
         if stage == WARMING_UP:
@@ -165,7 +165,7 @@ def supervise(
 
     hooks = Hooks(progress=progress, ready=ready, write=screen.write, timed=profile.add)
     timeline.begin("waiting for the children")
-    return Supervisor(plan_of(config, listener, shared), hooks, engine).run()
+    return Supervisor(build_plan(config, listener, shared), hooks, engine).run()
 
 
 def write_profile(profile: StartupProfile, config: Config, screen: StartScreen) -> None:
@@ -175,7 +175,7 @@ def write_profile(profile: StartupProfile, config: Config, screen: StartScreen) 
         profile.write(Path(config.logging.startup_profile_file))
 
 
-def plan_of(config: Config, listener: socket.socket, shared: Descriptors) -> Plan:
+def build_plan(config: Config, listener: socket.socket, shared: Descriptors) -> Plan:
     """What the supervisor needs to know of the configuration."""
     from vivace.config.serialize import encode
     from vivace.supervisor.supervisor import Plan

@@ -12,7 +12,7 @@ from vivace.config.values import size_text
 from vivace.frontend.served_model import sampling_defaults, served_model
 from vivace.observability.log import escape
 from vivace.protocol.messages import Capacity, Rewrite
-from vivace.terminal import NARROWEST, filled, wrapped
+from vivace.terminal import NARROWEST, fill_command, wrap_line
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -48,10 +48,10 @@ class Summary:
         return [*found, (TRY, " ".join(self.curl)), ("URL", self.url)]
 
 
-def summary_of(config: Config, capacity: Capacity, url: str) -> Summary:
+def build_summary(config: Config, capacity: Capacity, url: str) -> Summary:
     name = served_model(config, None).name
     rows = (
-        ("model", ", ".join((name, *origin(config.source), *size_of_model(config)))),
+        ("model", ", ".join((name, *origin(config.source), *model_size(config)))),
         ("memory", memory_text(config, capacity)),
         ("limits", limits_text(capacity)),
         ("sampling", sampling_defaults(config).text()),
@@ -66,7 +66,7 @@ def summary_of(config: Config, capacity: Capacity, url: str) -> Summary:
     )
 
 
-def size_of_model(config: Config) -> list[str]:
+def model_size(config: Config) -> list[str]:
     parameters = config.facts.parameters
     return [f"{count_text(parameters)} parameters"] if parameters else []
 
@@ -150,7 +150,7 @@ def origin(source: ModelSource) -> list[str]:
 
 def decision(rewrite: Rewrite) -> str:
     flag = f"--{rewrite.field.replace('_', '-')}"
-    return f"{flag}: {shown(rewrite.before)} -> {shown(rewrite.after)}: {rewrite.reason}"
+    return f"{flag}: {value_text(rewrite.before)} -> {value_text(rewrite.after)}: {rewrite.reason}"
 
 
 def curl(config: Config, url: str, name: str) -> tuple[str, ...]:
@@ -181,7 +181,7 @@ def chunk_text(size: int | None) -> str:
     return f"{size:,} tokens" if size is not None and size > 0 else "off"
 
 
-def shown(value: object) -> str:
+def value_text(value: object) -> str:
     return "unset" if value is None else str(value)
 
 
@@ -197,7 +197,7 @@ def styled_lines(summary: Summary, columns: int) -> Iterator[Text]:
     width = max(columns - LABEL_WIDTH - 3, NARROWEST)
     for label, value in summary.lines():
         parts = map(escape, summary.curl)
-        lines = filled(parts, width) if label == TRY else wrapped(escape(value), width, "")
+        lines = fill_command(parts, width) if label == TRY else wrap_line(escape(value), width, "")
         for head, line in zip_longest((label,), lines, fillvalue=""):
             margin = f"  {head:<{LABEL_WIDTH}} "
             yield Text.assemble((margin, "dim"), (line, styles.get(label, "")))

@@ -44,7 +44,7 @@ class Linear(Module):
             self._read(weights, f"{sibling(self.name, part.name)}.weight", (part.size, self.inputs))
             for part in self.parts
         ]
-        self.method.load(rows, joined(self._biases(weights)) if self.bias else None)
+        self.method.load(rows, concat(self._biases(weights)) if self.bias else None)
 
     def _biases(self, weights: Weights) -> list[Tensor]:
         return [
@@ -77,7 +77,7 @@ class GatedMLP(Module):
         return self._run(x, up, down, self.activation)
 
 
-def joined(pieces: list[Tensor]) -> Tensor:
+def concat(pieces: list[Tensor]) -> Tensor:
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
@@ -105,7 +105,7 @@ class Embedding(Module):
         shape = (self.vocabulary, self.hidden)
         read = self._read(weights, f"{self.name}.weight", shape)
         if isinstance(read, Int8Rows):
-            read = read.decoded()
+            read = read.dequantize()
         self.weight = self._ops.pack_embedding(
             read.to(*self._place) if isinstance(read, Tensor) else read
         )

@@ -33,7 +33,7 @@ class Weights(Protocol):
         """The tensor on the CPU; raises CheckpointError when missing or of another shape."""
         ...
 
-    def stored(self, name: str, shape: tuple[int, ...]) -> Matrix:
+    def take_stored(self, name: str, shape: tuple[int, ...]) -> Matrix:
         """As `take`, but quantized blocks stay as the file has them."""
         ...
 
@@ -89,12 +89,12 @@ class Module:
             child.load(weights)
 
 
-def decoded(weights: Weights, name: str, shape: tuple[int, int]) -> Matrix:
+def read_decoded(weights: Weights, name: str, shape: tuple[int, int]) -> Matrix:
     return weights.take(name, shape)
 
 
-def as_stored(weights: Weights, name: str, shape: tuple[int, int]) -> Matrix:
-    return weights.stored(name, shape)
+def read_stored(weights: Weights, name: str, shape: tuple[int, int]) -> Matrix:
+    return weights.take_stored(name, shape)
 
 
 def sibling(name: str, other: str) -> str:

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from vivace.checkpoint.gguf_blocks import decoded
+from vivace.checkpoint.gguf_blocks import decode_blocks
 from vivace.checkpoint.gguf_config import ARCHITECTURES as GGUF
 from vivace.models.families import FAMILIES, Family
 from vivace.models.registry import ARCHITECTURES
-from vivace.models.tried import TriedModel, tried
+from vivace.models.tried import TriedModel, read_tried
 from vivace.platforms.blocks import INT8_ACTIVATION_KINDS, KEPT, PLAIN
 
 START = """# Models
@@ -58,10 +58,10 @@ ORDINALS = {2: "2nd", 3: "3rd"}
 
 
 def document() -> str:
-    return "\n".join((START, own(), gguf_types(), through()))
+    return "\n".join((START, own_families(), gguf_types(), through()))
 
 
-def own() -> str:
+def own_families() -> str:
     gguf = {architecture: name for name, (architecture, _) in GGUF.items()}
     rows = [
         (f"`{name}`", ", ".join(family.model_types), gguf.get(name, "as llama"), windows(family))
@@ -99,14 +99,14 @@ def treatment(kind: GGMLQuantizationType) -> str:
     if size == 1:
         return ""
     try:
-        decoded(np.zeros((1, nbytes), np.uint8), kind, torch.float32)
+        decode_blocks(np.zeros((1, nbytes), np.uint8), kind, torch.float32)
     except NotImplementedError:
         return "refused"
     return "decoded"
 
 
 def through() -> str:
-    found = tried()
+    found = read_tried()
     equal = [one for one in found.models if one.equal]
     refused = [one for one in found.models if one.refused]
     untried = [one for one in found.models if one.untried]

@@ -17,13 +17,13 @@ from vivace.checkpoint.fields import (
     Several,
     Text,
     Whole,
-    shown,
+    abbreviate,
     whole,
 )
 from vivace.checkpoint.source import ModelSource
 from vivace.models.families import FAMILIES, Family
 from vivace.models.quantized import refuse_quantized
-from vivace.models.rope import LARGEST_HEAD, LONGEST_CONTEXT, Rope, rope_of
+from vivace.models.rope import LARGEST_HEAD, LONGEST_CONTEXT, Rope, read_rope
 
 DTYPES = ("bfloat16", "float16", "float32")
 ACTIVATIONS = {
@@ -186,23 +186,23 @@ class ModelFields(ConfigFields):
         return self.need(key, TABLE[key])
 
 
-def facts_of(source: ModelSource) -> ModelFacts:
+def read_facts(source: ModelSource) -> ModelFacts:
     """Read the facts of an architecture that Vivace has written from a model's configuration.
 
     Raises SourceError naming the bad key.
     """
     config = ModelFields(source)
-    architecture = architecture_of(source)
+    architecture = read_architecture(source)
     family = FAMILIES[architecture]
     refuse_quantized(config)
-    heads, kv_heads, head_dim = heads_of(config, family)
+    heads, kv_heads, head_dim = read_heads(config, family)
     layers, vocabulary = config.need_known("num_hidden_layers"), config.need_known("vocab_size")
     windows = layer_windows(config, family, layers)
     context = config.get_known("max_position_embeddings", 2048)
-    ends, notices = ends_of(source, config, vocabulary)
+    ends, notices = read_eos_token_ids(source, config, vocabulary)
     facts = ModelFacts(
         architecture=architecture,
-        model_type=model_type_of(config, architecture, family),
+        model_type=read_model_type(config, architecture, family),
         hidden_size=config.need_known("hidden_size"),
         layers=layers,
         heads=heads,
@@ -211,30 +211,29 @@ def facts_of(source: ModelSource) -> ModelFacts:
         intermediate_size=config.need_known("intermediate_size"),
         vocabulary=vocabulary,
         context=context,
-        dtype=dtype_of(config),
+        dtype=read_dtype(config),
         tied=config.get_known("tie_word_embeddings", family.tied),
         eos_ids=ends,
         sliding_window=next((w for w in windows if w), None),
         layer_windows=windows,
         parameters=0,
-        decoder=decoder_of(config, family, head_dim, context),
+        decoder=read_decoder_facts(config, family, head_dim, context),
         notices=(*source.notices, *notices),
     )
     return replace(facts, parameters=parameter_count(facts))
 
 
-def dtype_of(config: ModelFields) -> str:
+def read_dtype(config: ModelFields) -> str:
     return config.get_known("torch_dtype") or config.get_known("dtype") or "bfloat16"
 
 
-def architecture_of(source: ModelSource) -> str:
+def read_architecture(source: ModelSource) -> str:
     """The first of `architectures`."""
-    return ConfigFields(source.config, source.place).need("architectures", Several(Text(), 64, 1))[
-        0
-    ]
+    fields = ConfigFields(source.config, source.place)
+    return fields.need("architectures", Several(Text(), 64, 1))[0]
 
 
-def model_type_of(config: ModelFields, architecture: str, family: Family) -> str:
+def read_model_type(config: ModelFields, architecture: str, family: Family) -> str:
     types = family.model_types
     found = config.get_known("model_type", types[0] if types else "")
     if types and found not in types:
@@ -242,7 +241,7 @@ def model_type_of(config: ModelFields, architecture: str, family: Family) -> str
     return found
 
 
-def heads_of(config: ModelFields, family: Family) -> tuple[int, int, int]:
+def read_heads(config: ModelFields, family: Family) -> tuple[int, int, int]:
     """(query heads, key and value heads, numbers of a head)."""
     heads, hidden = config.need_known("num_attention_heads"), config.need_known("hidden_size")
     kv_heads = config.get_known("num_key_value_heads", heads)
@@ -300,13 +299,15 @@ def refuse_other_layers(config: ModelFields) -> None:
     for kind in listed if isinstance(listed, list) else ():
         if isinstance(kind, str) and kind not in SLIDING:
             raise SourceError(
-                f"{config.place('layer_types')}: layers of kind {shown(kind)} are not supported; "
-                f"supported are {' and '.join(SLIDING)}"
+                f"{config.place('layer_types')}: layers of kind {abbreviate(kind)} are not "
+                f"supported; supported are {' and '.join(SLIDING)}"
             )
 
 
-def decoder_of(config: ModelFields, family: Family, head_dim: int, context: int) -> DecoderFacts:
-    rope, local_rope = ropes_of(config, family, head_dim, context)
+def read_decoder_facts(
+    config: ModelFields, family: Family, head_dim: int, context: int
+) -> DecoderFacts:
+    rope, local_rope = read_ropes(config, family, head_dim, context)
     key, default = family.activation
     activation = config.get_known(key, ACTIVATIONS[default])
     scalar = config.get_known("query_pre_attn_scalar") if family.gemma else None
@@ -323,24 +324,24 @@ def decoder_of(config: ModelFields, family: Family, head_dim: int, context: int)
     )
 
 
-def ropes_of(config: ModelFields, family: Family, head_dim: int, context: int) -> tuple[Rope, Rope]:
+def read_ropes(
+    config: ModelFields, family: Family, head_dim: int, context: int
+) -> tuple[Rope, Rope]:
     """(of layers that attend fully, of those with a window), from either spelling."""
     if not family.local_rope:
-        rope = rope_of(config, head_dim, context)
+        rope = read_rope(config, head_dim, context)
         return rope, rope
     nested = config.inner("rope_parameters")
     if nested is not None and (nested.has("full_attention") or nested.has("sliding_attention")):
         full, local = nested.need_inner("full_attention"), nested.need_inner("sliding_attention")
-        of_full = rope_of(config, head_dim, context, full)
-        return of_full, rope_of(config, head_dim, context, local)
-    base, rope = (
-        config.get_known("rope_local_base_freq", 10000.0),
-        rope_of(config, head_dim, context),
-    )
+        of_full = read_rope(config, head_dim, context, full)
+        return of_full, read_rope(config, head_dim, context, local)
+    rope = read_rope(config, head_dim, context)
+    base = config.get_known("rope_local_base_freq", 10000.0)
     return rope, Rope(theta=base, rotated=rope.rotated)
 
 
-def ends_of(
+def read_eos_token_ids(
     source: ModelSource, config: ModelFields, vocabulary: int
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """(generation_config.json's ends, or else those of the configuration; notices of those that
@@ -352,7 +353,7 @@ def ends_of(
         ids, others = fields.get("eos_token_id", EndIds(vocabulary), ((), ()))
         found.append(ids)
         if others:
-            shown_ids = ", ".join("null" if one is None else shown(one) for one in others[:8])
+            shown_ids = ", ".join("null" if one is None else abbreviate(one) for one in others[:8])
             notices.append(
                 f"{fields.place('eos_token_id')} has what is no token of the {vocabulary} in the "
                 f"vocabulary ({shown_ids}): it has no effect"
@@ -368,7 +369,7 @@ class EndIds:
     vocabulary: int
 
     @property
-    def wanted(self) -> str:
+    def expected(self) -> str:
         return f"a token id below {self.vocabulary}, or a list of at most {MOST_ENDS}"
 
     def read(self, value: Any) -> tuple[tuple[int, ...], tuple[int | None, ...]]:

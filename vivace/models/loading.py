@@ -10,12 +10,12 @@ import torch
 
 from vivace.checkpoint.open import open_weights
 from vivace.checkpoint.source import ModelSource
-from vivace.layers.module import Bindings, as_stored, decoded
+from vivace.layers.module import Bindings, read_decoded, read_stored
 from vivace.models.causal_lm import CausalLM
 from vivace.models.facts import ModelFacts
 from vivace.models.registry import ARCHITECTURES
 from vivace.platforms.ops.table import Ops
-from vivace.quantization.method import LinearMethod, quantization_of, scheme_of
+from vivace.quantization.method import LinearMethod, select_quant_method, select_scheme
 
 Progress = Callable[[str, float], None]
 """(stage, fraction of it that is done)"""
@@ -50,9 +50,9 @@ def load_model(
     model = build_model(facts, positions)
     place, matrices = device or torch.device("cpu"), matrix_dtype or dtype
     weights = open_weights(source, facts, seed=seed, progress=progress, dtype=matrices)
-    scheme = scheme_of(quantization, weights.int8)
+    scheme = select_scheme(quantization, weights.int8)
     quantized = partial(
-        quantization_of,
+        select_quant_method,
         scheme=scheme,
         int8_checkpoint=weights.int8,
         blocks=blocks,
@@ -64,7 +64,7 @@ def load_model(
         matrix_dtype=matrices,
         device=place,
         # of an int8 checkpoint: decoded when nobody wants its int8
-        read=as_stored if (scheme if weights.int8 else blocks) else decoded,
+        read=read_stored if (scheme if weights.int8 else blocks) else read_decoded,
         linear_method=lambda name: LinearMethod(ops, matrices, dtype, place, quantized(name)),
         longest=longest,
     )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vivace.checkpoint.errors import SourceError
-from vivace.checkpoint.fields import ConfigFields, shown
+from vivace.checkpoint.fields import ConfigFields, abbreviate
 
 KEYS = ("quantization_config", "compression_config")
 SUPPORTED = (
@@ -20,7 +20,7 @@ def refuse_quantized(config: ConfigFields) -> None:
     for key in KEYS:
         found = config.inner(key)
         if found is not None and found.values and not int8_by_channel(found.values):
-            method = shown(found.values.get("quant_method"))
+            method = abbreviate(found.values.get("quant_method"))
             raise SourceError(
                 f"{config.place(key)}: the weights are quantized ({method}); {SUPPORTED}"
             )

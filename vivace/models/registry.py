@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from vivace.checkpoint.source import ModelSource, SourceError
-from vivace.models.facts import DecoderFacts, ModelFacts, architecture_of
+from vivace.models.facts import DecoderFacts, ModelFacts, read_architecture
 from vivace.models.tried import advice
 from vivace.registry import Registry
 
@@ -27,7 +27,7 @@ def check_architecture(source: ModelSource) -> None:
 
     Cheap, so that it can be asked before any process is started.
     """
-    if (name := architecture_of(source)) not in ARCHITECTURES:
+    if (name := read_architecture(source)) not in ARCHITECTURES:
         raise SourceError(
             f"{source.path}: the architecture {name} is not supported; supported: "
             f"{', '.join(ARCHITECTURES)}; {advice(name)}"

@@ -43,7 +43,7 @@ class Rope:
     scaling: dict[str, float | bool | list[float]] = field(default_factory=dict)
 
 
-def rope_of(
+def read_rope(
     config: ConfigFields, head_dim: int, context: int, given: ConfigFields | None = None
 ) -> Rope:
     """Raises SourceError naming the bad key. `context`: the model's own, in tokens; `given`: the
@@ -52,7 +52,7 @@ def rope_of(
     given = given or ConfigFields({}, config.place)
     kind = given.get("rope_type", KINDS, given.get("type", KINDS, "default"))
     theta = given.get("rope_theta", THETA, config.get("rope_theta", THETA, 10000.0))
-    rotated = rotated_of(config, given, head_dim)
+    rotated = read_rotary_dim(config, given, head_dim)
     if kind == "dynamic" and rotated < 4:
         raise given.refusal("rope_type", "dynamic scaling needs 4 rotated numbers for each head")
     reader = SCALINGS.get(kind)
@@ -60,7 +60,7 @@ def rope_of(
     return Rope(kind=kind, theta=theta, rotated=rotated, scaling=scaling)
 
 
-def rotated_of(config: ConfigFields, given: ConfigFields, head_dim: int) -> int:
+def read_rotary_dim(config: ConfigFields, given: ConfigFields, head_dim: int) -> int:
     whole = Whole(2, head_dim)
     if config.has("rope_dimension_count"):  # a GGUF file's
         where, key = config, "rope_dimension_count"

@@ -57,12 +57,12 @@ class ProbedStep:
 def check_same(model: CausalLM, wanted: list[Tensor], what: str) -> None:
     """`wanted`: logits[T, vocabulary] of each probed sequence. Raises SourceError."""
     ids = probe(wanted[0].shape[1])
-    memory = ProbeMemory([memory_of(layer, wanted[0].device) for layer in model.attention_layers])
+    memory = ProbeMemory([allocate_kv(layer, wanted[0].device) for layer in model.attention_layers])
     attention = ReferenceAttention(model.attention_layers, memory, torch.float32)
     kind = torch.float32
     distances: list[Tensor] = []
     for spans in STEPS:
-        hidden = model.forward(step_of(ids, spans, attention, memory.page_size))
+        hidden = model.forward(build_step(ids, spans, attention, memory.page_size))
         kind = hidden.dtype
         expected = torch.cat([rows[a:b] for rows, (a, b) in zip(wanted, spans, strict=True)])
         distances.append(distance(model.logits(hidden), expected))
@@ -76,7 +76,7 @@ def check_same(model: CausalLM, wanted: list[Tensor], what: str) -> None:
         )
 
 
-def memory_of(layer: AttentionLayer, device: torch.device) -> Tensor:
+def allocate_kv(layer: AttentionLayer, device: torch.device) -> Tensor:
     shape = (len(LENGTHS), max(LENGTHS), 2, layer.kv_heads, layer.head_dim)
     return torch.zeros(shape, device=device)
 
@@ -87,7 +87,7 @@ def distance(found: Tensor, wanted: Tensor) -> Tensor:
     return (found - wanted).norm(dim=-1) / spread.clamp_min(1e-6)
 
 
-def step_of(
+def build_step(
     ids: list[list[int]],
     spans: tuple[tuple[int, int], ...],
     attention: AttentionBackend,

@@ -14,9 +14,9 @@ from vivace.models.facts import (
     ModelFacts,
     ModelFields,
     TracedModel,
-    architecture_of,
-    dtype_of,
-    ends_of,
+    read_architecture,
+    read_dtype,
+    read_eos_token_ids,
 )
 from vivace.models.quantized import refuse_quantized
 
@@ -39,7 +39,7 @@ class TraceResult(msgspec.Struct, frozen=True):
 
 def trace_request(source: ModelSource) -> TraceRequest:
     refuse_quantized(ModelFields(source))
-    return TraceRequest(architecture_of(source), source.config)
+    return TraceRequest(read_architecture(source), source.config)
 
 
 def facts_from(source: ModelSource, request: TraceRequest, result: TraceResult) -> ModelFacts:
@@ -55,9 +55,9 @@ def traced_facts(source: ModelSource, traced: TracedModel) -> ModelFacts:
     """The facts of a model that transformers' code runs, as it was traced."""
     config = ModelFields(source)
     windows = tuple(one.window for one in traced.attention)
-    ends, notices = ends_of(source, config, traced.vocabulary)
+    ends, notices = read_eos_token_ids(source, config, traced.vocabulary)
     return ModelFacts(
-        architecture=architecture_of(source),
+        architecture=read_architecture(source),
         model_type=config.need_known("model_type"),
         hidden_size=traced.hidden_size,
         layers=len(traced.attention),
@@ -67,7 +67,7 @@ def traced_facts(source: ModelSource, traced: TracedModel) -> ModelFacts:
         intermediate_size=0,
         vocabulary=traced.vocabulary,
         context=traced.context,
-        dtype=dtype_of(config),
+        dtype=read_dtype(config),
         tied=traced.tied,
         eos_ids=ends,
         sliding_window=next((w for w in windows if w), None),

@@ -41,7 +41,7 @@ class ForwardContext:
 
 
 class TransformersModel(Module):
-    """A `Model` around transformers' own classes: the body computes hidden states, and the rest
+    """A `CausalLM` around transformers' own classes: the body computes hidden states, and the rest
     of the class (scalings and caps included) turns them into logits."""
 
     def __init__(self, facts: ModelFacts) -> None:
@@ -62,7 +62,7 @@ class TransformersModel(Module):
         tokens with what transformers computes by itself. Raises SourceError where they differ."""
         from vivace.models.transformers_body import IdentityBody
 
-        with quiet(), torch.inference_mode(False):
+        with quiet_transformers(), torch.inference_mode(False):
             network = self._network(weights)
         network.requires_grad_(False).to(self._env.device)
         wanted = [reference(network, ids) for ids in probe(self.facts.vocabulary)]
@@ -76,18 +76,18 @@ class TransformersModel(Module):
     def _network(self, weights: Weights) -> Any:
         import transformers
 
-        from vivace.models.transformers_trace import CannotTrace, class_of, config_of
+        from vivace.models.transformers_trace import CannotTrace, build_config, model_class
 
         transformers.AttentionInterface.register(ATTENTION, paged_attention)
         architecture = self.facts.architecture
         try:
             request = TraceRequest(architecture, self.facts.config)
-            kind = class_of(request)
-            config = config_of(request, kind)
+            kind = model_class(request)
+            config = build_config(request, kind)
             network, found = kind.from_pretrained(
                 None,
                 config=config,
-                state_dict=tensors_of(weights, kind, config),
+                state_dict=load_tensors(weights, kind, config),
                 attn_implementation=ATTENTION,
                 dtype=self._env.dtype,
                 output_loading_info=True,
@@ -184,7 +184,7 @@ class LazyTensor:
             return self._weights.take(self._name, self._weights.shape(self._name))
 
 
-def tensors_of(weights: Weights, kind: Any, config: Any) -> dict[str, Any]:
+def load_tensors(weights: Weights, kind: Any, config: Any) -> dict[str, Any]:
     """The checkpoint's tensors under its own names; for a dummy what the network asks for."""
     lock = Lock()
     if (names := weights.names()) is not None:
@@ -215,7 +215,7 @@ def refuse_gaps(architecture: str, found: dict[str, Any]) -> None:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     """transformers reports to us, not to the terminal."""
     from transformers.utils import logging
 

@@ -59,16 +59,16 @@ class CannotTrace(SourceError):
 
 def trace(request: TraceRequest) -> TracedModel:
     """Raises Refused."""
-    kind = class_of(request)
-    config = config_of(request, kind)
+    kind = model_class(request)
+    config = build_config(request, kind)
     text = config.get_text_config(decoder=True)
     layers = getattr(text, "num_hidden_layers", None) or 1
     if not 0 < layers <= MOST_LAYERS:
         raise CannotTrace(f"it has more than {MOST_LAYERS} layers")
     said = getattr(text, "max_position_embeddings", None) or ASSUMED_CONTEXT
     recorder = ForwardRecorder(said)
-    with recorder.registered(), torch.no_grad():
-        network = network_of(kind, config)
+    with recorder.register(), torch.no_grad():
+        network = build_network(kind, config)
         parameters = sum(one.numel() for one in network.parameters())
         recorder.context, limits = longest_exact(network, said)
         hidden_size, vocabulary = run(network, recorder)
@@ -85,7 +85,7 @@ def trace(request: TraceRequest) -> TracedModel:
     )
 
 
-def class_of(request: TraceRequest) -> Any:
+def model_class(request: TraceRequest) -> Any:
     """transformers' class for causal language models of the model's type."""
     model_type = request.config.get("model_type")
     if not isinstance(model_type, str) or model_type not in transformers.CONFIG_MAPPING:
@@ -105,18 +105,18 @@ def class_of(request: TraceRequest) -> Any:
     return kind
 
 
-def config_of(request: TraceRequest, kind: Any) -> Any:
+def build_config(request: TraceRequest, kind: Any) -> Any:
     """transformers' configuration, without what a checkpoint may not decide; its text model's part
     where the class is that of the text model."""
     keys = {key: value for key, value in request.config.items() if key not in IGNORED}
-    with refusing("it does not take this configuration"):
+    with refuse_errors("it does not take this configuration"):
         config = transformers.AutoConfig.for_model(request.config["model_type"], **keys)
         return config if kind.config_class is type(config) else config.get_text_config()
 
 
-def network_of(kind: Any, config: Any) -> Any:
+def build_network(kind: Any, config: Any) -> Any:
     """The network without content."""
-    with refusing("it cannot build this network"):
+    with refuse_errors("it cannot build this network"):
         config._attn_implementation = TRACED
         with torch.device("meta"):
             network = kind._from_config(config, dtype=torch.bfloat16).eval()
@@ -165,12 +165,12 @@ def run(network: Any, recorder: ForwardRecorder) -> tuple[int, int]:
 
     ids = torch.zeros((1, TOKENS), dtype=torch.int64, device="meta")
     with DataDependentOps():
-        with refusing("its forward pass cannot be followed"):
+        with refuse_errors("its forward pass cannot be followed"):
             output = network.base_model(input_ids=ids, position_ids=ids, use_cache=False)
             hidden = output.last_hidden_state
         if not recorder.calls:
             raise CannotTrace(OWN_ATTENTION)
-        with refusing("its head does not run without its body"):
+        with refuse_errors("its head does not run without its body"):
             setattr(network, network.base_model_prefix, IdentityBody())
             logits = network(inputs_embeds=hidden, use_cache=False).logits
     if tuple(logits.shape[:2]) != (1, TOKENS):
@@ -189,7 +189,7 @@ class ForwardRecorder:
     """of each mask, by its identity: itself (so that the identity stays its own), its window"""
 
     @contextmanager
-    def registered(self) -> Iterator[None]:
+    def register(self) -> Iterator[None]:
         """transformers asks us. That a step's positions are of one sequence is taken for granted:
         tensors without content cannot say it."""
         transformers.AttentionInterface.register(TRACED, self.attend)  # pyright: ignore[reportArgumentType]
@@ -203,7 +203,7 @@ class ForwardRecorder:
 
     def mask(self, *_: Any, mask_function: Callable[..., Tensor], **__: Any) -> Tensor:
         """transformers' mask interface."""
-        window = window_of(mask_function, min(self.context, LONGEST_MASK))
+        window = sliding_window(mask_function, min(self.context, LONGEST_MASK))
         mask = torch.empty((1, 1, TOKENS, TOKENS), dtype=torch.bool, device="meta")
         self.masks[id(mask)] = (mask, window)
         return mask
@@ -264,9 +264,9 @@ def check_shapes(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None
         raise CannotTrace("its attention sinks are not one for each head")
 
 
-def window_of(mask_function: Callable[..., Tensor], context: int) -> int | None:
+def sliding_window(mask_function: Callable[..., Tensor], context: int) -> int | None:
     """The window of a causal mask in tokens, None = full, from what it shows to some queries of
-    `context`. Raises Refused for any other mask."""
+    `context`. Raises CannotTrace for any other mask."""
     keys, zero = torch.arange(context), torch.tensor(0)
     places = {0, 1, 2, context // 3, context // 2, context - 2, context - 1}
     shown = {
@@ -300,7 +300,7 @@ class DataDependentOps(TorchDispatchMode):
 
 
 @contextmanager
-def refusing(what: str) -> Iterator[None]:
+def refuse_errors(what: str) -> Iterator[None]:
     """Whatever an unknown class raises is a reason to refuse it."""
     try:
         yield

@@ -37,13 +37,13 @@ class Tried(msgspec.Struct, frozen=True):
 
 
 @cache
-def tried() -> Tried:
+def read_tried() -> Tried:
     return msgspec.json.decode(FILE.read_bytes(), type=Tried)
 
 
 def advice(architecture: str) -> str:
     """What to do with an architecture that Vivace has not written."""
-    found = tried().of(architecture)
+    found = read_tried().of(architecture)
     if not found:
         return "transformers' code is not known to run it either (docs/models.md lists what runs)"
     if any(one.equal for one in found):

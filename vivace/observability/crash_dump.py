@@ -102,7 +102,7 @@ class CrashDump:
     def bytes(self) -> int:
         return self._bytes
 
-    def sent(self, request: Request) -> None:
+    def add(self, request: Request) -> None:
         """Remember a request on its way to the engine."""
         line = self._encoder.encode(
             DumpedRequest(
@@ -122,7 +122,7 @@ class CrashDump:
         self._unfinished.add(request.key)
         self._trim()
 
-    def answered(self, delta: Delta) -> Path | None:
+    def finish(self, delta: Delta) -> Path | None:
         """Book a request's end; a failure of ours (status 500) writes a dump."""
         if delta.finish is None:
             return None
@@ -134,13 +134,13 @@ class CrashDump:
             return None
         return self.write(f"a request failed: {delta.finish.message}")
 
-    def blamed(self, keys: list[int], reason: str) -> None:
+    def blame(self, keys: list[int], reason: str) -> None:
         """These requests were found to kill engines; the dump that is written next says so."""
         for key in keys:
             if key in self._unfinished:
                 self._failed[key] = reason
 
-    def forgotten(self, keys: list[int]) -> None:
+    def forget(self, keys: list[int]) -> None:
         """These requests were cancelled."""
         self._unfinished.difference_update(keys)
 

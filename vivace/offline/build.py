@@ -33,7 +33,7 @@ SERVERS = frozenset({
 """options of the server's processes, besides those of HTTP"""
 
 
-def configured(arguments: dict[str, Any]) -> Config:
+def resolve_arguments(arguments: dict[str, Any]) -> Config:
     """Keyword arguments named like the flags -> what will run. ConfigError, SourceError.
 
     What the server shows at its start is logged here: decisions at level info, notices as

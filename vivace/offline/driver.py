@@ -45,7 +45,7 @@ class StepLock:
             raise EngineUnavailable(f"the engine died of {describe(self._failure)}; make another")
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def exclusive(self) -> Iterator[None]:
         """EngineUnavailable as in `require_open`."""
         self.require_open()  # before the lock, which a thread that a fork has lost may hold
         with self._lock:
@@ -87,7 +87,7 @@ class Driver:
 
     def step(self) -> None:
         """Raises EngineUnavailable when the engine is dead or has lost a request."""
-        with self._lock.held(), interrupts_postponed():
+        with self._lock.exclusive(), interrupts_postponed():
             try:
                 busy = self._loop.step(0.0)
             except BaseException as error:

@@ -10,7 +10,7 @@ import msgspec
 from vivace.frontend.chat_template import RenderOptions
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fairness import run_now
-from vivace.frontend.fields import kind_of, refuse_unsupported, validation_error
+from vivace.frontend.fields import json_type, refuse_unsupported, validation_error
 from vivace.frontend.frontend import Frontend
 from vivace.requests.prompts import PromptInput, prompt_inputs, template_messages
 from vivace.requests.schema import HARMLESS, REFUSED, GenerateRequest, Message
@@ -57,7 +57,7 @@ def read_call(settings: Any, arguments: Mapping[str, Any]) -> GenerateRequest:
             raise BadRequest(name, UNAVAILABLE[name])
     fields = {name: value for name, value in arguments.items() if name not in UNAVAILABLE}
     fields["sampling_params"] = settings
-    converted(fields, CALL, "sampling_params")
+    convert(fields, CALL, "sampling_params")
     call = GenerateRequest(**fields)
     refuse_unsupported(call, REFUSED, HARMLESS)
     return call
@@ -67,13 +67,13 @@ def read_prompts(
     frontend: Frontend, call: GenerateRequest, prompt: Any, input_ids: Any
 ) -> tuple[list[PromptInput], bool]:
     """(the prompts with their settings, whether the caller gave a batch). Raises BadRequest."""
-    place, prompts, batch = _listed(prompt, input_ids)
+    place, prompts, batch = _as_list(prompt, input_ids)
     if place == "prompt":
-        prompts = _encoded(frontend, prompts, batch)
+        prompts = _encode(frontend, prompts, batch)
     return list(prompt_inputs(call, prompts, batch, place)), batch
 
 
-def _listed(prompt: Any, input_ids: Any) -> tuple[str, list[Any], bool]:
+def _as_list(prompt: Any, input_ids: Any) -> tuple[str, list[Any], bool]:
     """(argument, prompts, whether they came as a list)"""
     if (prompt is None) == (input_ids is None):
         raise BadRequest("prompt", "give either prompt or input_ids")
@@ -81,7 +81,9 @@ def _listed(prompt: Any, input_ids: Any) -> tuple[str, list[Any], bool]:
         return "prompt", [prompt], False
     if prompt is not None:
         if not isinstance(prompt, list) or not prompt:
-            raise BadRequest("prompt", f"must be a string or a list of them, not {kind_of(prompt)}")
+            raise BadRequest(
+                "prompt", f"must be a string or a list of them, not {json_type(prompt)}"
+            )
         return "prompt", prompt, True
     if not isinstance(input_ids, list) or not input_ids:
         raise BadRequest("input_ids", "must be a list of token ids, or a list of such lists")
@@ -89,10 +91,10 @@ def _listed(prompt: Any, input_ids: Any) -> tuple[str, list[Any], bool]:
     return "input_ids", input_ids if batch else [input_ids], batch
 
 
-def _encoded(frontend: Frontend, texts: list[Any], batch: bool) -> list[list[int]]:
+def _encode(frontend: Frontend, texts: list[Any], batch: bool) -> list[list[int]]:
     for index, text in enumerate(texts):
         if not isinstance(text, str):
-            raise BadRequest(f"prompt[{index}]", f"must be text, not {kind_of(text)}")
+            raise BadRequest(f"prompt[{index}]", f"must be text, not {json_type(text)}")
     if frontend.tokenizer is None:
         raise BadRequest("prompt", "skip_tokenizer_init is set; give input_ids")
     return frontend.tokenizer.encode_batch(texts)
@@ -105,11 +107,13 @@ def read_conversations(
     if not isinstance(messages, list) or not messages:
         raise BadRequest("messages", "must be a list of messages, or a list of such lists")
     if all(isinstance(entry, list) for entry in messages):
-        return [tokens_of(frontend, entry, options) for entry in messages]
-    return tokens_of(frontend, messages, options)
+        return [encode_messages(frontend, entry, options) for entry in messages]
+    return encode_messages(frontend, messages, options)
 
 
-def tokens_of(frontend: Frontend, messages: Sequence[Any], options: RenderOptions) -> list[int]:
+def encode_messages(
+    frontend: Frontend, messages: Sequence[Any], options: RenderOptions
+) -> list[int]:
     tokenizer = frontend.tokenizer
     if tokenizer is None:
         raise BadRequest("messages", "skip_tokenizer_init is set; give input_ids to generate")
@@ -119,14 +123,14 @@ def tokens_of(frontend: Frontend, messages: Sequence[Any], options: RenderOption
     if not messages:
         raise BadRequest("messages", "must not be empty")
     try:
-        typed: list[Message] = converted(list(messages), list[Message], "")
+        typed: list[Message] = convert(list(messages), list[Message], "")
     except BadRequest as problem:
         raise BadRequest(f"messages{problem.field}", problem.reason) from None
     text = tokenizer.chat.render(run_now(template_messages(typed)), **options)
     return tokenizer.encode(text, add_special_tokens=False)
 
 
-def converted(value: Any, kind: Any, field: str) -> Any:
+def convert(value: Any, kind: Any, field: str) -> Any:
     """`value` as `kind`. Raises BadRequest, with `field` where it is not known which one."""
     try:
         return msgspec.convert(value, kind)

@@ -44,7 +44,7 @@ def score_prompts(frontend: Frontend, query: Any, items: Any, item_first: bool) 
     return frontend.tokenizer.encode_batch(joined)
 
 
-def scores_of(
+def compute_scores(
     answers: Sequence[dict[str, Any]], labels: Sequence[int], apply_softmax: bool
 ) -> ScoreResult:
     """From answers of one token with `token_ids_logprob`."""

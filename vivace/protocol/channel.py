@@ -34,7 +34,7 @@ from vivace.protocol.messages import (
     Request,
     ToEngine,
     ToFrontend,
-    frontend_of,
+    frontend_index,
 )
 
 log = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socke
     return socket
 
 
-def name_of(frontend: int) -> bytes:
+def frontend_identity(frontend: int) -> bytes:
     """What the engine's socket knows a frontend by."""
     return b"%d" % frontend
 
@@ -113,14 +113,14 @@ class LiveKeys:
     def __init__(self) -> None:
         self._keys: dict[int, set[int]] = {}
 
-    def saw(self, message: ToEngine) -> None:
+    def record_received(self, message: ToEngine) -> None:
         if isinstance(message, Request):
-            self._keys.setdefault(frontend_of(message.key), set()).add(message.key)
+            self._keys.setdefault(frontend_index(message.key), set()).add(message.key)
         elif isinstance(message, Cancel) and message.finished:
             for key in message.keys:
-                self._keys.get(frontend_of(key), set()).discard(key)
+                self._keys.get(frontend_index(key), set()).discard(key)
 
-    def sent(self, frontend: int, message: ToFrontend) -> None:
+    def record_sent(self, frontend: int, message: ToFrontend) -> None:
         keys = self._keys.get(frontend)
         if keys and isinstance(message, Deltas):
             keys.difference_update([d.key for d in message.deltas if d.finish is not None])
@@ -176,7 +176,7 @@ class EngineMailbox:
             else:
                 self.stale += 1
         for message in messages:
-            self._live.saw(message)
+            self._live.record_received(message)
         return messages + self._cancel_departed()
 
     def send(self, frontend: int, message: ToFrontend) -> None:
@@ -187,9 +187,9 @@ class EngineMailbox:
             return
         if frontend > SUPERVISOR:
             return
-        self._live.sent(frontend, message)
+        self._live.record_sent(frontend, message)
         frame = self._encoder.encode(FrontendEnvelope(self.epoch, message))
-        self._socket.send_multipart((name_of(frontend), frame), zmq.NOBLOCK)
+        self._socket.send_multipart((frontend_identity(frontend), frame), zmq.NOBLOCK)
 
     def post(self, message: ToEngine) -> None:
         """Put in a message from within this process, from any thread."""
@@ -243,7 +243,7 @@ class FrontendMailbox:
         self.stale = 0
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = open_socket(self._context, zmq.DEALER)
-        self._socket.setsockopt(zmq.ROUTING_ID, name_of(index))
+        self._socket.setsockopt(zmq.ROUTING_ID, frontend_identity(index))
         self._socket.connect(address(engine))
         self._on_send = on_send
         self._descriptor = int(self._socket.getsockopt(zmq.FD))

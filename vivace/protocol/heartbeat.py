@@ -126,7 +126,7 @@ class FrontendHeartbeat:
     def beat(self) -> None:
         WORD.pack_into(self._memory, 0, time.monotonic_ns())
 
-    def sent(self) -> None:
+    def mark_sent(self) -> None:
         WORD.pack_into(self._memory, WORD.size, time.monotonic_ns())
 
     @property
@@ -211,7 +211,7 @@ class StepHeartbeat:
         """The step runs from now on. One that raises stays the one to blame."""
         self._steps += bool(plan.rows)
         self._update_members(plan)
-        self._work = self._work_of(plan) if plan.rows else 0
+        self._work = self._plan_work(plan) if plan.rows else 0
         if self._work:
             self._show(plan)
             self._started = time.monotonic()
@@ -230,7 +230,7 @@ class StepHeartbeat:
         if plan.leaves or plan.joins:
             self._shown_rows = None
 
-    def _work_of(self, plan: StepPlan) -> int:
+    def _plan_work(self, plan: StepPlan) -> int:
         counts = plan.counts
         decodes = counts.count(1)
         if decodes == len(counts):

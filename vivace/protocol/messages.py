@@ -105,7 +105,7 @@ MAX_RID_CHARACTERS = 512
 KEY_SHIFT = 40
 
 
-def frontend_of(key: int) -> int:
+def frontend_index(key: int) -> int:
     """Index of the frontend process that owns a request key."""
     return key >> KEY_SHIFT
 

@@ -24,7 +24,7 @@ OF_INT8_CHECKPOINTS = "w8a8_int8"
 HEAD = "lm_head"
 
 
-def unquantized(pieces: Sequence[Matrix]) -> Sequence[Matrix]:
+def keep(pieces: Sequence[Matrix]) -> Sequence[Matrix]:
     return pieces
 
 
@@ -41,7 +41,7 @@ class LinearMethod:
         dtype: torch.dtype,
         activations: torch.dtype,
         device: torch.device,
-        quantize: Quantize = unquantized,
+        quantize: Quantize = keep,
     ) -> None:
         self._ops = ops
         self._dtype = dtype
@@ -63,7 +63,7 @@ class LinearMethod:
         self.operands = Operands(weight, bias)
 
 
-def scheme_of(asked: str | None, int8_checkpoint: bool) -> str | None:
+def select_scheme(asked: str | None, int8_checkpoint: bool) -> str | None:
     """One of SCHEMES, or None: weights stay floats, or blocks. Without a wish, what the
     checkpoint was made for."""
     if asked is None and int8_checkpoint:
@@ -71,14 +71,14 @@ def scheme_of(asked: str | None, int8_checkpoint: bool) -> str | None:
     return asked if asked in SCHEMES else None
 
 
-def quantization_of(
+def select_quant_method(
     name: str, scheme: str | None, *, int8_checkpoint: bool, blocks: bool, int8_activations: bool
 ) -> Quantize:
     """For the layer `name`. `blocks`: the device reads int8 rows as they are; `int8_activations`:
     GGUF's blocks are multiplied with those. The head is never quantized here, nor what it reads:
     its error decides tokens."""
     if scheme is None:
-        return mark_int8_activations if int8_activations and name != HEAD else unquantized
+        return mark_int8_activations if int8_activations and name != HEAD else keep
     online = not int8_checkpoint and name != HEAD
     return Int8(int8_activations=SCHEMES[scheme], online=online, decode=not blocks)
 
@@ -115,9 +115,9 @@ class Int8:
 
     def _rows(self, piece: Matrix) -> Matrix:
         if not isinstance(piece, Int8Rows):
-            piece = int8_rows(piece.decoded() if isinstance(piece, StoredBlocks) else piece)
+            piece = int8_rows(piece.dequantize() if isinstance(piece, StoredBlocks) else piece)
         return (
-            piece.decoded()
+            piece.dequantize()
             if self._decode
             else replace(piece, int8_activations=self._int8_activations)
         )

@@ -77,7 +77,7 @@ def build_requests(
     )
     logprobs = build_logprobs(served, len(tokens), **prompt.logprobs)
     for index, one in enumerate(samples(sampling, n)):
-        yield frontend.request_of_checked(
+        yield frontend.checked_request(
             tokens,
             one,
             rid=prompt.rid if n == 1 or prompt.rid is None else f"{prompt.rid}-{index}",
@@ -160,7 +160,7 @@ def new_id(prefix: str) -> str:
     return f"{prefix}-{secrets.token_hex(16)}"
 
 
-def kind_of_entries(entries: list[Any], limit: int) -> type | None:
+def entry_type(entries: list[Any], limit: int) -> type | None:
     """The type that the first `limit` entries have in common, None if they have none."""
     kinds = set(map(type, entries[:limit]))
     return kinds.pop() if len(kinds) == 1 else None

@@ -70,9 +70,9 @@ class _Scores:
         """[m] float32, of token `ids[m]` in `rows[m]`; -inf outside the vocabulary"""
         inside = (ids >= 0) & (ids < self.vocabulary)
         values = self._values[rows, np.where(inside, ids, 0)]
-        return np.where(inside, self.normalized(rows, values), -np.inf)
+        return np.where(inside, self.normalize(rows, values), -np.inf)
 
-    def normalized(self, rows: np.ndarray, values: np.ndarray) -> np.ndarray:
+    def normalize(self, rows: np.ndarray, values: np.ndarray) -> np.ndarray:
         """Log-probabilities [m] of tokens whose logits are `values[m]`."""
         return values / self._temperature[rows] - self._totals[rows]
 
@@ -84,7 +84,7 @@ class _Scores:
         if not count:
             return np.empty((len(rows), 0), np.float32), np.empty((len(rows), 0), np.int64)
         values, ids = self._ops.topk(self.logits, count)
-        normalized = self.normalized(rows.repeat(count), values.ravel())
+        normalized = self.normalize(rows.repeat(count), values.ravel())
         return normalized.reshape(values.shape), ids
 
 

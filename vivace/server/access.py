@@ -44,14 +44,14 @@ class Keys:
 
     def needed_for(self, access: Access) -> bool:
         """Must a request for such a route carry a key?"""
-        return bool(self._wanted(access)[1])
+        return bool(self._required_keys(access)[1])
 
     def check(self, request: web.Request, access: Access) -> int | None:
         """The client whose key the request brings; None where no key is needed.
 
         Raises HTTPError 401 unless the request may use a route of this class.
         """
-        first, wanted = self._wanted(access)
+        first, wanted = self._required_keys(access)
         if not wanted:
             return None
         given = _bearer(request.headers.getall("Authorization", []))
@@ -63,7 +63,7 @@ class Keys:
             raise _unauthorized("the key is not valid for this endpoint")
         return first + matches.index(True)
 
-    def _wanted(self, access: Access) -> tuple[int, list[bytes]]:
+    def _required_keys(self, access: Access) -> tuple[int, list[bytes]]:
         """(number of the first, digests of which one must match); none where no key is needed.
         An admin key also opens user routes."""
         if access is Access.PUBLIC:
@@ -162,7 +162,7 @@ class BrowserPolicy:
             return None
         self._check_host(request)
         origin = request.headers.get("Origin", "")
-        if not self._allowed(origin):
+        if not self._is_allowed(origin):
             raise foreign(origin)
         headers = {
             "Access-Control-Allow-Methods": wanted[:32],
@@ -181,7 +181,7 @@ class BrowserPolicy:
             return
         response.headers["Vary"] = "Origin"
         origin = request.headers.get("Origin")
-        if origin is not None and is_text(origin) and self._allowed(origin):
+        if origin is not None and is_text(origin) and self._is_allowed(origin):
             response.headers["Access-Control-Allow-Origin"] = origin
             response.headers["Access-Control-Expose-Headers"] = "Retry-After"
 
@@ -197,7 +197,7 @@ class BrowserPolicy:
             raise HTTPError(
                 400, f"the Host header {host[:200]!r} is no name with or without a port"
             )
-        name = name_of(host)
+        name = host_name(host)
         if self._hosts is None or is_local(name) or name in self._hosts:
             return
         raise HTTPError(
@@ -212,7 +212,7 @@ class BrowserPolicy:
         headers = request.headers
         origin = headers.get("Origin")
         if origin is not None:
-            if not self._allowed(origin) and not same_origin(origin, headers.get("Host", "")):
+            if not self._is_allowed(origin) and not same_origin(origin, headers.get("Host", "")):
                 raise foreign(origin)
             return True
         site = headers.get("Sec-Fetch-Site")
@@ -225,7 +225,7 @@ class BrowserPolicy:
             raise foreign(referrer)
         return False
 
-    def _allowed(self, origin: str) -> bool:
+    def _is_allowed(self, origin: str) -> bool:
         return ANY in self._origins or origin.lower() in self._origins
 
     def _sends_json(self, request: web.Request, reads_body: bool) -> bool:
@@ -251,18 +251,18 @@ def check_headers(request: web.Request) -> None:
         # aiohttp answers in the request's version; no client reads a status line of these.
         request._version = HttpVersion11
         request._cache.pop("version", None)
-        raise closing(505, f"HTTP/{major}.{minor} is not spoken here; use HTTP/1.1")
+        raise closing_error(505, f"HTTP/{major}.{minor} is not spoken here; use HTTP/1.1")
     if request.version == (1, 0) and "Transfer-Encoding" in request.headers:
-        raise closing(400, "HTTP/1.0 has no Transfer-Encoding; use HTTP/1.1")
+        raise closing_error(400, "HTTP/1.0 has no Transfer-Encoding; use HTTP/1.1")
     for name in ONCE:
         if len(request.headers.getall(name, ())) > 1:
-            raise closing(400, f"the header {name} is there twice")
+            raise closing_error(400, f"the header {name} is there twice")
     for name in READ:
         if not is_text(request.headers.get(name, "")):
-            raise closing(400, f"the header {name} is no UTF-8 text")
+            raise closing_error(400, f"the header {name} is no UTF-8 text")
 
 
-def closing(status: int, message: str) -> HTTPError:
+def closing_error(status: int, message: str) -> HTTPError:
     return HTTPError(status, message, headers={"Connection": "close"})
 
 
@@ -286,7 +286,7 @@ def is_link(request: web.Request) -> bool:
     return request.method == "GET" and request.headers.get("Sec-Fetch-Mode") == "navigate"
 
 
-def name_of(host: str) -> str:
+def host_name(host: str) -> str:
     """The name in a Host header, without port, brackets and the root's dot."""
     if host.startswith("["):
         return host[1:].partition("]")[0].lower()

@@ -17,7 +17,7 @@ from vivace.server.http_metrics import HttpMetrics
 from vivace.server.openapi import document
 from vivace.server.request_log import RequestLog, add_targets
 from vivace.server.routes import ROUTES, Route, check_routes
-from vivace.server.settings import ServerSettings, settings_of
+from vivace.server.settings import ServerSettings, build_server_settings
 
 
 def build_app(
@@ -25,7 +25,7 @@ def build_app(
 ) -> web.Application:
     """The HTTP application of one frontend process; `memory` is shared with the other ones, and
     `place` is this one's there."""
-    settings = settings_of(config)
+    settings = build_server_settings(config)
     if settings.log_requests_targets:
         add_targets(settings.log_requests_targets)
     return make_app(frontend, settings, http_metrics=HttpMetrics(memory, place))
@@ -70,4 +70,4 @@ def make_app(
 
 async def serve(app: web.Application, sock: socket.socket, config: Config) -> web.AppRunner:
     """Listen on a bound socket; the runner's `cleanup()` ends it."""
-    return await start_site(app, sock, settings_of(config))
+    return await start_site(app, sock, build_server_settings(config))

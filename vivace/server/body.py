@@ -173,7 +173,7 @@ class BodyReader(Generic[T]):
         scan = Scan(data, self._fields)
         yield from scan.run()
         long = [cuts for cuts in scan.cuts if cuts.commas]
-        params = self._decode(context, without(data, long) if long else data)
+        params = self._decode(context, without_lists(data, long) if long else data)
         for name, cuts in {cuts.name: cuts for cuts in scan.cuts}.items():  # the last one counts
             if cuts.commas and getattr(params, name) == []:
                 lists.append([])
@@ -189,7 +189,7 @@ class BodyReader(Generic[T]):
             try:
                 piece = decoder.decode(b"[%b]" % data[start:end])
             except msgspec.ValidationError as error:
-                raise validation_error(_moved(str(error), cuts.name, len(found))) from None
+                raise validation_error(_shift_index(str(error), cuts.name, len(found))) from None
             except (ValueError, RecursionError) as error:
                 raise BadRequest(cuts.name, f"is not valid JSON: {error}") from None
             if not piece:
@@ -226,7 +226,7 @@ def list_fields(kind: Any) -> dict[str, tuple[ListField, Any]]:
     return found
 
 
-def without(data: Data, lists: list[Cuts]) -> bytes:
+def without_lists(data: Data, lists: list[Cuts]) -> bytes:
     """The body with empty lists in place of these."""
     parts: list[Data] = []
     place = 0
@@ -268,7 +268,7 @@ def too_long(text: str, data: Data) -> BadRequest | None:
     return BadRequest(problem.field, f"has {len(value)} entries; at most {limit[1]} are allowed")
 
 
-def _moved(text: str, name: str, offset: int) -> str:
+def _shift_index(text: str, name: str, offset: int) -> str:
     """An error in a piece of a list, with the place in the list."""
     return re.sub(
         r"\$\[(\d+)\]", lambda found: f"$.{name}[{offset + int(found[1])}]", text, count=1

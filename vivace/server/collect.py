@@ -53,7 +53,7 @@ async def expand(
     check_logprobs(requests)
     body.release()
     if context.request_log.enabled and not quiet:
-        context.request_log.received(http.path, requests, params, text)
+        context.request_log.log_received(http.path, requests, params, text)
     return requests
 
 
@@ -164,10 +164,10 @@ async def complete(
     except BaseException:
         context.frontend.cancel([request.key for request in requests])
         raise
-    return await context.pace.run(joined(context, requests, collector.outputs, quiet))
+    return await context.pace.run(gather_outputs(context, requests, collector.outputs, quiet))
 
 
-def joined(
+def gather_outputs(
     context: Context, requests: list[Request], parts: list[list[RequestOutput]], quiet: bool
 ) -> Work[list[RequestOutput]]:
     """Every request's answer as one output, logged unless `quiet`."""
@@ -176,7 +176,7 @@ def joined(
     for request, outputs in zip(requests, parts, strict=True):
         answers.append(join(outputs))
         if not quiet:
-            context.request_log.finished(request, answers[-1], now - request.arrival)
+            context.request_log.log_finished(request, answers[-1], now - request.arrival)
         yield
     return answers
 
@@ -248,4 +248,4 @@ class LoggedEncoder:
 
     def _log_end(self, output: RequestOutput) -> None:
         if output.finish is not None:
-            self._log.finished(self._request, output, time.monotonic() - self._request.arrival)
+            self._log.log_finished(self._request, output, time.monotonic() - self._request.arrival)

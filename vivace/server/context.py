@@ -43,13 +43,13 @@ class Probe:
         if now >= self._known_until:
             if self._question is None:
                 self._question = asyncio.ensure_future(ask())
-                self._question.add_done_callback(self._answered)
+                self._question.add_done_callback(self._on_answer)
             # It is seen through even when nobody waits any more, so nobody can make it begin anew.
             await asyncio.wait([self._question])
         if self._error is not None:
             raise self._error.with_traceback(None)
 
-    def _answered(self, question: asyncio.Future[None]) -> None:
+    def _on_answer(self, question: asyncio.Future[None]) -> None:
         self._question = None
         self._error = None if question.cancelled() else question.exception()
         self._known_until = time.monotonic() + FRESH

@@ -15,7 +15,7 @@ from vivace.frontend.fields import refuse_unsupported
 from vivace.frontend.request_output import RequestOutput
 from vivace.frontend.sglang_output import SGLangOutput
 from vivace.protocol.messages import Request
-from vivace.requests.prompts import PromptInput, kind_of_entries, prompt_inputs
+from vivace.requests.prompts import PromptInput, entry_type, prompt_inputs
 from vivace.requests.schema import HARMLESS, REFUSED, GenerateRequest
 from vivace.server.body import Body, BodyReader
 from vivace.server.collect import complete, expand, failure, stream
@@ -178,7 +178,7 @@ async def read_prompts(
         found = [ids async for group in context.frontend.encode_all(texts) for ids in group]
         return found, isinstance(params.text, list), "text"
     ids: list[Any] = params.input_ids or []
-    kind = kind_of_entries(ids, context.served.context + 1)
+    kind = entry_type(ids, context.served.context + 1)
     if kind is int or not ids:
         return [ids], False, "input_ids"
     if kind is not list:
@@ -232,7 +232,7 @@ async def generate(context: Context, http: web.Request, body: Body) -> web.Strea
         ]
         return await stream(context, http, requests, encoders, quiet=quiet)
     outputs = await complete(context, requests, quiet=quiet)
-    parts = await context.pace.run(finished(params, requests, answers, outputs))
+    parts = await context.pace.run(encode_results(params, requests, answers, outputs))
     return await json_parts(http, json_list(parts) if several else parts[0])
 
 
@@ -258,7 +258,7 @@ def json_list(results: list[list[bytes]]) -> list[bytes]:
     return [*parts, b"]"]
 
 
-def finished(
+def encode_results(
     params: GenerateRequest,
     requests: list[Request],
     answers: list[SGLangOutput],

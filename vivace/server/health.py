@@ -29,7 +29,7 @@ async def health(context: Context, _request: web.Request, _body: Body) -> web.Re
 async def health_generate(context: Context, _request: web.Request, _body: Body) -> web.Response:
     """200 when the engine produced a token lately or does so now, 503 after the health timeout."""
     context.require_progress()
-    await context.probe.check(context.frontend.heard, lambda: probe_engine(context))
+    await context.probe.check(context.frontend.last_token_time, lambda: probe_engine(context))
     return web.Response()
 
 
@@ -46,7 +46,7 @@ async def probe_engine(context: Context) -> None:
     own = asyncio.create_task(complete(context, [request], quiet=True))
     try:
         async with asyncio.timeout(timeout):
-            while not own.done() and context.frontend.heard < began:
+            while not own.done() and context.frontend.last_token_time < began:
                 if context.frontend.stall:
                     raise TimeoutError
                 await asyncio.wait([own], timeout=_LOOK)

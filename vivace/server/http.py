@@ -112,7 +112,7 @@ class Connection(RequestHandler):
         self._expect_head()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self.arrived()
+        self.on_headers()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -124,14 +124,14 @@ class Connection(RequestHandler):
         loop = asyncio.get_running_loop()
         self._deadline = loop.call_later(self._header_timeout, self.force_close)
 
-    def arrived(self) -> None:
+    def on_headers(self) -> None:
         """A request's headers are complete: the deadline is met."""
         self._answering = True
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
 
-    def answered(self) -> None:
+    def on_answered(self) -> None:
         """The next bytes belong to another request."""
         self._answering = False
 
@@ -260,7 +260,7 @@ def guard(context: Context) -> Callable[..., Awaitable[web.StreamResponse]]:
     async def answer(request: web.Request, handler: Handle) -> web.StreamResponse:
         connection = request.protocol
         if isinstance(connection, Connection):
-            connection.arrived()
+            connection.on_headers()
         resource = request.match_info.route.resource
         endpoint = resource.canonical if resource is not None else None
         label = context.http_metrics.begin(endpoint, request.method)
@@ -272,7 +272,7 @@ def guard(context: Context) -> Callable[..., Awaitable[web.StreamResponse]]:
         finally:
             context.http_metrics.end(label, status)
             if isinstance(connection, Connection):
-                connection.answered()
+                connection.on_answered()
 
     return answer
 

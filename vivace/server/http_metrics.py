@@ -61,7 +61,7 @@ class Counters:
         """A record with the value 0; returns where its value is, None when there is no room."""
         name = msgspec.json.encode(key)
         (begin,) = NUMBER.unpack_from(self._memory, 0)
-        place = begin + NUMBER.size + padded(len(name))
+        place = begin + NUMBER.size + pad(len(name))
         end = place + NUMBER.size
         if end > len(self._memory):
             if not self._full:
@@ -92,12 +92,12 @@ def records(memory: memoryview) -> Iterator[tuple[Key, int]]:
         (length,) = NUMBER.unpack_from(memory, place)
         place += NUMBER.size
         key = decode_key(memory[place : place + length])
-        place += padded(length)
+        place += pad(length)
         yield key, place
         place += NUMBER.size
 
 
-def padded(length: int) -> int:
+def pad(length: int) -> int:
     return -(-length // NUMBER.size) * NUMBER.size
 
 

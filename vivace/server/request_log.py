@@ -120,7 +120,7 @@ class RequestLog:
         self.level = level
         self.form = form
 
-    def received(
+    def log_received(
         self, endpoint: str, requests: list[Request], params: object, text: str | None = None
     ) -> None:
         """Log what was asked; `text` is the prompt when it came as text. Call it when `enabled`."""
@@ -139,7 +139,7 @@ class RequestLog:
                 facts["input"] = self._excerpt(request.tokens if text is None else text)
             self._write("Receive", "request.received", facts)
 
-    def finished(self, request: Request, output: RequestOutput, seconds: float) -> None:
+    def log_finished(self, request: Request, output: RequestOutput, seconds: float) -> None:
         """Log what was answered; `output` is the whole answer, or the last output of a stream."""
         if not self.enabled:
             return

@@ -59,7 +59,7 @@ class ServerSettings:
     public: dict[str, Any] = field(default_factory=dict)
 
 
-def settings_of(config: Config) -> ServerSettings:
+def build_server_settings(config: Config) -> ServerSettings:
     """Pick the HTTP settings out of a resolved configuration."""
     http, logging = config.http, config.logging
     queue = config.schedule.max_queued_requests

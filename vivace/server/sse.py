@@ -123,9 +123,9 @@ class StreamSink:
             self._write(end.value, output)
         else:
             self._encoding = True
-            self._stream.go_on(work, lambda parts: self._encoded(parts, output))
+            self._stream.go_on(work, lambda parts: self._on_encoded(parts, output))
 
-    def _encoded(self, parts: list[bytes], output: RequestOutput) -> None:
+    def _on_encoded(self, parts: list[bytes], output: RequestOutput) -> None:
         self._encoding = False
         self._write(parts, output)
         if self._stream.flowing:

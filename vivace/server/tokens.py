@@ -13,7 +13,7 @@ from vivace.frontend.fairness import Work, run_now
 from vivace.frontend.fields import refuse_unsupported
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.requests.limits import PROMPTS
-from vivace.requests.prompts import kind_of_entries
+from vivace.requests.prompts import entry_type
 from vivace.server.body import Body, BodyReader
 from vivace.server.context import Context
 from vivace.server.openai.chat import chat_text
@@ -107,7 +107,7 @@ async def detokenize(context: Context, _request: web.Request, body: Body) -> web
     params = await DETOKENIZE.read(context, body)
     check_model(context, params.model)
     tokenizer = context.tokenizer("tokens")
-    kind = kind_of_entries(params.tokens, PROMPTS + 1)
+    kind = entry_type(params.tokens, PROMPTS + 1)
     if kind is list and len(params.tokens) > PROMPTS:
         count = len(params.tokens)
         raise BadRequest("tokens", f"has {count} entries; at most {PROMPTS} are allowed")

@@ -108,7 +108,7 @@ def spawn(role: Role, command: Command, *inherited: int, piped: bool = False) ->
     `piped`: what it prints is for us to read, not for our own standard streams."""
     ours, theirs = socket.socketpair()
     before = out_of_memory_kills()
-    reader, writer = pipe_of_lines() if piped else (None, None)
+    reader, writer = line_pipe() if piped else (None, None)
     try:
         with signals_blocked():
             process = subprocess.Popen(
@@ -137,7 +137,7 @@ def spawn(role: Role, command: Command, *inherited: int, piped: bool = False) ->
     )
 
 
-def pipe_of_lines() -> tuple[int, int]:
+def line_pipe() -> tuple[int, int]:
     """(reader, writer); a full one does not block its writers."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -150,7 +150,7 @@ def process_command(role: Role, line: int) -> list[str]:
     return [*python_module("vivace.launch.child"), role, *words]
 
 
-def preloading(command: Command) -> Command:
+def with_preload(command: Command) -> Command:
     """The same command for a child that imports what it needs before it has its setup."""
     return lambda role, line: [*command(role, line), "--preload"]
 

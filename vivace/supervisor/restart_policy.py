@@ -54,7 +54,7 @@ class Backoff:
         self._budget = CrashBudget(crashes, window)
         self._longest = longest
 
-    def died(self, now: float) -> float:
+    def record_death(self, now: float) -> float:
         """Book a death; the first few in a window are followed by a start at once."""
         self._budget.spend(now)
         beyond = self._budget.spent - self._budget.crashes
@@ -85,7 +85,7 @@ class CrashAttribution:
         self._budget = budget
         self._deaths: dict[int, list[float]] = {}
 
-    def died(self, step: int, spans: Sequence[Span], now: float) -> RestartDecision:
+    def record_death(self, step: int, spans: Sequence[Span], now: float) -> RestartDecision:
         """An engine died in this step (no spans: between two) at `now` seconds."""
         self._forget(now - self._budget.window)
         for span in spans:

@@ -14,7 +14,9 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextlib.contextmanager
-def handled(selector: selectors.BaseSelector, handler: Callable[[int], None]) -> Iterator[None]:
+def handle_signals(
+    selector: selectors.BaseSelector, handler: Callable[[int], None]
+) -> Iterator[None]:
     """While inside, the stopping signals call `handler(number)` from the selector's turn.
 
     The data of the registered key is a function without arguments, as for all keys here. What the
@@ -24,13 +26,13 @@ def handled(selector: selectors.BaseSelector, handler: Callable[[int], None]) ->
     for end in (reader, writer):
         end.setblocking(False)
 
-    def arrived() -> None:
+    def on_signal() -> None:
         for number in reader.recv(64):
             handler(number)
 
     before = {number: signal.signal(number, lambda *_: None) for number in not_ignored()}
     wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-    selector.register(reader, selectors.EVENT_READ, arrived)
+    selector.register(reader, selectors.EVENT_READ, on_signal)
     try:
         yield
     finally:

@@ -88,7 +88,7 @@ class Supervisor:
         self._code: int | None = None
 
     def run(self) -> int:
-        with signals.handled(self._selector, self._on_signal):
+        with signals.handle_signals(self._selector, self._on_signal):
             try:
                 self._start_engine(self._first_engine)
                 for index in range(self._plan.frontends):
@@ -227,7 +227,7 @@ class Supervisor:
             self._engine_died(child, cause)
         else:
             self._frontends.remove(child)
-            self._frontend_watch.died(child)
+            self._frontend_watch.on_exit(child)
             self._frontend_died(child, cause)
 
     def _engine_died(self, engine: Child, cause: str) -> None:
@@ -246,7 +246,7 @@ class Supervisor:
         """Unless it died too often. What is found to kill engines does not come back."""
         now = time.monotonic()
         step, spans = self._heartbeat.fatal_spans()
-        decision = self._attribution.died(step, spans, now)
+        decision = self._attribution.record_death(step, spans, now)
         down = Down(
             reason=cause,
             restarting=decision.restart,
@@ -287,7 +287,7 @@ class Supervisor:
             self._fail(f"{child.name} died: {cause}. No frontend can be started any more")
             return
         now = time.monotonic()
-        wait = self._backoff.died(now)
+        wait = self._backoff.record_death(now)
         when = f"in {wait:.0f} s" if wait else "now"
         log.error("The %s died: %s. Another one is started %s", child.name, cause, when)
         self._due.append((now + wait, child.place))

@@ -57,7 +57,7 @@ class Watchdog:
             return "soft"
         return "quiet"
 
-    def stalled(self, now: float) -> float:
+    def stalled_seconds(self, now: float) -> float:
         return now - self._since
 
 
@@ -76,7 +76,7 @@ class ChildWatch:
         """To be called often, while the child serves."""
         if self._kill_at is not None:
             if now >= self._kill_at:
-                child.kill(f"it made no progress for {self._watchdog.stalled(now):.0f} s")
+                child.kill(f"it made no progress for {self._watchdog.stalled_seconds(now):.0f} s")
             return
         alarm = self._watchdog.check(beats, idle, now)
         if alarm == "quiet":
@@ -84,7 +84,7 @@ class ChildWatch:
         log.error(
             "The %s has made no progress for %.1f s; its stacks follow",
             child.name,
-            self._watchdog.stalled(now),
+            self._watchdog.stalled_seconds(now),
         )
         child.signal(signal.SIGUSR1)  # faulthandler prints the stacks
         if alarm == "hard":
@@ -137,6 +137,6 @@ class FrontendWatch:
             beats = self._heartbeats[child.place].last_beat
             self._watches[child].check(child, beats, False, now)
 
-    def died(self, child: Child) -> None:
+    def on_exit(self, child: Child) -> None:
         """Its place is empty; nothing is in progress there."""
         self._heartbeats[child.place].end()

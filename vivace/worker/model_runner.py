@@ -95,7 +95,7 @@ class CapturedRunner:
         self.captured = False
 
     def forward(self, step: StepInput) -> Tensor:
-        found = self._fitting(len(step.counts)) if step.host.decode else None
+        found = self._find_step(len(step.counts)) if step.host.decode else None
         self.captured = found is not None
         if found is None:
             return self._eager.forward(step)
@@ -103,7 +103,7 @@ class CapturedRunner:
         found.graph.replay(len(step.counts))
         return found.hidden[: len(step.counts)]
 
-    def _fitting(self, rows: int) -> CapturedStep | None:
+    def _find_step(self, rows: int) -> CapturedStep | None:
         for step in self._steps:
             if step.rows == rows or (step.rows > rows and not self._exact):
                 return step

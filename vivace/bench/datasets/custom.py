@@ -26,7 +26,7 @@ OUTPUT_LEN = 256
 def load(args: argparse.Namespace, codec: TokenCodec) -> list[BenchRequest]:
     queries = []
     for number, line in json_lines(args.dataset_path):
-        query = query_of(line, f"{args.dataset_path}:{number}", args, codec)
+        query = parse_request(line, f"{args.dataset_path}:{number}", args, codec)
         limit = args.sharegpt_context_len
         if limit is None or query.input_len + query.output_len <= limit:
             queries.append(query)
@@ -50,7 +50,7 @@ def json_lines(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
             yield number, value
 
 
-def query_of(
+def parse_request(
     line: dict[str, Any], where: str, args: argparse.Namespace, codec: TokenCodec
 ) -> BenchRequest:
     prompt, answer = prompt_and_answer(line, where)
@@ -66,7 +66,7 @@ def query_of(
     if not isinstance(output, int) or output < 1:
         raise BenchError(f"{where}: output_len must be a positive number, not {output!r}")
     return BenchRequest(
-        prompt=prompt, input_len=len(ids), output_len=output, at=arrival_of(line, where, args)
+        prompt=prompt, input_len=len(ids), output_len=output, at=parse_arrival(line, where, args)
     )
 
 
@@ -81,7 +81,7 @@ def prompt_and_answer(line: dict[str, Any], where: str) -> tuple[str | list[int]
     raise BenchError(f"{where} needs `conversations` with two turns, or `prompt` (text or ids)")
 
 
-def arrival_of(line: dict[str, Any], where: str, args: argparse.Namespace) -> float | None:
+def parse_arrival(line: dict[str, Any], where: str, args: argparse.Namespace) -> float | None:
     """Seconds after the start, with --use-trace-timestamps."""
     if not args.use_trace_timestamps:
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from vivace.bench.datasets.custom import OUTPUT_LEN, arrival_of, json_lines
+from vivace.bench.datasets.custom import OUTPUT_LEN, json_lines, parse_arrival
 from vivace.bench.tokenizer import TokenCodec
 from vivace.bench.workload import BenchError, BenchRequest
 
@@ -23,15 +23,15 @@ def load(args: argparse.Namespace, codec: TokenCodec) -> list[BenchRequest]:
         messages = line.get("messages")
         if not isinstance(messages, list) or not messages:
             raise BenchError(f"{where} needs `messages`")
-        text = rendered(messages, codec)
+        text = render(messages, codec)
         ids = codec.encode([text])[0]
         prompt = messages if chat else (ids if args.tokenize_prompt else text)
         queries.append(
             BenchRequest(
                 prompt=prompt,
                 input_len=len(ids),
-                output_len=output_of(line, where, args),
-                at=arrival_of(line, where, args),
+                output_len=parse_output_len(line, where, args),
+                at=parse_arrival(line, where, args),
                 extra={k: v for k, v in line.items() if k not in OURS} if chat else {},
             )
         )
@@ -40,7 +40,7 @@ def load(args: argparse.Namespace, codec: TokenCodec) -> list[BenchRequest]:
     return queries
 
 
-def rendered(messages: list[dict[str, Any]], codec: TokenCodec) -> str:
+def render(messages: list[dict[str, Any]], codec: TokenCodec) -> str:
     """The chat template's text, or the contents one after the other when there is no template."""
     try:
         return codec.chat(messages)
@@ -48,7 +48,7 @@ def rendered(messages: list[dict[str, Any]], codec: TokenCodec) -> str:
         return "\n".join(str(message.get("content") or "") for message in messages)
 
 
-def output_of(line: dict[str, Any], where: str, args: argparse.Namespace) -> int:
+def parse_output_len(line: dict[str, Any], where: str, args: argparse.Namespace) -> int:
     lengths = [line[name] for name in LENGTH_FIELDS if line.get(name) is not None]
     output = args.sharegpt_output_len or (lengths[0] if lengths else OUTPUT_LEN)
     if not isinstance(output, int) or output < 1:

@@ -12,7 +12,7 @@ import argparse
 import random
 from dataclasses import dataclass
 
-from vivace.bench.datasets.sharegpt import prompts_of_file
+from vivace.bench.datasets.sharegpt import read_prompts
 from vivace.bench.tokenizer import PromptMaker, TokenCodec
 from vivace.bench.workload import BenchError, BenchRequest, lengths_between
 
@@ -53,18 +53,18 @@ class RandomPrompts:
         self, maker: PromptMaker, lengths: list[int]
     ) -> list[tuple[str, int]] | list[tuple[list[int], int]]:
         """Real prompts, cut or repeated to the length."""
-        found = prompts_of_file(self.file, self.count, self.seed)
+        found = read_prompts(self.file, self.count, self.seed)
         texts = [prompt for prompt, _ in found]
         rows = [ids for ids in maker.codec.encode(texts) if len(ids) >= 2]
         if not rows:
             raise BenchError(f"{self.file} holds no prompt of at least 2 tokens")
-        sized = [repeated(rows[i % len(rows)], length) for i, length in enumerate(lengths)]
+        sized = [repeat(rows[i % len(rows)], length) for i, length in enumerate(lengths)]
         if self.as_ids:
             return [(ids, len(ids)) for ids in sized]
         return maker.fit(sized, lengths)
 
 
-def repeated(ids: list[int], length: int) -> list[int]:
+def repeat(ids: list[int], length: int) -> list[int]:
     """`ids` over and over, cut at `length`."""
     times = -(-length // len(ids))
     return (ids * times)[:length]

@@ -20,18 +20,18 @@ MARGIN = 4
 
 def load(args: argparse.Namespace, codec: TokenCodec) -> list[BenchRequest]:
     """Shuffled conversations; the recorded answer's length is the output length, unless given."""
-    pairs = prompts_of_file(args.dataset_path, None, args.seed)
+    pairs = read_prompts(args.dataset_path, None, args.seed)
     queries: list[BenchRequest] = []
     step = max(args.num_prompts * MARGIN, 64)
     for start in range(0, len(pairs), step):
         part = pairs[start : start + step]
-        queries += queries_of_pairs(part, args, codec)
+        queries += pair_requests(part, args, codec)
         if len(queries) >= args.num_prompts:
             break
     return queries[: args.num_prompts]
 
 
-def queries_of_pairs(
+def pair_requests(
     pairs: list[tuple[str, str]], args: argparse.Namespace, codec: TokenCodec
 ) -> list[BenchRequest]:
     """Encode (prompt, answer) pairs and keep those within the limits."""
@@ -59,7 +59,7 @@ def finished_prompt(prompt: str, args: argparse.Namespace, codec: TokenCodec) ->
     return text
 
 
-def prompts_of_file(path: str, count: int | None, seed: int) -> list[tuple[str, str]]:
+def read_prompts(path: str, count: int | None, seed: int) -> list[tuple[str, str]]:
     """(prompt, answer) of every conversation with two turns, shuffled by seed."""
     pairs = [pair for item in conversations(Path(path)) if (pair := first_pair(item)) is not None]
     if not pairs:

@@ -23,7 +23,7 @@ from vivace.bench.peers.compare import Comparison, Rules, compare
 from vivace.bench.peers.llama_cpp import LlamaCppPeer
 from vivace.bench.peers.open_vino import OpenVinoPeer, Weights
 from vivace.bench.peers.ours import VivacePeer
-from vivace.bench.peers.peer import Peer, Running, run_shown, running
+from vivace.bench.peers.peer import Peer, Running, run_server, run_shown
 from vivace.bench.peers.scripted import ScriptedPeer
 from vivace.bench.peers.summary import as_dict, render
 from vivace.bench.peers.vllm_cpu import VllmCpuPeer
@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
 
 def setup(args: argparse.Namespace) -> int:
     """Install the named peer under --dir; every command is printed before it runs."""
-    peer = peer_of(args.setup, args)
+    peer = make_peer(args.setup, args)
     args.dir.mkdir(parents=True, exist_ok=True)
     print(f"preparing {peer.name} under {args.dir}")
     peer.setup(args.dir, run_shown)
@@ -65,7 +65,7 @@ def setup(args: argparse.Namespace) -> int:
 
 def measure(args: argparse.Namespace, argv: Sequence[str]) -> int:
     """Start all servers, run the workloads in turn, print the table, write the JSON file."""
-    peers = [ours_of(args), *(peer_of(name, args) for name in args.peer)]
+    peers = [make_vivace_peer(args), *(make_peer(name, args) for name in args.peer)]
     problems = [problem for peer in peers if (problem := peer.missing(args.dir))]
     if problems:
         raise BenchError("; ".join(problems))
@@ -78,7 +78,7 @@ def measure(args: argparse.Namespace, argv: Sequence[str]) -> int:
     )
     args.logs.mkdir(parents=True, exist_ok=True)
     with ended_by_signals(), contextlib.ExitStack() as stack:
-        servers = started(peers, args, stack.enter_context)
+        servers = start_servers(peers, args, stack.enter_context)
         chosen = [WORKLOADS[name] for name in args.workload]
         comparison = compare(servers, chosen, ordinary_ids(codec), rules)
     print(render(comparison, peers[0].name))
@@ -102,13 +102,13 @@ def ended_by_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def started(
+def start_servers(
     peers: Sequence[Peer], args: argparse.Namespace, enter: Callable[[Any], Running]
 ) -> list[Running]:
     servers = []
     for peer in peers:
         print(f"starting {peer.name} {peer.version(args.dir)}", flush=True)
-        server = enter(running(peer, args.dir, args.logs, priority=args.priority))
+        server = enter(run_server(peer, args.dir, args.logs, priority=args.priority))
         print(f"  ready after {server.seconds_to_ready:.1f} s: {shlex.join(server.command)}")
         print(f"  computed by: {server.instructions}")
         servers.append(server)
@@ -147,13 +147,13 @@ def write(
     print(f"written to {path}")
 
 
-def ours_of(args: argparse.Namespace) -> Peer:
+def make_vivace_peer(args: argparse.Namespace) -> Peer:
     if args.ours == "scripted":
         return ScriptedPeer("scripted-ours", backend="vivace")
     return VivacePeer(shlex.split(args.vivace_flags))
 
 
-def peer_of(name: str, args: argparse.Namespace) -> Peer:
+def make_peer(name: str, args: argparse.Namespace) -> Peer:
     flags = shlex.split(args.peer_flags)
     if name == "llama.cpp":
         return LlamaCppPeer(flags, args.gguf)

@@ -86,7 +86,7 @@ def compare(
             warm_up(server, workload, ids, rules)
         for repetition in range(rules.repetitions):
             for server in servers:
-                run, disturbed = undisturbed(server, workload, ids, rules, repetition, say)
+                run, disturbed = run_undisturbed(server, workload, ids, rules, repetition, say)
                 kept.append(run)
                 thrown += disturbed
     memory = {server.peer.name: memory_peak({server.session}) for server in servers}
@@ -97,10 +97,10 @@ def warm_up(server: Running, workload: PeerWorkload, ids: Sequence[int], rules: 
     """A part of the workload with other prompts and short answers."""
     queries = workload.queries(ids, f"{rules.seed}/warm-up")[:WARMUP_REQUESTS]
     short = [replace(query, output_len=min(query.output_len, WARMUP_OUTPUT)) for query in queries]
-    with_loop(measure_load(load_of(server, workload), short))
+    with_loop(measure_load(build_load(server, workload), short))
 
 
-def undisturbed(
+def run_undisturbed(
     server: Running,
     workload: PeerWorkload,
     ids: Sequence[int],
@@ -117,7 +117,7 @@ def undisturbed(
         time.sleep(PAUSE)
         seed = f"{rules.seed}/{repetition}/{attempt}"
         run = one_run(server, workload, workload.queries(ids, seed), rules, repetition)
-        say(line_of(run))
+        say(format_run(run))
         if not run.disturbed:
             return run, thrown
         thrown.append(run)
@@ -134,7 +134,7 @@ def one_run(
     repetition: int,
 ) -> Run:
     before = cpu_reading({server.session}, time.monotonic())
-    outcome = with_loop(measure_load(load_of(server, workload), queries))
+    outcome = with_loop(measure_load(build_load(server, workload), queries))
     after = cpu_reading({server.session}, time.monotonic())
     foreign = foreign_share(before, after)
     return Run(
@@ -145,11 +145,11 @@ def one_run(
         foreign_cpu=foreign,
         client_cpu=outcome.client_cpu / max(outcome.duration, 1e-9),
         disturbed=foreign > rules.max_foreign,
-        faults=faults_of(outcome),
+        faults=find_faults(outcome),
     )
 
 
-def load_of(server: Running, workload: PeerWorkload) -> BenchLoad:
+def build_load(server: Running, workload: PeerWorkload) -> BenchLoad:
     return BenchLoad(
         backend=BACKENDS[server.peer.backend],
         base_url=server.base_url,
@@ -160,12 +160,12 @@ def load_of(server: Running, workload: PeerWorkload) -> BenchLoad:
     )
 
 
-def faults_of(outcome: Outcome) -> list[str]:
+def find_faults(outcome: Outcome) -> list[str]:
     """What a server did wrong: failed requests, answers or prompts of another length."""
-    return [text for record in outcome.records if (text := fault_of(record))]
+    return [text for record in outcome.records if (text := find_fault(record))]
 
 
-def fault_of(record: Record) -> str:
+def find_fault(record: Record) -> str:
     if not record.success:
         return f"request {record.query}: {record.error}"
     if record.counted_by_server and record.output_len != record.requested:
@@ -177,7 +177,7 @@ def fault_of(record: Record) -> str:
     return "" if record.counted_by_server else f"request {record.query}: no token count came"
 
 
-def line_of(run: Run) -> str:
+def format_run(run: Run) -> str:
     values = ", ".join(f"{name} {value:.4g}" for name, value in run.metrics.items())
     notes = f"others {run.foreign_cpu:.0%}, client {run.client_cpu:.0%} of a core"
     again = "; DISTURBED" if run.disturbed else ""

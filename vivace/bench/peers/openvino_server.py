@@ -69,7 +69,7 @@ class OpenVinoEngine:
             self.count += 1
 
 
-def opened(folder: str, threads: int, precision: str) -> Any:
+def open_pipeline(folder: str, threads: int, precision: str) -> Any:
     schedule = genai.SchedulerConfig()
     schedule.cache_size = CACHE_GIB
     schedule.max_num_seqs = SEQUENCES
@@ -82,7 +82,7 @@ def opened(folder: str, threads: int, precision: str) -> Any:
     return genai.ContinuousBatchingPipeline(folder, schedule, "CPU", properties)
 
 
-def settings_of(body: dict[str, Any]) -> Any:
+def generation_config(body: dict[str, Any]) -> Any:
     settings = genai.GenerationConfig()
     settings.max_new_tokens = body.get("max_tokens", 16)
     settings.ignore_eos = bool(body.get("ignore_eos"))
@@ -102,7 +102,7 @@ def completions(engine: OpenVinoEngine) -> Callable[[web.Request], Any]:
         ids, loop = body["prompt"], asyncio.get_running_loop()
         news: asyncio.Queue[list[int] | None] = asyncio.Queue()
         engine.waiting.put(
-            Asked(ids, settings_of(body), lambda new: told(loop, news.put_nowait, new))
+            Asked(ids, generation_config(body), lambda new: notify(loop, news.put_nowait, new))
         )
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
@@ -122,7 +122,7 @@ def completions(engine: OpenVinoEngine) -> Callable[[web.Request], Any]:
     return answer
 
 
-def told(loop: asyncio.AbstractEventLoop, tell: Callable[..., None], new: Any) -> None:
+def notify(loop: asyncio.AbstractEventLoop, tell: Callable[..., None], new: Any) -> None:
     loop.call_soon_threadsafe(tell, new)
 
 
@@ -131,7 +131,7 @@ async def healthy(_: web.Request) -> web.Response:
 
 
 async def serve(folder: str, port: int, threads: int, precision: str) -> None:
-    engine = OpenVinoEngine(opened(folder, threads, precision))
+    engine = OpenVinoEngine(open_pipeline(folder, threads, precision))
     threading.Thread(target=engine.run, daemon=True).start()
     app = web.Application(client_max_size=LARGEST_BODY)
     app.router.add_post("/v1/completions", completions(engine))

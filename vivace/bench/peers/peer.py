@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from vivace.bench.environment import instructions_of
+from vivace.bench.environment import instruction_set
 from vivace.bench.http_json import ask_or_none
 from vivace.bench.workload import BenchError
 
@@ -70,7 +70,7 @@ class Running:
 
 
 @contextlib.contextmanager
-def running(
+def run_server(
     peer: Peer, directory: Path, logs: Path, *, priority: bool = False
 ) -> Iterator[Running]:
     """Start a server in a session of its own, wait until /health answers, stop it at the end.
@@ -99,7 +99,7 @@ def running(
                 session=process.pid,
                 command=command,
                 seconds_to_ready=seconds,
-                instructions=instructions_of(described if isinstance(described, dict) else {}),
+                instructions=instruction_set(described if isinstance(described, dict) else {}),
             )
         finally:
             stop(process)
@@ -173,7 +173,7 @@ def run_shown(command: Sequence[str]) -> None:
         raise BenchError(f"{shlex.join(command)} cannot be run: {error}") from error
 
 
-def output_of(command: Sequence[str]) -> str:
+def command_output(command: Sequence[str]) -> str:
     """Standard output of a command, empty when it fails."""
     try:
         done = subprocess.run(list(command), capture_output=True, timeout=60, check=True)

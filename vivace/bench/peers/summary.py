@@ -47,7 +47,7 @@ class Row:
         return self.ours.low > self.theirs.high or self.theirs.low > self.ours.high
 
 
-def rows_of(comparison: Comparison, ours: str) -> list[Row]:
+def build_rows(comparison: Comparison, ours: str) -> list[Row]:
     """Every figure of every workload, ours against each other server."""
     rows: list[Row] = []
     others = unique(run.server for run in comparison.runs if run.server != ours)
@@ -86,17 +86,17 @@ def render(comparison: Comparison, ours: str) -> str:
     """The table, then what limits its worth."""
     lines: list[str] = []
     workload = ""
-    for row in rows_of(comparison, ours):
+    for row in build_rows(comparison, ours):
         if row.workload != workload:
             workload = row.workload
             title = WORKLOADS[workload].title if workload in WORKLOADS else workload
             lines += ["", f"{workload}: {title}"]
-        lines.append(line_of(row, ours))
+        lines.append(format_row(row, ours))
     lines += ["", *remarks(comparison)]
     return "\n".join(lines)
 
 
-def line_of(row: Row, ours: str) -> str:
+def format_row(row: Row, ours: str) -> str:
     verdict = f"{row.ratio:5.2f}x" if row.ratio else "    -"
     verdict += "" if row.distinguishable else "  (ranges overlap)"
     sides = f"{ours} {row.ours!s:<30} {row.their_name} {row.theirs!s:<30}"
@@ -132,6 +132,6 @@ def as_dict(comparison: Comparison, ours: str) -> dict[str, Any]:
             "ratio": row.ratio,
             "distinguishable": row.distinguishable,
         }
-        for row in rows_of(comparison, ours)
+        for row in build_rows(comparison, ours)
     ]
     return {"rows": rows, **comparison.as_dict()}

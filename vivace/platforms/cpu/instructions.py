@@ -32,10 +32,10 @@ def best_kernels(threads: int, *, pinned: bool = False, library: Path = LIBRARY)
     """The kernels with the best instruction set whose products are right; says so when one is
     left out. Raises NoKernels, also when none is right."""
 
-    def opened(isa: str | None) -> Kernels:
+    def open_kernels(isa: str | None) -> Kernels:
         return Kernels(threads, isa=isa, pinned=pinned, library=library)
 
-    return first_right(opened(None), opened)
+    return first_right(open_kernels(None), open_kernels)
 
 
 def first_right(
@@ -62,8 +62,8 @@ def wrong_product(kernels: Kernels) -> str | None:
     linears, generator = NativeLinears(kernels), torch.Generator().manual_seed(7)
     weight = torch.randn(OUTPUTS, INPUTS, generator=generator)
     x = torch.randn(max(ROWS), INPUTS, generator=generator)
-    for kind, rows, bound in pieces_of(weight):
-        packed, wanted = linears.pack([rows]), linear(x, pack_linear([floats(rows)]))
+    for kind, rows, bound in weight_variants(weight):
+        packed, wanted = linears.pack([rows]), linear(x, pack_linear([to_float(rows)]))
         most = bound * float(wanted.abs().max())
         for count in ROWS:
             error = (linears.linear(x[:count], packed) - wanted[:count]).abs().max()
@@ -72,7 +72,7 @@ def wrong_product(kernels: Kernels) -> str | None:
     return None
 
 
-def pieces_of(weight: Tensor) -> list[tuple[str, Rows, float]]:
+def weight_variants(weight: Tensor) -> list[tuple[str, Rows, float]]:
     """(kind, the same weight in it, how much its product may differ)"""
     int8 = int8_rows(weight)
     return [
@@ -90,5 +90,5 @@ def four_bits(weight: Tensor) -> StoredBlocks:
     return StoredBlocks("q4_1", blocks, weight.shape[1]).with_int8_activations()
 
 
-def floats(rows: Rows) -> Rows:
+def to_float(rows: Rows) -> Rows:
     return rows.float() if isinstance(rows, Tensor) else rows

@@ -66,19 +66,21 @@ class LinearTime:
         return 2.0 * self.rows * self.inputs * self.outputs / self.seconds
 
 
-def opened(threads: int) -> Kernels:
+def open_kernels(threads: int) -> Kernels:
     """Raises NoKernels."""
     torch.set_num_threads(1)
     return Kernels(threads)
 
 
-def limits(kernels: Kernels, repetitions: int) -> Limits:
+def measure_limits(kernels: Kernels, repetitions: int) -> Limits:
     rows = 2 * BEYOND_CACHES // (4 * READ_ROW)
     memory, sums = torch.ones(rows, READ_ROW), torch.empty(rows)
     read, multiply = kernels.operation("read", "qqqq"), kernels.operation("multiply_add", "qqq")
     chunks = 4 * kernels.threads
-    reading = times(lambda: read(rows, memory.data_ptr(), READ_ROW, sums.data_ptr()), repetitions)
-    multiplying = times(lambda: multiply(chunks, MULTIPLIES, sums.data_ptr()), repetitions)
+    reading = time_runs(
+        lambda: read(rows, memory.data_ptr(), READ_ROW, sums.data_ptr()), repetitions
+    )
+    multiplying = time_runs(lambda: multiply(chunks, MULTIPLIES, sums.data_ptr()), repetitions)
     return Limits(
         bytes_per_second=memory.nbytes / min(reading),
         flops=chunks * MULTIPLIES * FLOPS_OF_A_CHAIN / min(multiplying),
@@ -130,10 +132,10 @@ def one_linear(
         for weight in used:
             linears.linear(x, weight, out=out)
 
-    return statistics.median(times(through_all, repetitions)) / len(used)
+    return statistics.median(time_runs(through_all, repetitions)) / len(used)
 
 
-def times(work: Callable[[], None], repetitions: int) -> list[float]:
+def time_runs(work: Callable[[], None], repetitions: int) -> list[float]:
     """Seconds of each repetition, after one that is not counted."""
     work()
     seconds = []

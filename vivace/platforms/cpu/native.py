@@ -241,7 +241,7 @@ def target(op: str, x: Tensor, rows: int, columns: int) -> tuple[int, int]:
     return address, stride
 
 
-def heads_of(op: str, name: str, x: Tensor, rows: int, heads: int, size: int) -> tuple[int, int]:
+def head_rows(op: str, name: str, x: Tensor, rows: int, heads: int, size: int) -> tuple[int, int]:
     """(address, elements from row to row) of float32 x[rows, heads, size], each row without
     gaps."""
     shape, stride = x.shape, x.stride()

@@ -16,7 +16,7 @@ from vivace.platforms.cpu.native import (
     I64,
     Kernels,
     block,
-    heads_of,
+    head_rows,
     indices,
     matrix,
     paged_contents,
@@ -107,8 +107,8 @@ class NativeAttention:
         kv, (rows, *_) = self._kv(layer), sizes("attend", "q", q, 3)
         self._store(
             rows,
-            *heads_of("attend", "k", k, rows, layer.kv_heads, layer.head_dim),
-            *heads_of("attend", "v", v, rows, layer.kv_heads, layer.head_dim),
+            *head_rows("attend", "k", k, rows, layer.kv_heads, layer.head_dim),
+            *head_rows("attend", "v", v, rows, layer.kv_heads, layer.head_dim),
             block("attend", "step.slot_mapping", step.slot_mapping, rows, dtype=I64),
             kv.data_ptr(),
             KV_TYPES[kv.dtype],
@@ -143,10 +143,10 @@ class NativeAttention:
             indices("attend", "positions", positions.numpy(), rows, cos_sin.shape[0])
         self._rotary_store(
             rows,
-            *heads_of("attend", "q", q, rows, layer.heads, layer.head_dim),
+            *head_rows("attend", "q", q, rows, layer.heads, layer.head_dim),
             layer.heads,
-            *heads_of("attend", "k", k, rows, layer.kv_heads, layer.head_dim),
-            *heads_of("attend", "v", v, rows, layer.kv_heads, layer.head_dim),
+            *head_rows("attend", "k", k, rows, layer.kv_heads, layer.head_dim),
+            *head_rows("attend", "v", v, rows, layer.kv_heads, layer.head_dim),
             where,
             block("attend", "step.slot_mapping", step.slot_mapping, rows, dtype=I64),
             *table,
@@ -169,7 +169,7 @@ class NativeAttention:
             out = self._kernels.empty(rows, width)
         self._attention(
             rows,
-            *heads_of("attend", "q", q, rows, layer.heads, layer.head_dim),
+            *head_rows("attend", "q", q, rows, layer.heads, layer.head_dim),
             *target("attend", out, rows, width),
             kv.data_ptr(),
             KV_TYPES[kv.dtype],

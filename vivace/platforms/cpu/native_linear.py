@@ -34,7 +34,7 @@ from vivace.platforms.ops.stored import (
     ACTIVATION_BLOCK,
     Int8Rows,
     StoredBlocks,
-    joined_int8,
+    concat_int8,
 )
 from vivace.platforms.ops.table import ACTIVATIONS, Ops, gated_mlp
 
@@ -128,17 +128,17 @@ class NativeLinears:
             f"weights of shapes {shapes} cannot stand one below the other",
         )
         parts, first = [], 0
-        for kind, group in groupby(pieces, kind_of):
-            rows = joined(list(group))
+        for kind, group in groupby(pieces, weight_kind):
+            rows = concat_rows(list(group))
             count, inputs = rows.shape
-            parts.append(self._packed(kind, rows, first, inputs))
+            parts.append(self._pack_panels(kind, rows, first, inputs))
             first += count
         return PackedWeight(tuple(parts), pieces[0].shape[1], first)
 
-    def _packed(self, kind: str, rows: Rows, first: int, inputs: int) -> Panels:
+    def _pack_panels(self, kind: str, rows: Rows, first: int, inputs: int) -> Panels:
         count, column = rows.shape[0], column_bytes(kind, inputs)
         data = self._memory.empty(-(-count // PANEL) * PANEL * column)
-        pointer, row_bytes = memory_of(rows)
+        pointer, row_bytes = row_memory(rows)
         scales = rows.scales.data_ptr() if isinstance(rows, Int8Rows) else 0
         self._pack[kind](count, pointer, row_bytes, data.data_ptr(), inputs, scales)
         return Panels(kind, data, first, count)
@@ -233,7 +233,7 @@ def column_bytes(kind: str, inputs: int) -> int:
     return inputs // numbers * nbytes
 
 
-def kind_of(piece: Rows) -> str:
+def weight_kind(piece: Rows) -> str:
     if isinstance(piece, Int8Rows):
         return "w8a8" if piece.int8_activations else "i8"
     if isinstance(piece, StoredBlocks):
@@ -245,7 +245,7 @@ def kind_of(piece: Rows) -> str:
     return FLOATS[piece.dtype]
 
 
-def joined(pieces: Sequence[Rows]) -> Rows:
+def concat_rows(pieces: Sequence[Rows]) -> Rows:
     if len(pieces) == 1:
         return pieces[0]
     tensors = [piece for piece in pieces if isinstance(piece, Tensor)]
@@ -253,13 +253,13 @@ def joined(pieces: Sequence[Rows]) -> Rows:
         return torch.cat(tensors)
     numbers = [piece for piece in pieces if isinstance(piece, Int8Rows)]
     if numbers:
-        return joined_int8(numbers)
+        return concat_int8(numbers)
     blocks = [piece for piece in pieces if isinstance(piece, StoredBlocks)]
     data = np.concatenate([piece.data for piece in blocks])
     return StoredBlocks(blocks[0].kind, data, blocks[0].columns)
 
 
-def memory_of(rows: Rows) -> tuple[int, int]:
+def row_memory(rows: Rows) -> tuple[int, int]:
     """(address, bytes from row to row)"""
     count, columns = rows.shape
     if isinstance(rows, Int8Rows):

@@ -11,7 +11,7 @@ from vivace.platforms.cpu.native import (
     I64,
     Kernels,
     block,
-    heads_of,
+    head_rows,
     indices,
     matrix,
     require,
@@ -98,7 +98,7 @@ class NativeOps:
         for name, x in (("q", q), ("k", k)):
             _, heads, size = sizes("rotary", name, x, 3)
             table, rotated = rotation("rotary", cos_sin, size)
-            address, stride = heads_of("rotary", name, x, rows, heads, size)
+            address, stride = head_rows("rotary", name, x, rows, heads, size)
             self._rotary(rows, address, stride, heads, size, where, table, rotated)
         return q, k
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vivace.platforms.attention import AttendingStep, AttentionLayer, KVMemory, Step
-from vivace.platforms.ops.cache import restored, store_kv
+from vivace.platforms.ops.cache import dequantize_kv, store_kv
 
 Rotation = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """(q, k, positions, cos_sin) -> (q, k), both in place"""
@@ -63,7 +63,7 @@ class ReferenceAttention:
         for span, length in enumerate(host.context_lens.tolist()):
             first, end = int(host.starts[span]), int(host.starts[span + 1])
             pages = torch.from_numpy(host.pages[span, : -(-length // self._memory.page_size)])
-            history = restored(kv[pages].flatten(0, 1)[:length], layer.head_dim)
+            history = dequantize_kv(kv[pages].flatten(0, 1)[:length], layer.head_dim)
             for token in range(first, end):
                 position = length - (end - token)
                 result[token] = _attend_one(layer, q[token].float(), history, position)

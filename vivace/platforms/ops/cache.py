@@ -21,7 +21,7 @@ def stored_width(head_dim: int, dtype: torch.dtype) -> int:
     return head_dim + SCALE_BYTES if dtype == torch.int8 else head_dim
 
 
-def stored(x: Tensor, dtype: torch.dtype) -> Tensor:
+def quantize_kv(x: Tensor, dtype: torch.dtype) -> Tensor:
     """x[..., D] -> [..., stored_width(D)] of `dtype`, the nearest it can keep.
 
     An int8 head in which a number is not finite becomes NaN altogether.
@@ -38,8 +38,8 @@ def stored(x: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.cat((numbers, scale.view(torch.int8)), -1)
 
 
-def restored(kept: Tensor, head_dim: int) -> Tensor:
-    """What `stored` kept: [..., D] float32."""
+def dequantize_kv(kept: Tensor, head_dim: int) -> Tensor:
+    """What `quantize_kv` kept: [..., D] float32."""
     if kept.dtype != torch.int8:
         return kept.float()
     scale = kept[..., head_dim:].contiguous().view(torch.float32)
@@ -49,7 +49,7 @@ def restored(kept: Tensor, head_dim: int) -> Tensor:
 def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
     """Write k, v [T, Hk, D] at `slots[T]` (page * page_size + offset) of the caches.
 
-    Caches are [pages, page_size, Hk, stored_width(D)] of any type that `stored` knows.
+    Caches are [pages, page_size, Hk, stored_width(D)] of any type that `quantize_kv` knows.
     """
-    k_cache.flatten(0, 1).index_copy_(0, slots, stored(k, k_cache.dtype))
-    v_cache.flatten(0, 1).index_copy_(0, slots, stored(v, v_cache.dtype))
+    k_cache.flatten(0, 1).index_copy_(0, slots, quantize_kv(k, k_cache.dtype))
+    v_cache.flatten(0, 1).index_copy_(0, slots, quantize_kv(v, v_cache.dtype))

@@ -15,7 +15,7 @@ from vivace.platforms.ops.stored import StoredBlocks
 
 def pack_embedding(weight: Tensor | StoredBlocks) -> Tensor:
     """weight[V, hidden] in the form `embedding` likes best: here, itself; blocks are decoded."""
-    return weight if isinstance(weight, Tensor) else weight.decoded()
+    return weight if isinstance(weight, Tensor) else weight.dequantize()
 
 
 def embedding(ids: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vivace.platforms.ops.stored import ACTIVATION_BLOCK, Int8Rows, StoredBlocks, joined_int8
+from vivace.platforms.ops.stored import ACTIVATION_BLOCK, Int8Rows, StoredBlocks, concat_int8
 
 EXACT = 1024
 """so many products of int8 add up exactly in float32"""
@@ -51,8 +51,8 @@ def pack_linear(pieces: Sequence[Tensor | StoredBlocks | Int8Rows]) -> Any:
         raise ValueError("activations are int8 for some parts of a layer and floats for others")
     int8 = [piece for piece in pieces if isinstance(piece, Int8Rows) and piece.int8_activations]
     if len(int8) == len(pieces):
-        return pack_w8a8(joined_int8(int8))
-    tensors = [piece if isinstance(piece, Tensor) else piece.decoded() for piece in pieces]
+        return pack_w8a8(concat_int8(int8))
+    tensors = [piece if isinstance(piece, Tensor) else piece.dequantize() for piece in pieces]
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 
@@ -77,7 +77,7 @@ class DecodedBlocks:
 
 
 def decode_blocks(pieces: Sequence[StoredBlocks]) -> DecodedBlocks:
-    return DecodedBlocks(torch.cat([piece.decoded() for piece in pieces]))
+    return DecodedBlocks(torch.cat([piece.dequantize() for piece in pieces]))
 
 
 def fake_quantize(x: Tensor) -> Tensor:

@@ -107,7 +107,7 @@ class TorchSampling:
     def sample(self, logits: Tensor, entries: np.ndarray, batch: SamplingBatch) -> np.ndarray:
         chosen = _select(logits, entries)
         probabilities = (chosen / torch.from_numpy(batch.temperature).unsqueeze(1)).softmax(-1)
-        cut(probabilities, batch.top_k, batch.top_p, batch.min_p)
+        mask_excluded(probabilities, batch.top_k, batch.top_p, batch.min_p)
         return invert(probabilities, torch.from_numpy(batch.uniform)).numpy()
 
     def apply_penalties(self, logits: Tensor, entries: np.ndarray, penalties: Penalties) -> None:
@@ -146,7 +146,9 @@ def invert(weights: Tensor, uniform: Tensor) -> Tensor:
     return torch.minimum(found, last)
 
 
-def cut(probabilities: Tensor, top_k: np.ndarray, top_p: np.ndarray, min_p: np.ndarray) -> None:
+def mask_excluded(
+    probabilities: Tensor, top_k: np.ndarray, top_p: np.ndarray, min_p: np.ndarray
+) -> None:
     """Set to zero, in place, what top-k, top-p and min-p of each row of [n, V] exclude."""
     rows = np.flatnonzero((top_k > 0) | (top_p < 1.0) | (min_p > 0.0))
     if not len(rows):

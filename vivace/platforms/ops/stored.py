@@ -26,7 +26,7 @@ class StoredBlocks:
     """uint8[rows, bytes of a row], C-contiguous; may be a read-only view of the mapped file"""
     columns: int
     int8_activations: bool = False
-    """activations become int8 for the product, BLOCK neighbors of a row with one scale"""
+    """activations become int8 for the product, ACTIVATION_BLOCK of a row with one scale"""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -42,7 +42,7 @@ class StoredBlocks:
             raise ValueError(f"{self.kind} blocks are multiplied with floats only")
         return replace(self, int8_activations=True)
 
-    def decoded(self) -> Tensor:
+    def dequantize(self) -> Tensor:
         """float32[rows, columns], by the gguf package: the slow twin of every kernel."""
         numbers = dequantize(
             np.ascontiguousarray(self.data), GGMLQuantizationType[self.kind.upper()]
@@ -68,7 +68,7 @@ class Int8Rows:
     def with_int8_activations(self) -> Int8Rows:
         return replace(self, int8_activations=True)
 
-    def decoded(self) -> Tensor:
+    def dequantize(self) -> Tensor:
         """float32[rows, columns]"""
         return self.numbers * self.scales[:, None]
 
@@ -81,7 +81,7 @@ def int8_rows(weight: Tensor) -> Int8Rows:
     return Int8Rows(rounded.to(torch.int8), scales)
 
 
-def joined_int8(pieces: Sequence[Int8Rows]) -> Int8Rows:
+def concat_int8(pieces: Sequence[Int8Rows]) -> Int8Rows:
     """One below the other"""
     numbers = torch.cat([piece.numbers for piece in pieces])
     return Int8Rows(

@@ -178,8 +178,8 @@ def gated_mlp(ops: Ops) -> GatedMlpOp:
         "gelu_tanh": lambda x: ops.gelu_mul(x, tanh=True),
     }
 
-    def composed(x: Tensor, gate_up: Operands, down: Operands, activation: str) -> Tensor:
+    def run(x: Tensor, gate_up: Operands, down: Operands, activation: str) -> Tensor:
         inner = activations[activation](ops.linear(x, gate_up.weight, gate_up.bias))
         return ops.linear(inner, down.weight, down.bias)
 
-    return composed
+    return run

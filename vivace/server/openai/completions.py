@@ -15,7 +15,7 @@ from vivace.frontend.fields import refuse_unsupported
 from vivace.frontend.request_output import RequestOutput
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.protocol.messages import Request
-from vivace.requests.prompts import PromptInput, kind_of_entries, new_id
+from vivace.requests.prompts import PromptInput, entry_type, new_id
 from vivace.server.body import Body, BodyReader
 from vivace.server.collect import expand
 from vivace.server.context import Context
@@ -95,7 +95,7 @@ async def read_prompts(context: Context, prompt: str | list) -> list[Prompt]:
     if not prompt:
         raise BadRequest("prompt", "must not be empty")
     max_prompts = context.settings.max_batch
-    kind = kind_of_entries(prompt, max(max_prompts, context.served.context) + 1)
+    kind = entry_type(prompt, max(max_prompts, context.served.context) + 1)
     if kind is int:
         return [Prompt(prompt, None)]
     if len(prompt) > max_prompts:
