@@ -149,7 +149,7 @@ def check_rid(rid: Any) -> str:
     if isinstance(rid, str) and 0 < len(rid) <= MAX_RID_CHARACTERS:
         return rid
     shape = f"must be a string of 1 to {MAX_RID_CHARACTERS} characters"
-    raise BadRequest("rid", f"{shape}, not {kind_of(rid)}" if rid else shape)
+    raise BadRequest("rid", f"{shape}, not {json_type(rid)}" if rid else shape)
 
 
 def check_prompt(
