@@ -118,6 +118,17 @@ def test_classes_have_the_words_of_the_field() -> None:
     assert not [place for place in found if place.rpartition(" ")[2] in PRIVATE_WORDS]
 
 
+def test_functions_say_what_they_do() -> None:
+    """Not what they belong to: `read_facts`, `local_url`, and no `facts_of`, `url_of`."""
+    found = [
+        f"{file}:{node.lineno} {node.name}"
+        for file, tree in parsed()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.endswith("_of")
+    ]
+    assert not found, "\n".join(found)
+
+
 def test_only_platforms_ask_which_device_it_is() -> None:
     """Elsewhere a difference between devices is a field of PlatformFacts."""
     found = [
