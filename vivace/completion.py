@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import re
 import shlex
 import sys
@@ -16,7 +15,7 @@ from pathlib import Path
 
 from vivace import cli
 from vivace.errors import CANNOT_START
-from vivace.observability.own_files import open_own_file
+from vivace.files import write_own_file
 
 BASH = """\
 _vivace() {
@@ -71,9 +70,7 @@ def main(words: list[str], environment: Mapping[str, str]) -> int:
 def install(shell: str, path: Path) -> int:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-        with os.fdopen(open_own_file(path, flags, 0o644), "w") as file:
-            file.write(SCRIPTS[shell])
+        write_own_file(path, SCRIPTS[shell])
     except OSError as error:
         print(f"vivace --install-completion: {path}: {error.strerror}", file=sys.stderr)
         return 1

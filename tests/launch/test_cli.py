@@ -293,6 +293,7 @@ def test_few_open_files_are_said(limit: int, said: bool) -> None:
 
 
 def test_a_locale_without_the_characters_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "é漢").mkdir()
     command = [sys.executable, "-m", "vivace", "list", "--download-dir", f"{tmp_path}/é漢"]
     environment = {**os.environ, "PYTHONIOENCODING": "ascii:strict"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

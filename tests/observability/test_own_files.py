@@ -10,9 +10,9 @@ import pytest
 
 from vivace import completion
 from vivace.chat.lines import History
+from vivace.files import open_own_file
 from vivace.launch.startup_profile import SUPERVISOR, StartupProfile
 from vivace.observability import crash_dump
-from vivace.observability.own_files import open_own_file
 from vivace.observability.timeline import Stage
 from vivace.server.request_log import FILE_NAME, LineFile
 

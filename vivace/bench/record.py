@@ -202,6 +202,10 @@ def why_not_writable(path: Path) -> str:
         place = place.parent
     if path.is_dir():
         return f"{path} is a folder; give a file"
+    if path.is_fifo() or path.is_socket():
+        return f"{path} is a pipe or a socket; give a file"
+    if path.is_symlink() and not path.exists():
+        return f"{path} is a link to {path.readlink()}, which is not there"
     if path != place and not place.is_dir():
         return f"{path} cannot be written: {place} is not a folder"
     if not os.access(place, os.W_OK):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from vivace.observability.own_files import open_own_file
+from vivace.files import open_own_file
 
 MOST_ENTRIES = 1000
 LONGEST_ENTRY = 10_000

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -150,7 +152,10 @@ class Shelf:
         path = Path(name).expanduser()
         try:
             if path.exists():
+                refuse_unreadable(path)
                 return Place(path)
+            if path.is_symlink():
+                raise SourceError(f"{flag} {name}: a link to {path.readlink()}, which is not there")
         except OSError as error:
             raise SourceError(f"{flag} {name}: {error.strerror}") from None
         repo_id, quantization = split_quantization(name)
@@ -202,9 +207,22 @@ class Shelf:
         if "/" not in name:
             return f"no such file or directory. {read} On the hub a name is org/name."
         return (
-            f"no such file or directory, and no such repository in {self.cache}. {read} "
+            f"no such file or directory, and no such repository in {described(self.cache)}. {read} "
             f"Fetch it with `vivace pull {name}`, or start the server with --download."
         )
+
+
+def described(cache: Path) -> str:
+    if cache.is_dir():
+        return str(cache)
+    return f"{cache}, which is not {'a folder' if cache.exists() else 'there'}"
+
+
+def refuse_unreadable(path: Path) -> None:
+    """Raises OSError for a file or folder that this user may not read."""
+    wanted = os.R_OK | os.X_OK if path.is_dir() else os.R_OK
+    if not os.access(path, wanted):
+        raise PermissionError(errno.EACCES, "no permission to read it", str(path))
 
 
 def embedded_file() -> Path:

@@ -14,6 +14,7 @@ from vivace.config.config import all_options
 from vivace.config.errors import ConfigError
 from vivace.config.option import Option
 from vivace.config.sglang import RETIRED
+from vivace.files import read_file
 
 MAX_FILE = 1 << 20
 """bytes"""
@@ -45,9 +46,7 @@ def read_flags(path: Path) -> list[str]:
 
 def read(path: Path) -> dict[str, Any]:
     try:
-        if path.stat().st_size > MAX_FILE:
-            raise ConfigError(f"--config {path}: larger than {MAX_FILE >> 20} MiB")
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.safe_load(read_file(path, MAX_FILE).decode())
     except OSError as error:
         raise ConfigError(f"--config {path}: {error.strerror or error}") from None
     except (UnicodeDecodeError, yaml.YAMLError, RecursionError, ValueError) as error:

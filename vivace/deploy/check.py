@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from vivace.arguments import ArgumentParser
 from vivace.config.process_environment import process_environment
 from vivace.deploy.case import Case
-from vivace.deploy.files import write
 from vivace.deploy.load_case import (
     SPECS,
     LoadedDeployment,
@@ -23,6 +22,7 @@ from vivace.deploy.rules.judge import RULES, find_rule, judge
 from vivace.deploy.rules.rule import Rule
 from vivace.deploy.target import parse_release
 from vivace.errors import CANNOT_START, CannotStart, cause
+from vivace.files import write_file
 from vivace.terminal import print_wrapped
 
 FORMATS = ("text", "json", "github", "sarif")
@@ -210,7 +210,7 @@ def print_report(checked: Sequence[Checked | Unreadable], chosen: argparse.Names
     if chosen.html is not None and judged:
         from vivace.deploy.report.page import page
 
-        write(chosen.html, page(judged[0].case, judged[0].result))
+        write_file(chosen.html, page(judged[0].case, judged[0].result))
     if chosen.format == "json":
         from vivace.deploy.report.machine import json_report
 
@@ -271,6 +271,6 @@ def print_suggestions(case: Case, chosen: argparse.Namespace) -> int:
 
         if len(chosen.files) != 1 or not chosen.files[0].endswith(SPECS):
             raise CannotStart("--write changes a deployment file; import the script first")
-        write(chosen.files[0], rewrite(chosen.files[0], changes(found)))
+        write_file(chosen.files[0], rewrite(chosen.files[0], changes(found)))
         print(f"written: {chosen.files[0]}")
     return 0

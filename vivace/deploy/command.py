@@ -18,6 +18,7 @@ from vivace.deploy.load_case import (
 )
 from vivace.deploy.schema.deployment import Deployment
 from vivace.errors import CANNOT_START, CannotStart, cause
+from vivace.files import check_folder, write_file, write_own_file
 from vivace.terminal import print_wrapped
 
 TARGETS = ("shell", "systemd", "compose", "kubernetes", "ray")
@@ -79,7 +80,7 @@ def import_scripts(chosen: argparse.Namespace) -> int:
         return 0
     if chosen.output.exists() and not chosen.force:
         raise CannotStart(f"{chosen.output} exists; --force writes over it")
-    chosen.output.write_text(text, encoding="utf-8")
+    write_file(chosen.output, text)
     print_wrapped(f"written: {chosen.output}")
     return 0
 
@@ -106,10 +107,11 @@ def render(chosen: argparse.Namespace) -> int:
         for name, content in files.items():
             print(f"# ==> {name} <==\n{content}")
         return 0
+    check_folder(chosen.output, new=True)
     chosen.output.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         path = chosen.output / name
-        path.write_text(content, encoding="utf-8")
+        write_own_file(path, content)
         if name.endswith(".sh"):
             path.chmod(0o755)
         print_wrapped(f"written: {path}")

@@ -9,26 +9,9 @@ from __future__ import annotations
 import os
 import stat
 
-PathName = str | os.PathLike[str]
+from vivace.files import PathName
+
 PACKAGE = os.path.dirname(os.path.abspath(__file__))
-
-
-class FileTooLarge(ValueError):
-    """A file that is larger than its reader takes."""
-
-
-def read(path: PathName, limit: int) -> bytes:
-    """A file of at most `limit` bytes. Raises OSError or FileTooLarge."""
-    with open(path, "rb") as file:
-        content = file.read(limit + 1)
-    if len(content) > limit:
-        raise FileTooLarge(f"larger than {limit >> 20} MiB")
-    return content
-
-
-def write(path: PathName, text: str) -> None:
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(text)
 
 
 def packaged_path(name: str) -> str:

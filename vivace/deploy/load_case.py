@@ -19,13 +19,14 @@ from vivace.deploy.catalogue.models import (
     models,
     read_architecture,
 )
-from vivace.deploy.files import FileTooLarge, PathName, below, beside, home, is_file, read
+from vivace.deploy.files import below, beside, home, is_file
 from vivace.deploy.from_script.flags import Remark
 from vivace.deploy.from_script.roles import StartedServer
 from vivace.deploy.locations import COMMAND, Sources
 from vivace.deploy.schema.deployment import Deployment, DeploymentError, Hardware, Model, Workload
 from vivace.deploy.target import parse_target
 from vivace.errors import nearest
+from vivace.files import FileTooLarge, PathName, read_file
 
 if TYPE_CHECKING:
     from vivace.deploy.from_script.script import Imported
@@ -80,7 +81,7 @@ def open_files(files: Sequence[PathName]) -> LoadedDeployment:
 def holds_manifest(path: str) -> bool:
     """Whether a YAML file is a compose file or Kubernetes manifests, and no deployment."""
     try:
-        return MANIFEST.search(read(path, LARGEST)) is not None
+        return MANIFEST.search(read_file(path, LARGEST)) is not None
     except (OSError, FileTooLarge):
         return False
 

@@ -16,7 +16,8 @@ from vivace.config.process_environment import process_environment
 from vivace.doctor import devices, linux, network, serving, storage
 from vivace.doctor.diagnosis import STATES, Diagnosis, Probe, ProbeOptions
 from vivace.doctor.system import System
-from vivace.errors import CANNOT_START, CannotStart
+from vivace.errors import CANNOT_START, CannotStart, cause
+from vivace.files import check_folder
 from vivace.terminal import make_console, print_wrapped, wrap_line
 
 CLUSTER_PROBES: tuple[Probe, ...] = (
@@ -55,8 +56,8 @@ def main(words: Sequence[str]) -> int:
         system = System(environment=process_environment())
         options = probe_options(chosen)
         probes = probes_for(system, chosen)
-    except CannotStart as error:
-        print_wrapped(f"vivace doctor: {error}")
+    except (CannotStart, OSError) as error:
+        print_wrapped(f"vivace doctor: {cause(error)}")
         return CANNOT_START
     found = diagnose(system, options, probes)
     if chosen.fix:
@@ -107,6 +108,8 @@ def probe_options(chosen: argparse.Namespace) -> ProbeOptions:
     wrong = [port for port in ports if not 0 < port < 65536]
     if wrong:
         raise CannotStart(f"--port {wrong[0]}: ports are 1 to 65535")
+    if chosen.models:
+        check_folder(chosen.models)
     if chosen.deployment is not None:
         from vivace.deploy.load_case import Overrides, build_case, open_files
 

@@ -15,7 +15,8 @@ from vivace.checkpoint.source import EMBEDDED_NAME, SourceError, locate
 from vivace.config.environment import hub_cache, read_environment
 from vivace.config.process_environment import process_environment
 from vivace.config.values import size_text
-from vivace.errors import CANNOT_START, CannotStart
+from vivace.errors import CANNOT_START, CannotStart, cause
+from vivace.files import check_folder
 from vivace.hub.cached import (
     EMBEDDED_TITLE,
     CachedModel,
@@ -60,7 +61,7 @@ def pull(argv: Sequence[str], run: Callable[[Sequence[str]], int] = run_command)
 
 def pull_model(name: str, revision: str | None, download_dir: str | None) -> None:
     environment, _ = read_environment(process_environment())
-    cache = hub_cache(download_dir, environment)
+    cache = cache_of(download_dir, new=True)
     begin = time.monotonic()
     fetched = fetch(name, revision, select_hub(environment, cache), cache, tell)
     if fetched.bytes_fetched:
@@ -94,9 +95,9 @@ def list_models(argv: Sequence[str]) -> int:
     parser = command_parser("list", "The models on this machine that can be served by name.")
     parser.add_argument("--json", action="store_true", help="a JSON object per line")
     chosen = parser.parse_args(argv)
-    environment, _ = read_environment(process_environment())
-    cache = hub_cache(chosen.download_dir, environment)
-    return run_reporting("list", lambda: show_models(cache, as_json=chosen.json))
+    return run_reporting(
+        "list", lambda: show_models(cache_of(chosen.download_dir), as_json=chosen.json)
+    )
 
 
 def show_models(cache: Path, *, as_json: bool) -> None:
@@ -114,7 +115,8 @@ def show_models(cache: Path, *, as_json: bool) -> None:
                 f"\n{model.repo_id}: {size_text(model.unfinished)} are of a download that is under "
                 "way or did not end; pulling it goes on there"
             )
-    tell(f"\nThe cache is {cache}. `vivace pull NAME` adds to it, `vivace rm NAME` removes.")
+    state = "" if cache.exists() else ", which is not there yet"
+    tell(f"\nThe cache is {cache}{state}. `vivace pull NAME` adds to it, `vivace rm NAME` removes.")
 
 
 def format_model(model: CachedModel) -> str:
@@ -144,9 +146,8 @@ def remove_models(argv: Sequence[str]) -> int:
     parser.add_argument("models", nargs="+", metavar="NAME", help="as `vivace list` shows them")
     parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
     chosen = parser.parse_args(argv)
-    environment, _ = read_environment(process_environment())
-    cache = hub_cache(chosen.download_dir, environment)
-    return run_reporting("rm", lambda: remove_all(cache, chosen.models, ask=not chosen.yes))
+    names, ask = chosen.models, not chosen.yes
+    return run_reporting("rm", lambda: remove_all(cache_of(chosen.download_dir), names, ask=ask))
 
 
 def remove_all(cache: Path, names: Sequence[str], *, ask: bool) -> None:
@@ -174,12 +175,21 @@ def command_parser(name: str, description: str) -> argparse.ArgumentParser:
     return parser
 
 
+def cache_of(download_dir: str | None, *, new: bool = False) -> Path:
+    """The cache's folder. A usual one may be missing, and one that was named when it is `new`.
+    Raises OSError."""
+    environment, _ = read_environment(process_environment())
+    cache = hub_cache(download_dir, environment)
+    check_folder(cache, new=new or not download_dir)
+    return cache
+
+
 def run_reporting(name: str, work: Callable[[], None]) -> int:
     """Run it; what cannot be done is one line on stderr and exit code 2."""
     try:
         work()
     except (CannotStart, OSError) as error:
-        print_wrapped(f"vivace {name}: {error}")
+        print_wrapped(f"vivace {name}: {cause(error)}")
         return CANNOT_START
     return 0
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from vivace.checkpoint.hub_cache import COMMIT, DEFAULT_REVISION, is_revision
 from vivace.config.environment import switched_on
+from vivace.files import write_own_file
 from vivace.hub.guard import response_limits
 from vivace.hub.listing import HubError, Listing, RepoFile
 
@@ -99,7 +100,7 @@ class HuggingFace:
         ref = repository / "refs" / name
         ref.parent.mkdir(parents=True, exist_ok=True)
         beside = ref.with_name(f"{ref.name}.{os.getpid()}.tmp")
-        beside.write_text(listing.commit)
+        write_own_file(beside, listing.commit)
         beside.replace(ref)
 
     def discard(self, path: Path) -> None:

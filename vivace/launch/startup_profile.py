@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from vivace.observability.own_files import NEVER_WAIT
+from vivace.files import NEVER_WAIT
 from vivace.observability.timeline import Stage
 
 log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from vivace.observability.own_files import open_own_file
+from vivace.files import open_own_file
 from vivace.protocol.messages import Delta, Finish, LogprobOptions, Request, SamplingParams
 
 log = logging.getLogger(__name__)

@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 
 from vivace.errors import CannotStart
+from vivace.files import open_own_file
 from vivace.frontend.request_output import RequestOutput
 from vivace.observability.log import LineWriter
-from vivace.observability.own_files import open_own_file
 from vivace.protocol.messages import Request
 
 log = logging.getLogger("vivace.requests")

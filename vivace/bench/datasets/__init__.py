@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
-from pathlib import Path
 
 from vivace.bench.tokenizer import TokenCodec
 from vivace.bench.workload import BenchError, BenchRequest
+from vivace.files import open_input
 
 Loader = Callable[[argparse.Namespace, TokenCodec], list[BenchRequest]]
 
@@ -48,8 +49,8 @@ def check_file(args: argparse.Namespace) -> None:
     name, path = args.dataset_name, args.dataset_path
     if path:
         try:
-            with Path(path).open("rb"):
-                return
+            os.close(open_input(path))
+            return
         except OSError as error:
             raise BenchError(f"cannot read --dataset-path {path}: {error.strerror}") from error
     if name in NEEDS_FILE:

@@ -30,6 +30,7 @@ from vivace.bench.peers.vllm_cpu import VllmCpuPeer
 from vivace.bench.peers.workloads import DEFAULT, WORKLOADS
 from vivace.bench.tokenizer import LocalCodec, SplitCodec, TokenCodec, ordinary_ids
 from vivace.bench.workload import BenchError
+from vivace.errors import cause
 
 NAMES = ("llama.cpp", "vllm-cpu", "openvino", "openvino-int8", "openvino-int4", "scripted")
 OPENVINO: dict[str, Weights] = {
@@ -45,8 +46,8 @@ def main(argv: list[str]) -> int:
         if args.setup:
             return setup(args)
         return measure(args, argv)
-    except BenchError as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (BenchError, OSError) as error:
+        print(f"error: {cause(error)}", file=sys.stderr)
         return 1
 
 

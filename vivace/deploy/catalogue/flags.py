@@ -11,7 +11,8 @@ from typing import Any
 
 import msgspec
 
-from vivace.deploy.files import packaged_path, read
+from vivace.deploy.files import packaged_path
+from vivace.files import read_file
 
 FILE = "catalogue/flags.json"
 LARGEST = 1 << 22
@@ -50,7 +51,7 @@ class Tables(msgspec.Struct, frozen=True):
 
 @cache
 def tables() -> Tables:
-    return msgspec.json.decode(read(packaged_path(FILE), LARGEST), type=Tables)
+    return msgspec.json.decode(read_file(packaged_path(FILE), LARGEST), type=Tables)
 
 
 def flags_json() -> bytes:

@@ -6,7 +6,8 @@ from functools import cache
 
 import msgspec
 
-from vivace.deploy.files import below, packaged_path, read
+from vivace.deploy.files import below, packaged_path
+from vivace.files import read_file
 
 GIB = 1 << 30
 LARGEST = 1 << 20
@@ -53,14 +54,16 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 def devices() -> tuple[Device, ...]:
     """The catalogue that comes with the package."""
     return msgspec.json.decode(
-        read(packaged_path("catalogue/hardware.json"), LARGEST), type=tuple[Device, ...]
+        read_file(packaged_path("catalogue/hardware.json"), LARGEST), type=tuple[Device, ...]
     )
 
 
 def measured_devices(cache_folder: str) -> tuple[Device, ...]:
     """The device measured on this machine; empty without a valid file."""
     try:
-        return (msgspec.json.decode(read(below(cache_folder, MEASURED), LARGEST), type=Device),)
+        return (
+            msgspec.json.decode(read_file(below(cache_folder, MEASURED), LARGEST), type=Device),
+        )
     except (OSError, ValueError):
         return ()
 

@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 
 from vivace.deploy.catalogue.architecture import Architecture, parse_architecture
-from vivace.deploy.files import below, is_folder, packaged_path, read
+from vivace.deploy.files import below, is_folder, packaged_path
+from vivace.files import read_file
 
 LARGEST = 1 << 20
 """bytes of a file"""
@@ -28,7 +29,7 @@ class KnownModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @cache
 def models() -> tuple[KnownModel, ...]:
     return msgspec.json.decode(
-        read(packaged_path("catalogue/models.json"), LARGEST), type=tuple[KnownModel, ...]
+        read_file(packaged_path("catalogue/models.json"), LARGEST), type=tuple[KnownModel, ...]
     )
 
 

@@ -9,9 +9,9 @@ from typing import NoReturn
 
 import msgspec
 
-from vivace.deploy.files import read
 from vivace.deploy.shell.interpreter import Follow
 from vivace.deploy.shell.reader import Reading, ScriptError, no_file, read_script
+from vivace.files import read_file
 
 MAX_SECONDS = 20
 """of CPU time"""
@@ -62,7 +62,7 @@ def answer(content: str, follow: Follow, to: int) -> NoReturn:
 
 
 def limit_memory() -> None:
-    mapped = int(read("/proc/self/statm", CHUNK).split()[0]) * resource.getpagesize()
+    mapped = int(read_file("/proc/self/statm", CHUNK).split()[0]) * resource.getpagesize()
     limit, hard = mapped + MAX_MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]
     if hard == resource.RLIM_INFINITY or limit <= hard:
         resource.setrlimit(resource.RLIMIT_AS, (limit, hard))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from vivace.deploy.files import FileTooLarge, PathName, read, read_beside
+from vivace.deploy.files import read_beside
 from vivace.deploy.from_script.flags import Remark, parse_flags
 from vivace.deploy.from_script.isolated import read_isolated
 from vivace.deploy.from_script.programs import VLLM, Invocation, invocation
@@ -28,6 +28,7 @@ from vivace.deploy.schema.deployment import Benchmark, Deployment, Model, Role
 from vivace.deploy.shell.interpreter import Follow
 from vivace.deploy.shell.reader import MAX_BYTES, Reading, ScriptError, no_file
 from vivace.deploy.shell.state import Launch
+from vivace.files import FileTooLarge, PathName, read_file
 
 PREPARING = frozenset(
     """sysctl source . ulimit modprobe cpupower swapoff npu-smi nvidia-smi hccn_tool echo
@@ -96,7 +97,7 @@ def import_files(paths: Sequence[PathName]) -> Imported:
     found = Collected()
     for path in map(str, paths):
         try:
-            content = read(path, MAX_BYTES).decode("utf-8", "replace")
+            content = read_file(path, MAX_BYTES).decode("utf-8", "replace")
         except OSError as error:
             raise ScriptError(f"{path}: {error.strerror or error}") from None
         except FileTooLarge as error:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import yaml
 
-from vivace.deploy.files import PathName, beside, file_name, read
+from vivace.deploy.files import beside, file_name
 from vivace.deploy.schema.deployment import Deployment, DeploymentError
 from vivace.deploy.schema.keys import environment_as_text, refuse_unknown
+from vivace.files import PathName, read_file
 
 if TYPE_CHECKING:
     from yaml import SafeLoader
@@ -77,7 +78,7 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 def mapping_in(path: str, documents: Documents) -> dict[str, Any]:
     """The mapping a YAML file holds. Raises DeploymentError."""
     try:
-        text = read(path, LARGEST).decode()
+        text = read_file(path, LARGEST).decode()
         content, node = parse_yaml(text)
     except OSError as error:
         raise DeploymentError(f"{path}: {error.strerror or error}") from None
