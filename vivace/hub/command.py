@@ -61,7 +61,7 @@ def pull(argv: Sequence[str], run: Callable[[Sequence[str]], int] = run_command)
 
 def pull_model(name: str, revision: str | None, download_dir: str | None) -> None:
     environment, _ = read_environment(process_environment())
-    cache = cache_of(download_dir, new=True)
+    cache = chosen_cache(download_dir, new=True)
     begin = time.monotonic()
     fetched = fetch(name, revision, select_hub(environment, cache), cache, tell)
     if fetched.bytes_fetched:
@@ -96,7 +96,7 @@ def list_models(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="a JSON object per line")
     chosen = parser.parse_args(argv)
     return run_reporting(
-        "list", lambda: show_models(cache_of(chosen.download_dir), as_json=chosen.json)
+        "list", lambda: show_models(chosen_cache(chosen.download_dir), as_json=chosen.json)
     )
 
 
@@ -147,7 +147,9 @@ def remove_models(argv: Sequence[str]) -> int:
     parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
     chosen = parser.parse_args(argv)
     names, ask = chosen.models, not chosen.yes
-    return run_reporting("rm", lambda: remove_all(cache_of(chosen.download_dir), names, ask=ask))
+    return run_reporting(
+        "rm", lambda: remove_all(chosen_cache(chosen.download_dir), names, ask=ask)
+    )
 
 
 def remove_all(cache: Path, names: Sequence[str], *, ask: bool) -> None:
@@ -175,7 +177,7 @@ def command_parser(name: str, description: str) -> argparse.ArgumentParser:
     return parser
 
 
-def cache_of(download_dir: str | None, *, new: bool = False) -> Path:
+def chosen_cache(download_dir: str | None, *, new: bool = False) -> Path:
     """The cache's folder. A usual one may be missing, and one that was named when it is `new`.
     Raises OSError."""
     environment, _ = read_environment(process_environment())
