@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from vivace.deploy.case import Case
 from vivace.deploy.catalogue.flags import tables
 from vivace.deploy.load_case import LoadedDeployment, Overrides, build_case
 from vivace.deploy.render.compose import render_compose
-from vivace.deploy.render.kubernetes import PORT, find_port, render_kubernetes
-from vivace.deploy.render.process import list_processes
+from vivace.deploy.render.kubernetes import render_kubernetes
+from vivace.deploy.render.process import PORT, list_processes
 from vivace.deploy.render.ray import render_ray
 from vivace.deploy.render.shell import render_shell
 from vivace.deploy.render.systemd import render_systemd
@@ -69,6 +70,10 @@ def deployments(draw: st.DrawFn) -> Deployment | None:
         return None
 
 
+def case_of(deployment: Deployment) -> Case:
+    return build_case(LoadedDeployment(deployment, (), "drawn.yaml"), Overrides())
+
+
 @settings(max_examples=150, deadline=None)
 @given(deployments(), TARGETS)
 def test_any_values_are_judged_and_reported(deployment: Deployment | None, target: str) -> None:
@@ -90,8 +95,8 @@ def test_any_values_are_rendered_or_refused(deployment: Deployment | None) -> No
     for render in (
         render_shell,
         render_systemd,
-        lambda given: render_compose(given, None),
-        lambda given: render_kubernetes(given, None),
+        lambda given: render_compose(case_of(given)),
+        lambda given: render_kubernetes(case_of(given)),
         lambda given: render_ray(given, None),
     ):
         try:
@@ -103,5 +108,5 @@ def test_any_values_are_rendered_or_refused(deployment: Deployment | None) -> No
 @pytest.mark.parametrize("said", ["70000", "0", "7" * 5000, "²", "-1", "x", ""])
 def test_what_is_no_port_leaves_the_usual_one(said: str) -> None:
     one = next(list_processes(parse_deployment(mixed(), "f")))
-    assert find_port(replace(one, words=("serve", "--port", "65535"))) == 65535
-    assert find_port(replace(one, words=("serve", "--port", said))) == PORT
+    assert replace(one, words=("serve", "--port", "65535")).port == 65535
+    assert replace(one, words=("serve", "--port", said)).port == PORT

@@ -6,18 +6,23 @@ folders are made up. Errors in the page's tables and results are not in them.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from vivace.deploy.case import Case
+from vivace.deploy.command import render_files
 from vivace.deploy.from_script.script import import_scripts
-from vivace.deploy.load_case import Overrides, build_case, open_files
+from vivace.deploy.load_case import LoadedDeployment, Overrides, build_case, open_files
 from vivace.deploy.memory import buffers
 from vivace.deploy.memory.plan import plan_role
 from vivace.deploy.memory.windows import windows
-from vivace.deploy.render.process import list_processes
+from vivace.deploy.render.kubernetes import Manifests
+from vivace.deploy.render.process import Process, list_processes
 from vivace.deploy.render.shell import render_shell
 from vivace.deploy.rules.judge import judge
 from vivace.deploy.suggest import suggest
@@ -102,6 +107,80 @@ def test_import_of_what_is_rendered_starts_the_same(file: Path) -> None:
     again = import_scripts(rendered)
     assert started(again.deployment) == started(deployment)
     assert not [each for each in again.remarks if each.rule == "not-understood"]
+
+
+def started(processes: Iterable[Process]) -> Counter[tuple[Any, ...]]:
+    return Counter(
+        (each.kind, each.host, each.words, tuple(sorted(each.environment.items())))
+        for each in processes
+    )
+
+
+def sizes(case: Case) -> Counter[tuple[str, int, int]]:
+    return Counter(
+        (role.kind, role.instances, role.nodes) for role in case.deployment.roles.values()
+    )
+
+
+def found_in(case: Case) -> set[tuple[str, str]]:
+    return {
+        (each.rule, each.role)
+        for each in judge(case).findings
+        if each.severity in ("error", "warning")
+    }
+
+
+def imported_again(file: Path, to: str) -> tuple[Case, Case, set[tuple[str, str]]]:
+    """(the case, the same rendered and imported, findings that only the second has)"""
+    loaded = open_files([file])
+    case = build_case(loaded, Overrides())
+    again = import_scripts(list(render_files(loaded.deployment, to, loaded).items()))
+    assert not [each for each in again.remarks if each.rule == "not-understood"]
+    given = loaded.deployment
+    deployment = replace(
+        again.deployment,
+        model=given.model,
+        hardware=given.hardware,
+        workload=given.workload,
+        targets=given.targets,
+    )
+    files = LoadedDeployment(
+        deployment, tuple(again.remarks), to, again.sources, tuple(again.started)
+    )
+    second = build_case(files, Overrides())
+    return case, second, found_in(second) - found_in(case)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_import_of_a_compose_file_is_the_same_deployment(file: Path) -> None:
+    case, again, new = imported_again(file, "compose")
+    assert started(list_processes(again.deployment)) == started(list_processes(case.deployment))
+    assert sizes(again) == sizes(case)
+    shared_hosts = ("hosts-apart", "decode") in found_in(case)
+    assert new == ({("devices-apart", "decode")} if shared_hosts else set())
+
+
+def as_pods(processes: Iterable[Process], *, imported: bool) -> Iterator[Process]:
+    """What the cluster fills in, in the words of the import."""
+    for each in processes:
+        values = {f"<${name}>": f"<{name}>" for name in ("POD_IP", "LWS_LEADER_ADDRESS")}
+        values["<$LWS_WORKER_INDEX>"] = str(each.rank)
+        words = list(each.words)
+        for name, value in values.items():
+            words = [word.replace(name, value) for word in words]
+        told = ("POD_IP", "LWS_WORKER_INDEX") if imported else ()
+        environment = {k: v for k, v in each.environment.items() if k not in told}
+        yield replace(each, words=tuple(words), environment=environment, host=None)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_import_of_manifests_is_the_same_deployment(file: Path) -> None:
+    """With names of services in place of addresses."""
+    case, again, new = imported_again(file, "kubernetes")
+    wanted = started(as_pods(Manifests(case).processes, imported=False))
+    assert started(as_pods(list_processes(again.deployment), imported=True)) == wanted
+    assert not new
+    assert sizes(again) == sizes(case)
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)

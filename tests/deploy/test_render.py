@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +14,11 @@ import pytest
 import yaml
 from deployments import mixed, separated
 
+from vivace.deploy.case import Case
 from vivace.deploy.catalogue.hardware import find_device
 from vivace.deploy.command import main
 from vivace.deploy.from_script.script import import_scripts
+from vivace.deploy.load_case import LoadedDeployment, Overrides, build_case
 from vivace.deploy.quoting import quote
 from vivace.deploy.render.compose import render_compose
 from vivace.deploy.render.kubernetes import render_kubernetes
@@ -37,6 +40,10 @@ def made(name: str) -> Deployment:
     found.unset = ["https_proxy"]
     found.environment["PATH"] = "/opt/it's/bin:<$PATH>"
     return found
+
+
+def case_of(deployment: Deployment) -> Case:
+    return build_case(LoadedDeployment(deployment, (), "made.yaml"), Overrides())
 
 
 def documents(text: str) -> list[Any]:
@@ -135,54 +142,234 @@ def test_systemd_takes_the_units(tmp_path: Path) -> None:
 
 def test_compose_has_a_service_for_each_process() -> None:
     deployment = made("separated")
-    services = documents(render_compose(deployment, A3)["compose.yaml"])[0]["services"]
+    services = documents(render_compose(case_of(deployment))["compose.yaml"])[0]["services"]
+    settings = services.pop("node-settings")
     assert set(services) == {process.name for process in list_processes(deployment)}
-    decode = services["decode-0-1"]
+    assert settings["privileged"] and settings["command"] == ["sysctl -w vm.swappiness=0\n"]
+    decode, router = services["decode-0-1"], services["router-0"]
     assert decode["profiles"] == ["10.0.1.2"] and decode["network_mode"] == "host"
-    assert len(decode["devices"]) == 3 + 16 and "devices" not in services["router-0"]
+    assert decode["profiles"][0] in settings["profiles"] and "node-settings" in decode["depends_on"]
+    assert len(decode["devices"]) == 3 + 16 and "devices" not in router
+    assert decode["shm_size"] == "17gb"
     (command,) = decode["command"]
     assert "$$PATH" in command and "source /opt/set_env.sh" in command and "sysctl" not in command
     assert "--node-rank 1" in command and decode["environment"]["HCCL_BUFFSIZE"] == "800"
+    assert "healthcheck" not in decode, "only the first node of an instance serves"
+    assert "http://10.0.1.1:8001/health" in services["decode-0-0"]["healthcheck"]["test"][-1]
+    assert "http://127.0.0.1:6688/health" in router["healthcheck"]["test"][-1]
+
+
+def test_a_health_check_asks_the_server(tmp_path: Path) -> None:
+    services = documents(render_compose(case_of(made("mixed")))["compose.yaml"])[0]["services"]
+    test = services["mixed-0"]["healthcheck"]["test"]
+    assert test[:3] == ["CMD", "bash", "-c"]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        command = test[3].replace("$$", "$").replace(":7000/", f":{port}/")
+        asked = subprocess.Popen(["bash", "-c", command], stderr=subprocess.DEVNULL)
+        client, _ = listener.accept()
+        with client:
+            assert client.recv(4096).startswith(b"GET /health HTTP/1.1")
+            client.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+        assert asked.wait(timeout=30) == 0
+    assert subprocess.run(["bash", "-c", command], capture_output=True, timeout=30).returncode
+
+
+def pod_of(manifest: dict[str, Any], template: str = "template") -> dict[str, Any]:
+    spec = manifest["spec"]
+    return spec.get("leaderWorkerTemplate", spec)[template]["spec"]
 
 
 def test_kubernetes_objects() -> None:
     deployment = made("separated")
-    found = documents(render_kubernetes(deployment, A3)["kubernetes.yaml"])
-    kinds = [(each["kind"], each["metadata"]["name"]) for each in found]
-    assert kinds == [
+    found = documents(render_kubernetes(case_of(deployment))["kubernetes.yaml"])
+    objects = {(each["kind"], each["metadata"]["name"]): each for each in found}
+    assert list(objects) == [
         ("Deployment", "tests-co-prefill-0"),
         ("Service", "tests-co-prefill-0"),
         ("Deployment", "tests-co-prefill-1"),
         ("Service", "tests-co-prefill-1"),
-        ("Service", "tests-co-prefill"),
         ("LeaderWorkerSet", "tests-co-decode"),
-        ("Service", "tests-co-decode"),
+        ("Service", "tests-co-decode-leader"),
         ("Deployment", "tests-co-router"),
         ("Service", "tests-co-router"),
     ]
-    group = found[5]["spec"]["leaderWorkerTemplate"]
-    container = group["leaderTemplate"]["spec"]["containers"][0]
-    command = container["command"][2]
-    assert group["size"] == 2 and '--node-rank "$LWS_WORKER_INDEX"' in command
-    assert (
-        '--dist-init-addr "$LWS_LEADER_ADDRESS":5000' in command and '--host "$POD_IP"' in command
-    )
-    assert container["resources"]["limits"] == {"huawei.com/Ascend910": 16}
-    assert "readinessProbe" in container
-    assert "readinessProbe" not in group["workerTemplate"]["spec"]["containers"][0]
-    router = found[7]["spec"]["template"]["spec"]["containers"][0]["command"][2]
-    assert "http://tests-co-decode:8001" in router and "--host 0.0.0.0" in router
+    group = objects["LeaderWorkerSet", "tests-co-decode"]
+    leader, worker = pod_of(group, "leaderTemplate"), pod_of(group, "workerTemplate")
+    (container,) = leader["containers"]
+    (command,) = container["args"]
+    assert group["spec"]["leaderWorkerTemplate"]["size"] == 2
+    assert '--node-rank "$LWS_WORKER_INDEX"' in command and '--host "$POD_IP"' in command
+    assert '--dist-init-addr "$LWS_LEADER_ADDRESS":5000' in command
+    assert "readinessProbe" in container and "readinessProbe" not in worker["containers"][0]
+    router = pod_of(objects["Deployment", "tests-co-router"])["containers"][0]["args"][0]
+    assert "http://tests-co-decode-leader:8001" in router and "--host 0.0.0.0" in router
     assert "http://tests-co-prefill-1:8000 8999" in router
     store = {"name": "ASCEND_MF_STORE_URL", "value": "tcp://tests-co-prefill-0:24669"}
     assert store in container["env"]
 
 
+def test_every_port_that_others_call_is_in_a_service() -> None:
+    found = documents(render_kubernetes(case_of(made("separated")))["kubernetes.yaml"])
+    services = {
+        each["metadata"]["name"]: {port["name"]: port["port"] for port in each["spec"]["ports"]}
+        for each in found
+        if each["kind"] == "Service"
+    }
+    assert services == {
+        "tests-co-prefill-0": {"http": 8000, "bootstrap": 8998, "store": 24669},
+        "tests-co-prefill-1": {"http": 8000, "bootstrap": 8999},
+        "tests-co-decode-leader": {"http": 8001, "rendezvous": 5000},
+        "tests-co-router": {"http": 6688},
+    }
+    leaders = next(s for s in found if s["metadata"]["name"] == "tests-co-decode-leader")
+    assert leaders["spec"]["selector"] == {
+        "app": "tests-co-decode",
+        "leaderworkerset.sigs.k8s.io/worker-index": "0",
+    }
+
+
+def test_a_pod_of_ascend_has_what_the_engine_needs() -> None:
+    found = documents(render_kubernetes(case_of(made("separated")))["kubernetes.yaml"])
+    pod = pod_of(found[0])
+    (container,) = pod["containers"]
+    assert pod["hostNetwork"] and pod["dnsPolicy"] == "ClusterFirstWithHostNet"
+    assert container["securityContext"] == {"privileged": True}
+    mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
+    assert {"/usr/local/Ascend/driver", "/usr/local/dcmi", "/etc/hccn.conf", "/dev/shm"} <= mounts
+    assert {mount["name"] for mount in container["volumeMounts"]} == {
+        volume["name"] for volume in pod["volumes"]
+    }
+    assert container["resources"]["limits"]["huawei.com/Ascend910"] == 16
+    assert container["resources"]["requests"] == {"cpu": "64", "memory": "145Gi"}
+    shared = next(volume for volume in pod["volumes"] if volume["name"] == "shared-memory")
+    assert shared["emptyDir"] == {"medium": "Memory", "sizeLimit": "17Gi"}
+    (settings,) = pod["initContainers"]
+    assert settings["args"] == ["sysctl -w vm.swappiness=0\n"]
+    router = pod_of(found[6])
+    assert "hostNetwork" not in router and "initContainers" not in router
+
+
+def test_probes_give_a_server_an_hour_to_load() -> None:
+    (container,) = pod_of(
+        documents(render_kubernetes(case_of(made("mixed")))["kubernetes.yaml"])[0]
+    )["containers"]
+    patience = {
+        name: container[name]["periodSeconds"] * container[name]["failureThreshold"]
+        for name in ("startupProbe", "readinessProbe", "livenessProbe")
+    }
+    assert patience == {"startupProbe": 3600, "readinessProbe": 30, "livenessProbe": 300}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_commands_are_blocks_and_nothing_is_shared(name: str) -> None:
+    for text in (
+        render_kubernetes(case_of(made(name)))["kubernetes.yaml"],
+        render_compose(case_of(made(name)))["compose.yaml"],
+    ):
+        assert "- |" in text and "&id" not in text and "\\n" not in text
+
+
+def test_dollars_survive_kubernetes_and_compose() -> None:
+    """Kubernetes replaces $(NAME), compose ${NAME}; both make one dollar of two."""
+    content = mixed(environment={"WORD": "a$(POD_IP)$$b"}, flags={"served-model-name": "$(x)$$"})
+    it = case_of(parse_deployment(content, "made"))
+    for render in (render_kubernetes, render_compose):
+        ((name, text),) = render(it).items()
+        (server,) = import_scripts([(name, text)]).deployment.roles.values()
+        assert server.flags["served-model-name"] == "$(x)$$"
+        environment = import_scripts([(name, text)]).deployment.environment
+        assert environment["WORD"] == "a$(POD_IP)$$b"
+
+
 @pytest.mark.parametrize("name", MADE)
 def test_kubernetes_takes_the_objects(name: str) -> None:
     validate = pytest.importorskip("kubernetes_validate")
-    for each in documents(render_kubernetes(made(name), A3)["kubernetes.yaml"]):
+    for each in documents(render_kubernetes(case_of(made(name)))["kubernetes.yaml"]):
         if each["kind"] != "LeaderWorkerSet":
             validate.validate(each, "1.31", strict=True)
+
+
+GROUP_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["apiVersion", "kind", "metadata", "spec"],
+    "additionalProperties": False,
+    "properties": {
+        "apiVersion": {"const": "leaderworkerset.x-k8s.io/v1"},
+        "kind": {"const": "LeaderWorkerSet"},
+        "metadata": {
+            "type": "object",
+            "required": ["name"],
+            "properties": {
+                "name": {
+                    "type": "string",
+                    "maxLength": 63,
+                    "pattern": "^[a-z]([-a-z0-9]*[a-z0-9])?$",
+                }
+            },
+        },
+        "spec": {
+            "type": "object",
+            "required": ["leaderWorkerTemplate"],
+            "additionalProperties": False,
+            "properties": {
+                "replicas": {"type": "integer", "minimum": 0},
+                "startupPolicy": {"enum": ["LeaderCreated", "LeaderReady"]},
+                "rolloutStrategy": {"type": "object"},
+                "networkConfig": {
+                    "type": "object",
+                    "properties": {"subdomainPolicy": {"enum": ["Shared", "UniquePerReplica"]}},
+                },
+                "leaderWorkerTemplate": {
+                    "type": "object",
+                    "required": ["workerTemplate"],
+                    "additionalProperties": False,
+                    "properties": {
+                        "size": {"type": "integer", "minimum": 1},
+                        "restartPolicy": {
+                            "enum": [
+                                "Default",
+                                "RecreateGroupOnPodRestart",
+                                "RecreateGroupAfterStart",
+                                "None",
+                            ]
+                        },
+                        "leaderTemplate": {"type": "object", "required": ["spec"]},
+                        "workerTemplate": {"type": "object", "required": ["spec"]},
+                        "subGroupPolicy": {"type": "object"},
+                        "volumeClaimTemplates": {"type": "array"},
+                        "persistentVolumeClaimRetentionPolicy": {"type": "object"},
+                    },
+                },
+            },
+        },
+    },
+}
+"""what leaderworkerset_types.go and its webhook (kubernetes-sigs/lws, v1) accept"""
+MOST_PODS = (1 << 31) - 1
+
+
+@pytest.mark.parametrize("title", ["Tests & Co.", "3 nodes", "", "x" * 200, "-", "é"])
+def test_groups_are_what_their_controller_takes(title: str) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    deployment = made("separated")
+    deployment.name = title
+    found = documents(render_kubernetes(case_of(deployment))["kubernetes.yaml"])
+    groups = [each for each in found if each["kind"] == "LeaderWorkerSet"]
+    assert len(groups) == 1
+    names = {(each["kind"] == "Service", each["metadata"]["name"]) for each in found}
+    assert len(names) == len(found), "every object has a name of its own"
+    for group in groups:
+        jsonschema.validate(group, GROUP_SCHEMA)
+        template, name = group["spec"]["leaderWorkerTemplate"], group["metadata"]["name"]
+        assert group["spec"]["replicas"] * template["size"] <= MOST_PODS
+        assert (True, name) not in names, "the controller makes a headless service of this name"
+        for part in ("leaderTemplate", "workerTemplate"):
+            pod = {"apiVersion": "v1", "kind": "Pod", **template[part]}
+            pod["metadata"] = {**pod["metadata"], "name": f"{name}-0-1"}
+            assert len(pod["metadata"]["name"]) <= 63
+            validate = pytest.importorskip("kubernetes_validate")
+            validate.validate(pod, "1.31", strict=True)
 
 
 def test_ray_jobs_are_pinned_to_their_nodes() -> None:

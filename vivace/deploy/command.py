@@ -126,13 +126,13 @@ def render_files(deployment: Deployment, to: str, loaded: LoadedDeployment) -> d
     from vivace.deploy.render.shell import render_shell
     from vivace.deploy.render.systemd import render_systemd
 
-    device = build_case(LoadedDeployment(deployment, (), loaded.file), Overrides()).device
+    case = build_case(LoadedDeployment(deployment, (), loaded.file), Overrides())
     return {
         "shell": lambda: render_shell(deployment),
         "systemd": lambda: render_systemd(deployment),
-        "compose": lambda: render_compose(deployment, device),
-        "kubernetes": lambda: render_kubernetes(deployment, device),
-        "ray": lambda: render_ray(deployment, device),
+        "compose": lambda: render_compose(case),
+        "kubernetes": lambda: render_kubernetes(case),
+        "ray": lambda: render_ray(deployment, case.device),
     }[to]()
 
 

@@ -27,13 +27,15 @@ MAX_NESTING = 200
 
 class Container(msgspec.Struct, frozen=True):
     """`script` exports its variables and runs its command; `pod`: its number in its set;
-    `machine`: the same for those that share one; `notes`: what was not read."""
+    `machine`: the same for those that share one; `host`: its address, where the file says it;
+    `notes`: what was not read."""
 
     script: str
     place: Location
     pod: int = 0
     contained: bool = True
     machine: str = ""
+    host: str = ""
     notes: tuple[str, ...] = ()
     files: dict[str, str] = {}
     """that were read for its variables, by name"""
@@ -110,9 +112,10 @@ def count_pods(value: Any) -> int:
 
 
 def of_pod(file: str, spec: yaml.Node | None, pod: int, size: int) -> Iterator[Container]:
-    listed = child(spec, "containers")
     shared = plain(child(spec, "hostNetwork")) is True
-    for node in listed.value if isinstance(listed, yaml.SequenceNode) else []:
+    lists = (child(spec, "initContainers"), child(spec, "containers"))
+    listed = [found.value for found in lists if isinstance(found, yaml.SequenceNode)]
+    for node in (each for found in listed for each in found):
         content = plain(node)
         if not isinstance(content, Mapping):
             continue
@@ -174,6 +177,7 @@ def of_service(file: str, name: yaml.Node, node: yaml.Node, follow: Follow) -> I
             pod=pod,
             contained=content.get("network_mode") != "host",
             machine=find_machine(file, content),
+            host=str(content.get("x-host") or ""),
             notes=tuple(found.notes),
             files=found.files,
         )

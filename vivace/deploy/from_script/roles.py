@@ -108,12 +108,16 @@ def group_servers(started: Sequence[StartedServer]) -> list[list[StartedServer]]
 
 
 def same_role(one: StartedServer, other: StartedServer) -> bool:
-    """Whether they differ only by node: in scripts of their own, or as ranks of one instance."""
-    apart = one.place.file != other.place.file or (
+    """Whether they differ only by node: in scripts or containers of their own, or as ranks of one
+    instance."""
+    in_manifest = one.place != other.place and one.place.file.endswith((".yaml", ".yml"))
+    of_nodes = (
         positive_int(flag_value(one.flags, "nnodes")) not in (None, 1)
         and node_rank(one.flags) is not None
         and node_rank(other.flags) is not None
     )
+    containers = in_manifest and one.environment == other.environment
+    apart = one.place.file != other.place.file or containers or of_nodes
     return apart and signature(one) == signature(other)
 
 

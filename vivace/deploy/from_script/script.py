@@ -153,7 +153,8 @@ def collect(
         place = Location(launch.file or name, launch.line, launch.end)
         if within is not None:
             place = within.place
-            where = msgspec.structs.replace(launch.where, contained=within.contained)
+            host = launch.where.host or within.host
+            where = msgspec.structs.replace(launch.where, contained=within.contained, host=host)
             launch = msgspec.structs.replace(launch, where=where, round=within.pod, behind=0)
         called = invocation(launch.words)
         if called is None:

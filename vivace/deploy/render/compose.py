@@ -3,56 +3,93 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
-import yaml
-
+from vivace.deploy.case import Case
 from vivace.deploy.catalogue.hardware import Device
+from vivace.deploy.quoting import quote
+from vivace.deploy.render.blocks import dump_yaml
+from vivace.deploy.render.containers import ASCEND_DEVICES, ASCEND_FILES
 from vivace.deploy.render.process import Process, list_processes
-from vivace.deploy.render.shell import WARNING, inline, plain_environment
+from vivace.deploy.render.resources import NodeShare, node_shares
+from vivace.deploy.render.shell import WARNING, inline, node_settings, plain_environment
 from vivace.deploy.schema.deployment import Deployment
 
 IMAGE = "${IMAGE:?the container image that has the engine}"
-SHARED_MEMORY = "16g"
-ASCEND_DEVICES = ("/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc")
-ASCEND_VOLUMES = (
-    "/usr/local/Ascend/driver:/usr/local/Ascend/driver:ro",
-    "/usr/local/dcmi:/usr/local/dcmi:ro",
-    "/usr/local/bin/npu-smi:/usr/local/bin/npu-smi:ro",
-)
-INHERITED = ("source ", ". ")
-"""lines of the preparation that also a container needs; the rest is for the node itself"""
+MODELS = "${MODELS:-/models}:${MODELS:-/models}:ro"
+SETTINGS = "node-settings"
+HEAD = f"""# {WARNING}
+# docker compose --profile HOST up: what runs on that node; the model's folder is ${{MODELS}}.
+# docker compose run benchmark-0: a benchmark.
+"""
 
 
-def render_compose(deployment: Deployment, device: Device | None) -> dict[str, str]:
-    services = {
-        process.name: service(deployment, process, device) for process in list_processes(deployment)
-    }
-    content = {"services": services}
-    text = yaml.dump(content, sort_keys=False, width=100, allow_unicode=True)
-    usage = (
-        "docker compose --profile HOST up: what runs on that node; the model's folder is ${MODELS}."
-    )
-    return {"compose.yaml": f"# {WARNING}\n# {usage}\n{text}"}
+def render_compose(case: Case) -> dict[str, str]:
+    deployment, device = case.deployment, case.device
+    shares, processes = node_shares(case), list(list_processes(deployment))
+    services: dict[str, Any] = {}
+    settings = node_settings(deployment)
+    if settings:
+        servers = (process for process in processes if process.kind not in ("router", "benchmark"))
+        services[SETTINGS] = setter(settings, servers)
+    for process in processes:
+        share = shares.get(process.role, NodeShare())
+        services[process.name] = service(deployment, process, device, share)
+    return {"compose.yaml": HEAD + dump_yaml([{"services": services}])}
 
 
-def service(deployment: Deployment, process: Process, device: Device | None) -> dict[str, Any]:
-    found: dict[str, Any] = {
+def setter(settings: str, servers: Iterator[Process]) -> dict[str, Any]:
+    """Runs the lines of the preparation that set something of the node, once."""
+    return {
         "image": IMAGE,
-        "profiles": [profile(process)],
+        "profiles": list(dict.fromkeys(profile(process) for process in servers)),
         "network_mode": "host",
-        "ipc": "host",
-        "shm_size": SHARED_MEMORY,
+        "privileged": True,
+        "restart": "no",
+        "entrypoint": ["bash", "-c"],
+        "command": [escape(settings + "\n")],
+    }
+
+
+def service(
+    deployment: Deployment, process: Process, device: Device | None, share: NodeShare
+) -> dict[str, Any]:
+    found: dict[str, Any] = {"image": IMAGE, "profiles": [profile(process)]}
+    if process.host is not None:
+        found["x-host"] = process.host
+    serves = process.kind not in ("router", "benchmark")
+    if serves and node_settings(deployment):
+        found["depends_on"] = {SETTINGS: {"condition": "service_completed_successfully"}}
+    found |= {
+        "network_mode": "host",
+        "shm_size": f"{share.shared}gb",
+        "ulimits": {"memlock": -1, "nofile": 1048576},
         "restart": "no" if process.kind == "benchmark" else "on-failure:5",
         "stop_grace_period": "3m",
         "environment": {name: escape(value) for name, value in plain_environment(process).items()},
         "entrypoint": ["bash", "-c"],
-        "command": [escape(inline(deployment, process, INHERITED))],
-        "volumes": ["${MODELS:-/models}:${MODELS:-/models}:ro"],
+        "command": [escape(inline(deployment, process) + "\n")],
+        "volumes": [MODELS],
     }
-    if process.kind in ("router", "benchmark") or device is None:
-        return found
-    return found | accelerators(device)
+    if process.kind != "benchmark" and process.rank == 0:
+        found["healthcheck"] = healthcheck(process)
+    return found | (accelerators(device) if serves and device is not None else {})
+
+
+def healthcheck(process: Process) -> dict[str, Any]:
+    """An hour to load; then five minutes without an answer are one too many."""
+    host = process.value("host") or "127.0.0.1"
+    host = quote("127.0.0.1" if host == "0.0.0.0" else host)
+    ask = "import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=5)"
+    test = f"python3 -c {quote(ask)} http://{host}:{process.port}/health"
+    return {
+        "test": ["CMD", "bash", "-c", escape(test)],
+        "start_period": "60m",
+        "interval": "30s",
+        "timeout": "10s",
+        "retries": 10,
+    }
 
 
 def accelerators(device: Device) -> dict[str, Any]:
@@ -63,7 +100,7 @@ def accelerators(device: Device) -> dict[str, Any]:
         return {}
     count = device.cards_per_node * device.devices_per_card
     nodes = [*ASCEND_DEVICES, *(f"/dev/davinci{index}" for index in range(count))]
-    volumes = ["${MODELS:-/models}:${MODELS:-/models}:ro", *ASCEND_VOLUMES]
+    volumes = [MODELS, *(f"{path}:{path}:ro" for path in ASCEND_FILES.values())]
     return {"privileged": True, "devices": [f"{node}:{node}" for node in nodes], "volumes": volumes}
 
 

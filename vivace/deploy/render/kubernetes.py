@@ -3,96 +3,226 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
-import yaml
 
+from vivace.deploy.case import Case
 from vivace.deploy.catalogue.hardware import Device
 from vivace.deploy.from_script.flags import find_option
-from vivace.deploy.render.process import Process, list_processes
-from vivace.deploy.render.shell import WARNING, inline, plain_environment
+from vivace.deploy.render.blocks import dump_yaml
+from vivace.deploy.render.containers import ASCEND_FILES
+from vivace.deploy.render.process import Process, list_processes, port_number
+from vivace.deploy.render.resources import NodeShare, node_shares
+from vivace.deploy.render.shell import WARNING, inline, node_settings, plain_environment
 from vivace.deploy.schema.deployment import Deployment
 
 RESOURCES = {"npu": "huawei.com/Ascend910", "cuda": "nvidia.com/gpu"}
-PORT = 30000
-SHARED_MEMORY = "16Gi"
+BOOTSTRAP = 8998
+STORE = "ASCEND_MF_STORE_URL"
+LEADER = "leaderworkerset.sigs.k8s.io/worker-index"
+OWN = ("127.0.0.1", "localhost", "0.0.0.0")
 GRACE = 180
 """seconds a pod has to finish its requests"""
 STARTING = 3600
 """seconds a server may take to load"""
+HEAD = f"""# {WARNING}
+# Replace IMAGE, and the claim `models` where the weights lie. Instances of several nodes need the
+# LeaderWorkerSet controller (sigs.k8s.io/lws). CPUs and memory are per rank: adapt them.
+# Benchmarks are jobs that wait: kubectl patch job NAME -p '{{"spec": {{"suspend": false}}}}'
+"""
 
 
-def render_kubernetes(deployment: Deployment, device: Device | None) -> dict[str, str]:
+def render_kubernetes(case: Case) -> dict[str, str]:
     """One file; {host}, {first} and {node} become what the pod is told."""
-    documents = list(objects(deployment, device))
-    head = (
-        f"# {WARNING}\n# Replace IMAGE, and the claim `models` where the weights lie. Instances of "
-        "several nodes need the LeaderWorkerSet\n# controller (sigs.k8s.io/lws).\n"
-    )
-    return {"kubernetes.yaml": head + yaml.dump_all(documents, sort_keys=False, width=100)}
+    return {"kubernetes.yaml": HEAD + dump_yaml(Manifests(case).objects())}
 
 
-def objects(deployment: Deployment, device: Device | None) -> Iterator[dict[str, Any]]:
-    processes = list(list_processes(deployment))
-    moved = addresses(deployment, processes)
-    every = [generic(process, moved) for process in processes]
-    for name, role in deployment.roles.items():
-        mine = [process for process in every if process.role == name]
-        leaders = [process for process in mine if process.rank == 0]
-        devices = per_node(role.flags, device, role.nodes)
-        same = alike(leaders)
-        for leader in leaders[:1] if same else leaders:
-            title = label(deployment, name if same else leader.name)
-            replicas = role.instances if same else 1
-            template = pod(deployment, leader, title, device, devices)
-            if role.nodes > 1:
-                second = next(p for p in mine if p.instance == leader.instance and p.rank == 1)
-                worker = pod(deployment, second, title, device, devices)
-                yield leader_worker_set(title, replicas, role.nodes, template, worker)
-            else:
-                yield simple_deployment(title, replicas, template)
-            if not same:
-                yield headless(title)
-        service_name = label(deployment, name)
-        yield service(service_name, service_name, find_port(leaders[0]))
+class Port(msgspec.Struct, frozen=True):
+    name: str
+    number: int
+
+    @property
+    def of_container(self) -> dict[str, Any]:
+        return {"name": self.name, "containerPort": self.number}
+
+    @property
+    def of_service(self) -> dict[str, Any]:
+        return {"name": self.name, "port": self.number, "targetPort": self.number}
 
 
-def alike(leaders: list[Process]) -> bool:
-    first = leaders[0]
-    return all(
-        (each.words, each.environment) == (first.words, first.environment) for each in leaders
-    )
+class Manifests:
+    """The objects of one deployment."""
+
+    def __init__(self, case: Case) -> None:
+        self.deployment, self.device = case.deployment, case.device
+        self.shares = node_shares(case)
+        found = list(list_processes(case.deployment))
+        self.separate = any(process.kind == "router" for process in found)
+        self.stores = {store_host(process.environment.get(STORE, "")) for process in found}
+        self.moved = self.addresses(found)
+        self.entry = self.entry_service(found)
+        self.store_hosts = {
+            each.name for each in found if each.host is not None and each.host in self.stores
+        }
+        self.processes = [generic(process, self.moved, self.entry) for process in found]
+
+    def addresses(self, processes: Sequence[Process]) -> dict[str, str]:
+        """Host of the deployment -> name of the service in front of its instance; of servers that
+        share a host, the first."""
+        found: dict[str, str] = {}
+        for name, role in self.deployment.roles.items():
+            mine = [process for process in processes if process.role == name]
+            leaders = [process for process in mine if process.rank == 0]
+            whole = self.one_set([generic(leader, {}, "") for leader in leaders])
+            for process in mine:
+                if process.host is not None:
+                    title = self.title(leaders[process.instance], whole)
+                    found.setdefault(process.host, service_name(title, role.nodes))
+        return found
+
+    def entry_service(self, processes: Sequence[Process]) -> str:
+        """Where requests go: to the router, or to the servers."""
+        for kind in ("router", "mixed", "decode"):
+            found = next((process for process in processes if process.kind == kind), None)
+            if found is not None:
+                whole = len([each for each in processes if each.role == found.role]) == 1
+                return service_name(self.title(found, whole or found.kind != "router"), found.nodes)
+        return ""
+
+    def one_set(self, leaders: Sequence[Process]) -> bool:
+        """Whether the instances of a role can be replicas of one object: alike, and nobody has to
+        reach one of them rather than another."""
+        first = leaders[0]
+        same = all((p.words, p.environment) == (first.words, first.environment) for p in leaders)
+        return len(leaders) == 1 or (same and not self.separate)
+
+    def title(self, leader: Process, whole: bool) -> str:
+        return label(self.deployment, leader.role if whole else leader.name)
+
+    def objects(self) -> Iterator[dict[str, Any]]:
+        for name, role in self.deployment.roles.items():
+            mine = [process for process in self.processes if process.role == name]
+            leaders = [process for process in mine if process.rank == 0]
+            whole = self.one_set(leaders)
+            for leader in leaders[:1] if whole else leaders:
+                members = [process for process in mine if process.instance == leader.instance]
+                title, replicas = self.title(leader, whole), role.instances if whole else 1
+                yield self.workload(title, replicas, members)
+                selector = {"app": title} | ({LEADER: "0"} if role.nodes > 1 else {})
+                yield service(service_name(title, role.nodes), selector, self.ports(leader))
+        for process in self.processes:
+            if process.kind == "benchmark":
+                yield self.job(process)
+
+    def workload(self, title: str, replicas: int, members: Sequence[Process]) -> dict[str, Any]:
+        leader = self.pod(members[0], title)
+        if len(members) == 1:
+            return simple_deployment(title, replicas, leader)
+        return leader_worker_set(title, replicas, len(members), leader, self.pod(members[1], title))
+
+    def ports(self, process: Process) -> list[Port]:
+        """Where the process listens: requests, and what other servers ask for."""
+        found = [Port("http", process.port)]
+        if process.kind == "prefill":
+            number = port_number(process.value("disaggregation_bootstrap_port")) or BOOTSTRAP
+            found.append(Port("bootstrap", number))
+        address = process.value("dist_init_addr")
+        rendezvous = port_number((address or "").rpartition(":")[2])
+        if rendezvous is not None and process.rank == 0 and process.nodes > 1:
+            found.append(Port("rendezvous", rendezvous))
+        store = port_number(process.environment.get(STORE, "").rpartition(":")[2])
+        if store is not None and process.name in self.store_hosts:
+            found.append(Port("store", store))
+        numbers: dict[int, Port] = {}
+        for each in found:
+            numbers.setdefault(each.number, each)
+        return list(numbers.values())
+
+    def pod(self, process: Process, title: str) -> dict[str, Any]:
+        share = self.shares.get(process.role, NodeShare())
+        serves = process.kind not in ("router", "benchmark")
+        ascend = serves and self.device is not None and self.device.platform == "npu"
+        container = self.container(process, share)
+        if ascend:
+            container["securityContext"] = {"privileged": True}
+        volumes: list[dict[str, Any]] = [
+            {
+                "name": "shared-memory",
+                "emptyDir": {"medium": "Memory", "sizeLimit": f"{share.shared}Gi"},
+            },
+            {"name": "models", "persistentVolumeClaim": {"claimName": "models", "readOnly": True}},
+        ]
+        if ascend:
+            for name, path in ASCEND_FILES.items():
+                volumes.append({"name": name, "hostPath": {"path": path}})
+                mount = {"name": name, "mountPath": path, "readOnly": True}
+                container["volumeMounts"].append(mount)
+        spec: dict[str, Any] = {}
+        if serves and self.on_host_network(process):
+            spec |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
+        spec["terminationGracePeriodSeconds"] = GRACE
+        settings = node_settings(self.deployment)
+        if serves and settings:
+            spec["initContainers"] = [settings_container(settings)]
+        spec |= {"containers": [container], "volumes": volumes}
+        return {"metadata": {"labels": {"app": title}}, "spec": spec}
+
+    def on_host_network(self, process: Process) -> bool:
+        """HCCL takes its links from the node's own interfaces, and RDMA between nodes and for KV
+        needs them too."""
+        ascend = self.device is not None and self.device.platform == "npu"
+        return ascend or process.nodes > 1 or process.kind in ("prefill", "decode")
+
+    def container(self, process: Process, share: NodeShare) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "name": "engine",
+            "image": "IMAGE",
+            "command": ["bash", "-c"],
+            "args": [escape_dollars(inline(self.deployment, process) + "\n")],
+            "env": [
+                {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+                *(
+                    {"name": name, "value": escape_dollars(value)}
+                    for name, value in plain_environment(process).items()
+                ),
+            ],
+            "resources": resources(share, self.device if process.kind != "router" else None),
+            "volumeMounts": [
+                {"name": "shared-memory", "mountPath": "/dev/shm"},
+                {"name": "models", "mountPath": "/models", "readOnly": True},
+            ],
+        }
+        if process.kind == "benchmark":
+            return found
+        found["ports"] = [port.of_container for port in self.ports(process)]
+        return found | (probes(process.port) if process.rank == 0 else {})
+
+    def job(self, process: Process) -> dict[str, Any]:
+        template = self.pod(process, label(self.deployment, process.name))
+        template["spec"]["restartPolicy"] = "Never"
+        return {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": {"name": label(self.deployment, process.name)},
+            "spec": {"suspend": True, "backoffLimit": 0, "template": template},
+        }
 
 
-def addresses(deployment: Deployment, processes: list[Process]) -> dict[str, str]:
-    """Host of the spec -> name of the service in front of its role, or of its instance where the
-    instances differ."""
-    found: dict[str, str] = {}
-    for name in deployment.roles:
-        mine = [process for process in processes if process.role == name]
-        leaders = [process for process in mine if process.rank == 0]
-        same = alike([generic(leader, {}) for leader in leaders])
-        for process in mine:
-            leader = leaders[process.instance]
-            if process.host is not None:
-                found[process.host] = label(deployment, name if same else leader.name)
-    return found
-
-
-def generic(process: Process, moved: dict[str, str]) -> Process:
-    """The process with what a pod is told in place of the node's own address and rank."""
+def generic(process: Process, moved: dict[str, str], entry: str) -> Process:
+    """The process with what a pod is told in place of the node's own address and rank; a benchmark
+    beside the servers calls their service, `entry`."""
     words, waiting = list[str](), ""
     for word in process.words:
         if waiting == "node_rank" and process.nodes > 1:
             words.append("<$LWS_WORKER_INDEX>")
-        elif waiting == "host":
+        elif waiting == "host" and process.kind != "benchmark":
             words.append("<$POD_IP>" if process.kind != "router" else "0.0.0.0")
-        elif waiting == "dist_init_addr":
-            port = word.rpartition(":")[2]
-            words.append(f"<$LWS_LEADER_ADDRESS>:{port}")
+        elif waiting == "host" and word in OWN and entry:
+            words.append(entry)
+        elif waiting == "dist_init_addr" and process.nodes > 1:
+            words.append(f"<$LWS_LEADER_ADDRESS>:{word.rpartition(':')[2]}")
         else:
             words.append(with_services(word, moved))
         option = find_option(word[2:]) if word.startswith("--") else None
@@ -108,74 +238,61 @@ def with_services(word: str, moved: dict[str, str]) -> str:
     return word
 
 
+def store_host(url: str) -> str:
+    return url.rpartition("/")[2].rpartition(":")[0]
+
+
+def service_name(title: str, nodes: int) -> str:
+    """A LeaderWorkerSet makes a headless service of its own name, for the names of its pods."""
+    return f"{title[:56].rstrip('-')}-leader" if nodes > 1 else title
+
+
 def label(deployment: Deployment, name: str) -> str:
-    """A DNS label: at most 63 lower-case letters, digits and dashes."""
+    """A DNS label (RFC 1035): at most 63 lower-case letters, digits and dashes, a letter first.
+    Eight are left for the numbers of pods."""
     text = f"{deployment.name}-{name}" if deployment.name else name
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:63].strip("-") or "vivace"
+    text = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+    text = text if text[:1].isalpha() else f"d-{text}"
+    if len(text) > 55:  # the end says which role it is
+        end = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[-40:]
+        text = f"{text[: 54 - len(end)].strip('-')}-{end.strip('-')}"
+    return text.strip("-")
 
 
-def per_node(flags: dict[str, Any], device: Device | None, nodes: int) -> int:
-    sizes = {option.name: value for flag, value in flags.items() if (option := find_option(flag))}
-    ranks = sizes.get("tp_size", 1)
-    ranks = ranks if isinstance(ranks, int) else 1
-    return 0 if device is None else max(1, -(-ranks // nodes))
+def escape_dollars(text: str) -> str:
+    """Kubernetes replaces $(NAME) in arguments and variables, and makes one of two dollars."""
+    return re.sub(r"\$(?=[$(])", "$$", text)
 
 
-def pod(
-    deployment: Deployment, process: Process, title: str, device: Device | None, devices: int
-) -> dict[str, Any]:
-    container: dict[str, Any] = {
-        "name": "engine",
-        "image": "IMAGE",
-        "command": ["bash", "-c", inline(deployment, process, ("source ", ". "))],
-        "env": [
-            {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
-            *({"name": k, "value": v} for k, v in plain_environment(process).items()),
-        ],
-        "ports": [{"containerPort": find_port(process)}],
-        "volumeMounts": [
-            {"name": "shared-memory", "mountPath": "/dev/shm"},
-            {"name": "models", "mountPath": "/models", "readOnly": True},
-        ],
-    }
-    if process.rank == 0:
-        container |= probes(find_port(process))
-    serves = process.kind != "router" and device is not None and device.platform in RESOURCES
-    if serves and device is not None:
-        container["resources"] = {"limits": {RESOURCES[device.platform]: devices}}
-    spec = {
-        "terminationGracePeriodSeconds": GRACE,
-        "containers": [container],
-        "volumes": [
-            {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": SHARED_MEMORY}},
-            {"name": "models", "persistentVolumeClaim": {"claimName": "models", "readOnly": True}},
-        ],
-    }
+def settings_container(settings: str) -> dict[str, Any]:
+    """Runs the lines of the preparation that set something of the node."""
     return {
-        "metadata": {"labels": {"app": title, "role": role_label(deployment, process)}},
-        "spec": spec,
+        "name": "node-settings",
+        "image": "IMAGE",
+        "command": ["bash", "-c"],
+        "args": [escape_dollars(settings + "\n")],
+        "securityContext": {"privileged": True},
     }
 
 
-def role_label(deployment: Deployment, process: Process) -> str:
-    return label(deployment, process.role)
+def resources(share: NodeShare, device: Device | None) -> dict[str, Any]:
+    """/dev/shm counts toward memory; the limit leaves room for what nobody counts."""
+    memory = f"{share.memory}Gi"
+    requests: dict[str, Any] = {"cpu": str(share.cpus), "memory": memory}
+    limits: dict[str, Any] = {"memory": f"{2 * share.memory}Gi"}
+    if device is not None and share.devices and device.platform in RESOURCES:
+        limits[RESOURCES[device.platform]] = share.devices
+    return {"requests": requests, "limits": limits}
 
 
 def probes(port: int) -> dict[str, Any]:
-    get = {"path": "/health", "port": port}
+    """An hour to load, half a minute out of the service, five minutes until it is killed."""
+    get = {"httpGet": {"path": "/health", "port": port}, "timeoutSeconds": 5}
     return {
-        "startupProbe": {"httpGet": get, "periodSeconds": 10, "failureThreshold": STARTING // 10},
-        "readinessProbe": {"httpGet": get, "periodSeconds": 10},
-        "livenessProbe": {"httpGet": get, "periodSeconds": 30, "failureThreshold": 5},
+        "startupProbe": {**get, "periodSeconds": 10, "failureThreshold": STARTING // 10},
+        "readinessProbe": {**get, "periodSeconds": 10, "failureThreshold": 3},
+        "livenessProbe": {**get, "periodSeconds": 30, "failureThreshold": 10},
     }
-
-
-def find_port(process: Process) -> int:
-    """What follows --port; PORT where nothing does, or what no port can be (the check says so)."""
-    for word, following in pairwise(process.words):
-        if word == "--port" and following.isdecimal() and len(following) < 6:
-            return int(following) if 0 < int(following) < 1 << 16 else PORT
-    return PORT
 
 
 def simple_deployment(title: str, replicas: int, template: dict[str, Any]) -> dict[str, Any]:
@@ -211,20 +328,17 @@ def leader_worker_set(
     }
 
 
-def headless(name: str) -> dict[str, Any]:
-    """The name of one instance's pods: every port of theirs, bootstrap and KV store included."""
+def service(name: str, selector: dict[str, str], ports: Sequence[Port]) -> dict[str, Any]:
+    """Headless: what is registered by name, as the bootstrap and the store, is reached at the
+    pod's own address."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": {"name": name},
-        "spec": {"clusterIP": "None", "selector": {"app": name}},
-    }
-
-
-def service(name: str, role: str, port: int) -> dict[str, Any]:
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": name},
-        "spec": {"selector": {"role": role}, "ports": [{"port": port, "targetPort": port}]},
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": selector,
+            "ports": [port.of_service for port in ports],
+        },
     }

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import msgspec
 
-from vivace.deploy.from_script.flags import flags_to_words
+from vivace.deploy.from_script.flags import find_option, flags_to_words
 from vivace.deploy.from_script.programs import PARTS, Part, program_command
 from vivace.deploy.schema.deployment import Deployment, Role
 from vivace.deploy.schema.nodes import expand_nodes
+
+PORT = 30000
 
 
 class Process(msgspec.Struct, frozen=True):
@@ -25,10 +28,30 @@ class Process(msgspec.Struct, frozen=True):
     words: tuple[str, ...]
     environment: dict[str, str]
 
+    def value(self, option: str) -> str | None:
+        """What follows the option, whichever spelling it has."""
+        for word, following in pairwise(self.words):
+            known = find_option(word[2:]) if word.startswith("--") else None
+            if known is not None and known.name == option:
+                return following
+        return None
+
+    @property
+    def port(self) -> int:
+        """What follows --port; PORT where nothing does, or what no port can be (the check says
+        so)."""
+        return port_number(self.value("port")) or PORT
+
     @property
     def title(self) -> str:
         of = f", node {self.rank} of {self.nodes}" if self.nodes > 1 else ""
         return f"{self.role}, instance {self.instance}{of}"
+
+
+def port_number(text: str | None) -> int | None:
+    if text is None or not text.isdecimal() or len(text) > 5:
+        return None
+    return int(text) if 0 < int(text) < 1 << 16 else None
 
 
 def list_processes(deployment: Deployment) -> Iterator[Process]:

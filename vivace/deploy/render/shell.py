@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from vivace.deploy.quoting import command_lines, quote
 from vivace.deploy.render.process import Process, list_processes
 from vivace.deploy.schema.deployment import Deployment
 
+OWN_SHELL = ("source ", ". ", "ulimit ")
+"""lines of the preparation that hold for the shell that runs them"""
 WARNING = "Written by `vivace deploy render`: change the deployment file instead."
 
 
@@ -62,9 +64,9 @@ def start_lines(process: Process) -> list[str]:
     ]
 
 
-def inline(deployment: Deployment, process: Process, kept: Sequence[str]) -> str:
-    """The same for a container: without host check, of the preparation only `kept`."""
-    lines = [line for line in deployment.prepare if line.startswith(tuple(kept))]
+def inline(deployment: Deployment, process: Process) -> str:
+    """The same for a container: without host check, of the preparation what its shell needs."""
+    lines = [line for line in deployment.prepare if line.startswith(OWN_SHELL)]
     lines += [f"unset {quote(name)}" for name in deployment.unset]
     lines += [
         f"export {name}={quote(value)}"
@@ -72,6 +74,11 @@ def inline(deployment: Deployment, process: Process, kept: Sequence[str]) -> str
         if "<$" in value
     ]
     return "\n".join([*lines, command_lines(["exec", *process.words], "")])
+
+
+def node_settings(deployment: Deployment) -> str:
+    """The rest of the preparation: lines that set something of the node."""
+    return "\n".join(line for line in deployment.prepare if not line.startswith(OWN_SHELL))
 
 
 def plain_environment(process: Process) -> dict[str, str]:

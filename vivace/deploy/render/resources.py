@@ -1,0 +1,71 @@
+"""What one process of a role takes of its node."""
+
+from __future__ import annotations
+
+import msgspec
+
+from vivace.deploy.case import Case
+from vivace.deploy.catalogue.hardware import GIB
+from vivace.deploy.memory.plan import plan_role
+from vivace.deploy.server_plan import ServerPlan, UnknownValue
+
+CPUS = 4
+"""of a rank"""
+MEMORY = 8
+"""GiB of a rank: Python, the engine and pinned buffers; not what it maps of the weights"""
+SHARED = 1
+"""GiB of /dev/shm for each rank, and once for the frontend: messages, and what ranks hand to one
+another in host memory"""
+MOST = 1 << 16
+
+
+class NodeShare(msgspec.Struct, frozen=True):
+    """`devices`, CPUs, and GiB of memory and of /dev/shm, which is a part of it."""
+
+    devices: int = 0
+    cpus: int = 2
+    memory: int = 4
+    shared: int = 1
+
+
+def node_shares(case: Case) -> dict[str, NodeShare]:
+    """By role."""
+    return {server.name: share_of(case, server) for server in case.all}
+
+
+def share_of(case: Case, server: ServerPlan) -> NodeShare:
+    if server.kind == "router":
+        return NodeShare()
+    try:
+        ranks = min(MOST, max(1, -(-server.parallelism.devices // server.role.nodes)))
+        cached = host_cache(case, server) * ranks
+    except UnknownValue:
+        ranks, cached = 1, 0
+    shared = SHARED * (1 + ranks + transfers(case, server, ranks))
+    return NodeShare(
+        devices=ranks, cpus=CPUS * ranks, memory=MEMORY * ranks + shared + cached, shared=shared
+    )
+
+
+def transfers(case: Case, server: ServerPlan, ranks: int) -> int:
+    """GiB in which the ranks of a GPU node exchange data where no link joins them: as much as the
+    plan gives their communicators. HCCL's buffers lie in device memory."""
+    if case.platform != "cuda" or ranks == 1:
+        return 0
+    plan = plan_role(case, server)
+    parts = () if plan is None else plan.parts
+    size = sum(part.size for part in parts if part.name == "communicators")
+    return min(MOST, -(-size * ranks // GIB))
+
+
+def host_cache(case: Case, server: ServerPlan) -> int:
+    """GiB of host memory of a rank's hierarchical cache."""
+    if not server.has("enable_hierarchical_cache"):
+        return 0
+    size, ratio = server.value("hicache_size"), server.value("hicache_ratio")
+    if isinstance(size, int) and size > 0:
+        return min(MOST, size)
+    plan = plan_role(case, server)
+    if plan is None or not isinstance(ratio, int | float):
+        return 0
+    return int(min(MOST, max(0, plan.pool) * max(0.0, float(ratio)) // GIB + 1))
