@@ -30,10 +30,10 @@ class NodeShare(msgspec.Struct, frozen=True):
 
 def node_shares(case: Case) -> dict[str, NodeShare]:
     """By role."""
-    return {server.name: share_of(case, server) for server in case.all}
+    return {server.name: node_share(case, server) for server in case.all}
 
 
-def share_of(case: Case, server: ServerPlan) -> NodeShare:
+def node_share(case: Case, server: ServerPlan) -> NodeShare:
     if server.kind == "router":
         return NodeShare()
     try:
