@@ -245,6 +245,18 @@ def test_a_dead_frontend_has_its_requests_cancelled(socket: EngineSocket) -> Non
     engine.close()
 
 
+def test_requests_that_outlive_their_frontend_are_not_begun(socket: EngineSocket) -> None:
+    """Messages are taken some at a time: the last may be read after the frontend has died."""
+    engine = EngineMailbox(socket.listening)
+    dead, other = 1 << KEY_SHIFT, 2 << KEY_SHIFT
+    engine.frontend_died(1)
+    assert engine.receive(0) == []
+    engine.post(request(dead))
+    engine.post(request(other))
+    assert [m.key for m in engine.receive(0)] == [other]  # type: ignore[union-attr]
+    engine.close()
+
+
 def test_replies_to_the_supervisor_do_not_go_to_a_socket(socket: EngineSocket) -> None:
     replies: list = []
     engine = EngineMailbox(socket.listening, to_supervisor=replies.append)

@@ -112,6 +112,12 @@ class LiveKeys:
 
     def __init__(self) -> None:
         self._keys: dict[int, set[int]] = {}
+        self._gone: set[int] = set()
+
+    def has_reader(self, message: ToEngine) -> bool:
+        """False for what a frontend sent before it died: nobody waits for the answer."""
+        gone = self._gone
+        return not (gone and isinstance(message, Request) and frontend_index(message.key) in gone)
 
     def record_received(self, message: ToEngine) -> None:
         if isinstance(message, Request):
@@ -126,6 +132,8 @@ class LiveKeys:
             keys.difference_update([d.key for d in message.deltas if d.finish is not None])
 
     def forget(self, frontend: int) -> list[int]:
+        """The requests of a frontend that died; none of it that come later have a reader."""
+        self._gone.add(frontend)
         return sorted(self._keys.pop(frontend, set()))
 
 
@@ -175,6 +183,7 @@ class EngineMailbox:
                 messages.append(envelope.body)
             else:
                 self.stale += 1
+        messages = [message for message in messages if self._live.has_reader(message)]
         for message in messages:
             self._live.record_received(message)
         return messages + self._cancel_departed()
