@@ -22,7 +22,8 @@ from vivace.requests import json_scan, limits
 from vivace.requests.schema import GenerateRequest
 from vivace.server import body as bodies
 from vivace.server import http
-from vivace.server.body import UNCOUNTED, Body, BodyBudget, BodyReader
+from vivace.server.body import Body, BodyReader
+from vivace.server.body_budget import UNCOUNTED, BodyBudget
 from vivace.server.openai.schema import ChatRequest, CompletionRequest
 from vivace.server.responses import HTTPError
 from vivace.server.routes import ROUTES

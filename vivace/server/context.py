@@ -17,7 +17,7 @@ from vivace.frontend.served_model import ServedModel
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.protocol.messages import EngineState, FlushCache, GetState, Reply
 from vivace.server.access import BrowserPolicy, Keys
-from vivace.server.body import BodyBudget
+from vivace.server.body_budget import BodyBudget
 from vivace.server.http_metrics import HttpMetrics
 from vivace.server.request_log import RequestLog
 from vivace.server.responses import HTTPError
