@@ -1,14 +1,16 @@
-"""What the edge knows of the engine: whether there is one, and what killed one before."""
+"""What the edge knows of the engine: whether there is one, what it was asked, and what killed one
+before."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from hashlib import blake2b
 
 import msgspec
 
-from vivace.protocol.messages import Request
+from vivace.protocol.messages import KEY_SHIFT, Reply, Request
 
 
 class EngineStatus:
@@ -55,6 +57,34 @@ class EngineStatus:
             self._settled.clear()
         else:
             self._settled.set()
+
+
+class PendingCommands:
+    """Control commands that the engine has not answered yet, by ticket."""
+
+    def __init__(self, frontend: int) -> None:
+        self._tickets = itertools.count((frontend << KEY_SHIFT) + 1)
+        self._answered: dict[int, Callable[[Reply], object]] = {}
+
+    def add(self, answered: Callable[[Reply], object]) -> int:
+        """The ticket of a command whose answer goes to `answered`."""
+        ticket = next(self._tickets)
+        self._answered[ticket] = answered
+        return ticket
+
+    def drop(self, ticket: int) -> None:
+        """Nobody waits for the answer any more."""
+        self._answered.pop(ticket, None)
+
+    def answer(self, reply: Reply) -> None:
+        if answered := self._answered.pop(reply.ticket, None):
+            answered(reply)
+
+    def fail(self, reason: str) -> None:
+        """There will be no answers."""
+        pending, self._answered = self._answered, {}
+        for ticket, answered in pending.items():
+            answered(Reply(ticket=ticket, ok=False, message=reason))
 
 
 MEMORY_SECONDS = 600.0

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import TypedDict, Unpack
 
-from vivace.frontend.engine_status import DeadlyRequests, EngineStatus
+from vivace.frontend.engine_status import DeadlyRequests, EngineStatus, PendingCommands
 from vivace.frontend.errors import BadRequest, EngineUnavailable
 from vivace.frontend.fairness import CURRENT_BEGIN
 from vivace.frontend.request_output import QueueSink, RequestOutput, Sink
@@ -97,10 +97,9 @@ class Frontend:
         self._deadly: DeadlyRequests | None = None  # none has killed an engine
         self._aborts: deque[Cancel] = deque(maxlen=MAX_ABORTS)
         self._keys = itertools.count((index << KEY_SHIFT) + 1)
-        self._tickets = itertools.count((index << KEY_SHIFT) + 1)
         self._states: dict[int, RequestState] = {}
         self._rids: dict[str, int] = {}
-        self._waiting: dict[int, Callable[[Reply], object]] = {}
+        self._commands = PendingCommands(index)
         self._pool = TokenizerPool(threads)
         self.engine = EngineStatus()
         self._epoch: int | None = None
@@ -262,14 +261,13 @@ class Frontend:
             reason = self.stall or f"the engine did not answer within {timeout:g} s"
             raise EngineUnavailable(reason) from None
         finally:
-            self._waiting.pop(ticket, None)
+            self._commands.drop(ticket)
 
     def command(
         self, body: FlushCache | GetState | Drain, answered: Callable[[Reply], object]
     ) -> int:
         """Send a control command; `answered` is called from `feed`. Returns the ticket."""
-        ticket = next(self._tickets)
-        self._waiting[ticket] = answered
+        ticket = self._commands.add(answered)
         self._send(Command(ticket=ticket, body=body))
         return ticket
 
@@ -281,8 +279,7 @@ class Frontend:
             if message.epoch == self._epoch:
                 self._deliver(message.deltas)
         elif isinstance(message, Reply):
-            if answered := self._waiting.pop(message.ticket, None):
-                answered(message)
+            self._commands.answer(message)
         elif isinstance(message, Ready):
             self._engine_ready(message)
         elif isinstance(message, Down):
@@ -350,9 +347,7 @@ class Frontend:
         else:
             self.engine.down(message.reason)
         self._epoch = None
-        waiting, self._waiting = self._waiting, {}
-        for ticket, answered in waiting.items():
-            answered(Reply(ticket=ticket, ok=False, message=f"the engine died: {message.reason}"))
+        self._commands.fail(f"the engine died: {message.reason}")
         for key in message.refused:
             if (state := self._states.get(key)) is not None:
                 log.error("request %s has killed the engine again: refused", state.request.rid)
