@@ -21,6 +21,10 @@ IDLE_SECONDS = 0.0005
 LOST_AFTER_SECONDS = 60.0
 
 
+class ProgramEnds(EngineUnavailable):
+    """Said at exit, when only daemon threads are left."""
+
+
 class StepLock:
     """Who may step: one thread at a time, in the process that made the engine, while it lives."""
 
@@ -39,6 +43,8 @@ class StepLock:
                 f"the engine belongs to process {self._process}, of which this one is a fork; make "
                 "the engine in the process that uses it"
             )
+        if isinstance(self._failure, ProgramEnds) and threading.current_thread().daemon:
+            raise SystemExit  # the thread ends with the program, and threading prints nothing
         if isinstance(self._failure, EngineUnavailable):
             raise EngineUnavailable(str(self._failure))
         if self._failure is not None:
@@ -83,7 +89,7 @@ class Driver:
         self._lock = StepLock()
         self._idle_since: float | None = None
         # What a step computes with is freed when the program ends, whatever threads still do.
-        weakref.finalize(self, self._lock.end, EngineUnavailable("the program ends"))
+        weakref.finalize(self, self._lock.end, ProgramEnds("the program ends"))
 
     def step(self) -> None:
         """Raises EngineUnavailable when the engine is dead or has lost a request."""
