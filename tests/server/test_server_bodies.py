@@ -23,7 +23,7 @@ from vivace.requests.schema import GenerateRequest
 from vivace.server import body as bodies
 from vivace.server import http
 from vivace.server.body import Body, BodyReader
-from vivace.server.body_budget import UNCOUNTED, BodyBudget
+from vivace.server.context import UNCOUNTED, BodyBudget
 from vivace.server.openai.schema import ChatRequest, CompletionRequest
 from vivace.server.responses import HTTPError
 from vivace.server.routes import ROUTES

@@ -11,14 +11,13 @@ import os
 import time
 from collections.abc import Callable, Mapping
 
-from vivace.engine.aborts import Aborts
 from vivace.engine.batching import Batching
 from vivace.engine.compaction import Compaction
 from vivace.engine.fault_isolation import FaultBisection
 from vivace.engine.result_processor import OutputQueue, ResultProcessor
 from vivace.engine.schedule_policy import ORDERS, Clients, WaitingQueue
 from vivace.engine.sequence import Sequence, State
-from vivace.engine.sequence_table import Pages, RequestLimits, Rows, SequenceTable
+from vivace.engine.sequence_table import Aborts, Pages, RequestLimits, Rows, SequenceTable
 from vivace.engine.settings import EngineSettings
 from vivace.engine.stats import Stats
 from vivace.engine.step_builder import DynamicChunk, InFlightStep, NewTokenEstimate, StepBuilder

@@ -10,8 +10,7 @@ from vivace.config.config import Config
 from vivace.frontend.frontend import Frontend
 from vivace.protocol.shared_memory import SharedMemory
 from vivace.server.access import Access, BrowserPolicy, Keys
-from vivace.server.body_budget import BodyBudget
-from vivace.server.context import CONTEXT, Context, StartQueue
+from vivace.server.context import CONTEXT, BodyBudget, Context, StartQueue
 from vivace.server.http import bind, guard, name_server, start_site
 from vivace.server.http_metrics import HttpMetrics
 from vivace.server.openapi import document

@@ -28,12 +28,11 @@ from vivace.frontend.fairness import Work
 from vivace.frontend.fields import validation_error
 from vivace.requests.json_scan import WINDOW, Cuts, Data, ListField, Scan, too_deep
 from vivace.requests.limits import DEPTH, VALUES
-from vivace.server.body_budget import BodyBudget, Share
 from vivace.server.http_metrics import UNKNOWN_FIELD
 from vivace.server.responses import HTTPError
 
 if TYPE_CHECKING:
-    from vivace.server.context import Context
+    from vivace.server.context import BodyBudget, Context, Share
 
 
 class Body:
