@@ -75,7 +75,7 @@ class StartQueue:
             self.waiting -= 1
 
 
-# -- memory for bodies: slow ones give way when there is no room for others --------------------------
+# -- memory for bodies: slow ones give way when there is no room for others -----------------------
 
 UNCOUNTED = 64 << 10
 """Bytes of a body that are not counted: small requests never wait for room."""
