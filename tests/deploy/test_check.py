@@ -58,10 +58,10 @@ def test_a_sound_deployment_ends_with_zero(
 def test_an_error_is_told_with_place_reason_and_remedy(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = spec(tmp_path, mixed(flags={"max-running-requests": 250}))
+    path = spec(tmp_path, mixed(flags={"moe-dense-tp-size": 4}))
     assert main([str(path)]) == 1
     shown = " ".join(capsys.readouterr().out.split())
-    for part in ("running-divides", "mixed --max-running-requests", "250", "-> use 240", "1 error"):
+    for part in ("dense-tp", "mixed --moe-dense-tp-size", "got 4", "-> use 1", "1 error"):
         assert part in shown
 
 

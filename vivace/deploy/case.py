@@ -22,6 +22,10 @@ DEFAULT_PORT = 30000
 BACKENDS = ("attention_backend", "moe_a2a_backend", "disaggregation_transfer_backend")
 
 
+ASCEND = ("ASCEND_", "SGLANG_NPU_", "PYTORCH_NPU_", "HCCL_BUFFSIZE", "TASK_QUEUE_ENABLE")
+"""beginnings of variables that only Ascend's software reads"""
+
+
 class BenchmarkCommand(msgspec.Struct, frozen=True):
     """A benchmark and the values of its flags."""
 
@@ -62,8 +66,10 @@ class RequestLoad(msgspec.Struct, frozen=True):
 
 
 def names_ascend(server: ServerPlan) -> bool:
-    """Whether a backend is named that only Ascend has."""
-    return any("ascend" in str(server.given.get(name, ("", ""))[1]) for name in BACKENDS)
+    """Whether a backend, a form of weights or a variable is named that only Ascend has."""
+    named = any("ascend" in str(server.given.get(name, ("", ""))[1]) for name in BACKENDS)
+    modelslim = server.given.get("quantization", ("", ""))[1] == "modelslim"
+    return named or modelslim or any(name.startswith(ASCEND) for name in server.environment)
 
 
 class Case(msgspec.Struct, frozen=True, dict=True):
@@ -74,6 +80,8 @@ class Case(msgspec.Struct, frozen=True, dict=True):
     target: Target
     device: Device | None = None
     model: Architecture | None = None
+    model_guessed: bool = False
+    """whether it is not named, but taken from a path that resembles its name"""
     remarks: Sequence[Remark] = ()
     sources: Sources = Sources()
     launches: tuple[StartedServer, ...] = ()

@@ -18,6 +18,7 @@ from vivace.deploy.load_case import (
     open_files,
 )
 from vivace.deploy.report.checked import Checked, Unreadable
+from vivace.deploy.rules.assumptions import ASSUMPTIONS
 from vivace.deploy.rules.judge import RULES, find_rule, judge
 from vivace.deploy.rules.rule import Rule
 from vivace.deploy.target import parse_release
@@ -194,7 +195,11 @@ def print_rules(name: str | None) -> int:
 
 def rule_list(rules: Sequence[Rule]) -> str:
     width = max(len(rule.name) for rule in rules)
-    return "\n".join(f"{rule.severity:8} {rule.name:{width}}  {rule.title}" for rule in rules)
+    lines = [
+        f"{rule.severity:8} {rule.name:{width}}  {rule.title}" + (rule.scope and f" ({rule.scope})")
+        for rule in rules
+    ]
+    return "\n".join(lines)
 
 
 def rule_text(rule: Rule) -> str:
@@ -202,6 +207,12 @@ def rule_text(rule: Rule) -> str:
     lines += [rule.explanation]
     if rule.needs:
         lines.append(f"It needs to know: {', '.join(rule.needs)}.")
+    if rule.assumptions:
+        lines.append("Its errors are warnings until these are settled:")
+        found = [(name, ASSUMPTIONS[name]) for name in rule.assumptions]
+        lines += [f"  {name}: {each.meaning} ({each.remedy})" for name, each in found]
+    if rule.scope:
+        lines.append(f"Holds for: {rule.scope}.")
     return "\n".join([*lines, f"Source: {rule.source}."])
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from vivace.deploy.catalogue.flags import FILE, flags_json
 from vivace.deploy.files import packaged_path
 from vivace.deploy.report.machine import report_schema
+from vivace.deploy.rules.assumptions import ASSUMPTIONS
 from vivace.deploy.rules.judge import RULES
 from vivace.deploy.rules.rule import Rule
 from vivace.deploy.schema.deployment import json_schema
@@ -22,9 +23,15 @@ Rules run in this order. A rule is skipped, and the report says so, while someth
 is not known: `--model`, `--hardware`, `--cards`, or lengths (`workload`, a benchmark command, or
 `--input` and `--output`). `vivace check --explain RULE` prints one of them.
 
-Severities: an *error* does not start or does not work, a *warning* works worse than it looks, a
-*note* is worth knowing, *doc* means that the deployment is right and what is written about it is
-not.
+Severities: an *error* certainly does not start or does not work, a *warning* works worse than it
+looks, a *note* is worth knowing, *doc* means that the deployment is right and what is written about
+it is not.
+
+A rule runs only on the platforms and for the releases that it holds for. What it assumes makes its
+errors warnings, until something says that it is so; the warning names the assumption and what
+settles it:
+
+{ASSUMED}
 """
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -40,12 +47,21 @@ def pages() -> dict[str, str]:
 
 def render_markdown(rules: Sequence[Rule]) -> str:
     """docs/rules.md"""
-    rows = ["| rule | severity | what must hold | why | source |", "|---|---|---|---|---|"]
+    rows = [
+        "| rule | severity | what must hold | why | holds for | source |",
+        "|---|---|---|---|---|---|",
+    ]
     for rule in rules:
         needs = f" Needs: {', '.join(rule.needs)}." if rule.needs else ""
-        cells = (f"`{rule.name}`", rule.severity, rule.title, rule.explanation + needs, rule.source)
+        assumed = f" Assumes: {', '.join(rule.assumptions)}." if rule.assumptions else ""
+        why = rule.explanation + needs + assumed
+        cells = (f"`{rule.name}`", rule.severity, rule.title, why, rule.scope or "all", rule.source)
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return HEAD + f"\n{len(rules)} rules.\n\n" + "\n".join(rows) + "\n"
+    assumed = "\n".join(
+        f"* *{name}*: {each.meaning}; {each.remedy}" for name, each in ASSUMPTIONS.items()
+    )
+    head = HEAD.replace("{ASSUMED}", assumed)
+    return head + f"\n{len(rules)} rules.\n\n" + "\n".join(rows) + "\n"
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from vivace.deploy.catalogue.models import (
     guess_model,
     known_architecture,
     models,
+    names_exactly,
     read_architecture,
 )
 from vivace.deploy.files import below, beside, home, is_file
@@ -112,6 +113,7 @@ def build_case(loaded: LoadedDeployment, overrides: Overrides) -> Case:
         target=target,
         device=load_device(deployment.hardware),
         model=load_model(deployment.model, loaded.file),
+        model_guessed=is_guessed(deployment.model),
         remarks=loaded.remarks,
         sources=loaded.sources,
         launches=loaded.started,
@@ -163,6 +165,14 @@ def load_device(hardware: Hardware | None) -> Device | None:
             "(`vivace deploy hardware` lists it)"
         )
     return found
+
+
+def is_guessed(model: Model) -> bool:
+    """Whether only a likeness to a name of the catalogue says which model it is."""
+    text = model.name or model.path
+    if model.config is not None or text is None or names_exactly(text):
+        return False
+    return model.name is not None or not is_file(below(text, "config.json"))
 
 
 def load_model(model: Model, file: str) -> Architecture | None:

@@ -24,6 +24,11 @@ DECODES: tuple[Kind, ...] = ("mixed", "decode")
 DISPATCH = "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"
 DISPATCH_DEFAULT = 128
 FUSED_MODE = "SGLANG_NPU_FUSED_MOE_MODE"
+PAGE_ON_ASCEND = 128
+PAGES = {"flashmla": 64, "cutlass_mla": 128, "trtllm_mla": 64, "trtllm_mha": 64, "fa4": 128,
+         "nsa": 64, "dsa": 64}  # fmt: skip
+"""pages of attention backends that do not take any size (0.5.10, server_args.py)"""
+ATTENTION_BACKENDS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
 UNKNOWN = re.compile(r"<[$\w][^<>]*>")
 DRAFTED_RUNNING = 48
 """max-running-requests that SGLang sets for speculation by default"""
@@ -161,6 +166,18 @@ class ServerPlan(msgspec.Struct, frozen=True, dict=True):
     def running_per_rank(self) -> int | None:
         """Concurrent requests that one attention group admits."""
         return None if self.running is None else -(-self.running // self.parallelism.dp)
+
+    def page_size(self, platform: str) -> int | None:
+        """Tokens of a page of KV; None where the model and the device decide, as on CUDA without
+        an attention backend."""
+        given = self.number("page_size")
+        if given is not None:
+            return given
+        if platform == "npu":
+            return PAGE_ON_ASCEND
+        backends = [self.value(name) for name in ATTENTION_BACKENDS]
+        sizes = [PAGES[each] for each in backends if each in PAGES]
+        return max(sizes) if sizes else 1 if any(backends) else None
 
     @property
     def draft_tokens(self) -> int:

@@ -95,7 +95,8 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
 class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     """Widths in elements, `context` in tokens. `dense_layers` have one wide MLP, the rest
     experts; `linear_layers` keep a state where the rest keep KV; `draft_layers`: layers that
-    the checkpoint brings for speculation."""
+    the checkpoint brings for speculation; `precision`: of the weights as published, a name of
+    memory/weights.py or of quantization_config."""
 
     title: str
     layers: int
@@ -110,6 +111,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     linear: LinearAttention | None = None
     linear_layers: int = 0
     draft_layers: int = 0
+    precision: str = "bf16"
 
     @property
     def kv_layers(self) -> int:
@@ -154,7 +156,17 @@ def parse_architecture(config: Mapping[str, Any], title: str) -> Architecture:
         linear=linear,
         linear_layers=linear_layers,
         draft_layers=values.count("num_nextn_predict_layers"),
+        precision=parse_precision(config),
     )
+
+
+def parse_precision(config: Mapping[str, Any]) -> str:
+    """quant_method, with its bits where they differ within one method."""
+    found = config.get("quantization_config")
+    if not isinstance(found, Mapping):
+        return "bf16"
+    method, bits = str(found.get("quant_method", "unknown")), found.get("bits")
+    return f"int{bits}" if method in ("awq", "gptq") and isinstance(bits, int) else method
 
 
 class Shapes(ConfigFields):

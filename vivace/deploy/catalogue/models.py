@@ -39,6 +39,25 @@ def find_model(name: str) -> KnownModel | None:
     return next((each for each in models() if wanted in (each.name, *each.aliases)), None)
 
 
+VARIANTS = frozenset(
+    """instruct chat base it thinking hf dynamic block quantized fp8 bf16 fp16 awq gptq int4 int8
+    w8a8 w4a8 w4a16 w8a16 mxfp4 nvfp4 fp4 mtp preview turbo exp terminus modelslim""".split()
+)
+"""words behind a model's name that leave its shapes as they are"""
+
+
+def names_exactly(path: str) -> bool:
+    """Whether the last part of a path or a repository id is a model's name, at most with words
+    that leave its shapes as they are."""
+    text = re.sub(r"[\s_]+", "-", path.rstrip("/").rpartition("/")[2].lower())
+    known = guess_model(text)
+    if known is None:
+        return False
+    longest = max((each for each in (known.name, *known.aliases) if each in text), key=len)
+    rest = re.split(r"[-.]", text.replace(longest, "", 1))
+    return all(word in VARIANTS or word.isdecimal() or not word for word in rest)
+
+
 def guess_model(path: str) -> KnownModel | None:
     """The model that a path or a repository id seems to name: the longest alias within it."""
     text = re.sub(r"[\s_]+", "-", path.lower())

@@ -10,7 +10,7 @@ from vivace.deploy.case import Case, RequestLoad
 from vivace.deploy.catalogue.architecture import Architecture
 from vivace.deploy.catalogue.hardware import GIB, Device
 from vivace.deploy.memory import buffers
-from vivace.deploy.memory.weights import PRECISIONS, precision_name, weights
+from vivace.deploy.memory.weights import PRECISIONS, weight_precision, weights
 from vivace.deploy.memory.windows import CHUNK, prefill_tokens
 from vivace.deploy.server_plan import ServerPlan
 
@@ -108,7 +108,7 @@ def plan_role(case: Case, server: ServerPlan) -> MemoryPlan | None:
     model, device = case.model, case.device
     if model is None or device is None:
         return None
-    name = precision_name(server, case.deployment.model.quantization)
+    name, _ = weight_precision(server, case.deployment.model.quantization, model)
     context = int(device.context_gib * GIB)
     parts = [MemoryPart("runtime", context, "context", "driver, contexts")] if context else []
     held = weights(model, server, PRECISIONS[name])

@@ -25,25 +25,47 @@ PRECISIONS = {
     "fp8": Precision(1, 1),
     "w4a8": Precision(0.5, 1),
     "w4a16": Precision(0.5, 0.5),
+    "mxfp4": Precision(0.53, 2),
+    "nvfp4": Precision(0.57, 2),
 }
-NAMES = {"bfloat16": "bf16", "fp16": "bf16", "float16": "bf16", "int8": "w8a8", "w8a8_int8": "w8a8",
-         "awq": "w4a16", "gptq": "w4a16", "int4": "w4a16", "none": "bf16"}  # fmt: skip
-BY_FLAG = {"modelslim": "w8a8", "w8a8_int8": "w8a8", "fp8": "fp8", "awq": "w4a16", "gptq": "w4a16"}
-IN_PATH = re.compile(r"w(?:8a8|4a8|8a16|4a16)|fp8", re.IGNORECASE)
+NAMES = {
+    **dict.fromkeys(("bfloat16", "fp16", "float16", "none", "unquant"), "bf16"),
+    **dict.fromkeys(("int8", "w8a8_int8", "w8a8int8"), "w8a8"),
+    **dict.fromkeys(("w8a8_fp8", "blockwise_int8", "modelopt_fp8"), "fp8"),
+    **dict.fromkeys(("awq", "gptq", "int4", "awq_marlin", "gptq_marlin", "4bit"), "w4a16"),
+    **dict.fromkeys(("w4afp8", "w4a8_int8"), "w4a8"),
+    **dict.fromkeys(("fp4", "modelopt_fp4", "petit_nvfp4"), "nvfp4"),
+}
+MODELSLIM = "w8a8"
+"""what --quantization modelslim most often means; the weights themselves say it"""
+IN_PATH = re.compile(
+    r"(?<![a-z0-9])(w(?:8a8|4a8|8a16|4a16)|fp8|bf16|fp16|awq|gptq|int4|int8|mxfp4|nvfp4|fp4)(?![a-z])",
+    re.IGNORECASE,
+)
 
 
-def precision_name(server: ServerPlan, stated: str | None) -> str:
-    """The precision of the weights: as stated, from the path, from --quantization, else 16 bits."""
-    if stated:
-        name = stated.lower().replace("-", "")
-        name = NAMES.get(name, name)
-        if name in PRECISIONS:
-            return name
-    asked = server.value("quantization")
-    in_path = IN_PATH.search(str(server.value("model_path") or ""))
-    if asked is not None and in_path:
-        return in_path.group().lower()
-    return BY_FLAG.get(str(asked), "bf16")
+def weight_precision(
+    server: ServerPlan, stated: str | None, model: Architecture | None
+) -> tuple[str, bool]:
+    """(the precision of the weights, whether anything says so): as stated, from the path, from
+    --quantization, from the model's config.json; else a guess."""
+    asked, path = server.value("quantization"), str(server.value("model_path") or "")
+    in_path = IN_PATH.findall(path)
+    for said in (stated, in_path[-1] if in_path else None, asked):
+        name = precision_named(str(said or ""))
+        if name:
+            return name, True
+    if asked is not None:
+        return (MODELSLIM if asked == "modelslim" else "bf16"), False
+    native = precision_named(model.precision) if model is not None else ""
+    return native or "bf16", bool(native)
+
+
+def precision_named(text: str) -> str:
+    """Empty for what says nothing about the size of weights."""
+    name = text.lower().replace("-", "_")
+    name = NAMES.get(name, NAMES.get(name.replace("_", ""), name))
+    return name if name in PRECISIONS else ""
 
 
 def weights(model: Architecture, server: ServerPlan, precision: Precision) -> dict[str, int]:

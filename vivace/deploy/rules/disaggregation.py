@@ -17,12 +17,10 @@ PAGE = "the published configurations"
 PD = "SGLang's disaggregation: handshake and router"
 PORT = re.compile(r":(\d{1,5})(?:/|$)")
 BOOTSTRAP = 8998
-PAGE_SIZES = {"npu": 128}
-"""where --page-size is not given"""
-HANDSHAKE = ("page_size", "kv_cache_dtype", "dtype", "disaggregation_transfer_backend")
+HANDSHAKE = ("kv_cache_dtype", "dtype", "disaggregation_transfer_backend")
 
 
-@case_rule("separation-halves", "error", source=PAGE)
+@case_rule("separation-halves", "error", source=PAGE, assumes=("scripts",))
 def prefill_and_decode(case: Case) -> Iterator[Issue]:
     """Prefill and decode servers exist together.
     A server of one mode serves nothing without servers of the other. Scripts may be only one half
@@ -35,11 +33,7 @@ def prefill_and_decode(case: Case) -> Iterator[Issue]:
     effect = "nobody takes its KV" if prefill else "it waits for KV that never comes"
     text = f"--disaggregation-mode {server.kind} without a {missing} server: {effect}"
     remedy = f"remove --disaggregation-mode, or add a {missing} role"
-    severity = None
-    if case.launches:
-        text += f", unless a script that was not given starts a {missing} server"
-        remedy, severity = f"check it together with the {missing} script", "warning"
-    yield Issue(server.flag("disaggregation_mode"), text, remedy, severity, server.name)
+    yield Issue(server.flag("disaggregation_mode"), text, remedy, role=server.name)
 
 
 @server_rule("role-mode", "error", source=PAGE, roles=("mixed", "prefill", "decode"))
@@ -217,14 +211,14 @@ def handshake(case: Case) -> Iterator[Issue]:
     Page size, KV type, model type and transport are compared at the handshake."""
     for prefill in case.of("prefill"):
         for decode in case.of("decode"):
-            for name in HANDSHAKE:
-                default = PAGE_SIZES.get(case.platform) if name == "page_size" else None
-                one, other = prefill.value(name) or default, decode.value(name) or default
-                flag = decode.flag(name)
+            pages = [each.page_size(case.platform) for each in (prefill, decode)]
+            compared = [(name, prefill.value(name), decode.value(name)) for name in HANDSHAKE]
+            compared += [] if None in pages else [("page_size", *pages)]
+            for name, one, other in compared:
                 if one != other:
                     places = f"{one} on {prefill.name} and {other} on {decode.name}"
-                    text = f"{flag} is {places}: the handshake fails"
-                    yield Issue(flag, text, "make both the same", role=decode.name)
+                    text = f"{decode.flag(name)} is {places}: the handshake fails"
+                    yield Issue(decode.flag(name), text, "make both the same", role=decode.name)
 
 
 @case_rule("drafts-on-both", "error", source=PD)

@@ -147,7 +147,7 @@ def task_queue(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue("TASK_QUEUE_ENABLE", text, f"export TASK_QUEUE_ENABLE={best}")
 
 
-@server_rule("task-queue-graphs", "warning", source=GUIDE, roles=("decode",))
+@server_rule("task-queue-graphs", "warning", source=GUIDE, roles=("decode",), platforms=("npu",))
 def task_queue_graphs(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """TASK_QUEUE_ENABLE=2 is not used with captured graphs.
     Level 2 changes how kernels are launched; a captured graph replays the launches it
@@ -159,7 +159,7 @@ def task_queue_graphs(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue("TASK_QUEUE_ENABLE", text, remedy)
 
 
-@server_rule("nz-layout", "error", source=GUIDE)
+@server_rule("nz-layout", "error", source=GUIDE, platforms=("npu",))
 def nz_layout(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """SGLANG_USE_FIA_NZ is used with SGLANG_NPU_USE_MLAPO.
     Only the fused operator writes KV in the NZ layout."""

@@ -32,7 +32,7 @@ def product(server: ServerPlan) -> str:
     return f"{tokens} / {layout.attention_tp} ranks per group"
 
 
-@server_rule("dispatch-tokens", "error", source=FITTED)
+@server_rule("dispatch-tokens", "error", source=FITTED, platforms=("npu",))
 def dispatch_tokens(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """The dispatch limit holds the tokens of a decode step.
     A rank sends max-running-requests / dp x draft tokens / attention-tp tokens to experts.
@@ -47,7 +47,9 @@ def dispatch_tokens(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue(DISPATCH, text, f"export {DISPATCH}={tokens}, or admit fewer requests")
 
 
-@server_rule("dispatch-fused", "warning", source="sgl-kernel-npu: FUSED_DEEP_MOE.md")
+@server_rule(
+    "dispatch-fused", "warning", source="sgl-kernel-npu: FUSED_DEEP_MOE.md", platforms=("npu",)
+)
 def dispatch_fused(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """The buffer of the fused kernel holds a decode step.
     On A3 the fused kernel uses the limit only to size its buffer."""
@@ -57,7 +59,7 @@ def dispatch_fused(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue(DISPATCH, text, f"export {DISPATCH}={tokens}")
 
 
-@server_rule("dispatch-guide", "doc", source=GUIDE)
+@server_rule("dispatch-guide", "doc", source=GUIDE, platforms=("npu",))
 def dispatch_guide(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """The parameter guide overstates dispatch tokens.
     Its formula, max-running-requests x (1 + draft tokens) <= limit, omits that requests are divided
@@ -73,7 +75,7 @@ def dispatch_guide(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue(DISPATCH, text, "nothing to do")
 
 
-@server_rule("dispatch-limits", "error", source=LIMITS)
+@server_rule("dispatch-limits", "error", source=LIMITS, platforms=("npu",))
 def dispatch_limits(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Dispatch tokens are within the limits of the kernels.
     There are three: 1024 (DeepEP), 512 tokens per rank (low-latency kernel), 256 (fused kernel);
@@ -144,7 +146,9 @@ def hccl_waste(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue("HCCL_BUFFSIZE", text, f"export HCCL_BUFFSIZE={best}")
 
 
-@server_rule("long-rounds", "error", source="README of the Ascend DeepEP library")
+@server_rule(
+    "long-rounds", "error", source="README of the Ascend DeepEP library", platforms=("npu",)
+)
 def long_rounds(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """The rounds of a long dispatch hold a prefill step.
     rounds x tokens per round >= tokens per rank; a round has 32 to 8192 tokens, all rounds together
@@ -175,7 +179,7 @@ def deepep_mode(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue(flag, text, "--deepep-mode low_latency")
 
 
-@server_rule("fused-mode", "note", source="SGLang 0.5.10", engine="sglang")
+@server_rule("fused-mode", "note", source="SGLang 0.5.10", engine="sglang", platforms=("npu",))
 def fused_mode(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """--moe-a2a-backend ascend_fuseep has SGLANG_NPU_FUSED_MOE_MODE.
     The reader of SGLANG_NPU_FUSED_MOE_MODE in 0.5.10 has no default."""
@@ -187,7 +191,7 @@ def fused_mode(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue(FUSED_MODE, text, f"export {FUSED_MODE}=1 (2 with modelslim weights)", severity)
 
 
-@server_rule("fused-mode-quantised", "error", source=GUIDE)
+@server_rule("fused-mode-quantised", "error", source=GUIDE, platforms=("npu",))
 def fused_mode_quantized(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """SGLANG_NPU_FUSED_MOE_MODE=2 is used with quantized weights.
     DISPATCH_FFN_COMBINE supports modelslim weights only."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from vivace.deploy.case import Case
 from vivace.deploy.catalogue.architecture import Architecture
-from vivace.deploy.memory.weights import PRECISIONS, Precision, precision_name
+from vivace.deploy.memory.weights import PRECISIONS, Precision, weight_precision
 from vivace.deploy.rules.rule import Issue, case_rule, server_rule
 from vivace.deploy.schema.deployment import Targets, Workload
 from vivace.deploy.server_plan import DECODES, PREFILLS, ServerPlan
@@ -26,7 +26,7 @@ def get_workload(case: Case) -> Workload:
 
 
 def get_precision(case: Case, server: ServerPlan) -> Precision:
-    return PRECISIONS[precision_name(server, case.deployment.model.quantization)]
+    return PRECISIONS[weight_precision(server, case.deployment.model.quantization, case.model)[0]]
 
 
 def multiplied_parameters(model: Architecture) -> int:

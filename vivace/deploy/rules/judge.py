@@ -25,6 +25,7 @@ from vivace.deploy.rules import (
     rewrites,
     speculative,
 )
+from vivace.deploy.rules.assumptions import weakened
 from vivace.deploy.rules.rule import SEVERITIES, Issue, Rule, Severity
 
 MODULES = (reading, flags, platform_flags, refused, parallelism, experts, speculative,
@@ -74,11 +75,18 @@ def judge(case: Case, rules: Sequence[Rule] = RULES) -> CheckResult:
     findings: list[Finding] = []
     skipped: dict[str, list[str]] = {}
     for rule in rules:
+        if not rule.holds_for(case):
+            continue
         lacking = next((need for need in rule.needs if case.lacks(need)), None)
+        if rule.platforms and not case.platform:
+            lacking = "device"
         if lacking is not None:
             skipped.setdefault(lacking, []).append(rule.name)
             continue
-        findings += (finding_from(rule, role, issue, case) for role, issue in rule.check(case))
+        findings += (
+            finding_from(rule, role, weakened(rule, role, issue, case), case)
+            for role, issue in rule.check(case)
+        )
     ordered = sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
     return CheckResult(
         findings=tuple(ordered), skipped={need: tuple(names) for need, names in skipped.items()}

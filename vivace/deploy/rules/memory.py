@@ -27,7 +27,9 @@ def gib(size: float) -> str:
     return f"{size / GIB:.1f} GiB"
 
 
-@server_rule("weights-fit", "error", source=SOURCE, needs=("model", "device"))
+@server_rule(
+    "weights-fit", "error", source=SOURCE, needs=("model", "device"), assumes=("precision",)
+)
 def weights_fit(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """The weights leave memory for KV.
     pool = memory x mem-fraction-static - weights."""
@@ -39,7 +41,9 @@ def weights_fit(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue(server.flag("mem_fraction_static"), text, remedy)
 
 
-@server_rule("load-fits", "warning", source=SOURCE, needs=("model", "device", "load"))
+@server_rule(
+    "load-fits", "warning", source=SOURCE, needs=("model", "device", "load"), assumes=("precision",)
+)
 def load_fits(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """The KV pool holds the load.
     Requests beyond it are retracted or wait. The tokens needed are those of all admitted requests

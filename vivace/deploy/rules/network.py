@@ -10,7 +10,8 @@ from vivace.deploy.rules.rule import Issue, case_rule, server_rule
 from vivace.deploy.server_plan import ServerPlan
 
 INTERFACES = ("HCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
-BOUND = (*INTERFACES, "NCCL_SOCKET_IFNAME")
+BOUND = {"npu": INTERFACES, "cuda": ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")}
+EVERY = (*INTERFACES, "NCCL_SOCKET_IFNAME")
 STORE = "ASCEND_MF_STORE_URL"
 
 
@@ -19,7 +20,7 @@ def loopback_nodes(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Instances of several nodes do not use the loopback interface.
     The handshakes of HCCL, NCCL and gloo bind to the given interface; lo does not leave the
     node."""
-    for name in BOUND if server.role.nodes > 1 else ():
+    for name in BOUND.get(case.platform, EVERY) if server.role.nodes > 1 else ():
         values = [node.environment.get(name, "") for node in server.nodes]
         found = [value for value in values if value.strip() in ("lo", "localhost")]
         if found:
@@ -48,7 +49,7 @@ def proxy(case: Case) -> Iterator[Issue]:
             yield Issue(name, text, f"unset {name}", role=role)
 
 
-@case_rule("store-url", "error", source=GUIDE)
+@case_rule("store-url", "error", source=GUIDE, platforms=("npu",))
 def store_url(case: Case) -> Iterator[Issue]:
     """Prefill and decode servers use the same KV store.
     The ascend transport needs one config store that all of them know."""

@@ -35,7 +35,7 @@ def cards(case: Case) -> Iterator[Issue]:
     rest = f"{left} unused" if left > 0 else f"{-left} missing"
     text = f"{used} {kind} used ({parts_text}), {stated} cards have {available}: {rest}"
     remedy = "change --tp-size, the number of instances or the number of cards"
-    yield Issue("hardware.cards", text, remedy)
+    yield Issue("hardware.cards", text, remedy, "warning" if left > 0 else None)
 
 
 @server_rule("node-capacity", "error", source=CATALOGUE, needs=("device",))
@@ -117,7 +117,7 @@ def dp_divides_tp(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue(server.flag("dp_size"), text, "choose a dp (x cp) that divides tp")
 
 
-@server_rule("running-divides", "error", source=ARGS)
+@server_rule("running-divides", "warning", source=ARGS)
 def running_divides(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """--max-running-requests is a multiple of dp.
     It is divided by dp, and the remainder is lost."""
@@ -211,12 +211,18 @@ def pipeline(server: ServerPlan, case: Case) -> Iterator[Issue]:
             yield Issue(flag, text, f"remove {flag} or --pp-size")
 
 
-@server_rule("context-parallel", "note", source="SGLang 0.5.10; parameter guide")
+@server_rule(
+    "context-parallel",
+    "note",
+    source="SGLang 0.5.10; parameter guide",
+    platforms=("npu",),
+    since="0.5.10",
+)
 def context_parallel(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Context parallelism sets its degree, --attn-cp-size.
     In 0.5.8 it spans the whole tp group; from 0.5.10 on the degree comes only from the flag,
     whose default is 1."""
     name, layout = "enable_nsa_prefill_context_parallel", server.parallelism
     if server.has(name) and layout.cp == 1:
-        text = "--attn-cp-size is 1: from 0.5.10, context parallelism then has no effect on Ascend"
+        text = "--attn-cp-size is 1: from 0.5.10 on, context parallelism then has no effect"
         yield Issue(server.flag(name), text, f"--attn-cp-size {layout.tp}")

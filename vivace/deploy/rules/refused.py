@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from vivace.deploy.case import Case
 from vivace.deploy.rules.rule import Issue, Rule, ServerCheck, server_rule
 from vivace.deploy.server_plan import ServerPlan
 
 ARGS = "SGLang's server_args.py, 0.5.10"
-PAGE_ON_ASCEND = 128
 WITHOUT_HYBRID_HOST_CACHE = ("0.4.6", "0.5.7", "0.5.8", "0.5.10")
 
 
-def refused(name: str) -> Callable[[ServerCheck], Rule]:
-    return server_rule(name, "error", source=ARGS, reason="SGLang checks it at start-up and stops.")
+def refused(name: str, **facts: Any) -> Callable[[ServerCheck], Rule]:
+    reason = "SGLang checks it at start-up and stops."
+    return server_rule(name, "error", source=ARGS, reason=reason, **facts)
 
 
-def page_size(case: Case, server: ServerPlan) -> int:
-    return PAGE_ON_ASCEND if case.platform == "npu" else server.number("page_size") or 1
-
-
-@refused("host-cache")
+@refused("host-cache", since="0.5.7")
 def host_cache(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """--enable-hierarchical-cache is used with the prefix cache."""
     if server.has("enable_hierarchical_cache") and server.has("disable_radix_cache"):
@@ -29,7 +26,7 @@ def host_cache(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue(server.flag("enable_hierarchical_cache"), text, "remove one of them")
 
 
-@refused("multi-item-scoring")
+@refused("multi-item-scoring", since="0.5.7")
 def multi_item_scoring(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Multi-item scoring runs without prefix cache and chunked prefill."""
     if not server.has("multi_item_scoring_delimiter"):
@@ -43,7 +40,7 @@ def multi_item_scoring(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue(flag, text, "--chunked-prefill-size -1")
 
 
-@refused("priority-policy")
+@refused("priority-policy", since="0.5.7")
 def priority_policy(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """--enable-priority-scheduling is used with a policy that supports it."""
     policy = server.value("schedule_policy")
@@ -55,14 +52,14 @@ def priority_policy(server: ServerPlan, case: Case) -> Iterator[Issue]:
 @refused("chunk-pages")
 def chunk_pages(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """--chunked-prefill-size is a multiple of the page size."""
-    chunk, page = server.number("chunked_prefill_size"), page_size(case, server)
-    if chunk and chunk > 0 and server.has("chunked_prefill_size") and chunk % page:
+    chunk, page = server.number("chunked_prefill_size"), server.page_size(case.platform)
+    if page and chunk and chunk > 0 and server.has("chunked_prefill_size") and chunk % page:
         text = f"--chunked-prefill-size {chunk} is not a multiple of the page size {page}"
         remedy = f"use {max(1, chunk // page) * page}"
         yield Issue(server.flag("chunked_prefill_size"), text, remedy)
 
 
-@refused("tokenizer-batches")
+@refused("tokenizer-batches", since="0.5.7")
 def tokenizer_batches(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Only one kind of tokenizer batching is enabled."""
     if server.has("enable_tokenizer_batch_encode") and server.has("enable_dynamic_batch_tokenizer"):
@@ -70,7 +67,7 @@ def tokenizer_batches(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue(server.flag("enable_tokenizer_batch_encode"), text, "remove one of them")
 
 
-@refused("served-name")
+@refused("served-name", since="0.5.7")
 def served_name(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """--served-model-name has no colon."""
     name = server.value("served_model_name")
@@ -79,7 +76,7 @@ def served_name(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue(server.flag("served_model_name"), text, "use a name without a colon")
 
 
-@refused("tls-files")
+@refused("tls-files", since="0.5.9")
 def tls_files(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """TLS has both a key and a certificate."""
     key, certificate = server.has("ssl_keyfile"), server.has("ssl_certfile")
@@ -88,7 +85,7 @@ def tls_files(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue(flag, "TLS needs both --ssl-keyfile and --ssl-certfile", "set both or neither")
 
 
-@refused("metrics-folder")
+@refused("metrics-folder", since="0.5.7")
 def metrics_folder(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Exported metrics have a directory."""
     if server.has("export_metrics_to_file") and not server.has("export_metrics_to_file_dir"):
@@ -99,7 +96,8 @@ def metrics_folder(server: ServerPlan, case: Case) -> Iterator[Issue]:
 @refused("topk-pages")
 def topk_pages(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """The attention backend supports draft trees at this page size."""
-    topk, page = server.number("speculative_eagle_topk"), page_size(case, server)
+    topk = server.number("speculative_eagle_topk")
+    page = server.page_size(case.platform) or 1
     backend = server.value("attention_backend")
     tree = server.has("speculative_algorithm") and topk and topk > 1
     if tree and page > 1 and backend not in ("flashinfer", "fa3", "triton"):
@@ -108,7 +106,7 @@ def topk_pages(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue(server.flag("speculative_eagle_topk"), text, "--speculative-eagle-topk 1")
 
 
-@refused("hybrid-cache")
+@refused("hybrid-cache", needs=("model",))
 def hybrid_cache(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Caches and speculation support recurrent layers."""
     if case.model is None or not case.model.linear_layers:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -36,17 +36,27 @@ ServerCheck = Callable[[ServerPlan, Case], Iterator[Issue]]
 CaseCheck = Callable[[Case], Iterator[Issue]]
 
 
-class Rule(msgspec.Struct, frozen=True):
-    """`source`: who says so; `needs`: what must be known of the case: model, device, cards, load;
-    `check` yields (role, issue); `module`: where it is defined."""
+class Rule(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rule is about, and for whom it holds.
+
+    `source`: who says so; `platforms` and `engine`: where it holds, everywhere if empty; `since`
+    and `until`: the releases of SGLang it was read in, all later and earlier ones if empty;
+    `needs`: what must be known of the case: model, device, cards, load; `assumes`: what it takes
+    for granted (names of `assumptions.ASSUMPTIONS`): an error becomes a warning until that is
+    settled; `check` yields (role, issue)."""
 
     name: str
     severity: Severity
     source: str
-    needs: tuple[str, ...]
     check: Callable[[Case], Iterator[tuple[str, Issue]]]
     docstring: str
     module: str
+    platforms: tuple[str, ...] = ()
+    engine: str = ""
+    since: str = ""
+    until: str = ""
+    needs: tuple[str, ...] = ()
+    assumes: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
@@ -57,11 +67,34 @@ class Rule(msgspec.Struct, frozen=True):
     def explanation(self) -> str:
         return " ".join(self.docstring.partition("\n")[2].split())
 
+    @property
+    def scope(self) -> str:
+        """Platforms, engine and releases in words; empty where it holds for all."""
+        releases = f" from {self.since}" if self.since else ""
+        releases += f" up to {self.until}" if self.until else ""
+        engine = {"sglang": "SGLang", "vivace": "Vivace", "": "SGLang" if releases else ""}
+        return ", ".join(filter(None, (*self.platforms, engine[self.engine] + releases)))
 
-def case_rule(
-    name: str, severity: Severity, *, source: str, needs: tuple[str, ...] = ()
-) -> Callable[[CaseCheck], Rule]:
-    """A rule about the deployment as a whole."""
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """With those that follow from what it needs and from its releases."""
+        model = ("model",) if "model" in self.needs else ()
+        return (*self.assumes, *model, *(("release",) if self.until else ()))
+
+    def holds_for(self, case: Case) -> bool:
+        """Whether it is a rule of this platform, as far as that is known, engine and release."""
+        target = case.target
+        if self.platforms and case.platform and case.platform not in self.platforms:
+            return False
+        if self.engine not in ("", target.engine):
+            return False
+        too_old = bool(self.since) and target.before(self.since)
+        too_new = bool(self.until) and target.since(self.until) and target.version != self.until
+        return not (too_old or too_new)
+
+
+def case_rule(name: str, severity: Severity, **facts: Any) -> Callable[[CaseCheck], Rule]:
+    """A rule about the deployment as a whole; `facts` are fields of Rule."""
 
     def decorate(function: CaseCheck) -> Rule:
         def check(case: Case) -> Iterator[tuple[str, Issue]]:
@@ -69,8 +102,7 @@ def case_rule(
                 for issue in function(case):
                     yield issue.role, issue
 
-        docstring = function.__doc__ or ""
-        return Rule(name, severity, source, needs, check, docstring, function.__module__)
+        return rule(name, severity, check, function, facts)
 
     return decorate
 
@@ -79,28 +111,35 @@ def server_rule(
     name: str,
     severity: Severity,
     *,
-    source: str,
-    needs: tuple[str, ...] = (),
     roles: tuple[Kind, ...] = ("mixed", "prefill", "decode", "encoder"),
-    platforms: tuple[str, ...] = (),
-    engine: str = "",
     reason: str = "",
+    **facts: Any,
 ) -> Callable[[ServerCheck], Rule]:
-    """A rule that runs once for each server of `roles`, only on `platforms` and for `engine` where
-    they are given; `reason`: for a docstring that has none."""
+    """A rule that runs once for each server of `roles`; `facts` are fields of Rule; `reason`: for a
+    docstring that has none."""
 
     def decorate(function: ServerCheck) -> Rule:
         def check(case: Case) -> Iterator[tuple[str, Issue]]:
-            if platforms and case.platform not in platforms:
-                return
-            if engine not in ("", case.target.engine):
-                return
             for server in case.of(*roles):
                 with suppress(UnknownValue):
                     for issue in function(server, case):
                         yield server.name, issue
 
-        docstring = f"{function.__doc__ or ''}\n{reason}"
-        return Rule(name, severity, source, needs, check, docstring, function.__module__)
+        return rule(name, severity, check, function, facts, reason)
 
     return decorate
+
+
+def rule(
+    name: str,
+    severity: Severity,
+    check: Callable[[Case], Iterator[tuple[str, Issue]]],
+    function: CaseCheck | ServerCheck,
+    facts: dict[str, Any],
+    reason: str = "",
+) -> Rule:
+    docstring = f"{function.__doc__ or ''}\n{reason}"
+    module = function.__module__
+    return Rule(
+        name=name, severity=severity, check=check, docstring=docstring, module=module, **facts
+    )

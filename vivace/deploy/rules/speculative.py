@@ -13,10 +13,12 @@ GUIDE = "Ascend parameter guide"
 EAGLE3 = "SGLang; every published EAGLE3 configuration but one marks it"
 GRAPHS = f"{GUIDE}, --cuda-graph-max-bs; 29 of 30 published configurations"
 V2 = "SGLANG_ENABLE_SPEC_V2"
+LAST_V2 = "0.5.13.post1"
+"""from the next release on speculation always overlaps"""
 PLAN_STREAM = "SGLANG_ENABLE_OVERLAP_PLAN_STREAM"
 
 
-@server_rule("spec-v2", "error", source=GUIDE)
+@server_rule("spec-v2", "error", source=GUIDE, engine="sglang", until=LAST_V2)
 def spec_v2(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """SGLANG_ENABLE_SPEC_V2 is used with --speculative-eagle-topk 1.
     The overlapped speculative worker verifies a chain of drafts, not a tree."""
@@ -28,7 +30,7 @@ def spec_v2(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue(server.flag("speculative_eagle_topk"), text, remedy)
 
 
-@server_rule("plan-stream", "note", source=GUIDE)
+@server_rule("plan-stream", "note", source=GUIDE, platforms=("npu",))
 def plan_stream(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """SGLANG_ENABLE_SPEC_V2 is used with the plan stream.
     The guide says SPEC_V2 requires the plan stream."""
@@ -37,7 +39,7 @@ def plan_stream(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue(PLAN_STREAM, text, f"export {PLAN_STREAM}=1")
 
 
-@server_rule("plan-stream-guide", "doc", source=GUIDE)
+@server_rule("plan-stream-guide", "doc", source=GUIDE, platforms=("npu",))
 def plan_stream_guide(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """The parameter guide contradicts itself about the plan stream.
     It requires the plan stream for SPEC_V2 and excludes it for NEXTN."""
@@ -47,7 +49,7 @@ def plan_stream_guide(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue(PLAN_STREAM, text, "nothing to do")
 
 
-@server_rule("draft-quantisation", "error", source=EAGLE3)
+@server_rule("draft-quantisation", "error", source=EAGLE3, platforms=("npu",))
 def draft_quantization(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """An unquantized draft model is declared as unquantized.
     The draft model inherits --quantization of the target model otherwise."""

@@ -1,0 +1,163 @@
+"""An error is certain: a rule runs only where it holds, and what it assumes makes it a warning that
+says so."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deployments import case, found, mixed, separated
+
+from vivace.deploy.case import Case
+from vivace.deploy.load_case import Overrides, build_case, open_command, open_files
+from vivace.deploy.memory.weights import weight_precision
+from vivace.deploy.rules.assumptions import ASSUMPTIONS
+from vivace.deploy.rules.judge import RULES, judge
+
+PUBLISHED = sorted((Path(__file__).parent / "published").glob("*.yaml"))
+ASCEND = re.compile(r"ascend|\bhccl|\bnpu\b|\bcann\b|\ba[23]\b|mlapo|fia_nz", re.IGNORECASE)
+CUDA = re.compile(r"\bcuda\b|\bnccl|nvlink|\bgpus?\b", re.IGNORECASE)
+ABOUT_BOTH = {
+    "cards",
+    "ngram",
+    "loopback-nodes",
+    "becomes-unfused",
+    "backend-platform",
+    "hard-coded",
+}
+"""rules whose words name one platform and that are about any"""
+
+
+def command(line: str, **overrides: Any) -> Case:
+    return build_case(open_command(line.split()), Overrides(**overrides))
+
+
+def severities(found_in: Case, rule: str) -> list[str]:
+    return [each.severity for each in judge(found_in).findings if each.rule == rule]
+
+
+@pytest.mark.parametrize(
+    ("path", "flags", "precision", "known"),
+    [
+        ("deepseek-ai/DeepSeek-R1", "", "fp8", True),
+        ("deepseek-ai/DeepSeek-V3.2-Exp", "", "fp8", True),
+        ("Qwen/Qwen3-235B-A22B-Instruct-2507-FP8", "", "fp8", True),
+        ("Qwen/Qwen3-32B", "", "bf16", True),
+        ("Qwen/Qwen3-32B", "--quantization fp8", "fp8", True),
+        ("Qwen/Qwen3-32B", "--quantization w8a8_fp8", "fp8", True),
+        ("Qwen/Qwen3-32B", "--quantization awq_marlin", "w4a16", True),
+        ("Qwen/Qwen3-32B-AWQ", "", "w4a16", True),
+        ("Qwen/Qwen3-30B-A3B-GPTQ-Int4", "", "w4a16", True),
+        ("amd/Qwen3-32B-MXFP4", "", "mxfp4", True),
+        ("nvidia/Qwen3-32B-FP4", "--quantization modelopt_fp4", "nvfp4", True),
+        ("/w/DeepSeek-R1-0528-W4A8", "--quantization modelslim", "w4a8", True),
+        ("/w/Qwen3-32B-w8a8", "--quantization modelslim", "w8a8", True),
+        ("/w/Deepseek-R1-bf16-hfd-w8a8", "--quantization modelslim", "w8a8", True),
+        ("/w/DeepSeek-R1", "--quantization modelslim", "w8a8", False),
+        ("/w/Qwen3-32B", "--quantization compressed-tensors", "bf16", False),
+    ],
+)
+def test_the_precision_is_known_from_names_flags_and_configs(
+    path: str, flags: str, precision: str, known: bool
+) -> None:
+    made = command(f"python -m sglang.launch_server --model-path {path} {flags}")
+    assert weight_precision(made.servers[0], None, made.model) == (precision, known)
+
+
+@pytest.mark.parametrize(
+    ("line", "hardware", "cards"),
+    [
+        ("--model-path deepseek-ai/DeepSeek-R1 --tp 8", "h200", 8),
+        ("--model-path Qwen/Qwen3-235B-A22B-FP8 --tp 4", "h100", 4),
+        ("--model-path Qwen/Qwen3-32B-AWQ --tp 1", "h100", 1),
+    ],
+)
+def test_quantized_weights_fit(line: str, hardware: str, cards: int) -> None:
+    words = f"python -m sglang.launch_server {line}"
+    assert judge(command(words, hardware=hardware, cards=cards)).errors == 0
+
+
+def test_an_unknown_precision_makes_a_warning() -> None:
+    line = "python -m sglang.launch_server --model-path {} --quantization {} --tp 2 --device npu"
+    line = line.format("/w/DeepSeek-R1", "modelslim")
+    guessed = command(line, hardware="a3", cards=1)
+    (finding,) = [each for each in judge(guessed).findings if each.rule == "weights-fit"]
+    assert finding.severity == "warning" and "precision" in finding.text
+    assert "--quantization" in finding.remedy
+    stated = command(line, hardware="a3", cards=1, quantization="w8a8")
+    assert severities(stated, "weights-fit") == ["error"]
+
+
+def test_a_model_that_only_resembles_a_known_one_makes_a_warning() -> None:
+    line = "python -m sglang.launch_server --tp 24 --model-path"
+    for path, severity in (
+        ("/w/my-qwen3-32b-tuned-further", "warning"),
+        ("Qwen/Qwen3-32B", "error"),
+        ("/w/Qwen3-32B-Instruct-2507-FP8", "error"),
+    ):
+        assert severities(command(f"{line} {path}"), "heads") == [severity]
+    named = command(f"{line} /w/my-qwen3-32b-tuned-further", model="qwen3-32b")
+    assert severities(named, "heads") == ["error"]
+
+
+def test_the_other_half_may_be_in_another_script() -> None:
+    line = "python -m sglang.launch_server --model-path m --disaggregation-mode prefill"
+    assert severities(command(line), "separation-halves") == ["warning"]
+    whole = case(separated(drop=("decode", "router")))
+    assert severities(whole, "separation-halves") == ["error"]
+
+
+def test_a_rule_of_some_releases_makes_a_warning_without_one() -> None:
+    made = mixed(
+        flags={
+            "speculative-algorithm": "EAGLE",
+            "speculative-num-steps": 3,
+            "speculative-eagle-topk": 4,
+            "speculative-num-draft-tokens": 8,
+        },
+        environment={"SGLANG_ENABLE_SPEC_V2": "1"},
+    )
+    expected = {"sglang": ["warning"], "sglang==0.5.10": ["error"], "sglang==0.5.23": []}
+    for target, severity in expected.items():
+        assert [each.severity for each in found(made, "spec-v2", target)] == severity
+    (finding,) = found(made, "spec-v2")
+    assert "0.5.13" in finding.text and "--target" in finding.remedy
+
+
+def test_what_works_is_no_error() -> None:
+    idle = mixed(hardware={"device": "atlas-800i-a3", "cards": 16})
+    assert [each.severity for each in found(idle, "cards")] == ["warning"]
+    rounded = mixed(flags={"max-running-requests": 250})
+    assert [each.severity for each in found(rounded, "running-divides")] == ["warning"]
+
+
+def test_every_assumption_has_a_meaning_and_is_used() -> None:
+    used = {name for rule in RULES for name in rule.assumptions}
+    assert used == set(ASSUMPTIONS)
+    assert all(each.meaning and each.remedy for each in ASSUMPTIONS.values())
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_rules_of_one_platform_say_so(rule: Any) -> None:
+    words = f"{rule.docstring} {rule.source}"
+    if rule.name in ABOUT_BOTH or rule.platforms:
+        return
+    assert not ASCEND.search(words.replace("Ascend parameter guide", "")), words
+
+
+@pytest.mark.parametrize("file", PUBLISHED, ids=lambda file: file.stem)
+def test_nothing_of_ascend_is_found_on_cuda(file: Path) -> None:
+    verdict = judge(build_case(open_files([file]), Overrides(hardware="h200", cards=16)))
+    of_ascend = {rule.name for rule in RULES if rule.platforms == ("npu",)}
+    assert not of_ascend & {each.rule for each in verdict.findings}
+    said = {each.rule for each in verdict.findings if ASCEND.search(each.text)}
+    assert said <= ABOUT_BOTH
+
+
+@pytest.mark.parametrize("file", PUBLISHED, ids=lambda file: file.stem)
+def test_nothing_of_cuda_is_found_on_ascend(file: Path) -> None:
+    verdict = judge(build_case(open_files([file]), Overrides()))
+    of_cuda = {rule.name for rule in RULES if rule.platforms == ("cuda",)}
+    assert not of_cuda & {each.rule for each in verdict.findings}
