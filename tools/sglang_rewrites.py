@@ -20,7 +20,7 @@ TRUE = ["and"]
 PLATFORMS = {"npu": "npu", "cuda": "cuda", "cpu": "cpu", "hip": "hip", "xpu": "xpu", "hpu": "hpu"}
 RECORDS = ("self", "server_args", "args", "cfg", "view")
 """names under which functions have the arguments"""
-VIEWS = ("resolving_view", "resolved_view")
+VIEWS = ("resolving_view", "resolved_view", "_resolved")
 DEEPEST = 12
 DISPATCHING = 1
 """how deep `resolve_once` and its pipeline are"""
@@ -51,6 +51,8 @@ class Place:
     conditions: tuple[Condition, ...] = ()
     imports: dict[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
     depth: int = 0
+    declares: bool = False
+    """in a pass: the mapping that it returns is what it changes"""
 
     def under(self, condition: Condition) -> Place:
         return replace(self, conditions=(*self.conditions, *flat(condition)))
@@ -116,11 +118,29 @@ class RewriteReader:
             yield from self.body(node.body, place)
         elif isinstance(node, ast.Assign):
             for target in node.targets:
-                name = self.field_of(target, place)
+                name = self.field_of(target, place) or self.entry(target, place)
                 if name:
                     yield from self.rewrite(name, node.value, place)
+            yield from self.declared(node.value, place)
+        elif isinstance(node, ast.Return):
+            yield from self.declared(node.value, place)
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
             yield from self.call(node.value, place)
+
+    def declared(self, node: ast.expr | None, place: Place) -> Iterator[Rewrite]:
+        """A pass's mapping, where it is written out."""
+        if not place.declares or not isinstance(node, ast.Dict):
+            return
+        for key, value in zip(node.keys, node.values, strict=True):
+            if isinstance(key, ast.Constant) and key.value in self.fields:
+                yield from self.rewrite(str(key.value), value, place)
+
+    def entry(self, node: ast.expr, place: Place) -> str:
+        """The field in `declared["field"] = ..` of a pass."""
+        if not place.declares or not isinstance(node, ast.Subscript):
+            return ""
+        key = node.slice.value if isinstance(node.slice, ast.Constant) else None
+        return key if isinstance(key, str) and key in self.fields else ""
 
     def call(self, node: ast.Call, place: Place) -> Iterator[Rewrite]:
         called = ast.unparse(node.func)
@@ -131,9 +151,11 @@ class RewriteReader:
             return
         if place.depth > DEEPEST or OPAQUE in place.conditions:
             return
-        target = node.func
+        target, passes = node.func, called == "run_post_process_pass" and len(node.args) > 1
         if called == "run_hook" and node.args:
             target = node.args[0]
+        elif passes:
+            target = node.args[1]
         if called.startswith("self.") and called[5:] in self.methods and "self" in place.records:
             function = Function(ARGS, self.methods[called[5:]])
         elif any(isinstance(each, ast.Name) and each.id in place.records for each in node.args):
@@ -143,7 +165,7 @@ class RewriteReader:
         if function is not None and isinstance(function.node, ast.FunctionDef):
             names = [each.arg for each in function.node.args.args]
             records = frozenset(name for name in names if name in RECORDS)
-            inside = Place(function.module, records, place.conditions, {}, place.depth + 1)
+            inside = Place(function.module, records, place.conditions, {}, place.depth + 1, passes)
             yield from self.body(function.node.body, inside)
 
     def function(self, node: ast.expr, place: Place) -> Function | None:
@@ -182,10 +204,27 @@ class RewriteReader:
         return text
 
     def field_of(self, node: ast.expr, place: Place) -> str:
-        if not (isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)):
+        if not isinstance(node, ast.Attribute):
             return ""
-        known = node.value.id in place.records and node.attr in self.fields
+        known = self.is_record(node.value, place) and node.attr in self.fields
         return node.attr if known else ""
+
+    def is_record(self, node: ast.expr, place: Place) -> bool:
+        return makes_view(node) or (isinstance(node, ast.Name) and node.id in place.records)
+
+    def predicate(self, node: ast.Call, place: Place) -> Condition:
+        """What a function of the arguments that only returns an expression asks."""
+        function = self.function(node.func, place) if len(node.args) == 1 else None
+        asked = function is not None and self.is_record(node.args[0], place)
+        if not asked or function is None or not isinstance(function.node, ast.FunctionDef):
+            return OPAQUE
+        *before, last = function.node.body
+        plain_text = all(isinstance(each, ast.Expr | ast.ImportFrom) for each in before)
+        if place.depth > DEEPEST or not plain_text or not isinstance(last, ast.Return):
+            return OPAQUE
+        records = frozenset(each.arg for each in function.node.args.args)
+        inside = Place(function.module, records, (), {}, place.depth + 1)
+        return self.condition(last.value, inside) if last.value is not None else OPAQUE
 
     def condition(self, node: ast.expr, place: Place) -> Condition:
         if isinstance(node, ast.BoolOp):
@@ -197,7 +236,10 @@ class RewriteReader:
             return ["true", name]
         if isinstance(node, ast.Compare) and len(node.ops) == 1:
             return self.comparison(node, place)
-        return platform(ast.unparse(node))
+        asked = platform(ast.unparse(node))
+        if asked == OPAQUE and isinstance(node, ast.Call):
+            return self.predicate(node, place)
+        return asked
 
     def comparison(self, node: ast.Compare, place: Place) -> Condition:
         operator, right = node.ops[0], node.comparators[0]
