@@ -97,7 +97,7 @@ def test_vivace_is_judged_as_vivace_and_sglang_as_sglang(
     def target(*words: str) -> tuple[str, set[str]]:
         main(["--json", "--", *words])
         found = json.loads(capsys.readouterr().out)
-        return found["target"], {each["rule"] for each in found["findings"]}
+        return found["deployments"][0]["target"], {each["rule"] for each in found["findings"]}
 
     device = ("--device", "cpu", "--port", "8000")
     assert target("vivace", "serve", *device)[0] == "vivace"

@@ -21,7 +21,10 @@ ASKS_NOTHING = ("", "0", "false", "no", "off", "-1")
 """values with which a variable that has no effect, or is not available, goes unmentioned"""
 
 NPU = no_effect("it concerns Ascend devices, and this version runs on the CPU")
-NPU_LIBRARY = no_effect("it is read by Ascend's own libraries, which are not used")
+CANN = no_effect("it is read by CANN, Ascend's toolkit, which is not used")
+HCCL = no_effect("it is read by HCCL, Ascend's collectives, which are not used")
+TORCH_NPU = no_effect("it is read by torch_npu, which is not used")
+DEEP_EP = no_effect("it is read by deep_ep of sgl-kernel-npu, which is not used")
 PD = no_effect("prefill and decode on separate servers is not supported yet")
 EXPERTS = no_effect("mixture-of-experts models are not supported yet")
 ALONE = no_effect("there is one rank")
@@ -204,25 +207,25 @@ OF_OTHERS = {
     "DISABLE_OPENAPI_DOC": Variable(
         no_effect("the API document is always served"), "no API document"
     ),
-    "DEEP_NORMAL_MODE_USE_INT8_QUANT": Variable(NPU_LIBRARY, "INT8 dispatch"),
-    "DEEPEP_NORMAL_LONG_SEQ_ROUND": Variable(NPU_LIBRARY, "rounds of a long dispatch"),
-    "DEEPEP_NORMAL_LONG_SEQ_PER_ROUND_TOKENS": Variable(NPU_LIBRARY, "tokens of a round"),
+    "DEEP_NORMAL_MODE_USE_INT8_QUANT": Variable(DEEP_EP, "INT8 dispatch"),
+    "DEEPEP_NORMAL_LONG_SEQ_ROUND": Variable(DEEP_EP, "rounds of a long dispatch"),
+    "DEEPEP_NORMAL_LONG_SEQ_PER_ROUND_TOKENS": Variable(DEEP_EP, "tokens of a round"),
     "ENABLE_MOE_NZ": Variable(DEAD, "expert weights in NZ layout, presumably"),
     "DISABLE_EAGLE3_QUANT": Variable(DEAD, "unquantized draft head, presumably"),
     "ENABLE_ASCEND_TRANSFER_WITH_MOONCAKE": Variable(PD, "KV transport of Ascend"),
     "ASCEND_MF_STORE_URL": Variable(PD, "store of the KV transport"),
-    "ASCEND_NPU_PHY_ID": Variable(NPU_LIBRARY, "physical device"),
-    "ASCEND_LAUNCH_BLOCKING": Variable(NPU_LIBRARY, "synchronous launches"),
-    "ASCEND_HOME_PATH": Variable(NPU_LIBRARY, "CANN toolkit"),
-    "cann_path": Variable(NPU_LIBRARY, "CANN toolkit"),
-    "HCCL_BUFFSIZE": Variable(NPU_LIBRARY, "MB of a collective buffer"),
-    "HCCL_SOCKET_IFNAME": Variable(NPU_LIBRARY, "network interface of HCCL"),
-    "HCCL_OP_EXPANSION_MODE": Variable(NPU_LIBRARY, "where collectives are scheduled"),
-    "HCCL_ALGO": Variable(NPU_LIBRARY, "algorithm of collectives"),
+    "ASCEND_NPU_PHY_ID": Variable(CANN, "physical device"),
+    "ASCEND_LAUNCH_BLOCKING": Variable(CANN, "synchronous launches"),
+    "ASCEND_HOME_PATH": Variable(CANN, "CANN toolkit"),
+    "cann_path": Variable(CANN, "CANN toolkit"),
+    "HCCL_BUFFSIZE": Variable(HCCL, "MB of a collective buffer"),
+    "HCCL_SOCKET_IFNAME": Variable(HCCL, "network interface of HCCL"),
+    "HCCL_OP_EXPANSION_MODE": Variable(HCCL, "where collectives are scheduled"),
+    "HCCL_ALGO": Variable(HCCL, "algorithm of collectives"),
     "GLOO_SOCKET_IFNAME": Variable(ALONE, "network interface of gloo"),
-    "TASK_QUEUE_ENABLE": Variable(NPU_LIBRARY, "launch queue of torch_npu"),
-    "STREAMS_PER_DEVICE": Variable(NPU_LIBRARY, "streams"),
-    "PYTORCH_NPU_ALLOC_CONF": Variable(NPU_LIBRARY, "allocator of torch_npu"),
+    "TASK_QUEUE_ENABLE": Variable(TORCH_NPU, "launch queue of torch_npu"),
+    "STREAMS_PER_DEVICE": Variable(TORCH_NPU, "streams"),
+    "PYTORCH_NPU_ALLOC_CONF": Variable(TORCH_NPU, "allocator of torch_npu"),
     "TORCHINDUCTOR_CACHE_DIR": Variable(no_effect("nothing is compiled"), "compile cache of torch"),
     "HF_TOKEN": Variable(HUB_KEY, "key of the Hugging Face hub"),
     "MODELSCOPE_API_TOKEN": Variable(HUB_KEY, "key of ModelScope"),

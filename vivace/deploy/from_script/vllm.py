@@ -1,7 +1,8 @@
 """`vllm serve ...` -> the words of SGLang that mean the same, and what has no such words.
 
-vLLM's own argument tables (0.9 to 0.33) and those of vllm-ascend, which adds none. What is nearly
-the same is not translated: it is listed, with what comes nearest.
+Every flag here is one of vLLM 0.33.0 but --disable-log-requests, which 0.9.0 has; 0.9.0 lacks a
+dozen of them, and versions between were not looked at. What is nearly the same is not translated:
+it is listed, with what comes nearest.
 """
 
 from __future__ import annotations

@@ -34,7 +34,9 @@ ADDRESS = re.compile(r"\b(?:\d{1,3}\.){3}\d{1,3}\b")
 HOME = re.compile(r"^/(?:mnt|home|data\d*|root|Users)/")
 OWN_ADDRESSES = ("127.0.0.1", "0.0.0.0", "2.2.2.2")
 GUIDE = "Ascend parameter guide"
-INVENTORY = "SGLang's environ.py and the libraries that read variables"
+INVENTORY = (
+    "SGLang's source, release by release; HCCL, CANN, torch_npu and deep_ep of sgl-kernel-npu"
+)
 
 
 def variables(case: Case) -> Iterator[tuple[str, str, str]]:

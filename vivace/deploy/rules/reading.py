@@ -9,6 +9,7 @@ from vivace.deploy.locations import Location
 from vivace.deploy.rules.rule import Issue, case_rule
 
 READER = "the shell reader"
+VLLM = "vLLM's argument tables of 0.9.0 and 0.33.0"
 
 
 def report_remarks(case: Case, rule: str, remedy: str, dashes: str = "") -> Iterator[Issue]:
@@ -70,7 +71,7 @@ def variable_from_outside(case: Case) -> Iterator[Issue]:
     return report_remarks(case, "variable-from-outside", "set it in the script")
 
 
-@case_rule("from-vllm", "note", source="vLLM's arguments, 0.9 to 0.33")
+@case_rule("from-vllm", "note", source=VLLM)
 def from_vllm(case: Case) -> Iterator[Issue]:
     """Servers are SGLang's or Vivace's.
     `vllm serve` is read as the server of SGLang with flags of the same meaning; the rest of the
@@ -78,7 +79,7 @@ def from_vllm(case: Case) -> Iterator[Issue]:
     return report_remarks(case, "from-vllm", "")
 
 
-@case_rule("not-translated", "warning", source="vLLM's arguments, 0.9 to 0.33")
+@case_rule("not-translated", "warning", source=VLLM)
 def not_translated(case: Case) -> Iterator[Issue]:
     """Every flag and variable of vLLM has a flag of the same meaning.
     What is only nearly the same is left out, so that nothing is guessed."""
