@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,35 @@ def test_a_release_is_read_from_its_source(excerpt: str, tmp_path: Path) -> None
     for part, read in PARTS.items():
         made = TABLES[part]({excerpt: read(package)})
         assert made == (EXCERPTS / f"{excerpt}.{part}.json").read_text(), part
+
+
+def rows_at(text: str, part: str, release: str) -> list[list[Any]]:
+    """The rows of a table that hold in a release, with their choices written out."""
+    table = json.loads(text)
+    at, choices = table["releases"].index(release), table.get("choices", [])
+    rows = [row[:-1] for row in table[part] if holds(tuple(row[-1]), at)]
+    if choices:
+        rows = [[*row[:5], None if row[5] is None else choices[row[5]], *row[6:]] for row in rows]
+    return sorted(rows, key=json.dumps)
+
+
+WHEELS = "VIVACE_SGLANG_WHEELS"
+"""names a folder of wheels of sglang, as `tools/sglang_tables.py FOLDER --fetch` makes it"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("part", PARTS)
+def test_real_releases_are_in_the_tables_as_they_are_read(part: str) -> None:
+    folder = os.environ.get(WHEELS, "")
+    wheels = sorted(Path(folder).glob("sglang-*.whl")) if folder else []
+    if not wheels:
+        pytest.skip(f"{WHEELS} names no folder with wheels of sglang")
+    text = (Path(FOLDER) / f"{part}.json").read_text()
+    for path in wheels:
+        release = path.name.split("-")[1]
+        made = TABLES[part]({release: PARTS[part](Package.of(path, "sglang"))})
+        assert rows_at(made, part, release) == rows_at(text, part, release), release
 
 
 def test_the_tables_are_small_and_of_every_release() -> None:

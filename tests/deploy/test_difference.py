@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -58,8 +59,23 @@ def test_new_defaults_are_told_for_what_is_not_set() -> None:
         found = changes(case(mixed(flags=flags)), "0.5.7", "0.5.10")
         return "\n".join(each.text for each in found if each.kind == "default")
 
-    assert "--load-balance-method: round_robin becomes auto" in texts()
+    assert "--load-balance-method: round_robin before, auto now" in texts()
     assert "--load-balance-method" not in texts(**{"load-balance-method": "round_robin"})
+
+
+def test_a_number_without_a_default_is_computed() -> None:
+    """No number is called unset: each release chooses those itself."""
+    found = [
+        each
+        for old, new in zip(releases(), releases()[1:], strict=False)
+        for each in changes(case(mixed()), old, new)
+        if each.kind == "default"
+    ]
+    (ratio,) = [each for each in found if each.flag == "--hicache-ratio"]
+    assert ratio.text == "--hicache-ratio: 2.0 before, computed at start now"
+    assert ratio.remedy == "set it to keep 2.0"
+    for each in found:
+        assert not re.search(r": [\d.]+ before, unset", each.text), each
 
 
 @pytest.mark.parametrize("release", releases())
@@ -110,3 +126,19 @@ def test_the_command_shows_them_and_fails_if_the_start_would(
     assert [each["flag"] for each in found["changes"] if each["breaks"]] == ["--torchao-config"]
     assert main(["--diff", "0.5.10", "9.9", "--", *SCRIPT]) == 2
     assert "9.9" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("release", ["0.5.15", "0.5.16", "0.5.19"])
+def test_what_newer_releases_declare_is_known(release: str) -> None:
+    flags = {
+        "moe-a2a-backend": "deepep",
+        "tp-size": 16,
+        "dp-size": 4,
+        "enable-dp-attention": True,
+        "chunked-prefill-size": 16384,
+        "pp-size": 2,
+    }
+    found = rewritten(flags, release, "cuda")
+    assert {("ep_size", "tp_size"), ("disable_overlap_schedule", "True")} <= set(found)
+    assert ("chunked_prefill_size", "chunked_prefill_size // dp_size") in found
+    assert not [key for key in rewritten({"tp-size": 16}, release, "cuda") if key[0] == "ep_size"]

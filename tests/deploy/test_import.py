@@ -240,3 +240,29 @@ def test_rendered_scripts_import_as_what_they_start(deployment: Deployment) -> N
     }
     third = import_scripts(sorted(render_shell(again).items())).deployment
     assert third == again
+
+
+ALTERNATIVES = """\
+if [ "$SIZE" = small ]; then
+  python -m sglang.launch_server --model-path /srv/qwen3-32b --tp 8 --port 7000
+else
+  python -m sglang.launch_server --model-path {} --tp 8 --port 7000 --dtype auto
+fi
+"""
+
+
+@pytest.mark.parametrize(
+    ("other", "path"),
+    [
+        ("/srv/qwen3-32b", "/srv/qwen3-32b"),
+        ("/data2/qwen3-32b/", "/srv/qwen3-32b"),
+        ("/srv/deepseek-r1", None),
+    ],
+)
+def test_alternatives_do_not_share_a_model(other: str, path: str | None) -> None:
+    """Memory and shapes of one model say nothing about the server of another."""
+    found = import_scripts([("start.sh", ALTERNATIVES.format(other))])
+    assert found.deployment.model.path == path
+    said = [each for each in found.remarks if "several models" in each.text]
+    assert [each.line for each in said] == ([] if path else [2])
+    assert all("/srv/deepseek-r1" in each.text for each in said)

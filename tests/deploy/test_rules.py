@@ -12,6 +12,7 @@ import pytest
 from deployments import LEAVE_OUT, case, found, mixed, separated
 
 import vivace.deploy.rules
+from vivace.config.releases.tables import releases, takers
 from vivace.deploy.catalogue.flags import FILE, flags_json
 from vivace.deploy.document import DOCS, pages
 from vivace.deploy.files import packaged_path
@@ -833,3 +834,28 @@ def test_the_pages_are_current(name: str) -> None:
 
 def test_the_table_of_flags_is_current() -> None:
     assert Path(packaged_path(FILE)).read_bytes() == flags_json(), "run `make docs`"
+
+
+OF_DOCUMENTS = (
+    {"enable-dsa-prefill-context-parallel": True},
+    {"dsa-prefill-cp-mode": "round-robin-split"},
+    {"enable-dsa-cache-layer-split": True},
+    {"disable-piecewise-cuda-graph": True},
+)
+
+
+@pytest.mark.parametrize("flag", OF_DOCUMENTS, ids=lambda each: next(iter(each)))
+def test_flags_of_the_documents_are_errors_only_where_no_release_has_them(flag: Made) -> None:
+    (name,) = flag
+    with_it = takers("--" + name)
+    assert with_it
+    names = ("unknown-flag", "own-flag", "flag-version", "flag-value", "ambiguous-flag")
+    for target in ("sglang", *(f"sglang=={release}" for release in releases())):
+        release = target.partition("==")[2]
+        wrong = [
+            each
+            for rule in names
+            for each in found(mixed(flags=flag), rule, target)
+            if each.flag == "--" + name and each.severity == "error"
+        ]
+        assert bool(wrong) == bool(release and release not in with_it), target

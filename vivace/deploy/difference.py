@@ -43,6 +43,9 @@ BREAKING: tuple[Kind, ...] = ("removed", "renamed", "ambiguous", "value")
 """the new version does not start"""
 
 
+COMPUTED, NUMBERS = "computed at start", ("int", "float", "size")
+
+
 class Change(msgspec.Struct, frozen=True):
     """`roles`: those it concerns; `flag`: or the variable."""
 
@@ -138,8 +141,15 @@ def default_changes(server: ServerPlan, old: str, new: str) -> Iterator[Change]:
         seen.add(after.name)
         nothing = not known.default and not after.default and after.shape == "bool"
         if known.default != after.default and not nothing:
-            text = f"{after.flag}: {display(known.default)} becomes {display(after.default)}"
-            yield Change("default", after.flag, text, f"set it to keep {display(known.default)}")
+            old_default, new_default = default_text(known), default_text(after)
+            keep = "" if old_default == COMPUTED else f"set it to keep {old_default}"
+            text = f"{after.flag}: {old_default} before, {new_default} now"
+            yield Change("default", after.flag, text, keep)
+
+
+def default_text(row: ReleasedFlag) -> str:
+    """A number that has no default is one that the start-up chooses."""
+    return COMPUTED if row.default is None and row.shape in NUMBERS else display(row.default)
 
 
 def start_changes(server: ServerPlan, old: str, new: str, platform: str) -> Iterator[Change]:

@@ -182,6 +182,10 @@ def finish_import(found: Collected) -> Imported:
         text = f"what runs depends on {condition or 'the machine'}: read as if it were true"
         found.remark("not-understood", "", text, server.place)
     deployment = build_deployment(folded, list(found.benchmarks.values()))
+    if deployment.model.path is None and len(models := server_models(folded.roles)) > 1:
+        text = f"servers of several models ({', '.join(models)}): what needs one is not checked"
+        place = next(iter(folded.started.values()))[0].place
+        found.remark("not-understood", "--model-path", text, place)
     deployment.prepare = list(dict.fromkeys(line for line in found.prepare if line))
     deployment.unset = sorted(set(found.unset))
     places = {
@@ -366,11 +370,18 @@ def build_deployment(folded: Folded, benchmarks: list[Benchmark]) -> Deployment:
 
 
 def model_path(roles: Mapping[str, Role]) -> str | None:
-    for role in roles.values():
-        path = flag_value(role.flags, "model-path") if role.kind != "router" else None
-        if isinstance(path, str):
-            return path
-    return None
+    """What every server loads; None where they load several models."""
+    paths = server_models(roles)
+    same = len({path.rstrip("/").rpartition("/")[2] for path in paths}) == 1
+    return paths[0] if same else None
+
+
+def server_models(roles: Mapping[str, Role]) -> list[str]:
+    """The model paths of servers, in their order."""
+    found = [
+        flag_value(role.flags, "model-path") for role in roles.values() if role.kind != "router"
+    ]
+    return [path for path in dict.fromkeys(found) if isinstance(path, str)]
 
 
 def import_command(words: Sequence[str]) -> Imported:
