@@ -19,8 +19,11 @@ from vivace.deploy.render.process import PORT, list_processes
 from vivace.deploy.render.ray import render_ray
 from vivace.deploy.render.shell import render_shell
 from vivace.deploy.render.systemd import render_systemd
-from vivace.deploy.report.machine import as_json
+from vivace.deploy.report.checked import Checked
+from vivace.deploy.report.github import github_lines
+from vivace.deploy.report.machine import json_report
 from vivace.deploy.report.page import page
+from vivace.deploy.report.sarif import sarif_log
 from vivace.deploy.rules.judge import judge
 from vivace.deploy.rules.memory import plans
 from vivace.deploy.schema.deployment import Deployment, DeploymentError
@@ -84,7 +87,10 @@ def test_any_values_are_judged_and_reported(deployment: Deployment | None, targe
     list(plans(found))
     suggest(found)
     assert page(found, verdict).endswith("</html>\n")
-    assert as_json(found, verdict, memory=True)
+    checked = [Checked(found, verdict)]
+    assert json_report(checked, memory=True)
+    lines = "".join(github_lines(checked, "/", notes=True))
+    assert "\n" not in lines and sarif_log(checked, "/")
 
 
 @settings(max_examples=100, deadline=None)
