@@ -20,7 +20,10 @@ QUESTION = [{"role": "user", "content": "What is gravity?"}]
 
 def test_the_embedded_model_answers(tmp_path: Path) -> None:
     with RunningServer(*FLAGS, log=tmp_path / "log") as server:
-        server.wait_ready()
+        server.wait_listening()
+        while server.call("GET", "/ready")[0] != 200:
+            assert server.process.poll() is None
+        assert "ready to roll" in server.text(), "who asks is not told before the log"
         (model,) = server.json("/v1/models")["data"]
         ask = {"model": model["id"], "messages": QUESTION, "max_tokens": 16, "temperature": 0}
         answer = server.json("/v1/chat/completions", ask)

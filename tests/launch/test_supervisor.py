@@ -62,13 +62,20 @@ class Server:
             **settings,
         )
 
-        def ready(capacity: Capacity) -> None:
+        def show(capacity: Capacity) -> None:
             self.ready.append(capacity)
             if when_ready is not None:
                 threading.Thread(target=when_ready, daemon=True).start()
 
-        hooks = Hooks(progress=lambda stage, _: self.stages.append(stage), ready=ready)
+        hooks = Hooks(
+            progress=lambda stage, _: self.stages.append(stage),
+            ready=lambda: self.say_ready(),
+            show=show,
+        )
         return Supervisor(plan, hooks).run()
+
+    def say_ready(self) -> None:
+        """What the log says then."""
 
     def events(self) -> list[str]:
         path = self.folder / "events"
@@ -120,9 +127,32 @@ def stop() -> None:
 def test_start_warm_up_drain_stop(server: Server) -> None:
     assert server.run({}, frontends=2, when_ready=stop) == 0
     assert len(server.ready) == 1 and server.stages == ["Loading", "Warming up"]
-    assert server.told("frontend 0") == ["start", "Ready 0", "WarmUp", "Draining", "Stop"]
-    assert server.told("frontend 1") == ["start", "Ready 0", "Draining", "Stop"]
+    assert server.told("frontend 0") == [
+        "start",
+        "Ready 0",
+        "WarmUp",
+        "Started",
+        "Draining",
+        "Stop",
+    ]
+    assert server.told("frontend 1") == ["start", "Ready 0", "Started", "Draining", "Stop"]
     assert server.told("engine 0") == ["start", "Command", "Stop"]
+
+
+def test_frontends_hear_of_the_complete_start_after_the_log(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever asks them, as `/ready` does, gets no other answer than who reads the log."""
+    heard: list[str] = []
+
+    def say_ready() -> None:
+        time.sleep(0.3)  # time for what was sent before
+        heard.extend(server.events())
+
+    monkeypatch.setattr(server, "say_ready", say_ready)
+    assert server.run({}, frontends=2, when_ready=stop) == 0
+    assert "WarmUp" in str(heard) and "Started" not in str(heard)
+    assert all("Started" in server.told(f"frontend {index}") for index in range(2))
 
 
 def test_without_warm_up(server: Server) -> None:
@@ -206,7 +236,7 @@ def test_a_replaced_frontend_knows_the_engine_before_it_serves(server: Server) -
 
     script = {"frontend": {"1": "hear-first"}}
     assert server.run(script, when_ready=kill_and_stop) == 0
-    assert server.told("frontend 1")[:2] == ["start", "Ready"]
+    assert server.told("frontend 1")[:3] == ["start", "Ready", "Started"]
     assert server.told("frontend 1")[-1] == "Stop"
 
 

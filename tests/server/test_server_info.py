@@ -345,15 +345,20 @@ def test_probes_are_logged_only_when_they_fail(caplog: pytest.LogCaptureFixture)
     assert told == ['POST /health HTTP/1.1" 405 Method Not Allowed', 'GET /ping HTTP/1.1" 200 OK']
 
 
-@pytest.mark.parametrize(("ready", "told"), [(False, ["/nothing"]), (True, ["/ready", "/nothing"])])
+@pytest.mark.parametrize(
+    ("status", "told"),
+    [("starting", []), ("warming up", []), ("draining", ["/ready"])],
+)
 def test_a_server_that_starts_is_asked_without_lines(
-    ready: bool, told: list[str], caplog: pytest.LogCaptureFixture
+    status: str, told: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
+    told = [*told, "/nothing"]
     with (
-        running_server(ready=ready) as server,
+        running_server(ready=status != "starting") as server,
         caplog.at_level(logging.INFO, logger="vivace.access"),
     ):
-        if ready:
+        server.frontend.engine.warming_up = status == "warming up"
+        if status == "draining":
             server.call(server.frontend.drain)
         for path in ("/ready", "/nothing"):
             assert ask(server, path, method="GET").status in (503, 404)

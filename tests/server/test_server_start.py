@@ -67,6 +67,23 @@ def test_requests_are_answered_in_order_when_the_engine_is_there() -> None:
         assert in_queue(server) == 0
 
 
+def test_a_server_that_warms_up_answers_requests_and_says_that_it_starts() -> None:
+    probes = ("/health", "/health_generate", "/ready", "/ping")
+    with running_server(ready=False) as server:
+        server.frontend.engine.warming_up = True
+        with waiting(server, *BODIES.items()) as answers:
+            get_ready(server)
+            assert [answer.result(20).status for answer in answers] == [200] * len(BODIES)
+        for path in probes:
+            told = ask(server, path, method="GET")
+            assert told.status == 503 and "warming up" in told.text, path
+        assert ask(server, "/generate", BODIES["/generate"]).status == 200
+        assert ask(server, "/server_info", method="GET").json["status"] == "starting"
+        server.frontend.engine.warming_up = False
+        assert {ask(server, path, method="GET").status for path in probes} == {200}
+        assert ask(server, "/server_info", method="GET").json["status"] == "ready"
+
+
 def test_a_stream_and_a_wrong_request_wait_too() -> None:
     """What the model's limits are is known when it is there."""
     stream = {**BODIES["/v1/chat/completions"], "stream": True}

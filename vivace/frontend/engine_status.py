@@ -19,6 +19,8 @@ class EngineStatus:
     def __init__(self) -> None:
         self.status = "starting"
         """ "starting" (or restarting), "ready", "draining" or "down" """
+        self.warming_up = False
+        """Requests are taken, but the server has not yet said that it is ready."""
         self.up = False
         """It takes messages."""
         self.down_because = ""

@@ -39,7 +39,17 @@ from vivace.protocol.messages import (
 from vivace.protocol.shared_memory import attach
 from vivace.server.app import build_app, serve
 from vivace.supervisor.ipc import MessageSocket, SocketClosed
-from vivace.supervisor.messages import Draining, Serving, Setup, Stop, Timed, ToChild, Warm, WarmUp
+from vivace.supervisor.messages import (
+    Draining,
+    Serving,
+    Setup,
+    Started,
+    Stop,
+    Timed,
+    ToChild,
+    Warm,
+    WarmUp,
+)
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +80,7 @@ async def run_frontend(line: MessageSocket[ToChild], setup: Setup, timeline: Tim
         index=setup.index,
         stall=EngineProgress(memory).stall,
     )
+    frontend.engine.warming_up = True
     fault = config.environment.get("VIVACE_TEST_FAULT", "")
     child = FrontendChild(line, with_frontend_fault(mailbox, fault, setup.index), frontend, dump)
     asyncio.get_running_loop().add_reader(line.fileno(), child.on_message)
@@ -119,6 +130,8 @@ class FrontendChild:
             match message:
                 case Ready() | Down():
                     self._mailbox.accept(message)
+                case Started():
+                    self._frontend.engine.warming_up = False
                 case Draining():
                     self._frontend.drain()
                 case WarmUp():

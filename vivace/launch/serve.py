@@ -150,10 +150,12 @@ def supervise(
 
     url, profile = local_url(listener), StartupProfile()
 
-    def ready(capacity: Capacity) -> None:
+    def ready() -> None:
         screen.close()
         log.info("Ready %.1f s after the start of this process", boot_clock() - process_start())
         log.info(READY_LINE)
+
+    def show(capacity: Capacity) -> None:
         profile.add(SUPERVISOR, timeline.stages())
         write_profile(profile, config, screen)
         screen.show(build_summary(config, capacity, url))
@@ -163,7 +165,7 @@ def supervise(
             timeline.begin(stage)
         screen.update(stage, fraction)
 
-    hooks = Hooks(progress=progress, ready=ready, write=screen.write, timed=profile.add)
+    hooks = Hooks(progress=progress, ready=ready, show=show, write=screen.write, timed=profile.add)
     timeline.begin("waiting for the children")
     return Supervisor(build_plan(config, listener, shared), hooks, engine).run()
 

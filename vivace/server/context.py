@@ -226,6 +226,19 @@ class Context:
         if stall:
             raise HTTPError(503, stall, retry_after=2.0)
 
+    @property
+    def status(self) -> str:
+        """The engine's, but "starting" until the log has said that the server is ready."""
+        engine = self.frontend.engine
+        return "starting" if engine.warming_up and engine.status == "ready" else engine.status
+
+    def require_started(self) -> None:
+        """Refuse with 503 also until the start is complete. Requests are taken before: a warm-up
+        is one among them."""
+        self.require_progress()
+        if self.status == "starting":
+            raise HTTPError(503, "the server is warming up", retry_after=1.0)
+
     async def command(self, body: FlushCache | GetState) -> Reply:
         """One control command; HTTPError 503 when the engine is down or does not answer in time."""
         self.require_progress()

@@ -20,15 +20,15 @@ _LOOK = 0.02
 
 
 async def health(context: Context, _request: web.Request, _body: Body) -> web.Response:
-    """200 once started, while new requests are taken and the engine gets on with its work, else
-    503. Never runs a forward pass."""
-    context.require_progress()
+    """200 once the start is complete, while new requests are taken and the engine gets on with its
+    work, else 503. Never runs a forward pass."""
+    context.require_started()
     return web.Response()
 
 
 async def health_generate(context: Context, _request: web.Request, _body: Body) -> web.Response:
     """200 when the engine produced a token lately or does so now, 503 after the health timeout."""
-    context.require_progress()
+    context.require_started()
     await context.probe.check(context.frontend.last_token_time, lambda: probe_engine(context))
     return web.Response()
 

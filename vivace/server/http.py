@@ -58,7 +58,7 @@ def is_left_out(request: BaseRequest, status: int) -> bool:
     resource = request.match_info.route.resource
     if resource is None or resource.canonical not in PROBES:
         return False
-    return status == 200 or (status == 503 and context.frontend.status == "starting")
+    return status == 200 or (status == 503 and context.status == "starting")
 
 
 def access_line(request: BaseRequest, status: int) -> str:

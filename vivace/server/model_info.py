@@ -44,7 +44,7 @@ async def server_info(context: Context, _request: web.Request, _body: Body) -> w
             **model_names(context),
             **scheduler_facts(context, state),
             "internal_states": [internal_state(context, state)],
-            "status": context.frontend.status,
+            "status": context.status,
             "version": __version__,
         }
     )

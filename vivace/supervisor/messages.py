@@ -31,6 +31,10 @@ class WarmUp(msgspec.Struct, frozen=True, tag="warm_up"):
     """Supervisor -> one frontend: generate a little, then answer `Warm`."""
 
 
+class Started(msgspec.Struct, frozen=True, tag="started"):
+    """Supervisor -> frontends: the log has said that the server is ready; now probes may."""
+
+
 class Draining(msgspec.Struct, frozen=True, tag="draining"):
     """Supervisor -> frontends: refuse new requests, go on with what runs."""
 
@@ -77,5 +81,5 @@ class Failure(msgspec.Struct, frozen=True, tag="failure"):
     text: str
 
 
-ToChild = Setup | Ready | Down | Command | WarmUp | Draining | FrontendGone | Stop
+ToChild = Setup | Ready | Down | Command | WarmUp | Started | Draining | FrontendGone | Stop
 FromChild = Progress | Timed | Ready | Reply | Serving | Warm | Failure

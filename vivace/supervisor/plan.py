@@ -42,10 +42,11 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Hooks:
-    """What the user sees: the progress of a start, the moment it is complete, whole lines that
-    children print, and what a child did while it started."""
+    """What the user sees: the progress of a start, that it is complete and then what runs, whole
+    lines that children print, and what a child did while it started."""
 
     progress: Callable[[str, float], None]
-    ready: Callable[[Capacity], None]
+    ready: Callable[[], None]
+    show: Callable[[Capacity], None]
     write: Callable[[str], object] = lambda text: None
     timed: Callable[[str, list[Stage]], None] = lambda process, stages: None

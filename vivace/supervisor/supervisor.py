@@ -25,6 +25,7 @@ from vivace.supervisor.messages import (
     Progress,
     Serving,
     Setup,
+    Started,
     Stop,
     Timed,
     Warm,
@@ -135,6 +136,8 @@ class Supervisor:
         self._begin(child, setup)
         if self._ready is not None:  # before it serves: its first client finds an engine
             child.line.send(self._ready)
+        if self._phase == "serving":
+            child.line.send(Started())
         self._frontends.append(child)
 
     def _spawn(self, role: Role, *inherited: int) -> Child:
@@ -213,7 +216,9 @@ class Supervisor:
     def _complete_start(self) -> None:
         assert self._ready is not None
         self._phase = "serving"
-        self._hooks.ready(self._ready.capacity)
+        self._hooks.ready()
+        self._broadcast(Started())
+        self._hooks.show(self._ready.capacity)
 
     # -- deaths -----------------------------------------------------------------------------------
 
@@ -301,7 +306,7 @@ class Supervisor:
             self._next_index += 1
             self._warm_up_sent = False  # whoever was warming up may be the dead one
 
-    def _broadcast(self, message: Ready | Down | Draining | Stop) -> None:
+    def _broadcast(self, message: Ready | Down | Started | Draining | Stop) -> None:
         for frontend in self._frontends:
             frontend.line.send(message)
 
