@@ -1,10 +1,13 @@
-"""argparse as every command uses it: what is wrong is one line, with the nearest name there is."""
+"""argparse as every command uses it: what is wrong is one line, with the nearest name there is.
+Types of arguments that several commands take."""
 
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn
+from urllib.parse import quote, urlsplit
 
 from vivace.errors import CANNOT_START, nearest
 from vivace.terminal import print_wrapped
@@ -45,3 +48,34 @@ class ArgumentParser(argparse.ArgumentParser):
         names = [str(choice) for choice in action.choices]
         near = nearest(str(value), names) or f"; choose from {', '.join(names)}"
         raise argparse.ArgumentError(action, f"there is no {value!r}{near}")
+
+
+def http_address(text: str) -> str:
+    """The type of a server's address, as every HTTP client can send it: a bare HOST:PORT is taken
+    as http, a path is percent-encoded."""
+    try:
+        parts = urlsplit(text if "://" in text else f"http://{text}")
+        host = (parts.hostname or "").encode("idna")  # as a look-up of the name would
+        if (
+            parts.scheme in ("http", "https")
+            and host
+            and all(b"!" <= bytes([byte]) <= b"~" for byte in host)
+            and parts.port != 0
+            and not (parts.query or parts.fragment)
+        ):
+            return parts._replace(path=quote(parts.path, safe="/%:@!$&'()*+,;=~")).geturl()
+    except ValueError:  # a port that is none, brackets that do not close, a label without letters
+        pass
+    raise argparse.ArgumentTypeError(f"{text!r} is not an address like http://127.0.0.1:30000")
+
+
+def utf8_text(text: str) -> str:
+    """The type of a text that a model reads. Where the locale is not UTF-8 its bytes may be."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # bytes that the locale has no characters for
+        try:
+            return os.fsencode(text).decode()
+        except UnicodeError:
+            raise argparse.ArgumentTypeError("is not UTF-8 text") from None
+    return text

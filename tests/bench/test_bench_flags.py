@@ -6,6 +6,9 @@ import pytest
 
 from vivace.bench.flags import REFUSED, parse
 from vivace.bench.offline import parse as parse_offline
+from vivace.bench.serving import base_url_of, build_headers
+from vivace.bench.workload import BenchError
+from vivace.errors import CannotStart
 
 WORKS = """
 --backend vllm
@@ -183,6 +186,8 @@ def test_offline_leaves_server_flags_to_the_server() -> None:
         "--base-url ftp://h:1",
         "--base-url http://h:99999",
         "--base-url http://",
+        "--base-url http://a..b",
+        "--base-url http://h:1?x=1",
     ],
 )
 def test_what_no_server_has_is_refused_before_one_is_waited_for(line: str) -> None:
@@ -193,3 +198,17 @@ def test_what_no_server_has_is_refused_before_one_is_waited_for(line: str) -> No
 
 def test_an_address_may_be_without_its_scheme() -> None:
     assert parse(["--base-url", "127.0.0.1:30000"]).base_url == "http://127.0.0.1:30000"
+
+
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+def test_a_host_may_be_an_address_of_ipv6(host: str) -> None:
+    assert base_url_of(host, 1) == "http://[::1]:1"
+    assert base_url_of("0.0.0.0", 1) == "http://127.0.0.1:1"
+    with pytest.raises(CannotStart, match="--host"):
+        base_url_of("a b", 1)
+
+
+@pytest.mark.parametrize("header", ["X", "=x", "X=a\nb", "a b=x", "ü=x"])
+def test_what_is_no_header_is_refused(header: str) -> None:
+    with pytest.raises(BenchError, match="--header"):
+        build_headers(parse(["--header", header]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import http.client
 import io
 import json
@@ -9,13 +10,15 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 import pytest
 from chat_kit import STEERING, Handler, Scripted, serving
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from vivace.arguments import http_address
 from vivace.chat import remote
 from vivace.chat.backend import SETTINGS, ChatError
 from vivace.chat.command import main
@@ -317,9 +320,88 @@ def test_a_line_without_end_is_not_kept(monkeypatch: pytest.MonkeyPatch, line: b
 def test_no_server(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--url", "http://127.0.0.1:9"]) == 1
     assert "vivace serve" in capsys.readouterr().err.replace("\n", " ")
-    for address in ("ftp://x", "http://127.0.0.1:99999"):
-        assert main(["--url", address]) == 2
-        assert f"--url {address}: " in capsys.readouterr().err
+
+
+NO_ADDRESSES = [
+    "",
+    "ftp://x",
+    "http://127.0.0.1:99999",
+    "http://127.0.0.1:x",
+    "http://",
+    "http://[::1",
+    "http://a b",
+    "http://a..b",
+    "http://" + "x" * 64,
+    "http://caf\udce9",
+    "http://127.0.0.1:9?x=1",
+]
+
+
+@pytest.mark.parametrize("address", NO_ADDRESSES)
+def test_what_is_no_address_is_one_line(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["--url", address])
+    assert stopped.value.code == 2
+    assert "--url" in capsys.readouterr().err
+
+
+@given(st.text(st.characters(codec=None), max_size=20), st.booleans())
+@example("münchen", True)
+@example("127.0.0.1:30000/ü x", True)
+@example("[::1]", True)
+def test_any_text_is_an_address_that_can_be_sent_or_none(text: str, scheme: bool) -> None:
+    try:
+        address = http_address(f"http://{text}" if scheme else text)
+    except argparse.ArgumentTypeError:
+        return
+    assert http_address(address) == address
+    parts = urlsplit(address)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80)
+    connection.putrequest("GET", parts.path + "/v1/models")
+    assert (connection.host, connection.port) == (parts.hostname, parts.port or 80)
+
+
+@pytest.mark.parametrize("key", ["日本", "a b", "a\nb", "caf\udce9"])
+def test_what_is_no_key_is_one_line(
+    key: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--api-key", key]) == 2
+    assert "--api-key: a key is" in capsys.readouterr().err
+    if key.isprintable():
+        monkeypatch.setenv(KEY_VARIABLES[0], key)
+        assert main([]) == 2
+        assert f"{KEY_VARIABLES[0]}: a key is" in capsys.readouterr().err
+
+
+def test_bytes_of_the_command_line_that_are_no_text(
+    server: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    heard = "grüß".encode().decode("ascii", "surrogateescape")  # as the C locale gives it
+    assert main(["--url", server, heard]) == 0
+    assert Handler.seen[-1]["messages"][-1]["content"] == "grüß"
+    for words in (["caf\udce9"], ["--system", "\udce9", "x"], ["--model", "\udce9", "x"]):
+        with pytest.raises(SystemExit) as stopped:
+            main(["--url", server, *words])
+        assert stopped.value.code == 2
+        assert "UTF-8" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("data", "code"), [("grüß".encode(), 0), (b"caf\xe9", 1)])
+def test_a_question_is_read_in_the_c_locale(
+    data: bytes,
+    code: int,
+    server: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    piped = io.TextIOWrapper(io.BytesIO(data), encoding="ascii", errors="surrogateescape")
+    monkeypatch.setattr("sys.stdin", piped)
+    assert main(["--url", server, "x"]) == code
+    if code:
+        assert "is no text" in capsys.readouterr().err
+    else:
+        assert Handler.seen[-1]["messages"][-1]["content"] == "grüß x"
 
 
 @pytest.mark.parametrize(

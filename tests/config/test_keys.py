@@ -186,8 +186,8 @@ def test_clients_look_in_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     assert client_key() is None
     for name in reversed(KEY_VARIABLES):
-        monkeypatch.setenv(name, f"of {name}")
-        assert client_key() == f"of {name}"
+        monkeypatch.setenv(name, f"of-{name}")
+        assert client_key() == f"of-{name}"
         assert name in GIVE_A_KEY
     monkeypatch.setenv(KEY_VARIABLES[0], " ")
-    assert client_key() == f"of {KEY_VARIABLES[1]}"
+    assert client_key() == f"of-{KEY_VARIABLES[1]}"

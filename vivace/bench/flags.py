@@ -10,9 +10,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
-from urllib.parse import urlsplit
 
-from vivace.arguments import ArgumentParser
+from vivace.arguments import ArgumentParser, http_address
 from vivace.bench import backends, datasets
 from vivace.bench.metrics import GOODPUT_KEYS
 from vivace.bench.plot import why_not_drawable
@@ -283,18 +282,6 @@ def result_file(text: str) -> str:
     if text and (problem := why_not_writable(Path(text))):
         raise argparse.ArgumentTypeError(problem)
     return text
-
-
-def http_address(text: str) -> str:
-    """A bare HOST:PORT is taken as http."""
-    address = text if "://" in text else f"http://{text}"
-    try:
-        parts = urlsplit(address)
-        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
-            return address
-    except ValueError:  # a port that is none
-        pass
-    raise argparse.ArgumentTypeError(f"{text} is not an address like http://127.0.0.1:30000")
 
 
 def port_number(text: str) -> int:

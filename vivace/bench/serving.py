@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vivace.arguments import http_address
 from vivace.bench import datasets
 from vivace.bench.backends import BACKENDS
 from vivace.bench.flags import parse
@@ -21,7 +22,7 @@ from vivace.bench.report import Setting, explain, render
 from vivace.bench.runner import BenchLoad, Outcome, measure_load, wait_ready, with_loop
 from vivace.bench.tokenizer import TokenCodec, choose_codec
 from vivace.bench.workload import BenchError, BenchRequest
-from vivace.config.process_environment import client_key
+from vivace.config.process_environment import client_key, is_key
 from vivace.errors import CANNOT_START, CannotStart
 
 CodecChoice = Callable[[argparse.Namespace, "Server"], tuple[TokenCodec, str]]
@@ -83,8 +84,7 @@ def measure(args: argparse.Namespace, argv: Sequence[str], codec_choice: CodecCh
 def find_server(args: argparse.Namespace) -> Server:
     """Wait for the server and ask what it serves."""
     backend = BACKENDS[args.backend]
-    host = "127.0.0.1" if args.host == "0.0.0.0" else args.host
-    base_url = (args.base_url or f"http://{host}:{args.port or backend.port}").rstrip("/")
+    base_url = (args.base_url or base_url_of(args.host, args.port or backend.port)).rstrip("/")
     headers = build_headers(args)
     if args.ready_check_timeout_sec > 0:
         with_loop(
@@ -108,14 +108,23 @@ def find_server(args: argparse.Namespace) -> Server:
     return Server(base_url, headers, model, described, server_state(server))
 
 
+def base_url_of(host: str, port: int) -> str:
+    """`host` may be an IPv6 address with or without brackets. Raises CannotStart."""
+    host = "127.0.0.1" if host == "0.0.0.0" else host.strip("[]")
+    try:
+        return http_address(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+    except argparse.ArgumentTypeError:
+        raise CannotStart(f"--host {host!r} is neither a name nor an address") from None
+
+
 def build_headers(args: argparse.Namespace) -> dict[str, str]:
     """The key and the headers of --header KEY=VALUE."""
-    key = args.api_key or client_key()
+    key = client_key(args.api_key)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     for item in args.header or []:
         name, separator, value = item.partition("=")
-        if not separator or not name.strip():
-            raise BenchError(f"--header {item!r} must be KEY=VALUE")
+        if not (separator and is_key(name.strip()) and name.strip() and value.isprintable()):
+            raise BenchError(f"--header {item!r} must be KEY=VALUE, of visible characters")
         headers[name.strip()] = value.strip()
     return headers
 

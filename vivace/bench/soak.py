@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import json
 import random
+import sys
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,7 +19,9 @@ from typing import Any
 
 import aiohttp
 
-from vivace.arguments import ArgumentParser
+from vivace.arguments import ArgumentParser, http_address
+from vivace.config.process_environment import client_key
+from vivace.errors import CannotStart
 
 GROWTH_LIMIT = 0.02
 """Share by which the mean resident memory of the last third may exceed that of the middle third."""
@@ -38,14 +41,18 @@ class SoakCounter:
 
 def main(argv: list[str]) -> int:
     args = parse(argv)
-    report = asyncio.run(soak(args))
+    try:
+        report = asyncio.run(soak(args))
+    except (aiohttp.ClientError, CannotStart) as error:
+        print(f"error: {args.url}: {error}", file=sys.stderr)
+        return 1
     print(json.dumps({k: v for k, v in report.items() if k != "rss_mib"}, indent=2))
     return 0 if report["passed"] else 1
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
     parser = ArgumentParser(prog="vivace bench soak", description=__doc__)
-    parser.add_argument("--url", default="http://127.0.0.1:30000")
+    parser.add_argument("--url", type=http_address, default="http://127.0.0.1:30000")
     parser.add_argument("--api-key")
     parser.add_argument("--streams", type=int, default=64, help="streams at any moment")
     parser.add_argument("--minutes", type=float, default=5.0)
@@ -58,7 +65,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 async def soak(args: argparse.Namespace) -> dict[str, Any]:
     """Run the streams for the given time and judge the server afterwards."""
-    headers = {"Authorization": f"Bearer {args.api_key}"} if args.api_key else {}
+    key = client_key(args.api_key)
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(args.url, headers=headers, connector=connector) as session:
         before = await server_state(session)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 from collections.abc import Sequence
 
 from rich.console import Console
 
-from vivace.arguments import ArgumentParser
+from vivace.arguments import ArgumentParser, http_address, utf8_text
 from vivace.chat.backend import SETTINGS, Backend, ChatError, read_setting
 from vivace.chat.commands import TYPING
 from vivace.chat.conversation import Conversation
@@ -32,6 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     pipe went wrong; 2 for wrong flags and models that cannot be loaded; 130 when a question was
     interrupted."""
     arguments = parser().parse_args(argv)
+    if isinstance(sys.stdin, io.TextIOWrapper) and sys.stdin.errors == "surrogateescape":
+        # The C locale: what is no text is refused, as in any other.
+        sys.stdin.reconfigure(encoding="utf-8", errors="strict")
     settings = parse_settings(arguments)
     console = make_console(sys.stderr)
     try:
@@ -82,7 +86,7 @@ def open_backend(arguments: argparse.Namespace, console: Console) -> Backend:
     }  # fmt: skip
     given = [flag for flag, value in remote.items() if value is not None]
     if not (arguments.local or arguments.model_path):
-        key = arguments.api_key or client_key()
+        key = client_key(arguments.api_key)
         return RemoteBackend(arguments.url or DEFAULT_URL, key, arguments.model)
     local = "--local" if arguments.local else "--model-path"
     if given:
@@ -129,18 +133,19 @@ def parser() -> argparse.ArgumentParser:
     add(
         "prompt",
         nargs="*",
+        type=utf8_text,
         metavar="QUESTION",
         help="one question; what is piped in stands before it",
     )
-    add("--url", help=f"server (default: {DEFAULT_URL})")
+    add("--url", type=http_address, help=f"server (default: {DEFAULT_URL})")
     add(
         "--api-key",
         help=f"bearer key, sent to the server of --url (default: {', '.join(KEY_VARIABLES)})",
     )
-    add("--model", help="model name (default: the server's first)")
+    add("--model", type=utf8_text, help="model name (default: the server's first)")
     add("--local", action="store_true", help="load a model in this process")
     add("--model-path", help="the model of --local, which it implies (default: the embedded one)")
-    add("--system", help="system message")
+    add("--system", type=utf8_text, help="system message")
     add(
         "--max-tokens",
         default=str(MAX_TOKENS),

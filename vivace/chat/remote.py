@@ -13,7 +13,6 @@ import msgspec
 
 from vivace.chat.backend import NO_LIMIT, Answering, ChatError, Message, Settings, TextChunk
 from vivace.config.process_environment import GIVE_A_KEY
-from vivace.errors import CannotStart
 
 LARGEST_LIST = 4 << 20
 """bytes of a list of models"""
@@ -47,20 +46,14 @@ class Event(msgspec.Struct):
 
 
 class RemoteBackend:
-    """`url` may have a path prefix; `model`: the server's first one when None. Raises CannotStart
-    for an address that is none, ChatError when the server does not answer."""
+    """`url` is an `http_address`, it may have a path prefix; `model`: the server's first one when
+    None. Raises ChatError when the server does not answer."""
 
     def __init__(self, url: str, api_key: str | None, model: str | None) -> None:
-        parts = urlsplit(url if "//" in url else f"http://{url}")
-        try:
-            port = parts.port
-        except ValueError as error:
-            raise CannotStart(f"--url {url}: {error}") from None
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise CannotStart(f"--url {url}: not an http(s) address")
+        parts = urlsplit(url)
         self._secure = parts.scheme == "https"
-        self._host = parts.hostname
-        self._port = port
+        self._host = parts.hostname or ""
+        self._port = parts.port or (443 if self._secure else 80)
         self._prefix = parts.path.rstrip("/").removesuffix("/v1")
         self._headers = {"Content-Type": "application/json"}
         if api_key:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vivace.config.errors import ConfigError
 from vivace.config.http import HttpOptions
-from vivace.config.process_environment import KEYS_OF_THE_SERVER
+from vivace.config.process_environment import KEY_FORM, KEYS_OF_THE_SERVER, is_key
 from vivace.config.secret import Secret
 
 API_KEY, ADMIN_API_KEY = KEYS_OF_THE_SERVER
@@ -51,8 +51,8 @@ def of_variable(environ: Mapping[str, str], name: str) -> Secret | None:
 def check_key(where: str, key: str, without: str = "") -> None:
     if not key:
         raise ConfigError(f"{where}: the key is empty; give one, or {without} to serve without")
-    if not all("!" <= character <= "~" for character in key):
-        raise ConfigError(f"{where}: a key is made of visible ASCII characters, without blanks")
+    if not is_key(key):
+        raise ConfigError(f"{where}: {KEY_FORM}")
 
 
 def of_file(flag: str, path: str | None) -> tuple[Secret, ...]:

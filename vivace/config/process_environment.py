@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from vivace.errors import CannotStart
+
 if TYPE_CHECKING:
     from pathlib import Path
 
 KEYS_OF_THE_SERVER = ("VIVACE_API_KEY", "VIVACE_ADMIN_API_KEY")
 KEY_VARIABLES = ("VIVACE_API_KEY", "API_KEY", "OPENAI_API_KEY")
 """where clients look for their key, first to last"""
+KEY_FORM = "a key is made of visible ASCII characters, without blanks"
 GIVE_A_KEY = f"give --api-key, or set {', '.join(KEY_VARIABLES[:-1])} or {KEY_VARIABLES[-1]}"
 
 
@@ -19,10 +22,22 @@ def process_environment() -> dict[str, str]:
     return dict(os.environ)
 
 
-def client_key() -> str | None:
-    """The key a client sends: of the first of KEY_VARIABLES that is set and not empty."""
-    texts = (os.environ.get(name, "").strip() for name in KEY_VARIABLES)
-    return next((text for text in texts if text), None)
+def is_key(text: str) -> bool:
+    """Whether a header can carry it, as one word."""
+    return all("!" <= character <= "~" for character in text)
+
+
+def client_key(given: str | None = None) -> str | None:
+    """The key a client sends: the one of --api-key, or of the first of KEY_VARIABLES that is set
+    and not empty. Raises CannotStart for what is no key."""
+    texts = {"--api-key": given or ""}
+    texts |= {name: os.environ.get(name, "").strip() for name in KEY_VARIABLES}
+    for name, text in texts.items():
+        if text and not is_key(text):
+            raise CannotStart(f"{name}: {KEY_FORM}")
+        if text:
+            return text
+    return None
 
 
 def state_folder() -> Path | None:

@@ -171,4 +171,5 @@ def show(found: Sequence[Diagnosis], *, everything: bool) -> None:
                 out.print(Text(line, style="green"), soft_wrap=True)
     fine = sum(each.state == "ok" for each in found)
     tail = "" if everything else " (--all shows all)"
-    out.print(f"{len(found) - fine} problems, {fine} ok{tail}")
+    count = len(found) - fine
+    out.print(f"{count} {'problem' if count == 1 else 'problems'}, {fine} ok{tail}")
