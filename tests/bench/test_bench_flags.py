@@ -6,7 +6,7 @@ import pytest
 
 from vivace.bench.flags import REFUSED, parse
 from vivace.bench.offline import parse as parse_offline
-from vivace.bench.serving import base_url_of, build_headers
+from vivace.bench.serving import join_address, build_headers
 from vivace.bench.workload import BenchError
 from vivace.errors import CannotStart
 
@@ -202,10 +202,10 @@ def test_an_address_may_be_without_its_scheme() -> None:
 
 @pytest.mark.parametrize("host", ["::1", "[::1]"])
 def test_a_host_may_be_an_address_of_ipv6(host: str) -> None:
-    assert base_url_of(host, 1) == "http://[::1]:1"
-    assert base_url_of("0.0.0.0", 1) == "http://127.0.0.1:1"
+    assert join_address(host, 1) == "http://[::1]:1"
+    assert join_address("0.0.0.0", 1) == "http://127.0.0.1:1"
     with pytest.raises(CannotStart, match="--host"):
-        base_url_of("a b", 1)
+        join_address("a b", 1)
 
 
 @pytest.mark.parametrize("header", ["X", "=x", "X=a\nb", "a b=x", "ü=x"])

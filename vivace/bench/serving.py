@@ -84,7 +84,7 @@ def measure(args: argparse.Namespace, argv: Sequence[str], codec_choice: CodecCh
 def find_server(args: argparse.Namespace) -> Server:
     """Wait for the server and ask what it serves."""
     backend = BACKENDS[args.backend]
-    base_url = (args.base_url or base_url_of(args.host, args.port or backend.port)).rstrip("/")
+    base_url = (args.base_url or join_address(args.host, args.port or backend.port)).rstrip("/")
     headers = build_headers(args)
     if args.ready_check_timeout_sec > 0:
         with_loop(
@@ -108,7 +108,7 @@ def find_server(args: argparse.Namespace) -> Server:
     return Server(base_url, headers, model, described, server_state(server))
 
 
-def base_url_of(host: str, port: int) -> str:
+def join_address(host: str, port: int) -> str:
     """`host` may be an IPv6 address with or without brackets. Raises CannotStart."""
     host = "127.0.0.1" if host == "0.0.0.0" else host.strip("[]")
     try:
