@@ -6,7 +6,7 @@ import pytest
 
 from vivace.bench.flags import REFUSED, parse
 from vivace.bench.offline import parse as parse_offline
-from vivace.bench.serving import join_address, build_headers
+from vivace.bench.serving import build_headers, join_address
 from vivace.bench.workload import BenchError
 from vivace.errors import CannotStart
 
