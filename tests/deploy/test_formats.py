@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -20,12 +21,16 @@ from jsonschema import Draft202012Validator
 from test_mutations import DEPLOYED, FOLDER
 from test_rules import PAIRS
 
+from vivace.deploy.catalogue.hardware import GIB
 from vivace.deploy.check import FORMATS, main
+from vivace.deploy.command import main as deploy
 from vivace.deploy.document import DOCS
 from vivace.deploy.load_case import Overrides, build_case, open_files
 from vivace.deploy.report.github import annotation
 from vivace.deploy.report.machine import report_schema
+from vivace.deploy.report.page import page
 from vivace.deploy.rules.judge import RULES, Finding, judge
+from vivace.deploy.rules.memory import plans
 from vivace.deploy.schema.files import parse_deployment, to_yaml
 
 ROOT = DOCS.parent
@@ -357,3 +362,45 @@ def test_the_hook_checks_what_it_matches(tmp_path: Path) -> None:
     (tmp_path / "start.sh").write_text(sound["start.sh"].replace("--dp-size 16", "--dp-size 12"))
     done = run_hook(tmp_path, matched)
     assert done.returncode == 1 and "start.sh:14" in done.stdout, done
+
+
+@pytest.mark.parametrize("columns", [80, 100, 140])
+def test_the_memory_table_keeps_its_columns(
+    columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is folded stays in the column that it began in."""
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "dumb")
+    main(["--memory", str(FOLDER / "halves.yaml")])
+    lines = capsys.readouterr().out.splitlines()
+    start = next(at for at, line in enumerate(lines) if line.startswith("memory of one device"))
+    rows = lines[start + 1 : next(at for at, line in enumerate(lines) if "--mem-fraction" in line)]
+    assert all(len(line) <= columns for line in rows) and len(rows) > 6
+    for before, line in itertools.pairwise(rows):
+        if line.startswith("   "):
+            begin = len(line) - len(line.lstrip())
+            assert before[begin - 1] == " " and before[begin:].strip(), (before, line)
+
+
+def test_the_memory_bar_has_an_axis_and_a_total() -> None:
+    it = build_case(open_files([str(SOUND)]), Overrides())
+    text = page(it, judge(it))
+    (plan,) = [each for _, each in plans(it)]
+    assert re.findall(r">([\d.]+) GiB</text>", text)[-5:] == ["0", "16", "32", "48", "64"]
+    assert f"<b>{sum(part.size for part in plan.parts) / GIB:.2f} GiB</b>" in text
+
+
+def test_lengths_of_the_command_line_keep_the_concurrency_of_the_benchmark() -> None:
+    case = build_case(open_files([str(FOLDER / "split_box.sh")]), Overrides(input=100))
+    assert (case.load.input, case.load.output, case.load.concurrency) == (100, 512, 32)
+
+
+def test_weights_are_named_when_a_script_is_imported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "made.yaml"
+    words = [str(FOLDER / "every_node.sh"), "-o", str(path), "--hardware", "a3", "--cards", "16"]
+    assert deploy(["import", *words, "--model", "qwen3-480b", "--quantization", "w4a8"]) == 0
+    assert yaml.safe_load(path.read_text())["model"]["quantization"] == "w4a8"
+    assert "weights-fit" not in output([str(path)], capsys)[1]

@@ -333,3 +333,13 @@ def test_a_deployment_says_what_to_look_at(
     assert main([str(path), "--json"]) == 1
     found = {each["name"]: each for each in json.loads(capsys.readouterr().out)}
     assert "31987" in found["ports"]["found"] and "none9" in found["interfaces"]["found"]
+
+
+@pytest.mark.parametrize(
+    ("hard", "begins"),
+    [(1 << 20, "ulimit -n 65536"), (1024, "printf '* - nofile 65536\\nroot - nofile 65536\\n'")],
+)
+def test_a_limit_is_mended_by_a_command(hard: int, begins: str) -> None:
+    found = linux.limit("open-files", 1024, hard, 65536, "-n", "why")
+    assert found.state == "warning" and found.mend.startswith(begins)
+    assert hard > 1024 or "| sudo tee /etc/security/limits.d/vivace-nofile.conf" in found.mend

@@ -149,13 +149,17 @@ class Case(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def load(self) -> RequestLoad:
-        """From the workload, else from the first benchmark command."""
+        """From the workload; what it does not say, from the first benchmark command."""
+        measured = next((each.load for each in self.benchmarks), RequestLoad())
         stated = self.deployment.workload
-        if stated is not None and (stated.input is not None or stated.output is not None):
-            return RequestLoad(
-                longest(stated.input), longest(stated.output), stated.concurrency, stated.requests
-            )
-        return next((each.load for each in self.benchmarks), RequestLoad())
+        if stated is None:
+            return measured
+        return RequestLoad(
+            longest(stated.input) or measured.input,
+            longest(stated.output) or measured.output,
+            stated.concurrency or measured.concurrency,
+            stated.requests or measured.requests,
+        )
 
     def lacks(self, need: str) -> bool:
         """Whether something a rule needs is not known."""

@@ -53,6 +53,7 @@ def parser() -> argparse.ArgumentParser:
     reading.add_argument("--hardware", metavar="NAME", help="`vivace deploy hardware` lists names")
     reading.add_argument("--cards", type=int, metavar="N")
     reading.add_argument("--model", metavar="NAME", help="`vivace deploy models` lists names")
+    reading.add_argument("--quantization", metavar="FORM", help="of the weights: w8a8, w4a8")
     reading.add_argument("--force", action="store_true", help="write over an existing file")
     rendering = commands.add_parser("render", help="a deployment -> what starts it")
     rendering.add_argument("files", nargs="+", type=Path, metavar="FILE")
@@ -69,7 +70,12 @@ def import_scripts(chosen: argparse.Namespace) -> int:
     from vivace.deploy.schema.files import to_yaml
 
     loaded = open_files(chosen.scripts)
-    overrides = Overrides(hardware=chosen.hardware, cards=chosen.cards, model=chosen.model)
+    overrides = Overrides(
+        hardware=chosen.hardware,
+        cards=chosen.cards,
+        model=chosen.model,
+        quantization=chosen.quantization,
+    )
     deployment = with_overrides(loaded.deployment, overrides)
     load_device(deployment.hardware)
     deployment.name = chosen.name

@@ -132,9 +132,10 @@ def limit(name: str, soft: int, hard: int, wanted: int, letter: str, why: str) -
     if endless or soft >= wanted:
         return Diagnosis(name=name, state="ok", found=shown)
     raisable = hard == resource.RLIM_INFINITY or hard >= wanted
-    how = (
-        f"ulimit {letter} {wanted}" if raisable else f"raise the hard limit ({hard}) in limits.conf"
-    )
+    item = {"-n": "nofile", "-u": "nproc"}[letter]
+    lines = f"* - {item} {wanted}\\nroot - {item} {wanted}\\n"
+    for_good = f"printf '{lines}' | sudo tee /etc/security/limits.d/vivace-{item}.conf"
+    how = f"ulimit {letter} {wanted}" if raisable else f"{for_good}; then log in again"
     return Diagnosis(
         name=name, state="warning", found=f"{shown}, {wanted} is wanted", why=why, mend=how
     )

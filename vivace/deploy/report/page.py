@@ -89,7 +89,19 @@ def bar(plan: MemoryPlan) -> str:
     shapes.append(f'<line x1="{end:.1f}" x2="{end:.1f}" y1="0" y2="44" stroke="#c0392b"/>')
     shapes.append(f'<line x1="{static:.1f}" x2="{static:.1f}" y1="0" y2="44" stroke="#888"/>')
     shapes.append(f'<text x="{max(0.0, static - 90):.1f}" y="56">static part</text>')
-    return f'<svg viewBox="0 0 {BAR + 2} 60" role="img">{"".join(shapes)}</svg>'
+    shapes += axis(max(total, used), scale)
+    return f'<svg viewBox="0 0 {BAR + 2} 86" role="img">{"".join(shapes)}</svg>'
+
+
+def axis(total: float, scale: float) -> list[str]:
+    """A tick each quarter, in GiB."""
+    shapes = [f'<line x1="0" x2="{total * scale:.1f}" y1="62" y2="62" stroke="#888"/>']
+    for quarter in range(5):
+        x, size = quarter * total * scale / 4, quarter * total / 4 / GIB
+        anchor = "start" if quarter == 0 else "end" if quarter == 4 else "middle"
+        shapes.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="62" y2="67" stroke="#888"/>')
+        shapes.append(f'<text x="{x:.1f}" y="80" text-anchor="{anchor}">{size:g} GiB</text>')
+    return shapes
 
 
 def part_colors(plan: MemoryPlan) -> list[str]:
@@ -103,4 +115,9 @@ def table(plan: MemoryPlan) -> str:
         f'<td class="why">{escape(part.why)}</td></tr>'
         for part, color in zip(plan.parts, part_colors(plan), strict=True)
     ]
+    used = sum(part.size for part in plan.parts) / GIB
+    rows.append(
+        f'<tr><td><b>total</b></td><td class="n"><b>{used:.2f} GiB</b></td><td></td>'
+        f'<td class="why">of {plan.device.memory_gib:g} GiB</td></tr>'
+    )
     return f"<table>{''.join(rows)}</table>"

@@ -32,6 +32,8 @@ NEEDS = {
     "load": "the lengths are not known (workload, or --input and --output)",
 }
 INDENT = " " * 8
+HANGING = "hanging"
+"""the style of a last column, whose text stays in it when it is folded"""
 Line = list[tuple[str, str]]
 """pieces of a line as (text, style); "" is no style"""
 
@@ -43,11 +45,18 @@ def writer() -> Callable[[Line], None]:
         return lambda line: print("".join(text for text, _ in line))
     from rich.console import Console
     from rich.padding import Padding
+    from rich.table import Table
     from rich.text import Text
 
     console = Console(highlight=False)
 
     def write(line: Line) -> None:
+        if line[-1][1] == HANGING:
+            columns = Table.grid(padding=(0, 2))
+            columns.add_column(no_wrap=True)
+            columns.add_row(line[0][0], Text(line[-1][0].strip()))
+            console.print(columns)
+            return
         text = Text.assemble(*line)
         depth = len(text.plain) - len(text.plain.lstrip(" "))
         console.print(Padding(text[depth:], (0, 0, 0, depth)) if depth else text)
@@ -134,8 +143,8 @@ def format_plan(plan: MemoryPlan) -> Iterator[Line]:
     for kind, title in KINDS.items():
         for part in plan.parts:
             if part.kind == kind and part.size:
-                why = f"  {part.why}" if part.why else ""
-                yield [(f"  {part.name:20}{part.size / GIB:7.2f} GiB  {title}{why}", "")]
+                row = (f"  {part.name:20}{part.size / GIB:7.2f} GiB  {title}", "")
+                yield [row, ("  " + part.why, HANGING)] if part.why else [row]
     chosen = "" if plan.chosen else " (SGLang computes it)"
     static, outside = plan.usable * plan.fraction / GIB, plan.outside_limit / GIB
     shares = f"static {static:.2f}, outside {outside:.2f} GiB"

@@ -56,10 +56,13 @@ def draft_quantization(server: ServerPlan, case: Case) -> Iterator[Issue]:
     external = server.value("speculative_algorithm") in ("EAGLE3", "STANDALONE")
     declared = server.value("speculative_draft_model_quantization") == "unquant"
     inherits = external and server.value("quantization") == "modelslim" and not declared
-    if inherits and not server.enabled("DISABLE_EAGLE3_QUANT"):
+    if inherits:
         text = "the draft model inherits modelslim: its plain weights are read as quantized ones"
-        remedy = "--speculative-draft-model-quantization unquant"
-        yield Issue(server.flag("quantization"), text, remedy)
+        remedy, severity = "--speculative-draft-model-quantization unquant", None
+        if server.enabled("DISABLE_EAGLE3_QUANT"):
+            text += "; DISABLE_EAGLE3_QUANT, which published scripts set, is read by no release"
+            severity = "note"
+        yield Issue(server.flag("quantization"), text, remedy, severity)
 
 
 @server_rule("draft-tokens", "warning", source=ARGS)
