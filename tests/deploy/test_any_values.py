@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from vivace.deploy.case import Case
 from vivace.deploy.catalogue.flags import tables
 from vivace.deploy.load_case import LoadedDeployment, Overrides, build_case
+from vivace.deploy.memory.plan import plans
 from vivace.deploy.render.compose import render_compose
 from vivace.deploy.render.kubernetes import render_kubernetes
 from vivace.deploy.render.process import PORT, list_processes
@@ -25,7 +26,6 @@ from vivace.deploy.report.machine import json_report
 from vivace.deploy.report.page import page
 from vivace.deploy.report.sarif import sarif_log
 from vivace.deploy.rules.judge import judge
-from vivace.deploy.rules.memory import plans
 from vivace.deploy.schema.deployment import Deployment, DeploymentError
 from vivace.deploy.schema.files import parse_deployment
 from vivace.deploy.suggest import suggest

@@ -13,7 +13,7 @@ from vivace.deploy.catalogue.hardware import Device
 from vivace.deploy.from_script.flags import Remark
 from vivace.deploy.from_script.roles import StartedServer
 from vivace.deploy.locations import Sources
-from vivace.deploy.schema.deployment import Benchmark, Deployment, longest
+from vivace.deploy.schema.deployment import Benchmark, Deployment, Targets, Workload, longest
 from vivace.deploy.schema.nodes import expand_nodes
 from vivace.deploy.server_plan import ServerPlan
 from vivace.deploy.target import Target
@@ -146,6 +146,14 @@ class Case(msgspec.Struct, frozen=True, dict=True):
     def cards(self) -> int | None:
         hardware = self.deployment.hardware
         return None if hardware is None else hardware.cards
+
+    @property
+    def targets(self) -> Targets:
+        return self.deployment.targets or Targets()
+
+    @property
+    def workload(self) -> Workload:
+        return self.deployment.workload or Workload()
 
     @cached_property
     def load(self) -> RequestLoad:

@@ -198,6 +198,13 @@ class ServerPlan(msgspec.Struct, frozen=True, dict=True):
         return -(-self.running_per_rank * self.draft_tokens // self.parallelism.attention_tp)
 
     @property
+    def dispatch_terms(self) -> str:
+        """What `dispatch_tokens` is made of."""
+        layout = self.parallelism
+        tokens = f"{self.running} requests / dp {layout.dp} x {self.draft_tokens} token(s) per step"
+        return f"{tokens} / {layout.attention_tp} ranks per group"
+
+    @property
     def dispatch_limit(self) -> int:
         """Tokens a rank may send at a time in low-latency mode; 0: unlimited."""
         found = self.int_variable(DISPATCH)

@@ -18,12 +18,11 @@ from vivace.deploy.case import Case
 from vivace.deploy.catalogue.hardware import GIB
 from vivace.deploy.from_script.flags import find_option
 from vivace.deploy.memory import buffers
-from vivace.deploy.memory.plan import MemoryPlan, plan_role
+from vivace.deploy.memory.plan import MemoryPlan, gib, plan_role
+from vivace.deploy.memory.roofline import prompt_milliseconds
 from vivace.deploy.memory.windows import windows
-from vivace.deploy.rules.experts import DEEPEP_BUFFER, product
-from vivace.deploy.rules.goals import get_targets, get_workload, prompt_milliseconds
+from vivace.deploy.rules.experts import DEEPEP_BUFFER
 from vivace.deploy.rules.judge import Finding, find_rule, judge
-from vivace.deploy.rules.memory import gib
 from vivace.deploy.server_plan import DISPATCH, ServerPlan, UnknownValue
 
 OF_KERNELS = ("dispatch-tokens", "dispatch-fused", "dispatch-limits", "hccl-buffer", "long-rounds",
@@ -167,7 +166,7 @@ def wanted_running(case: Case, server: ServerPlan) -> int | None:
 
 def concurrency_of_rate(case: Case) -> int | None:
     """Little's law: requests that arrive while one is served."""
-    rate, targets, output = get_workload(case).rate, get_targets(case), case.load.output
+    rate, targets, output = case.workload.rate, case.targets, case.load.output
     if rate is None or targets.tpot_ms is None or output is None:
         return None
     return -int(-rate * (output * targets.tpot_ms + (targets.ttft_ms or 0)) // 1000)
@@ -176,7 +175,7 @@ def concurrency_of_rate(case: Case) -> int | None:
 def running_in_time(case: Case, server: ServerPlan) -> int:
     """Requests of a group whose KV a device can read, beside the weights, in a step that keeps
     targets.tpot_ms."""
-    target, plan = get_targets(case).tpot_ms, plan_role(case, server)
+    target, plan = case.targets.tpot_ms, plan_role(case, server)
     if target is None or plan is None or not plan.tokens_each or not plan.token_bytes:
         return MOST_RUNNING
     held = sum(p.size for p in plan.parts if p.kind == "static" and p.name != "KV cache")
@@ -199,7 +198,7 @@ def prefill_sizes(case: Case, server: ServerPlan, running: int | None) -> Iterat
     whole = -(-prompt // PAGE) * PAGE
     most = largest_prefill(case, server)
     prompts = min(most // whole, running or server.running_per_rank or ENDLESS)
-    target = get_targets(case).ttft_ms
+    target = case.targets.ttft_ms
     if target is not None and not case.lacks("model") and not case.lacks("device"):
         each = prompt_milliseconds(case, server)
         prompts = min(prompts, int(target / each) if each else prompts)
@@ -270,7 +269,7 @@ def dispatch_limit(case: Case, server: ServerPlan, wanted: Wanted) -> Suggestion
         return None
     if case.target.version and variable_at(DISPATCH, case.target.version) is None:
         return None
-    return Suggestion(server.name, "environment", DISPATCH, str(tokens), product(server))
+    return Suggestion(server.name, "environment", DISPATCH, str(tokens), server.dispatch_terms)
 
 
 def buffer(case: Case, server: ServerPlan, wanted: Wanted) -> Suggestion | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Literal
 
 import msgspec
@@ -12,7 +14,7 @@ from vivace.deploy.catalogue.hardware import GIB, Device
 from vivace.deploy.memory import buffers
 from vivace.deploy.memory.weights import PRECISIONS, weight_precision, weights
 from vivace.deploy.memory.windows import CHUNK, prefill_tokens
-from vivace.deploy.server_plan import ServerPlan
+from vivace.deploy.server_plan import ServerPlan, UnknownValue
 
 MIB = 1 << 20
 PAGE = 128
@@ -255,3 +257,22 @@ def graph_default(server: ServerPlan, device: Device) -> int:
         if device.memory_gib < below:
             return few if small else many
     return 512
+
+
+def plans(case: Case) -> Iterator[tuple[ServerPlan, MemoryPlan]]:
+    """Of the servers whose values are known."""
+    for server in case.servers:
+        with suppress(UnknownValue):
+            plan = plan_role(case, server)
+            if plan is not None:
+                yield server, plan
+
+
+def gib(size: float) -> str:
+    return f"{size / GIB:.1f} GiB"
+
+
+def fraction_for(plan: MemoryPlan) -> float:
+    """The largest fraction that leaves room for the rest, in hundredths."""
+    fraction = 1 - (plan.total("outside") / plan.usable + 0.005)
+    return max(0.01, int(fraction * 100) / 100)

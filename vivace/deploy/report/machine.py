@@ -8,10 +8,9 @@ from typing import Any, Literal
 import msgspec
 
 from vivace.deploy.difference import Change, Kind
-from vivace.deploy.memory.plan import MemoryPart, MemoryPlan
+from vivace.deploy.memory.plan import MemoryPart, MemoryPlan, plans
 from vivace.deploy.report.checked import Checked, Unreadable
 from vivace.deploy.rules.judge import Finding
-from vivace.deploy.rules.memory import plans
 from vivace.version import __version__
 
 SCHEMA: Literal[1] = 1

@@ -6,11 +6,10 @@ from html import escape
 
 from vivace.deploy.case import Case
 from vivace.deploy.catalogue.hardware import GIB
-from vivace.deploy.memory.plan import MemoryPlan
+from vivace.deploy.memory.plan import MemoryPlan, plans
 from vivace.deploy.report.terminal import format_location, headline, held_text, skipped_lines
 from vivace.deploy.report.topology import topology
 from vivace.deploy.rules.judge import CheckResult, Finding
-from vivace.deploy.rules.memory import plans
 
 COLORS = ("#4e79a7", "#59a14f", "#9c755f", "#f28e2b", "#edc948", "#b07aa1", "#76b7b2", "#e15759",
            "#ff9da7", "#bab0ac", "#86bcb6", "#d37295", "#a0cbe8")  # fmt: skip

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 from vivace.deploy.case import Case
 from vivace.deploy.catalogue.hardware import GIB
 from vivace.deploy.locations import COMMAND
-from vivace.deploy.memory.plan import MemoryPlan
+from vivace.deploy.memory.plan import MemoryPlan, fraction_for, plans
 from vivace.deploy.rules.judge import CheckResult, Finding
-from vivace.deploy.rules.memory import fraction_for, plans
 from vivace.deploy.rules.rule import Severity
 
 if TYPE_CHECKING:

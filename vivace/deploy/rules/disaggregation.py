@@ -8,15 +8,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from vivace.deploy.case import DEFAULT_PORT, Case
-from vivace.deploy.from_script.roles import StartedServer, flag_value
 from vivace.deploy.locations import Location
+from vivace.deploy.processes import bootstrap_ports, listens, router_urls
 from vivace.deploy.rules.rule import Issue, case_rule, server_rule
 from vivace.deploy.server_plan import ServerPlan
 
 PAGE = "the published configurations"
 PD = "SGLang's disaggregation: handshake and router"
 PORT = re.compile(r":(\d{1,5})(?:/|$)")
-BOOTSTRAP = 8998
 HANDSHAKE = ("kv_cache_dtype", "dtype", "disaggregation_transfer_backend")
 
 
@@ -117,16 +116,6 @@ def find_entry_place(case: Case, router: str, entry: Any) -> Location:
     return case.sources.find(router, "--prefill") if url == role else url
 
 
-def bootstrap_ports(case: Case) -> list[Any]:
-    """Of every prefill instance."""
-    return [
-        node.flags.get("disaggregation-bootstrap-port", BOOTSTRAP)
-        for server in case.of("prefill")
-        for node in server.nodes
-        if node.rank == 0
-    ]
-
-
 def join_ports(ports: list[Any]) -> str:
     return ", ".join("none" if port is None else str(port) for port in ports)
 
@@ -149,7 +138,7 @@ def router_ports(server: ServerPlan, case: Case) -> Iterator[Issue]:
     Where no server listens, the router's health checks and requests fail."""
     for flag, kind in (("prefill", "prefill"), ("decode", "decode"), ("worker-urls", "mixed")):
         ports = {each.number("port") or DEFAULT_PORT for each in case.of(kind)}
-        for url in urls(server.role.flags.get(flag)):
+        for url in router_urls(server.role.flags.get(flag)):
             found = PORT.search(url)
             if ports and found and int(found.group(1)) not in ports:
                 text = f"{url}: {kind} servers listen on {', '.join(map(str, sorted(ports)))}"
@@ -169,18 +158,6 @@ def other_kind_issues(url: str, port: int, kind: str, case: Case) -> Iterator[Is
         place = case.sources.find("", flag, other.place)
         remedy = f"--disaggregation-mode {mode}, or another entry in the router's list"
         yield Issue(flag, text, remedy, line=place.line, file=place.file)
-
-
-def listens(process: StartedServer, port: int) -> bool:
-    return (flag_value(process.flags, "port") or DEFAULT_PORT) == port
-
-
-def urls(value: Any) -> list[str]:
-    if isinstance(value, str):
-        return [value]
-    if not isinstance(value, list):
-        return []
-    return [str(each[0]) if isinstance(each, list) else str(each) for each in value if each]
 
 
 @server_rule("router-mode", "error", source=PD, roles=("router",))

@@ -13,7 +13,7 @@ from vivace.config.releases.tables import (
     variable_rows,
 )
 from vivace.deploy.case import Case
-from vivace.deploy.catalogue.flags import tables
+from vivace.deploy.catalogue.flags import is_whole, tables
 from vivace.deploy.rules.rule import Issue, case_rule, server_rule
 from vivace.deploy.schema.deployment import KINDS
 from vivace.deploy.server_plan import DISPATCH, ServerPlan
@@ -113,18 +113,9 @@ def number_variable(case: Case) -> Iterator[Issue]:
     """Numeric variables have numeric values.
     Libraries read them with their own parsers; a wrong value stops the start or is ignored."""
     for role, name, value in variables(case):
-        if is_whole(name) and not re.fullmatch(r"-?\d+", value.strip()) and "<" not in value:
+        whole = name in INTEGERS or is_whole(name)
+        if whole and not re.fullmatch(r"-?\d+", value.strip()) and "<" not in value:
             yield Issue(name, f"{name}={value} is not an integer", "correct the value", role=role)
-
-
-def is_whole(name: str) -> bool:
-    """Whether every reader of a variable makes an integer of it."""
-    known = tables().variables.get(name)
-    if name in INTEGERS or (known is not None and known.kind == "whole number"):
-        return True
-    return bool(rows := variable_rows().get(name)) and {each.kind for each in rows} == {
-        "whole number"
-    }
 
 
 @server_rule("allocator-segments", "note", source=GUIDE, platforms=("npu",))

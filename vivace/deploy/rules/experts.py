@@ -18,18 +18,14 @@ NORMAL_KERNEL = "cam_moe_dispatch_normal_tiling.cc"
 WASTE = 2
 """times the need from which a buffer counts as wasted"""
 DEEPEP_BUFFER = "DEEPEP_HCCL_BUFFSIZE"
+ZBAL = "SGLANG_ZBAL_LOCAL_MEM_SIZE"
+"""MB of memory from which DeepEP takes its buffers, from 0.5.12 on"""
 
 
 def dispatch_load(server: ServerPlan, *modes: str) -> int | None:
     """Tokens a rank sends in a decode step in one of these modes."""
     matches = server.decodes and server.expert_mode in modes
     return server.dispatch_tokens if matches else None
-
-
-def product(server: ServerPlan) -> str:
-    layout = server.parallelism
-    tokens = f"{server.running} requests / dp {layout.dp} x {server.draft_tokens} token(s) per step"
-    return f"{tokens} / {layout.attention_tp} ranks per group"
 
 
 @server_rule("dispatch-tokens", "error", source=FITTED, platforms=("npu",))
@@ -42,7 +38,7 @@ def dispatch_tokens(server: ServerPlan, case: Case) -> Iterator[Issue]:
     tokens, limit = dispatch_load(server, "low_latency", "auto"), server.dispatch_limit
     if tokens is not None and limit and tokens > limit:
         default = "" if server.variable(DISPATCH) else " (the default)"
-        sent = f"a rank sends {tokens} tokens to experts ({product(server)})"
+        sent = f"a rank sends {tokens} tokens to experts ({server.dispatch_terms})"
         text = f"{sent}, but the limit is {limit}{default}: the kernel aborts"
         yield Issue(DISPATCH, text, f"export {DISPATCH}={tokens}, or admit fewer requests")
 
@@ -55,7 +51,7 @@ def dispatch_fused(server: ServerPlan, case: Case) -> Iterator[Issue]:
     On A3 the fused kernel uses the limit only to size its buffer."""
     tokens, limit = dispatch_load(server, "fused"), server.dispatch_limit
     if tokens is not None and limit and tokens > limit:
-        text = f"a rank sends {tokens} tokens ({product(server)}), the buffer is for {limit}"
+        text = f"a rank sends {tokens} tokens ({server.dispatch_terms}), the buffer is for {limit}"
         yield Issue(DISPATCH, text, f"export {DISPATCH}={tokens}")
 
 
@@ -108,8 +104,9 @@ def hccl_buffer(server: ServerPlan, case: Case) -> Iterator[Issue]:
     The operators compute the buffer they need and stop when it is smaller. Low latency:
     2 x N x (align512(2h+44) x experts + align512(2h) x top-k). Normal:
     2 x (T x top-k x (align512(2h) x (2 if rounds > 1) + align512(2h+44)) + 208 MiB). Fused:
-    N x experts x h x 4. DEEPEP_HCCL_BUFFSIZE, where it is set, is that of the experts' group."""
-    if case.model is None or server.fused_mode == 2:
+    N x experts x h x 4. DEEPEP_HCCL_BUFFSIZE, where it is set, is that of the experts' group; with
+    zbal the experts' buffers are in its memory (SGLANG_ZBAL_LOCAL_MEM_SIZE)."""
+    if case.model is None or server.fused_mode == 2 or server.int_variable(ZBAL):
         return
     name = DEEPEP_BUFFER if server.variable(DEEPEP_BUFFER) else "HCCL_BUFFSIZE"
     variable = server.int_variable(name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vivace.config.errors import ConfigError
 from vivace.config.releases.tables import (
     definitions,
     is_taken,
@@ -16,19 +15,15 @@ from vivace.config.releases.tables import (
     takers,
 )
 from vivace.config.sglang import RETIRED, VALUES
-from vivace.config.values import parse_value
 from vivace.deploy.case import Case
-from vivace.deploy.catalogue.flags import ServerFlag
 from vivace.deploy.from_script.flags import find_option, server_options
-from vivace.deploy.released import releases_with, why_refused
-from vivace.deploy.rules.reading import report_remarks
+from vivace.deploy.released import releases_with, why_refused, why_vivace_refuses
+from vivace.deploy.rules.reading import ARGPARSE
 from vivace.deploy.rules.rule import Issue, case_rule, server_rule
-from vivace.deploy.schema.deployment import FlagValue
 from vivace.deploy.server_plan import ServerPlan
 from vivace.deploy.target import Target
 from vivace.errors import nearest
 
-ARGPARSE = "argparse, as SGLang uses it"
 INVENTORY = "the source of SGLang 0.4.6 to 0.5.23"
 USUAL = frozenset({"--tp", "--dp", "--ep", "--pp"})
 """abbreviations that SGLang's own documents use, and each version takes"""
@@ -177,23 +172,11 @@ def flag_value(server: ServerPlan, case: Case) -> Iterator[Issue]:
         if option is not None and (option.name, str(value)) in VALUES:
             continue
         if case.target.engine == "vivace":
-            reason = "" if option is None else why_not(option, value)
+            reason = "" if option is None else why_vivace_refuses(option, value)
         else:
             reason = why_refused("--" + flag, value, case.target.version)
         if reason:
             yield Issue("--" + flag, reason, "use a value that the flag accepts")
-
-
-def why_not(option: ServerFlag, value: FlagValue) -> str:
-    """Why Vivace refuses a value; empty if it takes it."""
-    try:
-        found = parse_value(option, value)
-    except ConfigError as error:
-        return str(error)
-    low, high = option.limits or (None, None)
-    if low is None or high is None or not isinstance(found, int | float) or low <= found <= high:
-        return ""
-    return f"{option.flag} must be between {low:g} and {high:g}, got {found}"
 
 
 @server_rule("retired-value", "warning", source=INVENTORY)
@@ -211,17 +194,3 @@ def retired_value(server: ServerPlan, case: Case) -> Iterator[Issue]:
         severity = "error" if wrong else "note" if version else None
         text = f"--{flag} {value}: {known[1]}"
         yield Issue("--" + flag, text, f"use {known[0]}", severity)
-
-
-@case_rule("flag-given-twice", "warning", source=ARGPARSE)
-def given_twice(case: Case) -> Iterator[Issue]:
-    """No flag is given twice.
-    argparse keeps the last value without a word, so the first one has no effect."""
-    return report_remarks(case, "flag-given-twice", "keep one of them", "--")
-
-
-@case_rule("stray-word", "error", source=ARGPARSE)
-def stray_word(case: Case) -> Iterator[Issue]:
-    """Every word belongs to a flag.
-    What is left over stops the start with `unrecognized arguments`."""
-    return report_remarks(case, "stray-word", "quote it with its flag's value, or remove it", "--")

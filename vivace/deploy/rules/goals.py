@@ -6,10 +6,8 @@ import math
 from collections.abc import Iterator
 
 from vivace.deploy.case import Case
-from vivace.deploy.catalogue.architecture import Architecture
-from vivace.deploy.memory.weights import PRECISIONS, Precision, weight_precision
+from vivace.deploy.memory.roofline import prompt_milliseconds, token_milliseconds
 from vivace.deploy.rules.rule import Issue, case_rule, server_rule
-from vivace.deploy.schema.deployment import Targets, Workload
 from vivace.deploy.server_plan import DECODES, PREFILLS, ServerPlan
 
 ROOFLINE = "the device's peak rates: no program is faster"
@@ -17,29 +15,12 @@ WEIGHTS = ("model", "device")
 PROMPT = (*WEIGHTS, "load")
 
 
-def get_targets(case: Case) -> Targets:
-    return case.deployment.targets or Targets()
-
-
-def get_workload(case: Case) -> Workload:
-    return case.deployment.workload or Workload()
-
-
-def get_precision(case: Case, server: ServerPlan) -> Precision:
-    return PRECISIONS[weight_precision(server, case.deployment.model.quantization, case.model)[0]]
-
-
-def multiplied_parameters(model: Architecture) -> int:
-    """Parameters that a token is multiplied with; the embedding is only looked up."""
-    return model.parameters(active=True) - (0 if model.tied else model.vocabulary * model.hidden)
-
-
 @server_rule("target-first-token", "warning", source=ROOFLINE, needs=PROMPT, roles=PREFILLS)
 def target_first_token(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """targets.ttft_ms is possible.
     It is above the time of a prompt's matrix products at the peak rate of a server's devices; what
     prompts share (workload.prefix_share) is not computed again."""
-    target, least = get_targets(case).ttft_ms, prompt_milliseconds(case, server)
+    target, least = case.targets.ttft_ms, prompt_milliseconds(case, server)
     if target is not None and least > target:
         prompt = f"a prompt of {case.load.input} tokens takes {least:.1f} ms at the peak rate"
         text = f"targets.ttft_ms is {target:g}, but {prompt}"
@@ -47,24 +28,11 @@ def target_first_token(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue("targets.ttft_ms", text, remedy)
 
 
-def prompt_milliseconds(case: Case, server: ServerPlan) -> float:
-    """Least time of the longest prompt: its products, at the devices' peak. What other prompts
-    share with it is taken from the cache."""
-    assert case.model is not None and case.device is not None
-    shared = 0.0 if server.has("disable_radix_cache") else get_workload(case).prefix_share
-    tokens = (case.load.input or 0) * (1 - shared)
-    device, precision = case.device, get_precision(case, server)
-    quantized = min(precision.experts, precision.linear) < 2
-    rate = max(device.bf16_tflops, device.int8_tops if quantized else 0.0)
-    devices = server.parallelism.tp * server.parallelism.pp
-    return 1000 * 2 * multiplied_parameters(case.model) * tokens / (devices * rate * 1e12)
-
-
 @server_rule("target-token", "warning", source=ROOFLINE, needs=WEIGHTS, roles=DECODES)
 def target_token(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """targets.tpot_ms is possible.
     It is above the time in which the devices of a stage read the weights that one token needs."""
-    target, least = get_targets(case).tpot_ms, token_milliseconds(case, server)
+    target, least = case.targets.tpot_ms, token_milliseconds(case, server)
     if target is not None and least > target:
         read = f"reading the weights of a token takes {least:.2f} ms at the peak bandwidth"
         text = f"targets.tpot_ms is {target:g}, but {read}"
@@ -72,20 +40,11 @@ def target_token(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue("targets.tpot_ms", text, remedy)
 
 
-def token_milliseconds(case: Case, server: ServerPlan) -> float:
-    """Least time of a token: a step reads the weights of one token at least; drafts come along."""
-    assert case.model is not None and case.device is not None
-    precision = get_precision(case, server)
-    size = multiplied_parameters(case.model) * min(precision.experts, precision.linear)
-    seconds = size / (server.parallelism.tp * case.device.bandwidth_gbs * 1e9)
-    return 1000 * seconds / server.draft_tokens
-
-
 @case_rule("target-rate", "warning", source="Little's law", needs=("load",))
 def target_rate(case: Case) -> Iterator[Issue]:
     """The servers admit workload.rate.
     workload.rate times the output length times targets.tpot_ms is what runs concurrently."""
-    rate, tpot, output = get_workload(case).rate, get_targets(case).tpot_ms, case.load.output
+    rate, tpot, output = case.workload.rate, case.targets.tpot_ms, case.load.output
     if rate is None or tpot is None or output is None:
         return
     running = math.ceil(rate * output * tpot / 1000)
@@ -105,7 +64,7 @@ def target_rate(case: Case) -> Iterator[Issue]:
 def shared_prompts(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Shared prefixes are cached.
     Prompts with a common beginning (workload.prefix_share) are computed once."""
-    share = get_workload(case).prefix_share
+    share = case.workload.prefix_share
     if share > 0 and server.has("disable_radix_cache"):
         text = f"{share:.0%} of a prompt is shared, but recomputed: the prefix cache is off"
         yield Issue(server.flag("disable_radix_cache"), text, "remove --disable-radix-cache")
@@ -126,9 +85,9 @@ def model_path(server: ServerPlan, case: Case) -> Iterator[Issue]:
 def unread(case: Case) -> Iterator[Issue]:
     """Every key of the deployment file is used.
     A key that no rule, plan or renderer can use beside the others is reported."""
-    stated, model = get_workload(case), case.deployment.model
+    stated, model = case.workload, case.deployment.model
     measured = bool(case.deployment.benchmarks)
-    if stated.rate is not None and get_targets(case).tpot_ms is None and not measured:
+    if stated.rate is not None and case.targets.tpot_ms is None and not measured:
         remedy = "add targets.tpot_ms, or a benchmark to compare it with"
         yield Issue("workload.rate", "workload.rate is not used", remedy)
     if stated.requests is not None and not measured:

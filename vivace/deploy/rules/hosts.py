@@ -2,74 +2,34 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
-from vivace.deploy.case import DEFAULT_PORT, Case
+from vivace.deploy.case import Case
 from vivace.deploy.from_script.roles import StartedServer, flag_value, node_rank
-from vivace.deploy.rules.disaggregation import BOOTSTRAP
+from vivace.deploy.processes import (
+    IN_COMPOSE,
+    Instance,
+    first_ranks,
+    flag_number,
+    instances,
+    listeners,
+    memory_share,
+    nnodes,
+    ranks_here,
+    rendezvous,
+    same_host,
+    used_devices,
+    visible_devices,
+)
 from vivace.deploy.rules.rule import Issue, case_rule
 
 ARGS = "SGLang's server_args.py"
 PORTS = "SGLang's PortArgs"
-ZMQ_DELTA = 233
-"""from --port to the rendezvous port that dp attention uses where none is given"""
-ZMQ_PORTS = 5
-"""ports behind the rendezvous port: detokenizer, RPC, metrics, scheduler"""
-HCCL_PORTS = 16
-ADDRESS = re.compile(r"(.*):(\d{1,5})")
-EVERYWHERE = ("0.0.0.0", "::", "[::]")
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
-VISIBLE = ("ASCEND_RT_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ASCEND_VISIBLE_DEVICES",
-           "HIP_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")  # fmt: skip
-CONTAINED = "NVIDIA_VISIBLE_DEVICES"
-IN_COMPOSE = {CONTAINED: "device_ids"}
-"""what a variable is called in a compose file"""
-NAMED_DEVICES = ("all", "none", "void")
 AGREED = ("nnodes", "tp-size", "pp-size", "dp-size", "ep-size", "quantization", "dtype",
           "kv-cache-dtype", "page-size", "speculative-algorithm", "context-length")  # fmt: skip
 MAX_COMPARED = 256
 """processes whose ports and devices are compared with one another"""
-Instance = list[StartedServer]
-
-
-def number(process: StartedServer, name: str, default: int = 1) -> int | None:
-    """None for a value that only the machine knows."""
-    value = flag_value(process.flags, name)
-    if value is None:
-        return default
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def nnodes(process: StartedServer) -> int:
-    return max(1, number(process, "nnodes") or 1)
-
-
-def rendezvous(process: StartedServer) -> tuple[str, int] | None:
-    """(host, port) of --dist-init-addr."""
-    found = ADDRESS.fullmatch(str(flag_value(process.flags, "dist-init-addr") or ""))
-    return (found[1], int(found[2])) if found else None
-
-
-def instances(case: Case) -> list[Instance]:
-    """The nodes of each instance of several nodes. Those with one rendezvous address belong
-    together; where that leaves gaps, all of a kind that make up one instance do."""
-    by_kind: dict[tuple[str, ...], Instance] = {}
-    for process in case.processes:
-        if process.kind != "router" and (nnodes(process) > 1 or process.instance):
-            key = process.kind, process.program, process.instance
-            by_kind.setdefault(key, []).append(process)
-    found: list[Instance] = []
-    for members in by_kind.values():
-        size = max(nnodes(each) for each in members)
-        by_address: dict[str, Instance] = {}
-        for each in members:
-            address = str(flag_value(each.flags, "dist-init-addr") or "")
-            by_address.setdefault(address, []).append(each)
-        whole = all(len(each) == size for each in by_address.values())
-        found += [members] if len(members) <= size and not whole else by_address.values()
-    return [each for each in found if max(nnodes(one) for one in each) > 1]
 
 
 def at(process: StartedServer, case: Case, flag: str) -> dict[str, Any]:
@@ -184,52 +144,6 @@ def nodes_agree(case: Case) -> Iterator[Issue]:
             yield Issue("--dist-init-addr", text, remedy, **at(first, case, "--dist-init-addr"))
 
 
-def listeners(process: StartedServer) -> list[tuple[str, int, int]]:
-    """(flag, port, how many from it on) that a process listens on."""
-    found = [("--port", number(process, "port", DEFAULT_PORT), 1)]
-    if process.kind == "router":
-        given = number(process, "prometheus-port", 0)
-        return known_ports([*found, ("--prometheus-port", given, 1)])
-    if process.kind == "prefill":
-        bootstrap = number(process, "disaggregation-bootstrap-port", BOOTSTRAP)
-        found.append(("--disaggregation-bootstrap-port", bootstrap, 1))
-    found.append(("--nccl-port", number(process, "nccl-port", 0), 1))
-    meeting = rendezvous(process)
-    attention = bool(flag_value(process.flags, "enable-dp-attention"))
-    if meeting is not None:
-        found.append(("--dist-init-addr", meeting[1], 1 + ZMQ_PORTS if attention else 1))
-    elif attention and found[0][1] is not None:
-        found.append(("--enable-dp-attention", found[0][1] + ZMQ_DELTA, 1 + ZMQ_PORTS))
-    base = process.environment.get("HCCL_IF_BASE_PORT", "")
-    if base.isdecimal() and len(base) < 6:
-        found.append(("HCCL_IF_BASE_PORT", int(base), HCCL_PORTS))
-    return known_ports(found)
-
-
-def known_ports(found: list[tuple[str, int | None, int]]) -> list[tuple[str, int, int]]:
-    return [(flag, port, count) for flag, port, count in found if port]
-
-
-def same_host(one: StartedServer, other: StartedServer) -> bool:
-    """Whether both listen on one machine, as far as their addresses or their script say so."""
-    if one.contained or other.contained:
-        return False
-    hosts = one.host or listen_address(one), other.host or listen_address(other)
-    if hosts[0] and hosts[0] == hosts[1] and (hosts[0] not in LOOPBACK or one.instance):
-        return True
-    return one.runs_with(other)
-
-
-def listen_address(process: StartedServer) -> str:
-    """--host where it names one machine."""
-    host = str(flag_value(process.flags, "host") or "")
-    return "" if "<" in host or "{" in host or host in EVERYWHERE else host
-
-
-def first_ranks(case: Case) -> list[StartedServer]:
-    return [each for each in case.processes if (node_rank(each.flags) or 0) == 0]
-
-
 @case_rule("ports-apart", "error", source=f"TCP; {PORTS}")
 def ports_apart(case: Case) -> Iterator[Issue]:
     """A port has one listener.
@@ -261,49 +175,6 @@ def port_issue(
     return Issue(flag, text, "choose another port", **at(process, case, flag))
 
 
-def visible(process: StartedServer) -> tuple[str, list[str]] | None:
-    """(the variable, the devices it lists); None where all are to be seen. A container numbers its
-    own from 0."""
-    found = {name: split_devices(process.environment.get(name, "")) for name in VISIBLE}
-    outer = found.pop(CONTAINED)
-    name = next((name for name, devices in found.items() if devices), "")
-    if not name:
-        return (CONTAINED, outer) if outer else None
-    inner = found[name]
-    if outer and all(each.isdecimal() and int(each) < len(outer) for each in inner):
-        inner = [outer[int(each)] for each in inner]
-    return name, inner
-
-
-def split_devices(value: str) -> list[str]:
-    if "<" in value or value in NAMED_DEVICES:
-        return []
-    return [each.strip() for each in value.split(",") if each.strip()]
-
-
-def ranks_here(process: StartedServer) -> int | None:
-    """Devices that a process uses on its node; None if a size is unknown."""
-    sizes = [number(process, name) for name in ("tp-size", "pp-size", "dp-size")]
-    if any(size is None or size < 1 for size in sizes):
-        return None
-    tp, pp, dp = (size or 1 for size in sizes)
-    replicas = 1 if flag_value(process.flags, "enable-dp-attention") else dp
-    return -(-tp * pp * replicas // nnodes(process))
-
-
-def used_devices(process: StartedServer) -> list[str]:
-    """Names of the devices that a process uses, as its node counts them; empty if unknown."""
-    count, base = ranks_here(process), number(process, "base-gpu-id", 0)
-    step = number(process, "gpu-id-step")
-    if count is None or base is None or not step or count > 4096:
-        return []
-    indices = [base + rank * step for rank in range(count)]
-    seen = visible(process)
-    if seen is None:
-        return [str(index) for index in indices]
-    return [seen[1][index] for index in indices if index < len(seen[1])]
-
-
 @case_rule("devices-apart", "error", source=ARGS)
 def devices_apart(case: Case) -> Iterator[Issue]:
     """A device has one server.
@@ -317,19 +188,18 @@ def devices_apart(case: Case) -> Iterator[Issue]:
             if process.instance or not process.runs_with(other):
                 continue  # a deployment file's roles that share hosts: hosts-apart
             shared = used[index] & its
-            if not shared or shares(process) + shares(other) <= 1 or where(process) in reported:
+            if (
+                not shared
+                or memory_share(process) + memory_share(other) <= 1
+                or where(process) in reported
+            ):
                 continue
             reported.add(where(process))
             names = ", ".join(sorted(shared, key=lambda name: (len(name), name))[:8])
             text = f"device {names} is used by {where(other)} too"
             remedy = "--base-gpu-id, or other visible devices, for one of them"
-            flag = (visible(process) or ("--base-gpu-id",))[0]
+            flag = (visible_devices(process) or ("--base-gpu-id",))[0]
             yield Issue(flag, text, remedy, **at(process, case, flag))
-
-
-def shares(process: StartedServer) -> float:
-    value = flag_value(process.flags, "mem-fraction-static")
-    return value if isinstance(value, float) else 1.0
 
 
 @case_rule("devices-there", "error", source="SGLang's base_gpu_id; the hardware catalogue")
@@ -342,8 +212,8 @@ def devices_there(case: Case) -> Iterator[Issue]:
     if hardware is not None and device is not None:
         limit = (hardware.cards_per_node or device.cards_per_node) * device.devices_per_card
     for process in case.processes:
-        count, base = ranks_here(process), number(process, "base-gpu-id", 0)
-        step, seen = number(process, "gpu-id-step"), visible(process)
+        count, base = ranks_here(process), flag_number(process, "base-gpu-id", 0)
+        step, seen = flag_number(process, "gpu-id-step"), visible_devices(process)
         if process.kind == "router" or count is None or base is None or not step:
             continue
         last = base + (count - 1) * step

@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 
 import msgspec
 
 from vivace.deploy.case import Case
 from vivace.deploy.locations import Location
-from vivace.deploy.rules import (
-    disaggregation,
-    environment,
-    experts,
-    flags,
-    goals,
-    hosts,
-    load,
-    memory,
-    network,
-    parallelism,
-    platform_flags,
-    reading,
-    refused,
-    rewrites,
-    speculative,
-)
 from vivace.deploy.rules.assumptions import weakened
 from vivace.deploy.rules.rule import SEVERITIES, Issue, Rule, Severity
 
-MODULES = (reading, flags, platform_flags, refused, parallelism, experts, speculative,
-           disaggregation, hosts, load, goals, memory, environment, network, rewrites)  # fmt: skip
+MODULES = tuple(
+    import_module(f"vivace.deploy.rules.{name}")
+    for name in """reading flags platform_flags refused parallelism experts speculative
+    disaggregation hosts load goals memory environment network rewrites""".split()
+)
 RULES: tuple[Rule, ...] = tuple(
     rule
     for module in MODULES

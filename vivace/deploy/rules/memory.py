@@ -3,28 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 
 from vivace.deploy.case import Case
-from vivace.deploy.catalogue.hardware import GIB
-from vivace.deploy.memory.plan import MemoryPlan, plan_role
+from vivace.deploy.memory.plan import fraction_for, gib, plan_role
 from vivace.deploy.rules.rule import Issue, server_rule
-from vivace.deploy.server_plan import ServerPlan, UnknownValue
+from vivace.deploy.server_plan import ServerPlan
 
 SOURCE = "computed: vivace check --memory shows the parts"
-
-
-def plans(case: Case) -> Iterator[tuple[ServerPlan, MemoryPlan]]:
-    """Of the servers whose values are known."""
-    for server in case.servers:
-        with suppress(UnknownValue):
-            plan = plan_role(case, server)
-            if plan is not None:
-                yield server, plan
-
-
-def gib(size: float) -> str:
-    return f"{size / GIB:.1f} GiB"
 
 
 @server_rule(
@@ -85,9 +70,3 @@ def outside_fits(server: ServerPlan, case: Case) -> Iterator[Issue]:
         text = f"{plan.fraction} {rest}, most of it {largest.name} ({gib(largest.size)}{why})"
         remedy = f"--mem-fraction-static {fraction_for(plan)}"
         yield Issue(server.flag("mem_fraction_static"), text, remedy)
-
-
-def fraction_for(plan: MemoryPlan) -> float:
-    """The largest fraction that leaves room for the rest, in hundredths."""
-    fraction = 1 - (plan.total("outside") / plan.usable + 0.005)
-    return max(0.01, int(fraction * 100) / 100)

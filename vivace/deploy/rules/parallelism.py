@@ -108,11 +108,12 @@ def plain_dp_nodes(server: ServerPlan, case: Case) -> Iterator[Issue]:
 
 @server_rule("dp-divides-tp", "error", source=ARGS)
 def dp_divides_tp(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """With dp attention, tp is a multiple of dp x cp.
+    """With dp attention or context parallelism, tp is a multiple of dp x cp.
     An attention group has tp / (dp x cp) ranks, and all groups have the same size."""
     layout = server.parallelism
-    if layout.dp_attention and layout.tp % (layout.dp * layout.cp):
-        groups = f"dp {layout.dp}" + (f" x cp {layout.cp}" if layout.cp > 1 else "")
+    dp = layout.dp if layout.dp_attention else 1
+    if layout.tp % (dp * layout.cp):
+        groups = f"dp {dp}" + (f" x cp {layout.cp}" if layout.cp > 1 else "")
         text = f"tp {layout.tp} is not a multiple of {groups}: attention groups differ in size"
         yield Issue(server.flag("dp_size"), text, "choose a dp (x cp) that divides tp")
 

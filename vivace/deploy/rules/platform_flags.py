@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from vivace.config.releases.tables import is_taken
 from vivace.deploy.case import Case
+from vivace.deploy.catalogue import ascend
 from vivace.deploy.from_script.flags import find_option, server_options
-from vivace.deploy.rules import ascend
 from vivace.deploy.rules.flags import INVENTORY, long_flags, placeholder
 from vivace.deploy.rules.rule import Issue, server_rule
 from vivace.deploy.server_plan import ServerPlan

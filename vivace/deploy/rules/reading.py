@@ -6,20 +6,28 @@ from collections.abc import Iterator
 
 from vivace.deploy.case import Case
 from vivace.deploy.locations import Location
-from vivace.deploy.rules.rule import Issue, case_rule
+from vivace.deploy.rules.rule import Issue, Rule, Severity, case_rule
 
 READER = "the shell reader"
 VLLM = "vLLM's argument tables of 0.9.0 and 0.33.0"
+ARGPARSE = "argparse, as SGLang uses it"
 
 
-def report_remarks(case: Case, rule: str, remedy: str, dashes: str = "") -> Iterator[Issue]:
-    """What reading the scripts found for a rule, where it stands."""
-    for remark in case.remarks:
-        if remark.rule == rule:
-            flag = remark.flag and dashes + remark.flag
-            place = Location(remark.file, remark.line, remark.end)
-            at = case.sources.find("", flag, place)
-            yield Issue(flag, remark.text, remedy, line=at.line, file=at.file)
+def remark_rule(
+    name: str, severity: Severity, source: str, docstring: str, remedy: str, dashes: str = ""
+) -> Rule:
+    """A rule that reports what reading the scripts found, where it stands."""
+
+    def report(case: Case) -> Iterator[Issue]:
+        for remark in case.remarks:
+            if remark.rule == name:
+                flag = remark.flag and dashes + remark.flag
+                place = Location(remark.file, remark.line, remark.end)
+                at = case.sources.find("", flag, place)
+                yield Issue(flag, remark.text, remedy, line=at.line, file=at.file)
+
+    report.__doc__ = docstring
+    return case_rule(name, severity, source=source)(report)
 
 
 @case_rule("no-roles", "warning", source="Vivace")
@@ -31,56 +39,61 @@ def no_roles(case: Case) -> Iterator[Issue]:
         yield Issue("roles", text, "add roles, or check the files that include this one")
 
 
-@case_rule("not-understood", "warning", source=READER)
-def not_understood(case: Case) -> Iterator[Issue]:
+not_understood = remark_rule(
+    "not-understood", "warning", READER,
     """Every line of the script can be read.
     Scripts are read, never run. A line that the reader cannot follow may change what is started,
-    so it is reported instead of guessed at."""
-    return report_remarks(case, "not-understood", "check this line: the result lacks it")
-
-
-@case_rule("left-out", "note", source=READER)
-def left_out(case: Case) -> Iterator[Issue]:
+    so it is reported instead of guessed at.""",
+    "check this line: the result lacks it",
+)  # fmt: skip
+left_out = remark_rule(
+    "left-out", "note", READER,
     """Every command belongs to the deployment.
     Only what starts servers and known commands that prepare a node are carried over; others are
-    never rendered."""
-    return report_remarks(case, "left-out", "run it yourself where it is needed")
-
-
-@case_rule("broken-line", "error", source="bash")
-def broken_line(case: Case) -> Iterator[Issue]:
-    """No line begins with a flag.
-    Without a backslash at the end of the line before, bash runs the line as a command of its own,
-    and the server starts without its flags."""
-    return report_remarks(
-        case, "broken-line", "end the line before with a backslash, nothing behind it"
-    )
-
-
-@case_rule("undefined-variable", "error", source="bash")
-def undefined_variable(case: Case) -> Iterator[Issue]:
+    never rendered.""",
+    "run it yourself where it is needed",
+)  # fmt: skip
+undefined_variable = remark_rule(
+    "undefined-variable", "error", "bash",
     """Variables are used by the name they were set by.
-    An unset variable is an empty word, or none: then the flag takes the next word as its value."""
-    return report_remarks(case, "undefined-variable", "correct the name")
-
-
-@case_rule("variable-from-outside", "note", source="bash")
-def variable_from_outside(case: Case) -> Iterator[Issue]:
+    An unset variable is an empty word, or none: then the flag takes the next word as its value.""",
+    "correct the name",
+)  # fmt: skip
+variable_from_outside = remark_rule(
+    "variable-from-outside", "note", "bash",
     """Variables in flags are set by the script.
-    Rules that need their values are not applied."""
-    return report_remarks(case, "variable-from-outside", "set it in the script")
-
-
-@case_rule("from-vllm", "note", source=VLLM)
-def from_vllm(case: Case) -> Iterator[Issue]:
+    Rules that need their values are not applied.""",
+    "set it in the script",
+)  # fmt: skip
+from_vllm = remark_rule(
+    "from-vllm", "note", VLLM,
     """Servers are SGLang's or Vivace's.
     `vllm serve` is read as the server of SGLang with flags of the same meaning; the rest of the
-    report is about that server."""
-    return report_remarks(case, "from-vllm", "")
-
-
-@case_rule("not-translated", "warning", source=VLLM)
-def not_translated(case: Case) -> Iterator[Issue]:
+    report is about that server.""",
+    "",
+)  # fmt: skip
+not_translated = remark_rule(
+    "not-translated", "warning", VLLM,
     """Every flag and variable of vLLM has a flag of the same meaning.
-    What is only nearly the same is left out, so that nothing is guessed."""
-    return report_remarks(case, "not-translated", "choose the flag of SGLang yourself")
+    What is only nearly the same is left out, so that nothing is guessed.""",
+    "choose the flag of SGLang yourself",
+)  # fmt: skip
+flag_given_twice = remark_rule(
+    "flag-given-twice", "warning", ARGPARSE,
+    """No flag is given twice.
+    argparse keeps the last value without a word, so the first one has no effect.""",
+    "keep one of them", "--",
+)  # fmt: skip
+stray_word = remark_rule(
+    "stray-word", "error", ARGPARSE,
+    """Every word belongs to a flag.
+    What is left over stops the start with `unrecognized arguments`.""",
+    "quote it with its flag's value, or remove it", "--",
+)  # fmt: skip
+broken_line = remark_rule(
+    "broken-line", "error", "bash",
+    """No line begins with a flag.
+    Without a backslash at the end of the line before, bash runs the line as a command of its own,
+    and the server starts without its flags.""",
+    "end the line before with a backslash, nothing behind it",
+)  # fmt: skip

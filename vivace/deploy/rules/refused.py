@@ -96,8 +96,7 @@ def metrics_folder(server: ServerPlan, case: Case) -> Iterator[Issue]:
 @refused("topk-pages")
 def topk_pages(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """The attention backend supports draft trees at this page size."""
-    topk = server.number("speculative_eagle_topk")
-    page = server.page_size(case.platform) or 1
+    topk, page = server.number("speculative_eagle_topk"), server.page_size(case.platform) or 1
     backend = server.value("attention_backend")
     tree = server.has("speculative_algorithm") and topk and topk > 1
     if tree and page > 1 and backend not in ("flashinfer", "fa3", "triton"):

@@ -15,7 +15,6 @@ from vivace.deploy.startup import rewritten
 ARGS = "SGLang's server_args.py, 0.5.10"
 OVERLAPPED = "0.5.11"
 """from here on speculation overlaps unless SGLANG_ENABLE_SPEC_V2 is 0"""
-
 TOLD = frozenset(
     """ep_size enable_dp_attention chunked_prefill_size schedule_conservativeness page_size
     attention_backend speculative_algorithm speculative_draft_model_path max_running_requests

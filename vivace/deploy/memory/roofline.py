@@ -1,0 +1,39 @@
+"""The least time that a device needs: no program is faster than its peak rates."""
+
+from __future__ import annotations
+
+from vivace.deploy.case import Case
+from vivace.deploy.catalogue.architecture import Architecture
+from vivace.deploy.memory.weights import PRECISIONS, Precision, weight_precision
+from vivace.deploy.server_plan import ServerPlan
+
+
+def get_precision(case: Case, server: ServerPlan) -> Precision:
+    return PRECISIONS[weight_precision(server, case.deployment.model.quantization, case.model)[0]]
+
+
+def multiplied_parameters(model: Architecture) -> int:
+    """Parameters that a token is multiplied with; the embedding is only looked up."""
+    return model.parameters(active=True) - (0 if model.tied else model.vocabulary * model.hidden)
+
+
+def prompt_milliseconds(case: Case, server: ServerPlan) -> float:
+    """Least time of the longest prompt: its products, at the devices' peak. What other prompts
+    share with it is taken from the cache."""
+    assert case.model is not None and case.device is not None
+    shared = 0.0 if server.has("disable_radix_cache") else case.workload.prefix_share
+    tokens = (case.load.input or 0) * (1 - shared)
+    device, precision = case.device, get_precision(case, server)
+    quantized = min(precision.experts, precision.linear) < 2
+    rate = max(device.bf16_tflops, device.int8_tops if quantized else 0.0)
+    devices = server.parallelism.tp * server.parallelism.pp
+    return 1000 * 2 * multiplied_parameters(case.model) * tokens / (devices * rate * 1e12)
+
+
+def token_milliseconds(case: Case, server: ServerPlan) -> float:
+    """Least time of a token: a step reads the weights of one token at least; drafts come along."""
+    assert case.model is not None and case.device is not None
+    precision = get_precision(case, server)
+    size = multiplied_parameters(case.model) * min(precision.experts, precision.linear)
+    seconds = size / (server.parallelism.tp * case.device.bandwidth_gbs * 1e9)
+    return 1000 * seconds / server.draft_tokens

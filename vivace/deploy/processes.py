@@ -1,0 +1,182 @@
+"""Processes as scripts start them: their nodes, the ports they listen on, the devices they use."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from vivace.deploy.case import DEFAULT_PORT, Case
+from vivace.deploy.from_script.roles import StartedServer, flag_value, node_rank
+
+BOOTSTRAP = 8998
+"""port where a prefill server is found, if nothing is given"""
+ZMQ_DELTA = 233
+"""from --port to the rendezvous port that dp attention uses where none is given"""
+ZMQ_PORTS = 5
+"""ports behind the rendezvous port: detokenizer, RPC, metrics, scheduler"""
+HCCL_PORTS = 16
+ADDRESS = re.compile(r"(.*):(\d{1,5})")
+EVERYWHERE = ("0.0.0.0", "::", "[::]")
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+VISIBLE = ("ASCEND_RT_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ASCEND_VISIBLE_DEVICES",
+           "HIP_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")  # fmt: skip
+CONTAINED = "NVIDIA_VISIBLE_DEVICES"
+IN_COMPOSE = {CONTAINED: "device_ids"}
+"""what a variable is called in a compose file"""
+NAMED_DEVICES = ("all", "none", "void")
+Instance = list[StartedServer]
+
+
+def flag_number(process: StartedServer, name: str, default: int = 1) -> int | None:
+    """None for a value that only the machine knows."""
+    value = flag_value(process.flags, name)
+    if value is None:
+        return default
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def nnodes(process: StartedServer) -> int:
+    return max(1, flag_number(process, "nnodes") or 1)
+
+
+def rendezvous(process: StartedServer) -> tuple[str, int] | None:
+    """(host, port) of --dist-init-addr."""
+    found = ADDRESS.fullmatch(str(flag_value(process.flags, "dist-init-addr") or ""))
+    return (found[1], int(found[2])) if found else None
+
+
+def instances(case: Case) -> list[Instance]:
+    """The nodes of each instance of several nodes. Those with one rendezvous address belong
+    together; where that leaves gaps, all of a kind that make up one instance do."""
+    by_kind: dict[tuple[str, ...], Instance] = {}
+    for process in case.processes:
+        if process.kind != "router" and (nnodes(process) > 1 or process.instance):
+            key = process.kind, process.program, process.instance
+            by_kind.setdefault(key, []).append(process)
+    found: list[Instance] = []
+    for members in by_kind.values():
+        size = max(nnodes(each) for each in members)
+        by_address: dict[str, Instance] = {}
+        for each in members:
+            address = str(flag_value(each.flags, "dist-init-addr") or "")
+            by_address.setdefault(address, []).append(each)
+        whole = all(len(each) == size for each in by_address.values())
+        found += [members] if len(members) <= size and not whole else by_address.values()
+    return [each for each in found if max(nnodes(one) for one in each) > 1]
+
+
+def first_ranks(case: Case) -> list[StartedServer]:
+    return [each for each in case.processes if (node_rank(each.flags) or 0) == 0]
+
+
+def listeners(process: StartedServer) -> list[tuple[str, int, int]]:
+    """(flag, port, how many from it on) that a process listens on."""
+    found = [("--port", flag_number(process, "port", DEFAULT_PORT), 1)]
+    if process.kind == "router":
+        given = flag_number(process, "prometheus-port", 0)
+        return known_ports([*found, ("--prometheus-port", given, 1)])
+    if process.kind == "prefill":
+        bootstrap = flag_number(process, "disaggregation-bootstrap-port", BOOTSTRAP)
+        found.append(("--disaggregation-bootstrap-port", bootstrap, 1))
+    found.append(("--nccl-port", flag_number(process, "nccl-port", 0), 1))
+    meeting = rendezvous(process)
+    attention = bool(flag_value(process.flags, "enable-dp-attention"))
+    if meeting is not None:
+        found.append(("--dist-init-addr", meeting[1], 1 + ZMQ_PORTS if attention else 1))
+    elif attention and found[0][1] is not None:
+        found.append(("--enable-dp-attention", found[0][1] + ZMQ_DELTA, 1 + ZMQ_PORTS))
+    base = process.environment.get("HCCL_IF_BASE_PORT", "")
+    if base.isdecimal() and len(base) < 6:
+        found.append(("HCCL_IF_BASE_PORT", int(base), HCCL_PORTS))
+    return known_ports(found)
+
+
+def known_ports(found: list[tuple[str, int | None, int]]) -> list[tuple[str, int, int]]:
+    return [(flag, port, count) for flag, port, count in found if port]
+
+
+def same_host(one: StartedServer, other: StartedServer) -> bool:
+    """Whether both listen on one machine, as far as their addresses or their script say so."""
+    if one.contained or other.contained:
+        return False
+    hosts = one.host or listen_address(one), other.host or listen_address(other)
+    if hosts[0] and hosts[0] == hosts[1] and (hosts[0] not in LOOPBACK or one.instance):
+        return True
+    return one.runs_with(other)
+
+
+def listen_address(process: StartedServer) -> str:
+    """--host where it names one machine."""
+    host = str(flag_value(process.flags, "host") or "")
+    return "" if "<" in host or "{" in host or host in EVERYWHERE else host
+
+
+def visible_devices(process: StartedServer) -> tuple[str, list[str]] | None:
+    """(the variable, the devices it lists); None where all are to be seen. A container numbers its
+    own from 0."""
+    found = {name: split_devices(process.environment.get(name, "")) for name in VISIBLE}
+    outer = found.pop(CONTAINED)
+    name = next((name for name, devices in found.items() if devices), "")
+    if not name:
+        return (CONTAINED, outer) if outer else None
+    inner = found[name]
+    if outer and all(each.isdecimal() and int(each) < len(outer) for each in inner):
+        inner = [outer[int(each)] for each in inner]
+    return name, inner
+
+
+def split_devices(value: str) -> list[str]:
+    if "<" in value or value in NAMED_DEVICES:
+        return []
+    return [each.strip() for each in value.split(",") if each.strip()]
+
+
+def ranks_here(process: StartedServer) -> int | None:
+    """Devices that a process uses on its node; None if a size is unknown."""
+    sizes = [flag_number(process, name) for name in ("tp-size", "pp-size", "dp-size")]
+    if any(size is None or size < 1 for size in sizes):
+        return None
+    tp, pp, dp = (size or 1 for size in sizes)
+    replicas = 1 if flag_value(process.flags, "enable-dp-attention") else dp
+    return -(-tp * pp * replicas // nnodes(process))
+
+
+def used_devices(process: StartedServer) -> list[str]:
+    """Names of the devices that a process uses, as its node counts them; empty if unknown."""
+    count, base = ranks_here(process), flag_number(process, "base-gpu-id", 0)
+    step = flag_number(process, "gpu-id-step")
+    if count is None or base is None or not step or count > 4096:
+        return []
+    indices = [base + rank * step for rank in range(count)]
+    seen = visible_devices(process)
+    if seen is None:
+        return [str(index) for index in indices]
+    return [seen[1][index] for index in indices if index < len(seen[1])]
+
+
+def memory_share(process: StartedServer) -> float:
+    value = flag_value(process.flags, "mem-fraction-static")
+    return value if isinstance(value, float) else 1.0
+
+
+def bootstrap_ports(case: Case) -> list[Any]:
+    """Of every prefill instance."""
+    return [
+        node.flags.get("disaggregation-bootstrap-port", BOOTSTRAP)
+        for server in case.of("prefill")
+        for node in server.nodes
+        if node.rank == 0
+    ]
+
+
+def listens(process: StartedServer, port: int) -> bool:
+    return (flag_value(process.flags, "port") or DEFAULT_PORT) == port
+
+
+def router_urls(value: Any) -> list[str]:
+    """Of --prefill, --decode or --worker-urls."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
+        return []
+    return [str(each[0]) if isinstance(each, list) else str(each) for each in value if each]
