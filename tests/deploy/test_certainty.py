@@ -20,12 +20,8 @@ PUBLISHED = sorted((Path(__file__).parent / "published").glob("*.yaml"))
 ASCEND = re.compile(r"ascend|\bhccl|\bnpu\b|\bcann\b|\ba[23]\b|mlapo|fia_nz", re.IGNORECASE)
 CUDA = re.compile(r"\bcuda\b|\bnccl|nvlink|\bgpus?\b", re.IGNORECASE)
 ABOUT_BOTH = {
-    "cards",
-    "ngram",
-    "loopback-nodes",
-    "becomes-unfused",
-    "backend-platform",
-    "hard-coded",
+    *("cards", "ngram", "loopback-nodes", "becomes-unfused", "backend-platform", "hard-coded"),
+    *("unknown-variable", "dead-variable", "number-variable"),
 }
 """rules whose words name one platform and that are about any"""
 

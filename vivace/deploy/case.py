@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -146,6 +146,13 @@ class Case(msgspec.Struct, frozen=True, dict=True):
     def cards(self) -> int | None:
         hardware = self.deployment.hardware
         return None if hardware is None else hardware.cards
+
+    @property
+    def variables(self) -> Iterator[tuple[str, str, str]]:
+        """(role, name, value)"""
+        for server in self.all:
+            for name, value in server.environment.items():
+                yield server.name, name, value
 
     @property
     def targets(self) -> Targets:

@@ -39,13 +39,6 @@ INVENTORY = (
 )
 
 
-def variables(case: Case) -> Iterator[tuple[str, str, str]]:
-    """(role, name, value)"""
-    for server in case.all:
-        for name, value in server.environment.items():
-            yield server.name, name, value
-
-
 def distinct(issues: Iterator[Issue]) -> Iterator[Issue]:
     """Of issues that say the same of several roles, the first."""
     seen: set[str] = set()
@@ -62,7 +55,7 @@ def unknown_variable(case: Case) -> Iterator[Issue]:
     known = tables().variables
 
     def issues() -> Iterator[Issue]:
-        for role, name, _ in variables(case):
+        for role, name, _ in case.variables:
             ours = name.startswith(PREFIXES) or name in MISSPELLED
             if ours and name not in known and name not in NO_READER and not readers(name):
                 text = f"{name} is not a known variable{nearest(name, [*known, *variable_rows()])}"
@@ -79,7 +72,7 @@ def dead_variable(case: Case) -> Iterator[Issue]:
     known = tables().variables
 
     def issues() -> Iterator[Issue]:
-        for role, name, _ in variables(case):
+        for role, name, _ in case.variables:
             if name in NO_READER or (name in known and known[name].dead):
                 text = f"no version of SGLang or its router reads {name}"
                 yield Issue(name, text, "remove it", role=role)
@@ -112,7 +105,7 @@ def version_issues(role: str, name: str, version: str) -> Iterator[Issue]:
 def number_variable(case: Case) -> Iterator[Issue]:
     """Numeric variables have numeric values.
     Libraries read them with their own parsers; a wrong value stops the start or is ignored."""
-    for role, name, value in variables(case):
+    for role, name, value in case.variables:
         whole = name in INTEGERS or is_whole(name)
         if whole and not re.fullmatch(r"-?\d+", value.strip()) and "<" not in value:
             yield Issue(name, f"{name}={value} is not an integer", "correct the value", role=role)

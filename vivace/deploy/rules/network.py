@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vivace.deploy.case import Case
-from vivace.deploy.rules.environment import ADDRESS, GUIDE, variables
+from vivace.deploy.rules.environment import ADDRESS, GUIDE
 from vivace.deploy.rules.rule import Issue, case_rule, server_rule
 from vivace.deploy.server_plan import ServerPlan
 
@@ -43,7 +43,7 @@ def interface_named(server: ServerPlan, case: Case) -> Iterator[Issue]:
 def proxy(case: Case) -> Iterator[Issue]:
     """No proxy is set between the servers.
     Registration and health checks use HTTP clients that honor proxy variables."""
-    for role, name, value in variables(case):
+    for role, name, value in case.variables:
         if name.lower() in ("http_proxy", "https_proxy") and value.strip():
             text = f"{name}={value}: requests between servers use the proxy, bootstrap hangs"
             yield Issue(name, text, f"unset {name}", role=role)
