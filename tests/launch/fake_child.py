@@ -68,6 +68,10 @@ def main() -> None:
         heartbeat = EngineHeartbeat(memory.engine)
         heartbeat.begin()
         line.send(Progress("Loading", 0.5))
+        if act == "no-memory":
+            line.send(Progress("Capturing decode steps", 0.5))
+            line.send(Failure("RuntimeError: DefaultCPUAllocator: can't allocate memory"))
+            sys.exit(1)
         if act == "hang":
             heartbeat.schedule()
         line.send(Ready(epoch=number, capacity=CAPACITY))

@@ -23,7 +23,7 @@ from vivace.errors import CANNOT_START
 from vivace.protocol.engine_socket import listen, new_socket
 from vivace.protocol.messages import Capacity
 from vivace.protocol.shared_memory import new_descriptor, reserve
-from vivace.supervisor.child import Child, Role, spawn
+from vivace.supervisor.child import Child, OutOfMemory, Role, spawn
 from vivace.supervisor.supervisor import SAME_SIGNAL_SECONDS, Hooks, Plan, Supervisor
 
 FAKE = Path(__file__).with_name("fake_child.py")
@@ -172,6 +172,16 @@ def test_a_failed_start_is_not_tried_again(
     assert server.run({role: {"0": "fail-start"}}) == 1
     assert "ValueError: no such tensor (exit code 1)" in caplog.text
     assert server.told(f"{role} 1") == [] and server.ready == []
+
+
+def test_a_start_without_memory_is_told_with_its_stage(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    def advice(lack: OutOfMemory) -> str:
+        return f"advice for {lack.role}"
+
+    assert server.run({"engine": {"0": "no-memory"}}, memory_advice=advice) == 1
+    assert "no memory at the start (Capturing decode steps): advice for engine" in caplog.text
 
 
 def test_frontends_that_serve_are_told_of_a_failed_start(server: Server) -> None:

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -180,6 +181,7 @@ def write_profile(profile: StartupProfile, config: Config, screen: StartScreen) 
 def build_plan(config: Config, listener: socket.socket, shared: Descriptors) -> Plan:
     """What the supervisor needs to know of the configuration."""
     from vivace.config.serialize import encode
+    from vivace.launch.out_of_memory import memory_advice
     from vivace.supervisor.supervisor import Plan
 
     frontends = max(1, config.model.tokenizer_worker_num)
@@ -192,6 +194,7 @@ def build_plan(config: Config, listener: socket.socket, shared: Descriptors) -> 
         warm_up=not config.http.skip_server_warmup,
         watchdog=config.runtime.watchdog_timeout,
         soft_watchdog=config.runtime.soft_watchdog_timeout,
+        memory_advice=partial(memory_advice, config),
         piped=is_terminal(sys.stderr),
     )
 

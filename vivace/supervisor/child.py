@@ -26,6 +26,22 @@ EXIT_SECONDS = 5.0
 """From closing its line to the end of a process; normally far less than a millisecond."""
 
 
+NO_MEMORY = ("MemoryError", "can't allocate memory", "Cannot allocate memory")
+"""what exceptions of Python, torch and the system say"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutOfMemory:
+    """A process that found no memory: which one, and at which stage of its start, or serving."""
+
+    role: Role
+    stage: str
+    serving: bool
+
+
+Advice = Callable[[OutOfMemory], str]
+
+
 @dataclass(kw_only=True, eq=False)
 class Child:
     """A running child. Its end of the line closes the moment it dies, whatever it dies of."""
@@ -39,6 +55,8 @@ class Child:
     setup: Setup | None = field(default=None, repr=False)
     """what it was told to be, keys included; None while it only warms its imports"""
     started: float = field(default_factory=time.monotonic)
+    stage: str = ""
+    """of its start, as it last said"""
     serving: bool = False
     """a frontend that accepts connections, an engine that is ready"""
     failure: str = ""
@@ -72,8 +90,9 @@ class Child:
         if self.process.poll() is None:
             self.process.send_signal(number)
 
-    def cause(self) -> str:
-        """Why it died, in one line. Call it once the line is closed."""
+    def cause(self, memory_advice: Advice = lambda lack: "") -> str:
+        """Why it died, in one line. Call it once the line is closed. `memory_advice`: what to do
+        when there was no memory."""
         try:
             code = self.process.wait(EXIT_SECONDS)
         except subprocess.TimeoutExpired:
@@ -84,10 +103,15 @@ class Child:
         if self.cannot_start:
             return self.failure
         ending = describe_exit(code)
-        if code == -signal.SIGKILL and out_of_memory_kills() > self.out_of_memory_kills:
-            ending += " (the kernel's out-of-memory killer was at work: lower --mem-fraction-static"
-            ending += " or --max-total-tokens)"
-        return f"{self.failure} ({ending})" if self.failure else ending
+        killed = code == -signal.SIGKILL and out_of_memory_kills() > self.out_of_memory_kills
+        if killed:
+            ending += " (the kernel's out-of-memory killer was at work)"
+        text = f"{self.failure} ({ending})" if self.failure else ending
+        if not killed and not any(sign in self.failure for sign in NO_MEMORY):
+            return text
+        when = "while serving" if self.serving else f"at the start ({self.stage or 'imports'})"
+        lack = OutOfMemory(role=self.role, stage=self.stage, serving=self.serving)
+        return f"{text}, no memory {when}: {memory_advice(lack)}"
 
     @property
     def cannot_start(self) -> bool:

@@ -10,7 +10,7 @@ from vivace.observability.timeline import Stage
 from vivace.protocol.engine_socket import EngineSocket
 from vivace.protocol.messages import Capacity
 from vivace.protocol.shared_memory import SharedMemory
-from vivace.supervisor.child import Command, process_command
+from vivace.supervisor.child import Advice, Command, process_command
 
 WARMING_UP = "Warming up"
 """the supervisor's own stage of a start; the others are the engine's"""
@@ -35,6 +35,7 @@ class Plan:
     made good at once, within the window"""
     crash_window: float = 600.0
     command: Command = process_command
+    memory_advice: Advice = lambda lack: ""
     tick: float = 0.5
     piped: bool = False
     """whether what children print comes to us (`Hooks.write`)"""

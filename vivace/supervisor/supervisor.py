@@ -163,6 +163,7 @@ class Supervisor:
         for message in messages:
             match message:
                 case Progress():
+                    child.stage = message.stage
                     self._hooks.progress(message.stage, message.fraction)
                 case Timed():
                     self._hooks.timed(child.name, message.stages)
@@ -224,7 +225,7 @@ class Supervisor:
 
     def _reap(self, child: Child) -> None:
         self._selector.unregister(child.line)
-        cause = child.cause()
+        cause = child.cause(self._plan.memory_advice)
         self._outputs.finish(child)
         child.close()
         if child is self._engine:
