@@ -143,7 +143,9 @@ def parser() -> argparse.ArgumentParser:
     about = made.add_argument_group("facts that the files do not state")
     about.add_argument("--hardware", metavar="NAME", help="`vivace deploy hardware` lists names")
     about.add_argument("--cards", type=int, metavar="N", help="of all nodes together")
-    about.add_argument("--model", metavar="NAME", help="a known name, or a config.json")
+    about.add_argument(
+        "--model", metavar="MODEL", help="a known name, or a folder with config.json"
+    )
     about.add_argument("--quantization", metavar="FORM", help="of the weights: bf16, w8a8, w4a8")
     about.add_argument("--input", type=int, metavar="TOKENS", help="of a prompt")
     about.add_argument("--output", type=int, metavar="TOKENS", help="of an answer")

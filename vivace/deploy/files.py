@@ -19,6 +19,10 @@ def packaged_path(name: str) -> str:
     return os.path.join(PACKAGE, name)
 
 
+def absolute(path: PathName) -> str:
+    return os.path.abspath(path)
+
+
 def below(folder: PathName, name: str) -> str:
     return os.path.join(folder, name)
 

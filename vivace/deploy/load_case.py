@@ -20,7 +20,14 @@ from vivace.deploy.catalogue.models import (
     names_exactly,
     read_architecture,
 )
-from vivace.deploy.files import below, beside, home, is_file
+from vivace.deploy.files import (
+    absolute,
+    below,
+    beside,
+    home,
+    is_file,
+    is_folder,
+)
 from vivace.deploy.from_script.flags import Remark
 from vivace.deploy.from_script.roles import StartedServer
 from vivace.deploy.locations import COMMAND, Sources
@@ -132,8 +139,7 @@ def with_overrides(deployment: Deployment, overrides: Overrides) -> Deployment:
             raise DeploymentError("--cards needs --hardware")
         hardware = replace(hardware, cards=overrides.cards)
     if overrides.model is not None:
-        is_file = "/" in overrides.model or overrides.model.endswith(".json")
-        name, config = (None, overrides.model) if is_file else (overrides.model, None)
+        name, config = named_or_described(overrides.model)
         model = replace(model, name=name, config=config)
     if overrides.quantization is not None:
         model = replace(model, quantization=overrides.quantization)
@@ -146,6 +152,15 @@ def with_overrides(deployment: Deployment, overrides: Overrides) -> Deployment:
             concurrency=overrides.concurrency or before.concurrency,
         )
     return replace(deployment, hardware=hardware, model=model, workload=workload)
+
+
+def named_or_described(model: str) -> tuple[str | None, str | None]:
+    """What --model says, as (a name of the catalogue or of a hub, the path of a config.json or of
+    its folder)."""
+    described = model.endswith(".json") or is_folder(model)
+    if described or ("/" in model and guess_model(model) is None):
+        return None, absolute(model)
+    return model, None
 
 
 def cache_folder() -> str:

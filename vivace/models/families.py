@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import msgspec
+from msgspec.structs import replace
 
 
-@dataclass(frozen=True, kw_only=True)
-class Family:
+class Family(msgspec.Struct, frozen=True, kw_only=True):
     """`model_types`: those of one architecture, the first where none is given.
 
     `head_dim`: None = hidden size / heads. `slides`: whether `sliding_window` means anything.

@@ -2,34 +2,39 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from vivace.checkpoint.fields import CORRECT, ConfigFields, Flag, Whole
+from vivace.checkpoint.fields import CORRECT, ConfigFields, Flag, Several, Whole
+from vivace.models.families import FAMILIES, Family
 
 MOST = 1 << 27
 """limit of each size, so that products of several stay printable"""
+MOST_LAYERS = 4096
 
 
 class GroupedAttention(msgspec.Struct, frozen=True, kw_only=True):
-    """Grouped-query attention of one layer; `gated`: a gate as wide as the queries beside them."""
+    """Grouped-query attention of one layer; `gated`: a gate as wide as the queries beside them;
+    `value_dim`: of a value, where it is not as wide as a key."""
 
     heads: int
     kv_heads: int
     head_dim: int
+    value_dim: int
     gated: bool = False
 
     def parameters(self, hidden: int) -> tuple[int, int]:
         """(shared out over ranks by head, held by every rank)"""
-        width = self.heads * self.head_dim
-        queries = width * (2 if self.gated else 1)
-        return hidden * (queries + width + 2 * self.kv_heads * self.head_dim), 0
+        queries = self.heads * self.head_dim * (2 if self.gated else 1)
+        pair = self.head_dim + self.value_dim
+        return hidden * (queries + self.heads * self.value_dim + self.kv_heads * pair), 0
 
     def kv_elements(self, ranks: int) -> int:
         """Numbers kept for one token by one of `ranks`; heads are copied when there are fewer."""
-        return 2 * max(1, -(-self.kv_heads // ranks)) * self.head_dim
+        return max(1, -(-self.kv_heads // ranks)) * (self.head_dim + self.value_dim)
 
 
 class LatentAttention(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +64,47 @@ class LatentAttention(msgspec.Struct, frozen=True, kw_only=True):
     def kv_elements(self, ranks: int) -> int:
         """One latent serves all heads, so every rank keeps it."""
         return self.kv_rank + self.rope + self.index_dim
+
+
+class CompressedAttention(msgspec.Struct, frozen=True, kw_only=True):
+    """One key, which is the value too, for all heads (DeepSeek-V4). Of every `ratio` tokens one is
+    kept in a layer, beside a window of the last ones; output in groups of low rank. The small
+    compressors are not counted.
+
+    `ratios`: of each layer, 0: only the window; layers with an index have the ratio `indexed`.
+    """
+
+    heads: int
+    head_dim: int
+    q_rank: int
+    o_rank: int
+    o_groups: int
+    ratios: tuple[int, ...]
+    window: int
+    index_heads: int
+    index_dim: int
+    indexed: int = 4
+
+    def parameters(self, hidden: int) -> tuple[int, int]:
+        """(shared out over ranks by head, held by every rank); of a layer with an index."""
+        width = self.heads * self.head_dim
+        by_head = self.q_rank * width + width * self.o_rank + self.o_groups * self.o_rank * hidden
+        everywhere = hidden * (self.q_rank + self.head_dim)
+        everywhere += self.index_heads * self.index_dim * self.q_rank
+        return by_head, everywhere + hidden * (self.index_dim + self.index_heads)
+
+    def kv_elements(self, ranks: int) -> int:
+        """Mean of the layers, rounded up; every rank keeps it."""
+        kept = sum(self.head_dim / ratio for ratio in self.ratios if ratio)
+        kept += sum(self.index_dim / ratio for ratio in self.ratios if ratio == self.indexed)
+        return max(1, math.ceil(kept / len(self.ratios)))
+
+    def window_bytes(self) -> int:
+        """Of one request in one layer, in 16 bits."""
+        return self.window * self.head_dim * 2
+
+
+Attention = GroupedAttention | LatentAttention | CompressedAttention
 
 
 class LinearAttention(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,8 +141,9 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
 class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     """Widths in elements, `context` in tokens. `dense_layers` have one wide MLP, the rest
     experts; `linear_layers` keep a state where the rest keep KV; `draft_layers`: layers that
-    the checkpoint brings for speculation; `precision`: of the weights as published, a name of
-    memory/weights.py or of quantization_config."""
+    the checkpoint brings for speculation. `sliding`: the attention of `sliding_layers`, where it
+    has other heads than the rest; every layer is counted with all tokens. `precision`: of the
+    weights as published, a name of memory/weights.py or of quantization_config."""
 
     title: str
     layers: int
@@ -104,13 +151,15 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     vocabulary: int
     context: int
     tied: bool
-    attention: GroupedAttention | LatentAttention
+    attention: Attention
     dense_layers: int
     dense_width: int
     experts: Experts | None
     linear: LinearAttention | None = None
     linear_layers: int = 0
     draft_layers: int = 0
+    sliding: GroupedAttention | None = None
+    sliding_layers: int = 0
     precision: str = "bf16"
 
     @property
@@ -121,10 +170,22 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     def expert_layers(self) -> int:
         return self.layers - self.dense_layers
 
+    def attention_parameters(self) -> tuple[int, int]:
+        """Of all layers that keep KV: (shared out over ranks by head, held by every rank)"""
+        by_head, everywhere = self.attention.parameters(self.hidden)
+        full = self.kv_layers - self.sliding_layers
+        other = self.sliding.parameters(self.hidden)[0] if self.sliding is not None else 0
+        return full * by_head + self.sliding_layers * other, full * everywhere
+
+    def kv_elements(self, ranks: int) -> int:
+        """Numbers kept for one token by one of `ranks`, in all layers."""
+        other = self.sliding.kv_elements(ranks) if self.sliding is not None else 0
+        full = self.kv_layers - self.sliding_layers
+        return full * self.attention.kv_elements(ranks) + self.sliding_layers * other
+
     def parameters(self, *, active: bool = False) -> int:
         """All of them without draft layers, or those one token passes."""
-        by_head, everywhere = self.attention.parameters(self.hidden)
-        total = self.kv_layers * (by_head + everywhere)
+        total = sum(self.attention_parameters())
         total += self.linear_layers * (self.linear.parameters(self.hidden) if self.linear else 0)
         total += self.dense_layers * 3 * self.hidden * self.dense_width
         if self.experts is not None:
@@ -134,30 +195,43 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
         return total + self.hidden * self.vocabulary * (1 if self.tied else 2)
 
 
-def parse_architecture(config: Mapping[str, Any], title: str) -> Architecture:
-    """Raises SourceError naming the key that is missing or cannot be."""
+def parse_architecture(config: Mapping[str, Any], title: str, precision: str = "") -> Architecture:
+    """With what a family leaves unsaid, as it is served. Raises SourceError naming the key that is
+    missing or cannot be."""
     inner = Shapes(config, title).inner("text_config")
     values = Shapes({**config, **inner.values} if inner else config, title)
+    family = find_family(config)
     layers = values.size("num_hidden_layers")
     experts = parse_experts(values)
-    dense = values.count("first_k_dense_replace") if experts else layers
+    dense, dense_width = parse_dense(values, layers) if experts else (layers, "intermediate_size")
     linear, linear_layers = parse_linear(values, layers)
+    sliding, sliding_layers = parse_sliding(values, layers)
     return Architecture(
         title=title,
         layers=layers,
         hidden=values.size("hidden_size"),
         vocabulary=values.size("vocab_size"),
         context=values.size("max_position_embeddings", 2048),
-        tied=values.get("tie_word_embeddings", Flag(), False),
-        attention=parse_attention(values),
-        dense_layers=min(dense, layers),
-        dense_width=values.size("intermediate_size") if dense else 0,
+        tied=values.get("tie_word_embeddings", Flag(), family.tied),
+        attention=parse_attention(values, family, layers),
+        dense_layers=dense,
+        dense_width=values.size(dense_width) if dense else 0,
         experts=experts,
         linear=linear,
         linear_layers=linear_layers,
-        draft_layers=values.count("num_nextn_predict_layers"),
-        precision=parse_precision(config),
+        draft_layers=values.count("num_nextn_predict_layers")
+        or values.count("mtp_num_hidden_layers"),
+        sliding=sliding,
+        sliding_layers=sliding_layers,
+        precision=parse_precision(values.values),
     )
+
+
+def find_family(config: Mapping[str, Any]) -> Family:
+    """What an architecture that Vivace serves leaves unsaid; nothing for others."""
+    listed = config.get("architectures")
+    name = listed[0] if isinstance(listed, list) and listed else ""
+    return FAMILIES.get(name, Family()) if isinstance(name, str) else Family()
 
 
 def parse_precision(config: Mapping[str, Any]) -> str:
@@ -165,7 +239,11 @@ def parse_precision(config: Mapping[str, Any]) -> str:
     found = config.get("quantization_config")
     if not isinstance(found, Mapping):
         return "bf16"
+    if config.get("expert_dtype") == "fp4":
+        return "fp8_fp4"
     method, bits = str(found.get("quant_method", "unknown")), found.get("bits")
+    if method == "compressed-tensors" and "'num_bits': 4" in str(found):
+        return "int4"
     return f"int{bits}" if method in ("awq", "gptq") and isinstance(bits, int) else method
 
 
@@ -184,29 +262,76 @@ class Shapes(ConfigFields):
         return self.get(key, Whole(0, MOST), 0)
 
 
-def parse_attention(values: Shapes) -> GroupedAttention | LatentAttention:
+def parse_attention(values: Shapes, family: Family, layers: int) -> Attention:
     heads = values.size("num_attention_heads")
-    rank = values.count("kv_lora_rank")
-    if rank:
+    if values.count("kv_lora_rank"):
         return LatentAttention(
             heads=heads,
             q_rank=values.count("q_lora_rank"),
-            kv_rank=rank,
+            kv_rank=values.size("kv_lora_rank"),
             nope=values.size("qk_nope_head_dim"),
             rope=values.size("qk_rope_head_dim"),
             value=values.size("v_head_dim"),
             index_heads=values.count("index_n_heads"),
             index_dim=values.count("index_head_dim"),
         )
+    if values.has("compress_ratios"):
+        return CompressedAttention(
+            heads=heads,
+            head_dim=values.size("head_dim"),
+            q_rank=values.size("q_lora_rank"),
+            o_rank=values.size("o_lora_rank"),
+            o_groups=values.size("o_groups"),
+            ratios=numbers(values, "compress_ratios", layers),
+            window=values.count("sliding_window"),
+            index_heads=values.count("index_n_heads"),
+            index_dim=values.count("index_head_dim"),
+        )
     hidden = values.size("hidden_size")
     if heads > hidden:
         raise values.refusal("num_attention_heads", f"hidden_size is only {hidden}")
+    head_dim = values.size("head_dim", family.head_dim or hidden // heads)
+    gated = values.get("attn_output_gate", Flag(), False)
     return GroupedAttention(
         heads=heads,
         kv_heads=values.size("num_key_value_heads", heads),
-        head_dim=values.size("head_dim", hidden // heads),
-        gated=values.values.get("model_type") == "qwen3_next",
+        head_dim=head_dim,
+        value_dim=values.size("v_head_dim", head_dim),
+        gated=gated or values.values.get("model_type") == "qwen3_next",
     )
+
+
+def numbers(values: Shapes, key: str, layers: int) -> tuple[int, ...]:
+    """One for each layer; those of draft layers behind them are left out."""
+    found = values.need(key, Several(Whole(0, MOST), 2 * MOST_LAYERS))
+    if len(found) < layers:
+        raise values.refusal(key, f"there are {layers} layers")
+    return found[:layers]
+
+
+def parse_sliding(values: Shapes, layers: int) -> tuple[GroupedAttention | None, int]:
+    """(the attention of layers with a window whose heads differ, how many there are)"""
+    if not values.has("hybrid_layer_pattern"):
+        return None, 0
+    head_dim = values.size("head_dim")
+    attention = GroupedAttention(
+        heads=values.size("num_attention_heads"),
+        kv_heads=values.size("swa_num_key_value_heads"),
+        head_dim=head_dim,
+        value_dim=values.size("v_head_dim", head_dim),
+    )
+    return attention, sum(map(bool, numbers(values, "hybrid_layer_pattern", layers)))
+
+
+def parse_dense(values: Shapes, layers: int) -> tuple[int, str]:
+    """(how many layers of a model with experts have one wide MLP, the key of its width)"""
+    if isinstance(values.values.get("moe_layer_freq"), list):
+        spread = numbers(values, "moe_layer_freq", layers)
+        return sum(not each for each in spread), "intermediate_size"
+    if values.has("interleave_moe_layer_step"):
+        step = values.size("interleave_moe_layer_step")
+        return layers - layers // step, "intermediate_size_mlp"
+    return min(values.count("first_k_dense_replace"), layers), "intermediate_size"
 
 
 def parse_experts(values: Shapes) -> Experts | None:
@@ -225,11 +350,12 @@ def parse_experts(values: Shapes) -> Experts | None:
     if chosen > count:
         raise values.refusal("num_experts_per_tok", f"there are {count} experts")
     shared = values.count("shared_expert_intermediate_size")
+    always = str(values.values.get("model_type")).startswith("llama4")
     return Experts(
         count=count,
         chosen=chosen,
         width=width,
-        shared_width=shared or values.count("n_shared_experts") * width,
+        shared_width=shared or values.get("n_shared_experts", Whole(0, MOST), int(always)) * width,
     )
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from vivace.deploy.case import Case, RequestLoad
-from vivace.deploy.catalogue.architecture import Architecture
+from vivace.deploy.catalogue.architecture import Architecture, CompressedAttention
 from vivace.deploy.catalogue.hardware import GIB, Device
 from vivace.deploy.memory import buffers
 from vivace.deploy.memory.weights import PRECISIONS, weight_precision, weights
@@ -155,8 +155,9 @@ def tokens_each(server: ServerPlan, load: RequestLoad) -> int | None:
 def token_bytes(model: Architecture, server: ServerPlan) -> int:
     """KV of one token on one device, draft layers included."""
     size = ELEMENT_BYTES.get(str(server.value("kv_cache_dtype")), 2)
-    layers = model.kv_layers / server.parallelism.pp + drafted_layers(model, server)
-    return int(model.attention.kv_elements(server.parallelism.attention_tp) * layers * size)
+    ranks, drafts = server.parallelism.attention_tp, drafted_layers(model, server)
+    elements = model.kv_elements(ranks) / server.parallelism.pp
+    return int((elements + drafts * model.attention.kv_elements(ranks)) * size)
 
 
 def drafted_layers(model: Architecture, server: ServerPlan) -> int:
@@ -166,6 +167,9 @@ def drafted_layers(model: Architecture, server: ServerPlan) -> int:
 
 
 def state_bytes(model: Architecture, server: ServerPlan) -> int:
+    """Of a request, whatever its length: windows of compressed attention, recurrent states."""
+    if isinstance(model.attention, CompressedAttention):
+        return model.attention.window_bytes() * model.layers
     if model.linear is None:
         return 0
     rows = max(1, server.draft_tokens)
@@ -204,8 +208,9 @@ def activation_bytes(model: Architecture, server: ServerPlan, tokens: int) -> in
     inner = 3 * model.dense_width / dense_divisor(server)
     if model.experts is not None:
         groups = server.parallelism.dp if server.parallelism.dp_attention else 1
-        share = groups * model.experts.chosen / server.parallelism.ep
-        inner = max(inner, share * (model.hidden + 3 * model.experts.width))
+        layout = server.parallelism
+        share = groups * model.experts.chosen / layout.ep
+        inner = max(inner, share * (model.hidden + 3 * model.experts.width * layout.ep / layout.tp))
     return int(tokens * 2 * (8 * model.hidden + width + inner))
 
 

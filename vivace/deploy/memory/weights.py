@@ -27,6 +27,7 @@ PRECISIONS = {
     "w4a16": Precision(0.5, 0.5),
     "mxfp4": Precision(0.53, 2),
     "nvfp4": Precision(0.57, 2),
+    "fp8_fp4": Precision(0.53, 1),
 }
 NAMES = {
     **dict.fromkeys(("bfloat16", "fp16", "float16", "none", "unquant"), "bf16"),
@@ -71,8 +72,8 @@ def precision_named(text: str) -> str:
 def weights(model: Architecture, server: ServerPlan, precision: Precision) -> dict[str, int]:
     """Part -> bytes on one device. The stages of a pipeline are taken as equal."""
     layout, hidden = server.parallelism, model.hidden
-    by_head, everywhere = model.attention.parameters(hidden)
-    attention = model.kv_layers * (by_head / layout.attention_tp + everywhere)
+    by_head, everywhere = model.attention_parameters()
+    attention = by_head / layout.attention_tp + everywhere
     if model.linear is not None:
         attention += model.linear_layers * model.linear.parameters(hidden) / layout.attention_tp
     dense = model.dense_layers * 3 * hidden * model.dense_width / dense_ranks(server)
@@ -130,6 +131,8 @@ def draft_bytes(model: Architecture, server: ServerPlan, precision: Precision) -
     attention = by_head / server.parallelism.attention_tp + everywhere
     joint = 2 * model.hidden * model.hidden
     linear = attention + joint + shared_parameters(model, server)
+    if model.experts is None:
+        linear += 3 * model.hidden * model.dense_width / dense_ranks(server)
     experts = expert_parameters(model, server)
     layer = linear * precision.linear + experts * precision.experts + router_parameters(model) * 2
     return model.draft_layers * layer

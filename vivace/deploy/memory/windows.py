@@ -11,6 +11,8 @@ from vivace.deploy.server_plan import ServerPlan
 
 ROUND = "DEEPEP_NORMAL_LONG_SEQ_ROUND"
 PER_ROUND = "DEEPEP_NORMAL_LONG_SEQ_PER_ROUND_TOKENS"
+ZBAL = "SGLANG_ZBAL_LOCAL_MEM_SIZE"
+"""where it is set, experts exchange tokens in memory of zbal's own"""
 CHUNK = 8192
 """tokens, where --chunked-prefill-size is not given: SGLang's choice for devices of 60 to 160 GB
 and for Ascend above 32"""
@@ -47,7 +49,7 @@ def get_rounds(server: ServerPlan) -> buffers.Rounds | None:
 def windows(server: ServerPlan, model: Architecture, load: RequestLoad) -> list[Window]:
     """The uses of the buffer, of which the largest counts; empty for a model without experts."""
     mode, found = server.expert_mode, list[Window]()
-    if model.experts is None or not mode:
+    if model.experts is None or not mode or server.variable(ZBAL):
         return found
     if mode == "fused" and server.decodes:
         tokens = server.dispatch_limit

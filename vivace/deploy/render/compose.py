@@ -10,7 +10,7 @@ from vivace.deploy.case import Case
 from vivace.deploy.catalogue.hardware import Device
 from vivace.deploy.quoting import quote
 from vivace.deploy.render.blocks import dump_yaml
-from vivace.deploy.render.containers import ASCEND_DEVICES, ASCEND_FILES
+from vivace.deploy.render.containers import AMD_DEVICES, ASCEND_DEVICES, ASCEND_FILES
 from vivace.deploy.render.process import Process, list_processes
 from vivace.deploy.render.resources import NodeShare, node_shares
 from vivace.deploy.render.shell import WARNING, inline, node_settings, plain_environment
@@ -96,6 +96,8 @@ def accelerators(device: Device) -> dict[str, Any]:
     if device.platform == "cuda":
         request = {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
         return {"deploy": {"resources": {"reservations": {"devices": [request]}}}}
+    if device.platform == "hip":
+        return {"devices": list(AMD_DEVICES), "group_add": ["video", "render"]}
     if device.platform != "npu":
         return {}
     count = device.cards_per_node * device.devices_per_card

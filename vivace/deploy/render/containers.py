@@ -1,4 +1,4 @@
-"""What a container of Ascend needs from its node."""
+"""What a container needs from its node for the devices."""
 
 from __future__ import annotations
 
@@ -12,3 +12,4 @@ ASCEND_FILES = {
 """name of the volume -> path: the driver and its tools, where they are installed, and the addresses
 of the devices' network ports"""
 ASCEND_DEVICES = ("/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc")
+AMD_DEVICES = ("/dev/kfd:/dev/kfd", "/dev/dri:/dev/dri")

@@ -18,7 +18,7 @@ from vivace.deploy.render.resources import NodeShare, node_shares
 from vivace.deploy.render.shell import WARNING, inline, node_settings, plain_environment
 from vivace.deploy.schema.deployment import Deployment
 
-RESOURCES = {"npu": "huawei.com/Ascend910", "cuda": "nvidia.com/gpu"}
+RESOURCES = {"npu": "huawei.com/Ascend910", "cuda": "nvidia.com/gpu", "hip": "amd.com/gpu"}
 BOOTSTRAP = 8998
 STORE = "ASCEND_MF_STORE_URL"
 LEADER = "leaderworkerset.sigs.k8s.io/worker-index"

@@ -10,7 +10,7 @@ from vivace.deploy.render.process import Process, list_processes
 from vivace.deploy.render.shell import WARNING, render_shell
 from vivace.deploy.schema.deployment import Deployment
 
-RESOURCES = {"npu": "NPU", "cuda": "GPU"}
+RESOURCES = {"npu": "NPU", "cuda": "GPU", "hip": "GPU"}
 PINNED = 0.001
 """share of a node's own resource that a job takes: it only says where"""
 

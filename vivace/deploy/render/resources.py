@@ -50,7 +50,7 @@ def node_share(case: Case, server: ServerPlan) -> NodeShare:
 def transfers(case: Case, server: ServerPlan, ranks: int) -> int:
     """GiB in which the ranks of a GPU node exchange data where no link joins them: as much as the
     plan gives their communicators. HCCL's buffers lie in device memory."""
-    if case.platform != "cuda" or ranks == 1:
+    if case.platform not in ("cuda", "hip") or ranks == 1:
         return 0
     plan = plan_role(case, server)
     parts = () if plan is None else plan.parts
