@@ -101,7 +101,7 @@ def ngram(server: ServerPlan, case: Case) -> Iterator[Issue]:
     On Ascend it is experimental."""
     if server.value("speculative_algorithm") != "NGRAM":
         return
-    if case.platform not in ("", "cuda"):
+    if case.platform not in ("", "cuda", "hip"):
         text = f"NGRAM speculation needs CUDA, and this is {case.platform}"
         severity = "warning" if case.platform == "npu" else "error"
         yield Issue(server.flag("speculative_algorithm"), text, "use EAGLE3 or NEXTN", severity)
