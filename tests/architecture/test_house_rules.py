@@ -7,7 +7,7 @@ import fnmatch
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "vivace"
 FILES = sorted(PACKAGE.rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal", "joblib"}
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
@@ -29,8 +30,8 @@ PRIVATE_WORDS = frozenset(
 DEVICES = frozenset({"cpu", "cuda", "npu"})
 
 
-def parsed() -> Iterator[tuple[Path, ast.Module]]:
-    for file in FILES:
+def parsed(files: Iterable[Path] = FILES) -> Iterator[tuple[Path, ast.Module]]:
+    for file in files:
         yield file.relative_to(ROOT), ast.parse(file.read_text())
 
 
@@ -122,7 +123,7 @@ def test_functions_say_what_they_do() -> None:
     """Not what they belong to: `read_facts`, `local_url`, and no `facts_of`, `url_of`."""
     found = [
         f"{file}:{node.lineno} {node.name}"
-        for file, tree in parsed()
+        for file, tree in parsed(FILES + TESTS)
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.endswith("_of")
     ]

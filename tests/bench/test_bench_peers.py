@@ -85,7 +85,7 @@ def test_a_server_that_ends_shows_its_log(tmp_path: Path) -> None:
         pass
 
 
-def run_of(server: str, repetition: int, rate: float, wait: float) -> Run:
+def make_run(server: str, repetition: int, rate: float, wait: float) -> Run:
     metrics = {"total tok/s": rate, "median TTFT ms": wait}
     return Run(
         server=server,
@@ -100,8 +100,8 @@ def run_of(server: str, repetition: int, rate: float, wait: float) -> Run:
 
 def test_ratios_are_of_medians_and_above_one_is_better() -> None:
     runs = [
-        *(run_of("a", i, rate, 10.0) for i, rate in enumerate((290.0, 300.0, 350.0))),
-        *(run_of("b", i, rate, 40.0) for i, rate in enumerate((90.0, 100.0, 310.0))),
+        *(make_run("a", i, rate, 10.0) for i, rate in enumerate((290.0, 300.0, 350.0))),
+        *(make_run("b", i, rate, 40.0) for i, rate in enumerate((90.0, 100.0, 310.0))),
     ]
     rates, waits = build_rows(Comparison(runs=runs, thrown_away=[], memory={}), "a")
     assert rates.ratio == pytest.approx(3.0)

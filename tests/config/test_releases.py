@@ -102,14 +102,14 @@ def test_releases_have_as_many_spellings_as_their_source(release: str, spellings
     assert len(flags_at(release)) == spellings
 
 
-def parser_of(release: str) -> argparse.ArgumentParser:
+def build_parser(release: str) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(exit_on_error=False)
     for row in {id(row): row for row in flags_at(release).values()}.values():
         made.add_argument(*row.spellings.split(" "), dest=row.name, action="append", nargs="*")
     return made
 
 
-PARSERS = {release: parser_of(release) for release in ("0.4.6", "0.5.10", "0.5.23")}
+PARSERS = {release: build_parser(release) for release in ("0.4.6", "0.5.10", "0.5.23")}
 TYPED = sorted({flag for release in PARSERS for flag in flags_at(release)})
 
 

@@ -73,7 +73,7 @@ def deployments(draw: st.DrawFn) -> Deployment | None:
         return None
 
 
-def case_of(deployment: Deployment) -> Case:
+def make_case(deployment: Deployment) -> Case:
     return build_case(LoadedDeployment(deployment, (), "drawn.yaml"), Overrides())
 
 
@@ -101,8 +101,8 @@ def test_any_values_are_rendered_or_refused(deployment: Deployment | None) -> No
     for render in (
         render_shell,
         render_systemd,
-        lambda given: render_compose(case_of(given)),
-        lambda given: render_kubernetes(case_of(given)),
+        lambda given: render_compose(make_case(given)),
+        lambda given: render_kubernetes(make_case(given)),
         lambda given: render_ray(given, None),
     ):
         try:

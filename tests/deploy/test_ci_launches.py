@@ -41,11 +41,11 @@ def own(name: str, part: dict[str, Any], extra: str) -> str:
     return f"{exports}python3 -m {name} {part['arguments']} {extra}\n"
 
 
-def model_of(launch: dict[str, Any], kind: str) -> str:
+def model_flag(launch: dict[str, Any], kind: str) -> str:
     return "" if "--model-path" in launch[kind]["arguments"] else f"--model-path {launch['model']}"
 
 
-def nodes_of(arguments: str) -> tuple[int, str]:
+def split_nodes(arguments: str) -> tuple[int, str]:
     """--nnodes, and the arguments without --node-rank."""
     words = arguments.split()
     nodes = int(words[words.index("--nnodes") + 1]) if "--nnodes" in words else 1
@@ -60,14 +60,14 @@ def halves(
 ) -> tuple[list[tuple[str, str]], list[str]]:
     """The scripts of every node of a half, and the addresses of its instances."""
     part = dict(launch[kind])
-    nodes, part["arguments"] = nodes_of(part["arguments"])
+    nodes, part["arguments"] = split_nodes(part["arguments"])
     scripts, firsts = [], []
     for instance in range(part["instances"]):
         first = f"10.{network}.{instance}.1"
         firsts.append(first)
         for rank in range(nodes):
             host = f"10.{network}.{instance}.{rank + 1}"
-            extra = f"{model_of(launch, kind)} --host {host} --port 8000 --node-rank {rank}"
+            extra = f"{model_flag(launch, kind)} --host {host} --port 8000 --node-rank {rank}"
             if nodes > 1:
                 extra += f" --dist-init-addr {first}:5000"
             if kind == "prefill":
@@ -84,9 +84,9 @@ def halves(
     return scripts, firsts
 
 
-def scripts_of(launch: dict[str, Any]) -> list[tuple[str, str]]:
+def launch_scripts(launch: dict[str, Any]) -> list[tuple[str, str]]:
     if "mixed" in launch:
-        extra = f"{model_of(launch, 'mixed')} --host 127.0.0.1 --port 6688"
+        extra = f"{model_flag(launch, 'mixed')} --host 127.0.0.1 --port 6688"
         return [("server.sh", own("sglang.launch_server", launch["mixed"], extra))]
     prefill, sources = halves(launch, "prefill", 0)
     decode, sinks = halves(launch, "decode", 1)
@@ -98,7 +98,7 @@ def scripts_of(launch: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def verdict(launch: dict[str, Any]) -> CheckResult:
-    loaded = loaded_from(import_scripts(scripts_of(launch)), launch["id"])
+    loaded = loaded_from(import_scripts(launch_scripts(launch)), launch["id"])
     overrides = Overrides(
         hardware="atlas-800i-a3",
         cards=launch["cards"],

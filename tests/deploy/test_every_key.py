@@ -35,13 +35,13 @@ def structs_in(wanted: Any) -> list[type[msgspec.Struct]]:
     return []
 
 
-def keys_of(struct: type[msgspec.Struct], where: str = "") -> Iterator[str]:
+def iter_keys(struct: type[msgspec.Struct], where: str = "") -> Iterator[str]:
     for field in msgspec.structs.fields(struct):
         inner = structs_in(field.type)
         path = f"{where}{field.encode_name}"
         if inner:
             for each in inner:
-                yield from keys_of(each, f"{path}.")
+                yield from iter_keys(each, f"{path}.")
         else:
             yield path
 
@@ -131,7 +131,7 @@ def effects(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_every_key_has_a_variant() -> None:
-    keys = set(keys_of(Deployment))
+    keys = set(iter_keys(Deployment))
     for name in ("input", "output"):  # a number, or lengths
         keys.add(f"workload.{name}")
     assert keys == {*VARIANTS, *ELSEWHERE}

@@ -255,10 +255,10 @@ def test_sarif_is_as_its_standard_says(
         assert (place is None) == (name == "a command")
         if place is not None:
             assert place["region"]["startLine"] == finding["line"]
-            assert path_of(place["artifactLocation"], run, tmp_path) == Path(finding["file"])
+            assert resolve_path(place["artifactLocation"], run, tmp_path) == Path(finding["file"])
 
 
-def path_of(location: dict[str, str], run: dict[str, Any], root: Path) -> Path:
+def resolve_path(location: dict[str, str], run: dict[str, Any], root: Path) -> Path:
     """Of a URI reference, which is relative to the root, or whole and of a file."""
     uri = location["uri"]
     assert re.fullmatch(r"(?:[\w.~!$&'()*+;=@/:-]|%[0-9A-F]{2})+", uri)
@@ -298,7 +298,7 @@ def test_formats_are_loaded_only_where_they_are_written() -> None:
     assert sorted(each.rpartition(".")[2] for each in modules) == ["checked", "terminal"], done
 
 
-def places_of(content: dict[str, Any], folder: Path) -> list[Finding]:
+def judge_content(content: dict[str, Any], folder: Path) -> list[Finding]:
     """Of a deployment or a script, judged as a file."""
     script = content.get("script")
     path = folder / ("made.sh" if script is not None else "made.yaml")
@@ -308,7 +308,7 @@ def places_of(content: dict[str, Any], folder: Path) -> list[Finding]:
 
 @pytest.mark.parametrize("rule", PAIRS)
 def test_every_finding_stands_in_a_line(rule: str, tmp_path: Path) -> None:
-    for finding in places_of(PAIRS[rule].bad, tmp_path):
+    for finding in judge_content(PAIRS[rule].bad, tmp_path):
         lines = Path(finding.file).read_text().splitlines()
         assert 1 <= finding.line <= len(lines), finding
 

@@ -182,7 +182,7 @@ def changed_file(folder: Path, mistake: Mistake) -> Path:
     return path
 
 
-def line_of(path: Path, mistake: Mistake) -> int:
+def find_line(path: Path, mistake: Mistake) -> int:
     """Of the mistake, from 1: of `at`, or where the text begins to differ."""
     sound, text = (
         (folder / path.name).read_text().splitlines() for folder in (FOLDER, path.parent)
@@ -199,7 +199,7 @@ def catches(found: Finding, mistake: Mistake, path: Path) -> bool:
         found.rule == mistake.rule
         and found.severity in WORTH_A_LINE
         and found.file == str(path)
-        and found.line == line_of(path, mistake)
+        and found.line == find_line(path, mistake)
         and mistake.mend in found.remedy
     )
 

@@ -42,7 +42,7 @@ def made(name: str) -> Deployment:
     return found
 
 
-def case_of(deployment: Deployment) -> Case:
+def make_case(deployment: Deployment) -> Case:
     return build_case(LoadedDeployment(deployment, (), "made.yaml"), Overrides())
 
 
@@ -142,7 +142,7 @@ def test_systemd_takes_the_units(tmp_path: Path) -> None:
 
 def test_compose_has_a_service_for_each_process() -> None:
     deployment = made("separated")
-    services = documents(render_compose(case_of(deployment))["compose.yaml"])[0]["services"]
+    services = documents(render_compose(make_case(deployment))["compose.yaml"])[0]["services"]
     settings = services.pop("node-settings")
     assert set(services) == {process.name for process in list_processes(deployment)}
     assert settings["privileged"] and settings["command"] == ["sysctl -w vm.swappiness=0\n"]
@@ -160,7 +160,7 @@ def test_compose_has_a_service_for_each_process() -> None:
 
 
 def test_a_health_check_asks_the_server(tmp_path: Path) -> None:
-    services = documents(render_compose(case_of(made("mixed")))["compose.yaml"])[0]["services"]
+    services = documents(render_compose(make_case(made("mixed")))["compose.yaml"])[0]["services"]
     test = services["mixed-0"]["healthcheck"]["test"]
     assert test[:3] == ["CMD", "bash", "-c"]
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -175,14 +175,14 @@ def test_a_health_check_asks_the_server(tmp_path: Path) -> None:
     assert subprocess.run(["bash", "-c", command], capture_output=True, timeout=30).returncode
 
 
-def pod_of(manifest: dict[str, Any], template: str = "template") -> dict[str, Any]:
+def pod_spec(manifest: dict[str, Any], template: str = "template") -> dict[str, Any]:
     spec = manifest["spec"]
     return spec.get("leaderWorkerTemplate", spec)[template]["spec"]
 
 
 def test_kubernetes_objects() -> None:
     deployment = made("separated")
-    found = documents(render_kubernetes(case_of(deployment))["kubernetes.yaml"])
+    found = documents(render_kubernetes(make_case(deployment))["kubernetes.yaml"])
     objects = {(each["kind"], each["metadata"]["name"]): each for each in found}
     assert list(objects) == [
         ("Deployment", "tests-co-prefill-0"),
@@ -195,14 +195,14 @@ def test_kubernetes_objects() -> None:
         ("Service", "tests-co-router"),
     ]
     group = objects["LeaderWorkerSet", "tests-co-decode"]
-    leader, worker = pod_of(group, "leaderTemplate"), pod_of(group, "workerTemplate")
+    leader, worker = pod_spec(group, "leaderTemplate"), pod_spec(group, "workerTemplate")
     (container,) = leader["containers"]
     (command,) = container["args"]
     assert group["spec"]["leaderWorkerTemplate"]["size"] == 2
     assert '--node-rank "$LWS_WORKER_INDEX"' in command and '--host "$POD_IP"' in command
     assert '--dist-init-addr "$LWS_LEADER_ADDRESS":5000' in command
     assert "readinessProbe" in container and "readinessProbe" not in worker["containers"][0]
-    router = pod_of(objects["Deployment", "tests-co-router"])["containers"][0]["args"][0]
+    router = pod_spec(objects["Deployment", "tests-co-router"])["containers"][0]["args"][0]
     assert "http://tests-co-decode-leader:8001" in router and "--host 0.0.0.0" in router
     assert "http://tests-co-prefill-1:8000 8999" in router
     store = {"name": "ASCEND_MF_STORE_URL", "value": "tcp://tests-co-prefill-0:24669"}
@@ -210,7 +210,7 @@ def test_kubernetes_objects() -> None:
 
 
 def test_every_port_that_others_call_is_in_a_service() -> None:
-    found = documents(render_kubernetes(case_of(made("separated")))["kubernetes.yaml"])
+    found = documents(render_kubernetes(make_case(made("separated")))["kubernetes.yaml"])
     services = {
         each["metadata"]["name"]: {port["name"]: port["port"] for port in each["spec"]["ports"]}
         for each in found
@@ -230,8 +230,8 @@ def test_every_port_that_others_call_is_in_a_service() -> None:
 
 
 def test_a_pod_of_ascend_has_what_the_engine_needs() -> None:
-    found = documents(render_kubernetes(case_of(made("separated")))["kubernetes.yaml"])
-    pod = pod_of(found[0])
+    found = documents(render_kubernetes(make_case(made("separated")))["kubernetes.yaml"])
+    pod = pod_spec(found[0])
     (container,) = pod["containers"]
     assert pod["hostNetwork"] and pod["dnsPolicy"] == "ClusterFirstWithHostNet"
     assert container["securityContext"] == {"privileged": True}
@@ -246,13 +246,13 @@ def test_a_pod_of_ascend_has_what_the_engine_needs() -> None:
     assert shared["emptyDir"] == {"medium": "Memory", "sizeLimit": "17Gi"}
     (settings,) = pod["initContainers"]
     assert settings["args"] == ["sysctl -w vm.swappiness=0\n"]
-    router = pod_of(found[6])
+    router = pod_spec(found[6])
     assert "hostNetwork" not in router and "initContainers" not in router
 
 
 def test_probes_give_a_server_an_hour_to_load() -> None:
-    (container,) = pod_of(
-        documents(render_kubernetes(case_of(made("mixed")))["kubernetes.yaml"])[0]
+    (container,) = pod_spec(
+        documents(render_kubernetes(make_case(made("mixed")))["kubernetes.yaml"])[0]
     )["containers"]
     patience = {
         name: container[name]["periodSeconds"] * container[name]["failureThreshold"]
@@ -264,8 +264,8 @@ def test_probes_give_a_server_an_hour_to_load() -> None:
 @pytest.mark.parametrize("name", MADE)
 def test_commands_are_blocks_and_nothing_is_shared(name: str) -> None:
     for text in (
-        render_kubernetes(case_of(made(name)))["kubernetes.yaml"],
-        render_compose(case_of(made(name)))["compose.yaml"],
+        render_kubernetes(make_case(made(name)))["kubernetes.yaml"],
+        render_compose(make_case(made(name)))["compose.yaml"],
     ):
         assert "- |" in text and "&id" not in text and "\\n" not in text
 
@@ -273,7 +273,7 @@ def test_commands_are_blocks_and_nothing_is_shared(name: str) -> None:
 def test_dollars_survive_kubernetes_and_compose() -> None:
     """Kubernetes replaces $(NAME), compose ${NAME}; both make one dollar of two."""
     content = mixed(environment={"WORD": "a$(POD_IP)$$b"}, flags={"served-model-name": "$(x)$$"})
-    it = case_of(parse_deployment(content, "made"))
+    it = make_case(parse_deployment(content, "made"))
     for render in (render_kubernetes, render_compose):
         ((name, text),) = render(it).items()
         (server,) = import_scripts([(name, text)]).deployment.roles.values()
@@ -285,7 +285,7 @@ def test_dollars_survive_kubernetes_and_compose() -> None:
 @pytest.mark.parametrize("name", MADE)
 def test_kubernetes_takes_the_objects(name: str) -> None:
     validate = pytest.importorskip("kubernetes_validate")
-    for each in documents(render_kubernetes(case_of(made(name)))["kubernetes.yaml"]):
+    for each in documents(render_kubernetes(make_case(made(name)))["kubernetes.yaml"]):
         if each["kind"] != "LeaderWorkerSet":
             validate.validate(each, "1.31", strict=True)
 
@@ -354,7 +354,7 @@ def test_groups_are_what_their_controller_takes(title: str) -> None:
     jsonschema = pytest.importorskip("jsonschema")
     deployment = made("separated")
     deployment.name = title
-    found = documents(render_kubernetes(case_of(deployment))["kubernetes.yaml"])
+    found = documents(render_kubernetes(make_case(deployment))["kubernetes.yaml"])
     groups = [each for each in found if each["kind"] == "LeaderWorkerSet"]
     assert len(groups) == 1
     names = {(each["kind"] == "Service", each["metadata"]["name"]) for each in found}

@@ -32,7 +32,7 @@ def is_alive(pid: int) -> bool:
     return state != "Z"
 
 
-def children_of(pid: int) -> dict[str, int]:
+def find_children(pid: int) -> dict[str, int]:
     """role -> process id of the supervisor's children."""
     found: dict[str, int] = {}
     for task in Path(f"/proc/{pid}/task").iterdir():
@@ -65,7 +65,7 @@ class RunningServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        children = children_of(self.process.pid) if self.process.poll() is None else {}
+        children = find_children(self.process.pid) if self.process.poll() is None else {}
         self.process.kill()
         self.process.wait()
         self._file.close()
@@ -99,7 +99,7 @@ class RunningServer:
             time.sleep(0.05)
 
     def children(self) -> dict[str, int]:
-        return children_of(self.process.pid)
+        return find_children(self.process.pid)
 
     def signal(self, number: int = signal.SIGTERM) -> None:
         self.process.send_signal(number)

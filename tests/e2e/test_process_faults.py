@@ -49,7 +49,7 @@ def expected(seed: int, count: int, vocabulary: int) -> list[int]:
     return oracle_answer(seed, len(PROMPT), count, vocabulary, ignore_eos=True)
 
 
-def tokens_of(server: RunningServer, seed: int, count: int) -> list[int]:
+def stream_tokens(server: RunningServer, seed: int, count: int) -> list[int]:
     """The streamed answer's tokens; SGLang's stream is cumulative."""
     tokens: list[int] = []
     for event in server.stream("/generate", body(seed, count)):
@@ -62,7 +62,7 @@ def test_a_killed_engine_is_replaced_and_streams_go_on(
     server: RunningServer, vocabulary: int
 ) -> None:
     with ThreadPoolExecutor(6) as pool:
-        answers = [pool.submit(tokens_of, server, seed, 150) for seed in range(6)]
+        answers = [pool.submit(stream_tokens, server, seed, 150) for seed in range(6)]
         time.sleep(0.7)
         first = server.children()["engine"]
         os.kill(first, signal.SIGKILL)
@@ -71,7 +71,7 @@ def test_a_killed_engine_is_replaced_and_streams_go_on(
     assert server.children()["engine"] != first
     assert "The engine died: killed by SIGKILL" in server.text()
     assert server.call("GET", "/health")[0] == 200
-    assert tokens_of(server, 9, 5) == expected(9, 5, vocabulary)
+    assert stream_tokens(server, 9, 5) == expected(9, 5, vocabulary)
     (dump,) = server.log.parent.glob("dumps/*.jsonl")
     head = json.loads(dump.read_bytes().splitlines()[0])
     assert len(head["unfinished"]) == 6 and "SIGKILL" in head["reason"]
@@ -99,7 +99,7 @@ def test_a_stopped_engine_shows_in_health_and_goes_on(
                 os.kill(engine, signal.SIGSTOP)
                 time.sleep(0.5)
                 assert health() == (200, 200), "nothing is to be done"
-            answers = [pool.submit(tokens_of, server, seed, 100) for seed in range(4)]
+            answers = [pool.submit(stream_tokens, server, seed, 100) for seed in range(4)]
             if not resting:
                 time.sleep(0.5)
                 os.kill(engine, signal.SIGSTOP)
@@ -121,12 +121,12 @@ def test_a_killed_frontend_is_replaced_and_its_requests_end(
     server: RunningServer, vocabulary: int
 ) -> None:
     with ThreadPoolExecutor(1) as pool:
-        lost = pool.submit(tokens_of, server, 1, 100_000)
+        lost = pool.submit(stream_tokens, server, 1, 100_000)
         time.sleep(0.5)
         os.kill(server.children()["frontend"], signal.SIGKILL)
         with pytest.raises(OSError):
             lost.result(60)
-    assert tokens_of(server, 2, 20) == expected(2, 20, vocabulary)
+    assert stream_tokens(server, 2, 20) == expected(2, 20, vocabulary)
     assert "The frontend 0 died: killed by SIGKILL" in server.text()
     state = server.json("/server_info")["internal_states"][0]
     assert (state["num_running_reqs"], state["num_used_tokens"], state["audit"]) == (0, 0, [])
@@ -149,7 +149,7 @@ def test_sigterm_drains_a_running_stream(tmp_path: Path, vocabulary: int) -> Non
     with RunningServer(*FLAGS, environment=ORACLE, log=tmp_path / "log") as server:
         server.wait_ready()
         with ThreadPoolExecutor(1) as pool:
-            running = pool.submit(tokens_of, server, 3, 200)
+            running = pool.submit(stream_tokens, server, 3, 200)
             time.sleep(0.5)
             server.signal()
             server.wait_for("draining requests")
@@ -165,7 +165,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
 
         def endless() -> None:
             with pytest.raises(OSError):
-                tokens_of(server, 3, 8000)
+                stream_tokens(server, 3, 8000)
 
         thread = threading.Thread(target=endless)
         thread.start()
@@ -190,7 +190,7 @@ def test_started_where_signals_are_ignored(tmp_path: Path, vocabulary: int) -> N
         server.wait_ready()
         for number in before:
             server.signal(number)
-        assert tokens_of(server, 3, 60) == expected(3, 60, vocabulary)
+        assert stream_tokens(server, 3, 60) == expected(3, 60, vocabulary)
         assert "SIGINT and SIGHUP: ignored" in server.text()
         assert "draining requests" not in server.text()
         server.signal(signal.SIGTERM)
@@ -202,7 +202,7 @@ def test_a_hanging_engine_is_replaced(tmp_path: Path, vocabulary: int) -> None:
     faults = {**ORACLE, "VIVACE_TEST_FAULT": "engine-hang@30"}
     with RunningServer(*flags, environment=faults, log=tmp_path / "log") as server:
         server.wait_ready()
-        assert tokens_of(server, 3, 60) == expected(3, 60, vocabulary)
+        assert stream_tokens(server, 3, 60) == expected(3, 60, vocabulary)
         assert "it made no progress" in server.text()
         assert "most recent call first" in server.text()
 
@@ -226,7 +226,7 @@ def test_requests_that_kill_engines_end_alone(tmp_path: Path, vocabulary: int) -
     with RunningServer(*flags, environment=faults, log=tmp_path / "log") as server:
         server.wait_ready()
         with ThreadPoolExecutor(8) as pool:
-            streams = [pool.submit(tokens_of, server, seed, 250) for seed in range(6)]
+            streams = [pool.submit(stream_tokens, server, seed, 250) for seed in range(6)]
             time.sleep(0.3)
             ended = [poison(server, 0)]
             together = [pool.submit(poison, server, number) for number in (1, 2)]
@@ -262,7 +262,7 @@ def test_what_is_asked_of_a_starting_server_is_answered(tmp_path: Path, vocabula
     with RunningServer(*FLAGS, environment=ORACLE, log=tmp_path / "log") as server:
         server.wait_listening()
         assert "ready to roll" not in server.text()
-        assert tokens_of(server, 3, 20) == expected(3, 20, vocabulary)
+        assert stream_tokens(server, 3, 20) == expected(3, 20, vocabulary)
 
 
 def test_an_engine_that_cannot_start_ends_the_server(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         yield running
 
 
-def frontend_of(server: RunningServer) -> int:
+def frontend_pid(server: RunningServer) -> int:
     return next(pid for role, pid in server.children().items() if role.startswith("frontend"))
 
 
@@ -141,7 +141,7 @@ def watch(
     server: RunningServer, route: Route, bodies: list[tuple[str, bytes, int]], canary: Canary
 ) -> None:
     """Send the bodies; what every try of one did wrong is a finding."""
-    pid = frontend_of(server)
+    pid = frontend_pid(server)
     found: list[str] = []
     try:
         for name, body, status in bodies:
@@ -155,7 +155,7 @@ def watch(
     finally:
         canary.stop()
     assert not found, "\n".join(found)
-    assert frontend_of(server) == pid
+    assert frontend_pid(server) == pid
     assert canary.events > 1
 
 

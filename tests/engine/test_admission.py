@@ -15,7 +15,7 @@ def rig_with(*, pages: int = 64, page_size: int = 1, **options: object) -> Rig:
     return Rig(EngineSettings(**chosen), pages=pages, page_size=page_size)  # type: ignore[arg-type]
 
 
-def finish_of(rig: Rig, key: int) -> Finish:
+def get_finish(rig: Rig, key: int) -> Finish:
     finish = rig.answers[key].finish
     assert finish is not None
     return finish
@@ -86,7 +86,7 @@ def test_a_full_queue_answers_503_with_a_time_to_come_back() -> None:
     for key in range(4):
         rig.send(key, [key], 5)
         rig.step()
-    finish = finish_of(rig, 3)
+    finish = get_finish(rig, 3)
     assert (finish.type, finish.status) == ("abort", 503)
     assert finish.retry_after is not None and 1 <= finish.retry_after <= 60
     rig.run()
@@ -99,7 +99,7 @@ def test_a_burst_into_an_idle_engine_is_not_a_full_queue() -> None:
     for key in range(6):
         rig.send(key, [key], 3)
     rig.run()
-    assert [key for key in range(6) if finish_of(rig, key).status == 503] == [5]
+    assert [key for key in range(6) if get_finish(rig, key).status == 503] == [5]
 
 
 def test_a_more_important_newcomer_takes_the_place_of_the_least_important_waiting() -> None:
@@ -110,7 +110,7 @@ def test_a_more_important_newcomer_takes_the_place_of_the_least_important_waitin
     rig.step()
     rig.send(2, [1], 5, priority=3)
     rig.run()
-    dropped = finish_of(rig, 1)
+    dropped = get_finish(rig, 1)
     assert dropped.status == 503 and dropped.retry_after and 1 <= dropped.retry_after <= 60
     rig.check(0)
     rig.check(2)
@@ -121,7 +121,7 @@ def test_a_priority_that_is_not_welcome_says_when_to_come_back() -> None:
     rig.send(1, [1], 5, priority=1)
     rig.send(2, [1], 5)
     rig.run()
-    refused = finish_of(rig, 1)
+    refused = get_finish(rig, 1)
     assert refused.status == 503 and refused.retry_after == 60
     rig.check(2)
 
@@ -168,7 +168,7 @@ def test_priorities_may_be_unwelcome() -> None:
     rig = rig_with(abort_on_priority_when_disabled=True)
     rig.send(1, [1], 3, priority=1)
     rig.run()
-    finish = finish_of(rig, 1)
+    finish = get_finish(rig, 1)
     assert finish.status == 503 and "--enable-priority-scheduling" in str(finish.message)
 
 
@@ -186,7 +186,7 @@ def test_impossible_prompts_are_refused_at_once(tokens: list[int], reason: str) 
     rig = rig_with()
     rig.send(1, tokens, 3)
     rig.step()
-    finish = finish_of(rig, 1)
+    finish = get_finish(rig, 1)
     assert (finish.type, finish.status) == ("abort", 400) and reason in str(finish.message)
 
 
@@ -197,7 +197,7 @@ def test_the_largest_request_that_fits_the_pool_runs() -> None:
     rig.run()
     rig.check(1)
     rig.check(2)
-    assert finish_of(rig, 1).length == 4
+    assert get_finish(rig, 1).length == 4
 
 
 def test_waiting_too_long_and_running_too_long() -> None:
@@ -206,8 +206,8 @@ def test_waiting_too_long_and_running_too_long() -> None:
     rig.step()
     rig.send(2, [2], 5)
     rig.run()
-    assert finish_of(rig, 2).status == 503 and "queue" in str(finish_of(rig, 2).message)
-    assert finish_of(rig, 1).status == 503 and "running" in str(finish_of(rig, 1).message)
+    assert get_finish(rig, 2).status == 503 and "queue" in str(get_finish(rig, 2).message)
+    assert get_finish(rig, 1).status == 503 and "running" in str(get_finish(rig, 1).message)
     assert rig.answers[1].tokens == rig.expected(1)[: len(rig.answers[1].tokens)]
     rig.at_rest()
 

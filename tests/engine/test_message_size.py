@@ -7,9 +7,9 @@ import pytest
 from engine_rig import EOS, Rig
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from prompt_parts import part_of, rows_of
+from prompt_parts import collect_rows
 
-from vivace.engine.oracle import oracle_logprob
+from vivace.engine.oracle import oracle_logprob, pack_logprobs
 from vivace.engine.settings import EngineSettings
 from vivace.protocol.messages import (
     MAX_MESSAGE_BYTES,
@@ -76,11 +76,11 @@ def test_parts_add_up(rows: int, top: int, chosen: int, start: int, known: int, 
     scored = [oracle_logprob(tokens[p], p, options) for p in range(start, start + rows)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("vivace.protocol.messages.MAX_MESSAGE_BYTES", most)
-        sent = list(split_prompt_logprobs(part_of(start, scored), known))
+        sent = list(split_prompt_logprobs(pack_logprobs(start, scored), known))
     for part in sent:
         size = delta_bytes(Delta(key=1, index=0, tokens=[], prompt_logprobs=part))
         assert size <= most or len(part.logprobs) == 4
-    assert rows_of(tokens, options, sent) == scored[max(0, known - start) :]
+    assert collect_rows(tokens, options, sent) == scored[max(0, known - start) :]
 
 
 @given(st.lists(st.integers(0, 40_000), max_size=30))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prompt_parts import rows_of
+from prompt_parts import collect_rows
 
 from vivace.engine.oracle import (
     OracleMismatch,
@@ -90,7 +90,7 @@ def test_prompt_logprobs_cover_each_asked_position_once() -> None:
     plans += [StepPlan(number=n, rows=[0], counts=[1]) for n in (1, 2)]
     for plan in plans:
         scored += oracle.run(plan).prompt_logprobs.get(0, [])
-    rows = rows_of([1, 2, 3], options, scored)
+    rows = collect_rows([1, 2, 3], options, scored)
     assert rows == [TokenLogprob(1, None), oracle_logprob(2, 1), oracle_logprob(3, 2)]
 
 

@@ -150,7 +150,7 @@ REQUEST_COUNTERS = (
 )
 
 
-def series_of(rig: Rig, name: str) -> dict[str, float | Histogram]:
+def metric_series(rig: Rig, name: str) -> dict[str, float | Histogram]:
     """Values by their only label."""
     found = rig.scheduler.state().metrics.series
     return {value: one.value for one in found if one.name == name for value in one.labels.values()}
@@ -161,7 +161,7 @@ def test_tokens_are_counted_when_they_are_computed() -> None:
     for _ in range(2):
         rig.send(10 + len(rig.answers), [1, 2, 3, 4, 5], 6, ignore_eos=True)
         rig.run()
-    assert series_of(rig, "realtime_tokens_total") == {
+    assert metric_series(rig, "realtime_tokens_total") == {
         "prefill_compute": 6.0,
         "prefill_cache": 4.0,
         "decode": 12.0,
@@ -173,7 +173,7 @@ def test_the_stages_of_a_request_add_up_to_its_latency() -> None:
     for key in range(3):
         rig.send(key, [key, 1, 2], 6, ignore_eos=True)
     rig.run()
-    stages = series_of(rig, "per_stage_req_latency_seconds")
+    stages = metric_series(rig, "per_stage_req_latency_seconds")
     assert list(stages) == ["prefill_waiting", "prefill_forward", "decode_forward"]
     found = [stage for stage in stages.values() if isinstance(stage, Histogram)]
     whole = rig.scheduler.state().metrics.histograms["e2e_request_latency_seconds"]

@@ -229,13 +229,13 @@ def toy_request(
         key=0,
         rid=f"{seed}/{index}",
         tokens=prompt,
-        sampling=sampling_of(index, chance),
+        sampling=random_sampling(index, chance),
         stream=stream,
         logprobs=LogprobOptions(start=(0, -1, 3)[index % 3], top=2) if index % 4 < 2 else None,
     )
 
 
-def sampling_of(index: int, chance: random.Random) -> SamplingParams:
+def random_sampling(index: int, chance: random.Random) -> SamplingParams:
     length = chance.randint(1, LONGEST_OUTPUT)
     if index % 4 == 0:
         return SamplingParams(max_new_tokens=length, temperature=0.0)

@@ -73,7 +73,7 @@ def test_same_tokens(models: dict[str, Path], row: dict[str, object]) -> None:
     warm(engine, setting, requests)
     answers = engine.run(requests, arrivals=random.Random(1))
     if setting.operations == "torch":
-        assert tokens_of(answers) == tokens_of(plain_answers(model, "torch"))
+        assert answer_tokens(answers) == answer_tokens(plain_answers(model, "torch"))
     else:
         assert answers == plain_answers(model, "eager")
     if setting.retraction and setting.batch > 1 and setting.chunk != 1:
@@ -92,17 +92,19 @@ def test_log_probabilities_are_compared(models: dict[str, Path]) -> None:
     assert len(asked) == COUNT // 2
     assert all(len(kernels[rid].logprobs) == len(kernels[rid].tokens) for rid in asked)
     assert any(kernels[rid].prompt_logprobs for rid in asked)
-    assert tokens_of(kernels) == tokens_of(torch) and kernels != torch
+    assert answer_tokens(kernels) == answer_tokens(torch) and kernels != torch
 
 
 def test_int8_activations_are_compared(models: dict[str, Path]) -> None:
     """They change tokens of a random model, so the rows with blocks did multiply with int8."""
     skip_unbuilt("eager")
     blocks = models["q4_1"]
-    assert tokens_of(plain_answers(blocks, "eager")) != tokens_of(plain_answers(blocks, "torch"))
+    assert answer_tokens(plain_answers(blocks, "eager")) != answer_tokens(
+        plain_answers(blocks, "torch")
+    )
 
 
-def tokens_of(answers: dict[str, Answer]) -> dict[str, list[int]]:
+def answer_tokens(answers: dict[str, Answer]) -> dict[str, list[int]]:
     return {rid: answer.tokens for rid, answer in answers.items()}
 
 

@@ -7,8 +7,8 @@ import pytest
 from frontend_fakes import EPOCH, Edge, Recorder, byte_tokenizer, capacity
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from prompt_parts import part_of
 
+from vivace.engine.oracle import pack_logprobs
 from vivace.frontend.errors import BadRequest, EngineUnavailable
 from vivace.frontend.frontend import Frontend
 from vivace.protocol.messages import (
@@ -115,7 +115,7 @@ SCORED = LogprobOptions(start=2, top=1)
 
 def part(request: Request, first: int, end: int) -> Delta:
     """Log-probabilities of prompt tokens `first` to `end`."""
-    return delta(request, 0, "", prompt_logprobs=part_of(first, ROWS[first:end]))
+    return delta(request, 0, "", prompt_logprobs=pack_logprobs(first, ROWS[first:end]))
 
 
 def test_prompt_logprobs_come_in_parts_and_are_shown_once_with_the_first_token() -> None:

@@ -91,7 +91,7 @@ def test_no_template_takes_more_than_its_limits(name: str) -> None:
         assert "limit of" in str(error)
 
 
-def pid_of(template: ChatTemplate) -> int:
+def renderer_pid(template: ChatTemplate) -> int:
     renderer = template._renderer
     process = renderer._process or (renderer._queue and renderer._queue._process)
     assert process
@@ -240,13 +240,13 @@ def test_small_ones_do_not_wait_for_large_ones() -> None:
 def test_a_process_that_somebody_kills_is_replaced(number: int) -> None:
     with chat(ECHO) as template:
         for _ in range(2):
-            os.kill(pid_of(template), number)
+            os.kill(renderer_pid(template), number)
             assert template.render([USER]) == "<Hi>"
 
         async def main() -> None:
             for _ in range(2):
                 assert await template.render_async([USER]) == "<Hi>"
-                os.kill(pid_of(template), number)
+                os.kill(renderer_pid(template), number)
 
         asyncio.run(main())
 
@@ -259,7 +259,7 @@ def test_a_process_that_gets_no_time_is_given_up() -> None:
             queue = template._renderer._queue
             assert queue is not None
             queue._limits = RenderLimits(wall_seconds=0.2)
-            os.kill(pid_of(template), signal.SIGSTOP)
+            os.kill(renderer_pid(template), signal.SIGSTOP)
             with pytest.raises(BadRequest, match="no processor time") as caught:
                 await template.render_async([USER])
             assert caught.value.status == 503
@@ -272,13 +272,13 @@ def test_a_process_that_gets_no_time_is_given_up() -> None:
 def test_a_process_that_is_stopped_is_replaced() -> None:
     """Every conversation waited a minute for it, and was refused then."""
     with chat(ECHO, RenderLimits(wall_seconds=300)) as template:
-        os.kill(pid_of(template), signal.SIGSTOP)
+        os.kill(renderer_pid(template), signal.SIGSTOP)
         assert template.render([USER]) == "<Hi>"
 
         async def main() -> None:
             async with asyncio.timeout(60):
                 assert await template.render_async([USER]) == "<Hi>"
-                os.kill(pid_of(template), signal.SIGSTOP)
+                os.kill(renderer_pid(template), signal.SIGSTOP)
                 asks = (template.render_async([USER]) for _ in range(5))
                 assert await asyncio.gather(*asks) == ["<Hi>"] * 5
 
@@ -319,7 +319,7 @@ def test_memory_comes_back() -> None:
             template.render([USER, GO])
         assert template.render([USER]) == "<Hi>"
         kilobytes = (
-            Path(f"/proc/{pid_of(template)}/status").read_text().split("VmRSS:")[1].split()[0]
+            Path(f"/proc/{renderer_pid(template)}/status").read_text().split("VmRSS:")[1].split()[0]
         )
         assert int(kilobytes) < 100_000
 
@@ -329,7 +329,7 @@ def test_the_process_is_small_and_has_nothing(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("VIVACE_API_KEY", "the-key")
     monkeypatch.setenv("HF_TOKEN", "the-token")
     with chat(ECHO, RenderLimits()) as template:
-        process = Path(f"/proc/{pid_of(template)}")
+        process = Path(f"/proc/{renderer_pid(template)}")
         assert b"the-" not in (process / "environ").read_bytes()
         assert int((process / "status").read_text().split("VmRSS:")[1].split()[0]) < 40_000
         links = [str(link.readlink()) for link in (process / "fd").iterdir()]

@@ -26,7 +26,7 @@ class Layer:
     """float32[outputs, inputs]"""
 
 
-def layer_of(kind: str, outputs: int, inputs: int, seed: int = 0) -> Layer:
+def random_layer(kind: str, outputs: int, inputs: int, seed: int = 0) -> Layer:
     random = np.random.default_rng([seed, outputs, inputs])
     if kind in FLOATS:
         numbers = torch.from_numpy(random.standard_normal((outputs, inputs), np.float32))

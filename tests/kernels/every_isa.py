@@ -20,7 +20,7 @@ def opened(threads: int, isa: str | None = None) -> Kernels | str:
         return str(reason)
 
 
-def kernels_of(isa: str | None, threads: int = 2) -> Kernels:
+def load_kernels(isa: str | None, threads: int = 2) -> Kernels:
     kernels = opened(threads, isa)
     assert isinstance(kernels, Kernels), kernels
     return kernels

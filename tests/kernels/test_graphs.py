@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from every_isa import each_isa, kernels_of, needs_kernels
+from every_isa import each_isa, load_kernels, needs_kernels
 from torch import Tensor
 
 from vivace.errors import CannotStart
@@ -48,7 +48,7 @@ class Step:
 @each_isa
 def test_a_replay_equals_the_eager_step_bit_for_bit(isa):
     """With as many rows as captured and with fewer; rows that are not live are not computed."""
-    kernels = kernels_of(isa)
+    kernels = load_kernels(isa)
     step = Step(native_ops(kernels))
     graph, result = CpuGraphs(kernels).capture(step)
     assert graph.calls == 2 + 3 * 4 + 1 and graph.nbytes > 0
@@ -62,7 +62,7 @@ def test_a_replay_equals_the_eager_step_bit_for_bit(isa):
 
 @needs_kernels
 def test_capturing_computes_nothing():
-    kernels = kernels_of(None)
+    kernels = load_kernels(None)
     step = Step(native_ops(kernels))
     graph, result = CpuGraphs(kernels).capture(step)
     assert (result == 0).all()
@@ -73,7 +73,7 @@ def test_capturing_computes_nothing():
 @needs_kernels
 def test_buffers_are_used_again():
     """Within a capture, between captures of one recorder, and never one that is still needed."""
-    kernels = kernels_of(None)
+    kernels = load_kernels(None)
     step, graphs = Step(native_ops(kernels)), CpuGraphs(kernels)
     large, kept = graphs.capture(step)
     used = graphs.nbytes
@@ -133,7 +133,7 @@ def test_a_small_buffer_does_not_take_a_large_one():
     ],
 )
 def test_a_torch_operation_is_refused_by_name(compute, name):
-    kernels = kernels_of(None)
+    kernels = load_kernels(None)
     ops, x = native_ops(kernels), torch.randn(4, 32)
     ones = torch.ones(32)
     with pytest.raises(CaptureError, match=name) as caught:
@@ -143,7 +143,7 @@ def test_a_torch_operation_is_refused_by_name(compute, name):
 
 @needs_kernels
 def test_views_are_no_operations():
-    kernels = kernels_of(None)
+    kernels = load_kernels(None)
     ops, x, ones = native_ops(kernels), torch.randn(4, 64), torch.ones(32)
 
     def run() -> Tensor:
@@ -164,7 +164,7 @@ def test_views_are_no_operations():
 @needs_kernels
 def test_a_failed_capture_leaves_nothing_behind():
     """Operations run at once again, and the next capture has only its own calls."""
-    kernels = kernels_of(None)
+    kernels = load_kernels(None)
     step, graphs = Step(native_ops(kernels)), CpuGraphs(kernels)
     expected = step()
     with pytest.raises(CaptureError):
@@ -181,7 +181,7 @@ def test_a_failed_capture_leaves_nothing_behind():
 
 @needs_kernels
 def test_one_capture_at_a_time():
-    kernels = kernels_of(None)
+    kernels = load_kernels(None)
     with (
         kernels.capture(Arena()),
         pytest.raises(RuntimeError, match="already being captured"),
@@ -207,7 +207,7 @@ def test_a_graph_keeps_what_it_calls():
 
 @needs_kernels
 def test_operations_check_their_words():
-    kernels = kernels_of(None)
+    kernels = load_kernels(None)
     with pytest.raises(
         StaleKernels, match=r"other sources \(no operation 'divide'\).* make kernels"
     ):

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 import torch
-from every_isa import USABLE, kernels_of, needs_kernels, opened
+from every_isa import USABLE, load_kernels, needs_kernels, opened
 from torch import Tensor
 
 from vivace.platforms.cpu.instructions import first_right, wrong_product
@@ -23,7 +23,7 @@ ROWS = [1, 2, 3, 5, 12, 13, 29, 96, 97, 130]
 """around every limit of linear_vnni.inc"""
 
 
-def weight_of(outputs: int, inputs: int, *, int8_activations: bool) -> Int8Rows:
+def random_weight(outputs: int, inputs: int, *, int8_activations: bool) -> Int8Rows:
     generator = torch.Generator().manual_seed(outputs + inputs)
     rows = int8_rows(torch.randn(outputs, inputs, generator=generator))
     return rows.with_int8_activations() if int8_activations else rows
@@ -37,8 +37,8 @@ def activations(rows: int, inputs: int) -> Tensor:
 @each_isa
 @pytest.mark.parametrize(("outputs", "inputs"), [(16, 2), (75, 66), (200, 576), (40, 3000)])
 def test_w8a8_has_the_bits_of_the_reference(isa: str, outputs: int, inputs: int) -> None:
-    weight = weight_of(outputs, inputs, int8_activations=True)
-    linears, bias = NativeLinears(kernels_of(isa)), torch.randn(outputs)
+    weight = random_weight(outputs, inputs, int8_activations=True)
+    linears, bias = NativeLinears(load_kernels(isa)), torch.randn(outputs)
     packed, reference = linears.pack([weight]), pack_linear([weight])
     for rows in ROWS:
         x = activations(rows, inputs)
@@ -47,10 +47,10 @@ def test_w8a8_has_the_bits_of_the_reference(isa: str, outputs: int, inputs: int)
 
 @each_isa
 def test_w8a8_rows_know_nothing_of_each_other(isa: str) -> None:
-    weight, x = weight_of(200, 96, int8_activations=True), activations(130, 96)
+    weight, x = random_weight(200, 96, int8_activations=True), activations(130, 96)
     results = []
     for threads in (1, 2, 3):
-        linears = NativeLinears(kernels_of(isa, threads))
+        linears = NativeLinears(load_kernels(isa, threads))
         packed = linears.pack([weight])
         results.append(linears.linear(x, packed))
         results.append(torch.cat([linears.linear(part, packed) for part in x.split(7)]))
@@ -59,8 +59,8 @@ def test_w8a8_rows_know_nothing_of_each_other(isa: str) -> None:
 
 @each_isa
 def test_w8a8_spoils_only_the_row_with_a_nan(isa: str) -> None:
-    weight, x = weight_of(40, 96, int8_activations=True), activations(14, 96)
-    linears = NativeLinears(kernels_of(isa))
+    weight, x = random_weight(40, 96, int8_activations=True), activations(14, 96)
+    linears = NativeLinears(load_kernels(isa))
     packed = linears.pack([weight])
     clean = linears.linear(x, packed)
     x[3, 5], x[8, 90], x[9] = torch.nan, torch.inf, 0.0
@@ -74,8 +74,8 @@ def test_w8a8_spoils_only_the_row_with_a_nan(isa: str) -> None:
 
 @each_isa
 def test_several_pieces_are_one_product(isa: str) -> None:
-    linears, x = NativeLinears(kernels_of(isa)), activations(5, 96)
-    pieces = [weight_of(outputs, 96, int8_activations=True) for outputs in (24, 7, 16)]
+    linears, x = NativeLinears(load_kernels(isa)), activations(5, 96)
+    pieces = [random_weight(outputs, 96, int8_activations=True) for outputs in (24, 7, 16)]
     whole = linears.linear(x, linears.pack(pieces))
     parts = [linears.linear(x, linears.pack([piece])) for piece in pieces]
     assert torch.equal(whole, torch.cat(parts, dim=1))
@@ -84,7 +84,10 @@ def test_several_pieces_are_one_product(isa: str) -> None:
 @each_isa
 @pytest.mark.parametrize("inputs", [2, 34, 96])
 def test_w8a16_is_a_product_with_the_decoded_weight(isa: str, inputs: int) -> None:
-    weight, linears = weight_of(75, inputs, int8_activations=False), NativeLinears(kernels_of(isa))
+    weight, linears = (
+        random_weight(75, inputs, int8_activations=False),
+        NativeLinears(load_kernels(isa)),
+    )
     packed, exact = linears.pack([weight]), weight.dequantize().double()
     for rows in ROWS:
         x = activations(rows, inputs)
@@ -98,7 +101,7 @@ def test_too_wide_a_layer_is_refused() -> None:
         torch.zeros(1, (1 << 16) + 4, dtype=torch.int8), torch.ones(1), int8_activations=True
     )
     with pytest.raises(ValueError, match="at most 65536"):
-        NativeLinears(kernels_of(None)).pack([weight])
+        NativeLinears(load_kernels(None)).pack([weight])
 
 
 @pytest.mark.skipif(EMULATED not in TESTED, reason="no AVX-512")
@@ -106,7 +109,7 @@ def test_bf16_by_vdpbf16ps_is_batch_invariant_and_rounds_activations_only() -> N
     generator = torch.Generator().manual_seed(1)
     weight = torch.randn(75, 96, generator=generator).bfloat16()
     x = activations(29, 96)
-    linears = NativeLinears(kernels_of(EMULATED))
+    linears = NativeLinears(load_kernels(EMULATED))
     packed = linears.pack([weight])
     found = linears.linear(x, packed)
     assert torch.equal(found, torch.cat([linears.linear(part, packed) for part in x.split(4)]))
@@ -117,11 +120,11 @@ def test_bf16_by_vdpbf16ps_is_batch_invariant_and_rounds_activations_only() -> N
 
 @each_isa
 def test_every_set_of_this_cpu_passes_the_check_at_start(isa: str) -> None:
-    assert wrong_product(kernels_of(isa)) is None
+    assert wrong_product(load_kernels(isa)) is None
 
 
 def test_a_wrong_set_is_left_out_and_said(caplog: pytest.LogCaptureFixture) -> None:
-    best = kernels_of(None)
+    best = load_kernels(None)
     if best.below is None:
         pytest.skip("this CPU has one instruction set only")
     below = best.below
@@ -130,18 +133,18 @@ def test_a_wrong_set_is_left_out_and_said(caplog: pytest.LogCaptureFixture) -> N
         return "W8A8" if kernels is best else wrong_product(kernels)
 
     with caplog.at_level(logging.WARNING):
-        chosen = first_right(best, lambda isa: kernels_of(isa), wrong)
+        chosen = first_right(best, lambda isa: load_kernels(isa), wrong)
     assert chosen.isa == below
     (line,) = caplog.messages
     assert best.isa in line and below in line and "W8A8" in line
 
 
 def test_sets_lead_down_to_plain_code() -> None:
-    kernels, seen = kernels_of(None), []
+    kernels, seen = load_kernels(None), []
     while True:
         seen.append(kernels.isa)
         if kernels.below is None:
             break
-        kernels = kernels_of(kernels.below)
+        kernels = load_kernels(kernels.below)
     assert seen[-1] in ("portable", "neon")
     assert seen == USABLE

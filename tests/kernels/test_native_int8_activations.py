@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from blocks import assert_rows_stand_alone, layer_of
-from every_isa import USABLE, kernels_of, needs_kernels, opened
+from blocks import assert_rows_stand_alone, random_layer
+from every_isa import USABLE, load_kernels, needs_kernels, opened
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -31,14 +31,14 @@ each_kind = pytest.mark.parametrize("kind", INT8_ACTIVATION_KINDS)
 ROWS = [*range(1, 15), 24, 25, 47, 96, 191, 193, 300]
 
 
-def blocks_of(kind: str, outputs: int, inputs: int, seed: int = 0) -> StoredBlocks:
-    piece = layer_of(kind, outputs, inputs, seed).piece
+def random_blocks(kind: str, outputs: int, inputs: int, seed: int = 0) -> StoredBlocks:
+    piece = random_layer(kind, outputs, inputs, seed).piece
     assert isinstance(piece, StoredBlocks)
     return piece.with_int8_activations()
 
 
 def linears(isa: str | None, threads: int = 2) -> NativeLinears:
-    return NativeLinears(kernels_of(isa, threads))
+    return NativeLinears(load_kernels(isa, threads))
 
 
 def assert_product(found: Tensor, x: Tensor, piece: StoredBlocks, bias: Tensor) -> None:
@@ -52,7 +52,7 @@ def assert_product(found: Tensor, x: Tensor, piece: StoredBlocks, bias: Tensor) 
 @each_isa
 @each_kind
 def test_every_number_of_rows(kind: str, isa: str) -> None:
-    piece, ops = blocks_of(kind, 53, 1280), linears(isa)
+    piece, ops = random_blocks(kind, 53, 1280), linears(isa)
     weight, bias, x = ops.pack([piece]), torch.randn(53), torch.randn(300, 1280)
     whole = ops.linear(x, weight, bias)
     assert_product(whole, x, piece, bias)
@@ -63,7 +63,7 @@ def test_every_number_of_rows(kind: str, isa: str) -> None:
 @each_kind
 @pytest.mark.parametrize("rows", [1, 3, 5, 40])
 def test_any_number_of_threads(kind: str, isa: str, rows: int) -> None:
-    piece, x = blocks_of(kind, 200, 512), torch.randn(rows, 512)
+    piece, x = random_blocks(kind, 200, 512), torch.randn(rows, 512)
     found = []
     for threads in (1, 2, 3):
         ops = linears(isa, threads)
@@ -73,7 +73,7 @@ def test_any_number_of_threads(kind: str, isa: str, rows: int) -> None:
 
 @each_kind
 def test_instruction_sets_agree_bit_by_bit(kind: str) -> None:
-    piece, x = blocks_of(kind, 40, 512), torch.randn(17, 512)
+    piece, x = random_blocks(kind, 40, 512), torch.randn(17, 512)
     results = []
     for isa in FUSED:
         ops = linears(isa)
@@ -85,7 +85,7 @@ def test_instruction_sets_agree_bit_by_bit(kind: str) -> None:
 @each_kind
 def test_the_largest_sums_are_exact(kind: str, isa: str) -> None:
     """Every number at its largest, with the same sign: 16-bit sums must not saturate."""
-    piece, ops = blocks_of(kind, 16, 256), linears(isa)
+    piece, ops = random_blocks(kind, 16, 256), linears(isa)
     data = piece.data.copy().reshape(16, -1, BLOCKS_OF_FILE[kind])
     data[:, :, HEADERS[kind] :] = 0xFF
     data[:, :, : HEADERS[kind]] = data[:1, :1, : HEADERS[kind]]
@@ -123,7 +123,7 @@ def test_shapes_and_strides(data: st.DataObject) -> None:
     rows, outputs = data.draw(st.integers(1, 30)), data.draw(st.integers(1, 70))
     inputs = unit * data.draw(st.integers(1, 2 if unit > 32 else 9))
     before, behind = data.draw(st.integers(0, 5)), data.draw(st.integers(0, 5))
-    piece, ops = blocks_of(kind, outputs, inputs, seed=rows), linears(isa)
+    piece, ops = random_blocks(kind, outputs, inputs, seed=rows), linears(isa)
     bias = torch.randn(outputs)
     x = torch.full((rows, before + inputs + behind), torch.nan)
     x[:, before : before + inputs] = torch.randn(rows, inputs)
@@ -140,7 +140,7 @@ def test_shapes_and_strides(data: st.DataObject) -> None:
 @each_isa
 @pytest.mark.parametrize("rows", [1, 14])
 def test_a_nan_spoils_its_row_only(isa: str, rows: int) -> None:
-    piece, ops = blocks_of("q4_1", 40, 96), linears(isa)
+    piece, ops = random_blocks("q4_1", 40, 96), linears(isa)
     weight, x = ops.pack([piece]), torch.randn(14, 96)
     clean = ops.linear(x, weight)
     x[3, 95], x[8, 5], x[9] = torch.nan, -torch.inf, 0.0
@@ -153,7 +153,7 @@ def test_a_nan_spoils_its_row_only(isa: str, rows: int) -> None:
 @each_isa
 def test_no_rows(isa: str) -> None:
     ops = linears(isa)
-    weight = ops.pack([blocks_of("q4_k", 20, 256)])
+    weight = ops.pack([random_blocks("q4_k", 20, 256)])
     assert ops.linear(torch.empty(0, 256), weight).shape == (0, 20)
 
 
@@ -162,9 +162,9 @@ def test_pieces_of_several_kinds_are_one_layer(isa: str) -> None:
     """As q, k and v of a file may be: also beside one that is multiplied with floats."""
     ops, x = linears(isa), torch.randn(5, 256)
     pieces = [
-        blocks_of("q4_k", 40, 256),
-        blocks_of("q6_k", 9, 256),
-        layer_of("q8_0", 21, 256).piece,
+        random_blocks("q4_k", 40, 256),
+        random_blocks("q6_k", 9, 256),
+        random_layer("q8_0", 21, 256).piece,
     ]
     whole = ops.linear(x, ops.pack(pieces))
     parts = [ops.linear(x, ops.pack([piece])) for piece in pieces]
@@ -173,9 +173,13 @@ def test_pieces_of_several_kinds_are_one_layer(isa: str) -> None:
 
 @each_isa
 def test_a_captured_product_serves_fewer_rows(isa: str) -> None:
-    kernels = kernels_of(isa)
+    kernels = load_kernels(isa)
     ops = NativeLinears(kernels)
-    weight, x, out = ops.pack([blocks_of("q5_1", 40, 96)]), torch.randn(32, 96), torch.empty(32, 40)
+    weight, x, out = (
+        ops.pack([random_blocks("q5_1", 40, 96)]),
+        torch.randn(32, 96),
+        torch.empty(32, 40),
+    )
     wanted = ops.linear(x, weight)
     with kernels.capture(Arena()) as graph:
         ops.linear(x, weight, out=out)
@@ -187,7 +191,7 @@ def test_a_captured_product_serves_fewer_rows(isa: str) -> None:
 
 @each_kind
 def test_the_reference_has_the_same_signature_and_result(kind: str) -> None:
-    piece, x, bias = blocks_of(kind, 20, 512), torch.randn(3, 512), torch.randn(20)
+    piece, x, bias = random_blocks(kind, 20, 512), torch.randn(3, 512), torch.randn(20)
     found = linear(x, pack_linear([piece, piece]), bias.repeat(2))
     assert_product(found[:, :20], x, piece, bias)
     assert torch.equal(found[:, :20], found[:, 20:])
@@ -196,9 +200,9 @@ def test_the_reference_has_the_same_signature_and_result(kind: str) -> None:
 
 
 def test_wide_blocks_are_refused() -> None:
-    piece = layer_of("q8_0", 4, 64).piece
+    piece = random_layer("q8_0", 4, 64).piece
     assert isinstance(piece, StoredBlocks)
     with pytest.raises(ValueError, match="q8_0"):
         piece.with_int8_activations()
     with pytest.raises(ValueError, match="some parts"):
-        pack_linear([blocks_of("q4_0", 4, 64), piece])
+        pack_linear([random_blocks("q4_0", 4, 64), piece])

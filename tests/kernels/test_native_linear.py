@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from blocks import assert_rows_stand_alone, layer_of
-from every_isa import USABLE, each_isa, kernels_of, needs_kernels
+from blocks import assert_rows_stand_alone, random_layer
+from every_isa import USABLE, each_isa, load_kernels, needs_kernels
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -26,7 +26,7 @@ ROWS = [*range(1, 15), 24, 25, 47, 96, 191, 192, 193, 300]
 
 
 def linears(isa: str | None, threads: int = 2) -> NativeLinears:
-    return NativeLinears(kernels_of(isa, threads))
+    return NativeLinears(load_kernels(isa, threads))
 
 
 def assert_product(found: Tensor, x: Tensor, numbers: Tensor, bias: Tensor | None = None) -> None:
@@ -42,7 +42,7 @@ def assert_product(found: Tensor, x: Tensor, numbers: Tensor, bias: Tensor | Non
 @each_kind
 @pytest.mark.parametrize(("outputs", "inputs"), [(77, 512), (1, 256), (16, 768)])
 def test_numbers_are_those_of_the_gguf_package(kind, isa, outputs, inputs):
-    layer, ops = layer_of(kind, outputs, inputs), linears(isa)
+    layer, ops = random_layer(kind, outputs, inputs), linears(isa)
     ids = torch.randint(0, outputs, (2 * outputs + 3,))
     found = ops.embedding(ids, ops.pack_embedding(layer.piece))
     assert torch.equal(found, layer.numbers[ids])
@@ -51,7 +51,7 @@ def test_numbers_are_those_of_the_gguf_package(kind, isa, outputs, inputs):
 @each_isa
 @each_kind
 def test_ids_outside_the_vocabulary_give_nan(kind, isa):
-    layer, ops = layer_of(kind, 20, 256), linears(isa)
+    layer, ops = random_layer(kind, 20, 256), linears(isa)
     ids = torch.tensor([19, 20, -1, 0, 1 << 40])
     found = ops.embedding(ids, ops.pack_embedding(layer.piece))
     assert torch.equal(found[[0, 3]], layer.numbers[[19, 0]])
@@ -62,7 +62,7 @@ def test_ids_outside_the_vocabulary_give_nan(kind, isa):
 @each_kind
 def test_every_number_of_rows(kind, isa):
     """Against float64, and bit by bit the same rows whatever is computed beside them."""
-    layer, ops = layer_of(kind, 53, 1280), linears(isa)
+    layer, ops = random_layer(kind, 53, 1280), linears(isa)
     weight, bias, x = ops.pack([layer.piece]), torch.randn(53), torch.randn(300, 1280)
     whole = ops.linear(x, weight, bias)
     assert_product(whole, x, layer.numbers, bias)
@@ -73,7 +73,7 @@ def test_every_number_of_rows(kind, isa):
 @each_kind
 @pytest.mark.parametrize("rows", [1, 3, 5, 40])
 def test_any_number_of_threads(kind, isa, rows):
-    layer, x = layer_of(kind, 200, 512), torch.randn(rows, 512)
+    layer, x = random_layer(kind, 200, 512), torch.randn(rows, 512)
     found = []
     for threads in (1, 2, 3):
         ops = linears(isa, threads)
@@ -90,7 +90,7 @@ def test_shapes_and_strides(data):
     rows, outputs = data.draw(st.integers(1, 30)), data.draw(st.integers(1, 70))
     inputs = unit * data.draw(st.integers(1, 2 if unit > 32 else 9))
     before, behind = data.draw(st.integers(0, 5)), data.draw(st.integers(0, 5))
-    layer, ops = layer_of(kind, outputs, inputs, seed=rows), linears(isa)
+    layer, ops = random_layer(kind, outputs, inputs, seed=rows), linears(isa)
     bias = torch.randn(outputs) if data.draw(st.booleans()) else None
     x = torch.full((rows, before + inputs + behind), torch.nan)
     x[:, before : before + inputs] = torch.randn(rows, inputs)
@@ -106,7 +106,7 @@ def test_shapes_and_strides(data):
 
 @each_isa
 def test_no_rows(isa):
-    layer, ops = layer_of("q8_0", 20, 64), linears(isa)
+    layer, ops = random_layer("q8_0", 20, 64), linears(isa)
     weight = ops.pack([layer.piece])
     assert ops.linear(torch.empty(0, 64), weight).shape == (0, 20)
     assert ops.embedding(torch.empty(0, dtype=torch.int64), weight).shape == (0, 64)
@@ -115,8 +115,8 @@ def test_no_rows(isa):
 @each_isa
 def test_pieces_of_several_kinds_are_one_layer(isa):
     """As q, k and v of a GGUF file may be: neighbors of one kind become one product."""
-    layers = [layer_of(kind, n, 256) for kind, n in (("q4_k", 40), ("q4_k", 9), ("f16", 21))]
-    layers += [layer_of("q6_k", 3, 256)]
+    layers = [random_layer(kind, n, 256) for kind, n in (("q4_k", 40), ("q4_k", 9), ("f16", 21))]
+    layers += [random_layer("q6_k", 3, 256)]
     ops = linears(isa)
     weight = ops.pack([layer.piece for layer in layers])
     assert [(part.kind, part.first, part.columns) for part in weight.parts] == [
@@ -140,7 +140,7 @@ def test_a_packed_weight_is_shared_by_embedding_and_head():
 def test_stored_blocks_take_the_memory_of_their_file():
     """Minima and scales of K-blocks take a byte each instead of six bits: four bytes of 148."""
     for kind in ("q4_0", "q4_1", "q8_0", "q6_k", "q4_k"):
-        layer = layer_of(kind, 160, 512)
+        layer = random_layer(kind, 160, 512)
         assert isinstance(layer.piece, StoredBlocks)
         ratio = linears(None).pack([layer.piece]).nbytes / layer.piece.data.nbytes
         assert ratio == (148 / 144 if kind == "q4_k" else 1)
@@ -205,7 +205,7 @@ def test_int8_weights(isa):
     scales, bias, x = torch.rand(53) + 0.5, torch.randn(53), torch.randn(300, 1280)
     numbers = weight.float() * scales.unsqueeze(1)
     for threads in (1, 3):
-        layer = Int8(kernels_of(isa, threads), weight, scales)
+        layer = Int8(load_kernels(isa, threads), weight, scales)
         assert torch.equal(layer.embed(torch.arange(53)), numbers)
         whole = layer.linear(x, bias)
         assert_product(whole, x, numbers, bias)

@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 import torch
-from blocks import layer_of
-from every_isa import kernels_of, needs_kernels
-from test_native_int8_activations import TESTED, blocks_of, each_isa, each_kind
+from blocks import random_layer
+from every_isa import load_kernels, needs_kernels
+from test_native_int8_activations import TESTED, each_isa, each_kind, random_blocks
 from torch import Tensor
 
 from vivace.platforms.cpu.native import Arena, Kernels
@@ -33,8 +33,8 @@ def block(
     ops: Ops, kind: str, inner: int = 96, biased: bool = True, hidden: int = 256
 ) -> tuple[Operands, Operands]:
     inner = inner if not kind.endswith("_k") else 256
-    up = [blocks_of(kind, inner, hidden, seed=seed) for seed in (1, 2)]
-    down = blocks_of(kind, hidden, inner, seed=3)
+    up = [random_blocks(kind, inner, hidden, seed=seed) for seed in (1, 2)]
+    down = random_blocks(kind, hidden, inner, seed=3)
     biases = (torch.randn(2 * inner), torch.randn(hidden)) if biased else (None, None)
     return Operands(ops.pack_linear(up), biases[0]), Operands(ops.pack_linear([down]), biases[1])
 
@@ -43,7 +43,7 @@ def block(
 @each_kind
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_it_has_the_bits_of_its_parts(kind: str, isa: str, activation: str) -> None:
-    ops = native_ops(kernels_of(isa))
+    ops = native_ops(load_kernels(isa))
     up, down = block(ops, kind, biased=activation != "gelu")
     assert fusable(up.weight, down.weight) and ops.gated_mlp is not None
     x = torch.randn(300, 256) * 0.3
@@ -62,7 +62,7 @@ def test_any_number_of_threads(isa: str, threads: int) -> None:
     x = torch.randn(40, 256)
     results = []
     for count in (1, threads):
-        ops = native_ops(kernels_of(isa, count))
+        ops = native_ops(load_kernels(isa, count))
         torch.manual_seed(4)
         up, down = block(ops, "q4_1", inner=480)
         assert ops.gated_mlp is not None
@@ -73,10 +73,10 @@ def test_any_number_of_threads(isa: str, threads: int) -> None:
 @pytest.mark.parametrize("kind", ["q4_1", "q6_k"])
 def test_it_is_near_the_torch_reference(kind: str) -> None:
     """Whose blocks are decoded and whose activations are rounded in the same places."""
-    ops, reference = native_ops(kernels_of(None)), reference_ops()
+    ops, reference = native_ops(load_kernels(None)), reference_ops()
     inner = 256
-    pieces = [blocks_of(kind, inner, 256, seed=seed) for seed in (1, 2)]
-    last = blocks_of(kind, 256, inner, seed=3)
+    pieces = [random_blocks(kind, inner, 256, seed=seed) for seed in (1, 2)]
+    last = random_blocks(kind, 256, inner, seed=3)
     x = torch.randn(9, 256) * 0.1
 
     def run(table: Ops) -> Tensor:
@@ -91,7 +91,7 @@ def test_it_is_near_the_torch_reference(kind: str) -> None:
 
 @each_isa
 def test_a_nan_spoils_its_row_only(isa: str) -> None:
-    ops = native_ops(kernels_of(isa))
+    ops = native_ops(load_kernels(isa))
     up, down = block(ops, "q4_1")
     x = torch.randn(14, 256)
     assert ops.gated_mlp is not None
@@ -107,7 +107,7 @@ def test_a_nan_spoils_its_row_only(isa: str) -> None:
 
 @each_isa
 def test_captured_it_serves_fewer_rows(isa: str) -> None:
-    kernels = kernels_of(isa)
+    kernels = load_kernels(isa)
     ops = native_ops(kernels)
     up, down = block(ops, "q5_1")
     x = torch.randn(32, 256)
@@ -123,26 +123,26 @@ def test_captured_it_serves_fewer_rows(isa: str) -> None:
 
 @each_isa
 def test_no_rows(isa: str) -> None:
-    ops = native_ops(kernels_of(isa))
+    ops = native_ops(load_kernels(isa))
     up, down = block(ops, "q4_0")
     assert ops.gated_mlp is not None
     assert ops.gated_mlp(torch.empty(0, 256), up, down, "silu").shape == (0, 256)
 
 
 def test_what_cannot_be_fused_is_put_together() -> None:
-    kernels = kernels_of(TESTED[0])
+    kernels = load_kernels(TESTED[0])
     ops = native_ops(kernels)
     x = torch.randn(5, 256)
     up, down = block(ops, "q4_1")
     assert counted(kernels, ops, x, up, down) == 3, "rows to int8, gate and up, down"
-    narrow = blocks_of("q4_1", 256, 96)
-    floats = layer_of("q4_1", 256, 96).piece
-    gate, other = blocks_of("q4_1", 96, 256), blocks_of("q5_1", 96, 256)
-    small = blocks_of("q4_1", 48, 256)
+    narrow = random_blocks("q4_1", 256, 96)
+    floats = random_layer("q4_1", 256, 96).piece
+    gate, other = random_blocks("q4_1", 96, 256), random_blocks("q5_1", 96, 256)
+    small = random_blocks("q4_1", 48, 256)
     for ups, last in (
         ([gate, gate], floats),
         ([gate, other], narrow),
-        ([layer_of("q8_0", 96, 256).piece] * 2, narrow),
+        ([random_layer("q8_0", 96, 256).piece] * 2, narrow),
     ):
         operands = Operands(ops.pack_linear(ups), None), Operands(ops.pack_linear([last]), None)
         assert not fusable(operands[0].weight, operands[1].weight)

@@ -9,7 +9,7 @@ from gguf.constants import GGMLQuantizationType
 from gguf.quants import quantize
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_native_int8_activations import blocks_of
+from test_native_int8_activations import random_blocks
 
 from vivace.platforms.cpu.native import Arena, Kernels, NoKernels
 from vivace.platforms.cpu.native_linear import NativeLinears
@@ -89,7 +89,7 @@ def test_routes_spread_and_combine_equal_the_reference():
     torch.testing.assert_close(ops.combine(spread, weights, routes), expected)
 
 
-def weights_of(kind, experts, outputs, inputs):
+def random_weights(kind, experts, outputs, inputs):
     """(packable, float64) of each expert"""
     made = [torch.randn(outputs, inputs) for _ in range(experts)]
     if kind in ("float32", "bfloat16"):
@@ -108,7 +108,7 @@ def weights_of(kind, experts, outputs, inputs):
 def test_grouped_linear_follows_the_definition(isa, kind, rows):
     torch.manual_seed(rows)
     ops = native(isa)
-    packable, wide = weights_of(kind, 5, 100, 96)
+    packable, wide = random_weights(kind, 5, 100, 96)
     weight = ops.pack([[w] for w in packable])
     experts = torch.stack([torch.randperm(4)[:2] for _ in range(rows)])  # nobody asks the fifth
     routes, x = ops.routes(experts, 5), torch.randn(rows, 96)
@@ -169,7 +169,7 @@ def test_experts_of_different_formats_are_refused():
 
 def test_blocks_that_want_int8_are_refused():
     with pytest.raises(ValueError, match="as stored"):
-        native().pack([[blocks_of("q4_1", 16, 32)]] * 2)
+        native().pack([[random_blocks("q4_1", 16, 32)]] * 2)
 
 
 def test_the_references_agree_with_plain_loops():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from every_isa import USABLE, each_isa, kernels_of, needs_kernels
+from every_isa import USABLE, each_isa, load_kernels, needs_kernels
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -32,8 +32,8 @@ ACTIVATIONS = {
 each_activation = pytest.mark.parametrize("name", ACTIVATIONS)
 
 
-def ops_of(isa: str | None, threads: int = 2) -> NativeOps:
-    return NativeOps(kernels_of(isa, threads))
+def load_ops(isa: str | None, threads: int = 2) -> NativeOps:
+    return NativeOps(load_kernels(isa, threads))
 
 
 def columns(rows: int, width: int, before: int, behind: int) -> Tensor:
@@ -56,7 +56,7 @@ def close(found: Tensor, exact: Tensor, relative: float = 2e-6, absolute: float 
     offset=st.sampled_from([0.0, 1.0]),
 )
 def test_rms_norm(isa, rows, width, beside, offset):
-    ops, x, weight = ops_of(isa), columns(rows, width, *beside), torch.randn(width)
+    ops, x, weight = load_ops(isa), columns(rows, width, *beside), torch.randn(width)
     exact = elementwise.rms_norm(x.double(), weight.double(), EPS, offset=offset)
     found = ops.rms_norm(x, weight, EPS, offset=offset)
     assert found.is_contiguous()
@@ -83,7 +83,7 @@ def test_rms_norm_over_heads(isa, rows, heads, width, beside):
     """Queries and keys of Qwen3 and Gemma 3: heads are part of a wider projection."""
     whole = torch.randn(rows, heads + beside, width)
     weight = torch.randn(width)
-    found = ops_of(isa).rms_norm(whole[:, beside:], weight, EPS)
+    found = load_ops(isa).rms_norm(whole[:, beside:], weight, EPS)
     close(found, elementwise.rms_norm(whole[:, beside:].double(), weight.double(), EPS))
 
 
@@ -105,7 +105,7 @@ def test_rotary(isa, rows, heads, half, rest):
     exact = whole.double()
     elementwise.rotary(exact[:, : heads[0]], exact[:, heads[0] : count], positions, table.double())
     q, k = whole[:, : heads[0]], whole[:, heads[0] : count]
-    found = ops_of(isa).rotary(q, k, positions, table)
+    found = load_ops(isa).rotary(q, k, positions, table)
     assert found[0] is q and found[1] is k
     close(whole, exact)
 
@@ -122,11 +122,11 @@ def test_gated_activations(name, isa, rows, inner, beside):
     native, reference = ACTIVATIONS[name]
     x = columns(rows, 2 * inner, beside, beside)
     exact = reference(x.double())
-    found, into = native(ops_of(isa))(x), torch.empty(rows, inner)
+    found, into = native(load_ops(isa))(x), torch.empty(rows, inner)
     # 1 + tanh and 1 + erf near -1 have the error of a float32 near 1, in torch too
     sizes = (x[:, :inner].double() * x[:, inner:]).abs()
     assert ((found - exact).abs() <= 1e-6 * sizes + 1e-30).all()
-    assert native(ops_of(isa))(x, out=into) is into
+    assert native(load_ops(isa))(x, out=into) is into
     assert torch.equal(into, found)
 
 
@@ -138,15 +138,15 @@ def test_activations_over_their_whole_range(name, isa):
     sizes = torch.cat((torch.logspace(-30, 30, 997), torch.linspace(0.1, 120, 997)))
     gate = torch.cat((sizes, -sizes))
     x = torch.stack((gate, torch.ones_like(gate)), 1)
-    close(native(ops_of(isa))(x), reference(x.double()), relative=3e-6, absolute=1e-6)
+    close(native(load_ops(isa))(x), reference(x.double()), relative=3e-6, absolute=1e-6)
     tiny = x[gate.abs() < 1e-3]
-    close(native(ops_of(isa))(tiny), reference(tiny.double()), absolute=0.0)
+    close(native(load_ops(isa))(tiny), reference(tiny.double()), absolute=0.0)
 
 
 @settings(max_examples=30)
 @given(isa=st.sampled_from(USABLE or [""]), rows=st.integers(1, 9), width=WIDTHS)
 def test_maps_in_place(isa, rows, width):
-    ops, x = ops_of(isa), torch.randn(rows, width) * 40
+    ops, x = load_ops(isa), torch.randn(rows, width) * 40
     scaled, capped = x.clone(), x.clone()
     assert ops.scale(scaled, 1.7) is scaled
     assert torch.equal(scaled, x * 1.7)
@@ -157,7 +157,7 @@ def test_maps_in_place(isa, rows, width):
 @each_isa
 def test_soft_cap_keeps_the_digits_of_small_numbers(isa):
     x = torch.cat((torch.logspace(-30, 3, 999), -torch.logspace(-30, 3, 999))).unsqueeze(0)
-    found = ops_of(isa).soft_cap(x.clone(), 2.5)
+    found = load_ops(isa).soft_cap(x.clone(), 2.5)
     close(found, elementwise.soft_cap(x.double(), 2.5), relative=3e-6, absolute=0.0)
     assert (found.abs() <= 2.5).all()
 
@@ -165,7 +165,7 @@ def test_soft_cap_keeps_the_digits_of_small_numbers(isa):
 @each_isa
 def test_bad_numbers_stay_bad(isa):
     """Whoever looks for NaN at the end of a step must find what went wrong before."""
-    ops, weight = ops_of(isa), torch.ones(40)
+    ops, weight = load_ops(isa), torch.ones(40)
     for at in (0, 15, 17, 39):
         for bad in (torch.nan, -torch.nan, torch.inf):
             x = torch.randn(3, 40)
@@ -208,15 +208,15 @@ def everything(ops: NativeOps, x: Tensor, first: int, last: int) -> list[Tensor]
 @each_isa
 def test_rows_do_not_depend_on_each_other_or_on_threads(isa):
     x = torch.randn(300, 192)
-    whole = everything(ops_of(isa, 1), x, 0, 300)
+    whole = everything(load_ops(isa, 1), x, 0, 300)
     for threads in (1, 2, 3):
         for first, last in ((0, 300), (0, 1), (7, 8), (3, 6), (5, 22), (100, 299)):
-            part = everything(ops_of(isa, threads), x, first, last)
+            part = everything(load_ops(isa, threads), x, first, last)
             for found, expected in zip(part, whole, strict=True):
                 assert torch.equal(found, expected[first:last])
 
 
 @each_isa
 def test_no_rows(isa):
-    for result in everything(ops_of(isa), torch.randn(4, 192), 2, 2):
+    for result in everything(load_ops(isa), torch.randn(4, 192), 2, 2):
         assert result.shape[0] == 0

@@ -12,7 +12,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from every_isa import USABLE, kernels_of
+from every_isa import USABLE, load_kernels
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -27,11 +27,11 @@ WIDTHS = st.sampled_from([1, 2, 15, 16, 17, 100, 511, 512, 513, 1025, 5000])
 
 
 @cache
-def ops_of(name, threads=2):
-    return TorchSampling() if name == "torch" else NativeSampling(kernels_of(name, threads))
+def load_ops(name, threads=2):
+    return TorchSampling() if name == "torch" else NativeSampling(load_kernels(name, threads))
 
 
-def logits_of(seed, rows, width, spread, masked=0.0):
+def random_logits(seed, rows, width, spread, masked=0.0):
     random = np.random.default_rng(seed)
     values = np.round(random.normal(0, spread, (rows, width)) * 8) / 8
     values[random.random((rows, width)) < masked] = -np.inf
@@ -100,16 +100,16 @@ SETTINGS = st.fixed_dictionaries(
     uniform=st.one_of(st.floats(0, 1, exclude_max=True), st.sampled_from([0.0, 1 - 2.0**-53])),
 )
 def test_draw_by_the_definition(name, seed, width, spread, masked, asked, uniform):
-    logits = logits_of(seed, 1, width, spread, masked)
+    logits = random_logits(seed, 1, width, spread, masked)
     weights, clear = kept_weights(logits[0].numpy(), **asked)
     assume(clear)
-    found = ops_of(name).sample(logits, np.arange(1), drawing(1, **asked, uniform=uniform))
+    found = load_ops(name).sample(logits, np.arange(1), drawing(1, **asked, uniform=uniform))
     assert_drawn(found[0], weights, uniform)
 
 
 @each
 def test_draw_from_a_whole_vocabulary(name):
-    logits, random = logits_of(3, 12, 49152, 3.0), np.random.default_rng(4)
+    logits, random = random_logits(3, 12, 49152, 3.0), np.random.default_rng(4)
     for asked in (
         {},
         {"temperature": 0.6, "top_p": 0.95},
@@ -120,7 +120,7 @@ def test_draw_from_a_whole_vocabulary(name):
     ):
         full = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **asked}
         uniform = random.random(12)
-        found = ops_of(name).sample(logits, np.arange(12), drawing(12, **full, uniform=uniform))
+        found = load_ops(name).sample(logits, np.arange(12), drawing(12, **full, uniform=uniform))
         for token, row, one in zip(found, logits.numpy(), uniform, strict=True):
             weights, clear = kept_weights(row, **full)
             if clear:
@@ -132,13 +132,13 @@ def test_draw_from_a_whole_vocabulary(name):
     "asked", [{}, {"top_k": 7}, {"top_p": 0.8}, {"min_p": 0.1}, {"temperature": 2.0, "top_p": 0.6}]
 )
 def test_evenly_spread_uniforms_draw_every_token_by_its_share(name, asked):
-    count, logits = 20_000, logits_of(5, 1, 600, 2.0)
+    count, logits = 20_000, random_logits(5, 1, 600, 2.0)
     full = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **asked}
     weights, clear = kept_weights(logits[0].numpy(), **full)
     assert clear
     uniform = (np.arange(count) + 0.5) / count
     entries = np.zeros(count, np.int64)
-    found = ops_of(name).sample(logits, entries, drawing(count, **full, uniform=uniform))
+    found = load_ops(name).sample(logits, entries, drawing(count, **full, uniform=uniform))
     wanted = count * weights / weights.sum()
     assert np.abs(np.bincount(found, minlength=600) - wanted).max() <= 1.5
     assert (np.diff(found) >= 0).all()
@@ -146,8 +146,8 @@ def test_evenly_spread_uniforms_draw_every_token_by_its_share(name, asked):
 
 @each
 def test_hot_and_cold_extremes(name):
-    ops, one = ops_of(name), np.arange(1)
-    logits = logits_of(6, 1, 1000, 3.0)
+    ops, one = load_ops(name), np.arange(1)
+    logits = random_logits(6, 1, 1000, 3.0)
     hot = [
         int(ops.sample(logits, one, drawing(1, temperature=1e9, uniform=u))[0])
         for u in (0.0, 0.25, 0.5005, 0.9999)
@@ -170,10 +170,10 @@ def test_ties_stay_together(name):
     for asked in ({"top_k": 1}, {"top_k": 3}, {"top_p": 0.01}, {"min_p": 1.0}):
         uniform = (np.arange(9) + 0.5) / 9
         entries = np.zeros(9, np.int64)
-        found = ops_of(name).sample(logits, entries, drawing(9, **asked, uniform=uniform))
+        found = load_ops(name).sample(logits, entries, drawing(9, **asked, uniform=uniform))
         assert found.tolist() == [3] * 3 + [20] * 3 + [39] * 3
     everything = drawing(40, top_k=4, uniform=(np.arange(40) + 0.5) / 40)
-    found = ops_of(name).sample(logits, np.zeros(40, np.int64), everything)
+    found = load_ops(name).sample(logits, np.zeros(40, np.int64), everything)
     assert set(found.tolist()) > {0, 3, 20, 38, 39}  # the fourth ties with all the others
 
 
@@ -188,12 +188,12 @@ def test_a_row_is_drawn_the_same_in_any_batch_beside_any_neighbor(name):
         min_p=random.uniform(0, 0.05, 9).astype(np.float32),
         uniform=random.random(9),
     )
-    together = ops_of(name).sample(logits, np.arange(9), full)
-    totals = ops_of(name).logsumexp(logits, full.temperature)
+    together = load_ops(name).sample(logits, np.arange(9), full)
+    totals = load_ops(name).logsumexp(logits, full.temperature)
     spoilt = logits.clone()
     spoilt[[0, 2, 4, 6, 8]] = torch.tensor([[torch.nan], [torch.inf], [-torch.inf], [0.0], [1e38]])
     for threads in (1, 2, 3):
-        ops = ops_of(name, threads)
+        ops = load_ops(name, threads)
         for row in range(9):
             single = SamplingBatch(
                 **{
@@ -213,8 +213,8 @@ def test_a_row_is_drawn_the_same_in_any_batch_beside_any_neighbor(name):
 @settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), width=WIDTHS, spread=st.sampled_from([0.1, 3.0]))
 def test_best_is_the_first_of_the_largest(name, seed, width, spread):
-    logits = logits_of(seed, 4, width, spread, masked=0.3)
-    tokens, bad = ops_of(name).argmax(logits)
+    logits = random_logits(seed, 4, width, spread, masked=0.3)
+    tokens, bad = load_ops(name).argmax(logits)
     assert bad is None
     assert tokens.tolist() == logits.numpy().argmax(-1).tolist()
 
@@ -222,12 +222,12 @@ def test_best_is_the_first_of_the_largest(name, seed, width, spread):
 @each
 @pytest.mark.parametrize("place", [0, 16, 1023, 1024, 1300, 1302])
 def test_best_marks_rows_without_one(name, place):
-    logits = logits_of(9, 6, 1303, 2.0)
+    logits = random_logits(9, 6, 1303, 2.0)
     wanted = logits.numpy().argmax(-1)
     logits[0, place], logits[2, place], logits[3] = torch.nan, torch.inf, -torch.inf
     logits[4, place] = -torch.inf
     wanted[4] = logits[4].argmax()
-    tokens, bad = ops_of(name).argmax(logits)
+    tokens, bad = load_ops(name).argmax(logits)
     assert bad is not None
     assert bad.tolist() == [True, False, True, True, False, False]
     assert tokens[~bad].tolist() == wanted[~bad].tolist()
@@ -243,8 +243,8 @@ def test_best_marks_rows_without_one(name, place):
     masked=st.sampled_from([0.0, 0.6]),
 )
 def test_logsumexp(name, seed, width, temperature, masked):
-    logits = logits_of(seed, 3, width, 3.0, masked)
-    found = ops_of(name).logsumexp(logits, np.full(3, temperature, np.float32))
+    logits = random_logits(seed, 3, width, 3.0, masked)
+    found = load_ops(name).logsumexp(logits, np.full(3, temperature, np.float32))
     exact = (logits.double() / np.float64(np.float32(temperature))).logsumexp(-1)
     torch.testing.assert_close(torch.from_numpy(found).double(), exact, rtol=2e-7, atol=2e-6)
 
@@ -253,8 +253,8 @@ def test_logsumexp(name, seed, width, temperature, masked):
 @settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), width=WIDTHS, count=st.sampled_from([1, 5, 20, 600, 5000]))
 def test_top(name, seed, width, count):
-    logits, count = logits_of(seed, 3, width, 3.0, masked=0.2), min(count, width)
-    values, ids = ops_of(name).topk(logits, count)
+    logits, count = random_logits(seed, 3, width, 3.0, masked=0.2), min(count, width)
+    values, ids = load_ops(name).topk(logits, count)
     order = np.argsort(-logits.numpy(), axis=-1, kind="stable")[:, :count]
     assert values.tolist() == np.take_along_axis(logits.numpy(), order, -1).tolist()
     if name == "torch":  # which of those that tie is torch's affair
@@ -268,10 +268,10 @@ def test_top(name, seed, width, count):
 def test_bad_tokens(name, width):
     hidden = torch.randn(70, width + 3)[:, :width] * 1e38  # the sum of a row may be infinite
     hidden.clamp_(-3e38, 3e38)
-    assert ops_of(name).bad_tokens(hidden) is None
+    assert load_ops(name).bad_tokens(hidden) is None
     for row, column, value in ((0, 0, torch.nan), (33, -1, torch.inf), (69, -1, -torch.inf)):
         hidden[row, column] = value
-    bad = ops_of(name).bad_tokens(hidden)
+    bad = load_ops(name).bad_tokens(hidden)
     assert bad is not None
     assert np.flatnonzero(bad).tolist() == [0, 33, 69]
 
@@ -293,14 +293,14 @@ def test_penalties_are_those_of_torch_bit_by_bit(name, seed, width):
         tokens=random.integers(0, min(width + 2, 30), (8, 41)).astype(np.int32),
     )
     entries, wanted = np.array([0, 2, 4]), logits.clone()
-    ops_of("torch").apply_penalties(wanted, entries, penalties)
-    ops_of(name).apply_penalties(logits, entries, penalties)
+    load_ops("torch").apply_penalties(wanted, entries, penalties)
+    load_ops(name).apply_penalties(logits, entries, penalties)
     assert logits.numpy().tobytes() == wanted.numpy().tobytes()
 
 
 @each_native
 def test_tables_that_the_kernels_cannot_read_are_refused(name):
     with pytest.raises(ValueError, match="float32"):
-        ops_of(name).bad_tokens(torch.zeros(2, 4, dtype=torch.bfloat16))
+        load_ops(name).bad_tokens(torch.zeros(2, 4, dtype=torch.bfloat16))
     with pytest.raises(ValueError, match="strides"):
-        ops_of(name).argmax(torch.zeros(4, 6).t())
+        load_ops(name).argmax(torch.zeros(4, 6).t())

@@ -108,11 +108,11 @@ def text(value: str) -> bytes:
 
 
 def typed(value: Any) -> bytes:
-    kind = kind_of(value)
+    kind = gguf_type(value)
     return struct.pack("<I", kind) + packed(value, kind)
 
 
-def kind_of(value: Any) -> int:
+def gguf_type(value: Any) -> int:
     if isinstance(value, bool):
         return 7
     if isinstance(value, int):
@@ -128,7 +128,7 @@ def packed(value: Any, kind: int) -> bytes:
         return struct.pack(codes[kind], value % (1 << 64) if kind == 10 else value)
     if kind == 8:
         return text(value if isinstance(value, str) else repr(value))
-    kinds = {kind_of(one) for one in value}
+    kinds = {gguf_type(one) for one in value}
     inner = kinds.pop() if len(kinds) == 1 else 8
     joined = b"".join(packed(one, inner) for one in value)
     return struct.pack("<IQ", inner, len(value)) + joined

@@ -57,14 +57,14 @@ def routes_with_bodies() -> list[Route]:
     return [route for route in ROUTES if route.accepts is not None]
 
 
-def size_of(route: Route, full: int) -> int:
+def longest_body(route: Route, full: int) -> int:
     """The longest body the route takes."""
     return (full if route.body_limit == FULL else route.body_limit) - 64
 
 
 def illegal_bodies(route: Route, full: int) -> Iterator[tuple[str, bytes]]:
     """(name, body) of bodies as long as the route takes, one for every type of a field."""
-    least, size = LEAST[route.accepts], size_of(route, full)
+    least, size = LEAST[route.accepts], longest_body(route, full)
     for name, value in worst_fields(route.accepts, size // 2):
         rest = {key: other for key, other in least.items() if key != name.partition(".")[0]}
         yield name, joined(rest, name.partition(".")[0], value)

@@ -337,12 +337,14 @@ def config(*flags: str) -> Config:
     return configure(parse(flags, {"VIVACE_EXECUTOR": "oracle"}))
 
 
-def lines_of(*flags: str, capacity: Capacity = CAPACITY) -> list[str]:
+def summary_lines(*flags: str, capacity: Capacity = CAPACITY) -> list[str]:
     return plain_lines(build_summary(config(*flags), capacity, "http://127.0.0.1:1"))
 
 
 def test_summary_tells_what_runs_and_the_url_last() -> None:
-    *lines, ask, url = lines_of("--served-model-name", "it's\x1b[31m", "--fastapi-root-path", "/v")
+    *lines, ask, url = summary_lines(
+        "--served-model-name", "it's\x1b[31m", "--fastapi-root-path", "/v"
+    )
     text = "\n".join(lines)
     assert [line.split()[0] for line in lines] == [
         "model",
@@ -359,15 +361,17 @@ def test_summary_tells_what_runs_and_the_url_last() -> None:
 
 def test_summary_tells_what_differs_from_what_was_typed() -> None:
     flags = ("--disable-radix-cache", "--schedule-policy", "lpm", "--dtype", "auto")
-    changed = [line for line in lines_of(*flags) if line.split()[0] == "changed"]
+    changed = [line for line in summary_lines(*flags) if line.split()[0] == "changed"]
     assert len(changed) == 1 and "--schedule-policy: lpm -> fcfs: " in changed[0]
     lowered = Rewrite(field="max_running_requests", before=64, after=2, rule="size", reason="x")
     capacity = structs.replace(CAPACITY, rewrites=(lowered,))
-    assert "  changed          --max-running-requests: 64 -> 2: x" in lines_of(capacity=capacity)
+    assert "  changed          --max-running-requests: 64 -> 2: x" in summary_lines(
+        capacity=capacity
+    )
 
 
 def test_verbose_summary_tells_every_decision() -> None:
-    lines = lines_of("--verbose")
+    lines = summary_lines("--verbose")
     assert any("--page-size: unset -> 16" in line for line in lines)
     assert any("LlamaForCausalLM" in line for line in lines)
 
@@ -376,7 +380,7 @@ def test_slow_operations_are_told_unasked(monkeypatch: pytest.MonkeyPatch) -> No
     made = config()
     without = replace(made.platform, features=())
     monkeypatch.setattr("vivace.platforms.platform.detect", lambda _: without)
-    assert any("changed" in line and "torch is slower" in line for line in lines_of())
+    assert any("changed" in line and "torch is slower" in line for line in summary_lines())
 
 
 def test_summary_tells_the_share_of_cached_prefixes() -> None:

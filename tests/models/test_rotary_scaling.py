@@ -59,7 +59,7 @@ SCALINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def table_of(config: dict[str, Any], positions: int) -> RotaryTable:
+def build_table(config: dict[str, Any], positions: int) -> RotaryTable:
     fields = ConfigFields(config, lambda key: f"config.json: {key}")
     rope = read_rope(fields, HEAD, config.get("max_position_embeddings", 2048))
     return rotary_table(rope, positions)
@@ -113,7 +113,7 @@ def test_table_equals_transformers(name: str, positions: int) -> None:
         "rope_scaling": SCALINGS[name],
     }
     for spelling in (as_saved, as_before):
-        found = loaded(table_of(spelling, positions))
+        found = loaded(build_table(spelling, positions))
         assert found.dtype == torch.float32
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=5e-5)
 
@@ -143,26 +143,26 @@ def test_factors_of_a_gguf_file_divide_the_frequencies() -> None:
         "max_position_embeddings": 32,
         "rope_scaling": {"rope_type": "factors", "factors": factors},
     }
-    found = loaded(table_of(config, 32))
+    found = loaded(build_table(config, 32))
     for i in (0, 5, 31):
         angle = 7 / 10000.0 ** (2 * i / HEAD) / (i + 1)
         assert float(found[7, i]) == pytest.approx(math.cos(angle), abs=1e-6)
         assert float(found[7, HEAD // 2 + i]) == pytest.approx(math.sin(angle), abs=1e-6)
     config["rope_scaling"] = {"rope_type": "factors", "factors": factors[:-1]}
     with pytest.raises(SourceError, match=r"factors is .* a list of 32 values"):
-        table_of(config, 32)
+        build_table(config, 32)
 
 
 def test_part_of_a_head_can_be_rotated() -> None:
-    found = loaded(table_of({"rope_theta": 100.0, "partial_rotary_factor": 0.25}, 8))
+    found = loaded(build_table({"rope_theta": 100.0, "partial_rotary_factor": 0.25}, 8))
     assert found.shape == (8, 16)
 
 
 def test_unknown_scaling_is_named() -> None:
     with pytest.raises(ValueError, match=r"type is 'mrope'.* supported: default, linear"):
-        table_of({"rope_scaling": {"type": "mrope"}}, 8)
+        build_table({"rope_scaling": {"type": "mrope"}}, 8)
 
 
 def test_a_table_too_large_to_build_is_refused() -> None:
     with pytest.raises(ValueError, match="serve a smaller --context-length"):
-        loaded(table_of({"rope_theta": 100.0}, (1 << 31) - 1))
+        loaded(build_table({"rope_theta": 100.0}, (1 << 31) - 1))

@@ -12,10 +12,10 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
-from prompt_parts import part_of
 from tokenizers import Tokenizer as Core
 from tokenizers import decoders, models, pre_tokenizers, processors
 
+from vivace.engine.oracle import pack_logprobs
 from vivace.engine.sequence_table import Aborts
 from vivace.frontend.chat_template import ChatTemplate, TemplateSet
 from vivace.frontend.frontend import Frontend
@@ -157,7 +157,7 @@ class ScriptedEngine:
             finish = Finish(type="stop", matched=tokens[-1])
         else:
             finish = Finish(type="length", length=len(tokens))
-        for part in parts_of(request):
+        for part in make_prompt_parts(request):
             delta = Delta(key=request.key, index=0, tokens=[], prompt_logprobs=part)
             self._feed(delta)
         for index in range(0, max(1, len(tokens)), self.chunk):
@@ -194,14 +194,14 @@ class ScriptedEngine:
         self.frontend.feed(Reply(ticket=command.ticket, ok=True, state=self.state or some_state()))
 
 
-def parts_of(request: Request) -> list[PromptLogprobs]:
+def make_prompt_parts(request: Request) -> list[PromptLogprobs]:
     """The log-probabilities of the prompt that were asked for, of three tokens at a time."""
     wanted = request.logprobs
     if wanted is None or wanted.start < 0:
         return []
     rows = [entry(token, wanted.top, wanted.token_ids) for token in request.tokens]
     first, prompt = max(1, wanted.start), len(rows)
-    return [part_of(at, rows[at : at + 3]) for at in range(first, prompt, 3)]
+    return [pack_logprobs(at, rows[at : at + 3]) for at in range(first, prompt, 3)]
 
 
 def entry(token: int, top: int, chosen: tuple[int, ...]) -> TokenLogprob:

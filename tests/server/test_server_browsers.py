@@ -75,7 +75,7 @@ def send(
     return response
 
 
-def body_of(route: Route, method: str) -> Any:
+def request_body(route: Route, method: str) -> Any:
     return BODIES.get(route.path) if method != "GET" else None
 
 
@@ -85,7 +85,7 @@ def test_no_route_serves_another_origin(server: Running, attack: str) -> None:
     for route, method, path in PLACES:
         if attack.startswith("rebinding") and route.auth is Access.PUBLIC:
             continue  # health checks may use any name, and read nothing
-        answer = send(server, method, path, ATTACKS[attack], body_of(route, method))
+        answer = send(server, method, path, ATTACKS[attack], request_body(route, method))
         assert answer.status == 403, (path, method)
         assert "Access-Control-Allow-Origin" not in answer.headers
     assert (len(server.engine.requests), len(server.engine.commands)) == done
@@ -95,7 +95,7 @@ def test_no_route_serves_another_origin(server: Running, attack: str) -> None:
 def test_what_acts_wants_more_than_a_form_can_send(server: Running, attack: str) -> None:
     done = len(server.engine.requests)
     for route, method, path in PLACES:
-        headers, body = ATTACKS.get(attack) or ACTING[attack], body_of(route, method)
+        headers, body = ATTACKS.get(attack) or ACTING[attack], request_body(route, method)
         if ("Content-Type" in headers and body is None) or (attack == "link" and method == "HEAD"):
             continue
         if route.effect is Effect.ACTS:
@@ -120,7 +120,7 @@ def test_what_acts_wants_more_than_a_form_can_send(server: Running, attack: str)
 )
 def test_programs_and_own_pages_are_served(server: Running, headers: dict[str, str]) -> None:
     for route, method, path in PLACES:
-        body = body_of(route, method)
+        body = request_body(route, method)
         sent = {**JSON, **headers} if body is not None else headers
         assert send(server, method, path, sent, body).status == 200, (path, method)
         if body is not None and headers.get("User-Agent") != BROWSER:
@@ -130,7 +130,7 @@ def test_programs_and_own_pages_are_served(server: Running, headers: dict[str, s
 def test_own_origin_is_served(server: Running) -> None:
     for route, method, path in PLACES:
         headers = {"Origin": f"http://127.0.0.1:{server.port}", "User-Agent": BROWSER, **JSON}
-        assert send(server, method, path, headers, body_of(route, method)).status == 200, path
+        assert send(server, method, path, headers, request_body(route, method)).status == 200, path
 
 
 def test_a_key_needs_no_more() -> None:

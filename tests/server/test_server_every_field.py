@@ -205,7 +205,7 @@ def test_every_struct_of_a_body_is_walked() -> None:
     assert set(ACCEPTED) == set(BODIES)
 
 
-def cases_of(kind: type[msgspec.Struct], name: str) -> list[Case]:
+def list_cases(kind: type[msgspec.Struct], name: str) -> list[Case]:
     body = BODIES[kind]
     found = list(body.cases.get(name, ()))
     if name in body.refused:
@@ -224,7 +224,7 @@ def cases_of(kind: type[msgspec.Struct], name: str) -> list[Case]:
 def test_every_field_works_or_is_refused(
     server: Running, kind: type[msgspec.Struct], name: str
 ) -> None:
-    cases = cases_of(kind, name)
+    cases = list_cases(kind, name)
     assert cases, f"nothing is said of {kind.__name__}.{name}: add a case to field_cases"
     for case in cases:
         prove(server, BODIES[kind], name, case)

@@ -97,7 +97,7 @@ def chat(tokenizer: CountingTokenizer) -> tuple[Work[Any], Callable[[], Any]]:
 def completion(tokenizer: CountingTokenizer) -> tuple[Work[Any], Callable[[], Any]]:
     known = cast(Tokenizer, tokenizer)
     work = encoded_completion_logprobs(ENTRIES, known)
-    return first_of(work), lambda: completion_logprobs(ENTRIES, known, 0)
+    return first_result(work), lambda: completion_logprobs(ENTRIES, known, 0)
 
 
 @pytest.mark.parametrize("made", [native, chat, completion])
@@ -118,14 +118,14 @@ def test_no_tokens_make_empty_lists() -> None:
     assert msgspec.json.decode(bytes(shown)) == lists
 
 
-def first_of(work: Work[tuple[Any, Any]]) -> Work[Any]:
+def first_result(work: Work[tuple[Any, Any]]) -> Work[Any]:
     first, _ = yield from work
     return first
 
 
 def completion_of_none() -> tuple[Work[Any], CountingTokenizer]:
     tokenizer = CountingTokenizer()
-    return first_of(encoded_completion_logprobs([], cast(Tokenizer, tokenizer))), tokenizer
+    return first_result(encoded_completion_logprobs([], cast(Tokenizer, tokenizer))), tokenizer
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_more_than_an_answer_may_hold_is_refused_before_it_is_made(
 PROMPT = LogprobOptions(start=0, top=TOP)
 
 
-def pieces_of(prompt: int, drawn: int) -> list[RequestOutput]:
+def make_outputs(prompt: int, drawn: int) -> list[RequestOutput]:
     """A first piece with the prompt's log-probabilities, then one per token, then the end."""
     first = RequestOutput(text="", tokens=[], prompt_logprobs=ENTRIES[:prompt])
     middle = [
@@ -189,7 +189,7 @@ def test_events_say_what_whole_answers_say(disjoint: bool, prompt: int) -> None:
     tokenizer = CountingTokenizer()
     encode = native_events(tokenizer, disjoint=disjoint)
     plain = native_events(CountingTokenizer(), disjoint=disjoint)._answer
-    for piece in pieces_of(prompt, 9):
+    for piece in make_outputs(prompt, 9):
         work = encode.parts(piece)
         assert work is not None
         parts, most = sliced(work, tokenizer)
@@ -203,7 +203,7 @@ def test_events_say_what_whole_answers_say(disjoint: bool, prompt: int) -> None:
 def test_what_was_shown_is_neither_made_nor_copied_again() -> None:
     tokenizer = CountingTokenizer()
     encode = native_events(tokenizer, disjoint=False)
-    pieces = pieces_of(TOKENS, 9)
+    pieces = make_outputs(TOKENS, 9)
     before, _ = sliced(cast(Any, encode.parts(pieces[0])), tokenizer)
     asked = tokenizer.asked
     kept = {id(part) for part in before if len(part) > 1 << 12}
@@ -236,7 +236,7 @@ async def streamed(pieces: list[RequestOutput], turns: list[bool]) -> tuple[list
 @settings(max_examples=15, deadline=None)
 @given(st.lists(st.booleans(), min_size=11, max_size=11))
 def test_pieces_behind_a_long_one_wait_for_it(turns: list[bool]) -> None:
-    found, busy = asyncio.run(streamed(pieces_of(TOKENS, 9), turns))
+    found, busy = asyncio.run(streamed(make_outputs(TOKENS, 9), turns))
     assert busy, "the first piece is long"
     assert found[-1]["text"] == "012345678" and found[-1]["output_ids"] == list(range(9))
     for answer in found:

@@ -21,7 +21,7 @@ from vivace.server.app import build_app, serve
 from vivace.server.settings import build_server_settings
 
 
-def config_of(**arguments: Any) -> Config:
+def make_config(**arguments: Any) -> Config:
     """A Config with these options; what the model is does not matter here."""
     options = from_arguments(**arguments)
     slices = {
@@ -44,7 +44,7 @@ def config_of(**arguments: Any) -> Config:
 
 def test_settings_follow_the_flags() -> None:
     settings = build_server_settings(
-        config_of(
+        make_config(
             api_key="user-key",
             admin_api_key="admin-key",
             fastapi_root_path="/llm/",
@@ -67,19 +67,19 @@ def test_settings_follow_the_flags() -> None:
 
 
 def test_defaults_are_open_and_quiet() -> None:
-    settings = build_server_settings(config_of())
+    settings = build_server_settings(make_config())
     assert (settings.api_keys, settings.admin_api_keys, settings.root_path) == ((), (), "")
     assert not settings.log_requests
     assert settings.access_log_level == "info"
 
 
 def test_no_more_wait_for_the_engine_than_it_would_let_wait() -> None:
-    assert build_server_settings(config_of()).start_queue_limit == 1024
-    assert build_server_settings(config_of(max_queued_requests=7)).start_queue_limit == 7
+    assert build_server_settings(make_config()).start_queue_limit == 1024
+    assert build_server_settings(make_config(max_queued_requests=7)).start_queue_limit == 7
 
 
 def test_a_server_of_a_real_config_shows_no_secret() -> None:
-    config = config_of(api_key="user-key-123", admin_api_key="admin-key-456")
+    config = make_config(api_key="user-key-123", admin_api_key="admin-key-456")
     engine = ScriptedEngine()
     served = ServedModel(name="toy", context=64, vocabulary=258)
 

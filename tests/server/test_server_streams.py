@@ -57,7 +57,7 @@ def shape(**options: Any) -> ChunkContext:
     )
 
 
-def pieces_of(texts: list[str]) -> list[RequestOutput]:
+def make_outputs(texts: list[str]) -> list[RequestOutput]:
     """One piece per text; the last one ends the sequence."""
     found = [
         RequestOutput(
@@ -107,7 +107,7 @@ def test_any_text_survives_chat_framing_and_back_pressure(
     texts: list[str], pressure: list[bool], usage: bool, ids: bool, logprobs: bool
 ) -> None:
     form = shape(include_usage=usage, token_ids=ids, logprobs=logprobs)
-    found = asyncio.run(written(ChatChunks(form, 0), pieces_of(texts), pressure, form.epilogue))
+    found = asyncio.run(written(ChatChunks(form, 0), make_outputs(texts), pressure, form.epilogue))
     assert found[-1] == "[DONE]"
     chunks = [msgspec.json.decode(data) for data in found[:-1]]
     if usage:
@@ -139,7 +139,7 @@ def test_any_text_survives_completion_framing_and_back_pressure(
     echo = echo.encode("utf-8", "replace").decode()
     form = shape(logprobs=logprobs)
     found = asyncio.run(
-        written(CompletionChunks(form, 0, echo, bool(echo)), pieces_of(texts), pressure)
+        written(CompletionChunks(form, 0, echo, bool(echo)), make_outputs(texts), pressure)
     )
     assert found[-1] == "[DONE]"
     choices = [msgspec.json.decode(data)["choices"][0] for data in found[:-1]]
@@ -164,7 +164,7 @@ def test_native_events_say_what_whole_answers_say(
 
     encode = GenerateEvents(request, answer(), disjoint=disjoint, prompt_ids=prompt_ids)
     slow = answer()
-    for number, piece in enumerate(pieces_of(texts)):
+    for number, piece in enumerate(make_outputs(texts)):
         piece = msgspec.structs.replace(piece, retractions=number // 3, cached_tokens=number)
         if number % 4 == 3:
             piece = msgspec.structs.replace(piece, tokens=[])
@@ -392,7 +392,7 @@ class PiecesOnly:
         self.push = sink.push
 
 
-def encoder_of(kind: str, request: Request) -> Any:
+def make_encoder(kind: str, request: Request) -> Any:
     if kind == "chat":
         return ChatChunks(shape(), 0)
     if kind == "completion":
@@ -413,7 +413,7 @@ async def fed(kind: str, deltas: list[Delta], *, offers: bool) -> tuple[bytes, i
     stream = EventStream(StreamLimits(1 << 20, 1 << 20, 30.0))
     wire = Wire()
     stream._transport = wire  # type: ignore[assignment]
-    sink = stream.add_sink(encoder_of(kind, request))
+    sink = stream.add_sink(make_encoder(kind, request))
     passed = 0
     stream._resume()
     frontend.start(request, sink if offers else PiecesOnly(sink))
@@ -467,7 +467,7 @@ def test_a_congested_stream_holds_mere_text_as_a_piece() -> None:
         stream._transport = wire  # type: ignore[assignment]
         sink = stream.add_sink(ChatChunks(shape(), 0))
         stream._resume()
-        first, *rest, end = pieces_of(["a", "b", "c", "d"])
+        first, *rest, end = make_outputs(["a", "b", "c", "d"])
         sink.push(first)
         wire.unsent = 1000
         assert sink.offer("b", [1], 2)

@@ -53,7 +53,7 @@ def server() -> Iterator[Running]:
         yield running
 
 
-def routes_of(body: Body) -> list[str]:
+def same_body_routes(body: Body) -> list[str]:
     """All that take the same struct as the body's own route."""
     (struct,) = {route.accepts for route in ROUTES if route.path == body.path}
     return [route.path for route in ROUTES if route.accepts is struct]
@@ -78,7 +78,7 @@ def test_any_value_is_taken_or_refused_by_name(
         found: list[str] = []
         headers = {"Content-Type": "application/json"}
         async with aiohttp.ClientSession(server.url, headers=headers) as session:
-            for path in routes_of(body):
+            for path in same_body_routes(body):
                 for value in VALUES:
                     async with session.post(path, data=with_value(body, name, value)) as answer:
                         problem = wrong(answer.status, await answer.text(), body, name, value)
@@ -111,6 +111,6 @@ def test_every_struct_and_route_is_walked() -> None:
     """A new one is, by itself."""
     for route in ROUTES:
         for kind in structs_in(route.accepts):
-            assert route.path in routes_of(BODIES[kind]) or kind is not route.accepts
+            assert route.path in same_body_routes(BODIES[kind]) or kind is not route.accepts
             hints = typing.get_type_hints(kind)
             assert {name for _, body, name in FIELDS if body is BODIES[kind]} >= set(hints)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from prompt_parts import rows_of
+from prompt_parts import collect_rows
 from toy_model import VOCABULARY, Driver, ToyModel, skip_unbuilt, toy_worker
 
 from vivace.platforms.errors import CaptureError
@@ -33,20 +33,20 @@ def answers(**worker):
             kind = {"temperature": 0.9, "seed": step} if step % 2 else {}
             wanted = LogprobOptions(start=0, top=3)
             driver.join(step, prompts[step], logprobs=wanted, **kind)
-        rows = [row for row in driver.sequences if len(tokens_of(driver, row)) < NEW + row]
+        rows = [row for row in driver.sequences if len(drawn_tokens(driver, row)) < NEW + row]
         result = driver.step({row: driver.advance(row, 20) for row in rows})
         captured.append(result.captured)
         for index, row in enumerate(rows):
             logprobs[row][0].extend(result.prompt_logprobs.get(index, []))
             logprobs[row][1].extend(result.logprobs.get(index, []))
     scored = {
-        row: (rows_of(prompts[row], LogprobOptions(start=0, top=3), parts), drawn)
+        row: (collect_rows(prompts[row], LogprobOptions(start=0, top=3), parts), drawn)
         for row, (parts, drawn) in logprobs.items()
     }
-    return [tokens_of(driver, row) for row in range(ROWS)], scored, captured
+    return [drawn_tokens(driver, row) for row in range(ROWS)], scored, captured
 
 
-def tokens_of(driver, row):
+def drawn_tokens(driver, row):
     sequence = driver.sequences[row]
     return sequence["tokens"][sequence["prompt"] :]
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from prompt_parts import rows_of
+from prompt_parts import collect_rows
 from toy_model import CONTEXT, VOCABULARY, Driver, toy_worker
 
 from vivace.protocol.messages import LogprobOptions
@@ -121,7 +121,7 @@ def test_prompt_logprobs(monkeypatch, start, chunk):
     while driver.sequences[4]["done"] < len(PROMPT):
         result = driver.step({4: driver.advance(4, chunk)})
         parts += result.prompt_logprobs.get(0, [])
-    found = rows_of(PROMPT, options, parts)
+    found = collect_rows(PROMPT, options, parts)
     assert [one.token for one in found] == PROMPT[start:]
     table = naive_logprobs(model, PROMPT)
     for position, one in enumerate(found, start):

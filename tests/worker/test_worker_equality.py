@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from prompt_parts import rows_of
+from prompt_parts import collect_rows
 from toy_model import VOCABULARY, Driver, toy_worker
 
 from vivace.protocol.messages import LogprobOptions
@@ -151,7 +151,7 @@ def test_bitwise_equal(dtype, operations):
             logprobs += result.logprobs.get(len(companions), [])
             prompt_logprobs += result.prompt_logprobs.get(len(companions), [])
         tokens = driver.sequences[2]["tokens"]
-        return tokens, logprobs, rows_of(prompts()[2], options, prompt_logprobs)
+        return tokens, logprobs, collect_rows(prompts()[2], options, prompt_logprobs)
 
     first = run(10_000, [], 16)
     assert run(11, [], 16) == first
