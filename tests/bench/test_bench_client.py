@@ -13,6 +13,7 @@ from scripted_site import served
 
 from vivace.bench.arrivals import arrival_times, by_arrival
 from vivace.bench.backends import BACKENDS
+from vivace.bench.errors import BenchError
 from vivace.bench.fake_server import Script
 from vivace.bench.http_backends import (
     Chat,
@@ -24,7 +25,7 @@ from vivace.bench.http_backends import (
 )
 from vivace.bench.runner import BenchLoad, measure_load, wait_ready
 from vivace.bench.transport import EventSplitter, Record, Stopwatch
-from vivace.bench.workload import BenchError, BenchRequest
+from vivace.bench.workload import BenchRequest
 
 
 def load_for(url: str, backend: str = "vivace", **changes: object) -> BenchLoad:

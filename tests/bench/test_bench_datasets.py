@@ -18,9 +18,10 @@ from vivace.bench.datasets.consecutive_ids import ConsecutiveIds
 from vivace.bench.datasets.random_tokens import RandomPrompts, repeat
 from vivace.bench.datasets.shared_prefix import SharedPrefix
 from vivace.bench.datasets.sharegpt import whole_items
+from vivace.bench.errors import BenchError
 from vivace.bench.flags import parse
 from vivace.bench.tokenizer import PromptMaker, SplitCodec, ordinary_ids
-from vivace.bench.workload import BenchError, lengths_between
+from vivace.bench.workload import lengths_between
 
 
 class WordCodec:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from vivace.bench.errors import BenchError
 from vivace.bench.one_batch import Batches, BatchShape, group_spans, measure, parse
-from vivace.bench.workload import BenchError
 from vivace.engine.oracle import OracleWorker
 from vivace.protocol.messages import Capacity
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from vivace.bench.environment import CPUReading, cpu_reading, foreign_share
+from vivace.bench.errors import BenchError
 from vivace.bench.metrics import calculate_metrics
 from vivace.bench.peers import main
 from vivace.bench.peers.compare import Comparison, Rules, Run, compare
@@ -30,7 +31,6 @@ from vivace.bench.peers.scripted import ScriptedPeer
 from vivace.bench.peers.summary import build_rows, render
 from vivace.bench.peers.vllm_cpu import VllmCpuPeer
 from vivace.bench.peers.workloads import WORKLOADS, PeerWorkload, compared_figures
-from vivace.bench.workload import BenchError
 
 SMALL = PeerWorkload(
     name="small", title="small", requests=6, concurrency=3, shared=8, own=4, output=5

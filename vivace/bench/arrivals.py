@@ -7,7 +7,8 @@ import math
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-from vivace.bench.workload import BenchError, BenchRequest
+from vivace.bench.errors import BenchError
+from vivace.bench.workload import BenchRequest
 
 
 def arrival_times(

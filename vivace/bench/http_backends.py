@@ -11,7 +11,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from vivace.bench.workload import BenchError, BenchRequest, Prompt
+from vivace.bench.errors import BenchError
+from vivace.bench.workload import BenchRequest, Prompt
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from vivace.bench.workload import BenchError
+from vivace.bench.errors import BenchError
 from vivace.config.process_environment import GIVE_A_KEY
 
 

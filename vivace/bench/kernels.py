@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -16,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from vivace.arguments import ArgumentParser
 from vivace.bench.environment import host_facts, usable_cores
+from vivace.bench.errors import exit_code
 from vivace.bench.flags import result_file
+from vivace.errors import CannotStart
 
 if TYPE_CHECKING:
     from vivace.models.facts import ModelFacts
@@ -32,18 +33,17 @@ HEADER = (
 
 def main(argv: list[str]) -> int:
     args = parse(argv)
-    from vivace.errors import CANNOT_START, CannotStart
+    return exit_code(lambda: measure(args))
+
+
+def measure(args: argparse.Namespace) -> int:
+    """Print a line for every product, and store all."""
     from vivace.platforms.cpu.measure import KINDS as known
     from vivace.platforms.cpu.measure import linear_times, measure_limits, open_kernels
 
     if unknown := sorted(set(args.formats) - set(known)):
-        print(f"{PROGRAM}: --formats {unknown[0]}: one of {', '.join(known)}", file=sys.stderr)
-        return 2
-    try:
-        kernels, shapes = open_kernels(args.threads), matrix_shapes(open_facts(args.model_path))
-    except CannotStart as error:
-        print(f"{PROGRAM}: {error}", file=sys.stderr)
-        return CANNOT_START
+        raise CannotStart(f"--formats {unknown[0]}: one of {', '.join(known)}")
+    kernels, shapes = open_kernels(args.threads), matrix_shapes(open_facts(args.model_path))
     allowed = measure_limits(kernels, args.repetitions)
     print(
         f"{kernels.isa}, {kernels.threads} threads: memory {allowed.bytes_per_second / 1e9:.1f} "

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from vivace.arguments import ArgumentParser
 from vivace.bench import datasets
 from vivace.bench.environment import host_facts, instruction_set
+from vivace.bench.errors import exit_code
 from vivace.bench.flags import (
     REFUSED,
     RefusedFlag,
@@ -23,9 +24,8 @@ from vivace.bench.flags import (
 )
 from vivace.bench.record import append_record
 from vivace.bench.tokenizer import LocalCodec, TokenCodec
-from vivace.bench.workload import BenchError, BenchRequest
+from vivace.bench.workload import BenchRequest
 from vivace.config.process_environment import process_environment
-from vivace.errors import CANNOT_START, CannotStart
 
 PROGRAM = "vivace bench offline"
 WARMUP_OUTPUT = 16
@@ -52,16 +52,10 @@ class OfflineEngine(Protocol):
 
 
 def main(argv: list[str]) -> int:
-    args, server_words = parse(argv)
-    try:
-        arguments = engine_arguments(server_words, PROGRAM)
-        return measure(args, arguments, open_engine, LocalCodec)
-    except CannotStart as error:
-        print(f"error: {error}", file=sys.stderr)
-        return CANNOT_START
-    except (BenchError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    args, words = parse(argv)
+    return exit_code(
+        lambda: measure(args, engine_arguments(words, PROGRAM), open_engine, LocalCodec)
+    )
 
 
 def open_engine(arguments: dict[str, Any]) -> OfflineEngine:

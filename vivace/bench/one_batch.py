@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from vivace.arguments import ArgumentParser
 from vivace.bench.environment import host_facts
+from vivace.bench.errors import BenchError, exit_code
 from vivace.bench.flags import refuse_misspelled, result_file
 from vivace.bench.record import append_record
-from vivace.bench.workload import BenchError
 from vivace.config.process_environment import process_environment
-from vivace.errors import CANNOT_START, CannotStart
 from vivace.protocol.messages import Capacity, SamplingParams
 from vivace.protocol.step import Join, StepPlan, StepResult
 
@@ -68,21 +67,17 @@ class Timing:
 
 def main(argv: list[str]) -> int:
     args, server_words = parse(argv)
-    try:
-        config = resolved_config(server_words, PROGRAM)
-        from vivace.worker.build import build_worker
+    return exit_code(lambda: measure_config(args, resolved_config(server_words, PROGRAM)))
 
-        worker = build_worker(config, show_progress)
-        try:
-            return measure(args, worker, step_tokens(config))
-        finally:
-            worker.close()
-    except CannotStart as error:
-        print(f"error: {error}", file=sys.stderr)
-        return CANNOT_START
-    except (BenchError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+
+def measure_config(args: argparse.Namespace, config: Config) -> int:
+    from vivace.worker.build import build_worker
+
+    worker = build_worker(config, show_progress)
+    try:
+        return measure(args, worker, step_tokens(config))
+    finally:
+        worker.close()
 
 
 def measure(args: argparse.Namespace, worker: StepRunner, limit: int) -> int:

@@ -16,9 +16,9 @@ import msgspec
 import vivace
 from vivace.bench.checks import Check, check_requests, check_result
 from vivace.bench.environment import host_facts, instruction_set
+from vivace.bench.errors import BenchError
 from vivace.bench.metrics import BenchmarkMetrics, CacheReport, LatencySummary
 from vivace.bench.transport import Record
-from vivace.bench.workload import BenchError
 
 SECRET_WORDS = ("api_key", "password", "secret", "token_key", "ssl_keyfile_password")
 HIDDEN = "(hidden)"

@@ -15,10 +15,11 @@ import aiohttp
 
 from vivace.bench.arrivals import arrival_times, by_arrival
 from vivace.bench.backends import BenchBackend
+from vivace.bench.errors import BenchError
 from vivace.bench.http_backends import RequestSettings, make_api_format
 from vivace.bench.progress import Counter, show_progress
 from vivace.bench.transport import TIMEOUT_SECONDS, Client, Record
-from vivace.bench.workload import BenchError, BenchRequest
+from vivace.bench.workload import BenchRequest
 
 Result = TypeVar("Result")
 

@@ -13,6 +13,7 @@ from typing import Any
 from vivace.arguments import http_address
 from vivace.bench import datasets
 from vivace.bench.backends import BACKENDS
+from vivace.bench.errors import BenchError, exit_code
 from vivace.bench.flags import parse
 from vivace.bench.http_backends import RequestSettings
 from vivace.bench.http_json import Unauthorized, ask, ask_or_none
@@ -21,9 +22,8 @@ from vivace.bench.record import append_record, build_record, number
 from vivace.bench.report import Setting, explain, render
 from vivace.bench.runner import BenchLoad, Outcome, measure_load, wait_ready, with_loop
 from vivace.bench.tokenizer import TokenCodec, choose_codec
-from vivace.bench.workload import BenchError, BenchRequest
+from vivace.bench.workload import BenchRequest
 from vivace.config.process_environment import client_key, is_key
-from vivace.errors import CANNOT_START, CannotStart
 
 CodecChoice = Callable[[argparse.Namespace, "Server"], tuple[TokenCodec, str]]
 
@@ -44,19 +44,12 @@ class Server:
 def main(argv: list[str]) -> int:
     """0 when every request succeeded and the arithmetic holds, 1 otherwise."""
     args = parse(argv)
-    try:
-        datasets.check_file(args)
-        return measure(args, argv, chosen_codec)
-    except CannotStart as error:
-        print(f"error: {error}", file=sys.stderr)
-        return CANNOT_START
-    except BenchError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    return exit_code(lambda: measure(args, argv, chosen_codec))
 
 
 def measure(args: argparse.Namespace, argv: Sequence[str], codec_choice: CodecChoice) -> int:
     """The whole benchmark, from the flags to the record."""
+    datasets.check_file(args)
     server = find_server(args)
     codec, reason = codec_choice(args, server)
     print(reason)

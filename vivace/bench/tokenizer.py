@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from vivace.bench.errors import BenchError
 from vivace.bench.http_json import ask
-from vivace.bench.workload import BenchError
 
 POOL = 4096
 """Ids drawn once per tokenizer; prompts are made of these."""

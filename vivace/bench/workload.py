@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from vivace.bench.errors import BenchError
+
 Prompt = str | list[int] | list[dict[str, Any]]
 """Text, token ids, or chat messages."""
-
-
-class BenchError(Exception):
-    """The benchmark cannot go on. The text says what is wrong, where, and what to do."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 
+from vivace.bench.errors import BenchError
 from vivace.bench.tokenizer import TokenCodec
-from vivace.bench.workload import BenchError, BenchRequest
+from vivace.bench.workload import BenchRequest
 from vivace.files import open_input
 
 Loader = Callable[[argparse.Namespace, TokenCodec], list[BenchRequest]]

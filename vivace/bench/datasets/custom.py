@@ -16,8 +16,9 @@ from typing import Any
 import msgspec
 
 from vivace.bench.datasets.sharegpt import finished_prompt, first_pair
+from vivace.bench.errors import BenchError
 from vivace.bench.tokenizer import TokenCodec
-from vivace.bench.workload import BenchError, BenchRequest
+from vivace.bench.workload import BenchRequest
 
 OUTPUT_LEN = 256
 """For lines that say nothing about the answer."""

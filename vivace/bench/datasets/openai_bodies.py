@@ -6,8 +6,9 @@ import argparse
 from typing import Any
 
 from vivace.bench.datasets.custom import OUTPUT_LEN, json_lines, parse_arrival
+from vivace.bench.errors import BenchError
 from vivace.bench.tokenizer import TokenCodec
-from vivace.bench.workload import BenchError, BenchRequest
+from vivace.bench.workload import BenchRequest
 
 LENGTH_FIELDS = ("max_completion_tokens", "max_tokens", "output_tokens")
 OURS = {"model", "stream", "stream_options", "messages", "timestamp", *LENGTH_FIELDS}

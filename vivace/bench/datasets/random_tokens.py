@@ -13,8 +13,9 @@ import random
 from dataclasses import dataclass
 
 from vivace.bench.datasets.sharegpt import read_prompts
+from vivace.bench.errors import BenchError
 from vivace.bench.tokenizer import PromptMaker, TokenCodec
-from vivace.bench.workload import BenchError, BenchRequest, lengths_between
+from vivace.bench.workload import BenchRequest, lengths_between
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from vivace.bench.errors import BenchError
 from vivace.bench.tokenizer import PromptMaker, TokenCodec
-from vivace.bench.workload import BenchError, BenchRequest, lengths_between
+from vivace.bench.workload import BenchRequest, lengths_between
 
 ZIPF_ALPHA = 1.0
 """Skew of the zipf distribution when --gsp-zipf-alpha is not given."""

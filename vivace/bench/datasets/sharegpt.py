@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from vivace.bench.errors import BenchError
 from vivace.bench.tokenizer import TokenCodec
-from vivace.bench.workload import BenchError, BenchRequest
+from vivace.bench.workload import BenchRequest
 
 SHORTEST = 2
 """Prompts and answers with fewer tokens are left out."""

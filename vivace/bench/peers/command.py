@@ -18,6 +18,7 @@ import msgspec
 import vivace
 from vivace.arguments import ArgumentParser
 from vivace.bench.environment import host_facts
+from vivace.bench.errors import BenchError
 from vivace.bench.flags import result_file
 from vivace.bench.peers.compare import Comparison, Rules, compare
 from vivace.bench.peers.llama_cpp import LlamaCppPeer
@@ -29,7 +30,6 @@ from vivace.bench.peers.summary import as_dict, render
 from vivace.bench.peers.vllm_cpu import VllmCpuPeer
 from vivace.bench.peers.workloads import DEFAULT, WORKLOADS
 from vivace.bench.tokenizer import LocalCodec, SplitCodec, TokenCodec, ordinary_ids
-from vivace.bench.workload import BenchError
 from vivace.errors import cause
 
 NAMES = ("llama.cpp", "vllm-cpu", "openvino", "openvino-int8", "openvino-int4", "scripted")

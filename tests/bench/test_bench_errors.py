@@ -1,0 +1,37 @@
+"""Which exit code a benchmark ends with."""
+
+from __future__ import annotations
+
+import pytest
+
+from vivace.bench.errors import BenchError, exit_code
+from vivace.errors import CannotStart
+from vivace.frontend.errors import BadRequest, EngineUnavailable
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (CannotStart("no model"), 2),
+        (BenchError("no server"), 1),
+        (BadRequest("temperature", "must be at least 0"), 1),
+        (EngineUnavailable("the engine died"), 1),
+    ],
+)
+def test_a_reason_is_one_line_and_a_code(
+    error: Exception, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def work() -> int:
+        raise error
+
+    assert exit_code(work) == code
+    assert capsys.readouterr().err == f"error: {error}\n"
+
+
+def test_a_fault_of_ours_stays_a_traceback() -> None:
+    with pytest.raises(ValueError):
+        exit_code(lambda: int("none"))
+
+
+def test_what_the_work_says_is_kept() -> None:
+    assert exit_code(lambda: 1) == 1
