@@ -182,7 +182,7 @@ class Engine:
 
     def rerank(self, prompt: list[list[str]]) -> NoReturn:
         """Cross-encoders: raises NotSupported."""
-        raise NotSupported("", "cross-encoder models are not available in this version of Vivace")
+        raise NotSupported("", "cross-encoder models are not supported yet")
 
     # -- the rest --------------------------------------------------------------------------------
 
@@ -302,7 +302,7 @@ class Engine:
             job.cancel()
 
 
-NO_EMBEDDINGS = "embedding models are not available in this version of Vivace"
+NO_EMBEDDINGS = "embedding models are not supported yet"
 
 
 def _render_options(
@@ -330,7 +330,7 @@ def _open_ended_one(settings: Any) -> Any:
 
 def _refuse_overrides(*overrides: object) -> None:
     if any(override is not None for override in overrides):
-        raise NotSupported("embed_overrides", "embeddings cannot be replaced in this version")
+        raise NotSupported("embed_overrides", "replacing embeddings is not supported yet")
 
 
 def _labels(label_token_ids: list[int] | None) -> list[int]:

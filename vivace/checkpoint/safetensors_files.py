@@ -75,8 +75,8 @@ class SafetensorsFiles:
             return self._int8_rows(name).dequantize()
         if kind not in BYTES:
             raise CheckpointError(
-                f"{self._where[name][0]}: tensor {name!r} is {kind}; F32, F16, BF16 and int8 "
-                "weights are read in this version: use such a checkpoint or a GGUF file"
+                f"{self._where[name][0]}: tensor {name!r} is {kind}, which is not supported yet; "
+                "use F32, F16, BF16 or int8 weights, or a GGUF file"
             )
         return self._copy(name)
 

@@ -300,8 +300,8 @@ def located_directory(path: Path, load_format: str) -> ModelSource:
         )
     if not is_file(path / CONFIG_FILE) and is_file(path / ADAPTER_FILE):
         raise SourceError(
-            f"{path}: a LoRA adapter ({ADAPTER_FILE} and no {CONFIG_FILE}), which is not available "
-            "in this version; merge it into its model, and give the merged model's folder"
+            f"{path}: a LoRA adapter ({ADAPTER_FILE} and no {CONFIG_FILE}), which is not supported "
+            "yet; merge it into its model, and give the merged model's folder"
         )
     if not is_file(path / CONFIG_FILE):
         raise SourceError(f"{path}: {where_a_model_is(path)}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from vivace.config.option import no_effect, not_available, option
 from vivace.config.unavailable import NO_OFFLOAD
 
-NO_SLIDING_POOL = no_effect("sliding and full layers share one pool in this version")
+NO_SLIDING_POOL = no_effect("sliding and full layers share one pool")
 
 
 @dataclass(frozen=True)

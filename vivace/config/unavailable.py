@@ -20,18 +20,18 @@ NO_OFFLOAD = not_available(
     "weights stay where they are computed on", "use a smaller model or dtype"
 )
 NO_HOT_WEIGHTS = not_available(
-    "weights cannot be changed while serving in this version", "restart the server"
+    "changing weights while serving is not supported yet", "restart the server"
 )
 NO_TRACE = not_available("tracing is not supported yet", "use --enable-metrics")
 NO_MODELOPT = not_available("ModelOpt is NVIDIA's", "use an unquantized or GGUF checkpoint")
 NO_QUANTIZATION = not_available(
-    "this checkpoint format is not read in this version", "use an unquantized or GGUF checkpoint"
+    "this checkpoint format is not supported yet", "use an unquantized or GGUF checkpoint"
 )
 NO_DUMPS = not_available("tensor dumps are not supported yet")
 NO_SPARSITY = not_available("double sparsity was removed by SGLang too")
 NO_DIFFUSION = not_available("diffusion language models are not supported yet")
 NO_CODE = not_available("code from outside is never run", "use a registered feature instead")
-NO_STATE = not_available("hidden states are not returned in this version")
+NO_STATE = not_available("returning hidden states is not supported yet")
 
 EAGER = no_effect(
     "on the CPU only decode steps are captured: a prompt step is long, its calls are not"

@@ -23,7 +23,7 @@ class BadRequest(Exception):
 
 
 class NotSupported(BadRequest):
-    """What was asked for does not exist in this version, whatever its arguments are."""
+    """What was asked for is not supported yet, whatever its arguments are."""
 
     def __init__(self, field: str, reason: str) -> None:
         super().__init__(field, reason, 501)

@@ -41,7 +41,8 @@ class KVMemory(Protocol):
     page_size: int
     layers: list[Tensor]
     versions: np.ndarray
-    """[pages] int64, one more after every step or copy that wrote to the page"""
+    """[pages] int64, for backends that keep copies of rows: such a backend adds one to the pages
+    its steps write to, the owner to those it copies to, zeroes or vacates. Others ignore it."""
 
 
 class Step(Protocol):

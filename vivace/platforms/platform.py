@@ -156,8 +156,7 @@ def detect(device: str | None) -> PlatformFacts:
         name = next(iter(DETECTORS))
     if name not in DETECTORS:
         raise PlatformError(
-            f"--device {device}: not available in this version, which serves on the CPU only; "
-            "leave --device out or use --device cpu"
+            f"--device {device}: not supported yet; leave --device out or use --device cpu"
         )
     return DETECTORS.get(name)()
 
@@ -165,5 +164,5 @@ def detect(device: str | None) -> PlatformFacts:
 def load_platform(facts: PlatformFacts, settings: PlatformSettings) -> Platform:
     """The device side of `facts`."""
     if facts.name not in PLATFORMS:
-        raise PlatformError(f"platform {facts.name!r} is not part of this version; use cpu")
+        raise PlatformError(f"platform {facts.name!r} is not supported yet; use cpu")
     return PLATFORMS.get(facts.name)(facts, settings)
