@@ -118,7 +118,8 @@ def outcome(path: Path) -> str:
         facts = read_facts(source)
         check_sense(facts)
         model = load_model(
-            source, facts, cpu_ops(), dtype=torch.float32, positions=facts.context, longest=256,
+            source, facts, cpu_ops(), device=torch.device("cpu"), dtype=torch.float32,
+            positions=facts.context, longest=256,
             progress=lambda stage, part: None,
         )  # fmt: skip
         ids = [facts.vocabulary - 1, 1, 2][: facts.context]

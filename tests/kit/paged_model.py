@@ -26,7 +26,7 @@ from vivace.worker.rows import StepInput
 
 # More threads than free cores make toy models many times slower.
 torch.set_num_threads(1)
-
+CPU = torch.device("cpu")
 
 PLATFORM: Platform | None = None
 """the platform tests run on; None = torch's operations"""
@@ -51,6 +51,7 @@ def load(
         found,
         facts,
         native.ops if native else cpu_ops(),
+        device=CPU,
         dtype=native.activations(dtype) if native else dtype,
         matrix_dtype=dtype,
         blocks=native is not None,
@@ -68,6 +69,7 @@ def load_traced(
         source,
         facts,
         cpu_ops(),
+        device=CPU,
         dtype=dtype,
         positions=facts.context,
         progress=lambda stage, fraction: None,
@@ -145,13 +147,11 @@ class PagedModel:
             positions=torch.tensor(positions),
             query_starts=torch.from_numpy(starts),
             context_lens=torch.tensor(lengths),
-            rows=torch.arange(len(spans)),
             page_table=torch.from_numpy(table),
             slot_mapping=torch.tensor(slots),
             logits_indices=torch.from_numpy(starts[1:] - 1),
             attention=self.attention,
             counts=counts,
-            max_length=max(lengths),
             host=HostStep(
                 starts=starts,
                 context_lens=np.array(lengths),

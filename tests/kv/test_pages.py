@@ -1,4 +1,4 @@
-"""PagePool against a dictionary of counts."""
+"""PagePool against a set of held pages."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class PoolMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.pool = PagePool(TOTAL)
-        self.counts: dict[int, int] = {}
+        self.held: set[int] = set()
 
     @rule(count=st.integers(0, TOTAL + 2))
     def take(self, count: int) -> None:
-        free = TOTAL - len(self.counts)
+        free = TOTAL - len(self.held)
         if count > free:
             with pytest.raises(OutOfPages):
                 self.pool.take(count)
@@ -29,38 +29,29 @@ class PoolMachine(RuleBasedStateMachine):
         pages = self.pool.take(count)
         assert self.pool.touched == before[0] + max(0, count - before[1])
         assert len(set(pages)) == count
-        assert not set(pages) & set(self.counts)
-        self.counts |= dict.fromkeys(pages, 1)
+        assert not set(pages) & set(self.held)
+        self.held.update(pages)
 
-    @precondition(lambda self: self.counts)
-    @rule(data=st.data())
-    def share(self, data: st.DataObject) -> None:
-        page = data.draw(st.sampled_from(sorted(self.counts)))
-        self.pool.share([page])
-        self.counts[page] += 1
-
-    @precondition(lambda self: self.counts)
+    @precondition(lambda self: self.held)
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
-        page = data.draw(st.sampled_from(sorted(self.counts)))
+        page = data.draw(st.sampled_from(sorted(self.held)))
         self.pool.release([page])
-        self.counts[page] -= 1
-        if not self.counts[page]:
-            del self.counts[page]
+        self.held.remove(page)
 
     @rule(data=st.data())
     def move(self, data: st.DataObject) -> None:
         pool = self.pool
-        holes = [page for page in range(pool.touched) if page not in self.counts]
-        count = data.draw(st.integers(0, min(len(holes), len(self.counts))))
-        sources = data.draw(st.permutations(sorted(self.counts)))[:count]
+        holes = [page for page in range(pool.touched) if page not in self.held]
+        count = data.draw(st.integers(0, min(len(holes), len(self.held))))
+        sources = data.draw(st.permutations(sorted(self.held)))[:count]
         moves = dict(zip(sources, holes, strict=False))
         pool.move(moves)
-        self.counts = {moves.get(page, page): n for page, n in self.counts.items()}
+        self.held = {moves.get(page, page) for page in self.held}
 
     @rule(first=st.integers(0, TOTAL))
     def vacate(self, first: int) -> None:
-        if any(page >= first for page in self.counts):
+        if any(page >= first for page in self.held):
             with pytest.raises(ValueError, match="some of them are held"):
                 self.pool.vacate(first)
             return
@@ -70,20 +61,16 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(page=st.integers(0, TOTAL - 1))
     def misuse(self, page: int) -> None:
-        if page in self.counts:
+        if page in self.held:
             return
         with pytest.raises(ValueError, match="nobody holds"):
             self.pool.release([page])
-        with pytest.raises(ValueError, match="is free"):
-            self.pool.share([page])
 
     @invariant()
     def conserved(self) -> None:
-        assert all(page < self.pool.touched for page in self.counts)
-        assert self.pool.free == TOTAL - len(self.counts)
-        assert all(self.pool.references(page) == n for page, n in self.counts.items())
-        claims = [(f"owner {i}", [page]) for page, n in self.counts.items() for i in range(n)]
-        assert self.pool.audit(claims) == []
+        assert all(page < self.pool.touched for page in self.held)
+        assert self.pool.free == TOTAL - len(self.held)
+        assert self.pool.audit([(f"owner of {page}", [page]) for page in self.held]) == []
 
 
 PoolMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)

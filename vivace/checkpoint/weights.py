@@ -12,6 +12,7 @@ from vivace.errors import CannotStart
 from vivace.platforms.ops.stored import Int8Rows, StoredBlocks
 
 Progress = Callable[[str, float], None]
+"""(stage, fraction of it that is done, 0..1)"""
 STAGE = "Loading weights"
 IGNORABLE = ("rotary_emb.inv_freq", "attn.masked_bias", "attn.bias")
 """buffers that old checkpoints carry and that are computed, not read"""

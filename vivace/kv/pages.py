@@ -13,7 +13,7 @@ class OutOfPages(RuntimeError):
 
 
 class PagePool:
-    """Page ids 0..total-1. Every taken page has a reference count; at zero it is free again.
+    """Page ids 0..total-1. A taken page is held, by one owner, until it is released.
 
     Pages from `touched` on were never taken, or were vacated: where a device gives memory at the
     first touch there is none behind them. Free pages below are taken first, then the lowest.
@@ -26,7 +26,8 @@ class PagePool:
         self.touched = 0
         self._free: list[int] = []
         """of those below `touched`"""
-        self._references = [0] * total
+        self._held = bytearray(total)
+        """1 for each page that was taken"""
 
     @property
     def free(self) -> int:
@@ -38,7 +39,7 @@ class PagePool:
         return len(self._free)
 
     def take(self, count: int) -> list[int]:
-        """`count` free pages, each with one reference. OutOfPages leaves the pool unchanged."""
+        """`count` free pages. OutOfPages leaves the pool unchanged."""
         if count <= 0:
             return []
         fresh = count - len(self._free)
@@ -51,51 +52,38 @@ class PagePool:
             self.touched += fresh
         else:
             raise OutOfPages(f"{count} pages asked for, {self.free} of {self.total} free")
-        references = self._references
+        held = self._held
         for page in pages:
-            references[page] = 1
+            held[page] = 1
         return pages
 
-    def share(self, pages: Iterable[int]) -> None:
-        """One more reference on pages that somebody holds."""
-        references = self._references
-        for page in pages:
-            if not references[page]:
-                raise ValueError(f"page {page} is free and cannot be shared")
-            references[page] += 1
-
     def release(self, pages: Iterable[int]) -> None:
-        """One reference less on each page. ValueError on a page that is free already."""
-        references, free = self._references, self._free
+        """Pages are free again. ValueError on one that is free already."""
+        held, free = self._held, self._free
         for page in pages:
-            left = references[page] - 1
-            if left < 0:
+            if not held[page]:
                 raise ValueError(f"page {page} is released but nobody holds it")
-            references[page] = left
-            if not left:
-                free.append(page)
+            held[page] = 0
+            free.append(page)
 
     def move(self, moves: dict[int, int]) -> None:
         """Who holds page `source` holds `moves[source]` instead, a free one below `touched`."""
-        references, targets = self._references, set(moves.values())
-        if len(targets) < len(moves) or any(references[page] for page in targets):
+        held, targets = self._held, set(moves.values())
+        if len(targets) < len(moves) or any(held[page] for page in targets):
             raise ValueError(f"pages move to {sorted(targets)}, and not all of them are free")
         for source, target in moves.items():
-            references[target], references[source] = references[source], 0
+            held[target], held[source] = held[source], 0
         self._free = [page for page in self._free if page not in targets] + list(moves)
 
     def vacate(self, first: int) -> None:
         """There is no memory behind pages from `first` on. ValueError where one is held."""
-        if any(self._references[first:]):
+        if any(self._held[first:]):
             raise ValueError(f"pages from {first} on are vacated, and some of them are held")
         self._free = [page for page in self._free if page < first]
         self.touched = min(self.touched, first)
 
-    def references(self, page: int) -> int:
-        return self._references[page]
-
     def audit(self, owners: Iterable[tuple[str, list[int]]]) -> list[str]:
-        """Findings where free list, reference counts and the claims of all owners disagree."""
+        """Findings where free list, held pages and the claims of all owners disagree."""
         owners = list(owners)
         counts = [0] * self.total
         for _, pages in owners:
@@ -105,7 +93,7 @@ class PagePool:
         findings: list[str] = []
         if len(free) != self.free:
             findings.append("the free list holds a page twice")
-        wrong = counts != self._references or len(free) != counts.count(0)
+        wrong = counts != list(self._held) or len(free) != counts.count(0)
         if wrong or any(counts[page] for page in free):
             findings += self._explain(owners, free)
         return findings
@@ -113,13 +101,13 @@ class PagePool:
     def _explain(self, owners: list[tuple[str, list[int]]], free: set[int]) -> list[str]:
         """One line per page whose state and claims contradict each other."""
         findings: list[str] = []
-        for page, count in enumerate(self._references):
-            claimants = [owner for owner, pages in owners for held in pages if held == page]
-            if len(claimants) != count or (page in free) != (count == 0):
-                state = "free" if page in free else "taken"
+        for page, held in enumerate(self._held):
+            claimants = [owner for owner, pages in owners for claim in pages if claim == page]
+            if len(claimants) != held or (page in free) == bool(held):
+                state = "held" if held else "not held"
+                listed = " and on the free list" if page in free else ""
                 findings.append(
-                    f"page {page} is {state} with {count} references, "
-                    f"claimed by {', '.join(claimants) or 'nobody'}"
+                    f"page {page} is {state}{listed}, claimed by {', '.join(claimants) or 'nobody'}"
                 )
         return findings
 

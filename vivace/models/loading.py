@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import cast
 
@@ -10,6 +9,7 @@ import torch
 
 from vivace.checkpoint.open import open_weights
 from vivace.checkpoint.source import ModelSource
+from vivace.checkpoint.weights import Progress
 from vivace.layers.module import Bindings, read_decoded, read_stored
 from vivace.models.causal_lm import CausalLM
 from vivace.models.facts import ModelFacts
@@ -17,15 +17,13 @@ from vivace.models.registry import ARCHITECTURES
 from vivace.platforms.ops.table import Ops
 from vivace.quantization.method import LinearMethod, select_quant_method, select_scheme
 
-Progress = Callable[[str, float], None]
-"""(stage, fraction of it that is done)"""
-
 
 def load_model(
     source: ModelSource,
     facts: ModelFacts,
     ops: Ops,
     *,
+    device: torch.device,
     dtype: torch.dtype,
     matrix_dtype: torch.dtype | None = None,
     blocks: bool = False,
@@ -34,7 +32,6 @@ def load_model(
     positions: int,
     longest: int | None = None,
     progress: Progress,
-    device: torch.device | None = None,
     seed: int = 0,
 ) -> CausalLM:
     """Build, bind and load. `positions` = longest served context in tokens, `longest`
@@ -48,7 +45,7 @@ def load_model(
     Raises CheckpointError for bad weights.
     """
     model = build_model(facts, positions)
-    place, matrices = device or torch.device("cpu"), matrix_dtype or dtype
+    matrices = matrix_dtype or dtype
     weights = open_weights(source, facts, seed=seed, progress=progress, dtype=matrices)
     scheme = select_scheme(quantization, weights.int8)
     quantized = partial(
@@ -62,10 +59,10 @@ def load_model(
         ops=ops,
         dtype=dtype,
         matrix_dtype=matrices,
-        device=place,
+        device=device,
         # of an int8 checkpoint: decoded when nobody wants its int8
         read=read_stored if (scheme if weights.int8 else blocks) else read_decoded,
-        linear_method=lambda name: LinearMethod(ops, matrices, dtype, place, quantized(name)),
+        linear_method=lambda name: LinearMethod(ops, matrices, dtype, device, quantized(name)),
         longest=longest,
     )
     model.bind("", bindings)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
+from vivace.checkpoint.weights import Progress
 from vivace.config.environment import switched_on
 from vivace.models.causal_lm import CausalLM
 from vivace.models.loading import load_model
@@ -31,9 +32,6 @@ from vivace.worker.worker import Worker
 if TYPE_CHECKING:
     from vivace.config.config import Config
 
-Report = Callable[[str, float], None]
-"""(stage, fraction of it that is done, 0..1)"""
-
 DTYPES = {
     "float32": torch.float32,
     "float": torch.float32,
@@ -51,7 +49,7 @@ MAX_STEP_BUFFER = 16384
 """tokens; longer steps enlarge the buffers when they come"""
 
 
-def build_worker(config: Config, report: Report) -> Worker:
+def build_worker(config: Config, report: Progress) -> Worker:
     """Load the platform and the weights, size the pool with what is left, and assemble."""
     report("Loading kernels", 0.0)
     platform = load_platform(config.platform, platform_settings(config))
@@ -92,13 +90,14 @@ def build_worker(config: Config, report: Report) -> Worker:
     )
 
 
-def load(config: Config, platform: Platform, max_tokens: int, report: Report) -> CausalLM:
+def load(config: Config, platform: Platform, max_tokens: int, report: Progress) -> CausalLM:
     """The model with its weights, for requests of up to `max_tokens` tokens."""
     dtype = DTYPES[config.model.dtype]
     return load_model(
         config.source,
         config.facts,
         platform.ops,
+        device=platform.device(),
         dtype=platform.activations(dtype),
         matrix_dtype=dtype,
         blocks=platform.reads_blocks,
@@ -179,7 +178,7 @@ def assemble(
     weight_bytes: int = 0,
     step_tokens: int = 1024,
     captures: Captures = Captures(),
-    report: Report = lambda stage, fraction: None,
+    report: Progress = lambda stage, fraction: None,
     original_logprobs: bool = False,
     rewrites: Sequence[Rewrite] = (),
 ) -> Worker:
@@ -224,7 +223,7 @@ def build_runner(
     attention: AttentionBackend,
     inputs: StepInputs,
     captures: Captures,
-    report: Report,
+    report: Progress,
 ) -> ModelRunner:
     """Eager, or captured where the platform can and steps were asked for."""
     eager, recorder = EagerRunner(model, attention), platform.recorder()

@@ -156,8 +156,6 @@ class StepInput:
     """[S + 1] int64: the tokens of span i are query_starts[i]..query_starts[i + 1]"""
     context_lens: Tensor
     """[S] int64: context of the row including this step"""
-    rows: Tensor
-    """[S] int64"""
     page_table: Tensor
     """[S, max_pages] int64; behind a row's pages stands the empty page"""
     slot_mapping: Tensor
@@ -167,7 +165,6 @@ class StepInput:
     attention: AttentionBackend
     counts: list[int]
     """query length of each span, on the host"""
-    max_length: int
     host: HostStep
 
 
@@ -196,13 +193,13 @@ class StepInputs:
         self._per_token = _Columns(3, tokens)
         # What decode steps use never moves: a captured step knows the addresses.
         self._decoding = _Columns(3, states.rows)
-        self._per_row = _Columns(4, states.rows + 1)
+        self._per_row = _Columns(3, states.rows + 1)
         self._table = np.zeros((states.rows, states.pages.shape[1]), np.int64)
 
     def decode_step(self, rows: int, attention: AttentionBackend) -> StepInput:
         """The buffers of every decode step of up to `rows` rows, to capture one."""
         ids, positions, slots = (torch.from_numpy(x) for x in self._decoding.take(rows))
-        starts, lengths, row, last = (torch.from_numpy(x) for x in self._per_row.take(rows + 1))
+        starts, lengths, last = (torch.from_numpy(x) for x in self._per_row.take(rows + 1))
         table = self._table[:rows]
         return StepInput(
             input_ids=ids,
@@ -210,12 +207,10 @@ class StepInputs:
             slot_mapping=slots,
             query_starts=starts,
             context_lens=lengths[:rows],
-            rows=row[:rows],
             page_table=torch.from_numpy(table),
             logits_indices=last[:rows],
             attention=attention,
             counts=[1] * rows,
-            max_length=1,
             host=HostStep(
                 starts=np.arange(rows + 1),
                 context_lens=np.ones(rows, np.int64),
@@ -244,19 +239,17 @@ class StepInputs:
         )
         ids, positions, slots = self._tokens(spans, decode)
         table = self._page_table(rows, lengths)
-        query_starts, context_lens, kept_rows, logits_indices = self._per_span(spans, lengths)
+        query_starts, context_lens, logits_indices = self._per_span(spans, lengths)
         step = StepInput(
             input_ids=ids,
             positions=positions,
             slot_mapping=slots,
             query_starts=query_starts,
             context_lens=context_lens,
-            rows=kept_rows,
             page_table=torch.from_numpy(table),
             logits_indices=logits_indices,
             attention=attention,
             counts=plan.counts,
-            max_length=int(lengths.max()),
             host=HostStep(
                 starts=starts, context_lens=lengths, pages=table, decode=decode, rows=rows
             ),
@@ -292,18 +285,17 @@ class StepInputs:
             table[np.arange(widest) >= used[:, None]] = self._empty_page
         return table
 
-    def _per_span(self, spans: Spans, lengths: np.ndarray) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _per_span(self, spans: Spans, lengths: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
+        """(query starts [S + 1], context lengths [S], tokens whose logits are wanted [S'])"""
         count = len(spans.rows)
-        starts, kept, rows, last = self._per_row.take(count + 1)
+        starts, kept, last = self._per_row.take(count + 1)
         starts[:] = spans.starts
         kept[:count] = lengths
-        rows[:count] = spans.rows
         drawn = len(spans.final)
         last[:drawn] = spans.starts[spans.final + 1] - 1
         return (
             torch.from_numpy(starts),
             torch.from_numpy(kept[:count]),
-            torch.from_numpy(rows[:count]),
             torch.from_numpy(last[:drawn]),
         )
 

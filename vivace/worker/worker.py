@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Head(Protocol):
-    """What turns hidden states into a StepOutput: a SamplingHead, or a pooling head."""
+    """What turns hidden states into a StepOutput (`SamplingHead` is one)."""
 
     def sample(self, step: StepInput, spans: Spans, hidden: Tensor) -> StepOutput: ...
 

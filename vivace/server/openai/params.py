@@ -70,7 +70,7 @@ def check_tools(request: Tooled) -> None:
 def check_model(context: Context, model: str) -> None:
     """Let any name through, as SGLang does, and count those that are not served.
 
-    404 with --strict-model-name; 400 for `served-name:adapter`, which prompts for an adapter.
+    404 with --strict-model-name; 400 for `served-name:adapter`, which asks for an adapter.
     """
     if is_served(context, model):
         return
@@ -104,7 +104,7 @@ def not_found(context: Context, model: str) -> HTTPError:
 def raw_sampling(request: SamplingFields, max_new_tokens: int | None) -> dict[str, Any]:
     """SGLang's `sampling_params` of an OpenAI request; what was not said is left to the defaults.
 
-    `max_new_tokens` None prompts for all the room the context leaves.
+    `max_new_tokens` None asks for all the room the context leaves.
     """
     values = {name: getattr(request, field) for name, field in SAMPLING.items()}
     given = {name: value for name, value in values.items() if value is not None}
