@@ -24,6 +24,7 @@ from vivace.bench.runner import BenchLoad, Outcome, measure_load, wait_ready, wi
 from vivace.bench.tokenizer import TokenCodec, choose_codec
 from vivace.bench.workload import BenchRequest
 from vivace.config.process_environment import client_key, is_key
+from vivace.errors import CannotStart
 
 CodecChoice = Callable[[argparse.Namespace, "Server"], tuple[TokenCodec, str]]
 

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from vivace.checkpoint.weights import Progress
 from vivace.config.environment import switched_on
 from vivace.models.causal_lm import CausalLM
-from vivace.models.loading import load_model
+from vivace.models.loading import Progress, load_model
 from vivace.platforms.attention import AttentionBackend, AttentionLayer
 from vivace.platforms.platform import Platform, PlatformSettings, load_platform
 from vivace.protocol.messages import Capacity, Rewrite
