@@ -51,7 +51,7 @@ PUBLISHED = {
 """billions of parameters as their authors count them: in all, for a token"""
 
 
-def shape_of(name: str) -> Architecture:
+def find_shape(name: str) -> Architecture:
     model = find_model(name)
     assert model is not None
     return known_architecture(model)
@@ -59,7 +59,7 @@ def shape_of(name: str) -> Architecture:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_shapes_add_up_to_the_published_size(name: str) -> None:
-    shape, (total, active) = shape_of(name), PUBLISHED[name]
+    shape, (total, active) = find_shape(name), PUBLISHED[name]
     assert shape.parameters() / 1e9 == pytest.approx(total, rel=0.03)
     table = 2 * shape.vocabulary * shape.hidden / 1e9  # which some do not count
     assert abs(shape.parameters(active=True) / 1e9 - active) <= max(0.08 * active, table) + 0.5
@@ -87,10 +87,10 @@ def test_paths_of_new_families_name_them(path: str, name: str) -> None:
 
 def test_compressed_attention_keeps_little_of_a_token() -> None:
     """DeepSeek-V4-Flash: 21 layers keep one of 4 tokens and its index, 20 one of 128."""
-    shape = shape_of("deepseek-v4-flash")
+    shape = find_shape("deepseek-v4-flash")
     exact = 21 * (512 + 128) / 4 + 20 * 512 / 128
     assert exact <= shape.kv_elements(8) <= exact + shape.layers
-    assert shape.kv_elements(8) < shape_of("deepseek-v3.2").kv_elements(8) / 8
+    assert shape.kv_elements(8) < find_shape("deepseek-v3.2").kv_elements(8) / 8
 
 
 @pytest.mark.parametrize(
