@@ -37,7 +37,10 @@ def find_children(pid: int) -> dict[str, int]:
     found: dict[str, int] = {}
     for task in Path(f"/proc/{pid}/task").iterdir():
         for child in (task / "children").read_text().split():
-            words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
+            try:
+                words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue  # it has just ended
             if b"vivace.launch.child" in words:
                 role = words[words.index(b"vivace.launch.child") + 1].decode()
                 found[role if role not in found else f"{role} {child}"] = int(child)

@@ -107,6 +107,34 @@ def test_aborts_reach_what_waits_in_another_frontend(tmp_path: Path, abort: dict
         assert [end["finish_reason"]["type"] for end in ends] == ["abort", left]
 
 
+def test_what_is_logged_of_requests_is_changed_for_all_frontends(tmp_path: Path) -> None:
+    """Also for one that is started later."""
+    change = {"log_requests": True, "log_requests_level": 0, "log_requests_format": "json"}
+    environment = {"VIVACE_EXECUTOR": "oracle:0.001"}
+    with RunningServer(*FLAGS, environment=environment, log=tmp_path / "log") as server:
+        server.wait_ready()
+        first, second = frontends(server)
+        only(server, first, lambda: server.json("/configure_logging", change))
+        only(server, second, lambda: generate(server, "of-the-second"))
+        assert '"rid":"of-the-second"' in server.text()
+        os.kill(first, signal.SIGKILL)
+        wait_for_another(server, {first, second})
+        (third,) = set(frontends(server)) - {second}
+        only(server, third, lambda: generate(server, "of-the-third"))
+        assert '"rid":"of-the-third"' in server.text()
+        told = only(server, third, lambda: server.json("/configure_logging", {}))
+        assert told == change
+        only(server, third, lambda: server.json("/configure_logging", {"log_requests": False}))
+        only(server, second, lambda: generate(server, "silent"))
+        assert "silent" not in server.text()
+
+
+def generate(server: RunningServer, rid: str) -> None:
+    server.json(
+        "/generate", {"rid": rid, "input_ids": [1], "sampling_params": {"max_new_tokens": 2}}
+    )
+
+
 def pause_new_engine(server: RunningServer) -> int:
     """The engine dies, and its successor comes to a stop before it is ready."""
     dead = server.children()["engine"]

@@ -4,7 +4,8 @@ It is anonymous (memfd), so no disk can be full or read-only behind it; it is re
 before any process needs it and sealed against shrinking, so touching it never faults; it belongs to
 the supervisor, so what a process stored outlives that process however it dies.
 
-Layout: the engine's part, then one place per frontend: its heartbeat, then its counters.
+Layout: the engine's part, what all frontends share, then one place per frontend: its
+heartbeat, then its counters.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ import mmap
 import os
 
 ENGINE_BYTES = 64 << 10
+REQUEST_LOG_BYTES = 64
 HEARTBEAT_BYTES = 4 << 10
 COUNTER_BYTES = 256 << 10
 PLACE_BYTES = HEARTBEAT_BYTES + COUNTER_BYTES
+COMMON_BYTES = ENGINE_BYTES + REQUEST_LOG_BYTES
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
@@ -35,6 +38,11 @@ class SharedMemory:
     def engine(self) -> memoryview:
         return memoryview(self._map)[:ENGINE_BYTES]
 
+    @property
+    def request_log(self) -> memoryview:
+        """What --log-requests logs by now; any frontend may change it for all."""
+        return memoryview(self._map)[ENGINE_BYTES:COMMON_BYTES]
+
     def heartbeat(self, place: int) -> memoryview:
         start = self._start(place)
         return memoryview(self._map)[start : start + HEARTBEAT_BYTES]
@@ -46,7 +54,7 @@ class SharedMemory:
     def _start(self, place: int) -> int:
         if not 0 <= place < self.places:
             raise ValueError(f"there is no place {place}; there are {self.places}")
-        return ENGINE_BYTES + place * PLACE_BYTES
+        return COMMON_BYTES + place * PLACE_BYTES
 
 
 def new_descriptor() -> int:
@@ -63,11 +71,11 @@ def reserve(descriptor: int, places: int) -> SharedMemory:
 
 def attach(descriptor: int) -> SharedMemory:
     """A child's end. ValueError when the descriptor is no such memory."""
-    places, rest = divmod(os.fstat(descriptor).st_size - ENGINE_BYTES, PLACE_BYTES)
+    places, rest = divmod(os.fstat(descriptor).st_size - COMMON_BYTES, PLACE_BYTES)
     if rest or places < 0:
         raise ValueError(f"descriptor {descriptor} is not the memory of a server")
     return SharedMemory(descriptor, places)
 
 
 def size_for(places: int) -> int:
-    return ENGINE_BYTES + places * PLACE_BYTES
+    return COMMON_BYTES + places * PLACE_BYTES

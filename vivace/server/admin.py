@@ -40,7 +40,7 @@ async def abort_request(context: Context, _request: web.Request, body: Body) -> 
 
 
 async def configure_logging(context: Context, _request: web.Request, body: Body) -> web.Response:
-    """Change what --log-requests logs."""
+    """Change what --log-requests logs, in all frontends."""
     params = await LOGGING.read(context, body, b"{}")
     refuse_paths(params)
     if params.log_requests_level is not None and params.log_requests_level not in LEVELS:
@@ -48,12 +48,7 @@ async def configure_logging(context: Context, _request: web.Request, body: Body)
     if params.log_requests_format is not None and params.log_requests_format not in FORMATS:
         raise BadRequest("log_requests_format", f"must be one of {', '.join(FORMATS)}")
     log = context.request_log
-    if params.log_requests is not None:
-        log.enabled = params.log_requests
-    if params.log_requests_level is not None:
-        log.level = params.log_requests_level
-    if params.log_requests_format is not None:
-        log.form = params.log_requests_format
+    log.change(params.log_requests, params.log_requests_level, params.log_requests_format)
     answer: dict[str, Any] = {
         "log_requests": log.enabled,
         "log_requests_level": log.level,

@@ -27,7 +27,21 @@ def build_app(
     settings = build_server_settings(config)
     if settings.log_requests_targets:
         add_targets(settings.log_requests_targets)
-    return make_app(frontend, settings, http_metrics=HttpMetrics(memory, place))
+    return make_app(
+        frontend,
+        settings,
+        http_metrics=HttpMetrics(memory, place),
+        request_log=make_request_log(settings, memory.request_log if memory else None),
+    )
+
+
+def make_request_log(settings: ServerSettings, memory: memoryview | None = None) -> RequestLog:
+    return RequestLog(
+        enabled=settings.log_requests,
+        level=settings.log_requests_level,
+        form=settings.log_requests_format,
+        memory=memory,
+    )
 
 
 def make_app(
@@ -35,6 +49,7 @@ def make_app(
     settings: ServerSettings,
     routes: tuple[Route, ...] = ROUTES,
     http_metrics: HttpMetrics | None = None,
+    request_log: RequestLog | None = None,
 ) -> web.Application:
     """The application from plain settings; ValueError when the route table is incomplete."""
     check_routes(routes)
@@ -46,11 +61,7 @@ def make_app(
         keys=keys,
         browsers=browsers,
         http_metrics=http_metrics or HttpMetrics(),
-        request_log=RequestLog(
-            enabled=settings.log_requests,
-            level=settings.log_requests_level,
-            form=settings.log_requests_format,
-        ),
+        request_log=request_log or make_request_log(settings),
         bodies=BodyBudget(max(settings.bodies_limit, settings.body_limit)),
         start_queue=StartQueue(frontend.engine, settings.start_queue_limit),
         document=document(routes, [access for access in Access if keys.needed_for(access)]),

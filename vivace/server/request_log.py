@@ -113,12 +113,39 @@ class LineFile(logging.Handler):
 
 
 class RequestLog:
-    """Level 0: ids and counts; 1: and sampling settings; 2: and the start of the text; 3: all."""
+    """Level 0: ids and counts; 1: and sampling settings; 2: and the start of the text; 3: all.
 
-    def __init__(self, *, enabled: bool, level: int, form: str) -> None:
-        self.enabled = enabled
-        self.level = level
-        self.form = form
+    `memory` (3 bytes at least, zeros at first) is what all frontends share: in it lies what was
+    changed since the start, so a change by one is a change for all, and for those started later."""
+
+    def __init__(
+        self, *, enabled: bool, level: int, form: str, memory: memoryview | None = None
+    ) -> None:
+        self._start = (int(enabled), level, FORMATS.index(form))
+        self._changed = memory if memory is not None else memoryview(bytearray(len(self._start)))
+
+    def _value(self, at: int) -> int:
+        """As it was started while nobody has changed it: 0 stands for that."""
+        return self._changed[at] - 1 if self._changed[at] else self._start[at]
+
+    @property
+    def enabled(self) -> bool:
+        return self._value(0) == 1
+
+    @property
+    def level(self) -> int:
+        return self._value(1)
+
+    @property
+    def form(self) -> str:
+        return FORMATS[self._value(2)]
+
+    def change(self, enabled: bool | None, level: int | None, form: str | None) -> None:
+        """For all frontends; None leaves it as it is."""
+        values = (enabled, level, None if form is None else FORMATS.index(form))
+        for at, value in enumerate(values):
+            if value is not None:
+                self._changed[at] = value + 1
 
     def log_received(
         self, endpoint: str, requests: list[Request], params: object, text: str | None = None
