@@ -72,6 +72,15 @@ def fill_command(parts: Iterable[str], columns: int) -> list[str]:
     return [line if line.endswith(",") else f"{line} \\" for line in lines[:-1]] + lines[-1:]
 
 
+def printable(text: str) -> str:
+    """Text of strangers (names of files, values in them) on one line: what is no visible character
+    is written as Python writes it, so that nothing steers a terminal, begins a line that a CI
+    system obeys, or cannot be encoded."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 def print_wrapped(text: str, stream: TextIO | None = None, indent: str = "    ") -> None:
     """Print to standard error, or to another stream."""
     out = stream or sys.stderr

@@ -26,11 +26,11 @@ from vivace.deploy.check import FORMATS, main
 from vivace.deploy.command import main as deploy
 from vivace.deploy.document import DOCS
 from vivace.deploy.load_case import Overrides, build_case, open_files
+from vivace.deploy.memory.plan import plans
 from vivace.deploy.report.github import annotation
 from vivace.deploy.report.machine import report_schema
 from vivace.deploy.report.page import page
 from vivace.deploy.rules.judge import RULES, Finding, judge
-from vivace.deploy.rules.memory import plans
 from vivace.deploy.schema.files import parse_deployment, to_yaml
 
 ROOT = DOCS.parent
@@ -147,6 +147,43 @@ def test_annotations_survive_any_text(text: str, role: str, flag: str) -> None:
     kind, properties, message = as_the_runner_reads(line)
     assert (kind, message) == ("notice", text)
     assert properties == {"title": f"rule ({role} {flag})"}
+
+
+HOSTILE = {
+    "a name of two lines": "a\n::error::injected\n.sh",
+    "a name that is a command": "::error::injected.sh",
+    "a command of old runners": "##[error]injected.sh",
+    "a terminal's codes": "\x1b[31m\x9b2J\x07.sh",
+    "no UTF-8": os.fsdecode(b"\xff.sh"),
+    "read from right to left": "\u202ehs.sh",
+}
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("name", HOSTILE)
+def test_names_and_values_of_strangers_are_text(
+    form: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They steer no terminal and no CI system, and nothing fails on them."""
+    path = tmp_path / HOSTILE[name]
+    values = "".join(f"--served-model-name '{value}:' " for value in HOSTILE.values())
+    path.write_bytes(os.fsencode(f"python -m sglang.launch_server --model-path m {values}"))
+    for words in ([str(path)], ["--each", str(path), str(tmp_path / ("no" + HOSTILE[name]))]):
+        capsys.readouterr()
+        code = main(["--format", form, *words])
+        said = capsys.readouterr()
+        assert code == (2 if "--each" in words else 1)
+        for line in (said.out + said.err).split("\n"):
+            assert line.isprintable() or form == "github"
+            assert not {"\x1b", "\x9b", "\r"} & set(line)
+            (line + "\n").encode()
+            if form == "github" and line.startswith("::"):
+                kind, properties, _ = as_the_runner_reads(line)
+                assert kind in ("group", "endgroup") or properties["title"]
+            else:
+                assert not line.startswith("::")
+        if form in ("json", "sarif"):
+            json.loads(said.out)
 
 
 @pytest.mark.parametrize("workspace", [True, False])

@@ -24,7 +24,7 @@ from vivace.deploy.rules.rule import Rule
 from vivace.deploy.target import parse_release
 from vivace.errors import CANNOT_START, CannotStart, cause
 from vivace.files import write_file
-from vivace.terminal import print_wrapped
+from vivace.terminal import print_wrapped, printable
 
 FORMATS = ("text", "json", "github", "sarif")
 FOUND_ERRORS = 1
@@ -55,7 +55,7 @@ def main(words: Sequence[str]) -> int:
     except BrokenPipeError:
         raise
     except (CannotStart, OSError) as error:
-        print_wrapped(f"vivace check: {cause(error)}")
+        print_wrapped(f"vivace check: {printable(cause(error))}")
         return CANNOT_START
     return exit_code(checked)
 
@@ -73,9 +73,9 @@ def check_all(
             raise
         except (CannotStart, OSError) as error:
             if chosen.each and starts_nothing(error):
-                print_wrapped(f"{files[0]}: it starts no server, nothing to check")
+                print_wrapped(f"{printable(files[0])}: it starts no server, nothing to check")
                 continue
-            print_wrapped(f"vivace check: {cause(error)}")
+            print_wrapped(f"vivace check: {printable(cause(error))}")
             yield Unreadable(files[0] if len(files) == 1 else "", cause(error))
 
 

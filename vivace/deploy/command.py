@@ -19,7 +19,7 @@ from vivace.deploy.load_case import (
 from vivace.deploy.schema.deployment import Deployment
 from vivace.errors import CANNOT_START, CannotStart, cause
 from vivace.files import check_folder, write_file, write_own_file
-from vivace.terminal import print_wrapped
+from vivace.terminal import print_wrapped, printable
 
 TARGETS = ("shell", "systemd", "compose", "kubernetes", "ray")
 VIVACE_PROGRAMS = {
@@ -39,7 +39,7 @@ def main(words: Sequence[str]) -> int:
     except BrokenPipeError:
         raise
     except (CannotStart, OSError) as error:
-        print_wrapped(f"vivace deploy: {cause(error)}")
+        print_wrapped(f"vivace deploy: {printable(cause(error))}")
         return CANNOT_START
 
 
@@ -94,13 +94,13 @@ def import_scripts(chosen: argparse.Namespace) -> int:
 def print_remarks(loaded: LoadedDeployment, deployment: Deployment) -> None:
     """Prints the roles and every line that was not understood to stderr."""
     for each in loaded.remarks:
-        print_wrapped(f"{each.file}:{each.line}: {each.text}")
+        print_wrapped(printable(f"{each.file}:{each.line}: {each.text}"))
     roles = [
         f"{name}: {role.instances} x {role.nodes} node(s)"
         for name, role in deployment.roles.items()
     ]
     found = "; ".join([*roles, f"{len(deployment.benchmarks)} benchmark(s)"])
-    print_wrapped(found)
+    print_wrapped(printable(found))
 
 
 def render(chosen: argparse.Namespace) -> int:

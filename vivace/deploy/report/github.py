@@ -10,6 +10,7 @@ from vivace.deploy.report.checked import Checked, Unreadable
 from vivace.deploy.report.terminal import headline, skipped_lines, summary
 from vivace.deploy.rules.judge import Finding
 from vivace.deploy.rules.rule import Severity
+from vivace.terminal import printable
 
 COMMANDS: dict[Severity, str] = {
     "error": "error",
@@ -33,8 +34,9 @@ def github_lines(
         findings = each.result.findings
         shown = [one for one in findings if notes or one.severity in ("error", "warning")]
         yield from (annotation(finding, root) for finding in shown)
-        yield "  ".join(headline(each.case))
+        yield f"::group::{escape('  '.join(headline(each.case)), IN_MESSAGES)}"
         yield from skipped_lines(each.result)
+        yield "::endgroup::"
         yield summary(each.result, hidden=len(findings) - len(shown))
 
 
@@ -59,4 +61,4 @@ def command(kind: str, title: str, text: str, file: str, line: int) -> str:
 
 
 def escape(text: str, replacements: dict[str, str]) -> str:
-    return "".join(replacements.get(letter, letter) for letter in text)
+    return "".join(replacements.get(letter) or printable(letter) for letter in text)

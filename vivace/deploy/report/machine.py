@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -101,7 +102,8 @@ def difference_report(found: Sequence[Change], old: str, new: str) -> Difference
 
 
 def as_json(report: CheckReport | DifferenceReport) -> str:
-    return msgspec.json.format(msgspec.json.encode(report), indent=2).decode()
+    # As ASCII: names of files and words of a command may be no UTF-8.
+    return json.dumps(msgspec.to_builtins(report), indent=2)
 
 
 def describe_deployment(checked: Checked, memory: bool) -> CheckedDeployment:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
@@ -89,7 +90,9 @@ def result(finding: Finding, index: int, root: str) -> dict[str, Any]:
         "level": LEVELS[finding.severity],
         "message": {"text": text},
         **locations(finding.file, finding.line, name, root),
-        "partialFingerprints": {"place/v1": hashlib.sha256(parts.encode()).hexdigest()[:32]},
+        "partialFingerprints": {
+            "place/v1": hashlib.sha256(parts.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+        },
     }
 
 
@@ -107,5 +110,5 @@ def locations(file: str, line: int, name: str, root: str) -> dict[str, Any]:
 
 def artifact(path: str) -> dict[str, str]:
     if path.startswith("/"):
-        return {"uri": "file://" + quote(path)}
-    return {"uri": quote(path), "uriBaseId": ROOT}
+        return {"uri": "file://" + quote(os.fsencode(path))}
+    return {"uri": quote(os.fsencode(path)), "uriBaseId": ROOT}

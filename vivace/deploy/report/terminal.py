@@ -12,6 +12,7 @@ from vivace.deploy.locations import COMMAND
 from vivace.deploy.memory.plan import MemoryPlan, fraction_for, plans
 from vivace.deploy.rules.judge import CheckResult, Finding
 from vivace.deploy.rules.rule import Severity
+from vivace.terminal import printable
 
 if TYPE_CHECKING:
     from vivace.deploy.suggest import Suggestion
@@ -41,7 +42,7 @@ def writer() -> Callable[[Line], None]:
     """Colors and folded lines for a person; for a pipe each line as it is, without loading what
     draws."""
     if not sys.stdout.isatty():
-        return lambda line: print("".join(text for text, _ in line))
+        return lambda line: print("".join(printable(text) for text, _ in line))
     from rich.console import Console
     from rich.padding import Padding
     from rich.table import Table
@@ -56,7 +57,7 @@ def writer() -> Callable[[Line], None]:
             columns.add_row(line[0][0], Text(line[-1][0].strip()))
             console.print(columns)
             return
-        text = Text.assemble(*line)
+        text = Text.assemble(*((printable(text), style) for text, style in line))
         depth = len(text.plain) - len(text.plain.lstrip(" "))
         console.print(Padding(text[depth:], (0, 0, 0, depth)) if depth else text)
 
