@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 import sys
@@ -135,8 +136,9 @@ def test_long_lists_are_freed_in_slices_unless_somebody_has_them() -> None:
 
     kept = [Counted() for _ in range(5000)]
     rows = [[Counted() for _ in range(900)] for _ in range(20)]
-    held = [[[Counted() for _ in range(20_000)], kept, rows]]
-    del rows
+    mixed: list[Any] = [each for row in range(20) for each in ([Counted() for _ in range(900)], 5)]
+    held = [[[Counted() for _ in range(20_000)], kept, rows], mixed]
+    del rows, mixed
     before = Counted.alive
     for _ in discard(held):
         assert before - Counted.alive <= DISCARDED
@@ -196,6 +198,38 @@ def test_what_is_no_json_is_refused_where_it_begins(unit: bytes) -> None:
         for turn, _ in enumerate(work):
             assert turn < 3000
     assert refused.value.field in ("body", "unknown")
+
+
+@pytest.mark.parametrize("tail", [b'"', b'"}}', b"", b'","a":["'])
+def test_what_is_never_closed_is_not_decoded(tail: bytes) -> None:
+    body = b'{"text":"' + b"\\n" * 100_000 + tail
+    with pytest.raises(BadRequest, match=r"never closed|never opened"):
+        run_now(json_scan.Scan(body, {}).run())
+
+
+@pytest.mark.parametrize(
+    ("more", "times"),
+    [(b"", 1), (b',"unknown":1', 2), (b',"top_p":"x"', 1), (b',"stop":' + b"[1]" * 2, 1)],
+)
+def test_a_text_is_decoded_no_more_often_than_it_must(more: bytes, times: int) -> None:
+    """Of the text of a body everything else waits for a decoder."""
+    reading: Any = BodyReader(ChatRequest)
+    seen: list[int] = []
+
+    class Watched:
+        def __init__(self, decoder: Any) -> None:
+            self._decode = decoder.decode
+
+        def decode(self, data: bytes) -> Any:
+            seen.append(len(data))
+            return self._decode(data)
+
+    reading._strict, reading._lenient = Watched(reading._strict), Watched(reading._lenient)
+    turn = b'{"role":"user","content":"%b"}' % (b"\\n" * 50_000)
+    body = b'{"messages":[%b]%b}' % (turn, more)
+    with contextlib.suppress(BadRequest):
+        run_now(reading._large(Counting, body, []))
+    assert len(seen) == times
 
 
 def read_in_pieces(kind: Any, body: bytes) -> Any:

@@ -94,7 +94,7 @@ class Scan:
             if end > place:
                 self._plain(place, end)
             if end == size:
-                return
+                break
             byte = data[end]
             place = end + 1
             if byte == _QUOTE:
@@ -109,6 +109,8 @@ class Scan:
             turns += 1
             if not turns % TURNS or place - start > TURNS * TURNS:
                 yield
+        if self._depth:
+            raise BadRequest("body", "is not valid JSON: a bracket is never closed")
 
     def _skip(self, place: int) -> Work[int]:
         """Where the string ends that begins at `place`, behind its quote."""
@@ -122,7 +124,7 @@ class Scan:
             if place < size and data[place] == _BACKSLASH:
                 place += 2  # the window ends inside of an escape
             yield
-        return size
+        raise BadRequest("body", "is not valid JSON: a string is never closed")
 
     def _quoted(self, start: int, end: int) -> None:
         if self._depth == 1:
