@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 
 import vivace
-from vivace.errors import CANNOT_START
+from vivace.errors import CANNOT_START, CannotStart, one_line_without_memory
 from vivace.registry import Registry
 
 COMMANDS = {
@@ -64,6 +64,8 @@ ELSEWHERE = {
 """what Ollama and vLLM call what is called otherwise here"""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 """a file that standard output goes to cannot take more"""
+ONE_PROCESS = ("bench", "chat", "doctor")
+"""commands that may load a model themselves"""
 COMPLETION = ("--install-completion", "--show-completion", "--complete")
 
 
@@ -103,7 +105,14 @@ def run(words: list[str]) -> int:
         return import_module("vivace.completion").main(words, os.environ)
     if words[0] not in HANDLERS:
         return unknown_word("vivace", "command", words[0], COMMANDS)
-    return HANDLERS.get(words[0])(words[1:])
+    if words[0] not in ONE_PROCESS:
+        return HANDLERS.get(words[0])(words[1:])
+    try:
+        with one_line_without_memory():
+            return HANDLERS.get(words[0])(words[1:])
+    except CannotStart as error:
+        print(f"vivace {words[0]}: {error}", file=sys.stderr)
+        return CANNOT_START
 
 
 def bench(words: list[str]) -> int:

@@ -2,13 +2,53 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 
 class CannotStart(ValueError):
     """Settings, a model or a machine that do not go together. The text says what is wrong, where
     and what to do; a traceback would only hide it, so none is shown."""
+
+
+@contextlib.contextmanager
+def one_line_without_memory() -> Iterator[None]:
+    """What runs out of memory in here raises CannotStart."""
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise CannotStart(
+            f"there is not enough memory ({say(error)}). Free memory, lift the limit (`ulimit -v`, "
+            "the container's) or take a smaller model"
+        ) from error
+
+
+NO_MEMORY = (
+    "MemoryError",
+    "Cannot allocate memory",  # the system, torch
+    "can't allocate memory",
+    "can't start new thread",  # no room for its stack
+    "std::bad_alloc",
+)
+"""what exceptions of Python, torch and the system say"""
+NO_MEMORY_FOR_A_LIBRARY = "failed to map segment from shared object"
+"""what the loader says; another reason would follow"""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    return not isinstance(error, CannotStart) and says_no_memory(say(error))
+
+
+def says_no_memory(text: str) -> bool:
+    return any(sign in text for sign in NO_MEMORY) or text.endswith(NO_MEMORY_FOR_A_LIBRARY)
+
+
+def say(error: BaseException) -> str:
+    """Kind and first line."""
+    return f"{type(error).__name__}: {error}".partition("\n")[0].rstrip(": ")
 
 
 CANNOT_START = 2

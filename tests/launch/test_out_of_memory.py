@@ -12,9 +12,10 @@ from typing import cast
 import pytest
 
 from vivace.config.config import Config
+from vivace.errors import NO_MEMORY
 from vivace.launch.out_of_memory import GIB, memory_advice
 from vivace.supervisor import child as child_module
-from vivace.supervisor.child import NO_MEMORY, Child, Role
+from vivace.supervisor.child import Child, Role
 
 WEIGHTS = ("4.00 GiB were free before the start", "files take 0.50 GiB", "smaller model")
 POOL = ("--mem-fraction-static (now 0.8)", "--max-total-tokens")

@@ -220,6 +220,9 @@ class Workplace:
         self._statm = os.open("/proc/self/statm", os.O_RDONLY)
         mapped, self._resident = self._sizes()
         limit = mapped + limits.memory
+        _, allowed = resource.getrlimit(resource.RLIMIT_AS)
+        if allowed != resource.RLIM_INFINITY:  # `ulimit -v` of whoever started this
+            limit = min(limit, allowed)
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))

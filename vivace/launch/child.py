@@ -19,7 +19,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from vivace.config.child_process import die_with
-from vivace.errors import CANNOT_START, CannotStart
+from vivace.errors import CANNOT_START, CannotStart, is_out_of_memory
 from vivace.launch.prefetch import load_torch_library
 from vivace.observability import log as log_lines
 from vivace.observability.log import protect_standard_streams
@@ -61,6 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         line.send(Failure(describe(error)))
         if isinstance(error, CannotStart):
             return CANNOT_START  # the supervisor says why, in one line
+        if is_out_of_memory(error):
+            return 1  # and what would help
         log.critical("the %s ends: %s", arguments.role, describe(error), exc_info=error)
         return 1
     return 0

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from vivace.config.child_process import child_environment, python_module
-from vivace.errors import CANNOT_START
+from vivace.errors import CANNOT_START, says_no_memory
 from vivace.supervisor.ipc import MessageSocket, supervisor_end
 from vivace.supervisor.messages import FromChild, Setup
 from vivace.supervisor.signals import signals_blocked
@@ -24,10 +24,6 @@ Command = Callable[[Role, int], Sequence[str]]
 FAILED = 1
 EXIT_SECONDS = 5.0
 """From closing its line to the end of a process; normally far less than a millisecond."""
-
-
-NO_MEMORY = ("MemoryError", "can't allocate memory", "Cannot allocate memory")
-"""what exceptions of Python, torch and the system say"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +103,7 @@ class Child:
         if killed:
             ending += " (the kernel's out-of-memory killer was at work)"
         text = f"{self.failure} ({ending})" if self.failure else ending
-        if not killed and not any(sign in self.failure for sign in NO_MEMORY):
+        if not killed and not says_no_memory(self.failure):
             return text
         when = "while serving" if self.serving else f"at the start ({self.stage or 'imports'})"
         lack = OutOfMemory(role=self.role, stage=self.stage, serving=self.serving)
