@@ -6,10 +6,13 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from vivace.errors import CANNOT_START, nearest
 from vivace.terminal import print_wrapped
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class ArgumentParser(argparse.ArgumentParser):
@@ -47,6 +50,16 @@ class ArgumentParser(argparse.ArgumentParser):
         names = [str(choice) for choice in action.choices]
         near = nearest(str(value), names) or f"; choose from {', '.join(names)}"
         raise argparse.ArgumentError(action, f"there is no {value!r}{near}")
+
+
+def named_path(text: str) -> Path:
+    """The type of a file or folder. An empty name, as of a variable that is not set, would be the
+    current folder."""
+    from pathlib import Path  # 5 ms that `vivace check` does not need
+
+    if not text:
+        raise argparse.ArgumentTypeError("the name is empty; `.` is the current folder")
+    return Path(text)
 
 
 def http_address(text: str) -> str:

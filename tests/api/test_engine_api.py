@@ -204,10 +204,28 @@ def test_the_async_form_takes_the_same_arguments(engine: Engine) -> None:
         for _ in range(2):
             answer: Any = await engine.async_generate("a longer prompt", params(), **asked)
         assert answer["meta_info"]["id"] == "mine" and answer["meta_info"]["cached_tokens"] > 0
-        with pytest.raises(BadRequest, match="Expected"):
+        with pytest.raises(BadRequest, match=r"extra_key.* must be str, list or None, not int"):
             await engine.async_generate("a", extra_key=5)  # type: ignore[arg-type]
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        (8, "must be dict, list or None, not int"),
+        ("x", "must be dict, list or None, not str"),
+        ([8], "must be dict, not int"),
+        ({"temperature": []}, "not a list"),
+    ],
+)
+def test_what_is_no_setting_is_told_in_pythons_words(
+    engine: Engine, settings: Any, reason: str
+) -> None:
+    with pytest.raises(BadRequest) as refused:
+        engine.generate("a", settings)
+    told = str(refused.value)
+    assert told.startswith("sampling_params") and told.endswith(reason)
 
 
 def test_arguments_that_ask_for_nothing_are_taken(engine: Engine) -> None:
@@ -529,7 +547,7 @@ def test_what_is_not_there_has_its_own_exception(engine: Engine) -> None:
         lambda: engine.score("a", "b", [1], query_embed_overrides=[1]),
     ]
     for call in calls:
-        with pytest.raises(vivace.NotSupported, match="version"):
+        with pytest.raises(vivace.NotSupported, match="not supported yet"):
             call()
     with pytest.raises(BadRequest, match="chat template"):
         engine.chat([{"role": "user", "content": "hi"}])

@@ -163,3 +163,27 @@ def test_new_folders(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         check_folder(tmp_path / "a" / "b")
     assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["deploy", "render", DEPLOYMENT, "--to", "shell", "-o"],
+        ["deploy", "import", DEPLOYMENT, "-o"],
+        ["deploy", "import"],
+        ["deploy", "render", "--to", "shell"],
+        ["doctor"],
+        ["bench", "peers", "--dir"],
+    ],
+)
+def test_an_empty_name_is_not_the_current_folder(
+    words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*words, ""])
+    assert ended.value.code == CANNOT_START and not list(tmp_path.iterdir())
+    assert "the name is empty" in capsys.readouterr().err

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from vivace.arguments import ArgumentParser
+from vivace.arguments import ArgumentParser, named_path
 from vivace.errors import CANNOT_START
 
 GOAL = 0.2
@@ -37,7 +37,7 @@ def main(argv: list[str]) -> int:
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = ArgumentParser(prog="vivace bench check", description=__doc__)
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    parser.add_argument("files", nargs="+", type=named_path, metavar="FILE")
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument(
         "--with",

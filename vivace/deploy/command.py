@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from pathlib import Path
 
-from vivace.arguments import ArgumentParser
+from vivace.arguments import ArgumentParser, named_path
 from vivace.deploy.load_case import (
     LoadedDeployment,
     Overrides,
@@ -47,8 +46,8 @@ def parser() -> argparse.ArgumentParser:
     made = ArgumentParser(prog="vivace deploy", description="Deployments as one file.")
     commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
     reading = commands.add_parser("import", help="launch scripts -> a deployment file")
-    reading.add_argument("scripts", nargs="+", type=Path, metavar="SCRIPT")
-    reading.add_argument("-o", "--output", type=Path, metavar="FILE", help="default: stdout")
+    reading.add_argument("scripts", nargs="+", type=named_path, metavar="SCRIPT")
+    reading.add_argument("-o", "--output", type=named_path, metavar="FILE", help="default: stdout")
     reading.add_argument("--name", default="", help="of the deployment")
     reading.add_argument("--hardware", metavar="NAME", help="`vivace deploy hardware` lists names")
     reading.add_argument("--cards", type=int, metavar="N")
@@ -56,9 +55,11 @@ def parser() -> argparse.ArgumentParser:
     reading.add_argument("--quantization", metavar="FORM", help="of the weights: w8a8, w4a8")
     reading.add_argument("--force", action="store_true", help="write over an existing file")
     rendering = commands.add_parser("render", help="a deployment -> what starts it")
-    rendering.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    rendering.add_argument("files", nargs="+", type=named_path, metavar="FILE")
     rendering.add_argument("--to", choices=TARGETS, required=True)
-    rendering.add_argument("-o", "--output", type=Path, metavar="FOLDER", help="default: stdout")
+    rendering.add_argument(
+        "-o", "--output", type=named_path, metavar="FOLDER", help="default: stdout"
+    )
     rendering.add_argument("--engine", choices=("vivace", "sglang"), help="programs to start")
     commands.add_parser("schema", help="the JSON schema of a deployment file")
     commands.add_parser("hardware", help="known devices")

@@ -7,11 +7,10 @@ import json
 import sys
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
-from pathlib import Path
 
 import msgspec
 
-from vivace.arguments import ArgumentParser
+from vivace.arguments import ArgumentParser, named_path
 from vivace.config.process_environment import process_environment
 from vivace.doctor import devices, linux, network, serving, storage
 from vivace.doctor.diagnosis import STATES, Diagnosis, Probe, ProbeOptions
@@ -79,7 +78,7 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument(
         "deployment",
         nargs="?",
-        type=Path,
+        type=named_path,
         metavar="DEPLOYMENT",
         help="a deployment file: look at its ports and interfaces too",
     )

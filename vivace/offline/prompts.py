@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict, get_type_hints
 
@@ -67,10 +68,13 @@ def read_prompts(
     frontend: Frontend, call: GenerateRequest, prompt: Any, input_ids: Any
 ) -> tuple[list[PromptInput], bool]:
     """(the prompts with their settings, whether the caller gave a batch). Raises BadRequest."""
-    place, prompts, batch = _as_list(prompt, input_ids)
-    if place == "prompt":
-        prompts = _encode(frontend, prompts, batch)
-    return list(prompt_inputs(call, prompts, batch, place)), batch
+    try:
+        place, prompts, batch = _as_list(prompt, input_ids)
+        if place == "prompt":
+            prompts = _encode(frontend, prompts, batch)
+        return list(prompt_inputs(call, prompts, batch, place)), batch
+    except BadRequest as refused:
+        raise BadRequest(refused.field, in_python(refused.reason), refused.status) from None
 
 
 def _as_list(prompt: Any, input_ids: Any) -> tuple[str, list[Any], bool]:
@@ -135,6 +139,22 @@ def convert(value: Any, kind: Any, field: str) -> Any:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise validation_error(str(error)) from None
+        refused = validation_error(str(error))
+        raise BadRequest(refused.field, in_python(refused.reason)) from None
     except (AttributeError, TypeError, ValueError, RecursionError) as error:  # it is no data at all
         raise BadRequest(field, f"has no form in JSON: {error}") from None
+
+
+PYTHON = {"object": "dict", "array": "list", "null": "None"}
+
+
+def in_python(reason: str) -> str:
+    """What is wrong with a value, with the names that Python has for types of JSON."""
+
+    def expected(found: re.Match[str]) -> str:
+        *others, last = (PYTHON.get(kind, kind) for kind in found["kinds"].split(" | "))
+        kinds = f"{', '.join(others)} or {last}" if others else last
+        return f"must be {kinds}, not {PYTHON.get(found['got'], found['got'])}"
+
+    reason = re.sub(r"Expected `(?P<kinds>[^`]+)`, got `(?P<got>[^`]+)`", expected, reason)
+    return reason.replace("not an object", "not a dict").replace("not an array", "not a list")

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 import vivace
-from vivace.arguments import ArgumentParser
+from vivace.arguments import ArgumentParser, named_path
 from vivace.bench.environment import host_facts
 from vivace.bench.errors import BenchError
 from vivace.bench.flags import result_file
@@ -174,7 +174,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--setup", choices=NAMES, metavar="PEER", help="install it under --dir, say how, and end")
-    add("--dir", type=Path, default=Path("peers"), help="where peers and their models are")
+    add("--dir", type=named_path, default=Path("peers"), help="where peers and their models are")
     add(
         "--peer",
         nargs="+",
@@ -198,8 +198,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--priority", action="store_true", help="highest scheduling weight for servers (root)")
     add("--vivace-flags", default="", help='flags of our server, in one word: "--dtype bfloat16"')
     add("--peer-flags", default="", help="more flags of the peers, in one word")
-    add("--gguf", type=Path, help="another GGUF file for llama.cpp")
-    add("--logs", type=Path, default=Path("peer-logs"), help="folder for the servers' output")
+    add("--gguf", type=named_path, help="another GGUF file for llama.cpp")
+    add("--logs", type=named_path, default=Path("peer-logs"), help="folder for the servers' output")
     add("--seed", default="", help="of the prompts; default: new in every call")
     add("--output-file", type=result_file, default="", help="JSON file to write")
     args = parser.parse_args(argv)
