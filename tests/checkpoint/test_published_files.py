@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from vivace.errors import CannotStart
 from vivace.frontend.tokenizer import load_tokenizer
 from vivace.frontend.tokenizer_files import load_from_folder
 from vivace.models.facts import read_facts
+from vivace.models.registry import check_architecture
+from vivace.models.transformers_facts import trace_request
 
 UNREAD = {
     "no limit": '"unread": 1000000000000000019884624838656',
@@ -233,3 +236,66 @@ def test_an_adapter_is_named(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(SourceError, match=r"LoRA adapter \(adapter_config\.json"):
         locate(str(tmp_path))
+
+
+QUANTIZED: dict[str, tuple[str, Any, str]] = {
+    "GPTQ": ("quantization_config", {"bits": 4, "group_size": 128, "quant_method": "gptq"}, "gptq"),
+    "GPTQ of 2023": ("quantization_config", {"bits": 4, "group_size": 128}, "'bits': 4"),
+    "8 bits of 2022": ("quantization_config", {"load_in_8bit": True}, "load_in_8bit"),
+    "MLX": ("quantization", {"group_size": 64, "bits": 4}, "'bits': 4"),
+}
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_quantized_weights_are_refused_by_what_describes_them(name: str, folder: Path) -> None:
+    key, value, said = QUANTIZED[name]
+    changed(folder / "config.json", **{key: value})
+    source = locate(str(folder))
+    for read in (read_facts, trace_request):
+        with pytest.raises(SourceError, match=f"{key}: the weights are quantized .*{said}"):
+            read(source)
+    changed(folder / "config.json", **{key: None})
+    assert read_facts(locate(str(folder)))
+
+
+@pytest.mark.parametrize("value", [None, [], "LlamaForCausalLM"])
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", None, "unet", ["llama"]])
+def test_a_class_that_is_not_named_is_proposed(value: Any, model_type: Any, folder: Path) -> None:
+    """Files of other tools have none; what the message proposes is what runs."""
+    changed(folder / "config.json", architectures=value, model_type=model_type)
+    source = locate(str(folder))
+    with pytest.raises(SourceError, match=r"config\.json: architectures is ") as caught:
+        check_architecture(source)
+    proposed = re.search(r"--json-model-override-args '(.*)'", str(caught.value))
+    if model_type not in ("llama", "gpt2"):
+        assert proposed is None and "give the folder of such a model" in str(caught.value)
+        return
+    assert proposed is not None
+    overrides = json.loads(proposed[1])
+    assert overrides["architectures"][0].lower().startswith(model_type)
+    if model_type == "llama":
+        assert read_facts(locate(str(folder), overrides=overrides))
+
+
+@pytest.mark.parametrize("name", ["LlamaModel", "LLaMAForCausalLM", "LlamaForTokenClassification"])
+def test_other_classes_of_a_known_type_name_the_one_that_generates(name: str, folder: Path) -> None:
+    changed(folder / "config.json", architectures=[name])
+    with pytest.raises(SourceError, match=f"{name} is not supported.*of LlamaForCausalLM"):
+        check_architecture(locate(str(folder)))
+
+
+def test_code_of_a_checkpoint_is_never_run_and_said(folder: Path) -> None:
+    changed(folder / "config.json", auto_map={"AutoModelForCausalLM": "modeling_x.Other"})
+    (said,) = read_facts(locate(str(folder))).notices
+    assert "auto_map" in said and "never run" in said and "as LlamaForCausalLM" in said
+    for harmless in ({"AutoTokenizer": ["x.Y", None]}, None, "x", []):
+        changed(folder / "config.json", auto_map=harmless)
+        assert not read_facts(locate(str(folder))).notices
+
+
+def test_of_two_dtypes_the_newer_key_counts(folder: Path) -> None:
+    from transformers import AutoConfig
+
+    changed(folder / "config.json", dtype="float16", torch_dtype="float32")
+    theirs = AutoConfig.from_pretrained(folder).dtype
+    assert read_facts(locate(str(folder))).dtype == str(theirs).removeprefix("torch.") == "float16"

@@ -21,6 +21,7 @@ from vivace.checkpoint.fields import (
     whole,
 )
 from vivace.checkpoint.source import ModelSource
+from vivace.models.architecture import read_architecture, unread_code
 from vivace.models.families import FAMILIES, Family
 from vivace.models.quantized import refuse_quantized
 from vivace.models.rope import LARGEST_HEAD, LONGEST_CONTEXT, Rope, read_rope
@@ -218,19 +219,14 @@ def read_facts(source: ModelSource) -> ModelFacts:
         layer_windows=windows,
         parameters=0,
         decoder=read_decoder_facts(config, family, head_dim, context),
-        notices=(*source.notices, *notices),
+        notices=(*source.notices, *unread_code(source), *notices),
     )
     return replace(facts, parameters=parameter_count(facts))
 
 
 def read_dtype(config: ModelFields) -> str:
-    return config.get_known("torch_dtype") or config.get_known("dtype") or "bfloat16"
-
-
-def read_architecture(source: ModelSource) -> str:
-    """The first of `architectures`."""
-    fields = ConfigFields(source.config, source.place)
-    return fields.need("architectures", Several(Text(), 64, 1))[0]
+    """`torch_dtype` is the older key; where both are, transformers reads `dtype`."""
+    return config.get_known("dtype") or config.get_known("torch_dtype") or "bfloat16"
 
 
 def read_model_type(config: ModelFields, architecture: str, family: Family) -> str:

@@ -9,6 +9,8 @@ from vivace.checkpoint.errors import SourceError
 from vivace.checkpoint.fields import ConfigFields, abbreviate
 
 KEYS = ("quantization_config", "compression_config")
+MLX = "quantization"
+"""where MLX describes its weights; older files have no other key"""
 SUPPORTED = (
     "this version reads F32, F16 and BF16 safetensors, int8 ones with a scale for each output "
     "channel (w8a8_int8), and quantized GGUF files: use one of those"
@@ -17,13 +19,21 @@ SUPPORTED = (
 
 def refuse_quantized(config: ConfigFields) -> None:
     """Raises SourceError for weights that no reader of ours decodes."""
-    for key in KEYS:
+    for key in (*KEYS, MLX):
+        if key == MLX and not isinstance(config.values.get(key), dict):
+            continue  # others write there what concerns no weights
         found = config.inner(key)
         if found is not None and found.values and not int8_by_channel(found.values):
-            method = abbreviate(found.values.get("quant_method"))
+            what = describe_method(found.values)
             raise SourceError(
-                f"{config.place(key)}: the weights are quantized ({method}); {SUPPORTED}"
+                f"{config.place(key)}: the weights are quantized ({what}); {SUPPORTED}"
             )
+
+
+def describe_method(found: Mapping[str, Any]) -> str:
+    """The method's name, or of files that name none what they do say."""
+    name = found.get("quant_method")
+    return abbreviate(dict(found) if name is None else name)
 
 
 def int8_by_channel(found: Mapping[str, Any]) -> bool:

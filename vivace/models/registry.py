@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from vivace.checkpoint.source import ModelSource, SourceError
-from vivace.models.facts import DecoderFacts, ModelFacts, read_architecture
+from vivace.models.architecture import read_architecture
+from vivace.models.facts import DecoderFacts, ModelFacts
 from vivace.models.tried import advice
 from vivace.registry import Registry
 
@@ -30,5 +31,5 @@ def check_architecture(source: ModelSource) -> None:
     if (name := read_architecture(source)) not in ARCHITECTURES:
         raise SourceError(
             f"{source.path}: the architecture {name} is not supported; supported: "
-            f"{', '.join(ARCHITECTURES)}; {advice(name)}"
+            f"{', '.join(ARCHITECTURES)}; {advice(name, source.config.get('model_type'))}"
         )

@@ -10,11 +10,11 @@ import msgspec
 
 from vivace.checkpoint.errors import SourceError
 from vivace.checkpoint.source import ModelSource
+from vivace.models.architecture import read_architecture, unread_code
 from vivace.models.facts import (
     ModelFacts,
     ModelFields,
     TracedModel,
-    read_architecture,
     read_dtype,
     read_eos_token_ids,
 )
@@ -75,5 +75,5 @@ def traced_facts(source: ModelSource, traced: TracedModel) -> ModelFacts:
         parameters=traced.parameters,
         attention=traced.attention,
         config=source.config,
-        notices=(*source.notices, *notices, *traced.limits),
+        notices=(*source.notices, *unread_code(source), *notices, *traced.limits),
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -35,15 +36,25 @@ class Tried(msgspec.Struct, frozen=True):
     def of(self, architecture: str) -> tuple[TriedModel, ...]:
         return tuple(one for one in self.models if one.architecture == architecture)
 
+    def causal_class(self, model_type: Any) -> str:
+        """Of the models of a type the class that generates text, "" where transformers has none."""
+        return next((one.architecture for one in self.models if one.model_type == model_type), "")
+
 
 @cache
 def read_tried() -> Tried:
     return msgspec.json.decode(FILE.read_bytes(), type=Tried)
 
 
-def advice(architecture: str) -> str:
-    """What to do with an architecture that Vivace has not written."""
+def advice(architecture: str, model_type: Any = None) -> str:
+    """What to do with an architecture that Vivace has not written. `model_type`: as in config.json,
+    where anything may stand."""
     found = read_tried().of(architecture)
+    if not found and (known := read_tried().causal_class(model_type)):
+        return (
+            f"models of the type {model_type!r} that generate text are of {known}: give one of "
+            "those (docs/models.md lists what runs)"
+        )
     if not found:
         return "transformers' code is not known to run it either (docs/models.md lists what runs)"
     if any(one.equal for one in found):
