@@ -69,7 +69,7 @@ def open_input(path: PathName) -> int:
     try:
         descriptor = os.open(path, os.O_RDONLY | NEVER_WAIT)
     except OSError as error:
-        raise explained(error, path) from None
+        raise explain(error, path) from None
     try:
         refuse_other_kinds(descriptor, path)
     except OSError:
@@ -83,7 +83,7 @@ def write_file(path: PathName, text: str) -> None:
     try:
         descriptor = os.open(path, WRITE | NEVER_WAIT, 0o666)
     except OSError as error:
-        raise explained(error, path) from None
+        raise explain(error, path) from None
     os.set_blocking(descriptor, True)  # whoever reads the pipe is there
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text)
@@ -98,13 +98,13 @@ def check_folder(path: PathName, *, new: bool = False) -> None:
     except FileNotFoundError as error:
         above = os.path.dirname(os.path.abspath(path))
         if not new or os.path.islink(path):
-            raise explained(error, path) from None
+            raise explain(error, path) from None
         check_folder(above, new=True)
     except OSError as error:
-        raise explained(error, path) from None
+        raise explain(error, path) from None
 
 
-def explained(error: OSError, path: PathName) -> OSError:
+def explain(error: OSError, path: PathName) -> OSError:
     """The same with a text that says what lies there and what to do."""
     texts = {
         errno.EISDIR: "a folder; give a file",

@@ -24,7 +24,8 @@ BANNED_WORDS = ("Manager", "Helper", "Utils", "V2", "Mixin")
 PRIVATE_WORDS = frozenset(
     "Roster Gatekeeper Suspects Lookout Piece Pieces Asks Asking Answering Wishes Bit Told "
     "Shown Made Said Opened Found Surroundings Pulse Verdict Charges Procedure Dialects "
-    "Walk World Ways Outlet Refusal Gathering Draft Flight Live Slots Draws Drawing".split()
+    "Walk World Ways Outlet Refusal Gathering Draft Flight Live Slots Draws Drawing "
+    "Shelf Workplace Tooled Asked Holding Scaled Cuts Fetched".split()
 )
 """that this project once used for what SGLang and vLLM call otherwise: docs/glossary.md"""
 DEVICES = frozenset({"cpu", "cuda", "npu"})

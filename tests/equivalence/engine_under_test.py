@@ -24,7 +24,7 @@ from vivace.engine.scheduler import Scheduler
 from vivace.engine.settings import engine_settings
 from vivace.frontend.request_state import PromptRows
 from vivace.models.facts import read_facts
-from vivace.platforms.cpu.facts import kernels_built
+from vivace.platforms.cpu.facts import has_kernels
 from vivace.platforms.platform import detect
 from vivace.protocol.channel import LocalMailbox
 from vivace.protocol.messages import (
@@ -181,7 +181,7 @@ def dataclass_with_key(request: Request, key: int) -> Request:
 
 
 def skip_unbuilt(operations: str) -> None:
-    if operations != "torch" and not kernels_built():
+    if operations != "torch" and not has_kernels():
         pytest.skip("the native kernels were not built")
 
 

@@ -31,7 +31,7 @@ from vivace.launch.listen import PortInUse, bind
 from vivace.launch.serve import Descriptors, build_plan
 from vivace.launch.summary import build_summary, plain_lines
 from vivace.platforms.cpu import facts as cpu
-from vivace.platforms.cpu.facts import kernels_built
+from vivace.platforms.cpu.facts import has_kernels
 from vivace.protocol.engine_socket import new_socket
 from vivace.protocol.messages import Capacity
 from vivace.protocol.shared_memory import new_descriptor
@@ -39,7 +39,7 @@ from vivace.server.settings import build_server_settings
 from vivace.supervisor.supervisor import Plan
 from vivace.worker.sizing import PAGE_COST
 
-pytestmark = pytest.mark.skipif(not kernels_built(), reason="the native kernels were not built")
+pytestmark = pytest.mark.skipif(not has_kernels(), reason="the native kernels were not built")
 
 FREE = 600 << 20
 """bytes of the made-up machine"""

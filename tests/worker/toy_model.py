@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from vivace.platforms.attention import AttentionLayer
-from vivace.platforms.cpu.facts import kernels_built
+from vivace.platforms.cpu.facts import has_kernels
 from vivace.platforms.platform import PlatformSettings, detect, load_platform
 from vivace.protocol.messages import SamplingParams
 from vivace.protocol.step import Join, StepPlan
@@ -25,7 +25,7 @@ ALL_OPERATIONS = ("torch", "eager", "captured")
 
 
 def skip_unbuilt(operations):
-    if operations != "torch" and not kernels_built():
+    if operations != "torch" and not has_kernels():
         pytest.skip("the native kernels were not built")
 
 

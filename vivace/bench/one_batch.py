@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from vivace.arguments import ArgumentParser
 from vivace.bench.environment import host_facts
@@ -22,7 +22,8 @@ from vivace.bench.errors import BenchError, exit_code
 from vivace.bench.flags import refuse_misspelled, result_file
 from vivace.bench.record import append_record
 from vivace.config.process_environment import process_environment
-from vivace.protocol.messages import Capacity, SamplingParams
+from vivace.engine.executor import StepWorker
+from vivace.protocol.messages import SamplingParams
 from vivace.protocol.step import Join, StepPlan, StepResult
 
 if TYPE_CHECKING:
@@ -34,15 +35,6 @@ STEP_TOKENS = 2048
 CHECK_PROMPTS = 3
 CHECK_OUTPUT = 16
 CHECK_INPUT = 48
-
-
-class StepRunner(Protocol):
-    """The worker's side of the protocol (`vivace.worker.worker.Worker`)."""
-
-    @property
-    def capacity(self) -> Capacity: ...
-    def run(self, plan: StepPlan) -> StepResult: ...
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +72,7 @@ def measure_config(args: argparse.Namespace, config: Config) -> int:
         worker.close()
 
 
-def measure(args: argparse.Namespace, worker: StepRunner, limit: int) -> int:
+def measure(args: argparse.Namespace, worker: StepWorker, limit: int) -> int:
     """The correctness test, or the grid."""
     bench = Batches(worker, limit)
     instructions = worker.capacity.instructions
@@ -105,9 +97,9 @@ def measure(args: argparse.Namespace, worker: StepRunner, limit: int) -> int:
 
 
 class Batches:
-    """Runs batches of equal rows on a worker; pages are dealt out once per batch."""
+    """Runs batches of equal rows on a worker; pages are given out once per batch."""
 
-    def __init__(self, worker: StepRunner, limit: int) -> None:
+    def __init__(self, worker: StepWorker, limit: int) -> None:
         self._worker = worker
         self._limit = limit
         self._number = 0

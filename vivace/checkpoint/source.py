@@ -100,10 +100,12 @@ def locate(
     """
     if overrides is not None and not isinstance(overrides, dict):
         raise SourceError("--json-model-override-args: must be a JSON object")
-    shelf = Shelf(cache, revision)
-    model = Place(embedded_file()) if model_path is None else shelf.find(model_path, "--model-path")
-    words = shelf.find(tokenizer_path, "--tokenizer-path") if tokenizer_path else None
-    shelf.refuse_idle_revision(model, words)
+    locator = ModelLocator(cache, revision)
+    model = (
+        Place(embedded_file()) if model_path is None else locator.find(model_path, "--model-path")
+    )
+    words = locator.find(tokenizer_path, "--tokenizer-path") if tokenizer_path else None
+    locator.refuse_idle_revision(model, words)
     found = (
         located_gguf(model.path)
         if is_gguf(model.path, load_format)
@@ -139,7 +141,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Shelf:
+class ModelLocator:
     """Paths and repository ids -> places. `cache`: the hub's; None: only paths are found."""
 
     cache: Path | None
@@ -207,12 +209,13 @@ class Shelf:
         if "/" not in name:
             return f"no such file or directory. {read} On the hub a name is org/name."
         return (
-            f"no such file or directory, and no such repository in {described(self.cache)}. {read} "
+            f"no such file or directory, and no such repository in "
+            f"{describe_cache(self.cache)}. {read} "
             f"Fetch it with `vivace pull {name}`, or start the server with --download."
         )
 
 
-def described(cache: Path) -> str:
+def describe_cache(cache: Path) -> str:
     if cache.is_dir():
         return str(cache)
     return f"{cache}, which is not {'a folder' if cache.exists() else 'there'}"

@@ -212,22 +212,22 @@ class Clients:
     def preemptable(self, head: Sequence, running: list[Sequence]) -> list[Sequence]:
         """Who may have to make place for `head`, the first to go first: of clients that still hold
         as much as the client of `head` when they have gone and it has come."""
-        holdings = {client: Holding(self._rows, self._pages) for client in self._live}
+        usages = {client: ClientUsage(self._rows, self._pages) for client in self._live}
         for sequence in running:
-            holdings[sequence.client].add(1, self._page_count(sequence))
-        level = holdings.pop(head.client)
+            usages[sequence.client].add(1, self._page_count(sequence))
+        level = usages.pop(head.client)
         level.add(1, -(-len(head.tokens) // self._page_size))
         victims: list[Sequence] = []
         for sequence in retraction_order(running):
-            holding = holdings.get(sequence.client)
-            if holding is None or sequence.priority > head.priority:
+            usage = usages.get(sequence.client)
+            if usage is None or sequence.priority > head.priority:
                 continue
             pages = self._page_count(sequence)
-            holding.add(-1, -pages)
-            if holding.share >= level.share:
+            usage.add(-1, -pages)
+            if usage.share >= level.share:
                 victims.append(sequence)
             else:
-                holding.add(1, pages)
+                usage.add(1, pages)
         return victims
 
     def _page_count(self, sequence: Sequence) -> int:
@@ -235,7 +235,7 @@ class Clients:
         return len(sequence.lease.pages)
 
 
-class Holding:
+class ClientUsage:
     """Rows and pages of one client."""
 
     def __init__(self, rows: int, pages: int) -> None:

@@ -158,11 +158,11 @@ def main() -> None:
     load = decode(data)
     assert isinstance(load, LoadTemplates)
     try:
-        workplace = Workplace(load.limits)
+        renderer = TemplateRenderer(load.limits)
     except FileNotFoundError as error:
         sys.exit(f"chat templates are rendered under a limit of memory: mount /proc ({error})")
     while data is not None:
-        if not send(sock, frame(workplace.reply(data))) or workplace.spent:
+        if not send(sock, frame(renderer.reply(data))) or renderer.spent:
             return
         data = receive(sock)
 
@@ -205,7 +205,7 @@ def exactly(sock: socket.socket, size: int) -> bytearray | None:
     return data
 
 
-class Workplace:
+class TemplateRenderer:
     """The compiled templates, and the limits under which everything here happens.
 
     `spent`: memory ran out or is not given back; the process has to end.

@@ -50,7 +50,7 @@ class Hub(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fetched:
+class FetchedModel:
     """Where a model lies now. `path`: a folder, or the GGUF file that was named."""
 
     path: Path
@@ -60,7 +60,7 @@ class Fetched:
 
 def fetch(
     name: str, revision: str | None, hub: Hub, cache: Path, say: Callable[[str], None]
-) -> Fetched:
+) -> FetchedModel:
     """`org/name` or `org/name:QUANTIZATION` -> its files in the cache. Raises HubError."""
     repo_id, quantization = split_quantization(name)
     listing = hub.list(repo_id, revision)
@@ -77,7 +77,7 @@ def fetch(
     if unhashed:
         say(f"{hub.name} lists no hash of {', '.join(unhashed)}: only the size was checked")
     weights = folder / files[-1].name
-    return Fetched(
+    return FetchedModel(
         path=weights if quantization else folder, commit=listing.commit, bytes_fetched=size
     )
 

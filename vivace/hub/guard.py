@@ -60,7 +60,7 @@ def check_names(headers: Any) -> None:
 def counting_stream(stream: type) -> type:
     """A stream of the client's library that ends with HubError when it is too large or slow."""
 
-    class Counted(stream):
+    class LimitedStream(stream):
         def __init__(self, inner: Any, most: int, until: float | None) -> None:
             self._inner, self._most, self._until = inner, most, until
 
@@ -77,4 +77,4 @@ def counting_stream(stream: type) -> type:
         def close(self) -> None:
             self._inner.close()
 
-    return Counted
+    return LimitedStream

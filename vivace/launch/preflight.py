@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from vivace.config.config import Config
 
 
-def check_edge(config: Config) -> None:
+def check_frontend(config: Config) -> None:
     """Sampling defaults, chat template and the tokenizer's place. Raises CannotStart."""
     from vivace.frontend.served_model import served_model
     from vivace.frontend.validation import check_defaults

@@ -92,12 +92,12 @@ def serve(
 ) -> int:
     timeline.begin("configuration")
     from vivace.config.parsing import parse
-    from vivace.launch.preflight import check_edge
+    from vivace.launch.preflight import check_frontend
 
     try:
         options = parse(argv, os.environ, program=program)
         config = configure(with_hidden_keys(options, argv))
-        check_edge(config)
+        check_frontend(config)
         read_ahead(config.source.files, config.platform.available_bytes)
         return launch(config, engine, shared, timeline)
     except CannotStart as error:

@@ -56,7 +56,7 @@ def read_rope(
     if kind == "dynamic" and rotated < 4:
         raise given.refusal("rope_type", "dynamic scaling needs 4 rotated numbers for each head")
     reader = SCALINGS.get(kind)
-    scaling = reader(Scaled(config, given, rotated // 2, context)) if reader else {}
+    scaling = reader(ScalingInput(config, given, rotated // 2, context)) if reader else {}
     return Rope(kind=kind, theta=theta, rotated=rotated, scaling=scaling)
 
 
@@ -76,7 +76,7 @@ def read_rotary_dim(config: ConfigFields, given: ConfigFields, head_dim: int) ->
 
 
 @dataclass(frozen=True)
-class Scaled:
+class ScalingInput:
     """What a scaling is read from; `pairs` frequencies."""
 
     config: ConfigFields
@@ -96,19 +96,19 @@ class Scaled:
 Scaling = dict[str, float | bool | list[float]]
 
 
-def linear(asked: Scaled) -> Scaling:
+def linear(asked: ScalingInput) -> Scaling:
     return {"factor": asked.given.need("factor", FACTOR)}
 
 
-def dynamic(asked: Scaled) -> Scaling:
+def dynamic(asked: ScalingInput) -> Scaling:
     return {"factor": asked.given.need("factor", FACTOR), "original": asked.original()}
 
 
-def given_factors(asked: Scaled) -> Scaling:
+def given_factors(asked: ScalingInput) -> Scaling:
     return {"factors": asked.factors("factors")}
 
 
-def llama3(asked: Scaled) -> Scaling:
+def llama3(asked: ScalingInput) -> Scaling:
     given = asked.given
     low, high = given.need("low_freq_factor", POSITIVE), given.need("high_freq_factor", POSITIVE)
     if low >= high:
@@ -117,7 +117,7 @@ def llama3(asked: Scaled) -> Scaling:
     return {"factor": factor, "low": low, "high": high, "original": asked.original()}
 
 
-def yarn(asked: Scaled) -> Scaling:
+def yarn(asked: ScalingInput) -> Scaling:
     given, original = asked.given, asked.original()
     factor = given.get("factor", FACTOR, max(asked.context / original, 1.0))
     fast, slow = given.get("beta_fast", POSITIVE, 32.0), given.get("beta_slow", POSITIVE, 1.0)
@@ -145,7 +145,7 @@ def yarn_attention(given: ConfigFields, factor: float) -> float:
     return given.get("attention_factor", POSITIVE, computed)
 
 
-def longrope(asked: Scaled) -> Scaling:
+def longrope(asked: ScalingInput) -> Scaling:
     given, original = asked.given, asked.original()
     factor = given.get("factor", FACTOR, max(asked.context / original, 1.0))
     stretched = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0

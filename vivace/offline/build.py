@@ -12,7 +12,7 @@ from vivace.frontend.frontend import Frontend
 from vivace.frontend.served_model import served_model
 from vivace.frontend.tokenizer import configured_tokenizer
 from vivace.launch.configure import configure
-from vivace.launch.preflight import check_edge
+from vivace.launch.preflight import check_frontend
 from vivace.launch.summary import decisions
 from vivace.observability import log as log_lines
 from vivace.offline.driver import Driver
@@ -80,7 +80,7 @@ def start(config: Config, report: Callable[[str, float], None] = report) -> tupl
     """
     from vivace.launch.engine import engine_parts
 
-    check_edge(config)
+    check_frontend(config)
     tokenizer = configured_tokenizer(config)
     mailbox = LocalMailbox()
     frontend = Frontend(served_model(config, tokenizer), tokenizer, mailbox.post)

@@ -93,7 +93,7 @@ class Driver:
 
     def step(self) -> None:
         """Raises EngineUnavailable when the engine is dead or has lost a request."""
-        with self._lock.exclusive(), interrupts_postponed():
+        with self._lock.exclusive(), postpone_interrupts():
             try:
                 busy = self._loop.step(0.0)
             except BaseException as error:
@@ -149,7 +149,7 @@ def describe(error: BaseException) -> str:
 
 
 @contextmanager
-def interrupts_postponed() -> Iterator[None]:
+def postpone_interrupts() -> Iterator[None]:
     """Ctrl-C takes effect behind the step: between plan and commit it would break the engine.
 
     Pressed twice, it does so at once. Only where Python's own handler is in place.

@@ -41,7 +41,7 @@ class ListField:
 
 
 @dataclass
-class Cuts:
+class ListSpan:
     """A list in the body: its field, where its content starts and ends, the commas to cut at."""
 
     name: str
@@ -62,7 +62,7 @@ class Scan:
     """
 
     def __init__(self, data: Data, fields: Mapping[str, ListField]) -> None:
-        self.cuts: list[Cuts] = []
+        self.cuts: list[ListSpan] = []
         self._data = data
         self._fields = fields
         self._depth = 0
@@ -74,7 +74,7 @@ class Scan:
         self._string = (0, 0)
         """The last string of the body's own level: its key, or a value."""
         self._name = ""
-        self._list: Cuts | None = None
+        self._list: ListSpan | None = None
         self._known: ListField | None = None
         self._entries = 0
         self._prompts = 0
@@ -182,7 +182,7 @@ class Scan:
         if self._depth == 2 and byte == _LIST:
             self._known = self._fields.get(self._name)
             if self._known is not None:
-                self._list = Cuts(self._name, place)
+                self._list = ListSpan(self._name, place)
                 self._entries = self._since = self._prompts = 0
         elif self._known is not None and self._known.ids:
             self._prompt()

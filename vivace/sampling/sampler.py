@@ -199,7 +199,6 @@ MINIMUM = 8
 SCORED = 16
 """log-probabilities are wanted"""
 
-GREEDY_BELOW = 1e-6
 _SEED_MASK = (1 << 64) - 1
 
 
@@ -233,7 +232,7 @@ class SamplingRows:
     def set(self, row: int, params: SamplingParams, stop_ids: tuple[int, ...]) -> None:
         """Settings of the request that joins `row`."""
         self.clear(row)
-        greedy = params.temperature < GREEDY_BELOW
+        greedy = params.temperature == 0.0
         self.temperature[row] = 1.0 if greedy else params.temperature
         self.top_p[row], self.min_p[row] = params.top_p, params.min_p
         self.top_k[row] = max(0, params.top_k)

@@ -26,7 +26,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fairness import Work
 from vivace.frontend.fields import validation_error
-from vivace.requests.json_scan import WINDOW, Cuts, Data, ListField, Scan, too_deep
+from vivace.requests.json_scan import WINDOW, Data, ListField, ListSpan, Scan, too_deep
 from vivace.requests.limits import DEPTH, VALUES
 from vivace.server.http_metrics import UNKNOWN_FIELD
 from vivace.server.responses import HTTPError
@@ -181,7 +181,7 @@ class BodyReader(Generic[T]):
                 yield from self._pieces(data, cuts, lists[-1])
         return params
 
-    def _pieces(self, data: Data, cuts: Cuts, found: list[Any]) -> Work[None]:
+    def _pieces(self, data: Data, cuts: ListSpan, found: list[Any]) -> Work[None]:
         """Put the entries of a list into `found`, decoded piece by piece."""
         decoder = self._entries[cuts.name]
         start = cuts.start
@@ -228,7 +228,7 @@ def list_fields(kind: Any) -> dict[str, tuple[ListField, Any]]:
     return found
 
 
-def without_lists(data: Data, lists: list[Cuts]) -> bytes:
+def without_lists(data: Data, lists: list[ListSpan]) -> bytes:
     """The body with empty lists in place of these."""
     parts: list[Data] = []
     place = 0

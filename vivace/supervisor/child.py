@@ -16,7 +16,7 @@ from vivace.config.child_process import child_environment, python_module
 from vivace.errors import CANNOT_START, says_no_memory
 from vivace.supervisor.ipc import MessageSocket, supervisor_end
 from vivace.supervisor.messages import FromChild, Setup
-from vivace.supervisor.signals import signals_blocked
+from vivace.supervisor.signals import block_signals
 
 Role = Literal["engine", "frontend"]
 Command = Callable[[Role, int], Sequence[str]]
@@ -130,7 +130,7 @@ def spawn(role: Role, command: Command, *inherited: int, piped: bool = False) ->
     before = out_of_memory_kills()
     reader, writer = line_pipe() if piped else (None, None)
     try:
-        with signals_blocked():
+        with block_signals():
             process = subprocess.Popen(
                 command(role, theirs.fileno()),
                 pass_fds=[theirs.fileno(), *inherited],

@@ -79,6 +79,6 @@ class Outputs:
             output.finish()
 
     def _read(self, child: Child) -> None:
-        output = self._open.get(child)  # None: it was buried earlier in this turn
+        output = self._open.get(child)  # None: it was reaped earlier in this turn
         if output is not None and not output.forward():
             self._selector.unregister(output.descriptor)

@@ -45,7 +45,7 @@ def handle_signals(
 
 
 @contextlib.contextmanager
-def signals_blocked() -> Iterator[None]:
+def block_signals() -> Iterator[None]:
     """What starts in here begins with the stopping signals blocked: until it says what they are to
     it, Ctrl-C, which reaches every process of the terminal, would end it with a traceback."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)

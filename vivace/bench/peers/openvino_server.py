@@ -29,7 +29,7 @@ LARGEST_BODY = 1 << 24
 
 
 @dataclass(frozen=True)
-class Asked:
+class QueuedRequest:
     ids: list[int]
     settings: Any
     tell: Callable[[list[int] | None], None]
@@ -41,8 +41,8 @@ class OpenVinoEngine:
     """The pipeline and its thread; requests come in through a queue."""
 
     pipeline: Any
-    waiting: queue.Queue[Asked] = field(default_factory=queue.Queue)
-    running: dict[int, tuple[Any, Asked]] = field(default_factory=dict)
+    waiting: queue.Queue[QueuedRequest] = field(default_factory=queue.Queue)
+    running: dict[int, tuple[Any, QueuedRequest]] = field(default_factory=dict)
     count: int = 0
 
     def run(self) -> None:
@@ -102,7 +102,9 @@ def completions(engine: OpenVinoEngine) -> Callable[[web.Request], Any]:
         ids, loop = body["prompt"], asyncio.get_running_loop()
         news: asyncio.Queue[list[int] | None] = asyncio.Queue()
         engine.waiting.put(
-            Asked(ids, generation_config(body), lambda new: notify(loop, news.put_nowait, new))
+            QueuedRequest(
+                ids, generation_config(body), lambda new: notify(loop, news.put_nowait, new)
+            )
         )
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)

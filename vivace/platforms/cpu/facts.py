@@ -50,7 +50,7 @@ def detect() -> PlatformFacts:
         memory_bytes=total,
         available_bytes=available,
         cores=cores(),
-        features=known | {"kernels"} if kernels_built() else known,
+        features=known | {"kernels"} if has_kernels() else known,
         dtypes=dtypes(known),
         cpu_kernels=True,
         overlap=False,  # the CPU that would plan ahead is the CPU that computes
@@ -83,7 +83,7 @@ def cores(root: Path = ROOT) -> int:
 KERNELS = Path(__file__).with_name("_kernels.so")
 
 
-def kernels_built() -> bool:
+def has_kernels() -> bool:
     """Whether the native kernels were compiled when Vivace was installed."""
     return KERNELS.is_file()
 

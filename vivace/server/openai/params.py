@@ -35,7 +35,7 @@ SAMPLING = {
 """SGLang's name -> the field of a body that says it; both bodies have these."""
 
 
-class Tooled(Protocol):
+class ToolFields(Protocol):
     """What /v1/chat/completions and /tokenize say of tools."""
 
     tools: Any
@@ -59,7 +59,7 @@ def check_request(context: Context, request: SamplingFields) -> None:
         raise BadRequest("n", "must be at least 1")
 
 
-def check_tools(request: Tooled) -> None:
+def check_tools(request: ToolFields) -> None:
     """Tools are refused, unless they are not to be called."""
     if request.tool_choice not in (None, "none", "auto"):
         raise BadRequest("tool_choice", NO_TOOLS)
