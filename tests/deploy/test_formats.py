@@ -387,6 +387,7 @@ def test_the_hook_checks_what_it_matches(tmp_path: Path) -> None:
         "docker-compose.prod.yml": (FOLDER / "compose.yaml").read_text(),
         "start.sh": (FOLDER / "experts.sh").read_text(),
         "tools/clean.sh": "rm -rf build\n",
+        "--target=x.sh": "rm -rf build\n",
         "notes.yaml": "anything: else\n",
         "README.md": "words\n",
     }

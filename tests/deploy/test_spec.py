@@ -71,6 +71,8 @@ def test_merging_takes_away_what_is_null() -> None:
         ("a: [", "deployment.yaml"),
         ("name: a\nname: b", "line 2: 'name' is given twice"),
         ("include: 7", "path of a file"),
+        ("include: /etc/passwd", "same folder or below"),
+        ("include: ../../etc/passwd", "same folder or below"),
         ("include: other.yaml", "other.yaml"),
         ("include: deployment.yaml", "circle"),
         ("targets: {tpot_ms: -1}", "tpot_ms"),

@@ -35,12 +35,10 @@ def beside(file: PathName, name: str) -> str:
 def read_beside(file: PathName, name: str, limit: int) -> tuple[str, str] | None:
     """(path, text) of a regular file in the folder of `file` or below; None for any other: what
     lies elsewhere, also through links, devices, pipes, and what is larger than `limit` bytes."""
-    if "\0" in name:
+    if not is_beside(file, name):
         return None
     folder = os.path.realpath(os.path.dirname(os.path.abspath(file)))
     path = os.path.realpath(os.path.join(folder, name))
-    if os.path.commonpath([folder, path]) != folder:
-        return None
     try:
         opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -51,6 +49,14 @@ def read_beside(file: PathName, name: str, limit: int) -> tuple[str, str] | None
         raw = content.read(limit + 1)
     shown = os.path.join(os.path.dirname(file), os.path.relpath(path, folder))
     return None if len(raw) > limit else (shown, raw.decode("utf-8", "replace"))
+
+
+def is_beside(file: PathName, name: str) -> bool:
+    """Whether a name in `file` leads to its folder or below, links followed."""
+    if "\0" in name:
+        return False
+    folder = os.path.realpath(os.path.dirname(os.path.abspath(file)))
+    return os.path.commonpath([folder, os.path.realpath(os.path.join(folder, name))]) == folder
 
 
 def file_name(path: PathName) -> str:

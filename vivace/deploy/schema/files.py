@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import yaml
 
-from vivace.deploy.files import beside, file_name
+from vivace.deploy.files import beside, file_name, is_beside
 from vivace.deploy.schema.deployment import Deployment, DeploymentError
 from vivace.deploy.schema.keys import environment_as_text, refuse_unknown
 from vivace.files import PathName, read_file
@@ -58,6 +58,9 @@ def with_includes(path: str, before: tuple[str, ...], documents: Documents) -> d
     if base in chain or len(chain) >= MAX_DEPTH:
         shown = " -> ".join((*chain, base))
         raise DeploymentError(f"{path}: include: {shown}: files include one another in a circle")
+    if not is_beside(path, include):  # a stranger's file must not show what lies elsewhere
+        reason = "an included file must lie in the same folder or below"
+        raise DeploymentError(f"{path}: include: {include}: {reason}")
     return merge(with_includes(base, chain, documents), content)
 
 
