@@ -357,6 +357,28 @@ def test_the_process_ends_with_its_frontend(ending: str) -> None:
     assert gone(int(done.stdout))
 
 
+def test_ctrl_c_in_a_terminal_is_not_for_the_process() -> None:
+    """It goes to everybody in the group, while modules are imported too: no traceback, no end."""
+    code = (
+        "import os, signal, time\n"
+        "from vivace.frontend.chat_template import *\n"
+        "signal.signal(signal.SIGINT, lambda *_: None)\n"
+        "from vivace.frontend.render_process import RenderLimits, RenderProcess\n"
+        "process = RenderProcess(RenderLimits())\n"
+        "for _ in range(50): os.killpg(0, signal.SIGINT); time.sleep(0.01)\n"
+        "assert process._process.poll() is None\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        restore_signals=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_the_timer_kills_even_when_its_signal_is_ignored_by_our_parents() -> None:
     code = (
         "import signal\n"

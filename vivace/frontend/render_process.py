@@ -116,6 +116,7 @@ class RenderProcess:
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 env=bare_environment(),
+                process_group=0,  # Ctrl-C is for who started it: it ends with its parent
             )
         ours.setblocking(False)
         self._socket = ours
