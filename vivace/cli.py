@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import sys
@@ -10,7 +9,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 
 import vivace
-from vivace.errors import CANNOT_START, CannotStart, one_line_without_memory
+from vivace.errors import CANNOT_START, CannotStart, is_of_output, one_line_without_memory
 from vivace.registry import Registry
 
 COMMANDS = {
@@ -62,8 +61,6 @@ ELSEWHERE = {
     "complete": '`vivace chat "TEXT"` answers one question',
 }
 """what Ollama and vLLM call what is called otherwise here"""
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
-"""a file that standard output goes to cannot take more"""
 ONE_PROCESS = ("bench", "chat", "doctor")
 """commands that may load a model themselves"""
 COMPLETION = ("--install-completion", "--show-completion", "--complete")
@@ -87,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        if error.errno not in FULL or error.filename is not None:
+        if not is_of_output(error):
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         print(f"vivace: the output cannot be written: {error.strerror}", file=sys.stderr)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterable, Iterator
 
@@ -53,6 +54,19 @@ def say(error: BaseException) -> str:
 
 CANNOT_START = 2
 """exit code of a command that cannot be obeyed, as argparse has it"""
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+"""a file that standard output goes to cannot take more"""
+
+
+def is_of_output(error: Exception) -> bool:
+    """Standard output goes to who has left or what is full: `vivace.cli.main` says so, once."""
+    return (
+        isinstance(error, OSError)
+        and error.filename is None
+        and error.errno in (*FULL, errno.EPIPE)
+    )
 
 
 def cause(error: Exception) -> str:

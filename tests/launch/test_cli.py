@@ -194,8 +194,22 @@ def test_a_model_without_its_flag_is_told(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-@pytest.mark.parametrize("words", [["--help"], ["version"], ["flags"], ["serve", "--help"]])
-def test_a_full_disk_is_one_line(words: list[str]) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--help"],
+        ["version"],
+        ["flags"],
+        ["serve", "--help"],
+        ["list"],
+        ["deploy", "schema"],
+        ["check", "--rules"],
+        ["check", "--each", "examples/deployment.yaml"],
+    ],
+    ids=" ".join,
+)
+def test_a_full_disk_is_one_line(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).parents[2])
     with Path("/dev/full").open("w") as full:
         command = [sys.executable, "-m", "vivace", *words]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, timeout=60)

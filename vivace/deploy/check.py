@@ -22,7 +22,7 @@ from vivace.deploy.rules.assumptions import ASSUMPTIONS
 from vivace.deploy.rules.judge import RULES, find_rule, judge
 from vivace.deploy.rules.rule import Rule
 from vivace.deploy.target import parse_release
-from vivace.errors import CANNOT_START, CannotStart, cause
+from vivace.errors import CANNOT_START, CannotStart, cause, is_of_output
 from vivace.files import write_file
 from vivace.terminal import print_wrapped, printable
 
@@ -52,9 +52,9 @@ def main(words: Sequence[str]) -> int:
             return (print_difference if chosen.diff else print_suggestions)(case, chosen)
         checked = list(check_all(chosen, command))
         print_report(checked, chosen)
-    except BrokenPipeError:
-        raise
     except (CannotStart, OSError) as error:
+        if is_of_output(error):
+            raise
         print_wrapped(f"vivace check: {printable(cause(error))}")
         return CANNOT_START
     return exit_code(checked)
@@ -69,9 +69,9 @@ def check_all(
         try:
             case = build_case(load_deployment(files, command), overrides)
             yield Checked(case, judge(case))
-        except BrokenPipeError:
-            raise
         except (CannotStart, OSError) as error:
+            if is_of_output(error):
+                raise
             if chosen.each and starts_nothing(error):
                 print_wrapped(f"{printable(files[0])}: it starts no server, nothing to check")
                 continue

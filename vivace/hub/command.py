@@ -15,7 +15,7 @@ from vivace.checkpoint.source import EMBEDDED_NAME, SourceError, locate
 from vivace.config.environment import hub_cache, read_environment
 from vivace.config.process_environment import process_environment
 from vivace.config.values import size_text
-from vivace.errors import CANNOT_START, CannotStart, cause
+from vivace.errors import CANNOT_START, CannotStart, cause, is_of_output
 from vivace.files import check_folder
 from vivace.hub.cached import (
     EMBEDDED_TITLE,
@@ -191,6 +191,8 @@ def run_reporting(name: str, work: Callable[[], None]) -> int:
     try:
         work()
     except (CannotStart, OSError) as error:
+        if is_of_output(error):
+            raise
         print_wrapped(f"vivace {name}: {cause(error)}")
         return CANNOT_START
     return 0
