@@ -102,6 +102,12 @@ def test_too_little_memory_says_what_to_do():
         size_pool(demand(available_bytes=RESERVE + (1 << 20), page_size=4096))
 
 
+def test_a_fraction_that_is_too_small_is_named_as_the_cause():
+    with pytest.raises(SizingError, match=r"times --mem-fraction-static 0\.01, less ") as short:
+        size_pool(demand(static_fraction=0.01))
+    assert "are left" not in str(short.value)
+
+
 @given(
     st.integers(1, 1 << 36),
     st.floats(0, 1.2),

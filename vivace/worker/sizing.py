@@ -168,12 +168,17 @@ def _too_small(demand: Demand, allowed: int) -> str:
         )
     fewest = -(-wanted // page)
     need = fewest * demand.page_bytes
-    facts = (
-        f"the KV pool would hold {allowed * page} tokens: {_gib(demand.free_bytes)} were free "
-        f"before loading, the weights take {_gib(demand.weight_bytes)}, "
-        f"{_gib(max(0, demand.room))} are left for KV, and {fewest * page} tokens take {_gib(need)}"
+    if demand.static_fraction is not None and need <= demand.room:
+        memory = _memory_text(demand, demand.static_fraction)
+    else:
+        memory = (
+            f"{_gib(demand.free_bytes)} were free before loading, the weights take "
+            f"{_gib(demand.weight_bytes)}, {_gib(max(0, demand.room))} are left for KV"
+        )
+    return (
+        f"the KV pool would hold {allowed * page} tokens: {memory}, and {fewest * page} tokens "
+        f"take {_gib(need)}. {_remedy(demand, need)}"
     )
-    return f"{facts}. {_remedy(demand, need)}"
 
 
 def _remedy(demand: Demand, need: int) -> str:
