@@ -19,6 +19,8 @@ def post(path: str, body: dict[str, object]) -> dict[str, object]:
     try:
         with urllib.request.urlopen(request, timeout=120) as answer:
             return json.load(answer)
+    except urllib.error.HTTPError as error:  # its body says what to do
+        raise SystemExit(f"{URL}: {error}: {error.read().decode(errors='replace')}") from None
     except urllib.error.URLError as error:
         raise SystemExit(f"{URL}: {error}; `vivace serve` starts a server") from None
 

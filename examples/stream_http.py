@@ -20,6 +20,8 @@ def stream(path: str, body: dict[str, object]) -> Iterator[dict[str, object]]:
     request = urllib.request.Request(URL + path, json.dumps(body).encode(), headers)
     try:
         answer = urllib.request.urlopen(request, timeout=120)
+    except urllib.error.HTTPError as error:  # its body says what to do
+        raise SystemExit(f"{URL}: {error}: {error.read().decode(errors='replace')}") from None
     except urllib.error.URLError as error:
         raise SystemExit(f"{URL}: {error}; `vivace serve` starts a server") from None
     with answer:

@@ -91,6 +91,19 @@ def test_a_stream_over_http(server: dict[str, str]) -> None:
     assert run("stream_http.py", **server).rstrip().endswith("tokens)")
 
 
+@pytest.mark.parametrize("example", ["chat_http.py", "stream_http.py"])
+def test_what_a_server_refuses_is_told_in_its_words(example: str, server: dict[str, str]) -> None:
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / example],
+        env={**os.environ, "URL": server["URL"], "KEY": "wrong"},
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "401" in done.stderr and "AuthenticationError" in done.stderr
+
+
 def test_without_the_key_the_server_refuses(server: dict[str, str]) -> None:
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(f"{server['URL']}/v1/models", timeout=10)
