@@ -23,7 +23,7 @@ BROKEN: dict[str, tuple[str, dict[str, Any], str]] = {
     "an activation": ("config.json", {"hidden_act": "quantum"}, "hidden_act is 'quantum'"),
     "a context": ("config.json", {"max_position_embeddings": (1 << 31) - 1}, "2147483647"),
     "ends": ("config.json", {"eos_token_id": [-1, "x"]}, "eos_token_id is [-1, 'x']"),
-    "a dtype": ("config.json", {"torch_dtype": "complex128"}, "'complex128'"),
+    "a dtype": ("config.json", {"dtype": "complex128"}, "'complex128'"),
     "defaults": ("generation_config.json", {"temperature": -1}, "temperature is -1"),
     "extra tokens": ("tokenizer_config.json", {"additional_special_tokens": 5}, "tokens is 5"),
     "added tokens": ("tokenizer_config.json", {"added_tokens_decoder": {"x": 1}}, "decoder.x is 1"),
