@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from vivace.layers.linear import Linear, Part
+from vivace.layers.linear import Linear, Part, RMSNorm
 from vivace.layers.module import Bindings, Module
-from vivace.layers.norm import RMSNorm
 from vivace.layers.rotary import RotaryTable
 from vivace.platforms.attention import AttendingStep, AttentionLayer
 from vivace.platforms.ops.table import Ops

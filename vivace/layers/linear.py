@@ -1,5 +1,5 @@
-"""Layers that keep a matrix of the checkpoint: linear layers, declared by its parts and kept as
-one product, the gated MLP, token embeddings and the head that may share their weight."""
+"""Layers that keep weights of the checkpoint: linear layers, declared by their parts and kept as
+one product, the gated MLP, token embeddings, the head that may share their weight, and norms."""
 
 from __future__ import annotations
 
@@ -142,3 +142,33 @@ class LogitsHead(Module):
         operands = self.method.operands
         logits = self._ops.linear(hidden, operands.weight, operands.bias).float()
         return logits if self.soft_cap is None else self._ops.soft_cap(logits, self.soft_cap)
+
+
+class RMSNorm(Module):
+    """Root mean square normalization; `offset` is added to the learned scale (Gemma: 1)."""
+
+    weight: Tensor
+    _ops: Ops
+
+    def __init__(self, size: int, eps: float, *, offset: float = 0.0) -> None:
+        self.size = size
+        self.eps = eps
+        self.offset = offset
+
+    def bind(self, name: str, env: Bindings) -> None:
+        super().bind(name, env)
+        self._ops = env.ops
+        self._place = env.device, env.dtype
+
+    def load(self, weights: Weights) -> None:
+        self.weight = weights.take(f"{self.name}.weight", (self.size,)).to(*self._place)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x[..., size] -> normed, like x."""
+        return self._ops.rms_norm(x, self.weight, self.eps, offset=self.offset)
+
+    def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(norm(residual + x), residual + x); the residual is updated in place. None: it is x."""
+        if residual is None:
+            return self(x), x
+        return self._ops.add_rms_norm(x, residual, self.weight, self.eps, offset=self.offset)

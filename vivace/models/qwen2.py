@@ -5,9 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from vivace.layers.attention import Attention
-from vivace.layers.linear import Embedding, GatedMLP, LogitsHead
+from vivace.layers.linear import Embedding, GatedMLP, LogitsHead, RMSNorm
 from vivace.layers.module import Module
-from vivace.layers.norm import RMSNorm
 from vivace.layers.rotary import RotaryTable
 from vivace.models.causal_lm import ModelStep, attention_shape, rotary_table
 from vivace.models.facts import DecoderFacts, ModelFacts
