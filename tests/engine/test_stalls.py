@@ -202,6 +202,15 @@ def test_a_chunk_grows_with_the_steps_of_those_who_wait_for_it() -> None:
     assert chunk.max_tokens(1) == 1700, "one slow step is an accident"
 
 
+def test_a_shorter_target_gives_up_steps_too() -> None:
+    for target, tokens in ((0.05, 850), (0.025, 425), (0.005, 85), (0.0001, MIN_CHUNK)):
+        chunk = DynamicChunk(target)
+        chunk.observe(100, 0, 0.1)
+        for _ in range(3):
+            chunk.observe(0, 5, 0.1)
+        assert chunk.max_tokens(1) == pytest.approx(tokens, abs=1)
+
+
 def test_tiny_chunks_say_nothing_about_the_speed() -> None:
     chunk = DynamicChunk(0.1)
     chunk.observe(1, 0, 0.05)

@@ -23,8 +23,8 @@ class ScheduleOptions:
     chunked_prefill_stall_target: float = option(
         50.0,
         "Milliseconds that prompts take between two steps of streams: so many for each of up to "
-        "four prompts that wait, and eight of those steps; chunks are cut to the measured speed. "
-        "0: prompts come first.",
+        "four prompts that wait, and eight of those steps (below 50 in proportion fewer); chunks "
+        "are cut to the measured speed. 0: prompts come first.",
     )
     max_prefill_tokens: int = option(16384, "Prompt tokens admitted to one step.")
     schedule_policy: str = option(

@@ -21,6 +21,8 @@ _CHUNK_DECODE_STEPS = 8
 """of the running streams' own steps that a chunk may take: prompts keep eight ninths of the time,
 and few decode steps run with half a batch while many prompts arrive (with two, waves of 32 prompts
 cost a fifth of the throughput)"""
+_FULL_SHARE_STALL = 0.05
+"""seconds: who asks for shorter stalls than the default gives up this share in proportion"""
 _MAX_PROMPTS = 4
 """prompts that lengthen a chunk: where several wait, they are streams too"""
 _MAX_SLOWER = 4
@@ -165,7 +167,7 @@ class DynamicChunk:
     Sarathi-Serve (Agrawal et al. 2024) bounds the pause of running streams by cutting prompts; here
     the cut follows from the speed that the scheduler has measured itself. A chunk beside running
     streams takes `stall` seconds for each of up to four prompts that wait, and eight of the
-    streams' own steps.
+    streams' own steps, fewer when `stall` is shorter than its default.
 
     Steps, not a constant alone, because prompts need a share of the time that does not shrink
     while the batch grows. Times come from whole steps, so a token behind a long context or with
@@ -176,6 +178,7 @@ class DynamicChunk:
         self.enabled = stall > 0
         """False: prompts come first, whatever waits for them"""
         self._stall = stall
+        self._steps = _CHUNK_DECODE_STEPS * min(1.0, stall / _FULL_SHARE_STALL)
         self._token: float | None = None
         """seconds of a prompt token"""
         self._decodes: deque[float] = deque(maxlen=3)
@@ -189,7 +192,7 @@ class DynamicChunk:
         if self._token is None:
             return FIRST_CHUNK
         stall = self._stall * max(1, min(prompts, _MAX_PROMPTS))
-        seconds = stall + _CHUNK_DECODE_STEPS * self._decode_step()
+        seconds = stall + self._steps * self._decode_step()
         return max(MIN_CHUNK, int(min(seconds / max(self._token, 1e-9), 1 << 31)))
 
     def observe(self, chunk: int, decodes: int, seconds: float) -> None:
