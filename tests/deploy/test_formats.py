@@ -267,7 +267,7 @@ SARIF = objects(
     version={"const": "2.1.0"},
     runs={"type": "array", "items": RUN},
 )
-"""What SARIF 2.1.0 says of the objects that are to_yaml here."""
+"""What SARIF 2.1.0 says of the objects that are written here."""
 
 
 @pytest.mark.parametrize("name", CODES)

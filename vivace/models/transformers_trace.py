@@ -58,7 +58,7 @@ class CannotTrace(SourceError):
 
 
 def trace(request: TraceRequest) -> TracedModel:
-    """Raises Refused."""
+    """Raises CannotTrace."""
     kind = model_class(request)
     config = build_config(request, kind)
     text = config.get_text_config(decoder=True)
