@@ -77,6 +77,28 @@ def test_a_killed_engine_is_replaced_and_streams_go_on(
     assert len(head["unfinished"]) == 6 and "SIGKILL" in head["reason"]
 
 
+def test_a_killed_engine_is_not_replaced_by_one_with_other_weights(
+    tmp_path: Path, vocabulary: int
+) -> None:
+    """The tokens of a stream are those of one model, or it ends with the reason."""
+    model = tmp_path / "model.gguf"
+    model.symlink_to(locate(None).path)
+    words = (*FLAGS, "--model-path", str(model))
+    with RunningServer(*words, environment=ORACLE, log=tmp_path / "log") as server:
+        server.wait_ready()
+        stream = server.stream("/generate", body(3, 1000))
+        events = [next(stream)]
+        model.unlink()
+        model.write_bytes(b"another model")
+        os.kill(server.children()["engine"], signal.SIGKILL)
+        events += list(stream)
+        assert server.wait() == 1
+        assert "model.gguf was changed" in events[-1]["error"]["message"]
+        tokens = events[-2]["output_ids"]
+        assert tokens == expected(3, 1000, vocabulary)[: len(tokens)]
+        assert "model.gguf was changed since this server loaded it" in server.text()
+
+
 def test_a_stopped_engine_shows_in_health_and_goes_on(
     server: RunningServer, vocabulary: int
 ) -> None:

@@ -23,7 +23,7 @@ from vivace.errors import CANNOT_START
 from vivace.protocol.engine_socket import listen, new_socket
 from vivace.protocol.messages import Capacity
 from vivace.protocol.shared_memory import new_descriptor, reserve
-from vivace.supervisor.child import Child, OutOfMemory, Role, spawn
+from vivace.supervisor.child import FAILED, Child, OutOfMemory, Role, spawn
 from vivace.supervisor.supervisor import SAME_SIGNAL_SECONDS, Hooks, Plan, Supervisor
 
 FAKE = Path(__file__).with_name("fake_child.py")
@@ -223,6 +223,19 @@ def test_a_dead_engine_is_replaced(
     told = server.told("frontend 0")
     assert told[told.index("Down") + 1] == "Ready 1"
     assert cause in caplog.text and "1 of 3 restarts spent" in caplog.text
+
+
+@pytest.mark.parametrize("role", ["engine", "frontend"])
+def test_nothing_is_started_again_with_other_files(
+    server: Server, caplog: pytest.LogCaptureFixture, role: str
+) -> None:
+    def changed_files() -> str:
+        return "toy.gguf was changed"
+
+    assert server.run({role: {"0": "exit"}}, changed_files=changed_files) == FAILED
+    (told,) = (r.getMessage() for r in caplog.records if r.levelname == "ERROR")
+    assert told.endswith("died: exit code 7. toy.gguf was changed")
+    assert len([line for line in server.events() if line.endswith(" start")]) == 2
 
 
 def test_a_dead_frontend_is_replaced_under_a_new_index(server: Server) -> None:

@@ -180,6 +180,7 @@ def write_profile(profile: StartupProfile, config: Config, screen: StartScreen) 
 
 def build_plan(config: Config, listener: socket.socket, shared: Descriptors) -> Plan:
     """What the supervisor needs to know of the configuration."""
+    from vivace.checkpoint.file_state import ModelFiles
     from vivace.config.serialize import encode
     from vivace.launch.out_of_memory import memory_advice
     from vivace.supervisor.supervisor import Plan
@@ -195,6 +196,7 @@ def build_plan(config: Config, listener: socket.socket, shared: Descriptors) -> 
         watchdog=config.runtime.watchdog_timeout,
         soft_watchdog=config.runtime.soft_watchdog_timeout,
         memory_advice=partial(memory_advice, config),
+        changed_files=ModelFiles(config.source).changed,
         piped=is_terminal(sys.stderr),
     )
 

@@ -36,6 +36,8 @@ class Plan:
     crash_window: float = 600.0
     command: Command = process_command
     memory_advice: Advice = lambda lack: ""
+    changed_files: Callable[[], str] = lambda: ""
+    """why nothing may be started again that reads the model's files; empty: it may"""
     tick: float = 0.5
     piped: bool = False
     """whether what children print comes to us (`Hooks.write`)"""

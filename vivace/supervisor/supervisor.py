@@ -195,9 +195,8 @@ class Supervisor:
 
     def _finish_start_if_all_serve(self) -> None:
         """Once engine and frontends are there: warm up, then say that the server is ready."""
-        if self._phase != "starting" or self._ready is None:
-            return
-        if not all(child.serving for child in self._frontends):
+        loaded = self._phase == "starting" and self._ready is not None
+        if not loaded or not all(child.serving for child in self._frontends):
             return
         if self._plan.warm_up and not self._warm_up_sent:
             self._warm_up_sent = True
@@ -207,11 +206,9 @@ class Supervisor:
             self._complete_start()
 
     def _on_warm(self, warm: Warm) -> None:
-        if self._phase != "starting":
-            return
-        if warm.problem:
+        if self._phase == "starting" and warm.problem:
             self._fail(f"the warm-up request failed: {warm.problem}")
-        else:
+        elif self._phase == "starting":
             self._complete_start()
 
     def _complete_start(self) -> None:
@@ -245,6 +242,8 @@ class Supervisor:
         elif self._phase == "draining":
             self._broadcast(Down(reason=cause, restarting=False))
             self._fail(f"the engine died while draining: {cause}")
+        elif changed := self._plan.changed_files():
+            self._fail(f"the engine died: {cause}. {changed}")
         else:
             self._replace_engine(cause)
 
@@ -266,8 +265,7 @@ class Supervisor:
         company = f", in a step of {len(spans)} requests" if spans else ""
         blame = ". One request is found to kill engines and refused" if decision.refused else ""
         log.error("The engine died: %s%s%s. %s", cause, company, blame, self._budget.restart_note())
-        if self._down_since is None:
-            self._down_since = now
+        self._down_since = self._down_since or now
         self._epoch += 1
         self._start_engine()
 
@@ -281,6 +279,8 @@ class Supervisor:
             self._engine.line.send(FrontendGone(child.index))
         if self._phase == "draining":
             log.error("The %s died while draining: %s", child.name, cause)
+        elif changed := self._plan.changed_files():
+            self._fail(f"the {child.name} died: {cause}. {changed}")
         else:
             self._replace_frontend(child, cause)
 
