@@ -23,7 +23,13 @@ import pytest
 from vivace.frontend.chat_template import ChatTemplate, TemplateSet
 from vivace.frontend.errors import BadRequest, ChatTemplateError, OverLimit
 from vivace.frontend.fairness import CURRENT_CLIENT
-from vivace.frontend.render_process import LoadTemplates, ProgressWatch, RenderLimits, frame
+from vivace.frontend.render_process import (
+    LoadTemplates,
+    ProgressWatch,
+    RenderLimits,
+    RenderProcess,
+    frame,
+)
 from vivace.frontend.renderer import Renderer
 from vivace.frontend.template_process import environment
 
@@ -435,6 +441,35 @@ def test_variables_of_requests_are_few_and_small() -> None:
             with pytest.raises(BadRequest, match="at most") as caught:
                 template.render([USER], variables=variables)
             assert caught.value.field == "chat_template_kwargs"
+
+
+def test_closing_refuses_what_waits_and_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the loop still turns: one message is with the process, others wait behind it."""
+    started: list[int] = []
+    begin = RenderProcess.__init__
+
+    def counted(process: RenderProcess, limits: RenderLimits) -> None:
+        begin(process, limits)
+        started.append(process.pid)
+
+    async def main(template: ChatTemplate) -> list[str | BaseException]:
+        tasks = [asyncio.create_task(template.render_async(talk)) for talk in ([USER, GO], [USER])]
+        tasks.append(asyncio.create_task(template.render_async([USER])))
+        tasks[-1].cancel()
+        await asyncio.sleep(0.05)
+        monkeypatch.setattr(RenderProcess, "__init__", counted)
+        pid = renderer_pid(template)
+        template.close()
+        answers = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 5)
+        assert gone(pid) and started == []
+        return answers
+
+    slow = RenderLimits(cpu_seconds=60, wall_seconds=60)
+    with chat(armed(ATTACKS["empty loops"]), slow) as template:
+        first, second, cancelled = asyncio.run(main(template))
+    assert isinstance(cancelled, asyncio.CancelledError)
+    for answer in (first, second):
+        assert isinstance(answer, BadRequest) and answer.status == 503
 
 
 @pytest.mark.parametrize("moment", ["before its answer", "its answer unread"])

@@ -264,6 +264,10 @@ def no_process(error: OSError) -> BadRequest:
     return BadRequest(FIELD, reason, 503, retry_after=5)
 
 
+def closed_error() -> BadRequest:
+    return BadRequest(FIELD, "the server is stopping", 503)
+
+
 def too_many() -> BadRequest:
     reason = "too many conversations wait for the chat template"
     return BadRequest(FIELD, reason, 503, retry_after=1)

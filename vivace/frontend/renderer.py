@@ -27,6 +27,7 @@ from vivace.frontend.render_process import (
     RenderLimits,
     RenderProcess,
     RenderReply,
+    closed_error,
     no_process,
     process_error,
     stall_error,
@@ -96,8 +97,14 @@ class RenderQueue:
             self._waiting.remove(entry)  # if its client has left
 
     def close(self) -> None:
-        if self._process is not None:
-            self._part()
+        """End the process. Its message and those that wait are refused: none of them may start
+        another process."""
+        self._part()
+        entry = self._finish() or self._waiting.next()
+        while entry is not None:
+            if not entry.item.answer.done():
+                entry.item.answer.set_exception(closed_error())
+            entry = self._waiting.next()
 
     # -- one at a time ---------------------------------------------------------------------------
 
