@@ -9,7 +9,13 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 
 import vivace
-from vivace.errors import CANNOT_START, CannotStart, is_of_output, one_line_without_memory
+from vivace.errors import (
+    CANNOT_START,
+    CannotStart,
+    exit_code,
+    is_of_output,
+    one_line_without_memory,
+)
 from vivace.registry import Registry
 
 COMMANDS = {
@@ -104,12 +110,8 @@ def run(words: list[str]) -> int:
         return unknown_word("vivace", "command", words[0], COMMANDS)
     if words[0] not in ONE_PROCESS:
         return HANDLERS.get(words[0])(words[1:])
-    try:
-        with one_line_without_memory():
-            return HANDLERS.get(words[0])(words[1:])
-    except CannotStart as error:
-        print(f"vivace {words[0]}: {error}", file=sys.stderr)
-        return CANNOT_START
+    work = one_line_without_memory()(HANDLERS.get(words[0]))
+    return exit_code(f"vivace {words[0]}", lambda: work(words[1:]), cannot=(CannotStart,))
 
 
 def bench(words: list[str]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 
 class CannotStart(ValueError):
@@ -54,6 +54,30 @@ def say(error: BaseException) -> str:
 
 CANNOT_START = 2
 """exit code of a command that cannot be obeyed, as argparse has it"""
+FAILED = 1
+"""exit code of a command that was obeyed and failed"""
+
+Kinds = tuple[type[Exception], ...]
+
+
+def exit_code(
+    program: str,
+    work: Callable[[], int],
+    *,
+    cannot: Kinds = (CannotStart, OSError),
+    failed: Kinds = (),
+) -> int:
+    """That of `work`. What of `cannot` is raised is one line on stderr and CANNOT_START, what of
+    `failed` a line and FAILED. Everything else is a fault of ours and stays a traceback."""
+    from vivace.terminal import print_wrapped, printable
+
+    try:
+        return work()
+    except (*cannot, *failed) as error:
+        if is_of_output(error):
+            raise
+        print_wrapped(f"{program}: {printable(cause(error))}")
+        return FAILED if isinstance(error, failed) else CANNOT_START
 
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vivace.bench.errors import BenchError, exit_code
+from vivace.bench.errors import BenchError, run_benchmark
 from vivace.errors import CannotStart
 from vivace.frontend.errors import BadRequest, EngineUnavailable
 
@@ -16,6 +16,7 @@ from vivace.frontend.errors import BadRequest, EngineUnavailable
         (BenchError("no server"), 1),
         (BadRequest("temperature", "must be at least 0"), 1),
         (EngineUnavailable("the engine died"), 1),
+        (FileNotFoundError("gone"), 1),
     ],
 )
 def test_a_reason_is_one_line_and_a_code(
@@ -24,14 +25,14 @@ def test_a_reason_is_one_line_and_a_code(
     def work() -> int:
         raise error
 
-    assert exit_code(work) == code
-    assert capsys.readouterr().err == f"error: {error}\n"
+    assert run_benchmark("vivace bench x", work) == code
+    assert capsys.readouterr().err == f"vivace bench x: {error}\n"
 
 
 def test_a_fault_of_ours_stays_a_traceback() -> None:
     with pytest.raises(ValueError):
-        exit_code(lambda: int("none"))
+        run_benchmark("vivace bench x", lambda: int("none"))
 
 
 def test_what_the_work_says_is_kept() -> None:
-    assert exit_code(lambda: 1) == 1
+    assert run_benchmark("vivace bench x", lambda: 1) == 1

@@ -84,7 +84,10 @@ class RefusedFlag(argparse.Action):
         parser.error(f"{option_string} is not offered: {self._reason}")
 
 
-def build_parser(program: str = "vivace bench serving") -> ArgumentParser:
+PROGRAM = "vivace bench serving"
+
+
+def build_parser(program: str = PROGRAM) -> ArgumentParser:
     parser = ArgumentParser(
         prog=program,
         usage="%(prog)s [FLAGS]",
@@ -102,7 +105,7 @@ def build_parser(program: str = "vivace bench serving") -> ArgumentParser:
     return parser
 
 
-def parse(argv: Sequence[str], program: str = "vivace bench serving") -> argparse.Namespace:
+def parse(argv: Sequence[str], program: str = PROGRAM) -> argparse.Namespace:
     """The settings of a run; SystemExit(2) with a message on stderr when they do not fit."""
     parser = build_parser(program)
     args = parser.parse_args(argv)

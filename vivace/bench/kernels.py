@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from vivace.arguments import ArgumentParser
 from vivace.bench.environment import host_facts, usable_cores
-from vivace.bench.errors import exit_code
+from vivace.bench.errors import run_benchmark
 from vivace.bench.flags import result_file
 from vivace.errors import CannotStart
 
@@ -33,7 +33,7 @@ HEADER = (
 
 def main(argv: list[str]) -> int:
     args = parse(argv)
-    return exit_code(lambda: measure(args))
+    return run_benchmark(PROGRAM, lambda: measure(args))
 
 
 def measure(args: argparse.Namespace) -> int:

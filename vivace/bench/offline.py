@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from vivace.arguments import ArgumentParser
 from vivace.bench import datasets
 from vivace.bench.environment import host_facts, instruction_set
-from vivace.bench.errors import exit_code
+from vivace.bench.errors import run_benchmark
 from vivace.bench.flags import (
     REFUSED,
     RefusedFlag,
@@ -53,8 +53,8 @@ class OfflineEngine(Protocol):
 
 def main(argv: list[str]) -> int:
     args, words = parse(argv)
-    return exit_code(
-        lambda: measure(args, engine_arguments(words, PROGRAM), open_engine, LocalCodec)
+    return run_benchmark(
+        PROGRAM, lambda: measure(args, engine_arguments(words, PROGRAM), open_engine, LocalCodec)
     )
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from vivace.arguments import ArgumentParser
 from vivace.bench.environment import host_facts
-from vivace.bench.errors import BenchError, exit_code
+from vivace.bench.errors import BenchError, run_benchmark
 from vivace.bench.flags import refuse_misspelled, result_file
 from vivace.bench.record import append_record
 from vivace.config.process_environment import process_environment
@@ -59,7 +59,9 @@ class Timing:
 
 def main(argv: list[str]) -> int:
     args, server_words = parse(argv)
-    return exit_code(lambda: measure_config(args, resolved_config(server_words, PROGRAM)))
+    return run_benchmark(
+        PROGRAM, lambda: measure_config(args, resolved_config(server_words, PROGRAM))
+    )
 
 
 def measure_config(args: argparse.Namespace, config: Config) -> int:

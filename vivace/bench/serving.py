@@ -13,8 +13,8 @@ from typing import Any
 from vivace.arguments import http_address
 from vivace.bench import datasets
 from vivace.bench.backends import BACKENDS
-from vivace.bench.errors import BenchError, exit_code
-from vivace.bench.flags import parse
+from vivace.bench.errors import BenchError, run_benchmark
+from vivace.bench.flags import PROGRAM, parse
 from vivace.bench.http_backends import RequestSettings
 from vivace.bench.http_json import Unauthorized, ask, ask_or_none
 from vivace.bench.metrics import BenchmarkMetrics, calculate_metrics, split_chunk_gaps
@@ -45,7 +45,7 @@ class Server:
 def main(argv: list[str]) -> int:
     """0 when every request succeeded and the arithmetic holds, 1 otherwise."""
     args = parse(argv)
-    return exit_code(lambda: measure(args, argv, chosen_codec))
+    return run_benchmark(PROGRAM, lambda: measure(args, argv, chosen_codec))
 
 
 def measure(args: argparse.Namespace, argv: Sequence[str], codec_choice: CodecChoice) -> int:

@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import json
 import random
-import sys
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,9 +19,10 @@ from typing import Any
 import aiohttp
 
 from vivace.arguments import ArgumentParser, http_address
+from vivace.bench.errors import BenchError, run_benchmark
 from vivace.config.process_environment import client_key
-from vivace.errors import CannotStart
 
+PROGRAM = "vivace bench soak"
 GROWTH_LIMIT = 0.02
 """Share by which the mean resident memory of the last third may exceed that of the middle third."""
 
@@ -41,17 +41,20 @@ class SoakCounter:
 
 def main(argv: list[str]) -> int:
     args = parse(argv)
+    return run_benchmark(PROGRAM, lambda: measure(args))
+
+
+def measure(args: argparse.Namespace) -> int:
     try:
         report = asyncio.run(soak(args))
-    except (aiohttp.ClientError, CannotStart) as error:
-        print(f"error: {args.url}: {error}", file=sys.stderr)
-        return 1
+    except aiohttp.ClientError as error:
+        raise BenchError(f"{args.url}: {error}") from None
     print(json.dumps({k: v for k, v in report.items() if k != "rss_mib"}, indent=2))
     return 0 if report["passed"] else 1
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    parser = ArgumentParser(prog="vivace bench soak", description=__doc__)
+    parser = ArgumentParser(prog=PROGRAM, description=__doc__)
     parser.add_argument("--url", type=http_address, default="http://127.0.0.1:30000")
     parser.add_argument("--api-key")
     parser.add_argument("--streams", type=int, default=64, help="streams at any moment")

@@ -15,17 +15,17 @@ from vivace.chat.commands import TYPING
 from vivace.chat.conversation import Conversation
 from vivace.chat.lines import History, Lines, edit_lines, read_line
 from vivace.chat.remote import RemoteBackend
-from vivace.chat.screen import printable, screen_for
+from vivace.chat.screen import screen_for
 from vivace.chat.session import Session
 from vivace.config.process_environment import KEY_VARIABLES, client_key, state_folder
-from vivace.errors import CANNOT_START, CannotStart
+from vivace.errors import FAILED, CannotStart, exit_code
 from vivace.terminal import make_console
 
 DEFAULT_URL = "http://127.0.0.1:30000"
 MAX_TOKENS = 1024
 LARGEST_INPUT = 16 << 20
 """characters of standard input that go with a question"""
-FAILED, INTERRUPTED = 1, 130
+INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,14 +36,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdin, io.TextIOWrapper) and sys.stdin.errors == "surrogateescape":
         # The C locale: what is no text is refused, as in any other.
         sys.stdin.reconfigure(encoding="utf-8", errors="strict")
+    return exit_code(
+        "vivace chat", lambda: talk(arguments), cannot=(CannotStart,), failed=(ChatError,)
+    )
+
+
+def talk(arguments: argparse.Namespace) -> int:
     settings = parse_settings(arguments)
     console = make_console(sys.stderr)
-    try:
-        question = read_question(arguments.prompt)
-        backend = open_backend(arguments, console)
-    except (ChatError, CannotStart) as error:
-        console.print(printable(str(error)), style="red", markup=False)
-        return CANNOT_START if isinstance(error, CannotStart) else FAILED
+    question = read_question(arguments.prompt)
+    backend = open_backend(arguments, console)
     session = Session(
         backend,
         Conversation(system=arguments.system or ""),

@@ -22,10 +22,11 @@ from vivace.deploy.rules.assumptions import ASSUMPTIONS
 from vivace.deploy.rules.judge import RULES, find_rule, judge
 from vivace.deploy.rules.rule import Rule
 from vivace.deploy.target import parse_release
-from vivace.errors import CANNOT_START, CannotStart, cause, is_of_output
+from vivace.errors import CANNOT_START, CannotStart, cause, exit_code, is_of_output
 from vivace.files import write_file
 from vivace.terminal import print_wrapped, printable
 
+PROGRAM = "vivace check"
 FORMATS = ("text", "json", "github", "sarif")
 FOUND_ERRORS = 1
 EPILOG = """examples:
@@ -43,21 +44,19 @@ def main(words: Sequence[str]) -> int:
     """Exit code, the same in every format. 0: no errors; 1: errors; 2: the input cannot be read."""
     own, command = split_command(words)
     chosen = parser().parse_args(own)
-    try:
-        if chosen.rules or chosen.explain:
-            return print_rules(chosen.explain)
-        refuse_combinations(chosen)
-        if chosen.diff or chosen.suggest or chosen.write:
-            case = build_case(load_deployment(chosen.files, command), parse_overrides(chosen))
-            return (print_difference if chosen.diff else print_suggestions)(case, chosen)
-        checked = list(check_all(chosen, command))
-        print_report(checked, chosen)
-    except (CannotStart, OSError) as error:
-        if is_of_output(error):
-            raise
-        print_wrapped(f"vivace check: {printable(cause(error))}")
-        return CANNOT_START
-    return exit_code(checked)
+    return exit_code(PROGRAM, lambda: run(chosen, command))
+
+
+def run(chosen: argparse.Namespace, command: list[str] | None) -> int:
+    if chosen.rules or chosen.explain:
+        return print_rules(chosen.explain)
+    refuse_combinations(chosen)
+    if chosen.diff or chosen.suggest or chosen.write:
+        case = build_case(load_deployment(chosen.files, command), parse_overrides(chosen))
+        return (print_difference if chosen.diff else print_suggestions)(case, chosen)
+    checked = list(check_all(chosen, command))
+    print_report(checked, chosen)
+    return worst(checked)
 
 
 def check_all(
@@ -75,7 +74,7 @@ def check_all(
             if chosen.each and starts_nothing(error):
                 print_wrapped(f"{printable(files[0])}: it starts no server, nothing to check")
                 continue
-            print_wrapped(f"vivace check: {printable(cause(error))}")
+            print_wrapped(f"{PROGRAM}: {printable(cause(error))}")
             yield Unreadable(files[0] if len(files) == 1 else "", cause(error))
 
 
@@ -85,7 +84,7 @@ def starts_nothing(error: Exception) -> bool:
     return isinstance(error, NothingStarted)
 
 
-def exit_code(checked: Sequence[Checked | Unreadable]) -> int:
+def worst(checked: Sequence[Checked | Unreadable]) -> int:
     if any(isinstance(each, Unreadable) for each in checked):
         return CANNOT_START
     errors = any(isinstance(each, Checked) and each.result.errors for each in checked)
@@ -115,7 +114,7 @@ def split_command(words: Sequence[str]) -> tuple[list[str], list[str] | None]:
 
 def parser() -> argparse.ArgumentParser:
     made = ArgumentParser(
-        prog="vivace check",
+        prog=PROGRAM,
         description="Checks a deployment file, launch scripts, or one command (after --).",
         epilog=EPILOG,
         formatter_class=as_wide_as_the_terminal,

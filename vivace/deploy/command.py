@@ -16,7 +16,7 @@ from vivace.deploy.load_case import (
     with_overrides,
 )
 from vivace.deploy.schema.deployment import Deployment
-from vivace.errors import CANNOT_START, CannotStart, cause, is_of_output
+from vivace.errors import CANNOT_START, CannotStart, exit_code
 from vivace.files import check_folder, write_file, write_own_file
 from vivace.terminal import print_wrapped, printable
 
@@ -33,13 +33,7 @@ def main(words: Sequence[str]) -> int:
         parser().print_help()
         return CANNOT_START
     chosen = parser().parse_args(list(words))
-    try:
-        return COMMANDS[chosen.command](chosen)
-    except (CannotStart, OSError) as error:
-        if is_of_output(error):
-            raise
-        print_wrapped(f"vivace deploy: {printable(cause(error))}")
-        return CANNOT_START
+    return exit_code("vivace deploy", lambda: COMMANDS[chosen.command](chosen))
 
 
 def parser() -> argparse.ArgumentParser:

@@ -15,7 +15,7 @@ from vivace.config.process_environment import process_environment
 from vivace.doctor import devices, linux, network, serving, storage
 from vivace.doctor.diagnosis import STATES, Diagnosis, Probe, ProbeOptions
 from vivace.doctor.system import System
-from vivace.errors import CANNOT_START, CannotStart, cause
+from vivace.errors import CannotStart, exit_code
 from vivace.files import check_folder
 from vivace.terminal import make_console, print_wrapped, wrap_line
 
@@ -47,17 +47,17 @@ def main(words: Sequence[str]) -> int:
     A laptop is asked what a server needs there; a node with devices, or one that a deployment is
     for, also what a cluster needs."""
     chosen = parser().parse_args(list(words))
-    try:
-        if chosen.measure:
-            from vivace.doctor.measure import measure
+    return exit_code("vivace doctor", lambda: run_probes(chosen))
 
-            return measure()
-        system = System(environment=process_environment())
-        options = probe_options(chosen)
-        probes = probes_for(system, chosen)
-    except (CannotStart, OSError) as error:
-        print_wrapped(f"vivace doctor: {cause(error)}")
-        return CANNOT_START
+
+def run_probes(chosen: argparse.Namespace) -> int:
+    if chosen.measure:
+        from vivace.doctor.measure import measure
+
+        return measure()
+    system = System(environment=process_environment())
+    options = probe_options(chosen)
+    probes = probes_for(system, chosen)
     found = diagnose(system, options, probes)
     if chosen.fix:
         lines = apply_fixes(system, found)

@@ -15,7 +15,7 @@ from vivace.checkpoint.source import EMBEDDED_NAME, SourceError, locate
 from vivace.config.environment import hub_cache, read_environment
 from vivace.config.process_environment import process_environment
 from vivace.config.values import size_text
-from vivace.errors import CANNOT_START, CannotStart, cause, is_of_output
+from vivace.errors import exit_code
 from vivace.files import check_folder
 from vivace.hub.cached import (
     EMBEDDED_TITLE,
@@ -54,12 +54,12 @@ def pull(argv: Sequence[str], run: Callable[[Sequence[str]], int] = run_command)
     chosen = parser.parse_args(argv)
     if chosen.model is None:
         return pull_embedded(run)
-    return run_reporting(
-        "pull", lambda: pull_model(chosen.model, chosen.revision, chosen.download_dir)
+    return exit_code(
+        "vivace pull", lambda: pull_model(chosen.model, chosen.revision, chosen.download_dir)
     )
 
 
-def pull_model(name: str, revision: str | None, download_dir: str | None) -> None:
+def pull_model(name: str, revision: str | None, download_dir: str | None) -> int:
     environment, _ = read_environment(process_environment())
     cache = chosen_cache(download_dir, new=True)
     begin = time.monotonic()
@@ -70,6 +70,7 @@ def pull_model(name: str, revision: str | None, download_dir: str | None) -> Non
     flags = f" --revision {revision}" if revision else ""
     flags += f" --download-dir {download_dir}" if download_dir else ""
     tell(f"The model is at {fetched.path}. Start it with: vivace serve --model-path {name}{flags}")
+    return 0
 
 
 def pull_embedded(run: Callable[[Sequence[str]], int]) -> int:
@@ -95,17 +96,17 @@ def list_models(argv: Sequence[str]) -> int:
     parser = command_parser("list", "The models on this machine that can be served by name.")
     parser.add_argument("--json", action="store_true", help="a JSON object per line")
     chosen = parser.parse_args(argv)
-    return run_reporting(
-        "list", lambda: show_models(chosen_cache(chosen.download_dir), as_json=chosen.json)
+    return exit_code(
+        "vivace list", lambda: show_models(chosen_cache(chosen.download_dir), as_json=chosen.json)
     )
 
 
-def show_models(cache: Path, *, as_json: bool) -> None:
+def show_models(cache: Path, *, as_json: bool) -> int:
     models = [*embedded_model(), *cached_models(cache)]
     if as_json:
         for model in models:
             print(json.dumps(model_json(model)))
-        return
+        return 0
     print(f"{'NAME':<33} {'FORMAT':<11} {'SIZE':>9} {'REVISION':<13} USED")
     for model in models:
         print(format_model(model))
@@ -117,6 +118,7 @@ def show_models(cache: Path, *, as_json: bool) -> None:
             )
     state = "" if cache.exists() else ", which is not there yet"
     tell(f"\nThe cache is {cache}{state}. `vivace pull NAME` adds to it, `vivace rm NAME` removes.")
+    return 0
 
 
 def format_model(model: CachedModel) -> str:
@@ -147,12 +149,12 @@ def remove_models(argv: Sequence[str]) -> int:
     parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
     chosen = parser.parse_args(argv)
     names, ask = chosen.models, not chosen.yes
-    return run_reporting(
-        "rm", lambda: remove_all(chosen_cache(chosen.download_dir), names, ask=ask)
+    return exit_code(
+        "vivace rm", lambda: remove_all(chosen_cache(chosen.download_dir), names, ask=ask)
     )
 
 
-def remove_all(cache: Path, names: Sequence[str], *, ask: bool) -> None:
+def remove_all(cache: Path, names: Sequence[str], *, ask: bool) -> int:
     for name in names:
         if name in (EMBEDDED_NAME, EMBEDDED_TITLE):
             package = PACKAGE.partition("==")[0]
@@ -164,6 +166,7 @@ def remove_all(cache: Path, names: Sequence[str], *, ask: bool) -> None:
                 continue
         removed = remove(cache, name)
         tell(f"Deleted {removed.repo_id}: {size_text(removed.size)} free again")
+    return 0
 
 
 # -- what they share -----------------------------------------------------------------------------
@@ -184,18 +187,6 @@ def chosen_cache(download_dir: str | None, *, new: bool = False) -> Path:
     cache = hub_cache(download_dir, environment)
     check_folder(cache, new=new or not download_dir)
     return cache
-
-
-def run_reporting(name: str, work: Callable[[], None]) -> int:
-    """Run it; what cannot be done is one line on stderr and exit code 2."""
-    try:
-        work()
-    except (CannotStart, OSError) as error:
-        if is_of_output(error):
-            raise
-        print_wrapped(f"vivace {name}: {cause(error)}")
-        return CANNOT_START
-    return 0
 
 
 def tell(text: str) -> None:

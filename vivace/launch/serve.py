@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vivace.errors import CANNOT_START, CannotStart
+from vivace.errors import FAILED, CannotStart, exit_code
 from vivace.launch.configure import configure
 from vivace.launch.listen import PortInUse, allow_open_files, bind, local_url
 from vivace.launch.prefetch import read_ahead
@@ -30,7 +30,6 @@ from vivace.protocol.messages import Capacity
 from vivace.protocol.shared_memory import SharedMemory, new_descriptor, reserve
 from vivace.supervisor.child import Child, process_command, spawn, with_preload
 from vivace.supervisor.plan import WARMING_UP
-from vivace.terminal import print_wrapped
 
 if TYPE_CHECKING:
     import socket
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 READY_LINE = "The server is fired up and ready to roll!"
-FAILED = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +60,11 @@ def main(argv: Sequence[str], *, program: str = "vivace serve") -> int:
     shared = Descriptors(memory=new_descriptor(), engine=new_socket())
     engine = spawn_engine(argv, shared)
     try:
-        return serve(argv, engine, shared, program, timeline)
+        return exit_code(
+            program,
+            lambda: serve(argv, engine, shared, program, timeline),
+            cannot=(CannotStart,),
+        )
     finally:
         if engine is not None:
             engine.kill()
@@ -94,15 +96,11 @@ def serve(
     from vivace.config.parsing import parse
     from vivace.launch.preflight import check_frontend
 
-    try:
-        options = parse(argv, os.environ, program=program)
-        config = configure(with_hidden_keys(options, argv))
-        check_frontend(config)
-        read_ahead(config.source.files, config.platform.available_bytes)
-        return launch(config, engine, shared, timeline)
-    except CannotStart as error:
-        print_wrapped(f"{program}: {error}")
-        return CANNOT_START
+    options = parse(argv, os.environ, program=program)
+    config = configure(with_hidden_keys(options, argv))
+    check_frontend(config)
+    read_ahead(config.source.files, config.platform.available_bytes)
+    return launch(config, engine, shared, timeline)
 
 
 def with_hidden_keys(options: Options, argv: Sequence[str]) -> Options:

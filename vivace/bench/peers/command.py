@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import shlex
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ import msgspec
 import vivace
 from vivace.arguments import ArgumentParser, named_path
 from vivace.bench.environment import host_facts
-from vivace.bench.errors import BenchError
+from vivace.bench.errors import BenchError, run_benchmark
 from vivace.bench.flags import result_file
 from vivace.bench.peers.compare import Comparison, Rules, compare
 from vivace.bench.peers.llama_cpp import LlamaCppPeer
@@ -30,8 +29,8 @@ from vivace.bench.peers.summary import as_dict, render
 from vivace.bench.peers.vllm_cpu import VllmCpuPeer
 from vivace.bench.peers.workloads import DEFAULT, WORKLOADS
 from vivace.bench.tokenizer import LocalCodec, SplitCodec, TokenCodec, ordinary_ids
-from vivace.errors import cause
 
+PROGRAM = "vivace bench peers"
 NAMES = ("llama.cpp", "vllm-cpu", "openvino", "openvino-int8", "openvino-int4", "scripted")
 OPENVINO: dict[str, Weights] = {
     "openvino": "fp16",
@@ -42,13 +41,7 @@ OPENVINO: dict[str, Weights] = {
 
 def main(argv: list[str]) -> int:
     args = parse(argv)
-    try:
-        if args.setup:
-            return setup(args)
-        return measure(args, argv)
-    except (BenchError, OSError) as error:
-        print(f"error: {cause(error)}", file=sys.stderr)
-        return 1
+    return run_benchmark(PROGRAM, lambda: setup(args) if args.setup else measure(args, argv))
 
 
 def setup(args: argparse.Namespace) -> int:
@@ -167,7 +160,7 @@ def make_peer(name: str, args: argparse.Namespace) -> Peer:
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = ArgumentParser(
-        prog="vivace bench peers",
+        prog=PROGRAM,
         description="Start this server and others, give them the same load in turn (A B A B ...), "
         "and compare medians. Nothing is installed unless --setup is given.",
         allow_abbrev=False,
