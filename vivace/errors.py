@@ -76,7 +76,8 @@ def exit_code(
     except (*cannot, *failed) as error:
         if is_of_output(error):
             raise
-        print_wrapped(f"{program}: {printable(cause(error))}")
+        reason = "; ".join(line.strip() for line in cause(error).splitlines())
+        print_wrapped(f"{program}: {printable(reason)}")
         return FAILED if isinstance(error, failed) else CANNOT_START
 
 

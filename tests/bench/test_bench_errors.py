@@ -17,6 +17,7 @@ from vivace.frontend.errors import BadRequest, EngineUnavailable
         (BadRequest("temperature", "must be at least 0"), 1),
         (EngineUnavailable("the engine died"), 1),
         (FileNotFoundError("gone"), 1),
+        (CannotStart("line 1\n  of YAML, \x1b[31m"), 2),
     ],
 )
 def test_a_reason_is_one_line_and_a_code(
@@ -26,7 +27,9 @@ def test_a_reason_is_one_line_and_a_code(
         raise error
 
     assert run_benchmark("vivace bench x", work) == code
-    assert capsys.readouterr().err == f"vivace bench x: {error}\n"
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("vivace bench x: ") and line.isprintable()
+    assert str(error).split("\n")[0] in line
 
 
 def test_a_fault_of_ours_stays_a_traceback() -> None:

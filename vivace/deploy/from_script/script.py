@@ -176,7 +176,7 @@ def finish_import(found: Collected) -> Imported:
     if not found.servers and not found.benchmarks:
         lines = [f"{each.file}:{each.line}: {each.text}" for each in found.remarks[:5]]
         what = "no server, router or benchmark command was found in what was read"
-        raise NothingStarted("\n".join([what + (". Lines that matter:" if lines else ""), *lines]))
+        raise NothingStarted("; ".join([what, *lines]))
     folded = build_roles(found.servers)
     for server, condition in folded.chosen:
         text = f"what runs depends on {condition or 'the machine'}: read as if it were true"
