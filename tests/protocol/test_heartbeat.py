@@ -113,6 +113,50 @@ def test_only_a_step_has_spans(memory: SharedMemory) -> None:
         assert heartbeat.fatal_spans()[1] == []
 
 
+BUSY = """
+import sys
+from vivace.protocol.heartbeat import IDLE, STEPPING, EngineHeartbeat, FrontendHeartbeat
+from vivace.protocol.shared_memory import attach
+memory = attach(int(sys.argv[1]))
+engine, frontend = EngineHeartbeat(memory.engine), FrontendHeartbeat(memory.heartbeat(0))
+engine.begin()
+frontend.begin()
+print("at work", flush=True)
+while True:
+    for number in (1, 2):
+        engine.repeat_step(number, 9, 2.0)
+        engine.idle()
+    frontend.beat()
+    frontend.mark_sent()
+"""
+
+
+def test_whoever_looks_while_another_process_writes_sees_one_state(memory: SharedMemory) -> None:
+    """`struct.pack_into` clears its place first: an engine at work looked stalled since the machine
+    was started, to one look in 25,000, and /health_generate said so."""
+    command = [sys.executable, "-c", BUSY, str(memory.descriptor)]
+    heartbeat, frontend = EngineHeartbeat(memory.engine), FrontendHeartbeat(memory.heartbeat(0))
+    with subprocess.Popen(
+        command, pass_fds=[memory.descriptor], stdout=subprocess.PIPE, text=True
+    ) as busy:
+        try:
+            assert busy.stdout is not None and busy.stdout.readline()
+            began, beats = heartbeat.read().since, 0
+            for look in range(100_000):
+                if look == 99_000:
+                    busy.send_signal(signal.SIGSTOP)  # wherever it is
+                seen = heartbeat.read()
+                assert (seen.kind, seen.allowance, seen.tokens) in (
+                    (IDLE, 0, 0),
+                    (STEPPING, 2 * SECOND, 9),
+                )
+                assert seen.since >= began and seen.beats >= beats
+                assert frontend.alive and frontend.last_sent >= 0
+                began, beats = seen.since, seen.beats
+        finally:
+            busy.kill()
+
+
 # -- stalls ----------------------------------------------------------------------------------------
 
 

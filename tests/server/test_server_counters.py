@@ -97,3 +97,33 @@ def test_the_counts_of_a_killed_process_stay_and_its_activity_ends() -> None:
     successor = HttpMetrics(memory, 1)
     assert successor.totals()[("active", *place)] == mine.totals()[("active", *place)] == 0
     assert successor.totals()[("requests", *place)] == 5
+
+
+COUNTING = """
+import sys
+from vivace.protocol.shared_memory import attach
+from vivace.server.http_metrics import Counters
+counters = Counters(attach(int(sys.argv[1])).counters(0))
+counters.add(("requests",))
+print("at work", flush=True)
+while True:
+    counters.add(("requests",))
+"""
+
+
+def test_a_counter_never_falls_while_another_process_counts() -> None:
+    """A scraper takes a number that falls for a restart, and counts all of it again."""
+    memory = reserve(new_descriptor(), 1)
+    command = [sys.executable, "-c", COUNTING, str(memory.descriptor)]
+    with subprocess.Popen(
+        command, pass_fds=[memory.descriptor], stdout=subprocess.PIPE, text=True
+    ) as counting:
+        try:
+            assert counting.stdout is not None and counting.stdout.readline()
+            last = 0
+            for _ in range(100_000):
+                count = read_counts(memory.counters(0))[("requests",)]
+                assert count >= max(last, 1)
+                last = count
+        finally:
+            counting.kill()

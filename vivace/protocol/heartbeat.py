@@ -3,6 +3,10 @@
 Beating is a store of some bytes: no system call, no thread, no lock, and it shows a stall even
 while the writer holds the interpreter lock or is stopped from outside. All times are nanoseconds of
 `time.monotonic_ns`, one clock for all processes of a machine.
+
+Readers look at any moment, also in the middle of a store. A word is stored at once (`words`;
+`struct.pack_into` clears its place first). What takes several words has two places, which are
+written in turn: the number of beats says which of them is valid.
 """
 
 from __future__ import annotations
@@ -13,16 +17,18 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from vivace.protocol.shared_memory import SharedMemory
+from vivace.protocol.shared_memory import SharedMemory, words
 from vivace.protocol.step import StepPlan
 
 SECOND = 10**9
-WORD = struct.Struct("=q")
-ACTIVITY = struct.Struct("=qqqqq")
-"""beats, activity, since, allowance, tokens"""
+WORD_BYTES = 8
+ACTIVITY = struct.Struct("=qqqq")
+"""activity, since, allowance, tokens"""
+ACTIVITIES_AT = WORD_BYTES, WORD_BYTES + ACTIVITY.size
+"""where the activity lies while the number of beats, which is before them, is even, and odd"""
 SPANS = struct.Struct("=qq")
 """step, how many spans are listed behind"""
-SPANS_AT = ACTIVITY.size
+SPANS_AT = WORD_BYTES + 2 * ACTIVITY.size
 LIST_AT = SPANS_AT + SPANS.size
 MAX_SPANS = 4000
 IDLE, SCHEDULING, STEPPING = range(3)
@@ -56,7 +62,7 @@ class EngineHeartbeat:
 
     def __init__(self, memory: memoryview) -> None:
         self._memory = memory
-        self._beats = 0
+        self._words = words(memory)
 
     # -- the engine ------------------------------------------------------------------------------
 
@@ -76,58 +82,62 @@ class EngineHeartbeat:
     def step(self, number: int, tokens: int, allowance: float, spans: Iterable[Span]) -> None:
         """From now on it runs step `number`, for at most `allowance` seconds."""
         listed = list(itertools.islice(spans, MAX_SPANS))
-        words = [word for span in listed for word in (span.key, span.joined)]
+        pairs = [word for span in listed for word in (span.key, span.joined)]
         SPANS.pack_into(self._memory, SPANS_AT, number, 0)
-        struct.pack_into(f"={len(words)}q", self._memory, LIST_AT, *words)
+        struct.pack_into(f"={len(pairs)}q", self._memory, LIST_AT, *pairs)
         SPANS.pack_into(self._memory, SPANS_AT, number, len(listed))
         self.repeat_step(number, tokens, allowance)
 
     def repeat_step(self, number: int, tokens: int, allowance: float) -> None:
         """Like `step`, with the spans of the step before."""
-        WORD.pack_into(self._memory, SPANS_AT, number)
+        self._words[SPANS_AT // WORD_BYTES] = number
         self._beat(STEPPING, int(allowance * SECOND), tokens)
 
     def _beat(self, kind: int, allowance: int, tokens: int) -> None:
-        self._beats += 1
-        now = time.monotonic_ns()
-        ACTIVITY.pack_into(self._memory, 0, self._beats, kind, now, allowance, tokens)
+        beats = self._words[0] + 1
+        place = ACTIVITIES_AT[beats & 1]
+        ACTIVITY.pack_into(self._memory, place, kind, time.monotonic_ns(), allowance, tokens)
+        self._words[0] = beats
 
     # -- everybody else --------------------------------------------------------------------------
 
     def read(self) -> Activity:
-        return Activity(*ACTIVITY.unpack_from(self._memory, 0))
+        while True:
+            beats = self._words[0]
+            activity = ACTIVITY.unpack_from(self._memory, ACTIVITIES_AT[beats & 1])
+            if self._words[0] == beats:  # otherwise its place may have been written again
+                return Activity(beats, *activity)
 
     def fatal_spans(self) -> tuple[int, Sequence[Span]]:
         """(step, who is in it) of an engine that died; no spans when it died between steps."""
         step, count = SPANS.unpack_from(self._memory, SPANS_AT)
         if self.read().kind != STEPPING or not 0 <= count <= MAX_SPANS:
             return step, []
-        words = struct.unpack_from(f"={2 * count}q", self._memory, LIST_AT)
-        return step, [Span(*pair) for pair in zip(words[::2], words[1::2], strict=True)]
+        pairs = struct.unpack_from(f"={2 * count}q", self._memory, LIST_AT)
+        return step, [Span(*pair) for pair in zip(pairs[::2], pairs[1::2], strict=True)]
 
 
 class FrontendHeartbeat:
-    """One frontend writes, everybody reads."""
-
-    LAYOUT = struct.Struct("=qq")
-    """when it last beat (0 = nobody is there), when it last sent something to the engine"""
+    """One frontend writes, everybody reads: when it last beat (0 = nobody is there), and when it
+    last sent something to the engine."""
 
     def __init__(self, memory: memoryview) -> None:
-        self._memory = memory
+        self._words = words(memory)
 
     def begin(self) -> None:
         """A new process takes the place over."""
-        self.LAYOUT.pack_into(self._memory, 0, time.monotonic_ns(), 0)
+        self._words[1] = 0
+        self.beat()
 
     def end(self) -> None:
         """Nobody is there any more."""
-        self.LAYOUT.pack_into(self._memory, 0, 0, 0)
+        self._words[0] = self._words[1] = 0
 
     def beat(self) -> None:
-        WORD.pack_into(self._memory, 0, time.monotonic_ns())
+        self._words[0] = time.monotonic_ns()
 
     def mark_sent(self) -> None:
-        WORD.pack_into(self._memory, WORD.size, time.monotonic_ns())
+        self._words[1] = time.monotonic_ns()
 
     @property
     def alive(self) -> bool:
@@ -135,11 +145,11 @@ class FrontendHeartbeat:
 
     @property
     def last_beat(self) -> int:
-        return WORD.unpack_from(self._memory, 0)[0]
+        return self._words[0]
 
     @property
     def last_sent(self) -> int:
-        return WORD.unpack_from(self._memory, WORD.size)[0]
+        return self._words[1]
 
 
 class EngineProgress:

@@ -10,7 +10,6 @@ Layout of the memory, in native byte order: 8 bytes with the length used, then r
 from __future__ import annotations
 
 import logging
-import struct
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -19,11 +18,11 @@ import msgspec
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from vivace.protocol.heartbeat import FrontendHeartbeat
-from vivace.protocol.shared_memory import COUNTER_BYTES, SharedMemory
+from vivace.protocol.shared_memory import COUNTER_BYTES, SharedMemory, words
 
 log = logging.getLogger("vivace.server")
 
-NUMBER = struct.Struct("q")
+NUMBER_BYTES = 8
 
 Key = tuple[str, ...]
 decode_key = msgspec.json.Decoder(Key).decode
@@ -36,8 +35,9 @@ class Counters:
         self._memory = memoryview(memory)
         self._places = dict(records(self._memory))
         self._full = False
+        self._words = words(self._memory)
         if not self._places:
-            NUMBER.pack_into(self._memory, 0, NUMBER.size)
+            self._words[0] = NUMBER_BYTES
 
     def add(self, key: Key, amount: int = 1) -> None:
         place = self._places.get(key)
@@ -45,14 +45,13 @@ class Counters:
             place = self._new(key)
             if place is None:
                 return
-        (value,) = NUMBER.unpack_from(self._memory, place)
-        NUMBER.pack_into(self._memory, place, value + amount)
+        self._words[place // NUMBER_BYTES] += amount
 
     def reset(self, kind: str) -> None:
         """Set all counters to 0 whose key begins with `kind`."""
         for key, place in self._places.items():
             if key[0] == kind:
-                NUMBER.pack_into(self._memory, place, 0)
+                self._words[place // NUMBER_BYTES] = 0
 
     def counts(self) -> Counter[Key]:
         return read_counts(self._memory)
@@ -60,18 +59,18 @@ class Counters:
     def _new(self, key: Key) -> int | None:
         """A record with the value 0; returns where its value is, None when there is no room."""
         name = msgspec.json.encode(key)
-        (begin,) = NUMBER.unpack_from(self._memory, 0)
-        place = begin + NUMBER.size + pad(len(name))
-        end = place + NUMBER.size
+        begin = self._words[0]
+        place = begin + NUMBER_BYTES + pad(len(name))
+        end = place + NUMBER_BYTES
         if end > len(self._memory):
             if not self._full:
                 log.error("no room for the counter %s: what is new is not counted", key)
             self._full = True
             return None
-        NUMBER.pack_into(self._memory, begin, len(name))
-        self._memory[begin + NUMBER.size : begin + NUMBER.size + len(name)] = name
-        NUMBER.pack_into(self._memory, place, 0)
-        NUMBER.pack_into(self._memory, 0, end)  # last: a reader sees whole records only
+        self._words[begin // NUMBER_BYTES] = len(name)
+        self._memory[begin + NUMBER_BYTES : begin + NUMBER_BYTES + len(name)] = name
+        self._words[place // NUMBER_BYTES] = 0
+        self._words[0] = end  # last: a reader sees whole records only
         self._places[key] = place
         return place
 
@@ -79,26 +78,28 @@ class Counters:
 def read_counts(memory: memoryview) -> Counter[Key]:
     """The counters of any process that shares the memory, alive or dead."""
     counts: Counter[Key] = Counter()
+    numbers = words(memory)
     for key, place in records(memory):
-        (counts[key],) = NUMBER.unpack_from(memory, place)
+        counts[key] = numbers[place // NUMBER_BYTES]
     return counts
 
 
 def records(memory: memoryview) -> Iterator[tuple[Key, int]]:
     """(key, where its value is); memory that nobody has counted in has none."""
-    (end,) = NUMBER.unpack_from(memory, 0)
-    place = NUMBER.size
+    numbers = words(memory)
+    end = numbers[0]
+    place = NUMBER_BYTES
     while place < end:
-        (length,) = NUMBER.unpack_from(memory, place)
-        place += NUMBER.size
+        length = numbers[place // NUMBER_BYTES]
+        place += NUMBER_BYTES
         key = decode_key(memory[place : place + length])
         place += pad(length)
         yield key, place
-        place += NUMBER.size
+        place += NUMBER_BYTES
 
 
 def pad(length: int) -> int:
-    return -(-length // NUMBER.size) * NUMBER.size
+    return -(-length // NUMBER_BYTES) * NUMBER_BYTES
 
 
 METHODS = frozenset({"GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"})
