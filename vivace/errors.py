@@ -106,5 +106,5 @@ def nearest(name: str, known: Iterable[str]) -> str:
     # Loading it takes longer than all rules take, and a valid deployment never asks.
     import difflib
 
-    close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)
+    close = difflib.get_close_matches(name, dict.fromkeys(known), n=3, cutoff=0.6)
     return f"; did you mean {' or '.join(close)}?" if close else ""

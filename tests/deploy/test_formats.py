@@ -434,6 +434,15 @@ def test_lengths_of_the_command_line_keep_the_concurrency_of_the_benchmark() -> 
     assert (case.load.input, case.load.output, case.load.concurrency) == (100, 512, 32)
 
 
+def test_what_prompts_share_can_be_stated_on_the_command_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    case = build_case(open_files([str(SOUND)]), Overrides(prefix_share=0.5))
+    assert case.workload.prefix_share == 0.5
+    assert main([str(SOUND), "--prefix-share", "1.5"]) == 2
+    assert "--prefix-share must be between 0 and 1" in capsys.readouterr().err
+
+
 def test_weights_are_named_when_a_script_is_imported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deployments import case, mixed
+from deployments import LEAVE_OUT, case, found, mixed, separated
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -253,3 +253,48 @@ def test_suggested_dispatch_tokens_are_the_published_ones(
     it = case(mixed(flags={**flags, **drafts}))
     found = {each.name: each.value for each in suggest(it)}
     assert found["SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"] == tokens
+
+
+LONG = {"input": 65536, "output": 1024, "concurrency": 36}
+ONE_GROUP = {"tp-size": 8, "dp-size": 1, "max-running-requests": 36, "mem-fraction-static": 0.6,
+             "enable-dp-attention": LEAVE_OUT, "context-length": LEAVE_OUT}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("flags", "load", "severity"),
+    [
+        ({}, {}, "warning"),
+        ({}, {"prefix_share": 0.9}, None),
+        ({"disable-radix-cache": True}, {"prefix_share": 0.9}, "warning"),
+        ({"tp-size": 2}, {"concurrency": 1, "input": 4_000_000}, "error"),
+        ({}, {"input": 1024, "output": 40000}, "note"),  # full only if all end at once
+    ],
+)
+def test_a_load_that_does_not_fit(
+    flags: dict[str, Any], load: dict[str, Any], severity: str | None
+) -> None:
+    made = mixed(
+        flags={**ONE_GROUP, **flags}, model={"name": "qwen3-32b"}, workload={**LONG, **load}
+    )
+    assert [each.severity for each in found(made, "load-fits")] == ([severity] if severity else [])
+
+
+def test_requests_hold_what_their_prompts_share_once() -> None:
+    made = mixed(
+        flags=ONE_GROUP, model={"name": "qwen3-32b"}, workload={**LONG, "prefix_share": 0.9}
+    )
+    it = case(made)
+    plan = plan_role(it, it.servers[0])
+    assert plan is not None and plan.held is not None and plan.needed is not None
+    assert plan.shared == int(65536 * 0.9)
+    assert plan.needed == plan.shared + 36 * (66560 - plan.shared)
+    assert plan.usual == plan.needed - 36 * 512
+    own = 66560 - plan.shared
+    assert plan.shared + plan.held * own <= plan.capacity < plan.shared + (plan.held + 1) * own
+
+
+def test_prompts_wait_for_one_another_on_a_prefill_server() -> None:
+    load = {"input": 30000, "output": 100, "concurrency": 512}
+    made = separated(prefill={"max-running-requests": 512}, workload=load)
+    severities = {each.role: each.severity for each in found(made, "load-fits")}
+    assert severities == {"prefill": "note", "decode": "warning"}

@@ -720,6 +720,18 @@ def test_remarks_of_an_import_become_findings(rule: str) -> None:
     assert found(mixed(), rule) == []
 
 
+def test_a_flag_given_twice_with_one_value_is_a_note() -> None:
+    for again, severity in (("2", "note"), ("4", "warning")):
+        (finding,) = found({"script": f"{SERVER} --tp 2 --tp-size {again}"}, "flag-given-twice")
+        assert finding.severity == severity
+
+
+@pytest.mark.parametrize(("concurrency", "severity"), [(256, "warning"), (128, "note")])
+def test_batches_that_the_load_never_makes_need_no_graph(concurrency: int, severity: str) -> None:
+    made = mixed(flags={"cuda-graph-bs": [1, 2, 4, 8]}, benchmark={"max-concurrency": concurrency})
+    assert [each.severity for each in found(made, "graph-covers")] == [severity]
+
+
 @pytest.mark.parametrize("made", [mixed, separated])
 def test_sound_deployments_have_no_errors_and_no_warnings(made: Callable[[], Made]) -> None:
     findings = judge(case(made())).findings

@@ -149,6 +149,9 @@ def parser() -> argparse.ArgumentParser:
     about.add_argument("--input", type=int, metavar="TOKENS", help="of a prompt")
     about.add_argument("--output", type=int, metavar="TOKENS", help="of an answer")
     about.add_argument("--concurrency", type=int, metavar="N", help="requests at a time")
+    about.add_argument(
+        "--prefix-share", type=float, metavar="X", help="part of a prompt that others share"
+    )
     return made
 
 
@@ -162,11 +165,12 @@ def as_wide_as_the_terminal(prog: str) -> argparse.HelpFormatter:
 
 
 def parse_overrides(chosen: argparse.Namespace) -> Overrides:
-    names = ("target", "hardware", "cards", "model", "quantization", "input", "output")
-    values = {name: getattr(chosen, name) for name in (*names, "concurrency")}
+    values = {name: getattr(chosen, name) for name in Overrides.__struct_fields__}
     wrong = [name for name, value in values.items() if isinstance(value, int) and value < 1]
     if wrong:
         raise CannotStart(f"--{wrong[0]} must be at least 1, got {values[wrong[0]]}")
+    if chosen.prefix_share is not None and not 0 <= chosen.prefix_share <= 1:
+        raise CannotStart(f"--prefix-share must be between 0 and 1, got {chosen.prefix_share}")
     return Overrides(**values)
 
 

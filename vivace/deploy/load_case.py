@@ -56,6 +56,7 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
     input: int | None = None
     output: int | None = None
     concurrency: int | None = None
+    prefix_share: float | None = None
 
 
 class LoadedDeployment(msgspec.Struct, frozen=True):
@@ -143,14 +144,10 @@ def with_overrides(deployment: Deployment, overrides: Overrides) -> Deployment:
         model = replace(model, name=name, config=config)
     if overrides.quantization is not None:
         model = replace(model, quantization=overrides.quantization)
-    if (overrides.input, overrides.output, overrides.concurrency) != (None, None, None):
-        before = workload or Workload()
-        workload = replace(
-            before,
-            input=overrides.input or before.input,
-            output=overrides.output or before.output,
-            concurrency=overrides.concurrency or before.concurrency,
-        )
+    names = ("input", "output", "concurrency", "prefix_share")
+    stated = {name: value for name in names if (value := getattr(overrides, name)) is not None}
+    if stated:
+        workload = replace(workload or Workload(), **stated)
     return replace(deployment, hardware=hardware, model=model, workload=workload)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -45,6 +45,8 @@ class Remark(msgspec.Struct, frozen=True):
     file: str = ""
     line: int = 0
     end: int = 0
+    severity: Literal["note"] | None = None
+    """where it is not the rule's own"""
 
 
 class ParsedFlags(msgspec.Struct):
@@ -144,7 +146,8 @@ def add_flag(read: ParsedFlags, name: str, value: FlagValue, part: Part) -> None
     if same is not None:
         first = f"--{same} is given as {display(read.flags[same])}"
         text = f"{first} and again as {display(value)}; the last one counts"
-        read.remarks.append(Remark("flag-given-twice", name, text))
+        severity = "note" if read.flags[same] == value else None
+        read.remarks.append(Remark("flag-given-twice", name, text, severity=severity))
         del read.flags[same]
     read.flags[name] = value
 

@@ -22,11 +22,12 @@ from vivace.deploy.from_script.roles import (
     shared_environment,
     without,
 )
+from vivace.deploy.from_script.undefined import undefined_variables
 from vivace.deploy.locations import COMMAND, Location, Sources
 from vivace.deploy.quoting import quote
 from vivace.deploy.schema.deployment import Benchmark, Deployment, Model, Role
 from vivace.deploy.shell.interpreter import Follow
-from vivace.deploy.shell.reader import MAX_BYTES, Reading, ScriptError, no_file
+from vivace.deploy.shell.reader import MAX_BYTES, ScriptError, no_file
 from vivace.deploy.shell.state import Launch
 from vivace.files import FileTooLarge, PathName, read_file
 
@@ -49,12 +50,6 @@ STARTS = (
     "sglang serve",
 )
 HOST_SOURCES = ("hostname", "ip ", "ifconfig", "HOSTNAME", "POD_IP", "HOST_IP")
-VARIABLE = re.compile(r"<\$\{?([A-Za-z_]\w*)\}?>")
-SUPPLIED = re.compile(
-    r"(SLURM|PMI|OMPI|KUBERNETES|LWS|POD|JOB|HOST|MASTER|NODE|RANK|WORLD|LOCAL|HOME|USER|PWD|VC|"
-    r"BASH|RANDOM|SECONDS|UID|PPID|HF|MODELSCOPE|TMPDIR|CUDA|ASCEND|VOLC|MLP|PET)(_|[A-Z]*$)"
-)
-"""variables that schedulers and machines set"""
 MANIFESTS = (".yaml", ".yml")
 PLAIN_LINE = re.compile(r"[\w\s./*=:|>-]+")
 
@@ -87,7 +82,10 @@ class Collected(msgspec.Struct):
     texts: dict[str, str] = {}
 
     def remark(self, rule: str, flag: str, text: str, place: Location) -> None:
-        made = Remark(rule, flag, text, place.file, place.line, place.end)
+        self.place_remark(Remark(rule, flag, text), place)
+
+    def place_remark(self, remark: Remark, place: Location) -> None:
+        made = msgspec.structs.replace(remark, file=place.file, line=place.line, end=place.end)
         if made not in self.remarks:
             self.remarks.append(made)
 
@@ -167,8 +165,8 @@ def collect(
             machine = name if within is None else within.machine
             server = build_server(called, launch, place, machine, found)
             found.servers.append(server)
-            report_undefined(server, reading, found)
-            undefined_words(called.words, server, reading, found)
+            for remark in undefined_variables(server, called.words, reading.variables):
+                found.place_remark(remark, server.place)
 
 
 def finish_import(found: Collected) -> Imported:
@@ -222,42 +220,6 @@ def preparation_line(words: Sequence[str]) -> str:
     return " ".join(quote(word) for word in words)
 
 
-def report_undefined(server: StartedServer, reading: Reading, found: Collected) -> None:
-    """Variables in flags that the script never sets."""
-    for flag, value in server.flags.items():
-        for name in VARIABLE.findall(str(value)):
-            near = close(name, reading.variables)
-            if name in reading.variables or (SUPPLIED.match(name) and not near):
-                continue
-            place = server.place
-            if near:
-                text = f"${name} is never set, ${near} is: --{flag} gets nothing"
-                found.remark("undefined-variable", "--" + flag, text, place)
-            else:
-                text = f"${name} is not set here: --{flag} is empty unless it is exported before"
-                found.remark("variable-from-outside", "--" + flag, text, place)
-
-
-def undefined_words(
-    words: Sequence[str], server: StartedServer, reading: Reading, found: Collected
-) -> None:
-    """Words that hold flags, are never set and nearly are: `$COMON` for `$COMMON`."""
-    known = {*reading.variables, *VARIABLE.findall(str(server.flags))}
-    names = [match[1] for match in map(VARIABLE.fullmatch, words) if match]
-    for name in names:
-        near = "" if name in known else close(name, reading.variables)
-        if near:
-            text = f"${name} is never set, ${near} is: the flags in it are not given"
-            found.remark("undefined-variable", "$" + name, text, server.place)
-
-
-def close(name: str, known: Sequence[str]) -> str:
-    """A variable whose name differs by a letter or two."""
-    import difflib
-
-    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.85)), "")
-
-
 def reachable(launches: Sequence[Launch]) -> list[Launch]:
     """Without what comes only after a server has ended, where the same line is also reached
     otherwise (as a router at the end of a script that every node runs). A line that comes after
@@ -305,7 +267,7 @@ def build_server(
         called = from_vllm(called, launch, place, found)
     read = parse_flags(called.words, called.part)
     for remark in read.remarks:
-        found.remark(remark.rule, remark.flag, remark.text, place)
+        found.place_remark(remark, place)
     return StartedServer(
         place=place,
         kind="router" if called.part == "router" else server_kind(read.flags),
@@ -340,7 +302,7 @@ def build_benchmark(
 ) -> Benchmark:
     read = parse_flags(called.words, called.part)
     for remark in read.remarks:
-        found.remark(remark.rule, remark.flag, remark.text, place)
+        found.place_remark(remark, place)
     return Benchmark(program=called.program, flags=read.flags, environment=launch.environment)
 
 

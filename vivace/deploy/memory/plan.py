@@ -60,6 +60,10 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     """attention groups of an instance"""
     running: int | None
     tokens_each: int | None
+    shared: int
+    """tokens of a prompt that all requests of a group have in common, kept once"""
+    output: int
+    """tokens of a request that come one by one"""
     external_draft: bool
 
     @property
@@ -84,12 +88,20 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
         """Tokens of all admitted requests at their longest."""
         if self.running is None or self.tokens_each is None:
             return None
-        return self.running * self.tokens_each
+        return self.shared + self.running * (self.tokens_each - self.shared)
+
+    @property
+    def usual(self) -> int | None:
+        """Tokens of all admitted requests where each is halfway through its output, as in a steady
+        load they are on average."""
+        return None if self.needed is None else self.needed - (self.running or 0) * self.output // 2
 
     @property
     def held(self) -> int | None:
         """Concurrent requests of the stated lengths that one instance holds."""
-        return None if not self.tokens_each else self.capacity // self.tokens_each * self.groups
+        if not self.tokens_each:
+            return None
+        return max(0, self.capacity - self.shared) // (self.tokens_each - self.shared) * self.groups
 
     @property
     def binding(self) -> str:
@@ -132,6 +144,8 @@ def plan_role(case: Case, server: ServerPlan) -> MemoryPlan | None:
         groups=server.parallelism.dp if server.parallelism.dp_attention else 1,
         running=concurrent_requests(server, case.load),
         tokens_each=tokens_each(server, case.load),
+        shared=shared_tokens(case, server),
+        output=0 if server.kind == "prefill" else case.load.output or 0,
         external_draft=server.value("speculative_algorithm") in ("EAGLE3", "STANDALONE"),
     )
 
@@ -150,6 +164,14 @@ def tokens_each(server: ServerPlan, load: RequestLoad) -> int | None:
     if load.input is None or load.output is None:
         return None
     return load.input + (0 if server.kind == "prefill" else load.output)
+
+
+def shared_tokens(case: Case, server: ServerPlan) -> int:
+    """Of every prompt, where the prefix cache keeps them once (workload.prefix_share); decode
+    servers have none."""
+    cached = server.prefills and not server.has("disable_radix_cache")
+    prompt = (case.load.input or 0) // PAGE * PAGE
+    return min(int(prompt * case.workload.prefix_share), max(0, prompt - 1)) if cached else 0
 
 
 def token_bytes(model: Architecture, server: ServerPlan) -> int:
@@ -202,7 +224,8 @@ def captured_rows(server: ServerPlan) -> int:
 
 
 def activation_bytes(model: Architecture, server: ServerPlan, tokens: int) -> int:
-    """Eight hidden states and the widths of attention and of an expert or MLP, in 16 bits."""
+    """In 16 bits: five hidden states (residual, input, two outputs, one of them communicated), and
+    the widths of attention or of MLP or experts: the one is freed before the other is made."""
     by_head, everywhere = model.attention.parameters(model.hidden)
     width = 2 * by_head / model.hidden / server.parallelism.attention_tp + everywhere / model.hidden
     inner = 3 * model.dense_width / dense_divisor(server)
@@ -211,7 +234,7 @@ def activation_bytes(model: Architecture, server: ServerPlan, tokens: int) -> in
         layout = server.parallelism
         share = groups * model.experts.chosen / layout.ep
         inner = max(inner, share * (model.hidden + 3 * model.experts.width * layout.ep / layout.tp))
-    return int(tokens * 2 * (8 * model.hidden + width + inner))
+    return int(tokens * 2 * (5 * model.hidden + max(width, inner)))
 
 
 def dense_divisor(server: ServerPlan) -> int:

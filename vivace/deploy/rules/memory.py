@@ -31,18 +31,22 @@ def weights_fit(server: ServerPlan, case: Case) -> Iterator[Issue]:
 )
 def load_fits(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """The KV pool holds the load.
-    Requests beyond it are retracted or wait. The tokens needed are those of all admitted requests
-    at full length; in practice they do not all reach it at the same time."""
+    Requests beyond it are retracted or wait. A prompt's shared beginning (workload.prefix_share) is
+    kept once where there is a prefix cache. It is a note where only all outputs at full length at
+    the same time exceed the pool, and on prefill servers, whose prompts wait for one another
+    anyway."""
     plan = plan_role(case, server)
     if plan is None or plan.pool <= 0 or plan.needed is None or plan.needed <= plan.capacity:
         return
-    each = plan.tokens_each or 0
+    each, usual = plan.tokens_each or 0, plan.usual or 0
     impossible = each > plan.capacity
-    needed = f"{plan.running} requests of {each} tokens need {plan.needed} tokens of KV per group"
+    shared = f" ({plan.shared} of them shared)" if plan.shared else ""
+    needed = f"{plan.running} requests of {each} tokens{shared} need {plan.needed} tokens of KV"
     fits = "not even one request fits" if impossible else f"an instance holds {plan.held} requests"
-    text = f"{needed}, the pool holds {plan.capacity}: {fits}"
+    text = f"{needed} per group, the pool holds {plan.capacity}: {fits}"
     remedy = "fewer concurrent requests, a larger --mem-fraction-static, or more devices"
-    severity = "error" if impossible else None
+    harmless = server.kind == "prefill" or usual <= plan.capacity
+    severity = "error" if impossible else "note" if harmless else None
     yield Issue(server.flag("mem_fraction_static"), text, remedy, severity)
 
 

@@ -24,7 +24,8 @@ def remark_rule(
                 flag = remark.flag and dashes + remark.flag
                 place = Location(remark.file, remark.line, remark.end)
                 at = case.sources.find("", flag, place)
-                yield Issue(flag, remark.text, remedy, line=at.line, file=at.file)
+                severity = remark.severity
+                yield Issue(flag, remark.text, remedy, severity, line=at.line, file=at.file)
 
     report.__doc__ = docstring
     return case_rule(name, severity, source=source)(report)
@@ -81,7 +82,8 @@ not_translated = remark_rule(
 flag_given_twice = remark_rule(
     "flag-given-twice", "warning", ARGPARSE,
     """No flag is given twice.
-    argparse keeps the last value without a word, so the first one has no effect.""",
+    argparse keeps the last value without a word, so the first one has no effect. The same value
+    twice is a note.""",
     "keep one of them", "--",
 )  # fmt: skip
 stray_word = remark_rule(

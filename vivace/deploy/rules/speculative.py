@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vivace.deploy.case import Case
+from vivace.deploy.memory.plan import concurrent_requests
 from vivace.deploy.rules.rule import Issue, server_rule
 from vivace.deploy.server_plan import ServerPlan
 
@@ -126,15 +127,18 @@ def adapter_drafts(server: ServerPlan, case: Case) -> Iterator[Issue]:
 def graph_covers(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Captured graphs cover the largest batch.
     A batch larger than the largest graph runs eagerly, several times slower, just when the load is
-    highest. max-running-requests / dp is what a rank admits."""
+    highest. max-running-requests / dp is what a rank admits; it is a note where the stated load
+    stays below."""
     rank, graphs = server.running_per_rank, server.graphs
     captures = server.decodes and not server.has("disable_cuda_graph")
     if captures and rank is not None and graphs and max(graphs) < rank:
         largest = max(graphs)
+        stated = concurrent_requests(server, case.load)
+        severity = "note" if stated is not None and stated <= largest else None
         text = f"up to {rank} requests per rank, but the largest captured batch is {largest}"
         remedy = f"capture {rank}, or --max-running-requests {largest * server.parallelism.dp}"
         name = "cuda_graph_bs" if len(graphs) > 1 else "cuda_graph_max_bs"
-        yield Issue(server.flag(name), text, remedy)
+        yield Issue(server.flag(name), text, remedy, severity)
 
 
 @server_rule("graph-unused", "note", source="implied")
