@@ -1,5 +1,5 @@
-"""Long lines: broken between words for a terminal, whole for a pipe or a file (one message, one
-line: for grep)."""
+"""Standard streams, and long lines: broken between words for a terminal, whole for a pipe or a
+file (one message, one line: for grep)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,17 @@ if TYPE_CHECKING:
 NARROWEST = 20
 UNBROKEN = 10_000
 """columns of what is no terminal"""
+
+
+def open_closed_streams() -> None:
+    """A standard stream that is closed (`>&-`, some service managers) becomes /dev/null: otherwise
+    a socket gets its number, with what others print there, and Python has None in its place."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            stream = os.fdopen(os.open(os.devnull, os.O_RDWR), mode)
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)
 
 
 def terminal_width(stream: TextIO) -> int | None:

@@ -217,6 +217,26 @@ def test_a_full_disk_is_one_line(words: list[str], monkeypatch: pytest.MonkeyPat
     assert b"No space left" in done.stderr and done.stderr.count(b"\n") == 1
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("vivace list", 0),
+        ("vivace doctor --json", 0),
+        ("vivace bench serving --port 9 --tokenizer /nope", 1),
+        ("vivace serve --model-path /nope", 2),
+        ("vivace.launch_server --model-path /nope", 2),
+    ],
+)
+def test_a_closed_standard_stream_is_no_error(command: str, code: int, closed: str) -> None:
+    """What a service manager or `>&-` closes is /dev/null to every command: nothing else gets its
+    number, nobody meets None."""
+    words = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", *command.split()]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize("module", ["serving", "offline_throughput", "one_batch"])
 def test_the_doors_of_benchmarks_lead_through_the_command(
     module: str, monkeypatch: pytest.MonkeyPatch

@@ -23,13 +23,14 @@ from vivace.launch.screen import StartScreen, is_terminal, make_screen
 from vivace.launch.startup_profile import SUPERVISOR, StartupProfile
 from vivace.launch.summary import build_summary
 from vivace.observability import log as log_lines
-from vivace.observability.log import fill_standard_descriptors, protect_standard_streams
+from vivace.observability.log import protect_standard_streams
 from vivace.observability.timeline import Timeline, boot_clock, process_start
 from vivace.protocol.engine_socket import listen, new_socket
 from vivace.protocol.messages import Capacity
 from vivace.protocol.shared_memory import SharedMemory, new_descriptor, reserve
 from vivace.supervisor.child import Child, process_command, spawn, with_preload
 from vivace.supervisor.plan import WARMING_UP
+from vivace.terminal import open_closed_streams
 
 if TYPE_CHECKING:
     import socket
@@ -56,7 +57,7 @@ def main(argv: Sequence[str], *, program: str = "vivace serve") -> int:
     """Serve until stopped; returns the exit code. 2 = the command line cannot be obeyed."""
     timeline = Timeline("interpreter, first imports")
     timeline.begin("starting the engine's process")
-    fill_standard_descriptors()
+    open_closed_streams()
     shared = Descriptors(memory=new_descriptor(), engine=new_socket())
     engine = spawn_engine(argv, shared)
     try:

@@ -23,6 +23,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol, TextIO
 
+from vivace.terminal import open_closed_streams
+
 DATE_FORMAT = "%Y-%m-%d %H:%M:%S"
 LEVELS = {"warn": "warning", "fatal": "critical", "trace": "debug", "none": "critical"}
 QUIET_LIBRARIES = ("asyncio", "aiohttp", "uvloop")
@@ -252,21 +254,10 @@ def not_blocking(descriptor: int) -> int:
     return descriptor
 
 
-def fill_standard_descriptors() -> None:
-    """A standard descriptor that is closed becomes /dev/null. Otherwise the next socket would get
-    its number, and with it what a library prints."""
-    for descriptor in (0, 1, 2):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            with suppress(OSError):
-                os.open(os.devnull, os.O_RDWR)
-
-
 def protect_standard_streams() -> None:
     """Give this process a standard output and error that cannot end or hold it up. Streams that
     somebody has replaced stay."""
-    fill_standard_descriptors()
+    open_closed_streams()
     if replaceable(sys.stdout, sys.__stdout__):
         sys.stdout = SafeStream(1)
     if replaceable(sys.stderr, sys.__stderr__):
