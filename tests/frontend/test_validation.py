@@ -104,8 +104,9 @@ def test_answers_are_cut_to_the_context() -> None:
     assert build(300, max_new_tokens=None).max_new_tokens == 700
     assert build(1000, max_new_tokens=0).max_new_tokens == 0
     for prompt, longest in ((1000, 1), (1001, 0)):
-        with pytest.raises(BadRequest, match="context length is 1000"):
+        with pytest.raises(BadRequest, match="1000") as caught:
             build(prompt, max_new_tokens=longest)
+        assert caught.value.code == "context_length_exceeded"
     cut, _ = build_sampling({}, served(allow_auto_truncate=True), 5000)
     assert cut.max_new_tokens == 1
 

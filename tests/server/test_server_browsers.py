@@ -359,6 +359,7 @@ ODD = {
     "GET /health HTTP/2.0\r\nHost: localhost\r\n\r\n": (400, 505),
     "GET /health HTTP/3.0\r\nHost: localhost\r\n\r\n": (400, 505),
     "GET /health HTTP/9.9\r\nHost: localhost\r\n\r\n": (400, 505),
+    "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n": (505,),
     "GET /health HTTP/1.0\r\n\r\n": (200,),
     "GET /health HTTP/1.0\r\nHost: localhost\r\n\r\n": (200,),
     HEAD + "Host: localhost\r\n\r\n": (400,),

@@ -9,17 +9,30 @@ from vivace.errors import CannotStart
 class BadRequest(Exception):
     """A request that cannot be served. `field` names the input, `reason` says what to change.
 
-    `status` is the HTTP status (400 unless said otherwise); `retry_after` is in seconds, for 503.
+    `status` is the HTTP status (400 unless said otherwise); `code` OpenAI's word for the reason, if
+    it has one; `retry_after` is in seconds, for 503.
     """
 
     def __init__(
-        self, field: str, reason: str, status: int = 400, *, retry_after: float | None = None
+        self,
+        field: str,
+        reason: str,
+        status: int = 400,
+        *,
+        code: str | None = None,
+        retry_after: float | None = None,
     ) -> None:
         super().__init__(f"{field}: {reason}" if field else reason)
         self.field = field
         self.reason = reason
         self.status = status
+        self.code = code
         self.retry_after = retry_after
+
+    def of_field(self, field: str, reason: str | None = None) -> BadRequest:
+        """The same refusal for callers who know the input by another name."""
+        words = self.reason if reason is None else reason
+        return BadRequest(field, words, self.status, code=self.code, retry_after=self.retry_after)
 
 
 class NotSupported(BadRequest):

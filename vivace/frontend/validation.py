@@ -176,10 +176,13 @@ def check_prompt(
 
 
 def too_long(field: str, tokens: int | str, served: ServedModel) -> BadRequest:
+    """Clients know it by the code, or by SGLang's words "longer than the model's context length",
+    and shorten the conversation."""
     return BadRequest(
         field,
-        f"the prompt of {tokens} tokens does not fit: the context length is {served.context} "
-        "tokens for prompt and answer together",
+        f"the prompt of {tokens} tokens is longer than the model's context length "
+        f"({served.context} tokens for prompt and answer together)",
+        code="context_length_exceeded",
     )
 
 

@@ -74,7 +74,7 @@ def read_prompts(
             prompts = _encode(frontend, prompts, batch)
         return list(prompt_inputs(call, prompts, batch, place)), batch
     except BadRequest as refused:
-        raise BadRequest(refused.field, in_python(refused.reason), refused.status) from None
+        raise refused.of_field(refused.field, in_python(refused.reason)) from None
 
 
 def _as_list(prompt: Any, input_ids: Any) -> tuple[str, list[Any], bool]:
@@ -140,7 +140,7 @@ def convert(value: Any, kind: Any, field: str) -> Any:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         refused = validation_error(str(error))
-        raise BadRequest(refused.field, in_python(refused.reason)) from None
+        raise refused.of_field(refused.field, in_python(refused.reason)) from None
     except (AttributeError, TypeError, ValueError, RecursionError) as error:  # it is no data at all
         raise BadRequest(field, f"has no form in JSON: {error}") from None
 

@@ -236,7 +236,7 @@ def read_arguments(call: dict[str, Any], field: str) -> Work[int]:
             values = scan.values
         call["function"] = {**function, "arguments": msgspec.json.decode(data)}
     except BadRequest as error:
-        raise BadRequest(name, error.reason) from None
+        raise error.of_field(name) from None
     except (msgspec.DecodeError, ValueError, RecursionError):
         raise BadRequest(name, "is not valid JSON") from None
     return values

@@ -116,7 +116,9 @@ def too_large(limit: int) -> HTTPError:
     """The 413 answer; the connection is closed because the rest of the body is not read."""
     return HTTPError(
         413,
-        f"the request body is larger than the limit of {limit} bytes",
+        f"the request body is larger than the limit of {limit} bytes"
+        if limit
+        else "a body came with a request that takes none; send it without",
         headers={"Connection": "close"},
     )
 
@@ -159,6 +161,8 @@ class BodyReader(Generic[T]):
         """The struct in `body` (or in `default` when it is empty); BadRequest names the field and
         the reason."""
         data = body.take() or default
+        if data.startswith(codecs.BOM_UTF8):  # editors on Windows write it; SGLang skips it too
+            data = data[len(codecs.BOM_UTF8) :]
         if len(data) > SMALL:
             return await context.pace.run(self._large(context, data, body.lists))
         if not is_shallow(data):

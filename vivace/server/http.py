@@ -26,6 +26,7 @@ from vivace.server.context import CONTEXT, Context
 from vivace.server.responses import HTTPError, error_response
 from vivace.server.routes import FULL, NO_BODY, Route
 from vivace.server.settings import ServerSettings
+from vivace.server.unknown_paths import describe_unknown_path
 
 # -- the access log --------------------------------------------------------------------------------
 
@@ -88,6 +89,8 @@ MAX_FIELD = 16 << 10
 MAX_HEADERS = 128
 LINGER = 2.0
 BACKLOG = 1024
+HTTP2 = "PRI/Upgrade"
+"""in aiohttp's words about a client that begins with HTTP/2"""
 SERVER = "vivace"
 """The Server header: not which HTTP library runs here, nor its version."""
 
@@ -149,10 +152,14 @@ class Connection(RequestHandler):
             status, message = 417, "the header Expect is no UTF-8 text"  # aiohttp fails to say so
         if status >= 500:
             log.error("%s: the answer failed", request.remote, exc_info=exc)
+            http_error = HTTPError(status, "internal error")
+        elif HTTP2 in (message or ""):
+            http_error = HTTPError(505, "HTTP/2 is not spoken here; use HTTP/1.1")
         else:
             log.debug("malformed HTTP from %s: %s", request.remote, message)
-        reason = "internal error" if status >= 500 else f"malformed HTTP request: {message}"
-        response = error_response(HTTPError(status, reason.split("\n")[0]))
+            reason = f"malformed HTTP request: {message}"
+            http_error = HTTPError(status, reason.split("\n")[0])
+        response = error_response(http_error)
         response.headers["Server"] = SERVER
         response.force_close()
         return response
@@ -338,7 +345,11 @@ def to_http_error(
     if isinstance(error, web.HTTPException):
         return aiohttp_error(context, request, error)
     return HTTPError(
-        error.status, str(error), param=error.field or None, retry_after=error.retry_after
+        error.status,
+        str(error),
+        param=error.field or None,
+        code=error.code,
+        retry_after=error.retry_after,
     )
 
 
@@ -354,5 +365,6 @@ def aiohttp_error(context: Context, request: web.Request, error: web.HTTPExcepti
         message = f"Method {error.method} not allowed on {path} (allowed: {allowed})"
         return HTTPError(405, message, headers={"Allow": allowed})
     if error.status == 404:
-        return HTTPError(404, f"Not found: {path}. Available paths: /openapi.json")
+        paths = (found.canonical for found in request.app.router.resources())
+        return HTTPError(404, describe_unknown_path(request.path, paths))
     return HTTPError(error.status, error.text or error.reason)

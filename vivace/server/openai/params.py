@@ -119,7 +119,7 @@ def openai_names(limit: str = "max_tokens") -> Iterator[None]:
     except BadRequest as error:
         field = error.field.removeprefix("sampling_params").lstrip(".")
         names = {**RENAMED, "max_new_tokens": limit}
-        raise BadRequest(names.get(field, field), error.reason, error.status) from None
+        raise error.of_field(names.get(field, field)) from None
 
 
 def request_id(request: SamplingFields, index: int, count: int, fallback: str) -> str:

@@ -1,0 +1,104 @@
+"""The 404 says which path is meant; other errors have what clients know them by."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from server_kit import Running, ask, running_server
+
+from vivace.server.routes import ROUTES
+from vivace.server.unknown_paths import ELSEWHERE, NOT_YET, SAME, describe_unknown_path
+
+SERVED = [route.path for route in ROUTES]
+MEANT = {
+    "/chat/completions": "/v1/chat/completions",
+    "/completions": "/v1/completions",
+    "/models": "/v1/models",
+    "/v1/v1/chat/completions": "/v1/chat/completions",
+    "/openai/v1/models": "/v1/models",
+    "//v1//models": "/v1/models",
+    "/V1/Chat/Completions": "/v1/chat/completions",
+    "/v1/chat/completion": "/v1/chat/completions",
+    "/v1/generate": "/generate",
+    "/tokenizer": "/tokenize",
+    **SAME,
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    with running_server() as running:
+        yield running
+
+
+def meant(message: str) -> str | None:
+    found = re.search(r"did you mean (\S+)\?", message)
+    return found and found[1]
+
+
+def test_the_tables_name_what_there_is_and_is_not() -> None:
+    assert set(SAME.values()) <= set(SERVED)
+    assert not {*SAME, *NOT_YET, *ELSEWHERE} & set(SERVED)
+    assert not set(SAME) & NOT_YET
+
+
+@pytest.mark.parametrize("path", MEANT)
+def test_what_was_meant(path: str, server: Running) -> None:
+    answer = ask(server, path, {"a": 1})
+    assert answer.status == 404 and meant(answer.json["message"]) == MEANT[path]
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/start_profile", "/api/embed"])
+def test_what_is_not_supported_yet(path: str, server: Running) -> None:
+    assert "not supported yet" in ask(server, path, {}).json["message"]
+
+
+def test_commands_instead_of_paths(server: Running) -> None:
+    assert "vivace pull" in ask(server, "/api/pull", {"model": "x"}).json["message"]
+
+
+@given(st.text(max_size=5000))
+def test_any_path_has_a_short_message(text: str) -> None:
+    message = describe_unknown_path("/" + text, SERVED)
+    assert message.startswith("Not found: ") and len(message) < 400
+    assert meant(message) is None or meant(message) in SERVED
+
+
+def test_nothing_like_it_is_proposed() -> None:
+    for path in ("/", "/favicon.ico", "/robots.txt", "/v1", "/.env"):
+        assert meant(describe_unknown_path(path, SERVED)) is None
+
+
+@pytest.mark.parametrize(
+    "path, body",
+    [
+        ("/generate", {"text": "x" * 5000}),
+        ("/v1/completions", {"prompt": "x" * 5000}),
+        ("/v1/completions", {"prompt": [1] * 5000}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 5000}]}),
+    ],
+)
+def test_a_prompt_that_is_too_long_has_openais_code(
+    path: str, body: dict[str, object], server: Running
+) -> None:
+    """litellm, LangChain, Pydantic AI and others shorten the conversation when they see these."""
+    answer = ask(server, path, body)
+    assert answer.status == 400
+    assert answer.json["error"]["code"] == "context_length_exceeded" and answer.json["code"] == 400
+    assert "longer than the model's context length" in answer.json["message"]
+
+
+def test_a_byte_order_mark_is_skipped(server: Running) -> None:
+    for size in (1, 100_000):  # decoded at once, and in slices
+        body = json.dumps({"text": "x", "ignored": "y" * size}).encode()
+        assert ask(server, "/generate", b"\xef\xbb\xbf" + body).status == 200
+
+
+def test_a_body_that_is_not_taken_is_named(server: Running) -> None:
+    answer = ask(server, "/v1/models", {"a": 1}, method="GET")
+    assert answer.status == 413 and "takes none" in answer.json["message"]

@@ -1,0 +1,78 @@
+"""What the 404 to an unknown path says: which path of this server may be meant.
+
+Clients of other servers ask for what those have, and base URLs lose or repeat their `/v1`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+SAME: dict[str, str] = {
+    # Ollama
+    "/api/chat": "/v1/chat/completions",
+    "/api/generate": "/v1/completions",
+    "/api/tags": "/v1/models",
+    "/api/ps": "/v1/models",
+    "/api/show": "/model_info",
+    "/api/version": "/server_info",
+    # llama.cpp
+    "/completion": "/v1/completions",
+    "/props": "/server_info",
+    "/slots": "/server_info",
+    "/apply-template": "/tokenize",
+    # Text Generation Inference
+    "/generate_stream": "/generate",
+    "/info": "/model_info",
+    # SGLang, vLLM, FastAPI
+    "/get_load": "/v1/loads",
+    "/load": "/v1/loads",
+    "/version": "/server_info",
+    "/docs": "/openapi.json",
+    "/redoc": "/openapi.json",
+}
+"""a path of another server -> the one that does the same here, with a body of its own"""
+PULL = "models are fetched and removed by the commands `vivace pull` and `vivace rm`"
+ELSEWHERE = dict.fromkeys(("/api/pull", "/api/create", "/api/delete", "/api/push"), PULL)
+NOT_YET = frozenset(
+    """
+    /api/embed /api/embeddings /embedding /embeddings /v1/embeddings /encode /pooling
+    /v1/responses /v1/messages /v1/messages/count_tokens /v1/moderations /v1/files /v1/batches
+    /rerank /v1/rerank /score /v1/score /classify /v1/classify /infill
+    /v1/audio/transcriptions /v1/audio/speech /v1/images/generations /v1/realtime
+    /load_lora_adapter /unload_lora_adapter /v1/load_lora_adapter /v1/unload_lora_adapter
+    /open_session /close_session /parse_function_call /separate_reasoning
+    /start_profile /stop_profile /pause_generation /continue_generation
+    /update_weights_from_disk /update_weights_from_tensor /update_weights_from_distributed
+    /release_memory_occupation /resume_memory_occupation /set_internal_state
+    """.split()
+)
+"""paths of SGLang, OpenAI and others without a counterpart here"""
+MAX_SHOWN = 200
+MAX_COMPARED = 64
+SIMILAR = 0.8
+
+
+def describe_unknown_path(path: str, served: Iterable[str]) -> str:
+    """The message of a 404. `served`: the paths there are."""
+    begin = f"Not found: {path[:MAX_SHOWN]}"
+    plain = "/" + "/".join(part for part in path[:MAX_SHOWN].lower().split("/") if part)
+    if plain in NOT_YET:
+        return f"{begin} is not supported yet. Available paths: /openapi.json"
+    if plain in ELSEWHERE:
+        return f"{begin}; {ELSEWHERE[plain]}"
+    meant = SAME.get(plain) or _similar(
+        plain, [one for one in served if one != "/" and "{" not in one]
+    )
+    hint = f"; did you mean {meant}?" if meant else "."
+    return f"{begin}{hint} Available paths: /openapi.json"
+
+
+def _similar(plain: str, served: list[str]) -> str | None:
+    """A path that begins otherwise (`/v1` lost or twice, a prefix), or is misspelled."""
+    ends = [one for one in served if one.endswith(plain) or plain.endswith(one)]
+    if ends and plain != "/":
+        return min(ends, key=lambda one: abs(len(one) - len(plain)))
+    if len(plain) > MAX_COMPARED:
+        return None
+    return next(iter(difflib.get_close_matches(plain, served, 1, SIMILAR)), None)
