@@ -666,6 +666,7 @@ OF_REMARKS = (
     "from-vllm",
     "not-translated",
     "not-understood",
+    "other-engine",
     "flag-given-twice",
     "stray-word",
     "left-out",

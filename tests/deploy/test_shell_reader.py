@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import vivace.deploy.shell
@@ -238,6 +238,9 @@ FRAGMENTS = st.sampled_from(
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(FRAGMENTS | st.text(max_size=20), max_size=30), st.integers(0, 2000))
+@example(["\x1f<0"], 0)
+@example(["\x1c | bash"], 0)
+@example(["echo 1 | \x1d"], 0)
 def test_no_text_breaks_it(pieces: list[str], cut: int) -> None:
     for script in ("\n".join(pieces), SEPARATED[:cut] + "".join(pieces)):
         try:

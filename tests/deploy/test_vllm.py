@@ -111,3 +111,15 @@ def test_vivace_is_judged_as_vivace_and_sglang_as_sglang(
 def test_words_behind_a_switch_of_sglang_are_stray() -> None:
     words = ["python", "-m", "sglang.launch_server", "--enable-mfu-metrics", "yes"]
     assert [each.rule for each in import_command(words).remarks] == ["stray-word"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        ("-tp=8 -q=fp8", "--tp-size 8 --quantization fp8"),
+        ("-tp 8 -ep", "--tp-size 8 --ep-size 8"),
+        ("-tp=8 -dp=2 --enable-expert-parallel", "--tp-size 8"),
+    ],
+)
+def test_short_flags_and_ranks_of_experts(typed: str, words: str) -> None:
+    assert translate(typed.split()).words == words.split()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, TypeGuard
 
 from vivace.arguments import ArgumentParser
 from vivace.config.process_environment import process_environment
@@ -25,6 +26,9 @@ from vivace.deploy.target import parse_release
 from vivace.errors import CANNOT_START, CannotStart, cause, exit_code, is_of_output
 from vivace.files import write_file
 from vivace.terminal import print_wrapped, printable
+
+if TYPE_CHECKING:
+    from vivace.deploy.from_script.script import NothingStarted
 
 PROGRAM = "vivace check"
 FORMATS = ("text", "json", "github", "sarif")
@@ -72,16 +76,22 @@ def check_all(
             if is_of_output(error):
                 raise
             if chosen.each and starts_nothing(error):
-                print_wrapped(f"{printable(files[0])}: it starts no server, nothing to check")
+                print_overlooked(files[0], error)
                 continue
             print_wrapped(f"{PROGRAM}: {printable(cause(error))}")
             yield Unreadable(files[0] if len(files) == 1 else "", cause(error))
 
 
-def starts_nothing(error: Exception) -> bool:
+def starts_nothing(error: Exception) -> TypeGuard[NothingStarted]:
     from vivace.deploy.from_script.script import NothingStarted
 
     return isinstance(error, NothingStarted)
+
+
+def print_overlooked(file: str, error: NothingStarted) -> None:
+    """Of a file without servers what may hide one, if anything does."""
+    for line in error.overlooked or (f"{file}: it starts no server, nothing to check",):
+        print_wrapped(printable(line))
 
 
 def worst(checked: Sequence[Checked | Unreadable]) -> int:

@@ -17,7 +17,7 @@ from vivace.deploy.schema.deployment import Flags, FlagValue, Scalar
 UNKNOWN = re.compile(r"<\$[^<>]*>")
 """an expansion that may be words, or none"""
 NUMBER = re.compile(r"-(\d|\.\d)")
-SHORT = re.compile(r"-[A-Za-z][\w-]*$")
+SHORT = re.compile(r"-[A-Za-z][\w-]*(=.*)?$", re.DOTALL)
 REPEATED: dict[Part, tuple[str, ...]] = {"router": ("prefill", "decode")}
 """flags that add to earlier ones of the same name"""
 BARE: dict[Part, frozenset[str]] = {

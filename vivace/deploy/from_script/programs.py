@@ -20,6 +20,38 @@ ROUTERS = (
     "vivace route",
 )
 BENCHMARKS = ("sglang.bench_serving", "vivace.bench_serving", "vivace bench serving")
+OTHERS = {
+    "text-generation-launcher": "text-generation-inference",
+    "text-embeddings-router": "text-embeddings-inference",
+    "llama-server": "llama.cpp",
+    "llama-cli": "llama.cpp",
+    "llama_cpp.server": "llama.cpp",
+    "ollama serve": "Ollama",
+    "ollama run": "Ollama",
+    "lmdeploy serve": "LMDeploy",
+    "trtllm-serve": "TensorRT-LLM",
+    "mindieservice_daemon": "MindIE",
+    "lightllm.server.api_server": "LightLLM",
+    "mlc_llm serve": "MLC",
+    "mlx_lm.server": "MLX",
+    "tritonserver": "Triton",
+    "aphrodite run": "Aphrodite",
+    "xinference-local": "Xinference",
+    "fastchat.serve.model_worker": "FastChat",
+    "dynamo.sglang": "Dynamo",
+    "dynamo.vllm": "Dynamo",
+    "dynamo.trtllm": "Dynamo",
+    "dynamo.frontend": "Dynamo",
+}
+"""programs of engines that are not read"""
+IMAGES = (
+    ("vllm-openai", ("vllm", "serve")),
+    ("text-generation-inference", ("text-generation-launcher",)),
+    ("text-embeddings-inference", ("text-embeddings-router",)),
+    ("llama.cpp", ("llama-server",)),
+    ("ollama", ("ollama", "serve")),
+)
+"""the end of an image's name -> what it starts when it is given flags alone"""
 PARTS: dict[str, Part] = {
     **dict.fromkeys((*SERVERS, *VLLM), "server"),
     **dict.fromkeys(ROUTERS, "router"),
@@ -47,6 +79,21 @@ def invocation(words: Sequence[str]) -> Invocation | None:
         if found is not None:
             return found
     return None
+
+
+def other_engine(words: Sequence[str]) -> str:
+    """The engine of a server that is not read; empty for any other command."""
+    name = words[0].rsplit("/", 1)[-1]
+    if is_python(name) and "-m" in words[1:-1]:
+        return OTHERS.get(words[words.index("-m") + 1], "")
+    return OTHERS.get(name) or OTHERS.get(" ".join((name, *words[1:2])), "")
+
+
+def started_by_image(image: str, words: Sequence[str]) -> list[str]:
+    """A container's command, where it names none but flags: its image's own before them."""
+    name = image.rsplit("/", 1)[-1].partition("@")[0].partition(":")[0]
+    own = next((program for end, program in IMAGES if name.endswith(end)), ())
+    return [*own, *words] if all(word.startswith("-") for word in words[:1]) else list(words)
 
 
 def is_python(name: str) -> bool:

@@ -93,10 +93,11 @@ def build_roles(started: Sequence[StartedServer]) -> Folded:
 
 
 def group_servers(started: Sequence[StartedServer]) -> list[list[StartedServer]]:
-    """Grouped by line of the script, and across lines and scripts that differ only by node."""
-    found: dict[Location, list[StartedServer]] = {}
+    """Grouped by line of the script, and across lines and scripts that differ only by node. A line
+    of a function may start servers of several kinds."""
+    found: dict[tuple[Location, Kind, str], list[StartedServer]] = {}
     for each in started:
-        found.setdefault(each.place, []).append(each)
+        found.setdefault((each.place, each.kind, each.program), []).append(each)
     merged: list[list[StartedServer]] = []
     for group in found.values():
         alike = next((other for other in merged if same_role(other[0], group[0])), None)

@@ -12,7 +12,8 @@ import msgspec
 from vivace.deploy.files import read_beside
 from vivace.deploy.from_script.flags import Remark, parse_flags
 from vivace.deploy.from_script.isolated import read_isolated
-from vivace.deploy.from_script.programs import VLLM, Invocation, invocation
+from vivace.deploy.from_script.launches import apply_assumptions, reachable
+from vivace.deploy.from_script.programs import VLLM, Invocation, invocation, other_engine
 from vivace.deploy.from_script.roles import (
     Folded,
     StartedServer,
@@ -59,7 +60,22 @@ if TYPE_CHECKING:
 
 
 class NothingStarted(ScriptError):
-    """What was read starts no server, router or benchmark."""
+    """What was read starts no server, router or benchmark. `overlooked`: lines that may start one
+    in a way that is not understood, or one of another engine."""
+
+    def __init__(self, remarks: Sequence[Remark]) -> None:
+        others = [each for each in remarks if each.rule == "other-engine"]
+        telling = others or [each for each in remarks if each.rule != "left-out"]
+        self.overlooked = tuple(map(show, telling[:5]))
+        left = [each for each in remarks if each.rule == "left-out"]
+        what = "no server, router or benchmark command was found in what was read"
+        super().__init__(
+            show(others[0]) if others else "; ".join([what, *map(show, [*telling, *left][:5])])
+        )
+
+
+def show(remark: Remark) -> str:
+    return f"{remark.file}:{remark.line}: {remark.text}"
 
 
 class Imported(msgspec.Struct):
@@ -172,9 +188,7 @@ def collect(
 def finish_import(found: Collected) -> Imported:
     """Raises NothingStarted."""
     if not found.servers and not found.benchmarks:
-        lines = [f"{each.file}:{each.line}: {each.text}" for each in found.remarks[:5]]
-        what = "no server, router or benchmark command was found in what was read"
-        raise NothingStarted("; ".join([what, *lines]))
+        raise NothingStarted(found.remarks)
     folded = build_roles(found.servers)
     for server, condition in folded.chosen:
         text = f"what runs depends on {condition or 'the machine'}: read as if it were true"
@@ -202,6 +216,9 @@ def other_command(launch: Launch, place: Location, found: Collected) -> None:
     if launch.words[0].startswith("--"):
         text = f"{line[:80]!r} is a command of its own: the line above lacks its backslash"
         found.remark("broken-line", launch.words[0], text, place)
+    elif engine := other_engine(launch.words):
+        text = f"a server of {engine}: only those of SGLang, Vivace and vLLM are read"
+        found.remark("other-engine", "", text, place)
     elif any(word in line for word in STARTS) and program not in MENTIONING:
         text = f"a server started in a way that is not understood: {line[:200]}"
         found.remark("not-understood", "", text, place)
@@ -218,46 +235,6 @@ def preparation_line(words: Sequence[str]) -> str:
         settings = any(word.startswith(("/sys/", "/proc/")) for word in words)
         return line if settings and PLAIN_LINE.fullmatch(line) else ""
     return " ".join(quote(word) for word in words)
-
-
-def reachable(launches: Sequence[Launch]) -> list[Launch]:
-    """Without what comes only after a server has ended, where the same line is also reached
-    otherwise (as a router at the end of a script that every node runs). A line that comes after
-    itself on a machine with a name stays: the machine is listed twice."""
-    free = {(launch.file, launch.line) for launch in launches if not launch.behind}
-    asked = {(launch.line, launch.assumptions) for launch in launches if not launch.behind}
-    return [
-        rejoin(each)
-        for each in launches
-        if not each.behind
-        or (each.file, each.line) not in free
-        or (each.assumptions and (each.line, each.assumptions) in asked)
-    ]
-
-
-def rejoin(launch: Launch) -> Launch:
-    """With `your first ip` as one word: a placeholder that is not quoted falls into words, which
-    the address in its place would not."""
-    words = list(launch.words)
-    for assumption in launch.assumptions:
-        parts = assumption.value.split()
-        if len(parts) < 2:
-            continue
-        for at in range(len(words) - len(parts), -1, -1):
-            if words[at : at + len(parts)] == parts:
-                words[at : at + len(parts)] = [assumption.value]
-    return msgspec.structs.replace(launch, words=tuple(words))
-
-
-def apply_assumptions(launch: Launch) -> Launch:
-    """With the address that the script compared a machine's own with, in place of what asks for
-    it: `--dist-init-addr $MY_IP:5000` differs from node to node."""
-    words, environment = list(launch.words), dict(launch.environment)
-    for each in launch.assumptions:
-        asked = f"<{each.origin}>"
-        words = [word.replace(asked, each.value) for word in words]
-        environment = {name: text.replace(asked, each.value) for name, text in environment.items()}
-    return msgspec.structs.replace(launch, words=tuple(words), environment=environment)
 
 
 def build_server(

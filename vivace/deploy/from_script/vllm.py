@@ -160,9 +160,12 @@ def translate_running(name: str, values: list[str], given: Given, found: Transla
 
 
 def experts(name: str, values: list[str], given: Given, found: Translation) -> None:
-    """vLLM spreads experts over all ranks of both kinds."""
-    count = ranks(given, "tensor-parallel-size") * ranks(given, "data-parallel-size")
-    found.add(name, "ep-size", [str(count)])
+    """vLLM spreads experts over all ranks of both kinds, SGLang over those of --tp-size, which
+    counts the data-parallel ones too."""
+    if given.get("data-parallel-size", ["1"]) != ["1"]:
+        found.left.append(("--" + name, "--ep-size, once --tp-size and --dp-size are chosen"))
+        return
+    found.add(name, "ep-size", given.get("tensor-parallel-size", ["1"])[:1])
 
 
 def address(name: str, values: list[str], given: Given, found: Translation) -> None:

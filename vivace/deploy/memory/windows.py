@@ -37,8 +37,17 @@ def prefill_tokens(server: ServerPlan, load: RequestLoad) -> int | None:
         limit = max(limit, longest or 0)
     if longest is not None and server.running_per_rank is not None:
         limit = min(limit, server.running_per_rank * longest)
+    limit = None if limit is None else min([limit, *admitted(server)])
     ranks = server.parallelism.attention_tp * server.parallelism.cp
     return None if limit is None else -(-limit // ranks)
+
+
+def admitted(server: ServerPlan) -> list[int]:
+    """Limits of one prefill step of a rank besides the chunk: the tokens of its pool, and
+    --max-prefill-tokens, which a first request of the context's length may exceed."""
+    pool, context = server.number("max_total_tokens"), server.number("context_length")
+    budget = server.number("max_prefill_tokens") or 16384
+    return [*([pool] if pool else []), *([max(budget, context)] if context else [])]
 
 
 def get_rounds(server: ServerPlan) -> buffers.Rounds | None:

@@ -47,6 +47,12 @@ not_understood = remark_rule(
     so it is reported instead of guessed at.""",
     "check this line: the result lacks it",
 )  # fmt: skip
+other_engine = remark_rule(
+    "other-engine", "warning", READER,
+    """Servers are those of SGLang, Vivace or vLLM.
+    Others have flags of their own, which are not read.""",
+    "check them by their own means",
+)  # fmt: skip
 left_out = remark_rule(
     "left-out", "note", READER,
     """Every command belongs to the deployment.

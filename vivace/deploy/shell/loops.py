@@ -57,7 +57,10 @@ def counted_loop(shell: Interpreter, node: Node, state: ScriptState, background:
         raise NotUnderstood(f"a loop {source(node).split(chr(10))[0]}")
     states = [state]
     for _ in range(MAX_ITERATIONS):
-        going = [each for each in states if each.runs and number(parts[1], each, 0)]
+        entered = [(each, number(parts[1], each, 0)) for each in states if each.runs]
+        if any(value is None for _, value in entered):
+            return run_undecided(shell, node, body, states)
+        going = [each for each, value in entered if value]
         if not going:
             return caught(states, "break")
         resting = [each for each in states if not any(each is other for other in going)]

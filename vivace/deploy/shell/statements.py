@@ -222,11 +222,11 @@ def chain(shell: Interpreter, node: Node, state: ScriptState, background: bool) 
 def pipeline(shell: Interpreter, node: Node, state: ScriptState, background: bool) -> States:
     """`server | tee log`: the first command counts; `echo value | tee /sys/..` is preparation."""
     first, last = node.named_children[0], node.named_children[-1]
-    words = source(node).split()
+    words = plain_words(node)
     if words[0] in ("echo", "printf") and "tee" in source(last):
         shell_words = [text(word) for word in words]
         return add_launch(shell, node, state, shell_words, {}, background)
-    if words[0] in ("echo", "printf", "cat") and source(last).split()[0] in SHELLS:
+    if words[0] in ("echo", "printf", "cat") and plain_words(last)[0] in SHELLS:
         raise NotUnderstood("a script from a pipe")
     return shell.statement(first, [state], background)
 
@@ -238,12 +238,12 @@ def run_redirected(shell: Interpreter, node: Node, state: ScriptState, backgroun
     if body is None:
         return [state]
     if document is None:
-        if body.type == "command" and source(body).split()[0] == "echo" and "> /" in source(node):
+        if body.type == "command" and plain_words(body)[0] == "echo" and "> /" in source(node):
             words = [text(word) for word in source(node).split()]
             return add_launch(shell, node, state, words, {}, background)
         return shell.statement(body, [state], background)
     content, above = document_in(document, state), shell.above + document.start_point[0] + 1
-    words = source(body).split() if body.type == "command" else [""]
+    words = plain_words(body) if body.type == "command" else [""]
     if words[0] in SHELLS:
         return merge_results(state, shell.nested(content, above, state.exported_only()))
     if words[0] in ("ssh", "docker", "kubectl"):
@@ -254,6 +254,11 @@ def run_redirected(shell: Interpreter, node: Node, state: ScriptState, backgroun
         shell.written[name] = content, above
         return [state]
     return shell.statement(body, [state], background)
+
+
+def plain_words(node: Node) -> list[str]:
+    """The text of a node in words, at least one: what Python takes for a blank may be a word."""
+    return source(node).split() or [""]
 
 
 def document_in(document: Node, state: ScriptState) -> str:

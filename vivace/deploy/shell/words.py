@@ -173,9 +173,11 @@ PLAIN: dict[str, Callable[[str], str]] = {
 
 def variable(name: str, state: ScriptState) -> Text:
     """$name; unknown where the script never sets it."""
-    if name in ("@", "*", "#"):
-        given = state.elements("@") or []
-        return text(str(len(given))) if name == "#" else concatenate(*join_elements(given))
+    if name == "#":
+        known = state.elements("@")
+        return unknown("$#") if known is None else text(str(len(known)))
+    if name in ("@", "*"):
+        return concatenate(*join_elements(state.elements("@") or []))
     value = state.scalar(name)
     if value is not None:
         return value

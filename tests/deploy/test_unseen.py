@@ -1,0 +1,95 @@
+"""Launches of kinds nobody had looked at: engines that are not read, loops and arguments that only
+the machine knows, functions that start several kinds of servers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vivace.deploy.check import main
+from vivace.deploy.from_script.script import Imported, NothingStarted, import_scripts
+
+SERVER = "python -m sglang.launch_server --model-path m"
+
+
+def read(script: str, name: str = "start.sh") -> Imported:
+    return import_scripts([(name, script)])
+
+
+@pytest.mark.parametrize(
+    ("command", "engine"),
+    [
+        ("text-generation-launcher --model-id m --port 8080", "text-generation-inference"),
+        ("./build/bin/llama-server -m m.gguf -c 8192", "llama.cpp"),
+        ("OLLAMA_HOST=0.0.0.0 ollama serve &", "Ollama"),
+        ("trtllm-serve m --tp_size 4", "TensorRT-LLM"),
+        ("lmdeploy serve api_server m --tp 2", "LMDeploy"),
+        ("python3 -m lightllm.server.api_server --tp 8", "LightLLM"),
+        ("python3 -m dynamo.sglang --model-path m", "Dynamo"),
+    ],
+)
+def test_other_engines_are_named_in_one_line(command: str, engine: str) -> None:
+    with pytest.raises(NothingStarted) as caught:
+        read(f"set -e\nmkdir -p logs\n{command}\n")
+    assert str(caught.value) == (
+        f"start.sh:3: a server of {engine}: only those of SGLang, Vivace and vLLM are read"
+    )
+
+
+def test_why_nothing_is_started_is_told_line_by_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "start.sh"
+    script.write_text("make it\nbash /opt/elsewhere.sh\n")
+    assert main([str(script)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    other = f"{script}:2: not understood: /opt/elsewhere.sh"
+    assert other in line and line.endswith(f"; {script}:1: not a part of the deployment: make it")
+    assert main(["--each", str(script)]) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(other) and "make it" not in line
+
+
+def test_a_function_may_start_several_kinds_of_servers() -> None:
+    found = read(
+        f"""start() {{
+  {SERVER} --disaggregation-mode $1 --port $2 &
+}}
+start prefill 30000
+start decode 30001
+"""
+    )
+    assert list(found.deployment.roles) == ["prefill", "decode"]
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        f"for ((g = 0; g < COUNT; g++)); do\n  {SERVER} --port $((30000 + g)) &\ndone\n",
+        f"for ((i = 0; i < $(nvidia-smi -L | wc -l); i++)); do\n  {SERVER} &\ndone\n",
+    ],
+)
+def test_a_loop_without_a_known_end_is_gone_through_once_and_told(script: str) -> None:
+    found = read(script)
+    assert len(found.started) == 1
+    assert [each.rule for each in found.remarks] == ["not-understood"]
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        "if [ $# -ne 2 ]; then\n  echo usage\n  exit 1\nfi\n",
+        "if (( $# < 1 )); then\n  exit 1\nfi\n",
+        "[[ $# -ge 1 ]] || exit 1\n",
+    ],
+)
+def test_a_script_that_wants_arguments_is_read_as_if_it_had_them(usage: str) -> None:
+    assert len(read(usage + SERVER + " --tp $2\n").started) == 1
+
+
+def test_the_arguments_of_a_function_are_counted() -> None:
+    found = read(f"go() {{\n  if [ $# -eq 2 ]; then\n    {SERVER}\n  fi\n}}\ngo a b\n")
+    assert len(found.started) == 1
+    with pytest.raises(NothingStarted):
+        read(f"go() {{\n  if [ $# -eq 2 ]; then\n    {SERVER}\n  fi\n}}\ngo a\n")
