@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import NoReturn
@@ -15,7 +17,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from server_kit import CONTEXT, MODEL, Running, ScriptedEngine, ask, running_server
 
 import vivace
+from vivace.protocol.heartbeat import EngineHeartbeat, EngineProgress
 from vivace.protocol.messages import Finish, Request
+from vivace.protocol.shared_memory import new_descriptor, reserve
 from vivace.server.openapi import document
 from vivace.server.routes import ROUTES
 from vivace.server.settings import ServerSettings
@@ -112,9 +116,46 @@ def test_health_generate_that_waits_learns_of_a_stall() -> None:
     ):
         asked = pool.submit(ask, server, "/health_generate", method="GET")
         server.until(lambda: len(engine.requests) == 1)
-        server.frontend._stall = lambda: "the engine is stuck"
+        heartbeat, server.frontend.progress = shared_heartbeat()
+        heartbeat.step(1, 7, -1.0, [])
         answer = asked.result(20)
-        assert answer.status == 503 and "the engine is stuck" in answer.text
+        assert answer.status == 503 and "no progress" in answer.text
+
+
+def shared_heartbeat() -> tuple[EngineHeartbeat, EngineProgress]:
+    """What an engine in another process would write, and what frontends read of it."""
+    memory = reserve(new_descriptor(), 1)
+    return EngineHeartbeat(memory.engine), EngineProgress(memory)
+
+
+@pytest.mark.parametrize("most_live", [65536, 0], ids=["asked", "no room to ask"])
+def test_an_engine_that_computes_long_prompts_is_healthy(most_live: int) -> None:
+    """No token comes for minutes, and the question waits behind; whole steps are run."""
+    engine = ScriptedEngine(silent=True)
+    with (
+        running_server(ServerSettings(health_timeout=60), engine) as server,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        heartbeat, server.frontend.progress = shared_heartbeat()
+        server.frontend.served = replace(server.frontend.served, max_live=most_live)
+        heartbeat.step(1, 512, 60.0, [])
+        asked = pool.submit(ask, server, "/health_generate", method="GET")
+        time.sleep(0.3)  # it is asked, and waits
+        for number in (2, 3):
+            assert not asked.done(), "the step may have been nearly over when the question came"
+            heartbeat.step(number, 512, 60.0, [])
+        assert asked.result(20).status == 200
+
+
+def test_a_step_longer_than_the_health_timeout_is_no_illness() -> None:
+    with running_server(ServerSettings(health_timeout=0.2), ScriptedEngine(silent=True)) as server:
+        heartbeat, server.frontend.progress = shared_heartbeat()
+        heartbeat.step(1, 512, 60.0, [])
+        assert ask(server, "/health_generate", method="GET").status == 200
+    with running_server(ServerSettings(health_timeout=0.2), ScriptedEngine(silent=True)) as server:
+        heartbeat, server.frontend.progress = shared_heartbeat()
+        heartbeat.idle()
+        assert ask(server, "/health_generate", method="GET").status == 503
 
 
 def test_health_generate_fails_when_the_engine_refuses() -> None:

@@ -23,6 +23,7 @@ from vivace.frontend.served_model import ServedModel
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.frontend.tokenizer_pool import TokenizerPool
 from vivace.frontend.validation import check_defaults, check_prompt, check_rid
+from vivace.protocol.heartbeat import EngineProgress
 from vivace.protocol.messages import (
     ABORTED,
     FINISH_ABORT,
@@ -81,9 +82,9 @@ class Frontend:
         index: int = 0,
         clock: Callable[[], float] = time.monotonic,
         threads: int = 2,
-        stall: Callable[[], str] = lambda: "",
+        progress: EngineProgress | None = None,
     ) -> None:
-        """`stall` says what keeps the engine from getting on with its work, "" while it does."""
+        """`progress` of the engine, where that is another process."""
         check_defaults(served)
         self.served = served
         self.tokenizer = tokenizer
@@ -93,7 +94,7 @@ class Frontend:
         self._configured = served
         self._send = send
         self._clock = clock
-        self._stall = stall
+        self.progress = progress
         self._deadly: DeadlyRequests | None = None  # none has killed an engine
         self._aborts: deque[Cancel] = deque(maxlen=MAX_ABORTS)
         self._keys = itertools.count((index << KEY_SHIFT) + 1)
@@ -116,7 +117,7 @@ class Frontend:
         """Why the engine makes no progress though it has work; "" while all is well.
 
         It may get over that by itself, so requests are still taken."""
-        return self._stall() if self.engine.up else ""
+        return self.progress.stall() if self.progress is not None and self.engine.up else ""
 
     @property
     def live(self) -> int:

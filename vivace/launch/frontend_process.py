@@ -78,7 +78,7 @@ async def run_frontend(line: MessageSocket[ToChild], setup: Setup, timeline: Tim
         tokenizer,
         mailbox.send if dump is None else with_record(mailbox.send, dump),
         index=setup.index,
-        stall=EngineProgress(memory).stall,
+        progress=EngineProgress(memory),
     )
     frontend.engine.warming_up = True
     fault = config.environment.get("VIVACE_TEST_FAULT", "")

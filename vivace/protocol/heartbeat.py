@@ -26,10 +26,9 @@ ACTIVITY = struct.Struct("=qqqq")
 """activity, since, allowance, tokens"""
 ACTIVITIES_AT = WORD_BYTES, WORD_BYTES + ACTIVITY.size
 """where the activity lies while the number of beats, which is before them, is even, and odd"""
-SPANS = struct.Struct("=qq")
-"""step, how many spans are listed behind"""
-SPANS_AT = WORD_BYTES + 2 * ACTIVITY.size
-LIST_AT = SPANS_AT + SPANS.size
+LIST_AT = WORD_BYTES + 2 * ACTIVITY.size + 2 * WORD_BYTES
+STEP, COUNT = LIST_AT // WORD_BYTES - 2, LIST_AT // WORD_BYTES - 1
+"""words: the step, and how many spans are listed behind"""
 MAX_SPANS = 4000
 IDLE, SCHEDULING, STEPPING = range(3)
 MIN_ALLOWANCE = 2.0
@@ -68,7 +67,7 @@ class EngineHeartbeat:
 
     def begin(self) -> None:
         """Forget what an engine before this one was at."""
-        SPANS.pack_into(self._memory, SPANS_AT, 0, 0)
+        self._words[STEP] = self._words[COUNT] = 0
         self.idle()
 
     def idle(self) -> None:
@@ -83,14 +82,14 @@ class EngineHeartbeat:
         """From now on it runs step `number`, for at most `allowance` seconds."""
         listed = list(itertools.islice(spans, MAX_SPANS))
         pairs = [word for span in listed for word in (span.key, span.joined)]
-        SPANS.pack_into(self._memory, SPANS_AT, number, 0)
+        self._words[COUNT] = 0
         struct.pack_into(f"={len(pairs)}q", self._memory, LIST_AT, *pairs)
-        SPANS.pack_into(self._memory, SPANS_AT, number, len(listed))
+        self._words[COUNT] = len(listed)
         self.repeat_step(number, tokens, allowance)
 
     def repeat_step(self, number: int, tokens: int, allowance: float) -> None:
         """Like `step`, with the spans of the step before."""
-        self._words[SPANS_AT // WORD_BYTES] = number
+        self._words[STEP] = number
         self._beat(STEPPING, int(allowance * SECOND), tokens)
 
     def _beat(self, kind: int, allowance: int, tokens: int) -> None:
@@ -108,9 +107,14 @@ class EngineHeartbeat:
             if self._words[0] == beats:  # otherwise its place may have been written again
                 return Activity(beats, *activity)
 
+    @property
+    def step_number(self) -> int:
+        """Of the step that was begun last."""
+        return self._words[STEP]
+
     def fatal_spans(self) -> tuple[int, Sequence[Span]]:
         """(step, who is in it) of an engine that died; no spans when it died between steps."""
-        step, count = SPANS.unpack_from(self._memory, SPANS_AT)
+        step, count = self._words[STEP], self._words[COUNT]
         if self.read().kind != STEPPING or not 0 <= count <= MAX_SPANS:
             return step, []
         pairs = struct.unpack_from(f"={2 * count}q", self._memory, LIST_AT)
@@ -170,6 +174,14 @@ class EngineProgress:
         if sent <= seen.since:
             return seen
         return Activity(seen.beats, SCHEDULING, sent, int(MIN_ALLOWANCE * SECOND), 0)
+
+    def steps(self) -> int:
+        """How many steps this engine has begun."""
+        return self._heartbeat.step_number
+
+    def computes(self) -> bool:
+        """Whether it is in a step."""
+        return self._heartbeat.read().kind == STEPPING
 
     def stall(self, now: int | None = None) -> str:
         """What is wrong, in words; "" while the engine rests or needs no longer than it may."""

@@ -7,6 +7,8 @@ import time
 
 from aiohttp import web
 
+from vivace.frontend.errors import BadRequest
+from vivace.frontend.frontend import Frontend
 from vivace.protocol.messages import SamplingParams
 from vivace.requests.prompts import new_id
 from vivace.server.body import Body
@@ -27,40 +29,64 @@ async def health(context: Context, _request: web.Request, _body: Body) -> web.Re
 
 
 async def health_generate(context: Context, _request: web.Request, _body: Body) -> web.Response:
-    """200 when the engine produced a token lately or does so now, 503 after the health timeout."""
+    """200 when the engine produced a token lately or gets on with its work now, 503 when it does
+    not for the health timeout."""
     context.require_started()
     await context.probe.check(context.frontend.last_token_time, lambda: probe_engine(context))
     return web.Response()
 
 
 async def probe_engine(context: Context) -> None:
-    """Returns once any token has come, whose ever it is; HTTPError when none does."""
-    began, timeout = time.monotonic(), context.settings.health_timeout
-    request = context.frontend.request(
-        [probe_token(context)],
-        SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True),
-        rid=new_id("HEALTH_CHECK"),
-        log_metrics=False,
-        arrival=began,
-    )
-    own = asyncio.create_task(complete(context, [request], quiet=True))
+    """Returns once any token has come, whose ever it is, or the engine has run a whole step (of a
+    long prompt, perhaps: no token comes of that for long); HTTPError when neither happens."""
+    frontend, timeout = context.frontend, context.settings.health_timeout
+    began, step = time.monotonic(), steps(frontend)
+    own = asyncio.create_task(ask_for_token(context, began))
     try:
         async with asyncio.timeout(timeout):
-            while not own.done() and context.frontend.last_token_time < began:
-                if context.frontend.stall:
+            while not (
+                own.done() or frontend.last_token_time >= began or steps(frontend) > step + 1
+            ):
+                if frontend.stall:
                     raise TimeoutError
                 await asyncio.wait([own], timeout=_LOOK)
             if own.done():
                 await own
     except TimeoutError:
-        reason = context.frontend.stall or f"the engine produced no token within {timeout:g} s"
+        stall, progress = frontend.stall, frontend.progress
+        if not stall and progress is not None and progress.computes():
+            return  # a single step takes longer than that
+        reason = stall or f"the engine produced no token within {timeout:g} s"
         raise HTTPError(503, reason) from None
+    finally:
+        own.cancel()
+
+
+async def ask_for_token(context: Context, arrival: float) -> None:
+    """Returns when the engine has answered a request for a token, be it that its queue is full."""
+    try:
+        request = context.frontend.request(
+            [probe_token(context)],
+            SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True),
+            rid=new_id("HEALTH_CHECK"),
+            log_metrics=False,
+            arrival=arrival,
+        )
+        await complete(context, [request], quiet=True)
     except HTTPError as http_error:
         if http_error.status != 503:
             raise
-        context.require_ready()  # a full queue is an answer of a living engine
-    finally:
-        own.cancel()
+        context.require_ready()
+    except BadRequest as error:
+        if error.status != 503:
+            raise
+        context.require_ready()
+        await asyncio.Future()  # too many live here: what they hear of the engine must do
+
+
+def steps(frontend: Frontend) -> int:
+    """How many the engine has begun, where somebody counts them."""
+    return frontend.progress.steps() if frontend.progress is not None else 0
 
 
 def probe_token(context: Context) -> int:
