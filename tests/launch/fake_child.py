@@ -74,6 +74,8 @@ def main() -> None:
             sys.exit(1)
         if act == "hang":
             heartbeat.schedule()
+        if act == "at-work":
+            threading.Thread(target=work_for_ever, args=(heartbeat,), daemon=True).start()
         line.send(Ready(epoch=number, capacity=CAPACITY))
         if act == "exit-while-warming":
             while "WarmUp" not in events.read_text():
@@ -109,7 +111,7 @@ def main() -> None:
                 case Ready(epoch=1) if act == "slow-warm":
                     line.send(Warm("", 0.1))
                 case Command():
-                    if act != "busy":
+                    if act not in ("busy", "at-work"):
                         line.send(Reply(ticket=message.ticket, ok=True))
                 case Stop():
                     return
@@ -129,6 +131,12 @@ def told(message: ToChild) -> str:
 def beat_for_ever(heartbeat: FrontendHeartbeat) -> None:
     while True:
         heartbeat.beat()
+        time.sleep(0.02)
+
+
+def work_for_ever(heartbeat: EngineHeartbeat) -> None:
+    while True:
+        heartbeat.repeat_step(1, 1, 0.5)
         time.sleep(0.02)
 
 

@@ -378,7 +378,7 @@ def test_a_stuck_engine_dumps_its_stacks_and_is_replaced(
         server.wait_for("Ready 1")
         stop()
 
-    options = {"watchdog": 0.3, "soft_watchdog": 0.1}
+    options: dict[str, Any] = {"watchdog": 0.3, "soft_watchdog": 0.1}
     assert server.run({"engine": {"0": "hang"}}, when_ready=wait_and_stop, **options) == 0
     assert "no progress for" in caplog.text
     assert "most recent call first" in capfd.readouterr().err
@@ -406,6 +406,24 @@ def test_a_doubled_signal_is_one_wish(server: Server) -> None:
 def test_draining_has_an_end(server: Server, caplog: pytest.LogCaptureFixture) -> None:
     assert server.run({"engine": {"0": "busy"}}, when_ready=stop, drain=-0.8) == 0
     assert "Requests are still running" in caplog.text
+
+
+@pytest.mark.parametrize(("engine", "stuck"), [("busy", True), ("at-work", False)])
+def test_only_an_engine_that_gets_on_is_waited_for(
+    server: Server,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    engine: str,
+    stuck: bool,
+) -> None:
+    """One that rested when it was stopped, so that it does not hear that it is to drain, too."""
+    monkeypatch.setattr("vivace.protocol.heartbeat.MIN_ALLOWANCE", 0.5)
+    monkeypatch.setattr("vivace.supervisor.watch.STALL_GRACE_SECONDS", 0.3)
+    drain = 60.0 if stuck else 2.0
+    code = server.run({"engine": {"0": engine}}, when_ready=stop, drain=drain)
+    assert code == (1 if stuck else 0)
+    assert ("it made no progress while requests were drained" in caplog.text) == stuck
+    assert ("Requests are still running" in caplog.text) != stuck
 
 
 def test_an_engine_that_dies_while_draining(server: Server) -> None:

@@ -121,13 +121,9 @@ class Supervisor:
         listener, memory = self._plan.listener.fileno(), self._plan.memory.descriptor
         engine = self._plan.engine.file
         setup = Setup(
-            config=self._plan.config,
-            engine=engine,
-            index=index,
-            listener=listener,
-            memory=memory,
+            config=self._plan.config, engine=engine, index=index, listener=listener, memory=memory,
             place=place,
-        )
+        )  # fmt: skip
         try:
             child = self._spawn("frontend", listener, memory, engine)
         except OSError as error:
@@ -188,8 +184,8 @@ class Supervisor:
         self._watch.restart(time.monotonic())
         self._broadcast(ready)
         if self._down_since is not None:
-            seconds = time.monotonic() - self._down_since
-            log.info("The engine is back after %.1f s; live requests go on", seconds)
+            away = time.monotonic() - self._down_since
+            log.info("The engine is back after %.1f s; live requests go on", away)
             self._down_since = None
         self._finish_start_if_all_serve()
 
@@ -325,7 +321,7 @@ class Supervisor:
 
     def _tick(self, now: float) -> None:
         if self._engine is not None and self._engine.serving:
-            self._watch.check(self._engine, now)
+            self._watch.check(self._engine, now, draining=self._phase == "draining")
         self._frontend_watch.check(self._frontends, now)
         if self._phase in ("starting", "serving"):
             if self._engine_due is not None and now >= self._engine_due:
@@ -366,8 +362,9 @@ class Supervisor:
             self._stop_frontends(STOP_GRACE_SECONDS)
             return
         self._deadline = time.monotonic() + self._plan.drain + 1
-        ticket = SUPERVISOR << KEY_SHIFT
-        self._engine.line.send(Command(ticket=ticket, body=Drain(timeout=self._plan.drain)))
+        self._watch.expect_reaction()
+        drain = Command(ticket=SUPERVISOR << KEY_SHIFT, body=Drain(timeout=self._plan.drain))
+        self._engine.line.send(drain)
 
     def _on_drained(self, reply: Reply) -> None:
         if self._phase == "draining":
@@ -389,10 +386,10 @@ class Supervisor:
             self._engine.kill()
 
     def _is_over(self) -> bool:
-        return self._phase == "stopping" and self._engine is None and not self._frontends
+        return self._phase == "stopping" and not (self._engine or self._frontends)
 
     def _kill_everything(self) -> None:
-        children = [*self._frontends, *([self._engine] if self._engine is not None else [])]
+        children = [*self._frontends, *([self._engine] if self._engine else [])]
         for child in children:
             child.kill("the supervisor ended it")
         for child in children:

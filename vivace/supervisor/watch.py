@@ -23,6 +23,9 @@ FRONTEND_SOFT_SECONDS = 5.0
 FRONTEND_HARD_SECONDS = 30.0
 """A frontend's loop turns every half second; one that does not for so long serves nobody."""
 
+STALL_GRACE_SECONDS = 5.0
+"""So long may an engine be stalled while it drains: its requests will not end."""
+
 
 @dataclass(kw_only=True)
 class Watchdog:
@@ -104,10 +107,21 @@ class EngineWatch:
         self._stalled_at = None
         self._child.restart(now)
 
-    def check(self, engine: Child, now: float) -> None:
+    def expect_reaction(self) -> None:
+        """To be called before a command is sent: an engine at rest that takes no note is stalled.
+        (Afterwards it may rest again.)"""
+        self._progress.mark_asked()
+
+    def check(self, engine: Child, now: float, *, draining: bool) -> None:
         seen = self._progress.activity()
         self._child.check(engine, seen.beats, seen.kind == IDLE, now)
         self._tell(self._progress.stall(), now)
+        if (
+            draining
+            and self._stalled_at is not None
+            and now > self._stalled_at + STALL_GRACE_SECONDS
+        ):
+            engine.kill("it made no progress while requests were drained")
 
     def _tell(self, stall: str, now: float) -> None:
         if stall and self._stalled_at is None:
