@@ -22,6 +22,7 @@ from vivace.bench.errors import BenchError
 from vivace.bench.flags import parse
 from vivace.bench.tokenizer import PromptMaker, SplitCodec, ordinary_ids
 from vivace.bench.workload import lengths_between
+from vivace.errors import CannotStart
 
 
 class WordCodec:
@@ -318,5 +319,5 @@ def test_refusals_say_where(tmp_path: Path, flags: str, content: str | None, mes
     file = tmp_path / "data.json"
     file.write_text(content or "")
     words = [*flags.split(), *(["--dataset-path", str(file)] if content else [])]
-    with pytest.raises(BenchError, match=message):
+    with pytest.raises((BenchError, CannotStart), match=message):
         datasets.load(parse(words), SplitCodec())

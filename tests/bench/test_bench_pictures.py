@@ -48,6 +48,13 @@ def test_a_file_gets_whole_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lines[0].startswith("1/4 requests after 0 s, ") and "\x1b" not in "".join(lines)
 
 
+def test_a_speed_is_told_when_there_is_one() -> None:
+    counter = Counter(total=2)
+    assert "0" not in counter.speed(30.0)
+    counter.add(60, True)
+    assert counter.speed(30.0) == "2 output tok/s"
+
+
 def test_nothing_is_shown_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         with show_progress(Counter(total=1), False):

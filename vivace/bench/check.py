@@ -31,7 +31,8 @@ def main(argv: list[str]) -> int:
         seconds.append(statistics.median(found))
         print(f"{file.name:40} {median(found)}", flush=True)
     worst = max(seconds)
-    print(f"{len(seconds)} files, {sum(seconds):.2f} s; slowest {worst:.3f} s (goal {GOAL})")
+    files = "1 file" if len(seconds) == 1 else f"{len(seconds)} files"
+    print(f"{files}, {sum(seconds):.2f} s; slowest {worst:.3f} s (goal {GOAL})")
     return 0
 
 

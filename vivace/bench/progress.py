@@ -34,6 +34,8 @@ class Counter:
 
     def speed(self, seconds: float) -> str:
         failed = f", {self.failed} failed" if self.failed else ""
+        if not self.done:  # what comes of an answer is counted when it is complete
+            return "none is complete yet"
         return f"{self.tokens / max(seconds, 1e-9):.0f} output tok/s{failed}"
 
 

@@ -69,7 +69,8 @@ def fetch(
     size = sum(file.size for file in missing)
     check_room(cache, size)
     if missing:
-        say(f"Fetching {repo_id} from {hub.name}: {len(missing)} files, {size_text(size)}")
+        files_text = "1 file" if len(missing) == 1 else f"{len(missing)} files"
+        say(f"Fetching {repo_id} from {hub.name}: {files_text}, {size_text(size)}")
     folder = hub.download(listing, files)
     check_hashes(hub, folder, files)
     hub.accept(listing, revision)

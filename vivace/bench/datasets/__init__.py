@@ -11,6 +11,7 @@ from importlib import import_module
 from vivace.bench.errors import BenchError
 from vivace.bench.tokenizer import TokenCodec
 from vivace.bench.workload import BenchRequest
+from vivace.errors import CannotStart
 from vivace.files import open_input
 
 Loader = Callable[[argparse.Namespace, TokenCodec], list[BenchRequest]]
@@ -46,16 +47,16 @@ NEEDS_FILE: dict[str, str] = {
 
 
 def check_file(args: argparse.Namespace) -> None:
-    """BenchError when --dataset-path is missing or cannot be read."""
+    """CannotStart when --dataset-path is missing or cannot be read."""
     name, path = args.dataset_name, args.dataset_path
     if path:
         try:
             os.close(open_input(path))
             return
         except OSError as error:
-            raise BenchError(f"cannot read --dataset-path {path}: {error.strerror}") from error
+            raise CannotStart(f"cannot read --dataset-path {path}: {error.strerror}") from error
     if name in NEEDS_FILE:
-        raise BenchError(
+        raise CannotStart(
             f"data set {name} needs --dataset-path {NEEDS_FILE[name]}; nothing is downloaded. "
             "--dataset-name random needs no file"
         )
@@ -83,7 +84,7 @@ def apply_template(
     if not args.prompt_suffix and not args.apply_chat_template:
         return queries
     if any(not isinstance(query.prompt, str) for query in queries):
-        raise BenchError(
+        raise CannotStart(
             "--prompt-suffix and --apply-chat-template need text: no --tokenize-prompt"
         )
     texts = [str(query.prompt) + args.prompt_suffix for query in queries]
