@@ -217,6 +217,9 @@ def test_the_async_form_takes_the_same_arguments(engine: Engine) -> None:
         ("x", "must be dict, list or None, not str"),
         ([8], "must be dict, not int"),
         ({"temperature": []}, "not a list"),
+        ({"stop": {"a": 1}}, "a string or a list of strings, not a dict"),
+        ({"logit_bias": []}, "must be a dict, not a list"),
+        ({"n": {}}, "not a dict"),
     ],
 )
 def test_what_is_no_setting_is_told_in_pythons_words(
@@ -556,6 +559,8 @@ def test_what_is_not_there_has_its_own_exception(engine: Engine) -> None:
 def test_the_exceptions_are_found_where_the_engine_is() -> None:
     for name in vivace.__all__:
         assert name in dir(vivace) and getattr(vivace, name) is not None
+    shown = {name for name in dir(vivace) if not name.startswith("__")}
+    assert shown == {*vivace.__all__} - {"__version__"}
     assert vivace.BadRequest is BadRequest and vivace.EngineUnavailable is EngineUnavailable
     assert issubclass(vivace.NotSupported, BadRequest)
     assert issubclass(vivace.ConfigError, vivace.CannotStart)

@@ -12,7 +12,7 @@ from vivace.frontend.fairness import run_now
 from vivace.frontend.frontend import Frontend
 from vivace.frontend.request_output import RequestOutput
 from vivace.frontend.sglang_output import SGLangOutput
-from vivace.offline.prompts import read_prompts
+from vivace.offline.prompts import pythons_words, read_prompts
 from vivace.protocol.messages import FINISH_ABORT, Finish, Request
 from vivace.requests.prompts import expand
 from vivace.requests.schema import GenerateRequest
@@ -30,7 +30,9 @@ def create_job(
     arrival = time.monotonic()
     inputs, batch = read_prompts(frontend, call, prompt, input_ids)
     limit = frontend.served.max_live
-    requests = run_now(expand(frontend, inputs, limit=limit, stream=call.stream, arrival=arrival))
+    with pythons_words():
+        expanded = expand(frontend, inputs, limit=limit, stream=call.stream, arrival=arrival)
+        requests = run_now(expanded)
     several = batch or len(requests) > 1
     answers = [
         SGLangOutput(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypedDict, get_type_hints
 
 import msgspec
@@ -68,13 +69,11 @@ def read_prompts(
     frontend: Frontend, call: GenerateRequest, prompt: Any, input_ids: Any
 ) -> tuple[list[PromptInput], bool]:
     """(the prompts with their settings, whether the caller gave a batch). Raises BadRequest."""
-    try:
+    with pythons_words():
         place, prompts, batch = _as_list(prompt, input_ids)
         if place == "prompt":
             prompts = _encode(frontend, prompts, batch)
         return list(prompt_inputs(call, prompts, batch, place)), batch
-    except BadRequest as refused:
-        raise refused.of_field(refused.field, in_python(refused.reason)) from None
 
 
 def _as_list(prompt: Any, input_ids: Any) -> tuple[str, list[Any], bool]:
@@ -148,6 +147,15 @@ def convert(value: Any, kind: Any, field: str) -> Any:
 PYTHON = {"object": "dict", "array": "list", "null": "None"}
 
 
+@contextlib.contextmanager
+def pythons_words() -> Iterator[None]:
+    """What is refused in here says dict, list and None, not what JSON calls them."""
+    try:
+        yield
+    except BadRequest as refused:
+        raise refused.of_field(refused.field, in_python(refused.reason)) from None
+
+
 def in_python(reason: str) -> str:
     """What is wrong with a value, with the names that Python has for types of JSON."""
 
@@ -156,5 +164,9 @@ def in_python(reason: str) -> str:
         kinds = f"{', '.join(others)} or {last}" if others else last
         return f"must be {kinds}, not {PYTHON.get(found['got'], found['got'])}"
 
+    def named(found: re.Match[str]) -> str:
+        verb, kind = found[1], found[0].split()[-1]
+        return f"{verb} {'' if kind == 'null' else 'a '}{PYTHON[kind]}"
+
     reason = re.sub(r"Expected `(?P<kinds>[^`]+)`, got `(?P<got>[^`]+)`", expected, reason)
-    return reason.replace("not an object", "not a dict").replace("not an array", "not a list")
+    return re.sub(r"\b(must be|not) (?:an object|an array|null)\b", named, reason)

@@ -58,14 +58,14 @@ def describe_unknown_path(path: str, served: Iterable[str]) -> str:
     begin = f"Not found: {path[:MAX_SHOWN]}"
     plain = "/" + "/".join(part for part in path[:MAX_SHOWN].lower().split("/") if part)
     if plain in NOT_YET:
-        return f"{begin} is not supported yet. Available paths: /openapi.json"
+        return f"{begin} is not supported yet. GET /openapi.json lists what is here"
     if plain in ELSEWHERE:
         return f"{begin}; {ELSEWHERE[plain]}"
     meant = SAME.get(plain) or _similar(
         plain, [one for one in served if one != "/" and "{" not in one]
     )
     hint = f"; did you mean {meant}?" if meant else "."
-    return f"{begin}{hint} Available paths: /openapi.json"
+    return f"{begin}{hint} GET /openapi.json lists what is here"
 
 
 def _similar(plain: str, served: list[str]) -> str | None:
