@@ -98,6 +98,7 @@ $(VENV)/.serve: pyproject.toml hatch_build.py requirements/serve.lock requiremen
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) $(TORCH_INDEX:%=--index-url %) '$(TORCH)'
 	$(LOCKED)/serve.lock
+	@echo "building vivace's kernels (one to four minutes; seconds without a C++ compiler)"
 	$(PIP) --no-deps -e .
 	$(LOCKED)/model.lock
 	@touch $@

@@ -6,12 +6,13 @@ import json
 import os
 import urllib.error
 import urllib.request
+from typing import Any
 
 URL = os.environ.get("URL", "http://127.0.0.1:30000")
 KEY = os.environ.get("KEY", "")
 
 
-def post(path: str, body: dict[str, object]) -> dict[str, object]:
+def post(path: str, body: dict[str, Any]) -> dict[str, Any]:
     headers = {"Content-Type": "application/json"}
     if KEY:
         headers["Authorization"] = f"Bearer {KEY}"

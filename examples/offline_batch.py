@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import Any
 
 import vivace
 
@@ -15,7 +16,7 @@ def main() -> None:
     conversations = [[SYSTEM, {"role": "user", "content": prompt}] for prompt in prompts]
     with vivace.Engine(*sys.argv[1:2], context_length=2048) as engine:
         # one call: the engine computes them together and shares what they have in common
-        answers = engine.chat(conversations, {"temperature": 0, "max_new_tokens": 24})
+        answers: Any = engine.chat(conversations, {"temperature": 0, "max_new_tokens": 24})
         for prompt, answer in zip(prompts, answers, strict=True):
             print(json.dumps({"prompt": prompt, "answer": answer["text"]}))
 

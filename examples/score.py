@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import vivace
 
@@ -20,7 +21,7 @@ def main() -> None:
             shares = (f"{label} {share:.2f}" for label, share in zip(LABELS, row, strict=True))
             print(f"{review} ->{','.join(shares)}")
 
-        answer = engine.generate(
+        answer: Any = engine.generate(
             "The capital of France is",
             {"temperature": 0, "max_new_tokens": 4},
             return_logprob=True,

@@ -7,12 +7,13 @@ import os
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from typing import Any
 
 URL = os.environ.get("URL", "http://127.0.0.1:30000")
 KEY = os.environ.get("KEY", "")
 
 
-def stream(path: str, body: dict[str, object]) -> Iterator[dict[str, object]]:
+def stream(path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The events of an answer; leaving the loop closes the connection, which ends the request."""
     headers = {"Content-Type": "application/json"}
     if KEY:
