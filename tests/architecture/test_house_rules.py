@@ -25,7 +25,8 @@ PRIVATE_WORDS = frozenset(
     "Roster Gatekeeper Suspects Lookout Piece Pieces Asks Asking Answering Wishes Bit Told "
     "Shown Made Said Opened Found Surroundings Pulse Verdict Charges Procedure Dialects "
     "Walk World Ways Outlet Refusal Gathering Draft Flight Live Slots Draws Drawing "
-    "Shelf Workplace Tooled Asked Holding Scaled Cuts Fetched".split()
+    "Shelf Workplace Tooled Asked Holding Scaled Cuts Fetched "
+    "Where Imported Collected Folded Wanted Inner Unreadable Checked Plain Blocks OneOfEach".split()
 )
 """that this project once used for what SGLang and vLLM call otherwise: docs/glossary.md"""
 DEVICES = frozenset({"cpu", "cuda", "npu"})

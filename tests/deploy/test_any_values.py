@@ -10,17 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from vivace.deploy.case import Case
+from vivace.deploy.case import DEFAULT_PORT, Case
 from vivace.deploy.catalogue.flags import tables
 from vivace.deploy.load_case import LoadedDeployment, Overrides, build_case
 from vivace.deploy.memory.plan import plans
 from vivace.deploy.render.compose import render_compose
 from vivace.deploy.render.kubernetes import render_kubernetes
-from vivace.deploy.render.process import PORT, list_processes
+from vivace.deploy.render.process import list_processes
 from vivace.deploy.render.ray import render_ray
 from vivace.deploy.render.shell import render_shell
 from vivace.deploy.render.systemd import render_systemd
-from vivace.deploy.report.checked import Checked
+from vivace.deploy.report.case_result import CaseResult
 from vivace.deploy.report.github import github_lines
 from vivace.deploy.report.machine import json_report
 from vivace.deploy.report.page import page
@@ -87,7 +87,7 @@ def test_any_values_are_judged_and_reported(deployment: Deployment | None, targe
     list(plans(found))
     suggest(found)
     assert page(found, verdict).endswith("</html>\n")
-    checked = [Checked(found, verdict)]
+    checked = [CaseResult(found, verdict)]
     assert json_report(checked, memory=True)
     lines = "".join(github_lines(checked, "/", notes=True))
     assert "\n" not in lines and sarif_log(checked, "/")
@@ -115,4 +115,4 @@ def test_any_values_are_rendered_or_refused(deployment: Deployment | None) -> No
 def test_what_is_no_port_leaves_the_usual_one(said: str) -> None:
     one = next(list_processes(parse_deployment(mixed(), "f")))
     assert replace(one, words=("serve", "--port", "65535")).port == 65535
-    assert replace(one, words=("serve", "--port", said)).port == PORT
+    assert replace(one, words=("serve", "--port", said)).port == DEFAULT_PORT

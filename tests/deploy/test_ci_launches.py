@@ -16,7 +16,7 @@ import pytest
 
 from vivace.deploy.case import Case
 from vivace.deploy.from_script.script import import_scripts
-from vivace.deploy.load_case import Overrides, build_case, loaded_from
+from vivace.deploy.load_case import Overrides, build_case
 from vivace.deploy.memory.plan import plans
 from vivace.deploy.rules.judge import CheckResult, judge
 
@@ -118,7 +118,7 @@ def launch_scripts(launch: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def launch_case(launch: dict[str, Any]) -> Case:
-    loaded = loaded_from(import_scripts(launch_scripts(launch)), launch["id"])
+    loaded = import_scripts(launch_scripts(launch))
     overrides = Overrides(
         hardware="atlas-800i-a3",
         cards=launch["cards"],

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from vivace.deploy.from_script.script import import_scripts
-from vivace.deploy.load_case import Overrides, build_case, loaded_from
+from vivace.deploy.load_case import Overrides, build_case
 from vivace.deploy.rules.judge import RULES, CheckResult, judge
 
 LAUNCHES = json.loads(Path(__file__).with_name("cuda_launches.json").read_text())
@@ -26,7 +26,7 @@ TRUE_WARNINGS = {
 
 
 def verdict(launch: dict[str, str], hardware: str | None, cards: int | None) -> CheckResult:
-    loaded = loaded_from(import_scripts([("launch.sh", launch["line"] + "\n")]), "launch.sh")
+    loaded = import_scripts([("launch.sh", launch["line"] + "\n")])
     return judge(build_case(loaded, Overrides(hardware=hardware, cards=cards)))
 
 

@@ -63,8 +63,8 @@ def test_a_container_and_a_remote_shell_have_their_own_environment() -> None:
         f"export A=1 B=2\ndocker run -e B -e C=3 image {SERVER}\nssh h 'D=4 {SERVER}'\n{SERVER}"
     )
     contained, remote, plain = servers(script)
-    assert contained.environment == {"B": "2", "C": "3"} and contained.where.contained
-    assert remote.environment == {"D": "4"} and remote.where.host == "h"
+    assert contained.environment == {"B": "2", "C": "3"} and contained.placement.contained
+    assert remote.environment == {"D": "4"} and remote.placement.host == "h"
     assert plain.environment == {"A": "1", "B": "2"}
 
 
@@ -125,11 +125,11 @@ def test_redirections_stay_redirections() -> None:
     "name", ["tp", "dp", "nnodes", "max-running-requests", "page-size", "port"]
 )
 def test_a_rule_that_needs_an_unknown_value_is_silent(name: str) -> None:
-    from vivace.deploy.load_case import Overrides, build_case, loaded_from
+    from vivace.deploy.load_case import Overrides, build_case
     from vivace.deploy.rules.judge import judge
 
     script = f"{SERVER} --dp 2 --enable-dp-attention --max-running-requests 8 --{name} <value>"
-    loaded = loaded_from(import_scripts([("x.sh", script)]), "x.sh")
+    loaded = import_scripts([("x.sh", script)])
     overrides = Overrides(hardware="atlas-800i-a3", cards=4, model="deepseek-r1")
     errors = [
         each for each in judge(build_case(loaded, overrides)).findings if each.severity == "error"

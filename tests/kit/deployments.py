@@ -7,7 +7,7 @@ from typing import Any
 from vivace.deploy.case import Case
 from vivace.deploy.from_script.flags import Remark
 from vivace.deploy.from_script.script import import_scripts
-from vivace.deploy.load_case import LoadedDeployment, Overrides, build_case, loaded_from
+from vivace.deploy.load_case import LoadedDeployment, Overrides, build_case
 from vivace.deploy.rules.judge import Finding, find_rule, judge
 from vivace.deploy.schema.files import parse_deployment
 
@@ -178,7 +178,7 @@ def separated(
 def case(content: dict[str, Any], target: str = "sglang", remarks: tuple[Remark, ...] = ()) -> Case:
     """`content`: a deployment, or the text of a `script`."""
     if "script" in content:
-        loaded = loaded_from(import_scripts([("made.sh", content["script"])]), "made.sh")
+        loaded = import_scripts([("made.sh", content["script"])])
     else:
         loaded = LoadedDeployment(parse_deployment(content, "made"), remarks, "made.yaml")
     return build_case(loaded, Overrides(target=target))

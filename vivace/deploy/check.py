@@ -18,7 +18,7 @@ from vivace.deploy.load_case import (
     open_command,
     open_files,
 )
-from vivace.deploy.report.checked import Checked, Unreadable
+from vivace.deploy.report.case_result import CaseResult, ReadFailure
 from vivace.deploy.rules.assumptions import ASSUMPTIONS
 from vivace.deploy.rules.judge import RULES, find_rule, judge
 from vivace.deploy.rules.rule import Rule
@@ -65,13 +65,13 @@ def run(chosen: argparse.Namespace, command: list[str] | None) -> int:
 
 def check_all(
     chosen: argparse.Namespace, command: list[str] | None
-) -> Iterator[Checked | Unreadable]:
+) -> Iterator[CaseResult | ReadFailure]:
     """One deployment; with --each one for every file that starts something."""
     overrides = parse_overrides(chosen)
     for files in [[file] for file in chosen.files] if chosen.each else [chosen.files]:
         try:
             case = build_case(load_deployment(files, command), overrides)
-            yield Checked(case, judge(case))
+            yield CaseResult(case, judge(case))
         except (CannotStart, OSError) as error:
             if is_of_output(error):
                 raise
@@ -79,7 +79,7 @@ def check_all(
                 print_overlooked(files[0], error)
                 continue
             print_wrapped(f"{PROGRAM}: {printable(cause(error))}")
-            yield Unreadable(files[0] if len(files) == 1 else "", cause(error))
+            yield ReadFailure(files[0] if len(files) == 1 else "", cause(error))
 
 
 def starts_nothing(error: Exception) -> TypeGuard[NothingStarted]:
@@ -94,10 +94,10 @@ def print_overlooked(file: str, error: NothingStarted) -> None:
         print_wrapped(printable(line))
 
 
-def worst(checked: Sequence[Checked | Unreadable]) -> int:
-    if any(isinstance(each, Unreadable) for each in checked):
+def worst(checked: Sequence[CaseResult | ReadFailure]) -> int:
+    if any(isinstance(each, ReadFailure) for each in checked):
         return CANNOT_START
-    errors = any(isinstance(each, Checked) and each.result.errors for each in checked)
+    errors = any(isinstance(each, CaseResult) and each.result.errors for each in checked)
     return FOUND_ERRORS if errors else 0
 
 
@@ -231,8 +231,8 @@ def rule_text(rule: Rule) -> str:
     return "\n".join([*lines, f"Source: {rule.source}."])
 
 
-def print_report(checked: Sequence[Checked | Unreadable], chosen: argparse.Namespace) -> None:
-    judged = [each for each in checked if isinstance(each, Checked)]
+def print_report(checked: Sequence[CaseResult | ReadFailure], chosen: argparse.Namespace) -> None:
+    judged = [each for each in checked if isinstance(each, CaseResult)]
     if chosen.html is not None and judged:
         from vivace.deploy.report.page import page
 
@@ -253,7 +253,7 @@ def print_report(checked: Sequence[Checked | Unreadable], chosen: argparse.Names
         print_text(judged, chosen)
 
 
-def print_text(judged: Sequence[Checked], chosen: argparse.Namespace) -> None:
+def print_text(judged: Sequence[CaseResult], chosen: argparse.Namespace) -> None:
     from vivace.deploy.report.terminal import show
 
     for index, each in enumerate(judged):

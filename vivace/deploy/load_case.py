@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -21,6 +20,7 @@ from vivace.deploy.catalogue.models import (
     read_architecture,
 )
 from vivace.deploy.files import (
+    MAX_BYTES,
     absolute,
     below,
     beside,
@@ -28,20 +28,13 @@ from vivace.deploy.files import (
     is_file,
     is_folder,
 )
-from vivace.deploy.from_script.flags import Remark
-from vivace.deploy.from_script.roles import StartedServer
-from vivace.deploy.locations import COMMAND, Sources
+from vivace.deploy.from_script.roles import LoadedDeployment
 from vivace.deploy.schema.deployment import Deployment, DeploymentError, Hardware, Model, Workload
 from vivace.deploy.target import parse_target
 from vivace.errors import nearest
 from vivace.files import FileTooLarge, PathName, read_file
 
-if TYPE_CHECKING:
-    from vivace.deploy.from_script.script import Imported
-
 SPECS = (".yaml", ".yml")
-LARGEST = 1 << 20
-"""bytes of a file"""
 MANIFEST = re.compile(rb"^(?:apiVersion|services)[ \t]*:", re.MULTILINE)
 
 
@@ -57,15 +50,6 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
     output: int | None = None
     concurrency: int | None = None
     prefix_share: float | None = None
-
-
-class LoadedDeployment(msgspec.Struct, frozen=True):
-    deployment: Deployment
-    remarks: tuple[Remark, ...]
-    file: str
-    sources: Sources = Sources()
-    started: tuple[StartedServer, ...] = ()
-    """processes as scripts start them; empty for a deployment file"""
 
 
 def open_files(files: Sequence[PathName]) -> LoadedDeployment:
@@ -84,13 +68,13 @@ def open_files(files: Sequence[PathName]) -> LoadedDeployment:
         return LoadedDeployment(deployment, (), specs[0], collect_sources(documents))
     from vivace.deploy.from_script.script import import_files
 
-    return loaded_from(import_files(paths), ", ".join(paths))
+    return import_files(paths)
 
 
 def holds_manifest(path: str) -> bool:
     """Whether a YAML file is a compose file or Kubernetes manifests, and no deployment."""
     try:
-        return MANIFEST.search(read_file(path, LARGEST)) is not None
+        return MANIFEST.search(read_file(path, MAX_BYTES)) is not None
     except (OSError, FileTooLarge):
         return False
 
@@ -99,13 +83,7 @@ def open_command(words: Sequence[str]) -> LoadedDeployment:
     """What follows `--`. Raises ScriptError."""
     from vivace.deploy.from_script.script import import_command
 
-    return loaded_from(import_command(words), COMMAND)
-
-
-def loaded_from(found: Imported, file: str) -> LoadedDeployment:
-    return LoadedDeployment(
-        found.deployment, tuple(found.remarks), file, found.sources, found.started
-    )
+    return import_command(words)
 
 
 def build_case(loaded: LoadedDeployment, overrides: Overrides) -> Case:

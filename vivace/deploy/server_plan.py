@@ -25,6 +25,7 @@ DISPATCH = "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"
 DISPATCH_DEFAULT = 128
 FUSED_MODE = "SGLANG_NPU_FUSED_MOE_MODE"
 PAGE_ON_ASCEND = 128
+"""tokens"""
 PAGES = {"flashmla": 64, "cutlass_mla": 128, "trtllm_mla": 64, "trtllm_mha": 64, "fa4": 128,
          "nsa": 64, "dsa": 64}  # fmt: skip
 """pages of attention backends that do not take any size (0.5.10, server_args.py)"""

@@ -23,7 +23,7 @@ from vivace.deploy.memory.roofline import prompt_milliseconds
 from vivace.deploy.memory.windows import windows
 from vivace.deploy.rules.experts import DEEPEP_BUFFER
 from vivace.deploy.rules.judge import Finding, find_rule, judge
-from vivace.deploy.server_plan import DISPATCH, ServerPlan, UnknownValue
+from vivace.deploy.server_plan import DISPATCH, PAGE_ON_ASCEND, ServerPlan, UnknownValue
 
 OF_KERNELS = ("dispatch-tokens", "dispatch-fused", "dispatch-limits", "hccl-buffer", "long-rounds",
               "graph-covers")  # fmt: skip
@@ -34,13 +34,12 @@ ENDLESS = 1 << 20
 SPECULATIVE_STEPS = ((8, 1), (32, 2), (64, 4), (256, 8), (ENDLESS, 16))
 PLAIN_STEPS = ((2, 1), (4, 2), (16, 4), (256, 8), (512, 16), (ENDLESS, 32))
 """(up to this batch, step between captured sizes), as SGLang chooses them"""
-PAGE = 128
 LARGEST_PREFILL = {"npu": 32768}
 """tokens of an instance at once, as published configurations have them; elsewhere SGLang's own"""
 USUAL_PREFILL = 16384
 """SGLang's --max-prefill-tokens"""
 SMALLEST_PREFILL = 1024
-MOST_RUNNING = 4096
+MAX_RUNNING = 4096
 """of an instance, where no load is stated"""
 RESERVE = 12 * GIB
 RESERVED_SHARE = RESERVE / (64 * GIB)
@@ -64,7 +63,7 @@ class Suggestion(msgspec.Struct, frozen=True):
     why: str
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class BatchLimits(msgspec.Struct, frozen=True):
     """`running`: requests of an attention group; `prefill`: tokens of a group at once; None: not
     to be decided."""
 
@@ -84,8 +83,8 @@ def suggest(case: Case) -> list[Suggestion]:
 def find_unresolved(case: Case, found: list[Suggestion]) -> tuple[Finding, ...]:
     """Errors and warnings that are left with the suggestions: of what is given, or because nothing
     fits."""
-    verdict = judge(with_suggestions(case, found))
-    return tuple(each for each in verdict.findings if each.severity in ("error", "warning"))
+    result = judge(with_suggestions(case, found))
+    return tuple(each for each in result.findings if each.severity in ("error", "warning"))
 
 
 def changes(found: list[Suggestion]) -> dict[tuple[str, ...], Any]:
@@ -110,20 +109,20 @@ def suggest_role(case: Case, server: ServerPlan) -> list[Suggestion]:
     running = wanted_running(case, server)
     prefills = list(prefill_sizes(case, server, running))
     for prefill in prefills:
-        found = suggest_values(case, server, Wanted(running, prefill))
+        found = suggest_values(case, server, BatchLimits(running, prefill))
         if is_accepted(case, server, found):
             return found
     if running is None:
-        return suggest_values(case, server, Wanted(None, prefills[0]))
+        return suggest_values(case, server, BatchLimits(None, prefills[0]))
     for rules in (LIMITING, OF_KERNELS):  # where memory is too small for any, the kernels remain
         few, many = 0, running + 1
         while many - few > 1:
             middle = (few + many) // 2
-            found = suggest_values(case, server, Wanted(middle, prefills[-1]))
+            found = suggest_values(case, server, BatchLimits(middle, prefills[-1]))
             few, many = (middle, many) if is_accepted(case, server, found, rules) else (few, middle)
         if few:
-            return suggest_values(case, server, Wanted(few, prefills[-1]))
-    return suggest_values(case, server, Wanted(running, prefills[0]))
+            return suggest_values(case, server, BatchLimits(few, prefills[-1]))
+    return suggest_values(case, server, BatchLimits(running, prefills[0]))
 
 
 def is_accepted(
@@ -136,13 +135,13 @@ def is_accepted(
     )
 
 
-def suggest_values(case: Case, server: ServerPlan, wanted: Wanted) -> list[Suggestion]:
+def suggest_values(case: Case, server: ServerPlan, limits: BatchLimits) -> list[Suggestion]:
     """All values of a role that are open, each from those before it."""
     found: list[Suggestion] = []
     for step in (running_limit, prefill_chunk, graph_sizes, dispatch_limit, buffer, static_share):
         made = with_suggestions(case, found)
         current = next(each for each in made.servers if each.name == server.name)
-        suggestion = step(made, current, wanted)
+        suggestion = step(made, current, limits)
         if suggestion is not None:
             found.append(suggestion)
     return found
@@ -157,10 +156,10 @@ def wanted_running(case: Case, server: ServerPlan) -> int | None:
     stated = load.concurrency or concurrency_of_rate(case)
     if stated is None and (case.lacks("model") or case.lacks("device") or case.lacks("load")):
         return None
-    whole = -(-(stated or MOST_RUNNING) // (server.role.instances * dp))
+    whole = -(-(stated or MAX_RUNNING) // (server.role.instances * dp))
     if server.kind == "prefill":
-        most = largest_prefill(case, server)
-        return max(1, min(whole, most // load.input)) if load.input else None
+        limit = largest_prefill(case, server)
+        return max(1, min(whole, limit // load.input)) if load.input else None
     return whole if stated else max(1, min(whole, running_in_time(case, server)))
 
 
@@ -177,7 +176,7 @@ def running_in_time(case: Case, server: ServerPlan) -> int:
     targets.tpot_ms."""
     target, plan = case.targets.tpot_ms, plan_role(case, server)
     if target is None or plan is None or not plan.tokens_each or not plan.token_bytes:
-        return MOST_RUNNING
+        return MAX_RUNNING
     held = sum(p.size for p in plan.parts if p.kind == "static" and p.name != "KV cache")
     readable = plan.device.bandwidth_gbs * 1e6 * target * server.draft_tokens
     return int(max(0.0, readable - held) // (plan.tokens_each * plan.token_bytes))
@@ -195,9 +194,9 @@ def prefill_sizes(case: Case, server: ServerPlan, running: int | None) -> Iterat
     if prompt is None or not server.prefills or server.has("chunked_prefill_size"):
         yield None
         return
-    whole = -(-prompt // PAGE) * PAGE
-    most = largest_prefill(case, server)
-    prompts = min(most // whole, running or server.running_per_rank or ENDLESS)
+    whole = -(-prompt // PAGE_ON_ASCEND) * PAGE_ON_ASCEND
+    limit = largest_prefill(case, server)
+    prompts = min(limit // whole, running or server.running_per_rank or ENDLESS)
     target = case.targets.ttft_ms
     if target is not None and not case.lacks("model") and not case.lacks("device"):
         each = prompt_milliseconds(case, server)
@@ -205,41 +204,41 @@ def prefill_sizes(case: Case, server: ServerPlan, running: int | None) -> Iterat
     while prompts > 1:
         yield prompts * whole
         prompts //= 2
-    size = min(whole, max(most, USUAL_PREFILL))
+    size = min(whole, max(limit, USUAL_PREFILL))
     yield size
     while size > SMALLEST_PREFILL:
-        size = -(-size // 2 // PAGE) * PAGE
+        size = -(-size // 2 // PAGE_ON_ASCEND) * PAGE_ON_ASCEND
         yield size
 
 
-def running_limit(case: Case, server: ServerPlan, wanted: Wanted) -> Suggestion | None:
-    if wanted.running is None:
+def running_limit(case: Case, server: ServerPlan, limits: BatchLimits) -> Suggestion | None:
+    if limits.running is None:
         return None
     dp, stated = server.parallelism.dp, case.load.concurrency or concurrency_of_rate(case)
     if server.kind == "prefill":
-        most = largest_prefill(case, server)
-        why = f"prompts of {case.load.input} tokens that a prefill of {most} holds in a group"
+        limit = largest_prefill(case, server)
+        why = f"prompts of {case.load.input} tokens that a prefill of {limit} holds in a group"
     elif stated is None:
         why = "as many as memory and targets allow"
     else:
         why = f"{stated} at a time"
         why += f" on {server.role.instances} instances" if server.role.instances > 1 else ""
-        if wanted.running * dp * server.role.instances < stated:
+        if limits.running * dp * server.role.instances < stated:
             why += ", of which no more fit"
-    return flag(case, server, "max_running_requests", wanted.running * dp, why)
+    return flag(case, server, "max_running_requests", limits.running * dp, why)
 
 
-def prefill_chunk(case: Case, server: ServerPlan, wanted: Wanted) -> Suggestion | None:
-    if wanted.prefill is None:
+def prefill_chunk(case: Case, server: ServerPlan, limits: BatchLimits) -> Suggestion | None:
+    if limits.prefill is None:
         return None
     dp = server.parallelism.dp if server.parallelism.dp_attention else 1
-    count = wanted.prefill // (-(-(case.load.input or 1) // PAGE) * PAGE)
+    count = limits.prefill // (-(-(case.load.input or 1) // PAGE_ON_ASCEND) * PAGE_ON_ASCEND)
     what = f"{count} prompts" if count > 1 else "a prompt" if count else "a part of a prompt"
     why = f"{what} of {case.load.input} tokens at once" + (f", divided by dp {dp}" * (dp > 1))
-    return flag(case, server, "chunked_prefill_size", wanted.prefill * dp, why)
+    return flag(case, server, "chunked_prefill_size", limits.prefill * dp, why)
 
 
-def graph_sizes(case: Case, server: ServerPlan, wanted: Wanted) -> Suggestion | None:
+def graph_sizes(case: Case, server: ServerPlan, limits: BatchLimits) -> Suggestion | None:
     rank = server.running_per_rank
     off = case.platform == "cpu" or server.has("disable_cuda_graph") or server.graphs
     if rank is None or off or not server.decodes or server.expert_mode == "normal":
@@ -262,7 +261,7 @@ def captured_sizes(largest: int, *, drafts: bool) -> list[int]:
     return sizes if sizes and sizes[-1] == largest else [*sizes, largest]
 
 
-def dispatch_limit(case: Case, server: ServerPlan, wanted: Wanted) -> Suggestion | None:
+def dispatch_limit(case: Case, server: ServerPlan, limits: BatchLimits) -> Suggestion | None:
     tokens, mode = server.dispatch_tokens, server.expert_mode
     sends = server.decodes and mode in ("low_latency", "auto", "fused") and server.fused_mode != 2
     if tokens is None or not sends or server.variable(DISPATCH):
@@ -272,7 +271,7 @@ def dispatch_limit(case: Case, server: ServerPlan, wanted: Wanted) -> Suggestion
     return Suggestion(server.name, "environment", DISPATCH, str(tokens), server.dispatch_terms)
 
 
-def buffer(case: Case, server: ServerPlan, wanted: Wanted) -> Suggestion | None:
+def buffer(case: Case, server: ServerPlan, limits: BatchLimits) -> Suggestion | None:
     given = server.variable("HCCL_BUFFSIZE") or server.variable(DEEPEP_BUFFER)
     if case.model is None or case.platform != "npu" or given or server.fused_mode == 2:
         return None
@@ -285,7 +284,7 @@ def buffer(case: Case, server: ServerPlan, wanted: Wanted) -> Suggestion | None:
     return Suggestion(server.name, "environment", "HCCL_BUFFSIZE", size, why)
 
 
-def static_share(case: Case, server: ServerPlan, wanted: Wanted) -> Suggestion | None:
+def static_share(case: Case, server: ServerPlan, limits: BatchLimits) -> Suggestion | None:
     plan = plan_role(case, server)
     if plan is None or plan.chosen:
         return None
@@ -307,7 +306,7 @@ def needed_share(plan: MemoryPlan, *, whole_load: bool) -> float:
     held = plan.total("static") - max(0, plan.pool)
     pool = int(SMALLEST_POOL * plan.usable)
     if whole_load and plan.needed is not None:
-        tokens = plan.needed + PAGE
+        tokens = plan.needed + PAGE_ON_ASCEND
         pool = max(pool, tokens * plan.token_bytes + (plan.running or 0) * plan.state_bytes)
     return -int(-100 * (held + pool) // plan.usable) / 100
 

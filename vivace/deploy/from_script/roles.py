@@ -7,9 +7,17 @@ from typing import Any
 
 import msgspec
 
-from vivace.deploy.from_script.flags import find_option
-from vivace.deploy.locations import Location
-from vivace.deploy.schema.deployment import Difference, Environment, Flags, FlagValue, Kind, Role
+from vivace.deploy.from_script.flags import Remark, find_option
+from vivace.deploy.locations import Location, Sources
+from vivace.deploy.schema.deployment import (
+    Deployment,
+    Difference,
+    Environment,
+    Flags,
+    FlagValue,
+    Kind,
+    Role,
+)
 
 PER_NODE = frozenset(
     """
@@ -71,7 +79,18 @@ def server_kind(flags: Flags) -> Kind:
     return "encoder" if flag_value(flags, "encoder-only") else "mixed"
 
 
-class Folded(msgspec.Struct):
+class LoadedDeployment(msgspec.Struct, frozen=True):
+    """A deployment, and what is known of how it was read."""
+
+    deployment: Deployment
+    remarks: tuple[Remark, ...]
+    file: str
+    sources: Sources = Sources()
+    started: tuple[StartedServer, ...] = ()
+    """processes as scripts start them; empty for a deployment file"""
+
+
+class RoleGroups(msgspec.Struct):
     """Roles by name, the processes of each, and places where one of several variants was chosen."""
 
     roles: dict[str, Role] = {}
@@ -79,17 +98,17 @@ class Folded(msgspec.Struct):
     chosen: list[tuple[StartedServer, str]] = []
 
 
-def build_roles(started: Sequence[StartedServer]) -> Folded:
+def build_roles(started: Sequence[StartedServer]) -> RoleGroups:
     """Roles by name: the kind, with a number where there are several of it."""
-    folded = Folded()
+    groups = RoleGroups()
     for group in group_servers(started):
-        members = on_known_hosts(group, folded)
+        members = on_known_hosts(group, groups)
         role = build_role(members)
         name, count = role.kind, 2
-        while name in folded.roles:
+        while name in groups.roles:
             name, count = f"{role.kind}-{count}", count + 1
-        folded.roles[name], folded.started[name] = role, members
-    return folded
+        groups.roles[name], groups.started[name] = role, members
+    return groups
 
 
 def group_servers(started: Sequence[StartedServer]) -> list[list[StartedServer]]:
@@ -178,7 +197,7 @@ def in_order(group: list[StartedServer], nodes: int) -> list[StartedServer]:
     return ordered
 
 
-def on_known_hosts(group: list[StartedServer], folded: Folded) -> list[StartedServer]:
+def on_known_hosts(group: list[StartedServer], groups: RoleGroups) -> list[StartedServer]:
     """Where some are on known machines, only those: the others are what the script would do on a
     machine it does not know. Without any, one for each place in the scripts and round of a loop."""
     known = [each for each in group if each.host is not None]
@@ -189,7 +208,7 @@ def on_known_hosts(group: list[StartedServer], folded: Folded) -> list[StartedSe
         kept = found.setdefault((each.place, each.round), each)
         if kept is not each and (kept.flags, kept.environment) != (each.flags, each.environment):
             condition = next((asked for asked in kept.asked if asked), "")
-            folded.chosen.append((kept, condition))
+            groups.chosen.append((kept, condition))
     return list(found.values())
 
 

@@ -15,7 +15,8 @@ from vivace.deploy.from_script.isolated import read_isolated
 from vivace.deploy.from_script.launches import apply_assumptions, reachable
 from vivace.deploy.from_script.programs import VLLM, Invocation, invocation, other_engine
 from vivace.deploy.from_script.roles import (
-    Folded,
+    LoadedDeployment,
+    RoleGroups,
     StartedServer,
     build_roles,
     flag_value,
@@ -54,7 +55,6 @@ HOST_SOURCES = ("hostname", "ip ", "ifconfig", "HOSTNAME", "POD_IP", "HOST_IP")
 MANIFESTS = (".yaml", ".yml")
 PLAIN_LINE = re.compile(r"[\w\s./*=:|>-]+")
 
-
 if TYPE_CHECKING:
     from vivace.deploy.from_script.manifests import Container
 
@@ -78,16 +78,7 @@ def show(remark: Remark) -> str:
     return f"{remark.file}:{remark.line}: {remark.text}"
 
 
-class Imported(msgspec.Struct):
-    """`started`: the processes of each role, as the scripts start them."""
-
-    deployment: Deployment
-    remarks: list[Remark] = []
-    sources: Sources = Sources()
-    started: tuple[StartedServer, ...] = ()
-
-
-class Collected(msgspec.Struct):
+class DeploymentBuilder(msgspec.Struct):
     """What scripts start and do, before it becomes a deployment."""
 
     servers: list[StartedServer] = []
@@ -106,9 +97,9 @@ class Collected(msgspec.Struct):
             self.remarks.append(made)
 
 
-def import_files(paths: Sequence[PathName]) -> Imported:
+def import_files(paths: Sequence[PathName]) -> LoadedDeployment:
     """Read scripts. Nothing is executed. Raises ScriptError naming the file."""
-    found = Collected()
+    found = DeploymentBuilder()
     for path in map(str, paths):
         try:
             content = read_file(path, MAX_BYTES).decode("utf-8", "replace")
@@ -121,18 +112,20 @@ def import_files(paths: Sequence[PathName]) -> Imported:
             return read_beside(script, name, MAX_BYTES)
 
         collect_text(path, content, found, follow)
-    return finish_import(found)
+    return finish_import(found, ", ".join(map(str, paths)))
 
 
-def import_scripts(contents: Sequence[tuple[str, str]]) -> Imported:
+def import_scripts(contents: Sequence[tuple[str, str]]) -> LoadedDeployment:
     """(name, content) of each script -> a deployment and remarks."""
-    found = Collected()
+    found = DeploymentBuilder()
     for name, content in contents:
         collect_text(name, content, found)
-    return finish_import(found)
+    return finish_import(found, ", ".join(name for name, _ in contents))
 
 
-def collect_text(name: str, content: str, found: Collected, follow: Follow = no_file) -> None:
+def collect_text(
+    name: str, content: str, found: DeploymentBuilder, follow: Follow = no_file
+) -> None:
     """A script, or manifests with the commands of containers. Raises ScriptError."""
     if not name.endswith(MANIFESTS):
         collect(name, content, found, follow)
@@ -150,7 +143,7 @@ def collect_text(name: str, content: str, found: Collected, follow: Follow = no_
 def collect(
     name: str,
     content: str,
-    found: Collected,
+    found: DeploymentBuilder,
     follow: Follow = no_file,
     within: Container | None = None,
 ) -> None:
@@ -167,9 +160,13 @@ def collect(
         place = Location(launch.file or name, launch.line, launch.end)
         if within is not None:
             place = within.place
-            host = launch.where.host or within.host
-            where = msgspec.structs.replace(launch.where, contained=within.contained, host=host)
-            launch = msgspec.structs.replace(launch, where=where, round=within.pod, behind=0)
+            host = launch.placement.host or within.host
+            placement = msgspec.structs.replace(
+                launch.placement, contained=within.contained, host=host
+            )
+            launch = msgspec.structs.replace(
+                launch, placement=placement, round=within.pod, behind=0
+            )
         called = invocation(launch.words)
         if called is None:
             other_command(launch, place, found)
@@ -185,31 +182,32 @@ def collect(
                 found.place_remark(remark, server.place)
 
 
-def finish_import(found: Collected) -> Imported:
+def finish_import(found: DeploymentBuilder, file: str) -> LoadedDeployment:
     """Raises NothingStarted."""
     if not found.servers and not found.benchmarks:
         raise NothingStarted(found.remarks)
-    folded = build_roles(found.servers)
-    for server, condition in folded.chosen:
+    groups = build_roles(found.servers)
+    for server, condition in groups.chosen:
         text = f"what runs depends on {condition or 'the machine'}: read as if it were true"
         found.remark("not-understood", "", text, server.place)
-    deployment = build_deployment(folded, list(found.benchmarks.values()))
-    if deployment.model.path is None and len(models := server_models(folded.roles)) > 1:
+    deployment = build_deployment(groups, list(found.benchmarks.values()))
+    if deployment.model.path is None and len(models := server_models(groups.roles)) > 1:
         text = f"servers of several models ({', '.join(models)}): what needs one is not checked"
-        place = next(iter(folded.started.values()))[0].place
+        place = next(iter(groups.started.values()))[0].place
         found.remark("not-understood", "--model-path", text, place)
     deployment.prepare = list(dict.fromkeys(line for line in found.prepare if line))
     deployment.unset = sorted(set(found.unset))
     places = {
-        role: tuple(each.place for each in members) for role, members in folded.started.items()
+        role: tuple(each.place for each in members) for role, members in groups.started.items()
     }
     if found.benchmarks:
         places["benchmark"] = tuple(found.benchmarks)
-    started = tuple(each for members in folded.started.values() for each in members)
-    return Imported(deployment, found.remarks, Sources(found.texts, places), started)
+    started = tuple(each for members in groups.started.values() for each in members)
+    sources = Sources(found.texts, places)
+    return LoadedDeployment(deployment, tuple(found.remarks), file, sources, started)
 
 
-def other_command(launch: Launch, place: Location, found: Collected) -> None:
+def other_command(launch: Launch, place: Location, found: DeploymentBuilder) -> None:
     """A line of preparation, a server started in a way that is not understood, or nothing of a
     deployment's."""
     line, program = " ".join(launch.words), launch.words[0].rsplit("/", 1)[-1]
@@ -238,7 +236,7 @@ def preparation_line(words: Sequence[str]) -> str:
 
 
 def build_server(
-    called: Invocation, launch: Launch, place: Location, script: str, found: Collected
+    called: Invocation, launch: Launch, place: Location, script: str, found: DeploymentBuilder
 ) -> StartedServer:
     if called.program in VLLM:
         called = from_vllm(called, launch, place, found)
@@ -255,13 +253,15 @@ def build_server(
         round=launch.round,
         script="" if launch.behind else script,
         paths=launch.paths,
-        tasks=launch.where.tasks,
-        contained=launch.where.contained,
+        tasks=launch.placement.tasks,
+        contained=launch.placement.contained,
         asked=tuple(each.origin for each in launch.assumptions),
     )
 
 
-def from_vllm(called: Invocation, launch: Launch, place: Location, found: Collected) -> Invocation:
+def from_vllm(
+    called: Invocation, launch: Launch, place: Location, found: DeploymentBuilder
+) -> Invocation:
     """The same server as SGLang's, with a remark about every word that has none there."""
     from vivace.deploy.from_script.vllm import SERVER, translate
 
@@ -275,7 +275,7 @@ def from_vllm(called: Invocation, launch: Launch, place: Location, found: Collec
 
 
 def build_benchmark(
-    called: Invocation, launch: Launch, place: Location, found: Collected
+    called: Invocation, launch: Launch, place: Location, found: DeploymentBuilder
 ) -> Benchmark:
     read = parse_flags(called.words, called.part)
     for remark in read.remarks:
@@ -285,16 +285,16 @@ def build_benchmark(
 
 def find_host(launch: Launch) -> str | None:
     """The machine that `ssh` or the script's comparisons select for this launch."""
-    if launch.where.host:
-        return None if "<" in launch.where.host else launch.where.host
+    if launch.placement.host:
+        return None if "<" in launch.placement.host else launch.placement.host
     for assumption in launch.assumptions:
         if any(word in assumption.origin for word in HOST_SOURCES):
             return assumption.value
     return None
 
 
-def build_deployment(folded: Folded, benchmarks: list[Benchmark]) -> Deployment:
-    roles = folded.roles
+def build_deployment(groups: RoleGroups, benchmarks: list[Benchmark]) -> Deployment:
+    roles = groups.roles
     shared = shared_environment(role.environment for role in roles.values())
     for role in roles.values():
         role.environment = without(role.environment, shared)
@@ -323,9 +323,9 @@ def server_models(roles: Mapping[str, Role]) -> list[str]:
     return [path for path in dict.fromkeys(found) if isinstance(path, str)]
 
 
-def import_command(words: Sequence[str]) -> Imported:
+def import_command(words: Sequence[str]) -> LoadedDeployment:
     """One command line, as typed after `--`. Raises ScriptError."""
-    found, rest = Collected(), list(words)
+    found, rest = DeploymentBuilder(), list(words)
     while rest and "=" in rest[0] and rest[0].partition("=")[0].isidentifier():
         name, _, value = rest.pop(0).partition("=")
         found.texts[name] = value
@@ -336,4 +336,4 @@ def import_command(words: Sequence[str]) -> Imported:
     collect(COMMAND, line, found)
     if not found.servers and not found.benchmarks:
         raise ScriptError(f"{shlex.join(words)[:200]!r} starts no server, router or benchmark")
-    return finish_import(found)
+    return finish_import(found, COMMAND)

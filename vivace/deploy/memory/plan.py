@@ -12,13 +12,11 @@ from vivace.deploy.case import Case, RequestLoad
 from vivace.deploy.catalogue.architecture import Architecture, CompressedAttention
 from vivace.deploy.catalogue.hardware import GIB, Device
 from vivace.deploy.memory import buffers
-from vivace.deploy.memory.weights import PRECISIONS, weight_precision, weights
+from vivace.deploy.memory.weights import PRECISIONS, dense_ranks, weight_precision, weights
 from vivace.deploy.memory.windows import CHUNK, prefill_tokens
-from vivace.deploy.server_plan import ServerPlan, UnknownValue
+from vivace.deploy.server_plan import PAGE_ON_ASCEND, ServerPlan, UnknownValue
 
 MIB = 1 << 20
-PAGE = 128
-"""tokens, on Ascend"""
 ELEMENT_BYTES = {"fp8_e5m2": 1, "fp8_e4m3": 1, "int8": 1, "float32": 4}
 GRAPH_ROW = 2 * MIB
 """of one captured row (SGLang's reserve)"""
@@ -81,7 +79,11 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     def capacity(self) -> int:
         """Tokens the pool holds."""
         free = self.pool - (self.running or 0) * self.state_bytes
-        return max(0, free // self.token_bytes // PAGE * PAGE) if self.token_bytes else 0
+        return (
+            max(0, free // self.token_bytes // PAGE_ON_ASCEND * PAGE_ON_ASCEND)
+            if self.token_bytes
+            else 0
+        )
 
     @property
     def needed(self) -> int | None:
@@ -228,17 +230,13 @@ def activation_bytes(model: Architecture, server: ServerPlan, tokens: int) -> in
     the widths of attention or of MLP or experts: the one is freed before the other is made."""
     by_head, everywhere = model.attention.parameters(model.hidden)
     width = 2 * by_head / model.hidden / server.parallelism.attention_tp + everywhere / model.hidden
-    inner = 3 * model.dense_width / dense_divisor(server)
+    inner = 3 * model.dense_width / dense_ranks(server)
     if model.experts is not None:
         groups = server.parallelism.dp if server.parallelism.dp_attention else 1
         layout = server.parallelism
         share = groups * model.experts.chosen / layout.ep
         inner = max(inner, share * (model.hidden + 3 * model.experts.width * layout.ep / layout.tp))
     return int(tokens * 2 * (5 * model.hidden + max(width, inner)))
-
-
-def dense_divisor(server: ServerPlan) -> int:
-    return server.number("moe_dense_tp_size") or server.parallelism.tp
 
 
 def communicator_bytes(model: Architecture, server: ServerPlan, case: Case) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 
-class Blocks(yaml.SafeDumper):
+class BlockDumper(yaml.SafeDumper):
     """Text of several lines is a literal block."""
 
     def ignore_aliases(self, data: Any) -> bool:
@@ -20,8 +20,10 @@ class Blocks(yaml.SafeDumper):
         )
 
 
-Blocks.add_representer(str, Blocks.represent_text)
+BlockDumper.add_representer(str, BlockDumper.represent_text)
 
 
 def dump_yaml(documents: Iterable[Any]) -> str:
-    return yaml.dump_all(documents, Dumper=Blocks, sort_keys=False, width=4096, allow_unicode=True)
+    return yaml.dump_all(
+        documents, Dumper=BlockDumper, sort_keys=False, width=4096, allow_unicode=True
+    )

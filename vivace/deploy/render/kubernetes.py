@@ -11,6 +11,7 @@ import msgspec
 from vivace.deploy.case import Case
 from vivace.deploy.catalogue.hardware import Device
 from vivace.deploy.from_script.flags import find_option
+from vivace.deploy.processes import BOOTSTRAP
 from vivace.deploy.render.blocks import dump_yaml
 from vivace.deploy.render.containers import ASCEND_FILES
 from vivace.deploy.render.process import Process, list_processes, port_number
@@ -19,7 +20,6 @@ from vivace.deploy.render.shell import WARNING, inline, node_settings, plain_env
 from vivace.deploy.schema.deployment import Deployment
 
 RESOURCES = {"npu": "huawei.com/Ascend910", "cuda": "nvidia.com/gpu", "hip": "amd.com/gpu"}
-BOOTSTRAP = 8998
 STORE = "ASCEND_MF_STORE_URL"
 LEADER = "leaderworkerset.sigs.k8s.io/worker-index"
 OWN = ("127.0.0.1", "localhost", "0.0.0.0")

@@ -7,12 +7,11 @@ from itertools import pairwise
 
 import msgspec
 
+from vivace.deploy.case import DEFAULT_PORT
 from vivace.deploy.from_script.flags import find_option, flags_to_words
 from vivace.deploy.from_script.programs import PARTS, Part, program_command
 from vivace.deploy.schema.deployment import Deployment, Role
 from vivace.deploy.schema.nodes import expand_nodes
-
-PORT = 30000
 
 
 class Process(msgspec.Struct, frozen=True):
@@ -38,9 +37,9 @@ class Process(msgspec.Struct, frozen=True):
 
     @property
     def port(self) -> int:
-        """What follows --port; PORT where nothing does, or what no port can be (the check says
-        so)."""
-        return port_number(self.value("port")) or PORT
+        """What follows --port; DEFAULT_PORT where nothing does, or what no port can be (which the
+        check says)."""
+        return port_number(self.value("port")) or DEFAULT_PORT
 
     @property
     def title(self) -> str:

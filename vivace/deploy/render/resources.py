@@ -16,7 +16,7 @@ MEMORY = 8
 SHARED = 1
 """GiB of /dev/shm for each rank, and once for the frontend: messages, and what ranks hand to one
 another in host memory"""
-MOST = 1 << 16
+MAX_GIB = 1 << 16
 
 
 class NodeShare(msgspec.Struct, frozen=True):
@@ -37,7 +37,7 @@ def node_share(case: Case, server: ServerPlan) -> NodeShare:
     if server.kind == "router":
         return NodeShare()
     try:
-        ranks = min(MOST, max(1, -(-server.parallelism.devices // server.role.nodes)))
+        ranks = min(MAX_GIB, max(1, -(-server.parallelism.devices // server.role.nodes)))
         cached = host_cache(case, server) * ranks
     except UnknownValue:
         ranks, cached = 1, 0
@@ -55,7 +55,7 @@ def transfers(case: Case, server: ServerPlan, ranks: int) -> int:
     plan = plan_role(case, server)
     parts = () if plan is None else plan.parts
     size = sum(part.size for part in parts if part.name == "communicators")
-    return min(MOST, -(-size * ranks // GIB))
+    return min(MAX_GIB, -(-size * ranks // GIB))
 
 
 def host_cache(case: Case, server: ServerPlan) -> int:
@@ -64,8 +64,8 @@ def host_cache(case: Case, server: ServerPlan) -> int:
         return 0
     size, ratio = server.value("hicache_size"), server.value("hicache_ratio")
     if isinstance(size, int) and size > 0:
-        return min(MOST, size)
+        return min(MAX_GIB, size)
     plan = plan_role(case, server)
     if plan is None or not isinstance(ratio, int | float):
         return 0
-    return int(min(MOST, max(0, plan.pool) * max(0.0, float(ratio)) // GIB + 1))
+    return int(min(MAX_GIB, max(0, plan.pool) * max(0.0, float(ratio)) // GIB + 1))

@@ -1,1 +1,1 @@
-"""A verdict for people and for programs."""
+"""The verdict for people and for programs."""

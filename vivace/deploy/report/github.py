@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from vivace.deploy.files import relative_to
 from vivace.deploy.locations import NO_FILE
-from vivace.deploy.report.checked import Checked, Unreadable
+from vivace.deploy.report.case_result import CaseResult, ReadFailure
 from vivace.deploy.report.terminal import headline, skipped_lines, summary
 from vivace.deploy.rules.judge import Finding
 from vivace.deploy.rules.rule import Severity
@@ -23,12 +23,12 @@ IN_PROPERTIES = {**IN_MESSAGES, ":": "%3A", ",": "%2C"}
 
 
 def github_lines(
-    checked: Sequence[Checked | Unreadable], root: str, *, notes: bool
+    checked: Sequence[CaseResult | ReadFailure], root: str, *, notes: bool
 ) -> Iterator[str]:
     """An annotation for each finding (GitHub shows ten of a kind for a step, so the worst come
     first), then what the log says of each deployment."""
     for each in checked:
-        if isinstance(each, Unreadable):
+        if isinstance(each, ReadFailure):
             yield command("error", "not readable", each.text, annotation_path(each.file, root), 0)
             continue
         findings = each.result.findings

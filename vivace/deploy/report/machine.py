@@ -10,7 +10,7 @@ import msgspec
 
 from vivace.deploy.difference import Change, Kind
 from vivace.deploy.memory.plan import MemoryPart, MemoryPlan, plans
-from vivace.deploy.report.checked import Checked, Unreadable
+from vivace.deploy.report.case_result import CaseResult, ReadFailure
 from vivace.deploy.rules.judge import Finding
 from vivace.version import __version__
 
@@ -55,7 +55,7 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
     errors: int
     deployments: tuple[CheckedDeployment, ...]
     findings: tuple[Finding, ...]
-    failures: tuple[Unreadable, ...]
+    failures: tuple[ReadFailure, ...]
 
 
 class ReportedChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,15 +81,15 @@ class DifferenceReport(
     changes: tuple[ReportedChange, ...]
 
 
-def json_report(checked: Sequence[Checked | Unreadable], *, memory: bool = False) -> str:
-    judged = [each for each in checked if isinstance(each, Checked)]
+def json_report(checked: Sequence[CaseResult | ReadFailure], *, memory: bool = False) -> str:
+    judged = [each for each in checked if isinstance(each, CaseResult)]
     report = CheckReport(
         schema=SCHEMA,
         version=__version__,
         errors=sum(each.result.errors for each in judged),
         deployments=tuple(describe_deployment(each, memory) for each in judged),
         findings=tuple(finding for each in judged for finding in each.result.findings),
-        failures=tuple(each for each in checked if isinstance(each, Unreadable)),
+        failures=tuple(each for each in checked if isinstance(each, ReadFailure)),
     )
     return as_json(report)
 
@@ -106,7 +106,7 @@ def as_json(report: CheckReport | DifferenceReport) -> str:
     return json.dumps(msgspec.to_builtins(report), indent=2)
 
 
-def describe_deployment(checked: Checked, memory: bool) -> CheckedDeployment:
+def describe_deployment(checked: CaseResult, memory: bool) -> CheckedDeployment:
     case = checked.case
     return CheckedDeployment(
         file=case.file,

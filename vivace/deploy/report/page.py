@@ -30,7 +30,7 @@ svg { max-width: 100% } svg text { font: 12px system-ui, sans-serif }
 """
 
 
-def page(case: Case, verdict: CheckResult) -> str:
+def page(case: Case, result: CheckResult) -> str:
     """A self-contained HTML page."""
     name, *known = headline(case)
     title = escape(name)
@@ -44,9 +44,9 @@ def page(case: Case, verdict: CheckResult) -> str:
         topology(case),
     ]
     parts += [memory(plan) for _, plan in plans(case)]
-    parts.append(f"<h2>Findings ({len(verdict.findings)})</h2>")
-    parts += [finding(each) for each in verdict.findings] or ["<p>Nothing was found.</p>"]
-    parts += [f'<p class="why">{escape(line)}</p>' for line in skipped_lines(verdict)]
+    parts.append(f"<h2>Findings ({len(result.findings)})</h2>")
+    parts += [finding(each) for each in result.findings] or ["<p>Nothing was found.</p>"]
+    parts += [f'<p class="why">{escape(line)}</p>' for line in skipped_lines(result)]
     parts.append("</body></html>")
     return "\n".join(parts) + "\n"
 

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from vivace.deploy.files import relative_to
 from vivace.deploy.locations import NO_FILE
-from vivace.deploy.report.checked import Checked, Unreadable
+from vivace.deploy.report.case_result import CaseResult, ReadFailure
 from vivace.deploy.report.terminal import skipped_lines
 from vivace.deploy.rules.judge import RULES, Finding
 from vivace.deploy.rules.rule import Rule, Severity
@@ -28,8 +28,8 @@ LEVELS: dict[Severity, str] = {
 }
 
 
-def sarif_log(checked: Sequence[Checked | Unreadable], root: str) -> str:
-    judged = [each for each in checked if isinstance(each, Checked)]
+def sarif_log(checked: Sequence[CaseResult | ReadFailure], root: str) -> str:
+    judged = [each for each in checked if isinstance(each, CaseResult)]
     findings = [finding for each in judged for finding in each.result.findings]
     indices = {rule.name: at for at, rule in enumerate(RULES)}
     run = {
@@ -64,11 +64,11 @@ def rule_data(rule: Rule) -> dict[str, Any]:
     }
 
 
-def invocation(checked: Sequence[Checked | Unreadable], root: str) -> dict[str, Any]:
+def invocation(checked: Sequence[CaseResult | ReadFailure], root: str) -> dict[str, Any]:
     """What could not be read, and which rules were skipped."""
     notifications = list[dict[str, Any]]()
     for each in checked:
-        if isinstance(each, Unreadable):
+        if isinstance(each, ReadFailure):
             where = locations(each.file, 0, "", root)
             notifications.append({"level": "error", "message": {"text": each.text}, **where})
         else:
@@ -76,7 +76,7 @@ def invocation(checked: Sequence[Checked | Unreadable], root: str) -> dict[str, 
                 {"level": "note", "message": {"text": f"{each.case.file}: {line}"}}
                 for line in skipped_lines(each.result)
             ]
-    failed = any(isinstance(each, Unreadable) for each in checked)
+    failed = any(isinstance(each, ReadFailure) for each in checked)
     return {"executionSuccessful": not failed, "toolExecutionNotifications": notifications}
 
 

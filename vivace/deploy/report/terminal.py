@@ -64,15 +64,15 @@ def writer() -> Callable[[Line], None]:
     return write
 
 
-def show(case: Case, verdict: CheckResult, *, notes: bool, memory: bool) -> None:
+def show(case: Case, result: CheckResult, *, notes: bool, memory: bool) -> None:
     write = writer()
-    for line in report(case, verdict, notes=notes, memory=memory):
+    for line in report(case, result, notes=notes, memory=memory):
         write(line)
 
 
-def report(case: Case, verdict: CheckResult, *, notes: bool, memory: bool) -> Iterator[Line]:
+def report(case: Case, result: CheckResult, *, notes: bool, memory: bool) -> Iterator[Line]:
     yield [("  ".join(headline(case)), "bold")]
-    shown = [f for f in verdict.findings if notes or f.severity in ("error", "warning")]
+    shown = [f for f in result.findings if notes or f.severity in ("error", "warning")]
     for finding in shown:
         yield from format_finding(finding)
     if memory:
@@ -80,8 +80,8 @@ def report(case: Case, verdict: CheckResult, *, notes: bool, memory: bool) -> It
             yield from format_plan(plan)
         if case.lacks("model") or case.lacks("device"):
             yield [("no memory table: set --model and --hardware", "")]
-    yield from ([(line, "dim")] for line in skipped_lines(verdict))
-    yield [(summary(verdict, hidden=len(verdict.findings) - len(shown)), "")]
+    yield from ([(line, "dim")] for line in skipped_lines(result))
+    yield [(summary(result, hidden=len(result.findings) - len(shown)), "")]
 
 
 def headline(case: Case) -> list[str]:
@@ -120,18 +120,18 @@ def format_location(finding: Finding) -> str:
     return f"{finding.file}:{finding.line}" if finding.line and finding.file != COMMAND else ""
 
 
-def skipped_lines(verdict: CheckResult) -> list[str]:
+def skipped_lines(result: CheckResult) -> list[str]:
     return [
         f"{len(names)} rule{'s' if len(names) != 1 else ''} skipped: {NEEDS[need]}"
-        for need, names in verdict.skipped.items()
+        for need, names in result.skipped.items()
     ]
 
 
-def summary(verdict: CheckResult, hidden: int) -> str:
+def summary(result: CheckResult, hidden: int) -> str:
     counts = [
         f"{count} {name}{'s' if count != 1 and name != 'doc' else ''}"
         for name in STYLES
-        if (count := sum(finding.severity == name for finding in verdict.findings))
+        if (count := sum(finding.severity == name for finding in result.findings))
     ]
     tail = f" ({hidden} not shown: --notes)" if hidden else ""
     return (", ".join(counts) or "nothing found") + tail

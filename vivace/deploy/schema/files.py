@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import yaml
 
-from vivace.deploy.files import beside, file_name, is_beside
+from vivace.deploy.files import MAX_BYTES, beside, file_name, is_beside
 from vivace.deploy.schema.deployment import Deployment, DeploymentError
 from vivace.deploy.schema.keys import environment_as_text, refuse_unknown
 from vivace.files import PathName, read_file
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 else:
     SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-LARGEST = 1 << 20
-"""bytes of a file"""
 MERGE = "tag:yaml.org,2002:merge"
 MAX_DEPTH = 8
 """files that include one another"""
@@ -81,7 +79,7 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 def mapping_in(path: str, documents: Documents) -> dict[str, Any]:
     """The mapping a YAML file holds. Raises DeploymentError."""
     try:
-        text = read_file(path, LARGEST).decode()
+        text = read_file(path, MAX_BYTES).decode()
         content, node = parse_yaml(text)
     except OSError as error:
         raise DeploymentError(f"{path}: {error.strerror or error}") from None
@@ -105,7 +103,7 @@ def describe_problem(error: yaml.MarkedYAMLError) -> str:
 def parse_yaml(text: str) -> tuple[Any, yaml.Node | None]:
     """YAML -> its data, and its nodes, which know their lines. A key given twice, and aliases that
     repeat one another, are errors."""
-    loader = OneOfEach(text)
+    loader = UniqueKeyLoader(text)
     try:
         node = loader.get_single_node()
         content = None if node is None else loader.construct_document(node)
@@ -128,7 +126,7 @@ def refuse_endless(content: Any) -> None:
             waiting.extend(inner)
 
 
-class OneOfEach(SafeLoader):
+class UniqueKeyLoader(SafeLoader):
     """Plain data only. PyYAML keeps the last of two equal keys; here that is an error."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -146,7 +144,7 @@ def to_yaml(deployment: Deployment) -> str:
     """The YAML of a deployment, keys in the order of the struct."""
     return yaml.dump(
         msgspec.to_builtins(deployment),
-        Dumper=Plain,
+        Dumper=PlainDumper,
         sort_keys=False,
         default_flow_style=False,
         width=100,
@@ -154,7 +152,7 @@ def to_yaml(deployment: Deployment) -> str:
     )
 
 
-class Plain(yaml.SafeDumper):
+class PlainDumper(yaml.SafeDumper):
     """Without anchors: every value is written where it is used. Lists of single values stay on
     one line."""
 

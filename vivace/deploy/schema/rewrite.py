@@ -6,8 +6,9 @@ import io
 from collections.abc import Mapping
 from typing import Any
 
+from vivace.deploy.files import MAX_BYTES
 from vivace.deploy.schema.deployment import DeploymentError
-from vivace.deploy.schema.files import LARGEST, load
+from vivace.deploy.schema.files import load
 from vivace.files import PathName, read_file
 
 
@@ -22,7 +23,7 @@ def rewrite(path: PathName, changes: Mapping[tuple[str, ...], Any]) -> str:
     editor.preserve_quotes = True
     editor.width = 4096
     try:
-        content = editor.load(read_file(path, LARGEST).decode())
+        content = editor.load(read_file(path, MAX_BYTES).decode())
     except YAMLError as error:
         raise DeploymentError(f"{path}: {error}") from None
     for keys, value in changes.items():

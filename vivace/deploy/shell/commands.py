@@ -9,7 +9,7 @@ from tree_sitter import Node
 
 from vivace.deploy.shell.env_file import variables_in
 from vivace.deploy.shell.interpreter import MAX_LAUNCHES, Interpreter, ScriptTooLarge
-from vivace.deploy.shell.state import Launch, ScriptState, States, Value, Where
+from vivace.deploy.shell.state import Launch, Placement, ScriptState, States, Value
 from vivace.deploy.shell.text import (
     EMPTY,
     MAX_LENGTH,
@@ -23,7 +23,7 @@ from vivace.deploy.shell.text import (
     text,
 )
 from vivace.deploy.shell.words import array_words, expand_text, expand_words, source
-from vivace.deploy.shell.wrappers import CONTAINER, KEYS, SHELL, TASKS, Inner, unwrap
+from vivace.deploy.shell.wrappers import CONTAINER, KEYS, SHELL, TASKS, WrappedCommand, unwrap
 
 SILENT = {
     "echo",
@@ -124,7 +124,7 @@ def add_launch(
         file=shell.file,
         end=shell.above + node.end_point[0] + 1,
         round=sum((each.line, each.file) == (line, shell.file) for each in state.launches),
-        where=state.where,
+        placement=state.placement,
     )
     state.launches.append(launch)
     if not background and serves(plain):
@@ -136,7 +136,7 @@ def run_wrapped(
     shell: Interpreter,
     node: Node,
     state: ScriptState,
-    inner: Inner,
+    inner: WrappedCommand,
     prefix: dict[str, Text],
     background: bool,
 ) -> States:
@@ -146,16 +146,16 @@ def run_wrapped(
     prefix = {**({} if inner.wrapper.apart else prefix), **own}
     for each in inner.given(*inner.wrapper.environment):
         prefix |= split_variables((each,))[1] or passed_variables(each, state)
-    where, background = inner_where(inner, state.where), background or inner.detached
+    placement, background = inner_placement(inner, state.placement), background or inner.detached
     script = script_in(inner)
     if script is None and inner.wrapper is SHELL:
         return started_file(shell, node, state, inner, prefix)
-    if not inner.wrapper.apart and where == state.where and script is None:
+    if not inner.wrapper.apart and placement == state.placement and script is None:
         return run(shell, node, state, words, prefix, background)
     begun = state.copy() if inner.name == "eval" else state.exported_only()
     if inner.wrapper.apart:
         begun.variables, begun.exported = {}, set()
-    begun.where = where
+    begun.placement = placement
     if script is None:
         ended = run(shell, node, begun, words, prefix, background) if words else [begun]
     else:
@@ -204,7 +204,7 @@ def passed_variables(name: Text, state: ScriptState) -> dict[str, Text]:
     return {} if value is None else {known_text(name) or "": value}
 
 
-def container_environment(shell: Interpreter, node: Node, inner: Inner) -> dict[str, Text]:
+def container_environment(shell: Interpreter, node: Node, inner: WrappedCommand) -> dict[str, Text]:
     """What `docker run --env-file` and `--gpus device=4,5` set."""
     found: dict[str, Text] = {}
     for path in inner.given("--env-file") if inner.wrapper is CONTAINER else ():
@@ -222,7 +222,7 @@ def container_environment(shell: Interpreter, node: Node, inner: Inner) -> dict[
     return found
 
 
-def inner_where(inner: Inner, before: Where) -> Where:
+def inner_placement(inner: WrappedCommand, before: Placement) -> Placement:
     if inner.name == "ssh" and inner.arguments:
         return msgspec.structs.replace(before, host=display(inner.arguments[0]).rpartition("@")[2])
     tasks = [known_text(value) or "" for value in inner.given(*TASKS)]
@@ -234,7 +234,7 @@ def inner_where(inner: Inner, before: Where) -> Where:
     return before
 
 
-def script_in(inner: Inner) -> str | None:
+def script_in(inner: WrappedCommand) -> str | None:
     """The text that a wrapper reads as a script, if it does."""
     if inner.wrapper is SHELL:
         given = [value for name, value in inner.options if name == "-c"]
@@ -254,7 +254,11 @@ def first_row(node: Node) -> int:
 
 
 def started_file(
-    shell: Interpreter, node: Node, state: ScriptState, inner: Inner, prefix: dict[str, Text]
+    shell: Interpreter,
+    node: Node,
+    state: ScriptState,
+    inner: WrappedCommand,
+    prefix: dict[str, Text],
 ) -> States:
     """`bash start.sh`: a script beside this one, or one that this one wrote."""
     if not inner.words:

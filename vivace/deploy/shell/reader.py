@@ -91,7 +91,7 @@ def unique(states: list[ScriptState]) -> tuple[Launch, ...]:
 
 
 def common(first: Launch, second: Launch) -> tuple[Assumption, ...]:
-    """None where one of them needs none, or where they need the opposite. Of two ways to ask
+    """What both need: nothing where one of them needs nothing or the opposite. Of two ways to ask
     the same (either address of a machine) the first is kept."""
     if not second.assumptions:
         return ()

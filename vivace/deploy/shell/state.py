@@ -17,7 +17,7 @@ class Assumption(msgspec.Struct, frozen=True):
     value: str
 
 
-class Where(msgspec.Struct, frozen=True):
+class Placement(msgspec.Struct, frozen=True):
     """Where a wrapper runs its command."""
 
     host: str = ""
@@ -49,7 +49,7 @@ class Launch(msgspec.Struct, frozen=True):
     """how often the same path through the script came by this line before: rounds of a loop"""
     paths: tuple[int, ...] = ()
     """the paths through the script that come by it: what shares none never runs together"""
-    where: Where = Where()
+    placement: Placement = Placement()
 
 
 class Note(msgspec.Struct, frozen=True):
@@ -76,7 +76,7 @@ class ScriptState(msgspec.Struct):
     """line of the last server in the foreground"""
     leaves: str = ""
     """a pending `break`, `continue` or `return`"""
-    where: Where = Where()
+    placement: Placement = Placement()
 
     def copy(self) -> ScriptState:
         return msgspec.structs.replace(

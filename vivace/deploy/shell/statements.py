@@ -8,7 +8,7 @@ from vivace.deploy.shell.commands import (
     add_launch,
     command,
     expand_value,
-    inner_where,
+    inner_placement,
     merge_results,
 )
 from vivace.deploy.shell.conditions import Branches, branches, equality, split_by
@@ -282,7 +282,7 @@ def remote(
         return shell.statement(node, [state], background)
     begun = state.copy()
     begun.variables, begun.exported = {}, set()
-    begun.where = inner_where(inner, state.where)
+    begun.placement = inner_placement(inner, state.placement)
     return merge_results(state, shell.nested(content, above, begun))
 
 

@@ -133,7 +133,7 @@ TASKS = ("-n", "-np", "--ntasks", "-N", "--nodes")
 DETACH = ("-d", "--detach")
 
 
-class Inner(msgspec.Struct, frozen=True):
+class WrappedCommand(msgspec.Struct, frozen=True):
     """The command that a wrapper runs: `words`, what precedes them, and the wrapper's options."""
 
     wrapper: Wrapper
@@ -154,7 +154,7 @@ class Inner(msgspec.Struct, frozen=True):
         )
 
 
-def unwrap(words: Sequence[Text]) -> Inner | None:
+def unwrap(words: Sequence[Text]) -> WrappedCommand | None:
     """What a wrapper runs; None for a command that is none."""
     named = [(known_text(word) or "") for word in words[:2]]
     first = named[0].rsplit("/", 1)[-1]
@@ -166,7 +166,7 @@ def unwrap(words: Sequence[Text]) -> Inner | None:
     return parse_inner(SHELL, first, words[1:]) if first in SHELLS else None
 
 
-def parse_inner(wrapper: Wrapper, name: str, words: Sequence[Text]) -> Inner:
+def parse_inner(wrapper: Wrapper, name: str, words: Sequence[Text]) -> WrappedCommand:
     found: list[tuple[str, Text]] = []
     at, separated = 0, False
     while at < len(words):
@@ -188,7 +188,7 @@ def parse_inner(wrapper: Wrapper, name: str, words: Sequence[Text]) -> Inner:
     arguments, rest = words[at : at + count], words[at + count :]
     if not separated and rest and known_text(rest[0]) == "--":
         rest = rest[1:]
-    return Inner(wrapper, name, tuple(rest), tuple(arguments), tuple(found))
+    return WrappedCommand(wrapper, name, tuple(rest), tuple(arguments), tuple(found))
 
 
 def parse_option(wrapper: Wrapper, word: str) -> tuple[str, bool]:

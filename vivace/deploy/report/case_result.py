@@ -1,4 +1,4 @@
-"""What every format of the report begins with: a judged deployment, or why there is none."""
+"""What every format of the report begins with: a judged case, or why there is none."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from vivace.deploy.case import Case
 from vivace.deploy.rules.judge import CheckResult
 
 
-class Checked(msgspec.Struct, frozen=True):
+class CaseResult(msgspec.Struct, frozen=True):
     case: Case
     result: CheckResult
 
 
-class Unreadable(msgspec.Struct, frozen=True):
+class ReadFailure(msgspec.Struct, frozen=True):
     """Files that are no deployment, and why."""
 
     file: str
