@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from vivace.deploy.check import main
-from vivace.deploy.from_script.script import Imported, NothingStarted, import_scripts
+from vivace.deploy.from_script.roles import LoadedDeployment
+from vivace.deploy.from_script.script import NothingStarted, import_scripts
 
 SERVER = "python -m sglang.launch_server --model-path m"
 
 
-def read(script: str, name: str = "start.sh") -> Imported:
+def read(script: str, name: str = "start.sh") -> LoadedDeployment:
     return import_scripts([(name, script)])
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fairness import BASE, CURRENT_CLIENT, FairQueue, QueueFull
-from vivace.frontend.tokenizer_pool import Lane, TokenizerPool
+from vivace.frontend.tokenizer_pool import FairExecutor, TokenizerPool
 
 
 def make_queue(most: int = 1000, own: int = 1000, room: int = 1 << 30) -> FairQueue[str]:
@@ -175,10 +175,10 @@ def test_a_chat_beside_a_flood_of_texts_is_the_next(size: int, keys: bool) -> No
 def test_a_client_with_too_much_is_told_to_come_back() -> None:
     async def main() -> None:
         pool, tokenizer = TokenizerPool(1), Held()
-        lane = Lane(pool._pool, 1, max_entries=20, max_per_client=5, max_size=1 << 20)
+        executor = FairExecutor(pool._pool, 1, max_entries=20, max_per_client=5, max_size=1 << 20)
 
         def ask(client: int) -> asyncio.Task[Any]:
-            work = lane.run(1000, tokenizer.encode, "a" * 1000)
+            work = executor.run(1000, tokenizer.encode, "a" * 1000)
             return asyncio.create_task(asked_by(client, lambda: work))
 
         tasks = [ask(1) for _ in range(10)]
@@ -189,7 +189,7 @@ def test_a_client_with_too_much_is_told_to_come_back() -> None:
         refused = [answer for answer in answers if isinstance(answer, BadRequest)]
         assert len(refused) == 4 and await other == [1000]
         assert all(error.status == 503 and error.retry_after for error in refused)
-        assert lane._free == 1
+        assert executor._free == 1
         pool.close()
 
     asyncio.run(main())

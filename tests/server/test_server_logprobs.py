@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from msgspec import Raw
 from server_kit import ScriptedEngine, Wire, ask, events, running_server, unchunk
 
-from vivace.frontend.fairness import Pace, Work
+from vivace.frontend.fairness import TimeSlicer, Work
 from vivace.frontend.request_output import RequestOutput
 from vivace.frontend.sglang_output import SGLangOutput
 from vivace.frontend.tokenizer import Tokenizer
@@ -216,7 +216,7 @@ def test_what_was_shown_is_neither_made_nor_copied_again() -> None:
 
 async def streamed(pieces: list[RequestOutput], turns: list[bool]) -> tuple[list[Any], int]:
     """(the events of a stream that gets pieces while a long one is on its way, slices of it)."""
-    stream = EventStream(StreamLimits(1 << 30, 1 << 20, 30.0), pace=Pace(0.0))
+    stream = EventStream(StreamLimits(1 << 30, 1 << 20, 30.0), slicer=TimeSlicer(0.0))
     wire = Wire()
     stream._transport = cast(Any, wire)
     sink = stream.add_sink(native_events(CountingTokenizer(), disjoint=False))

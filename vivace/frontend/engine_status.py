@@ -93,7 +93,7 @@ MEMORY_SECONDS = 600.0
 MAX_CONTENTS = 1024
 
 
-class DeadlyRequests:
+class CrashingRequests:
     """Remembers contents (prompt and sampling, whatever the seed) for ten minutes."""
 
     def __init__(self, clock: Callable[[], float]) -> None:

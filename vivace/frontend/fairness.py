@@ -158,7 +158,7 @@ DISCARDED = 4096
 """Entries that are freed without a pause."""
 
 
-class Pace:
+class TimeSlicer:
     """Runs work a slice at a time. All work of a server takes turns: a turn of the loop has one
     slice of it, however many clients ask for work."""
 

@@ -14,11 +14,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import TypedDict, Unpack
 
-from vivace.frontend.engine_status import DeadlyRequests, EngineStatus, PendingCommands
+from vivace.frontend.engine_status import CrashingRequests, EngineStatus, PendingCommands
 from vivace.frontend.errors import BadRequest, EngineUnavailable
 from vivace.frontend.fairness import CURRENT_BEGIN
 from vivace.frontend.request_output import QueueSink, RequestOutput, Sink
-from vivace.frontend.request_state import LedgerGap, RequestState
+from vivace.frontend.request_state import MissingDelta, RequestState
 from vivace.frontend.served_model import ServedModel
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.frontend.tokenizer_pool import TokenizerPool
@@ -95,7 +95,7 @@ class Frontend:
         self._send = send
         self._clock = clock
         self.progress = progress
-        self._deadly: DeadlyRequests | None = None  # none has killed an engine
+        self._crashing: CrashingRequests | None = None  # none has killed an engine
         self._aborts: deque[Cancel] = deque(maxlen=MAX_ABORTS)
         self._keys = itertools.count((index << KEY_SHIFT) + 1)
         self._states: dict[int, RequestState] = {}
@@ -204,7 +204,7 @@ class Frontend:
     def start(self, request: Request, sink: Sink) -> None:
         """Send a request to the engine; its outputs go to `sink`, the last one with `finish`."""
         self._require_room(request.rid)
-        if self._deadly is not None and request in self._deadly:
+        if self._crashing is not None and request in self._crashing:
             raise BadRequest("", "the engine died of this request before: it is refused", 500)
         state = RequestState(request, sink, self.tokenizer, self._clock)
         self._states[request.key] = state
@@ -314,7 +314,7 @@ class Frontend:
     def _break(self, state: RequestState, error: Exception) -> None:
         """One request went wrong at the edge: it ends, nobody else notices."""
         key = state.request.key
-        if isinstance(error, LedgerGap):
+        if isinstance(error, MissingDelta):
             log.error("request %s: %s", state.request.rid, error)
         else:
             log.error("request %s failed in the frontend", state.request.rid, exc_info=error)
@@ -352,8 +352,8 @@ class Frontend:
         for key in message.refused:
             if (state := self._states.get(key)) is not None:
                 log.error("request %s has killed the engine again: refused", state.request.rid)
-                self._deadly = self._deadly or DeadlyRequests(self._clock)
-                self._deadly.add(state.request)
+                self._crashing = self._crashing or CrashingRequests(self._clock)
+                self._crashing.add(state.request)
                 self._finish(state, f"the engine died of this request: {message.reason}", 500)
         for key, level in message.suspects.items():
             if (state := self._states.get(key)) is not None:

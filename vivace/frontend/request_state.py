@@ -73,7 +73,7 @@ class PromptRows:
             )
 
 
-class LedgerGap(Exception):
+class MissingDelta(Exception):
     """Part of an answer never arrived; what came behind it must not be shown."""
 
 
@@ -81,7 +81,7 @@ class RequestState:
     """Turns the deltas of one request into outputs.
 
     Invariant: `ledger` holds exactly the tokens the client was given, in order. A delta whose
-    index lies behind the ledger repeats tokens, which are dropped; ahead of it is a `LedgerGap`.
+    index lies behind the ledger repeats tokens, which are dropped; ahead of it is a `MissingDelta`.
     """
 
     __slots__ = (
@@ -152,7 +152,7 @@ class RequestState:
         return True
 
     def accept(self, delta: Delta) -> RequestOutput | None:
-        """The output this delta makes; None when it brings nothing new. Raises LedgerGap."""
+        """The output this delta makes; None when it brings nothing new. Raises MissingDelta."""
         ledger = self.ledger
         if delta.prompt_logprobs is not None:
             self._add_prompt_logprobs(delta.prompt_logprobs)
@@ -282,7 +282,7 @@ class RequestState:
     def _without_repeats(self, delta: Delta) -> Delta:
         repeated = len(self.ledger) - delta.index
         if repeated < 0:
-            raise LedgerGap(
+            raise MissingDelta(
                 f"tokens {len(self.ledger)} to {delta.index - 1} of the answer were lost"
             )
         logprobs = delta.logprobs
@@ -296,7 +296,7 @@ class RequestState:
     def _add_prompt_logprobs(self, part: PromptLogprobs) -> None:
         rows = self._prompt_rows
         if rows is not None and not rows.add(part):
-            raise rows_lost(rows)
+            raise missing_rows(rows)
 
     def _prompt_logprobs(self, tokens: list[int]) -> PromptRows | None:
         """Once, with the first output behind the prompt; an answer may end before that."""
@@ -307,7 +307,7 @@ class RequestState:
             self._prompt_rows = None
             return rows
         if tokens:
-            raise rows_lost(rows)
+            raise missing_rows(rows)
         return None
 
     # -- times -----------------------------------------------------------------------------------
@@ -331,5 +331,5 @@ class RequestState:
         }
 
 
-def rows_lost(rows: PromptRows) -> LedgerGap:
-    return LedgerGap(f"log-probabilities from prompt token {rows.next} on were lost")
+def missing_rows(rows: PromptRows) -> MissingDelta:
+    return MissingDelta(f"log-probabilities from prompt token {rows.next} on were lost")

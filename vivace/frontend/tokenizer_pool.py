@@ -32,10 +32,12 @@ class TokenizerPool:
 
     def __init__(self, threads: int) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tokenizer")
-        self._short = Lane(
+        self._short = FairExecutor(
             self._pool, threads, max_entries=4096, max_per_client=1024, max_size=64 << 20
         )
-        self._long = Lane(self._pool, 1, max_entries=256, max_per_client=64, max_size=128 << 20)
+        self._long = FairExecutor(
+            self._pool, 1, max_entries=256, max_per_client=64, max_size=128 << 20
+        )
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -106,7 +108,7 @@ class TokenizerPool:
                 yield await self._short.run(size, encode_each, tokenizer, group, special)
 
 
-class Lane:
+class FairExecutor:
     """Some threads' time, for which clients take turns. At most `max_entries` pieces of work wait,
     `max_per_client` of one client, of together at most `max_size` characters."""
 

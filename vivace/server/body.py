@@ -164,7 +164,7 @@ class BodyReader(Generic[T]):
         if data.startswith(codecs.BOM_UTF8):  # editors on Windows write it; SGLang skips it too
             data = data[len(codecs.BOM_UTF8) :]
         if len(data) > SMALL:
-            return await context.pace.run(self._large(context, data, body.lists))
+            return await context.slicer.run(self._large(context, data, body.lists))
         if not is_shallow(data):
             raise too_deep()
         if not data.isascii():

@@ -49,7 +49,7 @@ async def expand(
         arrival=arrival,
         client=http[CLIENT],
     )
-    requests = await context.pace.run(work)
+    requests = await context.slicer.run(work)
     check_logprobs(requests)
     body.release()
     if context.request_log.enabled and not quiet:
@@ -159,12 +159,12 @@ async def complete(
     collector = Collector(len(requests))
     try:
         sinks = map(collector.sink, range(len(requests)))
-        await context.pace.run(start(context.frontend, requests, sinks))
+        await context.slicer.run(start(context.frontend, requests, sinks))
         await collector.done
     except BaseException:
         context.frontend.cancel([request.key for request in requests])
         raise
-    return await context.pace.run(gather_outputs(context, requests, collector.outputs, quiet))
+    return await context.slicer.run(gather_outputs(context, requests, collector.outputs, quiet))
 
 
 def gather_outputs(
@@ -198,13 +198,13 @@ async def stream(
     limits = StreamLimits(
         settings.stream_high_water, settings.stream_hold_limit, settings.stream_stall
     )
-    events = EventStream(limits, epilogue, context.pace)
+    events = EventStream(limits, epilogue, context.slicer)
     try:
         sinks = [
             events.add_sink(encode if quiet else with_log(context, request, encode))
             for request, encode in zip(requests, encoders, strict=True)
         ]
-        await context.pace.run(start(context.frontend, requests, sinks))
+        await context.slicer.run(start(context.frontend, requests, sinks))
         http_error = to_http_error((await events.first()).finish)
         if http_error is not None:
             raise http_error

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from vivace.frontend.engine_status import EngineStatus
 from vivace.frontend.errors import BadRequest, EngineUnavailable
-from vivace.frontend.fairness import Pace
+from vivace.frontend.fairness import TimeSlicer
 from vivace.frontend.frontend import Frontend
 from vivace.frontend.served_model import ServedModel
 from vivace.frontend.tokenizer import Tokenizer
@@ -193,7 +193,7 @@ class Context:
     """The OpenAPI document."""
     probe: Probe = field(default_factory=Probe)
     started: float = field(default_factory=time.time)
-    pace: Pace = field(default_factory=Pace)
+    slicer: TimeSlicer = field(default_factory=TimeSlicer)
 
     @property
     def served(self) -> ServedModel:

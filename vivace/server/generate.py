@@ -232,7 +232,7 @@ async def generate(context: Context, http: web.Request, body: Body) -> web.Strea
         ]
         return await stream(context, http, requests, encoders, quiet=quiet)
     outputs = await complete(context, requests, quiet=quiet)
-    parts = await context.pace.run(encode_results(params, requests, answers, outputs))
+    parts = await context.slicer.run(encode_results(params, requests, answers, outputs))
     return await json_parts(http, json_list(parts) if several else parts[0])
 
 

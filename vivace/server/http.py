@@ -255,7 +255,7 @@ def bind(context: Context, route: Route) -> Handle:
         finally:
             body.release()
             if body.lists:
-                await context.pace.run(discard(body.lists))
+                await context.slicer.run(discard(body.lists))
 
     return handle
 

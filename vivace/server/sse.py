@@ -17,7 +17,7 @@ from typing import Protocol
 import msgspec
 from aiohttp import HttpVersion11, web
 
-from vivace.frontend.fairness import Pace, Work
+from vivace.frontend.fairness import TimeSlicer, Work
 from vivace.frontend.request_output import RequestOutput, merge
 from vivace.server.responses import error_body
 
@@ -151,16 +151,16 @@ class EventStream:
         self,
         limits: StreamLimits,
         epilogue: Callable[[], bytes] = bytes,
-        pace: Pace | None = None,
+        slicer: TimeSlicer | None = None,
     ) -> None:
         """`epilogue` gives the events between the last output and [DONE]; long outputs are encoded
-        at `pace`."""
+        in slices of `slicer`."""
         self.flowing = False
         self.failed = False
         self._limits = limits
         self._high_water = limits.high_water
         self._epilogue = epilogue
-        self._pace = pace or Pace()
+        self._slicer = slicer or TimeSlicer()
         self._encoders: set[asyncio.Task[None]] = set()
         self._sinks: list[StreamSink] = []
         self._open = 0
@@ -231,7 +231,7 @@ class EventStream:
 
     async def _encode(self, work: Work[list[bytes]], done: Callable[[list[bytes]], None]) -> None:
         try:
-            done(await self._pace.run(work))
+            done(await self._slicer.run(work))
         except Exception as error:
             self.fail(error)
 

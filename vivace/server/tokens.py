@@ -56,7 +56,7 @@ async def tokenize(context: Context, _request: web.Request, body: Body) -> web.R
     context.tokenizer("prompt")
     if params.prompt is None:
         ids = await chat_ids(context, params)
-        return answer(await context.pace.run(encode_list(ids, RUN)), len(ids), context)
+        return answer(await context.slicer.run(encode_list(ids, RUN)), len(ids), context)
     several = isinstance(params.prompt, list)
     texts = params.prompt if isinstance(params.prompt, list) else [params.prompt]
     rows, counts = await encode_texts(context, texts, params.add_special_tokens)
@@ -90,7 +90,7 @@ async def encode_texts(
             if room < 0:
                 raise BadRequest("prompt", f"has more than {MAX_IDS} tokens; send it in parts")
             counts.append(len(ids))
-            rows.append(bytes(await context.pace.run(encode_list(ids, RUN))))
+            rows.append(bytes(await context.slicer.run(encode_list(ids, RUN))))
     return rows, counts
 
 
@@ -113,12 +113,12 @@ async def detokenize(context: Context, _request: web.Request, body: Body) -> web
         raise BadRequest("tokens", f"has {count} entries; at most {PROMPTS} are allowed")
     work = decode_rows(tokenizer, params, context.served.vocabulary, nested=kind is list)
     if tokenizer.decodes_in_runs:
-        texts = await context.pace.run(work)
+        texts = await context.slicer.run(work)
     else:
         texts = await asyncio.to_thread(run_now, work)
     if kind is not list:
         return json_response(DetokenizeResponse(text=texts[0]))
-    shown = await context.pace.run(encode_list(texts))
+    shown = await context.slicer.run(encode_list(texts))
     return json_response(DetokenizeResponse(text=cast(Any, shown)))
 
 

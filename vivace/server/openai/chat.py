@@ -145,7 +145,7 @@ async def chat_text(
     if params.reasoning_effort is not None:
         keywords.setdefault("reasoning_effort", params.reasoning_effort)
     return await template.render_async(
-        await context.pace.run(template_messages(messages)),
+        await context.slicer.run(template_messages(messages)),
         add_generation_prompt=add_generation_prompt,
         continue_final_message=params.continue_final_message,
         variables=keywords,

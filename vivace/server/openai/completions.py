@@ -62,7 +62,7 @@ async def completions(context: Context, http: web.Request, body: Body) -> web.St
         )
     samples = len(requests) // len(prompts)
     rid = params.rid if isinstance(params.rid, str) else answer_id
-    echoes = await context.pace.run(echo_texts(params, prompts, samples, tokenizer))
+    echoes = await context.slicer.run(echo_texts(params, prompts, samples, tokenizer))
     form = AnswerFormat(
         kind="text_completion",
         logprobs=params.logprobs is not None,

@@ -321,7 +321,7 @@ async def answer(
     outputs = await complete(context, requests)
     for index, output in enumerate(outputs):
         usage.update(index, output)
-    choices = await context.pace.run(encoded_choices(answer_format, outputs))
+    choices = await context.slicer.run(encoded_choices(answer_format, outputs))
     whole = answer_format.answer(
         id=rid,
         created=created,
