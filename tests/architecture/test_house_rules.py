@@ -26,7 +26,8 @@ PRIVATE_WORDS = frozenset(
     "Shown Made Said Opened Found Surroundings Pulse Verdict Charges Procedure Dialects "
     "Walk World Ways Outlet Refusal Gathering Draft Flight Live Slots Draws Drawing "
     "Shelf Workplace Tooled Asked Holding Scaled Cuts Fetched "
-    "Where Imported Collected Folded Wanted Inner Unreadable Checked Plain Blocks OneOfEach".split()
+    "Where Imported Collected Folded Wanted Inner Unreadable Checked Plain Blocks OneOfEach "
+    "Pace Lane LedgerGap DeadlyRequests".split()
 )
 """that this project once used for what SGLang and vLLM call otherwise: docs/glossary.md"""
 DEVICES = frozenset({"cpu", "cuda", "npu"})

@@ -172,7 +172,7 @@ def shared_tokens(case: Case, server: ServerPlan) -> int:
     """Of every prompt, where the prefix cache keeps them once (workload.prefix_share); decode
     servers have none."""
     cached = server.prefills and not server.has("disable_radix_cache")
-    prompt = (case.load.input or 0) // PAGE * PAGE
+    prompt = (case.load.input or 0) // PAGE_ON_ASCEND * PAGE_ON_ASCEND
     return min(int(prompt * case.workload.prefix_share), max(0, prompt - 1)) if cached else 0
 
 
