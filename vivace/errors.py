@@ -101,6 +101,17 @@ def cause(error: Exception) -> str:
     return str(error)
 
 
+def why_no_answer(error: Exception) -> str:
+    """Of a connection: the system's words, without what a library says around them."""
+    inner = getattr(error, "os_error", None) or getattr(error, "reason", None) or error
+    if isinstance(inner, TimeoutError):
+        return "no answer in time"
+    if not isinstance(inner, OSError) or type(inner).__module__ == "ssl":
+        return str(inner) or type(error).__name__
+    known = inner.errno is not None and inner.errno > 0  # names that are not found have others
+    return os.strerror(inner.errno) if known and inner.errno else inner.strerror or str(inner)
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """ "; did you mean ..." with up to three names, or nothing."""
     # Loading it takes longer than all rules take, and a valid deployment never asks.

@@ -72,7 +72,7 @@ def test_nobody_listens() -> None:
     load = load_for("http://127.0.0.1:9", ready_timeout=0.0)
     records = asyncio.run(measure_load(load, queries(1))).records
     assert not records[0].success
-    with pytest.raises(BenchError, match="is it started"):
+    with pytest.raises(BenchError, match=r"\(Connection refused\); `vivace serve` starts one"):
         asyncio.run(wait_ready(load))
     with pytest.raises(BenchError, match="warm-up request failed"):
         asyncio.run(measure_load(load_for("http://127.0.0.1:9", warmup=1), queries(1)))

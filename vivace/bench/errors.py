@@ -12,6 +12,10 @@ class BenchError(Exception):
     """The benchmark cannot go on. The text says what is wrong, where, and what to do."""
 
 
+def no_server(url: str, reason: str) -> str:
+    return f"no server at {url} ({reason}); `vivace serve` starts one"
+
+
 def run_benchmark(program: str, work: Callable[[], int]) -> int:
     """Its exit code: 2 when settings do not go together, 1 when a benchmark, a request or a file
     fails, each with one line on stderr."""

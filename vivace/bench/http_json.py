@@ -11,6 +11,7 @@ import msgspec
 
 from vivace.bench.errors import BenchError
 from vivace.config.process_environment import GIVE_A_KEY
+from vivace.errors import why_no_answer
 
 
 class Unauthorized(BenchError):
@@ -63,7 +64,7 @@ def request(
         text = error.read(500).decode("utf-8", "replace")
         raise BenchError(f"{url} answered HTTP {error.code}: {text}") from error
     except (OSError, ValueError) as error:
-        raise BenchError(f"{url} cannot be reached: {error}") from error
+        raise BenchError(f"{url} cannot be reached: {why_no_answer(error)}") from error
 
 
 def ask_or_none(

@@ -15,11 +15,12 @@ import aiohttp
 
 from vivace.bench.arrivals import arrival_times, by_arrival
 from vivace.bench.backends import BenchBackend
-from vivace.bench.errors import BenchError
+from vivace.bench.errors import BenchError, no_server
 from vivace.bench.http_backends import RequestSettings, make_api_format
 from vivace.bench.progress import Counter, show_progress
 from vivace.bench.transport import TIMEOUT_SECONDS, Client, Record
 from vivace.bench.workload import BenchRequest
+from vivace.errors import why_no_answer
 
 Result = TypeVar("Result")
 
@@ -176,12 +177,12 @@ async def wait_ready(load: BenchLoad) -> None:
                         if answer.status != 404:
                             break
             except (TimeoutError, aiohttp.ClientError, OSError) as error:
-                reason = f"{type(error).__name__}: {error}"
+                reason = why_no_answer(error)
             if not told:
                 print(f"waiting for the server at {load.base_url}: {reason}", file=sys.stderr)
             told = True
             if time.monotonic() > deadline:
-                raise BenchError(f"no server at {load.base_url} ({reason}); is it started?")
+                raise BenchError(no_server(load.base_url, reason))
             await asyncio.sleep(0.25)
 
 

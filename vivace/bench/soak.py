@@ -19,8 +19,9 @@ from typing import Any
 import aiohttp
 
 from vivace.arguments import ArgumentParser, http_address
-from vivace.bench.errors import BenchError, run_benchmark
+from vivace.bench.errors import BenchError, no_server, run_benchmark
 from vivace.config.process_environment import client_key
+from vivace.errors import why_no_answer
 
 PROGRAM = "vivace bench soak"
 GROWTH_LIMIT = 0.02
@@ -47,6 +48,8 @@ def main(argv: list[str]) -> int:
 def measure(args: argparse.Namespace) -> int:
     try:
         report = asyncio.run(soak(args))
+    except aiohttp.ClientConnectionError as error:
+        raise BenchError(no_server(args.url, why_no_answer(error))) from None
     except aiohttp.ClientError as error:
         raise BenchError(f"{args.url}: {error}") from None
     print(json.dumps({k: v for k, v in report.items() if k != "rss_mib"}, indent=2))

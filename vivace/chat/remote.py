@@ -13,6 +13,7 @@ import msgspec
 
 from vivace.chat.backend import NO_LIMIT, Answering, ChatError, Message, Settings, TextChunk
 from vivace.config.process_environment import GIVE_A_KEY
+from vivace.errors import why_no_answer
 
 LARGEST_LIST = 4 << 20
 """bytes of a list of models"""
@@ -103,8 +104,8 @@ class RemoteBackend:
             yield response
         except (OSError, http.client.HTTPException) as error:
             raise ChatError(
-                f"{self._url} does not answer ({error}). Start one with `vivace serve`, or use "
-                "`vivace chat --local`."
+                f"{self._url} does not answer ({why_no_answer(error)}). Start one with "
+                "`vivace serve`, or use `vivace chat --local`."
             ) from error
         finally:
             connection.close()
