@@ -63,7 +63,8 @@ def bind_error(error: OSError, host: str, port: int) -> PortInUse | CannotStart:
 
 def allow_open_files() -> str | None:
     """Raise this process's limit, which its children inherit, as far as it may: a connection is an
-    open file, and the usual limit of 1,024 is from another time. A warning where few are left."""
+    open file, and the usual limit of 1,024 is from another time. A warning where few are left.
+    Raises CannotStart where none is."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < limit:
@@ -72,9 +73,13 @@ def allow_open_files() -> str | None:
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if allowed == resource.RLIM_INFINITY or allowed >= FEW_OPEN_FILES:
         return None
+    limited = f"a process may open {allowed} files (ulimit -Hn)"
+    left = allowed - OWN_OPEN_FILES
+    if left <= 0:
+        raise CannotStart(f"{limited}, and the server itself needs {OWN_OPEN_FILES}: raise it")
     return (
-        f"a process may open {allowed} files (ulimit -Hn), and every connection is one: "
-        f"with about {max(0, allowed - OWN_OPEN_FILES)} connections at once, more are reset"
+        f"{limited}, and every connection is one: "
+        f"with about {left} connections at once, more are reset"
     )
 
 
