@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vivace.config.child_process import child_environment
 from vivace.frontend import tokenizer_pool
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.tokenizer_pool import LONG_CHARACTERS, TokenizerPool
@@ -100,3 +103,21 @@ def test_the_answer_is_that_of_the_whole_text(runs: list[tuple[str, int]], limit
             assert len(whole) > limit
         else:
             assert found == whole and (len(whole) <= limit or len(text) <= 256)
+
+
+def test_a_server_tokenizes_in_no_threads_but_its_own() -> None:
+    """Where the system allows few (pids limit), the library's own would end a request in a panic:
+    the connection was closed without an answer."""
+    code = """
+import os
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+core = Tokenizer(WordLevel({"a": 0}, unk_token="a"))
+assert core.encode_batch_fast(["a"])[0].ids == [0]
+print(len(os.listdir("/proc/self/task")))
+"""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, env=child_environment(), capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "1\n", done.stderr

@@ -15,14 +15,16 @@ SOURCES = Path(__file__).resolve().parents[2]
 
 
 def child_environment() -> dict[str, str]:
-    """The environment of a server's processes: ours, and what torch reads when it is imported.
+    """The environment of a server's processes: ours, and what libraries read in it.
 
     THP_MEM_ALLOC_ENABLE lets torch ask for huge pages where the kernel gives them on request only:
     weights are read once per token, and with small pages the misses of address translation cost
-    more than the reading. Keys reach those who compare them with the rest of the configuration.
+    more than the reading. TOKENIZERS_PARALLELISM off: a frontend tokenizes each text in a thread of
+    its own choice; the library would start one more per core, and panic where the system refuses
+    them. Keys reach those who compare them with the rest of the configuration.
     """
     kept = {name: value for name, value in os.environ.items() if name not in KEYS_OF_THE_SERVER}
-    return {"THP_MEM_ALLOC_ENABLE": "1", **kept}
+    return {"THP_MEM_ALLOC_ENABLE": "1", "TOKENIZERS_PARALLELISM": "false", **kept}
 
 
 def bare_environment() -> dict[str, str]:
