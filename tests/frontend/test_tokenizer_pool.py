@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import subprocess
 import sys
+import threading
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -121,3 +122,19 @@ print(len(os.listdir("/proc/self/task")))
         command, env=child_environment(), capture_output=True, text=True, timeout=60
     )
     assert done.stdout == "1\n", done.stderr
+
+
+def test_threads_that_cannot_be_had_are_told_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by the first long text: it would be an error of ours, and those after it would wait for
+    ever."""
+    before = threading.active_count()
+    pool = TokenizerPool(3)
+    assert threading.active_count() == before + 3
+    pool.close()
+
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading, "_start_new_thread", refuse)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        TokenizerPool(3)

@@ -74,6 +74,7 @@ def test_advice_follows_the_stage(
     assert ("out-of-memory killer" in told) is (how == "the kernel")
     assert {word for word in ALL if word in told} == set(words), told
     assert "\n" not in told
+    assert ("ulimit -u" in told) is ("thread" in how)
 
 
 @pytest.mark.parametrize("code", ["exit(7)", "import os; os.kill(os.getpid(), 9)"])

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from threading import Event
 from typing import Any, TypeVar
 
 from vivace.frontend.errors import BadRequest
@@ -31,7 +32,15 @@ class TokenizerPool:
     """Threads that tokenize for one frontend."""
 
     def __init__(self, threads: int) -> None:
+        """Raises RuntimeError when the system starts no more threads: later a text would wait for
+        them without end."""
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tokenizer")
+        started = Event()
+        try:
+            for _ in range(threads):
+                self._pool.submit(started.wait)
+        finally:
+            started.set()
         self._short = FairExecutor(
             self._pool, threads, max_entries=4096, max_per_client=1024, max_size=64 << 20
         )

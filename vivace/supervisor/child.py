@@ -107,7 +107,8 @@ class Child:
             return text
         when = "while serving" if self.serving else f"at the start ({self.stage or 'imports'})"
         lack = OutOfMemory(role=self.role, stage=self.stage, serving=self.serving)
-        return f"{text}, no memory {when}: {memory_advice(lack)}"
+        threads = " or more threads (pids limit, ulimit -u)" if "thread" in self.failure else ""
+        return f"{text}, no memory{threads} {when}: {memory_advice(lack)}"
 
     @property
     def cannot_start(self) -> bool:
