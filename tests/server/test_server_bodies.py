@@ -19,7 +19,8 @@ from worst_bodies import malformed_bodies
 
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fairness import DISCARDED, Work, discard, run_now
-from vivace.requests import json_scan, limits
+from vivace.requests import json_scan, limits, long_texts
+from vivace.requests.prompts import read_arguments
 from vivace.requests.schema import GenerateRequest
 from vivace.server import body as bodies
 from vivace.server import http
@@ -37,7 +38,7 @@ TOKENIZE = (
 )
 KINDS = (GenerateRequest, TokenizeRequest, ChatRequest, CompletionRequest)
 
-words = st.text(max_size=12) | st.sampled_from(['"', "\\", '\\"]}', "],[", "é✓", "\n"])
+words = st.text(max_size=40) | st.sampled_from(['"', "\\", '\\"]}', "],[", "é✓", "\n", "😀" * 9])
 ids = st.lists(st.integers(0, 999), max_size=40)
 rows = st.lists(ids, max_size=12)
 anything = st.recursive(
@@ -85,6 +86,9 @@ def test_pieces_make_what_the_whole_makes(kind: Any, data: st.DataObject) -> Non
         patch.setattr(json_scan, "WINDOW", data.draw(st.integers(1, 40)))
         patch.setattr(json_scan, "PIECE", data.draw(st.integers(1, 60)))
         patch.setattr(json_scan, "PIECE_VALUES", data.draw(st.integers(1, 8)))
+        patch.setattr(json_scan, "PART_BYTES", data.draw(st.sampled_from([0, 1 << 20])))
+        patch.setattr(json_scan, "SHORT", data.draw(st.integers(0, 9)))
+        patch.setattr(long_texts, "WINDOW", data.draw(st.integers(1, 40)))
         found = read_in_pieces(kind, text.encode())
     assert found == plain(msgspec.json.decode(text.encode(), type=kind))
 
@@ -107,6 +111,8 @@ def test_damaged_bodies_are_refused_in_pieces_too(junk: bytes, place: int, windo
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_scan, "WINDOW", window)
         patch.setattr(json_scan, "PIECE", 1)
+        patch.setattr(json_scan, "PART_BYTES", 0)
+        patch.setattr(json_scan, "SHORT", 1)
         try:
             found: Any = read_in_pieces(GenerateRequest, body)
         except BadRequest:
@@ -230,6 +236,64 @@ def test_a_text_is_decoded_no_more_often_than_it_must(more: bytes, times: int) -
     with contextlib.suppress(BadRequest):
         run_now(reading._large(Counting, body, []))
     assert len(seen) == times
+
+
+ESCAPES = b"\\u4e2d" * 2_000_000
+LARGE = {
+    "one text": b'{"text":"%b"}' % ESCAPES,
+    "a text in a list": b'{"text":["a","%b"]}' % ESCAPES,
+    "a text nobody knows": b'{"text":"a","unknown":[{"x":"%b"}]}' % ESCAPES,
+    "many short texts": b'{"text":"a","kv_hints":[[%b]]}'
+    % b",".join([b'"%b"' % ESCAPES[:1200]] * 9_000),
+    "a row of ids": b'{"input_ids":[[1],[%b],[2,3]]}' % b",".join([b"4711"] * 1_000_000),
+    "ids": b'{"input_ids":[%b]}' % b",".join([b"4711"] * 1_000_000),
+}
+
+
+@pytest.mark.parametrize("body", LARGE.values(), ids=LARGE)
+def test_no_decoder_gets_more_than_it_can_do_in_a_turn(
+    body: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once begun it does not stop: 16 MiB of escapes took 40 ms, and a row of ids as long."""
+    seen: list[int] = []
+
+    class Watched:
+        def __init__(self, decoder: Any) -> None:
+            self._decode = decoder.decode
+
+        def decode(self, data: bytes) -> Any:
+            seen.append(len(data))
+            return self._decode(data)
+
+    reading: Any = BodyReader(GenerateRequest)
+    reading._strict, reading._lenient = Watched(reading._strict), Watched(reading._lenient)
+    reading._entries = {name: Watched(decoder) for name, decoder in reading._entries.items()}
+    monkeypatch.setattr(bodies, "_IDS", Watched(bodies._IDS))
+    monkeypatch.setattr(long_texts, "decode", Watched(msgspec.json.Decoder(str)).decode)
+    found = plain(run_now(reading._large(Counting, body, [])))
+    expected = plain(msgspec.json.decode(body, type=GenerateRequest))
+    assert found == expected
+    assert max(seen) <= json_scan.PART_BYTES and sum(seen) > len(body) // 2
+
+
+def test_what_cannot_be_taken_out_has_a_limit() -> None:
+    names = b",".join(b'"%06d%b":1' % (number, b"k" * 200) for number in range(6_000))
+    for body, field in (
+        (b'{"text":"a","kv_hints":{%b}}' % names, "body"),
+        (b'{"text":["a",1%b]}' % (b"0" * (2 << 20)), "text[1]"),
+        (b'{"text":"a",%b"stream":true}' % (b" " * (2 << 20)), "body"),
+    ):
+        with pytest.raises(BadRequest, match="bytes of names, numbers") as refused:
+            read_in_pieces(GenerateRequest, body)
+        assert refused.value.field == field
+
+
+def test_arguments_of_tools_are_decoded_like_bodies() -> None:
+    """They are JSON in a text of the body."""
+    value = {"path": "a.txt", "content": "中\n" * 500_000, "more": ["x" * 100, {"y": None}]}
+    call: dict[str, Any] = {"function": {"name": "write", "arguments": json.dumps(value)}}
+    steps = sum(1 for _ in read_arguments(call, "messages[0]"))
+    assert steps > 20 and call["function"]["arguments"] == value
 
 
 def read_in_pieces(kind: Any, body: bytes) -> Any:

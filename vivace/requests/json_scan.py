@@ -1,5 +1,5 @@
 """The structure of a large JSON body, before it is decoded: how many values, how deep, and where
-the lists that stand directly in it can be cut into pieces.
+the lists that stand directly in it can be cut into pieces; and its strings, where it is very large.
 
 A strict decoder reads every byte later; here it is enough that no valid document is misread, and
 that what is left in one piece is small. Strings are skipped, numbers are not looked at.
@@ -20,12 +20,18 @@ WINDOW = 64 << 10
 PIECE = 16 << 10
 """Bytes after which a list is cut at the next comma."""
 PIECE_VALUES = 1024
+PART_BYTES = 1 << 20
+"""Bytes that are decoded without a pause, less than 3 ms whatever they hold. Strings are taken out
+of a larger document, and what is left of it (of one entry of a list) may not be longer."""
+SHORT = 64
+"""Bytes of a string that is not taken out."""
 TURNS = 32
 """Lists and strings looked at without a pause, if they are short."""
 
 Data = bytes | bytearray
 
 _PLAIN = re.compile(rb'[^"\[\]{}]*+')
+_COLON = re.compile(rb"[ \t\n\r]*+:")
 _STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
 _QUOTE, _BACKSLASH = b'"\\'
 _OPENING = frozenset(b"[{")
@@ -48,6 +54,8 @@ class ListSpan:
     start: int
     end: int = 0
     commas: list[int] = field(default_factory=list)
+    rows: dict[int, ListSpan] = field(default_factory=dict)
+    """Entries that are long lists of ids themselves, by their places."""
 
 
 def too_deep() -> BadRequest:
@@ -63,7 +71,10 @@ class Scan:
 
     def __init__(self, data: Data, fields: Mapping[str, ListField]) -> None:
         self.cuts: list[ListSpan] = []
+        self.strings: list[tuple[int, int]] = []
+        """Where those of a very large document begin and end, keys and short ones left out."""
         self._data = data
+        self._large = len(data) > PART_BYTES
         self._fields = fields
         self._depth = 0
         self.values = 0
@@ -75,6 +86,7 @@ class Scan:
         """The last string of the body's own level: its key, or a value."""
         self._name = ""
         self._list: ListSpan | None = None
+        self._row_span: ListSpan | None = None
         self._known: ListField | None = None
         self._entries = 0
         self._prompts = 0
@@ -100,6 +112,8 @@ class Scan:
             if byte == _QUOTE:
                 place = yield from self._skip(place)
                 self._quoted(end + 1, place - 1)
+                if self._large and place - end > SHORT and not _COLON.match(data, place):
+                    self.strings.append((end + 1, place - 1))
             elif byte in _OPENING:
                 self._open(byte, place)
             elif byte in b"]}":
@@ -153,6 +167,8 @@ class Scan:
             self._row += commas
             if self._row >= known.limit:
                 raise too_long(f"{self._name}[{self._entries}]", self._row + 1, known.limit)
+            if commas and self._depth == 3:
+                self._cut_row(start, end)
         elif commas:
             self._count(commas)
 
@@ -172,6 +188,11 @@ class Scan:
             cuts.commas.append(self._data.rfind(b",", start, end))
             self._since = 0
 
+    def _cut_row(self, start: int, end: int) -> None:
+        row = self._row_span
+        if row is not None and end - (row.commas[-1] if row.commas else row.start) > PIECE:
+            row.commas.append(self._data.rfind(b",", start, end))
+
     def _open(self, byte: int, place: int) -> None:
         self._depth += 1
         if self._depth > DEPTH:
@@ -186,6 +207,8 @@ class Scan:
                 self._entries = self._since = self._prompts = 0
         elif self._known is not None and self._known.ids:
             self._prompt()
+            if self._depth == 3 and byte == _LIST:
+                self._row_span = ListSpan(self._name, place)
 
     def _prompt(self) -> None:
         """One more text, or list of ids, in a list that is otherwise one of ids."""
@@ -197,6 +220,11 @@ class Scan:
         self._depth -= 1
         if self._depth < 0:
             raise BadRequest("body", "is not valid JSON: a bracket closes that never opened")
+        if self._depth == 2 and self._list is not None and (row := self._row_span) is not None:
+            if row.commas:
+                row.end = place
+                self._list.rows[self._entries] = row
+            self._row_span = None
         if self._depth == 1 and self._list is not None:
             self._list.end = place
             self.cuts.append(self._list)

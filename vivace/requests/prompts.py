@@ -18,8 +18,9 @@ from vivace.frontend.fields import refuse_unsupported
 from vivace.frontend.frontend import Frontend
 from vivace.frontend.validation import build_logprobs, build_sampling, check_prompt, samples
 from vivace.protocol.messages import Request
-from vivace.requests.json_scan import Scan
+from vivace.requests.json_scan import PART_BYTES, Scan
 from vivace.requests.limits import DEPTH, VALUES
+from vivace.requests.long_texts import decode_document
 from vivace.requests.schema import MESSAGE_REFUSED, GenerateRequest, Message
 
 
@@ -230,11 +231,14 @@ def read_arguments(call: dict[str, Any], field: str) -> Work[int]:
     try:
         data = function["arguments"].encode()
         values = sum(data.count(mark) for mark in (b",", b"[", b"{"))
-        if values > DEPTH:  # many of them, or commas in a text
+        if values > DEPTH or len(data) > PART_BYTES:  # many of them, or a long text
             scan = Scan(data, {})
             yield from scan.run()
             values = scan.values
-        call["function"] = {**function, "arguments": msgspec.json.decode(data)}
+            arguments = yield from decode_document(data, scan)
+        else:
+            arguments = msgspec.json.decode(data)
+        call["function"] = {**function, "arguments": arguments}
     except BadRequest as error:
         raise error.of_field(name) from None
     except (msgspec.DecodeError, ValueError, RecursionError):

@@ -7,6 +7,7 @@ import asyncio
 import codecs
 import logging
 import re
+from collections import deque
 from itertools import accumulate
 from typing import (
     TYPE_CHECKING,
@@ -26,8 +27,17 @@ from aiohttp.http_exceptions import HttpProcessingError
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fairness import Work
 from vivace.frontend.fields import validation_error
-from vivace.requests.json_scan import WINDOW, Data, ListField, ListSpan, Scan, too_deep
+from vivace.requests.json_scan import (
+    PART_BYTES,
+    WINDOW,
+    Data,
+    ListField,
+    ListSpan,
+    Scan,
+    too_deep,
+)
 from vivace.requests.limits import DEPTH, VALUES
+from vivace.requests.long_texts import LongTexts
 from vivace.server.http_metrics import UNKNOWN_FIELD
 from vivace.server.responses import HTTPError
 
@@ -131,6 +141,7 @@ log = logging.getLogger("vivace.server")
 
 SMALL = 64 << 10
 """Bytes of a body that is decoded at once: less than 3 ms, whatever it holds."""
+_IDS = msgspec.json.Decoder(list[int])
 _UNKNOWN = "contains unknown field"
 """msgspec's words"""
 _TOO_LONG = re.compile(r"of length <= (\d+)")
@@ -176,31 +187,38 @@ class BodyReader(Generic[T]):
         yield from check_utf8(data)
         scan = Scan(data, self._fields)
         yield from scan.run()
-        long = [cuts for cuts in scan.cuts if cuts.commas]
-        params = self._decode(context, without_lists(data, long) if long else data)
+        texts = LongTexts()
+        if scan.strings:
+            data = yield from texts.take_out(data, scan.strings)
+            scan = Scan(data, self._fields)
+            yield from scan.run()
+        long = [cuts for cuts in scan.cuts if cuts.commas or cuts.rows]
+        rest = part(data, 0, len(data), long, "body")
+        params = yield from texts.put_back(self._decode(context, rest), rest)
         for name, cuts in {cuts.name: cuts for cuts in scan.cuts}.items():  # the last one counts
-            if cuts.commas and getattr(params, name) == []:
+            if (cuts.commas or cuts.rows) and getattr(params, name) == []:
                 lists.append([])
                 setattr(params, name, lists[-1])
-                yield from self._pieces(data, cuts, lists[-1])
+                yield from self._pieces(data, cuts, lists[-1], texts)
         return params
 
-    def _pieces(self, data: Data, cuts: ListSpan, found: list[Any]) -> Work[None]:
+    def _pieces(self, data: Data, cuts: ListSpan, found: list[Any], texts: LongTexts) -> Work[None]:
         """Put the entries of a list into `found`, decoded piece by piece."""
         decoder = self._entries[cuts.name]
+        rows = deque(cuts.rows.items())
         start = cuts.start
         for end in (*cuts.commas, cuts.end):
-            try:
-                piece = decoder.decode(b"[%b]" % data[start:end])
-            except msgspec.ValidationError as error:
-                raise validation_error(_shift_index(str(error), cuts.name, len(found))) from None
-            except (ValueError, RecursionError) as error:
-                raise BadRequest(cuts.name, f"is not valid JSON: {error}") from None
-            if not piece:
-                raise BadRequest(cuts.name, "is not valid JSON: two commas in a row")
-            found += piece
+            inside: list[tuple[int, ListSpan]] = []
+            while rows and rows[0][1].start < end:
+                inside.append(rows.popleft())
+            place = f"{cuts.name}[{len(found)}]"
+            raw = b"[%b]" % part(data, start, end, [row for _, row in inside], place)
+            piece = decode_piece(decoder, raw, cuts.name, len(found))
+            found += yield from texts.put_back(piece, raw)
             start = end + 1
             yield
+            for number, row in inside:
+                yield from read_row(data, row, f"{cuts.name}[{number}]", found[number])
 
     def _decode(self, context: Context, data: Data) -> T:
         try:
@@ -232,15 +250,46 @@ def list_fields(kind: Any) -> dict[str, tuple[ListField, Any]]:
     return found
 
 
-def without_lists(data: Data, lists: list[ListSpan]) -> bytes:
-    """The body with empty lists in place of these."""
+def part(data: Data, start: int, end: int, lists: list[ListSpan], place: str) -> Data:
+    """A part of the body with empty lists in place of these. BadRequest when it is too long to be
+    decoded without a pause."""
     parts: list[Data] = []
-    place = 0
     for cuts in lists:
-        parts.append(data[place : cuts.start])
-        place = cuts.end
-    parts.append(data[place:])
-    return b"".join(parts)
+        parts.append(data[start : cuts.start])
+        start = cuts.end
+    parts.append(data[start:end])
+    size = sum(map(len, parts))
+    if size > PART_BYTES:
+        raise BadRequest(
+            place,
+            f"has {size} bytes of names, numbers, blanks and short strings; "
+            f"at most {PART_BYTES} are allowed",
+        )
+    return b"".join(parts) if lists else parts[0]
+
+
+def decode_piece(
+    decoder: msgspec.json.Decoder[list[Any]], raw: bytes, name: str, offset: int
+) -> list[Any]:
+    """The entries of a piece of the list `name`, which begins with entry `offset`."""
+    try:
+        piece = decoder.decode(raw)
+    except msgspec.ValidationError as error:
+        raise validation_error(_shift_index(str(error), name, offset)) from None
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(name, f"is not valid JSON: {error}") from None
+    if not piece:
+        raise BadRequest(name, "is not valid JSON: two commas in a row")
+    return piece
+
+
+def read_row(data: Data, row: ListSpan, name: str, ids: list[int]) -> Work[None]:
+    """Put a long list of ids, which is an entry of a list, into `ids`."""
+    start = row.start
+    for end in (*row.commas, row.end):
+        ids += decode_piece(_IDS, b"[%b]" % data[start:end], name, len(ids))
+        start = end + 1
+        yield
 
 
 def decode(data: Data, decoder: msgspec.json.Decoder[T]) -> T:
