@@ -112,10 +112,10 @@ def why_no_answer(error: Exception) -> str:
     return os.strerror(inner.errno) if known and inner.errno else inner.strerror or str(inner)
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """ "; did you mean ..." with up to three names, or nothing."""
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """ "; did you mean ..." with up to three names, or nothing; 1 is the same name."""
     # Loading it takes longer than all rules take, and a valid deployment never asks.
     import difflib
 
-    close = difflib.get_close_matches(name, dict.fromkeys(known), n=3, cutoff=0.6)
+    close = difflib.get_close_matches(name, dict.fromkeys(known), n=3, cutoff=cutoff)
     return f"; did you mean {' or '.join(close)}?" if close else ""

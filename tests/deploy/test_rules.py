@@ -672,6 +672,7 @@ OF_REMARKS = (
     "left-out",
     "broken-line",
     "undefined-variable",
+    "unknown-release",
     "variable-from-outside",
 )
 

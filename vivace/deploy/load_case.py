@@ -92,7 +92,8 @@ def build_case(loaded: LoadedDeployment, overrides: Overrides) -> Case:
     try:
         target = parse_target(overrides.target or deployment.engine or "sglang")
     except ValueError as error:
-        raise DeploymentError(str(error)) from None
+        where = "--target" if overrides.target else f"{loaded.file}: engine"
+        raise DeploymentError(f"{where}: {error}") from None
     return Case(
         deployment=deployment,
         file=loaded.file,

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from vivace.config.releases.tables import releases
+from vivace.errors import nearest
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -36,9 +37,10 @@ def parse_target(text: str) -> Target:
     if engine == "sglang" and version in ("", *releases()):
         return Target("sglang", version)
     known = releases()
+    near = nearest(version, known, 0.75) if engine == "sglang" else ""
     raise ValueError(
-        f"unknown target {text!r}; available: vivace, sglang, and sglang=={known[0]} to "
-        f"sglang=={known[-1]}, as PyPI has them"
+        f"unknown target {text!r}{near} (known: vivace, sglang, and sglang=={known[0]} to "
+        f"sglang=={known[-1]}, as PyPI has them)"
     )
 
 

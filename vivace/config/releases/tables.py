@@ -1,4 +1,5 @@
-"""The flags and environment variables of SGLang, release by release.
+"""The flags and environment variables of SGLang, release by release, and the variables of the
+libraries below it.
 
 flags.json and variables.json have one row for each distinct definition; its last column is the
 releases that have it, as [first, last, first, last ...] of `releases()`.
@@ -57,6 +58,13 @@ class ReleasedVariable(msgspec.Struct, frozen=True, array_like=True):
     held: tuple[int, ...]
 
 
+class Library(msgspec.Struct, frozen=True):
+    """`names` of variables, with blanks between them; `source`: who says so."""
+
+    names: str
+    source: str
+
+
 class FlagTable(msgspec.Struct, frozen=True):
     releases: tuple[str, ...]
     choices: tuple[tuple[str, ...], ...]
@@ -81,6 +89,18 @@ def flag_table() -> FlagTable:
 @cache
 def variable_table() -> VariableTable:
     return msgspec.json.decode(content("variables.json"), type=VariableTable)
+
+
+@cache
+def library_variables(*libraries: str) -> frozenset[str]:
+    """That libraries or schedulers read or set (libraries.json); without arguments, all of them."""
+    table = msgspec.json.decode(content("libraries.json"), type=dict[str, Library])
+    return frozenset(
+        name
+        for library, row in table.items()
+        if not libraries or library in libraries
+        for name in row.names.split(" ")
+    )
 
 
 def releases() -> tuple[str, ...]:

@@ -45,7 +45,7 @@ class Remark(msgspec.Struct, frozen=True):
     file: str = ""
     line: int = 0
     end: int = 0
-    severity: Literal["note"] | None = None
+    severity: Literal["note", "warning"] | None = None
     """where it is not the rule's own"""
 
 

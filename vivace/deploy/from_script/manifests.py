@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 import yaml
 
-from vivace.deploy.from_script.compose import find_machine, interpolate, read_environment
+from vivace.deploy.from_script.compose import as_list, find_machine, interpolate, read_environment
 from vivace.deploy.locations import Location
 from vivace.deploy.schema.files import SafeLoader, describe_problem, refuse_endless
 from vivace.deploy.shell.interpreter import Follow
@@ -19,6 +19,11 @@ from vivace.deploy.shell.reader import ScriptError, no_file
 IN_COMMAND = re.compile(r"\$\$|\$\(([A-Za-z_]\w*)\)")
 RANKS = ("pod-index", "worker-index", "completion-index")
 """ends of labels that number the pods of a set"""
+IMAGE = re.compile(r"(?:^|/)sglang:v?(\d+\.\d+\.\d+(?:rc\d+|\.post\d+)?)(?![\w.])")
+LWS = ("LWS_LEADER_ADDRESS", "LWS_GROUP_SIZE", "LWS_WORKER_INDEX")
+"""what a LeaderWorkerSet's controller sets in each of its containers"""
+OF_SERVICES = re.compile(r"_(SERVICE_(HOST|PORT\w*)|PORT(_\d+_\w+)?)$")
+"""ends of variables that the cluster makes of its services"""
 MAX_PODS = 64
 """of one set that are looked at"""
 MAX_CONTAINERS = 128
@@ -28,7 +33,7 @@ MAX_NESTING = 200
 class Container(msgspec.Struct, frozen=True):
     """`script` exports its variables and runs its command; `pod`: its number in its set;
     `machine`: the same for those that share one; `host`: its address, where the file says it;
-    `notes`: what was not read."""
+    `notes`: what was not read; `undefined`: `$(NAME)` that nothing defines, `defined`: what is."""
 
     script: str
     place: Location
@@ -37,6 +42,10 @@ class Container(msgspec.Struct, frozen=True):
     machine: str = ""
     host: str = ""
     notes: tuple[str, ...] = ()
+    undefined: tuple[str, ...] = ()
+    defined: tuple[str, ...] = ()
+    release: str = ""
+    """of SGLang, where the image says it"""
     files: dict[str, str] = {}
     """that were read for its variables, by name"""
 
@@ -97,7 +106,7 @@ def of_document(file: str, node: yaml.Node, follow: Follow) -> Iterator[Containe
         workers = child(group, "workerTemplate", "spec")
         leaders = child(group, "leaderTemplate", "spec") or workers
         for pod in range(size):
-            yield from of_pod(file, workers if pod else leaders, pod, size)
+            yield from of_pod(file, workers if pod else leaders, pod, size, grouped=True)
         return
     if template is None:
         template = child(node, "spec", "jobTemplate", "spec", "template", "spec")
@@ -111,7 +120,9 @@ def count_pods(value: Any) -> int:
     return min(max(value, 1), MAX_PODS) if isinstance(value, int) else 1
 
 
-def of_pod(file: str, spec: yaml.Node | None, pod: int, size: int) -> Iterator[Container]:
+def of_pod(
+    file: str, spec: yaml.Node | None, pod: int, size: int, grouped: bool = False
+) -> Iterator[Container]:
     shared = plain(child(spec, "hostNetwork")) is True
     lists = (child(spec, "initContainers"), child(spec, "containers"))
     listed = [found.value for found in lists if isinstance(found, yaml.SequenceNode)]
@@ -121,16 +132,31 @@ def of_pod(file: str, spec: yaml.Node | None, pod: int, size: int) -> Iterator[C
             continue
         variables = {"LWS_GROUP_SIZE": str(size), "LWS_WORKER_INDEX": str(pod)}
         own = pod_variables(content.get("env"), pod)
-        words = [
-            expand_variables(word, {**variables, **own})
-            for key in ("command", "args")
-            for word in as_words(content.get(key))
-        ]
+        given = [word for key in ("command", "args") for word in as_words(content.get(key))]
+        words = [expand_variables(word, {**variables, **own}) for word in given]
         if words:
             used = {name: value for name, value in variables.items() if name in str(words)}
-            notes = ("envFrom of a container is not read",) if content.get("envFrom") else ()
-            script = to_script({**used, **own}, words)
-            yield Container(script, location(file, node), pod, not shared, notes=notes)
+            outside = bool(content.get("envFrom"))
+            defined = (*own, *(LWS if grouped else ()))
+            yield Container(
+                script=to_script({**used, **own}, words),
+                place=location(file, node),
+                pod=pod,
+                contained=not shared,
+                notes=("envFrom of a container is not read",) if outside else (),
+                undefined=() if outside else undefined_names(given, content.get("env"), defined),
+                defined=defined,
+                release=image_release(content),
+            )
+
+
+def undefined_names(words: list[str], env: Any, defined: Sequence[str]) -> tuple[str, ...]:
+    """`$(NAME)` that the container does not define, nor a service of the cluster. In small letters
+    it is a command of the shell."""
+    values = [each.get("value") for each in as_list(env) if isinstance(each, Mapping)]
+    used = (match[1] for text in (*words, *values) for match in IN_COMMAND.finditer(str(text)))
+    names = (name for name in used if name and name.isupper() and not OF_SERVICES.search(name))
+    return tuple(dict.fromkeys(name for name in names if name not in defined))
 
 
 def pod_variables(listed: Any, pod: int) -> dict[str, str]:
@@ -180,7 +206,14 @@ def of_service(file: str, name: yaml.Node, node: yaml.Node, follow: Follow) -> I
             host=str(content.get("x-host") or ""),
             notes=tuple(found.notes),
             files=found.files,
+            release=image_release(content),
         )
+
+
+def image_release(content: Mapping[str, Any]) -> str:
+    """`lmsysorg/sglang:v0.5.10-cu130` is 0.5.10."""
+    found = IMAGE.search(str(content.get("image") or ""))
+    return found[1] if found else ""
 
 
 def as_words(value: Any) -> list[str]:

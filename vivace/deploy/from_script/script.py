@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from vivace.config.releases.tables import releases
 from vivace.deploy.files import read_beside
 from vivace.deploy.from_script.flags import Remark, parse_flags
 from vivace.deploy.from_script.isolated import read_isolated
@@ -24,13 +25,14 @@ from vivace.deploy.from_script.roles import (
     shared_environment,
     without,
 )
-from vivace.deploy.from_script.undefined import undefined_variables
+from vivace.deploy.from_script.undefined import undefined_in_pod, undefined_variables
 from vivace.deploy.locations import COMMAND, Location, Sources
 from vivace.deploy.quoting import quote
 from vivace.deploy.schema.deployment import Benchmark, Deployment, Model, Role
 from vivace.deploy.shell.interpreter import Follow
 from vivace.deploy.shell.reader import MAX_BYTES, ScriptError, no_file
 from vivace.deploy.shell.state import Launch
+from vivace.errors import nearest
 from vivace.files import FileTooLarge, PathName, read_file
 
 PREPARING = frozenset(
@@ -87,6 +89,8 @@ class DeploymentBuilder(msgspec.Struct):
     unset: list[str] = []
     remarks: list[Remark] = []
     texts: dict[str, str] = {}
+    releases: list[str] = []
+    """of SGLang, that images name"""
 
     def remark(self, rule: str, flag: str, text: str, place: Location) -> None:
         self.place_remark(Remark(rule, flag, text), place)
@@ -137,6 +141,14 @@ def collect_text(
         found.texts |= each.files
         for note in each.notes:
             found.remark("not-understood", "", note, each.place)
+        for variable in each.undefined:
+            found.place_remark(undefined_in_pod(variable, each.defined), each.place)
+        if each.release in releases():
+            found.releases.append(each.release)
+        elif each.release:
+            text = f"the image is of SGLang {each.release}, which is not known"
+            near = nearest(each.release, releases(), 0.75)
+            found.remark("unknown-release", "image", text + near, each.place)
     found.texts[name] = content
 
 
@@ -191,6 +203,8 @@ def finish_import(found: DeploymentBuilder, file: str) -> LoadedDeployment:
         text = f"what runs depends on {condition or 'the machine'}: read as if it were true"
         found.remark("not-understood", "", text, server.place)
     deployment = build_deployment(groups, list(found.benchmarks.values()))
+    if deployment.engine == "sglang" and len(set(found.releases)) == 1:
+        deployment.engine = f"sglang=={found.releases[0]}"
     if deployment.model.path is None and len(models := server_models(groups.roles)) > 1:
         text = f"servers of several models ({', '.join(models)}): what needs one is not checked"
         place = next(iter(groups.started.values()))[0].place

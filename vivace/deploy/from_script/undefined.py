@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
+from vivace.config.releases.tables import library_variables
 from vivace.deploy.from_script.flags import Remark
 from vivace.deploy.from_script.roles import StartedServer
 
@@ -23,13 +24,16 @@ def undefined_variables(
     sets."""
     for flag, value in server.flags.items():
         for name in VARIABLE.findall(str(value)):
-            near = close(name, known)
-            if name in known or (SUPPLIED.match(name) and not near):
+            near, supplied = close(name, known), close_supplied(name)
+            if name in known or name in library_variables("schedulers"):
                 continue
             if near:
                 text = f"${name} is never set, ${near} is: --{flag} gets nothing"
                 yield Remark("undefined-variable", "--" + flag, text)
-            else:
+            elif supplied:
+                text = f"${name} is never set; schedulers set ${supplied}: --{flag} gets nothing"
+                yield Remark("undefined-variable", "--" + flag, text, severity="warning")
+            elif not SUPPLIED.match(name):
                 text = f"${name} is not set here: --{flag} is empty unless it is exported before"
                 yield Remark("variable-from-outside", "--" + flag, text)
     in_flags = {*known, *VARIABLE.findall(str(server.flags))}
@@ -40,8 +44,24 @@ def undefined_variables(
             yield Remark("undefined-variable", "$" + name, text)
 
 
-def close(name: str, known: Sequence[str]) -> str:
+def undefined_in_pod(name: str, known: Sequence[str]) -> Remark:
+    """`$(NAME)` of a manifest that no env of the container defines."""
+    near = close(name, known)
+    left = "Kubernetes leaves it as it is"
+    if near:
+        text = f"$({name}) is never set, $({near}) is: {left}"
+        return Remark("undefined-variable", name, text)
+    text = f"$({name}) is not set by the container's env: {left}"
+    return Remark("variable-from-outside", name, text, severity="warning")
+
+
+def close(name: str, known: Sequence[str], cutoff: float = 0.85) -> str:
     """A variable whose name differs by a letter or two."""
     import difflib
 
-    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.85)), "")
+    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=cutoff)), "")
+
+
+def close_supplied(name: str) -> str:
+    """One that a scheduler sets, whose names resemble one another more."""
+    return close(name, sorted(library_variables("schedulers")), 0.93)

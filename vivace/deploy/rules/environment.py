@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from vivace.config.releases.tables import (
     latest,
+    library_variables,
     readers,
     span,
     variable_at,
@@ -21,8 +22,8 @@ from vivace.errors import nearest
 
 SGLANG = ("SGLANG_", "SGL_")
 PREFIXES = (*SGLANG, "VIVACE_")
-MISSPELLED = ("HCCL_BUFFERSIZE", "HCCL_BUFF_SIZE", "HCCL_SOCKET_IFNAMES")
-"""misspellings that have been seen outside of these prefixes"""
+ALIKE, ALMOST = 0.75, 0.9
+"""shares of equal letters from which a name is offered, and from which one is taken for another"""
 NO_READER = {"SGLANG_DP_ROUND_ROBIN"}
 BUILT_IN = {"SGLANG_ENABLE_SPEC_V2": "what it turned on is always on since 0.5.14"}
 """variables that a version may lack without a loss"""
@@ -51,17 +52,37 @@ def distinct(issues: Iterator[Issue]) -> Iterator[Issue]:
 @case_rule("unknown-variable", "warning", source=INVENTORY)
 def unknown_variable(case: Case) -> Iterator[Issue]:
     """Every variable is known.
-    Nothing reports a misspelled variable: it has no effect, and its default stays."""
+    Nothing reports a misspelled variable: it has no effect, and its default stays. Of variables
+    without the prefix of an engine those are found that differ by a letter or two from one that
+    HCCL, CANN, torch, NCCL, DeepEP, Mooncake or a scheduler reads."""
     known = tables().variables
 
     def issues() -> Iterator[Issue]:
         for role, name, _ in case.variables:
-            ours = name.startswith(PREFIXES) or name in MISSPELLED
-            if ours and name not in known and name not in NO_READER and not readers(name):
-                text = f"{name} is not a known variable{nearest(name, [*known, *variable_rows()])}"
+            if name in known or name in NO_READER or readers(name):
+                continue
+            ours = name.startswith(PREFIXES)
+            near = nearest_variable(name, ALIKE if ours else ALMOST)
+            if ours or (near and not is_own(name, case)):
+                text = f"{name} is not a known variable{near}"
                 yield Issue(name, text, "correct the name, or remove it", role=role)
 
     return distinct(issues())
+
+
+def nearest_variable(name: str, cutoff: float) -> str:
+    """Empty for a known one, also with a number of its own behind it: HOST_IP_2."""
+    others = {*variable_rows(), *library_variables(), *tables().variables}
+    if name in others or name.rstrip("0123456789_") in others:
+        return ""
+    most = len(name) * (2 - cutoff) / cutoff  # letters of a name that can be as much alike
+    return nearest(name, (each for each in sorted(others) if len(each) <= most), cutoff)
+
+
+def is_own(name: str, case: Case) -> bool:
+    """Whether the scripts themselves use the variable."""
+    used = re.compile(r"\$\{?" + re.escape(name) + r"\b")
+    return any(used.search(content) for content in case.sources.texts.values())
 
 
 @case_rule("dead-variable", "warning", source=INVENTORY)

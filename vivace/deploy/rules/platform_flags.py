@@ -19,6 +19,9 @@ OTHERS = {
     "sampling_backend": "flashinfer, pytorch",
     "hicache_io_backend": "kernel, direct",
 }
+DEVICES = {"npu": ("npu",), "cuda": ("cuda",), "hip": ("cuda", "hip"), "cpu": ("cpu",)}
+"""platform -> what --device calls it; torch for AMD says cuda"""
+ACCELERATORS = ("cuda", "npu", "hip", "xpu", "hpu", "musa")
 FEATURES = "Support Features on Ascend NPU"
 
 
@@ -61,11 +64,16 @@ def ascend_value(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue("--" + flag, text, "test it before you rely on it")
 
 
-@server_rule("backend-platform", "error", source=INVENTORY, platforms=("cuda", "cpu"))
+@server_rule("backend-platform", "error", source=INVENTORY)
 def backend_platform(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """Backends of Ascend are used on Ascend.
-    Their modules import torch_npu, which only Ascend has: the server stops."""
-    for name, (flag, value) in server.given.items():
+    """--device and backends are those of the hardware.
+    Each device has a torch of its own: the server stops where it asks for another one, or for a
+    backend that imports torch_npu, which only Ascend has."""
+    asked, known = str(server.value("device")), DEVICES.get(case.platform, ())
+    if known and asked in ACCELERATORS and asked not in known:
+        text = f"--device {asked}, but the hardware is {case.platform}"
+        yield Issue(server.flag("device"), text, f"--device {known[0]}, or other hardware")
+    for name, (flag, value) in server.given.items() if case.platform not in ("", "npu") else ():
         if isinstance(value, str) and "ascend" in value and name.endswith("_backend"):
             text = f"--{flag} {value} needs an Ascend device, and this is {case.platform}"
             remedy = f"remove --{flag}, or choose another ({OTHERS.get(name, 'see --help')})"

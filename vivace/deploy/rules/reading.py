@@ -79,6 +79,13 @@ from_vllm = remark_rule(
     report is about that server.""",
     "",
 )  # fmt: skip
+unknown_release = remark_rule(
+    "unknown-release", "warning", "PyPI",
+    """Images are of a release of SGLang.
+    The tag says for which release flags and variables are judged. Of one that is not known, flags
+    are judged as for any release.""",
+    "correct the tag, or state --target",
+)  # fmt: skip
 not_translated = remark_rule(
     "not-translated", "warning", VLLM,
     """Every flag and variable of vLLM has a flag of the same meaning.
