@@ -133,6 +133,17 @@ class Terminal:
     def flush(self) -> None:
         pass
 
+    def resize(self, width: int) -> None:
+        """What is too long for the new width goes on in further rows."""
+        self.width = width
+        parts = [range(0, max(len(row.rstrip()), 1), width) for row in self.rows]
+        self.rows = [
+            row[begin : begin + width]
+            for row, begins in zip(self.rows, parts, strict=True)
+            for begin in begins
+        ]
+        self._move(len(self.rows) - 1)
+
     @property
     def text(self) -> list[str]:
         rows = [row.rstrip() for row in self.rows]

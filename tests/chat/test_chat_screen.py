@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 from typing import Any
 
 import pytest
@@ -31,7 +32,7 @@ def shown(parts: list[str], layout: str, *, height: int = 500, pause: float = 1.
     """The terminal behind an answer in these parts; `pause`: seconds from one to the next."""
     terminal, now = Terminal(WIDTH, height), [0.0]
     made: Any = (MarkdownLayout if layout == "markdown" else PlainLayout)(console())
-    screen = FormattedScreen(terminal, made, lambda: height, lambda: now[0])  # type: ignore[arg-type]
+    screen = FormattedScreen(terminal, made, lambda: (WIDTH, height), lambda: now[0])  # type: ignore[arg-type]
     for part in parts:
         now[0] += pause
         screen.add(part)
@@ -57,6 +58,35 @@ def test_token_by_token_nothing_flickers(layout: str) -> None:
     streamed = shown(list(MARKDOWN), layout)
     assert streamed.text == shown([MARKDOWN], layout).text
     assert not streamed.rewritten
+
+
+@pytest.mark.parametrize("layout", ["markdown", "plain"])
+@given(widths=st.lists(st.integers(12, 60), min_size=1, max_size=6))
+@settings(max_examples=40, deadline=None)
+def test_after_a_resize_the_answer_stands_there_once(layout: str, widths: list[int]) -> None:
+    """As if the terminal had had its last width from the beginning."""
+    words = "Rivers are natural bodies of water that flow from higher to lower ground. ".split(" ")
+    parts = [f"{word} " for word in words]
+
+    def answer(resized: list[int]) -> list[str]:
+        terminal, rich_console = Terminal(WIDTH, 500), console()
+        made: Any = (MarkdownLayout if layout == "markdown" else PlainLayout)(rich_console)
+        now = itertools.count()
+        screen = FormattedScreen(
+            terminal,  # type: ignore[arg-type]
+            made,
+            lambda: (terminal.width, 500),
+            lambda: float(next(now)),
+        )
+        for number, part in enumerate(parts):
+            if number < len(resized):
+                rich_console.width = resized[number]
+                terminal.resize(resized[number])
+            screen.add(part)
+        screen.end()
+        return terminal.text
+
+    assert answer(widths) == answer(widths[-1:])
 
 
 @pytest.mark.parametrize(
@@ -100,7 +130,7 @@ def test_fast_answers_are_not_drawn_for_every_token() -> None:
             Counting.drawn += 1
             return super().lines(block)
 
-    screen = FormattedScreen(io.StringIO(), Counting(console()), lambda: 20, lambda: 5.0)
+    screen = FormattedScreen(io.StringIO(), Counting(console()), lambda: (WIDTH, 20), lambda: 5.0)
     for letter in "many letters in no time at all":
         screen.add(letter)
     screen.end()
@@ -137,7 +167,7 @@ class SlowLayout(PlainLayout):
 
 def test_drawing_takes_a_part_of_the_time_however_large_an_answer_is() -> None:
     now = [0.0]
-    screen = FormattedScreen(io.StringIO(), SlowLayout(now), lambda: 20, lambda: now[0])
+    screen = FormattedScreen(io.StringIO(), SlowLayout(now), lambda: (WIDTH, 20), lambda: now[0])
     waited = 0.0
     for _ in range(2000):
         now[0] += 0.02

@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable
 from typing import IO, Protocol
 
+from rich.cells import cell_len
 from rich.console import Console
 
-from vivace.chat.layout import Layout, MarkdownLayout, PlainLayout
+from vivace.chat.layout import CODES, Layout, MarkdownLayout, PlainLayout
 
 REDRAW_SECONDS = 0.05
 """at most so often; nobody reads faster"""
@@ -34,7 +35,7 @@ def screen_for(console: Console, *, plain: bool) -> Callable[[], Screen]:
     if not console.is_terminal or console.is_dumb_terminal:
         return lambda: PassingScreen(console.file)
     layout = PlainLayout(console) if plain else MarkdownLayout(console)
-    return lambda: FormattedScreen(console.file, layout, lambda: console.height)
+    return lambda: FormattedScreen(console.file, layout, lambda: console.size)
 
 
 class PassingScreen:
@@ -58,11 +59,11 @@ class FormattedScreen:
         self,
         out: IO[str],
         layout: Layout,
-        height: Callable[[], int],
+        size: Callable[[], tuple[int, int]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._layout = layout
-        self._lines = ChangingLines(out, height)
+        self._lines = ChangingLines(out, size)
         self._clock = clock
         self._next_drawing = -math.inf
         self._text = ""
@@ -104,18 +105,23 @@ class FormattedScreen:
 
 
 class ChangingLines:
-    """Lines at the end of the terminal's output. The cursor rests in the line below them."""
+    """Lines at the end of the terminal's output. The cursor rests in the line below them.
+    `size`: the terminal's columns and rows."""
 
-    def __init__(self, out: IO[str], height: Callable[[], int]) -> None:
+    def __init__(self, out: IO[str], size: Callable[[], tuple[int, int]]) -> None:
         self._out = out
-        self._height = height
+        self._size = size
+        self._width = size()[0]
         self._shown: list[str] = []
 
     def show(self, lines: list[str]) -> None:
         """Make them what stands there. What has left the screen at its top stays as it was."""
+        width, height = self._size()
+        if width != self._width:
+            self._remove(width, height)
         pairs = zip(self._shown, lines, strict=False)
         same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-        first = max(same, len(self._shown) - max(self._height() - 1, 1))
+        first = max(same, len(self._shown) - max(height - 1, 1))
         up = len(self._shown) - first
         fewer = len(lines) < len(self._shown)
         if not up and first >= len(lines):
@@ -126,6 +132,15 @@ class ChangingLines:
         self._shown = lines
         self._out.write(move + text + ("\x1b[J" if fewer else ""))
         self._out.flush()
+
+    def _remove(self, width: int, height: int) -> None:
+        """The terminal has another width, and has broken what is too long for it."""
+        self._width = width
+        cells = (cell_len(CODES.sub("", line)) for line in self._shown)
+        rows = sum(max(1, math.ceil(count / width)) for count in cells)
+        self._shown = []
+        if rows:
+            self._out.write(f"\x1b[{min(rows, max(height - 1, 1))}A\x1b[J")
 
     def settle(self, count: int) -> None:
         """The first `count` lines will not change any more."""
