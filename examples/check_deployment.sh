@@ -3,6 +3,10 @@
 # `examples/check_deployment.sh FILE...` ends with 1 when one has an error, 2 when one cannot be read.
 set -uo pipefail
 VIVACE=${VIVACE:-vivace}
+command -v "$VIVACE" > /dev/null || {
+    echo "$VIVACE: no such command; '. .venv/bin/activate' puts it on the PATH, VIVACE=PATH names it" >&2
+    exit 127
+}
 worst=0
 for file in "$@"; do
     echo "== $file"

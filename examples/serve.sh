@@ -5,6 +5,10 @@ set -euo pipefail
 PORT=${PORT:-30000}
 KEY_FILE=${KEY_FILE:-$HOME/.config/vivace/keys}
 VIVACE=${VIVACE:-vivace}
+command -v "$VIVACE" > /dev/null || {
+    echo "$VIVACE: no such command; '. .venv/bin/activate' puts it on the PATH, VIVACE=PATH names it" >&2
+    exit 127
+}
 
 if [[ ! -e $KEY_FILE ]]; then # one key per line, each of another client
     mkdir -p "$(dirname "$KEY_FILE")"
