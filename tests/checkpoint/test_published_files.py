@@ -114,6 +114,13 @@ def test_what_a_library_quotes_from_a_file_is_harmless(folder: Path) -> None:
     assert str(caught.value).isprintable()
 
 
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_a_clone_without_git_lfs(name: str, folder: Path) -> None:
+    (folder / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    with pytest.raises(CannotStart, match=f"{name}: a Git LFS pointer.*git lfs pull"):
+        facts_and_words(folder)
+
+
 def test_tokens_are_text(folder: Path) -> None:
     for key in ("bos_token", "chat_template"):
         file = folder / "tokenizer_config.json"

@@ -75,22 +75,62 @@ def read_gguf_config(file: GGUFFile) -> tuple[Config, Config, dict[str, str]]:
 
     Raises GGUFError on what is not supported.
     """
+    refuse_no_model(file)
     name = file.metadata.get("general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         raise GGUFError(
-            f"{file.path}: GGUF architecture {abbreviate(name)} is not supported; "
-            f"supported: {', '.join(ARCHITECTURES)}"
+            f"{file.path}: GGUF architecture {abbreviate(name)} is not supported; supported: "
+            f"{', '.join(ARCHITECTURES)}. Others may run from their safetensors files with "
+            "--model-impl transformers (docs/models.md)"
         )
-    if file.metadata.get("split.count", 1) not in (0, 1):
-        raise GGUFError(
-            f"{file.path}: this model is split over {abbreviate(file.metadata['split.count'])} "
-            "GGUF files; merge them into one first (llama-gguf-split --merge)"
-        )
+    refuse_unread(file, name)
     facts = Metadata(file, name)
     config = {**read_shape(facts), **read_family_config(facts)}
     if scaling := read_rope_scaling(facts):
         config["rope_scaling"] = scaling
     return config, read_generation_config(facts), facts.spelling
+
+
+NO_MODELS = {
+    "adapter": "a LoRA adapter, which is not supported yet; merge it into its model",
+    "imatrix": "an importance matrix for quantizing; give the model",
+    "mmproj": "the projector of images beside a model; give the model",
+    "clip": "the projector of images beside a model; give the model",
+    "controlvector": "a control vector, which is not supported yet; give the model",
+}
+"""what `general.type` or `general.architecture` may say of files beside models"""
+NOT_READ = frozenset(("Q8_1", "Q8_K", "Q1_0", "F64", "I8", "I16", "I32", "I64"))
+"""types of tensors that nobody decodes"""
+
+
+def refuse_no_model(file: GGUFFile) -> None:
+    """Raises GGUFError for a part of a model, and for files that other tools need beside one."""
+    if file.metadata.get("split.count", 1) not in (0, 1):
+        raise GGUFError(
+            f"{file.path}: this model is split over {abbreviate(file.metadata['split.count'])} "
+            "GGUF files; merge them into one first (llama-gguf-split --merge)"
+        )
+    for key in ("general.type", "general.architecture"):
+        kind = file.metadata.get(key)
+        if isinstance(kind, str) and kind in NO_MODELS:
+            raise GGUFError(f"{file.path}: {NO_MODELS[kind]}")
+    if not file.tensors:
+        raise GGUFError(f"{file.path}: no tensors: a vocabulary without its model; give the model")
+
+
+def refuse_unread(file: GGUFFile, architecture: str) -> None:
+    """Raises GGUFError for layers and types of numbers that are not read."""
+    if file.metadata.get(f"{architecture}.expert_count"):
+        raise GGUFError(
+            f"{file.path}: {architecture}.expert_count: mixtures of experts are not read from GGUF "
+            "files; their safetensors files may run with --model-impl transformers (docs/models.md)"
+        )
+    for name, entry in file.tensors.items():
+        if entry.type.name in NOT_READ:
+            raise GGUFError(
+                f"{file.path}: tensor {name!r} is {entry.type.name}, which cannot be read; give a "
+                "file of another type (docs/models.md lists them)"
+            )
 
 
 def stored_kinds(file: GGUFFile) -> tuple[StoredKind, ...]:
@@ -269,6 +309,18 @@ def read_sampling_defaults(facts: Metadata) -> Config:
 def as_written(value: Any) -> Any:
     """The number somebody wrote that became a float32: 0.95, not 0.949999988079071."""
     return float(str(np.float32(value))) if isinstance(value, float) else value
+
+
+def unnamed_split_rule(file: GGUFFile) -> tuple[str, ...]:
+    """A notice for a vocabulary that does not say how texts are split into words."""
+    metadata = file.metadata
+    if metadata.get("tokenizer.ggml.model") != "gpt2" or "tokenizer.ggml.pre" in metadata:
+        return ()
+    return (
+        f"{file.path}: tokenizer.ggml.pre is missing, so texts may be split into other tokens than "
+        "in training; a newer file names it, or --tokenizer-path takes a folder with the model's "
+        "tokenizer.json",
+    )
 
 
 def unused_sampling(file: GGUFFile) -> tuple[str, ...]:

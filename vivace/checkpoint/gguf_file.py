@@ -18,10 +18,12 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from vivace.checkpoint.fields import abbreviate
+from vivace.checkpoint.json_files import FETCH_LFS, LFS_POINTER
 from vivace.errors import CannotStart
 
 MAGIC = b"GGUF"
-LFS_POINTER = b"version https://git-lfs"
+GGML_MAGICS = (b"lmgg", b"fmgg", b"tjgg", b"algg")
+"""files of llama.cpp from before August 2023"""
 VERSIONS = (2, 3)
 MAX_ENTRIES = 1 << 20
 MAX_STRING = 16 << 20
@@ -98,10 +100,20 @@ class GGUFFile:
 def instead(begin: bytes) -> str:
     """What a file is that begins so, and what to do."""
     if begin.startswith(LFS_POINTER):
-        return "it is a Git LFS pointer; fetch the file itself (`git lfs pull`, or `vivace pull`)"
+        return f"it is {FETCH_LFS}"
+    if begin.startswith(GGML_MAGICS):
+        return "it is a GGML file of before August 2023; fetch a GGUF file of the model"
     if begin.lstrip().startswith(b"<"):
         return "it is a web page; fetch the file itself (on the hub, the download link)"
     return "it does not begin with 'GGUF'; fetch it again, or give another file"
+
+
+def describe_version(version: int) -> str:
+    """Why a version is not read, and what to do."""
+    if version.to_bytes(4, "big")[0] in VERSIONS and not version & 0xFFFFFF:
+        return "it is big-endian; fetch a little-endian file, or convert it (gguf-convert-endian)"
+    do = "convert the model again" if version < min(VERSIONS) else "give an older file"
+    return f"GGUF version {version}; versions 2 and 3 are read: {do}, or fetch another"
 
 
 class _Reader:
@@ -144,7 +156,7 @@ class _Reader:
         self.take(len(MAGIC))
         version = self.number("I")
         if version not in VERSIONS:
-            raise GGUFError(f"{self.path}: GGUF version {version}; versions 2 and 3 are read")
+            raise GGUFError(f"{self.path}: {describe_version(version)}")
         tensors, entries = self.number("Q"), self.number("Q")
         if max(tensors, entries) > MAX_ENTRIES:
             raise self.fail(f"{tensors} tensors and {entries} metadata entries")
@@ -211,7 +223,10 @@ class _Reader:
         try:
             kind = GGMLQuantizationType(number)
         except ValueError:
-            raise self.fail(f"tensor {name!r} has the unknown type {number}") from None
+            raise self.fail(
+                f"tensor {name!r} has the unknown type {number}: a newer quantization, or damage; "
+                "give a file of another type (docs/models.md), or fetch it again"
+            ) from None
         return TensorEntry(name, shape, kind, offset, self.tensor_bytes(name, shape, kind))
 
     def tensor_bytes(self, name: str, shape: tuple[int, ...], kind: GGMLQuantizationType) -> int:

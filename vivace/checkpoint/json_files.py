@@ -17,6 +17,9 @@ MAX_CONFIG = 4 << 20
 MAX_INDEX = 256 << 20
 MAX_DEPTH = 32
 MOST_DIGITS = 4000
+LFS_POINTER = b"version https://git-lfs"
+FETCH_LFS = "a Git LFS pointer; fetch the file itself (`git lfs pull`, or `vivace pull`)"
+"""what `git clone` leaves in the place of large files where git-lfs is not installed"""
 
 
 def read_json(path: Path, *, limit: int = MAX_CONFIG, required: bool = False) -> dict[str, Any]:
@@ -55,7 +58,14 @@ def read_bytes(path: Path, limit: int) -> bytes | None:
         raise SourceError(f"{path}: cannot be read: {error.strerror}") from None
     if len(data) > limit:
         raise SourceError(f"{path}: larger than {limit >> 20} MiB; such a file is not that large")
+    refuse_pointer(path, data)
     return data
+
+
+def refuse_pointer(path: Path, begin: bytes) -> None:
+    """Raises SourceError for a file that begins as a Git LFS pointer does."""
+    if begin.startswith(LFS_POINTER):
+        raise SourceError(f"{path}: {FETCH_LFS}")
 
 
 def is_file(path: Path) -> bool:

@@ -19,7 +19,13 @@ from vivace.checkpoint.hub_cache import (
     is_repo_id,
     split_quantization,
 )
-from vivace.checkpoint.json_files import MAX_INDEX, is_file, read_json
+from vivace.checkpoint.json_files import (
+    LFS_POINTER,
+    MAX_INDEX,
+    is_file,
+    read_json,
+    refuse_pointer,
+)
 from vivace.checkpoint.layouts import (
     PART_OF_GGUF,
     StoredKind,
@@ -107,7 +113,7 @@ def locate(
     words = locator.find(tokenizer_path, "--tokenizer-path") if tokenizer_path else None
     locator.refuse_idle_revision(model, words)
     found = (
-        located_gguf(model.path)
+        located_gguf(model.path, own_words=words is None)
         if is_gguf(model.path, load_format)
         else located_directory(model.path, load_format)
     )
@@ -252,9 +258,15 @@ def is_gguf(path: Path, load_format: str) -> bool:
     return has_gguf and not has_safetensors
 
 
-def located_gguf(path: Path) -> ModelSource:
+def located_gguf(path: Path, *, own_words: bool) -> ModelSource:
+    """`own_words`: the file's vocabulary is the one that is used."""
     # Here: this module is part of every command, and numpy takes longer than most of them.
-    from vivace.checkpoint.gguf_config import read_gguf_config, stored_kinds, unused_sampling
+    from vivace.checkpoint.gguf_config import (
+        read_gguf_config,
+        stored_kinds,
+        unnamed_split_rule,
+        unused_sampling,
+    )
     from vivace.checkpoint.gguf_file import GGUFError, GGUFFile
 
     file = path if path.is_file() else single_gguf(path)
@@ -262,6 +274,8 @@ def located_gguf(path: Path) -> ModelSource:
         opened = GGUFFile(file)
         config, generation, spelling = read_gguf_config(opened)
         notices = unused_sampling(opened)
+        if own_words:
+            notices += unnamed_split_rule(opened)
     except GGUFError as error:
         raise SourceError(str(error)) from None
     return ModelSource(
@@ -310,6 +324,8 @@ def located_directory(path: Path, load_format: str) -> ModelSource:
         raise SourceError(f"{path}: {where_a_model_is(path)}")
     config = read_json(path / CONFIG_FILE, required=True)
     files = () if load_format == "dummy" else safetensors_files(path)
+    for file in files:
+        refuse_pointer(file, read_begin(file))
     return ModelSource(
         path=path,
         format="safetensors",
@@ -318,6 +334,15 @@ def located_directory(path: Path, load_format: str) -> ModelSource:
         generation_config=read_json(path / GENERATION_FILE),
         tokenizer_path=path,
     )
+
+
+def read_begin(file: Path) -> bytes:
+    """Enough of a file to see what it is; nothing of one that cannot be read."""
+    try:
+        with file.open("rb") as opened:
+            return opened.read(len(LFS_POINTER))
+    except OSError:
+        return b""  # its reader has the words
 
 
 def safetensors_files(path: Path) -> tuple[Path, ...]:

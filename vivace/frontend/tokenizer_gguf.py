@@ -134,6 +134,11 @@ def _byte_level(words: _Words) -> tuple[Core, bool]:
             f"{words.where}: pre-tokenizer {name!r} is not known, and a wrong one gives wrong "
             "tokens. Pass --tokenizer-path to a folder with the model's tokenizer.json."
         )
+    if not words.fields.has(_KEY + "merges"):
+        raise TokenizerError(
+            f"{words.where}: no {_KEY}merges, without which no token comes to be. Pass "
+            "--tokenizer-path to a folder with the model's tokenizer.json, or fetch another file"
+        )
     model = _bpe(words, words.merges(), ignore_merges=rule.whole_words)
     return _byte_level_core(model, rule), rule.adds_bos
 
@@ -292,12 +297,18 @@ _RULES: tuple[tuple[str, SplitRule], ...] = (
     ("gpt-2 gpt2 phi-2 jina-es jina-de jina-v2-es jina-v2-de gigachat mpt olmo", _PLAIN_GPT2),
     ("jais trillion granite-docling exaone4 a.x-4.0 mellum roberta-bpe modern-bert", _PLAIN_GPT2),
     ("smollm starcoder refact command-r codeshell exaone minerva-7b", _DIGITS_GPT2),
-    ("llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2", _LLAMA3_RULE),
+    (
+        "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano",
+        _LLAMA3_RULE,
+    ),
     ("dbrx smaug-bpe glm4 chatglm-bpe", SplitRule(patterns=(_LLAMA3,))),
-    ("qwen2 deepseek-r1-qwen stablelm2 megrez hunyuan grok-2 solar-open", _QWEN2_RULE),
+    (
+        "qwen2 deepseek-r1-qwen kormo f2llmv2 stablelm2 megrez hunyuan grok-2 solar-open",
+        _QWEN2_RULE,
+    ),
     ("qwen35", SplitRule(patterns=(_QWEN35,))),
     ("tekken", SplitRule(patterns=(_TEKKEN,), whole_words=True, adds_bos=True)),
-    ("gpt-4o llama4 minimax-m2", SplitRule(patterns=(_GPT4O,))),
+    ("gpt-4o llama4 kanana2 talkie minimax-m2", SplitRule(patterns=(_GPT4O,))),
     ("seed-coder", SplitRule(patterns=(_SEED_CODER,))),
     ("bailingmoe bailingmoe2 llada-moe", SplitRule(patterns=(_BAILING,))),
     ("deepseek-v3 hunyuan-dense", SplitRule(patterns=_DEEPSEEK3)),

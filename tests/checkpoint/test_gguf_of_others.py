@@ -1,0 +1,96 @@
+"""GGUF files that other tools write: served, or refused with what to do, before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from gguf.constants import GGMLQuantizationType as Kind
+
+from vivace.checkpoint.errors import SourceError
+from vivace.checkpoint.gguf_config import NOT_READ
+from vivace.checkpoint.source import locate
+from vivace.frontend.errors import TokenizerError
+from vivace.frontend.tokenizer_gguf import build_tokenizer
+from vivace.models.document import treatment
+
+Change = Callable[[gguf.GGUFWriter], object]
+
+
+def nothing(_writer: gguf.GGUFWriter) -> None:
+    pass
+
+
+def write(
+    folder: Path, change: Change = nothing, architecture: str = "llama", *, tensors: bool = True
+) -> Path:
+    """The header of a byte-level model and one matrix."""
+    file = folder / "toy.gguf"
+    writer = gguf.GGUFWriter(str(file), architecture)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(["a", "b", "ab"])
+    if tensors:
+        writer.add_tensor("token_embd.weight", np.zeros((3, 32), np.float32))
+    change(writer)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+@pytest.mark.parametrize(
+    "change, architecture, said",
+    [
+        (lambda it: it.add_type("adapter"), "llama", "LoRA.*merge"),
+        (lambda it: it.add_type("imatrix"), "imatrix", "importance matrix.*give the model"),
+        (lambda it: it.add_type("mmproj"), "clip", "projector.*give the model"),
+        (nothing, "clip", "projector.*give the model"),
+        (nothing, "controlvector", "control vector"),
+        (nothing, "qwen3moe", "qwen3moe.*not supported.*--model-impl transformers"),
+        (lambda it: it.add_expert_count(8), "llama", "expert_count.*--model-impl transformers"),
+        (lambda it: it.add_tensor("x", np.zeros(3)), "llama", "'x' is F64.*another type"),
+    ],
+)
+def test_what_is_no_dense_model(
+    change: Change, architecture: str, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(SourceError, match=said):
+        locate(str(write(tmp_path, change, architecture)))
+
+
+def test_a_vocabulary_alone(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="a vocabulary without its model"):
+        locate(str(write(tmp_path, tensors=False)))
+
+
+def test_a_first_part_without_tensors_is_a_part(tmp_path: Path) -> None:
+    file = write(tmp_path, lambda it: it.add_uint16("split.count", 3), tensors=False)
+    with pytest.raises(SourceError, match=r"split over 3.*--merge"):
+        locate(str(file))
+
+
+def test_types_that_are_not_read_are_those_nobody_decodes() -> None:
+    refused = {kind.name for kind in Kind if treatment(kind) == "refused"}
+    numbers = {kind.name for kind in Kind if not treatment(kind)}
+    assert refused | numbers == NOT_READ
+
+
+def test_a_vocabulary_that_does_not_say_how_texts_are_split(tmp_path: Path) -> None:
+    file = write(tmp_path)
+    (notice,) = locate(str(file)).notices
+    assert "tokenizer.ggml.pre is missing" in notice and "--tokenizer-path" in notice
+    assert not locate(str(file), tokenizer_path=str(file.parent)).notices
+    named = write(tmp_path, lambda it: it.add_tokenizer_pre("qwen2"))
+    assert not locate(str(named)).notices
+
+
+def test_a_byte_level_vocabulary_has_merges() -> None:
+    metadata = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["a", "b", "ab"]}
+    with pytest.raises(TokenizerError, match=r"no tokenizer\.ggml\.merges.*--tokenizer-path"):
+        build_tokenizer(metadata, "toy.gguf")
+    core = build_tokenizer({**metadata, "tokenizer.ggml.merges": ["a b"]}, "toy.gguf")[0]
+    assert core.encode("ab").ids == [2]
