@@ -46,8 +46,26 @@ def test_missing_tensor(tmp_path: Path) -> None:
     del found["model.norm.weight"]
     weights = opened(write_single(tmp_path, found))
     assert not weights.has("model.norm.weight")
-    with pytest.raises(CheckpointError, match=r"'model\.norm\.weight' is missing"):
+    with pytest.raises(CheckpointError, match=r"'model\.norm\.weight' is missing; fetch it again"):
         weights.take("model.norm.weight", (32,))
+
+
+def test_an_output_layer_that_may_be_shared(tmp_path: Path) -> None:
+    found = tensors()
+    del found["lm_head.weight"]
+    with pytest.raises(CheckpointError, match='"tie_word_embeddings": true'):
+        opened(write_single(tmp_path, found)).take("lm_head.weight", (40, 32))
+
+
+@pytest.mark.parametrize("parts", [("qweight", "scales"), ("weight_packed", "weight_scale")])
+def test_a_matrix_in_parts_is_quantized(parts: tuple[str, ...], tmp_path: Path) -> None:
+    """As AutoGPTQ wrote it, which described it in a file that is not config.json."""
+    found = tensors()
+    del found["lm_head.weight"]
+    found |= {f"lm_head.{part}": torch.zeros(2) for part in parts}
+    weights = opened(write_single(tmp_path, found))
+    with pytest.raises(CheckpointError, match=f"in its place is {', '.join(parts)}: quantized"):
+        weights.take("lm_head.weight", (40, 32))
 
 
 def test_tensor_of_another_shape(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ Progress = Callable[[str, float], None]
 STAGE = "Loading weights"
 IGNORABLE = ("rotary_emb.inv_freq", "attn.masked_bias", "attn.bias")
 """buffers that old checkpoints carry and that are computed, not read"""
+OUTPUT = "lm_head.weight"
 
 
 class CheckpointError(CannotStart):
@@ -82,13 +83,28 @@ class TrackedWeights:
 
     def _check(self, name: str, shape: tuple[int, ...]) -> None:
         if name not in self._names:
-            raise CheckpointError(f"{self._reader.place}: the tensor {name!r} is missing")
+            raise self._missing(name)
         found = self._reader.shape(name)
         if found != shape:
             raise CheckpointError(
                 f"{self._reader.label(name)} has the shape {list(found)}, the model's "
                 f"configuration needs {list(shape)}; one of the two is damaged: fetch it again"
             )
+
+    def _missing(self, name: str) -> CheckpointError:
+        """Says what stands in its place: other tools store matrices in parts of other names."""
+        stem = name.rpartition(".")[0] + "."
+        beside = sorted(one for one in self._names if one.startswith(stem))
+        advice = f"fetch it again; there is, for example, {printable(min(self._names, default=''))}"
+        if beside:
+            names = ", ".join(printable(one.removeprefix(stem)) for one in beside[:4])
+            advice = f"in its place is {names}: quantized weights of a kind that is not read"
+        elif name == OUTPUT:
+            advice = (
+                "if the model shares it with its embeddings, give --json-model-override-args "
+                """'{"tie_word_embeddings": true}'; otherwise fetch the model again"""
+            )
+        return CheckpointError(f"{self._reader.place}: the tensor {name!r} is missing; {advice}")
 
     def _report(self, name: str) -> None:
         self._unused.discard(name)
@@ -107,4 +123,4 @@ class TrackedWeights:
 
 
 def ignorable(name: str, tied: bool) -> bool:
-    return name.endswith(IGNORABLE) or (tied and name == "lm_head.weight")
+    return name.endswith(IGNORABLE) or (tied and name == OUTPUT)

@@ -37,8 +37,9 @@ class Tried(msgspec.Struct, frozen=True):
         return tuple(one for one in self.models if one.architecture == architecture)
 
     def causal_class(self, model_type: Any) -> str:
-        """Of the models of a type the class that generates text, "" where transformers has none."""
-        return next((one.architecture for one in self.models if one.model_type == model_type), "")
+        """Of the models of a type the class that generates text, "" where none runs here."""
+        runs = (one for one in self.models if one.model_type == model_type and one.equal)
+        return next((one.architecture for one in runs), "")
 
 
 @cache
