@@ -143,3 +143,16 @@ def test_templates_by_name_and_file(tmp_path: Path) -> None:
         template("{% if %}")
     with pytest.raises(ChatTemplateError, match="known: default, rag, tool_use"):
         own_template(None, brought, "other")
+
+
+@pytest.mark.parametrize("source", ["chatml", "{{ bos_token }}", "{% if messages.x %}x{% endif %}"])
+def test_a_template_that_shows_no_message_is_told(
+    source: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Some files have the name of a template where it should be."""
+    template(source, bos_token="<s>").close()
+    assert "--chat-template" in caplog.text
+    caplog.clear()
+    template("{{ messages[0].content | upper }}").close()
+    template("{{ raise_exception('system first') }}").close()
+    assert not caplog.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,8 +11,15 @@ from typing import Any, TypedDict, Unpack
 
 import msgspec
 
+from vivace.checkpoint.fields import abbreviate
 from vivace.frontend.errors import BadRequest, ChatTemplateError, OverLimit
 from vivace.frontend.renderer import Renderer
+
+log = logging.getLogger(__name__)
+SHOWS_NOTHING = (
+    "the chat template shows the model no message: of every conversation it makes %s; choose "
+    "another with --chat-template"
+)
 
 _CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content']"
@@ -168,10 +176,13 @@ class ChatTemplate:
             raise ChatTemplateError(error.reason) from error
 
     def _try_out(self) -> None:
-        """A template that is over the limits for two words is over them for every conversation."""
+        """A template that is over the limits for two words is over them for every conversation. One
+        that shows none of them (some files have a template's name there) gets a warning."""
         for tools in (None, [{}]) if self._with_tools != self._plain else (None,):
             try:
-                self.render([{"role": "user", "content": "Hi"}], tools=tools)
+                text = self.render([{"role": "user", "content": "Hi"}], tools=tools)
+                if tools is None and "hi" not in text.lower():
+                    log.warning(SHOWS_NOTHING, abbreviate(text))
             except OverLimit as error:
                 raise ChatTemplateError(
                     f"{error.reason}, for a conversation of two letters; "
