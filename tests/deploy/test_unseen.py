@@ -10,6 +10,7 @@ import pytest
 from vivace.deploy.check import main
 from vivace.deploy.from_script.roles import LoadedDeployment
 from vivace.deploy.from_script.script import NothingStarted, import_scripts
+from vivace.deploy.shell.reader import ScriptError
 
 SERVER = "python -m sglang.launch_server --model-path m"
 
@@ -94,3 +95,74 @@ def test_the_arguments_of_a_function_are_counted() -> None:
     assert len(found.started) == 1
     with pytest.raises(NothingStarted):
         read(f"go() {{\n  if [ $# -eq 2 ]; then\n    {SERVER}\n  fi\n}}\ngo a\n")
+
+
+@pytest.mark.parametrize(
+    "wrapper",
+    [
+        "/opt/tools/with-new-libstdc.sh",
+        "ray job submit --address http://10.0.0.1:8265 --no-wait --",
+        "systemd-run --unit llm --property=MemoryMax=1T",
+        "docker run --rm --entrypoint python3 lmsysorg/sglang:latest",
+    ],
+)
+def test_what_an_unknown_program_is_given_to_run_is_read(wrapper: str) -> None:
+    given = SERVER.removeprefix("python ") if "--entrypoint" in wrapper else SERVER
+    (server,) = read(f"NCCL_DEBUG=WARN {wrapper} {given} --tp 8 &\n").started
+    assert server.flags == {"model-path": "m", "tp": 8}
+
+
+@pytest.mark.parametrize(
+    "line", [f"echo {SERVER}", f"pkill -f '{SERVER}'", f"grep -r {SERVER} .", "docker build -t x ."]
+)
+def test_what_only_names_a_server_starts_none(line: str) -> None:
+    with pytest.raises(NothingStarted):
+        read(line + "\n")
+
+
+@pytest.mark.parametrize(
+    ("image", "program"),
+    [("vllm/vllm-openai:v0.11.0", "vllm"), ("reg.io:5000/x/vllm-openai@sha256:1", "vllm")],
+)
+def test_an_image_has_a_program_of_its_own(image: str, program: str) -> None:
+    flags = "--model m --tensor-parallel-size 2"
+    compose = f"services:\n  a:\n    image: {image}\n    command: {flags}\n"
+    pod = (
+        "apiVersion: v1\nkind: Pod\nspec:\n  containers:\n"
+        f"    - image: {image}\n      args: [{', '.join(flags.split())}]\n"
+    )
+    for found in (
+        read(f"docker run --gpus all -p 8000:8000 {image} {flags}\n"),
+        read(compose, "compose.yaml"),
+        read(pod, "pod.yaml"),
+    ):
+        (server,) = found.started
+        assert server.flags == {"model-path": "m", "tp-size": 2}
+    with pytest.raises(NothingStarted, match="a server of text-generation-inference"):
+        read("docker run ghcr.io/huggingface/text-generation-inference:3 --model-id m\n")
+
+
+CONTAINERS = f"containers: [{{command: [{', '.join(SERVER.split())}, --tp, '2']}}]"
+
+
+@pytest.mark.parametrize(
+    ("body", "count"),
+    [
+        (f"kind: Pod\nspec: {{{CONTAINERS}}}", 1),
+        (f"kind: StatefulSet\nspec: {{replicas: 2, template: {{spec: {{{CONTAINERS}}}}}}}", 2),
+        (f"kind: InferenceService\nspec: {{predictor: {{{CONTAINERS}}}}}", 1),
+        (
+            "kind: RoleBasedGroup\nspec: {roles: [{name: a, replicas: 3, "
+            f"template: {{spec: {{{CONTAINERS}}}}}}}]}}",
+            3,
+        ),
+        (f"kind: List\nitems: [{{kind: Pod, spec: {{{CONTAINERS}}}}}]", 1),
+    ],
+)
+def test_pods_of_any_kind_are_read(body: str, count: int) -> None:
+    assert len(read(f"apiVersion: a/v1\n{body}\n", "k8s.yaml").started) == count
+
+
+def test_a_template_is_told_from_a_manifest() -> None:
+    with pytest.raises(ScriptError, match="helm template"):
+        read("{{- if .Values.x }}\napiVersion: v1\nkind: Pod\n{{- end }}\n", "k8s.yaml")

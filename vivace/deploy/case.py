@@ -124,7 +124,7 @@ class Case(msgspec.Struct, frozen=True, dict=True):
     def of(self, *kinds: str) -> tuple[ServerPlan, ...]:
         return tuple(server for server in self.all if server.kind in kinds)
 
-    @property
+    @cached_property
     def servers(self) -> tuple[ServerPlan, ...]:
         return tuple(server for server in self.all if server.kind != "router")
 
@@ -132,7 +132,7 @@ class Case(msgspec.Struct, frozen=True, dict=True):
     def benchmarks(self) -> tuple[BenchmarkCommand, ...]:
         return tuple(BenchmarkCommand(each) for each in self.deployment.benchmarks)
 
-    @property
+    @cached_property
     def platform(self) -> str:
         """npu, cuda or cpu: from the hardware, else from --device or a backend that only one of
         them has; empty if nothing says so."""

@@ -22,6 +22,7 @@ from vivace.deploy.released import accepts, refusal
 from vivace.deploy.schema.deployment import FlagValue
 from vivace.deploy.server_plan import ServerPlan
 from vivace.deploy.startup import rewritten
+from vivace.terminal import printable
 
 Kind = Literal[
     "removed", "renamed", "ambiguous", "value", "deprecated", "variable", "default", "rewritten",
@@ -189,7 +190,7 @@ def as_text(found: list[Change], old: str, new: str) -> str:
         lines += [f"{heading}:"] if of_kind else []
         for change in of_kind:
             remedy = f" -> {change.remedy}" if change.remedy else ""
-            lines.append(f"  {', '.join(change.roles)}: {change.text}{remedy}")
+            lines.append(printable(f"  {', '.join(change.roles)}: {change.text}{remedy}"))
     broken = sum(change.breaks for change in found)
     lines.append(f"SGLang {old} -> {new}: {len(found)} changes, {broken} that stop the start")
     return "\n".join(lines)

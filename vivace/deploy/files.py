@@ -50,7 +50,7 @@ def read_beside(file: PathName, name: str, limit: int) -> tuple[str, str] | None
             return None
         raw = content.read(limit + 1)
     shown = os.path.join(os.path.dirname(file), os.path.relpath(path, folder))
-    return None if len(raw) > limit else (shown, raw.decode("utf-8", "replace"))
+    return None if len(raw) > limit else (shown, raw.decode("utf-8-sig", "replace"))
 
 
 def is_beside(file: PathName, name: str) -> bool:

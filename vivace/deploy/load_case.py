@@ -35,7 +35,7 @@ from vivace.errors import nearest
 from vivace.files import FileTooLarge, PathName, read_file
 
 SPECS = (".yaml", ".yml")
-MANIFEST = re.compile(rb"^(?:apiVersion|services)[ \t]*:", re.MULTILINE)
+MANIFEST = re.compile(rb"^(?:\xef\xbb\xbf)?(?:apiVersion|services)[ \t]*:", re.MULTILINE)
 
 
 class Overrides(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,8 +8,9 @@ releases that have it, as [first, last, first, last ...] of `releases()`.
 from __future__ import annotations
 
 import os
-from bisect import bisect
+from bisect import bisect, bisect_left
 from functools import cache
+from itertools import takewhile
 from typing import Any, Literal
 
 import msgspec
@@ -155,13 +156,21 @@ def definitions() -> dict[str, list[ReleasedFlag]]:
 
 
 @cache
+def spellings_at(release: str) -> list[str]:
+    """Of every flag of the release, sorted."""
+    return sorted((*flags_at(release), HELP))
+
+
+@cache
 def status(flag: str, release: str) -> tuple[Status, tuple[str, ...]]:
     """How argparse of that release reads a flag, and the spellings it may mean."""
     if flag == HELP or defined_in(flag, release) is not None:
         return "known", (flag,)
-    known = flags_at(release)
-    begun = tuple(sorted(each for each in (*known, HELP) if each.startswith(flag)))
-    if not flag.startswith("--") or not begun:
+    if not flag.startswith("--"):
+        return "unknown", ()
+    known = spellings_at(release)
+    begun = tuple(takewhile(lambda each: each.startswith(flag), known[bisect_left(known, flag) :]))
+    if not begun:
         return "unknown", ()
     return ("short" if len(begun) == 1 else "ambiguous"), begun
 

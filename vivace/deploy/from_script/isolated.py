@@ -13,7 +13,7 @@ from vivace.deploy.shell.interpreter import Follow
 from vivace.deploy.shell.reader import Reading, ScriptError, no_file, read_script
 from vivace.files import read_file
 
-MAX_SECONDS = 20
+MAX_SECONDS = 4
 """of CPU time"""
 MAX_MEMORY = 1 << 30
 """bytes of address space beyond what this process has"""

@@ -12,7 +12,14 @@ import yaml
 
 from vivace.deploy.from_script.compose import as_list, find_machine, interpolate, read_environment
 from vivace.deploy.locations import Location
-from vivace.deploy.schema.files import SafeLoader, describe_problem, refuse_endless
+from vivace.deploy.schema.files import (
+    LimitedLoader,
+    describe_character,
+    describe_problem,
+    refuse_deep,
+    refuse_endless,
+)
+from vivace.deploy.shell.images import program_of_image
 from vivace.deploy.shell.interpreter import Follow
 from vivace.deploy.shell.reader import ScriptError, no_file
 
@@ -27,7 +34,6 @@ OF_SERVICES = re.compile(r"_(SERVICE_(HOST|PORT\w*)|PORT(_\d+_\w+)?)$")
 MAX_PODS = 64
 """of one set that are looked at"""
 MAX_CONTAINERS = 128
-MAX_NESTING = 200
 
 
 class Container(msgspec.Struct, frozen=True):
@@ -55,28 +61,26 @@ def containers_in(file: str, content: str, follow: Follow = no_file) -> list[Con
     try:
         found = [each for node in documents(content) for each in of_document(file, node, follow)]
     except yaml.MarkedYAMLError as error:
-        raise ScriptError(f"{file}: {describe_problem(error)}") from None
+        template = "; it is a template: check what `helm template` makes of it"
+        hint = template if "{{" in content else ""
+        raise ScriptError(f"{file}: {describe_problem(error)}{hint}") from None
+    except yaml.reader.ReaderError as error:
+        raise ScriptError(f"{file}: {describe_character(error)}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ScriptError(f"{file}: {error}") from None
     return found[:MAX_CONTAINERS]
 
 
 def documents(content: str) -> Iterator[yaml.Node]:
-    depth = most = 0
-    for letter in content:
-        depth += (letter in "[{") - (letter in "]}")
-        most = max(most, depth)
-    indents = max((len(line) - len(line.lstrip(" -")) for line in content.splitlines()), default=0)
-    if most > MAX_NESTING or indents > 4 * MAX_NESTING:
-        raise ValueError(f"nested more than {MAX_NESTING} deep")
-    yield from yaml.compose_all(content, Loader=SafeLoader)
+    refuse_deep(content)
+    yield from yaml.compose_all(content, Loader=LimitedLoader)
 
 
 def plain(node: yaml.Node | None) -> Any:
     """The data of a node. Raises ValueError where aliases make it endless."""
     if node is None:
         return None
-    loader = SafeLoader("")
+    loader = LimitedLoader("")
     try:
         found = loader.construct_document(node)
     finally:
@@ -99,7 +103,6 @@ def of_document(file: str, node: yaml.Node, follow: Follow) -> Iterator[Containe
         for name, service in services.value if isinstance(services, yaml.MappingNode) else []:
             yield from of_service(file, name, service, follow)
         return
-    pods, template = child(node, "spec", "replicas"), child(node, "spec", "template", "spec")
     group = child(node, "spec", "leaderWorkerTemplate")
     if group is not None:
         size = count_pods(plain(child(group, "size")))
@@ -108,12 +111,29 @@ def of_document(file: str, node: yaml.Node, follow: Follow) -> Iterator[Containe
         for pod in range(size):
             yield from of_pod(file, workers if pod else leaders, pod, size, grouped=True)
         return
-    if template is None:
-        template = child(node, "spec", "jobTemplate", "spec", "template", "spec")
-    if plain(child(node, "kind")) == "Pod":
-        template = child(node, "spec")
-    for pod in range(count_pods(plain(pods))):
-        yield from of_pod(file, template, pod, count_pods(plain(pods)))
+    for template, size in pods_in(node):
+        for pod in range(size):
+            yield from of_pod(file, template, pod, size)
+
+
+def pods_in(document: yaml.Node) -> Iterator[tuple[yaml.Node, int]]:
+    """(what has a list of containers, how often the nearest `replicas` above starts it): of a Pod,
+    a Deployment and of every other kind that is made of pods."""
+    seen: set[int] = set()
+    waiting = [(document, 1)]
+    while waiting:
+        node, replicas = waiting.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        stated = child(node, "replicas")
+        replicas = replicas if stated is None else count_pods(plain(stated))
+        if isinstance(child(node, "containers"), yaml.SequenceNode):
+            yield node, replicas
+        elif isinstance(node, yaml.MappingNode):
+            waiting += [(value, replicas) for _, value in reversed(node.value)]
+        elif isinstance(node, yaml.SequenceNode):
+            waiting += [(each, replicas) for each in reversed(node.value)]
 
 
 def count_pods(value: Any) -> int:
@@ -134,6 +154,7 @@ def of_pod(
         own = pod_variables(content.get("env"), pod)
         given = [word for key in ("command", "args") for word in as_words(content.get(key))]
         words = [expand_variables(word, {**variables, **own}) for word in given]
+        words = [*own_program(content, words), *words]
         if words:
             used = {name: value for name, value in variables.items() if name in str(words)}
             outside = bool(content.get("envFrom"))
@@ -193,6 +214,7 @@ def of_service(file: str, name: yaml.Node, node: yaml.Node, follow: Follow) -> I
         for key in ("entrypoint", "command")
         for word in as_words(content.get(key))
     ]
+    words = [*own_program(content, words), *words]
     found = read_environment(content, follow)
     deploy = content.get("deploy")
     replicas = count_pods(deploy.get("replicas")) if isinstance(deploy, Mapping) else 1
@@ -214,6 +236,10 @@ def image_release(content: Mapping[str, Any]) -> str:
     """`lmsysorg/sglang:v0.5.10-cu130` is 0.5.10."""
     found = IMAGE.search(str(content.get("image") or ""))
     return found[1] if found else ""
+
+
+def own_program(content: Mapping[str, Any], words: list[str]) -> list[str]:
+    return program_of_image(str(content.get("image") or ""), next(iter(words), None))
 
 
 def as_words(value: Any) -> list[str]:

@@ -44,14 +44,6 @@ OTHERS = {
     "dynamo.frontend": "Dynamo",
 }
 """programs of engines that are not read"""
-IMAGES = (
-    ("vllm-openai", ("vllm", "serve")),
-    ("text-generation-inference", ("text-generation-launcher",)),
-    ("text-embeddings-inference", ("text-embeddings-router",)),
-    ("llama.cpp", ("llama-server",)),
-    ("ollama", ("ollama", "serve")),
-)
-"""the end of an image's name -> what it starts when it is given flags alone"""
 PARTS: dict[str, Part] = {
     **dict.fromkeys((*SERVERS, *VLLM), "server"),
     **dict.fromkeys(ROUTERS, "router"),
@@ -87,13 +79,6 @@ def other_engine(words: Sequence[str]) -> str:
     if is_python(name) and "-m" in words[1:-1]:
         return OTHERS.get(words[words.index("-m") + 1], "")
     return OTHERS.get(name) or OTHERS.get(" ".join((name, *words[1:2])), "")
-
-
-def started_by_image(image: str, words: Sequence[str]) -> list[str]:
-    """A container's command, where it names none but flags: its image's own before them."""
-    name = image.rsplit("/", 1)[-1].partition("@")[0].partition(":")[0]
-    own = next((program for end, program in IMAGES if name.endswith(end)), ())
-    return [*own, *words] if all(word.startswith("-") for word in words[:1]) else list(words)
 
 
 def is_python(name: str) -> bool:

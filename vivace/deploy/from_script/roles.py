@@ -117,28 +117,34 @@ def group_servers(started: Sequence[StartedServer]) -> list[list[StartedServer]]
     found: dict[tuple[Location, Kind, str], list[StartedServer]] = {}
     for each in started:
         found.setdefault((each.place, each.kind, each.program), []).append(each)
-    merged: list[list[StartedServer]] = []
+    merged: dict[tuple[Any, ...], list[list[StartedServer]]] = {}
     for group in found.values():
-        alike = next((other for other in merged if same_role(other[0], group[0])), None)
+        candidates = merged.setdefault(signature(group[0]), [])
+        ranked = is_rank(group[0])
+        alike = next((each for each in candidates if same_role(each[0], group[0], ranked)), None)
         if alike is None:
-            merged.append(group)
+            candidates.append(group)
         else:
             alike += group
-    return merged
+    order = {id(group): at for at, group in enumerate(found.values())}
+    roles = [each for candidates in merged.values() for each in candidates]
+    return sorted(roles, key=lambda group: order[id(group)])
 
 
-def same_role(one: StartedServer, other: StartedServer) -> bool:
-    """Whether they differ only by node: in scripts or containers of their own, or as ranks of one
-    instance."""
-    in_manifest = one.place != other.place and one.place.file.endswith((".yaml", ".yml"))
-    of_nodes = (
-        positive_int(flag_value(one.flags, "nnodes")) not in (None, 1)
-        and node_rank(one.flags) is not None
-        and node_rank(other.flags) is not None
-    )
-    containers = in_manifest and one.environment == other.environment
-    apart = one.place.file != other.place.file or containers or of_nodes
-    return apart and signature(one) == signature(other)
+def same_role(one: StartedServer, other: StartedServer, ranked: bool) -> bool:
+    """Whether two with one signature differ only by node: in scripts or containers of their own,
+    or as ranks of one instance."""
+    if one.place.file != other.place.file:
+        return True
+    containers = one.place != other.place and one.place.file.endswith((".yaml", ".yml"))
+    if containers and one.environment == other.environment:
+        return True
+    return ranked and node_rank(one.flags) is not None
+
+
+def is_rank(server: StartedServer) -> bool:
+    nodes = positive_int(flag_value(server.flags, "nnodes"))
+    return nodes not in (None, 1) and node_rank(server.flags) is not None
 
 
 def node_rank(flags: Mapping[str, FlagValue]) -> int | None:

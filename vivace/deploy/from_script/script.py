@@ -28,7 +28,7 @@ from vivace.deploy.from_script.roles import (
 from vivace.deploy.from_script.undefined import undefined_in_pod, undefined_variables
 from vivace.deploy.locations import COMMAND, Location, Sources
 from vivace.deploy.quoting import quote
-from vivace.deploy.schema.deployment import Benchmark, Deployment, Model, Role
+from vivace.deploy.schema.deployment import MAX_ROLES, Benchmark, Deployment, Model, Role
 from vivace.deploy.shell.interpreter import Follow
 from vivace.deploy.shell.reader import MAX_BYTES, ScriptError, no_file
 from vivace.deploy.shell.state import Launch
@@ -54,6 +54,10 @@ STARTS = (
     "sglang serve",
 )
 HOST_SOURCES = ("hostname", "ip ", "ifconfig", "HOSTNAME", "POD_IP", "HOST_IP")
+REPEATING = frozenset("parallel xargs pdsh pssh clush dsh ansible".split())
+"""programs that run a command many times, or for each line of a list"""
+MAX_WRAPPER = 64
+"""words of a wrapper and its options"""
 MANIFESTS = (".yaml", ".yml")
 PLAIN_LINE = re.compile(r"[\w\s./*=:|>-]+")
 
@@ -106,7 +110,7 @@ def import_files(paths: Sequence[PathName]) -> LoadedDeployment:
     found = DeploymentBuilder()
     for path in map(str, paths):
         try:
-            content = read_file(path, MAX_BYTES).decode("utf-8", "replace")
+            content = read_file(path, MAX_BYTES).decode("utf-8-sig", "replace")
         except OSError as error:
             raise ScriptError(f"{path}: {error.strerror or error}") from None
         except FileTooLarge as error:
@@ -179,7 +183,7 @@ def collect(
             launch = msgspec.structs.replace(
                 launch, placement=placement, round=within.pod, behind=0
             )
-        called = invocation(launch.words)
+        called = invocation(launch.words) or wrapped_invocation(launch.words)
         if called is None:
             other_command(launch, place, found)
             continue
@@ -199,6 +203,9 @@ def finish_import(found: DeploymentBuilder, file: str) -> LoadedDeployment:
     if not found.servers and not found.benchmarks:
         raise NothingStarted(found.remarks)
     groups = build_roles(found.servers)
+    if len(groups.roles) > MAX_ROLES:
+        text = f"{len(groups.roles)} different servers: at most {MAX_ROLES} are read together"
+        raise ScriptError(text)
     for server, condition in groups.chosen:
         text = f"what runs depends on {condition or 'the machine'}: read as if it were true"
         found.remark("not-understood", "", text, server.place)
@@ -219,6 +226,14 @@ def finish_import(found: DeploymentBuilder, file: str) -> LoadedDeployment:
     started = tuple(each for members in groups.started.values() for each in members)
     sources = Sources(found.texts, places)
     return LoadedDeployment(deployment, tuple(found.remarks), file, sources, started)
+
+
+def wrapped_invocation(words: Sequence[str]) -> Invocation | None:
+    """Of a program that nobody here knows and that is given a server's command to run."""
+    if words[0].rsplit("/", 1)[-1] in MENTIONING | REPEATING:
+        return None
+    found = (invocation(words[at:]) for at in range(1, min(len(words), MAX_WRAPPER)))
+    return next((each for each in found if each is not None), None)
 
 
 def other_command(launch: Launch, place: Location, found: DeploymentBuilder) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -25,12 +27,29 @@ Positive = Annotated[float, Meta(gt=0)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 
 
+ROLE_NAME = re.compile(r"\w[\w.-]{0,62}")
+"""a role's: files, services and comments of scripts bear it"""
+MAX_ROLES = 256
+VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
 class DeploymentError(CannotStart):
     """The file is not a deployment; the text names the file, the key and the remedy."""
 
 
 class Struct(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """Unknown keys are errors; values equal to their default are not written."""
+
+
+def refuse_names(names: Iterable[str], allowed: re.Pattern[str], what: str) -> None:
+    """Raises ValueError for a name that is none where it would be written."""
+    wrong = next((name for name in names if not allowed.fullmatch(name)), None)
+    if wrong is not None:
+        raise ValueError(f"{wrong[:80]!r} is no name of {what}")
+
+
+def refuse_variables(names: Iterable[str]) -> None:
+    refuse_names(names, VARIABLE_NAME, "a variable: letters, digits and _")
 
 
 class Model(Struct):
@@ -60,6 +79,9 @@ class Difference(Struct):
     flags: Flags = {}
     environment: Environment = {}
 
+    def __post_init__(self) -> None:
+        refuse_variables(self.environment)
+
 
 class Role(Struct):
     """Servers of one kind.
@@ -79,6 +101,9 @@ class Role(Struct):
     environment: Environment = {}
     each: list[Difference] = []
 
+    def __post_init__(self) -> None:
+        refuse_variables(self.environment)
+
 
 class Benchmark(Struct):
     """A load generator's command, with all of its environment: it runs anywhere."""
@@ -86,6 +111,9 @@ class Benchmark(Struct):
     program: str = "sglang.bench_serving"
     flags: Flags = {}
     environment: Environment = {}
+
+    def __post_init__(self) -> None:
+        refuse_variables(self.environment)
 
 
 class Lengths(Struct):
@@ -135,6 +163,13 @@ class Deployment(Struct):
     benchmarks: list[Benchmark] = []
     workload: Workload | None = None
     targets: Targets | None = None
+
+    def __post_init__(self) -> None:
+        refuse_variables([*self.environment, *self.unset])
+        if len(self.roles) > MAX_ROLES:
+            raise ValueError(f"{len(self.roles)} roles: at most {MAX_ROLES} are read")
+        what = "a role: up to 63 letters, digits and any of . _ - behind the first"
+        refuse_names(self.roles, ROLE_NAME, what)
 
 
 def longest(lengths: int | Lengths | None) -> int | None:

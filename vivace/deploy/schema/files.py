@@ -21,6 +21,8 @@ else:
 MERGE = "tag:yaml.org,2002:merge"
 MAX_DEPTH = 8
 """files that include one another"""
+MAX_NESTING = 200
+"""levels of YAML: libyaml's composer needs the stack for each"""
 MAX_VALUES = 100_000
 """of a file, with what its YAML aliases repeat"""
 
@@ -85,6 +87,11 @@ def mapping_in(path: str, documents: Documents) -> dict[str, Any]:
         raise DeploymentError(f"{path}: {error.strerror or error}") from None
     except yaml.MarkedYAMLError as error:
         raise DeploymentError(f"{path}: {describe_problem(error)}") from None
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise DeploymentError(f"{path}: line {line}: not UTF-8") from None
+    except yaml.reader.ReaderError as error:
+        raise DeploymentError(f"{path}: {describe_character(error)}") from None
     except (ValueError, yaml.YAMLError, RecursionError) as error:
         raise DeploymentError(f"{path}: {error}") from None
     if not isinstance(content, dict):
@@ -100,9 +107,14 @@ def describe_problem(error: yaml.MarkedYAMLError) -> str:
     return f"line {mark.line + 1}: {text}" if mark else text
 
 
+def describe_character(error: yaml.reader.ReaderError) -> str:
+    return f"YAML does not allow the character at position {error.position}: {error.reason}"
+
+
 def parse_yaml(text: str) -> tuple[Any, yaml.Node | None]:
     """YAML -> its data, and its nodes, which know their lines. A key given twice, and aliases that
     repeat one another, are errors."""
+    refuse_deep(text)
     loader = UniqueKeyLoader(text)
     try:
         node = loader.get_single_node()
@@ -111,6 +123,17 @@ def parse_yaml(text: str) -> tuple[Any, yaml.Node | None]:
         loader.dispose()
     refuse_endless(content)
     return content, node
+
+
+def refuse_deep(text: str) -> None:
+    """Raises ValueError for YAML that may be nested more than MAX_NESTING deep."""
+    depth = most = 0
+    for letter in text:
+        depth += (letter in "[{") - (letter in "]}")
+        most = max(most, depth)
+    indents = max((len(line) - len(line.lstrip(" -?:")) for line in text.splitlines()), default=0)
+    if most > MAX_NESTING or indents > 4 * MAX_NESTING:
+        raise ValueError(f"nested more than {MAX_NESTING} deep")
 
 
 def refuse_endless(content: Any) -> None:
@@ -126,8 +149,17 @@ def refuse_endless(content: Any) -> None:
             waiting.extend(inner)
 
 
-class UniqueKeyLoader(SafeLoader):
-    """Plain data only. PyYAML keeps the last of two equal keys; here that is an error."""
+class LimitedLoader(SafeLoader):
+    """Plain data only. Merge keys that double what they merge end at MAX_VALUES."""
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        super().flatten_mapping(node)
+        if len(node.value) > MAX_VALUES:
+            raise ValueError(f"more than {MAX_VALUES} values")
+
+
+class UniqueKeyLoader(LimitedLoader):
+    """PyYAML keeps the last of two equal keys; here that is an error."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()

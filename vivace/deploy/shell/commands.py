@@ -8,11 +8,12 @@ import msgspec
 from tree_sitter import Node
 
 from vivace.deploy.shell.env_file import variables_in
+from vivace.deploy.shell.images import program_of_image
 from vivace.deploy.shell.interpreter import MAX_LAUNCHES, Interpreter, ScriptTooLarge
 from vivace.deploy.shell.state import Launch, Placement, ScriptState, States, Value
 from vivace.deploy.shell.text import (
     EMPTY,
-    MAX_LENGTH,
+    MAX_WORDS,
     Text,
     TextTooLong,
     Unknown,
@@ -48,8 +49,10 @@ def expand_value(node: Node | None, state: ScriptState) -> Value:
     if node is None:
         return EMPTY
     if node.type == "array":
+        if node.named_child_count > MAX_WORDS:
+            raise TextTooLong(f"an array of {node.named_child_count} words")
         words = [word for child in node.named_children for word in expand_words(child, state)]
-        if len(words) > MAX_LENGTH:
+        if len(words) > MAX_WORDS:
             raise TextTooLong(f"an array of {len(words)} words")
         return words
     many = array_words(node, state)
@@ -61,6 +64,8 @@ def expand_value(node: Node | None, state: ScriptState) -> Value:
 def command(shell: Interpreter, node: Node, state: ScriptState, background: bool) -> States:
     prefix: dict[str, Text] = {}
     words: list[Text] = []
+    if node.named_child_count > MAX_WORDS:
+        raise TextTooLong(f"a command of {node.named_child_count} words")
     for child in node.named_children:
         if child.type == "variable_assignment":
             name, value = child.child_by_field_name("name"), child.child_by_field_name("value")
@@ -71,7 +76,7 @@ def command(shell: Interpreter, node: Node, state: ScriptState, background: bool
             words += expand_words(child.named_children[0], state) if child.named_children else []
         elif child.type not in ("file_redirect", "herestring_redirect", "heredoc_redirect"):
             words += expand_words(child, state)
-    if len(words) > MAX_LENGTH:
+    if len(words) > MAX_WORDS:
         raise TextTooLong(f"a command of {len(words)} words")
     return run(shell, node, state, words, prefix, background)
 
@@ -141,7 +146,7 @@ def run_wrapped(
     background: bool,
 ) -> States:
     """The command that a wrapper runs, with the variables that the wrapper sets for it."""
-    words, own = split_variables(inner.words)
+    words, own = split_variables([*own_program(inner), *inner.words])
     own = {**container_environment(shell, node, inner), **own}
     prefix = {**({} if inner.wrapper.apart else prefix), **own}
     for each in inner.given(*inner.wrapper.environment):
@@ -166,6 +171,15 @@ def run_wrapped(
     if inner.name == "eval":
         return ended
     return detach(merge_results(state, ended), state.serving, background)
+
+
+def own_program(inner: WrappedCommand) -> list[Text]:
+    """What `docker run` starts before the words behind the image."""
+    given = inner.given("--entrypoint") if inner.wrapper is CONTAINER else []
+    if given or inner.name.split(" ")[-1] != "run" or not inner.arguments:
+        return given
+    first = known_text(inner.words[0]) if inner.words else None
+    return [text(word) for word in program_of_image(display(inner.arguments[0]), first)]
 
 
 def merge_results(state: ScriptState, ended: States) -> States:
@@ -272,6 +286,8 @@ def started_file(
     begun.assign("@", list(inner.words[1:]))
     ended = run_file(shell, begun, inner.words[0])
     if ended is None:
+        if serves([display(word) for word in inner.words[1:]]):
+            return add_launch(shell, node, state, list(inner.words), prefix, False)
         path = display(inner.words[0])
         shell.note(
             node, f"not understood: {path} is not beside this script; what it starts is unknown"

@@ -17,7 +17,9 @@ Text = tuple[str | Unknown, ...]
 """Pieces in order; no two adjacent ones are str, and none is empty."""
 EMPTY: Text = ()
 MAX_LENGTH = 1 << 18
-"""characters of one text, and words of one array"""
+"""characters of one text"""
+MAX_WORDS = 1 << 14
+"""of one array or command"""
 
 
 class TextTooLong(Exception):
