@@ -27,7 +27,8 @@ PRIVATE_WORDS = frozenset(
     "Walk World Ways Outlet Refusal Gathering Draft Flight Live Slots Draws Drawing "
     "Shelf Workplace Tooled Asked Holding Scaled Cuts Fetched "
     "Where Imported Collected Folded Wanted Inner Unreadable Checked Plain Blocks OneOfEach "
-    "Pace Lane LedgerGap DeadlyRequests".split()
+    "Pace Lane LedgerGap DeadlyRequests Whole Several Tried Cached Loaded Rendered Refused Retired "
+    "Running Timed Down".split()
 )
 """that this project once used for what SGLang and vLLM call otherwise: docs/glossary.md"""
 DEVICES = frozenset({"cpu", "cuda", "npu"})
@@ -120,6 +121,22 @@ def test_no_two_classes_share_a_name() -> None:
 def test_classes_have_the_words_of_the_field() -> None:
     found = [f"{file}:{node.lineno} {node.name}" for file, node in classes()]
     assert not [place for place in found if place.rpartition(" ")[2] in PRIVATE_WORDS]
+
+
+PARTICIPLE = re.compile(r"[A-Z][a-z]+(ed|ing)")
+NOUNS = frozenset(
+    # what layers, lists, remarks and messages are called by everybody
+    "Embedding Listing Finding Setting Timing Reading Batching Decoding "
+    # messages between processes, which say what has happened
+    "Started Serving Draining Unauthorized".split()
+)
+
+
+def test_classes_are_nouns() -> None:
+    """A participle alone (`Folded`, `Wanted`) does not say what of."""
+    found = [f"{file}:{node.lineno} {node.name}" for file, node in classes()]
+    names = [place for place in found if PARTICIPLE.fullmatch(place.rpartition(" ")[2])]
+    assert {place.rpartition(" ")[2] for place in names} == NOUNS, names
 
 
 def test_functions_say_what_they_do() -> None:

@@ -17,7 +17,7 @@ from vivace.protocol.messages import (
     Command,
     Delta,
     Deltas,
-    Down,
+    EngineDown,
     Finish,
     FlushCache,
     LogprobOptions,
@@ -141,7 +141,7 @@ def test_a_restart_asks_only_for_prompt_logprobs_that_have_not_come() -> None:
     edge = Edge()
     request, sink = start(edge, prompt=PROMPT, logprobs=SCORED)
     edge.feed(part(request, 2, 4))
-    edge.frontend.feed(Down(reason="killed", restarting=True))
+    edge.frontend.feed(EngineDown(reason="killed", restarting=True))
     edge.ready(EPOCH + 1)
     again = edge.sent[-1]
     assert isinstance(again, Request) and again.logprobs == LogprobOptions(start=4, top=1)
@@ -198,7 +198,7 @@ def test_restart_continues_behind_the_ledger() -> None:
     edge = Edge()
     request, sink = start(edge)
     edge.feed(delta(request, 0, "ab"))
-    edge.frontend.feed(Down(reason="killed", restarting=True))
+    edge.frontend.feed(EngineDown(reason="killed", restarting=True))
     assert edge.frontend.status == "starting" and edge.frontend.live == 1
     with pytest.raises(BadRequest) as caught:
         start(edge)
@@ -218,7 +218,7 @@ def test_who_was_in_no_fatal_step_survives_any_number_of_restarts() -> None:
     edge = Edge()
     request, sink = start(edge)
     for epoch in range(8, 20):
-        edge.frontend.feed(Down(reason="killed", restarting=True))
+        edge.frontend.feed(EngineDown(reason="killed", restarting=True))
         edge.ready(epoch)
     assert not sink.pieces and edge.requests() == [request] * 13
 
@@ -227,10 +227,10 @@ def test_who_is_found_to_kill_engines_ends_alone() -> None:
     edge = Edge()
     (poison, sink), (other, other_sink) = start(edge), start(edge)
     suspects = {poison.key: 1, other.key: 1, 999: 1}
-    edge.frontend.feed(Down(reason="SIGSEGV", restarting=True, suspects=suspects))
+    edge.frontend.feed(EngineDown(reason="SIGSEGV", restarting=True, suspects=suspects))
     edge.ready(8)
     assert [request.suspect for request in edge.requests()[2:]] == [1, 1]
-    down = Down(reason="SIGSEGV", restarting=True, refused=[poison.key, 999], suspects={})
+    down = EngineDown(reason="SIGSEGV", restarting=True, refused=[poison.key, 999], suspects={})
     edge.frontend.feed(down)
     finish = sink.last.finish
     assert finish is not None and finish.status == 500 and "SIGSEGV" in str(finish.message)
@@ -242,7 +242,7 @@ def test_who_is_found_to_kill_engines_ends_alone() -> None:
 def test_who_killed_engines_is_not_tried_again_for_a_while() -> None:
     edge = Edge()
     poison, _ = start(edge, temperature=0.7)
-    edge.frontend.feed(Down(reason="SIGSEGV", restarting=True, refused=[poison.key]))
+    edge.frontend.feed(EngineDown(reason="SIGSEGV", restarting=True, refused=[poison.key]))
     edge.ready(8)
     with pytest.raises(BadRequest) as caught:
         start(edge, temperature=0.7)
@@ -264,7 +264,7 @@ def test_an_end_that_died_with_the_engine(text: Any, sampling: Any, finish: Fini
     edge = Edge()
     request, sink = start(edge, **sampling)
     edge.feed(delta(request, 0, text))
-    edge.frontend.feed(Down(reason="killed", restarting=True))
+    edge.frontend.feed(EngineDown(reason="killed", restarting=True))
     edge.ready(8)
     assert sink.last.finish == finish and len(edge.requests()) == 1
 
@@ -273,7 +273,7 @@ def test_engine_gone_for_good() -> None:
     edge = Edge()
     request, sink = start(edge)
     edge.feed(delta(request, 0, "a"))
-    edge.frontend.feed(Down(reason="out of memory", restarting=False))
+    edge.frontend.feed(EngineDown(reason="out of memory", restarting=False))
     assert edge.frontend.status == "down"
     finish = sink.last.finish
     assert finish is not None and finish.status == 503 and "out of memory" in str(finish.message)
@@ -332,7 +332,7 @@ def test_cancel_and_abort() -> None:
 def test_abort_between_two_engines() -> None:
     edge = Edge()
     (_, one), (_, two) = start(edge, rid="job-1"), start(edge, rid="other")
-    edge.frontend.feed(Down(reason="killed", restarting=True))
+    edge.frontend.feed(EngineDown(reason="killed", restarting=True))
     edge.frontend.abort("job")
     assert one.last.finish is not None and one.last.finish.status is None
     edge.ready(8)
@@ -393,7 +393,7 @@ def test_control() -> None:
             await edge.frontend.control(FlushCache(), timeout=0.01)
         asking = asyncio.ensure_future(edge.frontend.control(FlushCache()))
         await asyncio.sleep(0)
-        edge.frontend.feed(Down(reason="killed", restarting=False))
+        edge.frontend.feed(EngineDown(reason="killed", restarting=False))
         assert "killed" in (await asking).message
         with pytest.raises(EngineUnavailable, match="down"):
             await edge.frontend.control(FlushCache())
@@ -426,7 +426,7 @@ def test_every_token_is_shown_once_whatever_the_channel_does(data: st.DataObject
     while done < len(tokens):
         if epoch < EPOCH + 2 and data.draw(st.integers(0, 5)) == 0:
             epoch += 1
-            edge.frontend.feed(Down(reason="killed", restarting=True))
+            edge.frontend.feed(EngineDown(reason="killed", restarting=True))
             edge.ready(epoch)
             assert edge.requests()[-1].resumed == tokens[:done]
         begin = max(0, done - data.draw(st.integers(0, 3)))

@@ -20,8 +20,8 @@ from toy_models import VOCABULARY, reference, scramble, tokens
 
 from vivace.checkpoint.source import SourceError, locate
 from vivace.models.transformers_facts import TraceRequest
+from vivace.models.transformers_support import FILE, ModelSupport, SupportTable
 from vivace.models.transformers_trace import CannotTrace, model_class
-from vivace.models.tried import FILE, Tried, TriedModel
 
 SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -195,18 +195,18 @@ def architecture(model_type: str) -> str:
     return class_for(model_type).__name__
 
 
-def tried(model_type: str) -> TriedModel:
+def tried(model_type: str) -> ModelSupport:
     if untried := NOT_TRIED.get(model_type, ""):
-        return TriedModel(model_type, architecture(model_type), untried=untried)
+        return ModelSupport(model_type, architecture(model_type), untried=untried)
     with tempfile.TemporaryDirectory() as folder:
         refused = outcome(model_type, Path(folder))
-    return TriedModel(model_type, architecture(model_type), refused=refused)
+    return ModelSupport(model_type, architecture(model_type), refused=refused)
 
 
 def main(arguments: list[str]) -> None:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    found: list[TriedModel] = []
+    found: list[ModelSupport] = []
     for model_type in [one for one in arguments if one != "--write"] or known():
         try:
             found.append(tried(model_type))
@@ -215,7 +215,7 @@ def main(arguments: list[str]) -> None:
             what = f"FAILED {type(error).__name__}: {' '.join(str(error).split())[:300]}"
         print(f"{model_type:28} {what}", flush=True)
     if "--write" in arguments:
-        text = msgspec.json.encode(Tried(transformers.__version__, tuple(found)))
+        text = msgspec.json.encode(SupportTable(transformers.__version__, tuple(found)))
         FILE.write_bytes(msgspec.json.format(text) + b"\n")
 
 

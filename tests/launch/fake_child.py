@@ -20,7 +20,7 @@ from pathlib import Path
 
 from vivace.errors import CANNOT_START
 from vivace.protocol.heartbeat import EngineHeartbeat, FrontendHeartbeat, Span
-from vivace.protocol.messages import Capacity, Command, Down, Ready, Reply
+from vivace.protocol.messages import Capacity, Command, EngineDown, Ready, Reply
 from vivace.protocol.shared_memory import attach
 from vivace.supervisor.ipc import SocketClosed, child_end
 from vivace.supervisor.messages import Failure, Progress, Serving, Stop, ToChild, Warm, WarmUp
@@ -31,14 +31,14 @@ CAPACITY = Capacity(pages=8, page_size=16, rows=4, context=64, vocabulary=100)
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("role")
-    parser.add_argument("--line", type=int)
+    parser.add_argument("--control", type=int)
     arguments = parser.parse_args()
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    line = child_end(socket.socket(fileno=arguments.line))
-    setup = line.wait()
+    control = child_end(socket.socket(fileno=arguments.control))
+    setup = control.wait()
     engine = arguments.role == "engine"
     number = setup.epoch if engine else setup.index
     config = json.loads(setup.config)
@@ -55,28 +55,28 @@ def main() -> None:
     if act == "fail-when-served":
         while "Serving" not in events.read_text():
             time.sleep(0.02)
-        line.send(Failure("ValueError: no such tensor"))
+        control.send(Failure("ValueError: no such tensor"))
         sys.exit(1)
     if act == "fail-start":
-        line.send(Failure("ValueError: no such tensor"))
+        control.send(Failure("ValueError: no such tensor"))
         sys.exit(1)
     if act == "wrong-input":
-        line.send(Failure("toy.gguf: truncated"))
+        control.send(Failure("toy.gguf: truncated"))
         sys.exit(CANNOT_START)
     memory = attach(setup.memory)
     if engine:
         heartbeat = EngineHeartbeat(memory.engine)
         heartbeat.begin()
-        line.send(Progress("Loading", 0.5))
+        control.send(Progress("Loading", 0.5))
         if act == "no-memory":
-            line.send(Progress("Capturing decode steps", 0.5))
-            line.send(Failure("RuntimeError: DefaultCPUAllocator: can't allocate memory"))
+            control.send(Progress("Capturing decode steps", 0.5))
+            control.send(Failure("RuntimeError: DefaultCPUAllocator: can't allocate memory"))
             sys.exit(1)
         if act == "hang":
             heartbeat.schedule()
         if act == "at-work":
             threading.Thread(target=work_for_ever, args=(heartbeat,), daemon=True).start()
-        line.send(Ready(epoch=number, capacity=CAPACITY))
+        control.send(Ready(epoch=number, capacity=CAPACITY))
         if act == "exit-while-warming":
             while "WarmUp" not in events.read_text():
                 time.sleep(0.02)
@@ -93,26 +93,26 @@ def main() -> None:
         if act != "hang":
             threading.Thread(target=beat_for_ever, args=(heartbeat,), daemon=True).start()
         if act == "hear-first":
-            note(type(line.wait()).__name__)
-        line.send(Serving())
+            note(type(control.wait()).__name__)
+        control.send(Serving())
         if act == "tell-serving":
             note("Serving")
     misbehave(act)
     try:
         while True:
-            message = line.wait()
+            message = control.wait()
             note(told(message))
             match message:
                 case WarmUp():
                     if act == "die-warming":
                         os._exit(7)
                     if act != "slow-warm":
-                        line.send(Warm("NaN" if act == "cold" else "", 0.1))
+                        control.send(Warm("NaN" if act == "cold" else "", 0.1))
                 case Ready(epoch=1) if act == "slow-warm":
-                    line.send(Warm("", 0.1))
+                    control.send(Warm("", 0.1))
                 case Command():
                     if act not in ("busy", "at-work"):
-                        line.send(Reply(ticket=message.ticket, ok=True))
+                        control.send(Reply(ticket=message.ticket, ok=True))
                 case Stop():
                     return
     except SocketClosed:
@@ -123,8 +123,8 @@ def told(message: ToChild) -> str:
     match message:
         case Ready():
             return f"Ready {message.epoch}"
-        case Down() if message.refused or message.suspects:
-            return f"Down {message.refused}"
+        case EngineDown() if message.refused or message.suspects:
+            return f"EngineDown {message.refused}"
     return type(message).__name__
 
 

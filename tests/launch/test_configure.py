@@ -157,7 +157,7 @@ def test_a_child_shows_a_traceback_only_for_our_own_mistakes(
     monkeypatch.setattr(process, "run", fail)
     with ours:
         number = str(theirs.detach())
-        code = process.main(["engine", "--line", number, "--parent", "1"])
+        code = process.main(["engine", "--control", number, "--parent", "1"])
     (failure,) = line.sent
     assert isinstance(failure, Failure) and failure.text.startswith(said)
     assert [bool(record.exc_info) for record in caplog.records] == ([True] if traced else [])

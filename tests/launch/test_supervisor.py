@@ -29,8 +29,8 @@ from vivace.supervisor.supervisor import SAME_SIGNAL_SECONDS, Hooks, Plan, Super
 FAKE = Path(__file__).with_name("fake_child.py")
 
 
-def fake_command(role: Role, line: int) -> list[str]:
-    return [sys.executable, str(FAKE), role, "--line", str(line)]
+def fake_command(role: Role, control: int) -> list[str]:
+    return [sys.executable, str(FAKE), role, "--control", str(control)]
 
 
 @dataclass
@@ -188,7 +188,7 @@ def test_frontends_that_serve_are_told_of_a_failed_start(server: Server) -> None
     """They answer who waits for the engine; then they stop."""
     script = {"engine": {"0": "fail-when-served"}, "frontend": {"0": "tell-serving"}}
     assert server.run(script, frontends=2) == 1
-    assert server.told("frontend 0")[-2:] == ["Down", "Stop"]
+    assert server.told("frontend 0")[-2:] == ["EngineDown", "Stop"]
     assert server.ready == []
 
 
@@ -197,7 +197,7 @@ def test_an_engine_that_was_ready_and_died_in_the_start_is_replaced(server: Serv
     script = {"engine": {"0": "exit-while-warming"}, "frontend": {"0": "slow-warm"}}
     assert server.run(script, when_ready=stop) == 0
     told = server.told("frontend 0")
-    assert told.index("Down") < told.index("Ready 1")
+    assert told.index("EngineDown") < told.index("Ready 1")
     assert len(server.ready) == 1
 
 
@@ -221,7 +221,7 @@ def test_a_dead_engine_is_replaced(
 
     assert server.run({"engine": {"0": act}}, when_ready=wait_and_stop) == 0
     told = server.told("frontend 0")
-    assert told[told.index("Down") + 1] == "Ready 1"
+    assert told[told.index("EngineDown") + 1] == "Ready 1"
     assert cause in caplog.text and "1 of 3 restarts spent" in caplog.text
 
 
@@ -272,7 +272,7 @@ def test_too_many_deaths_end_the_server(server: Server, caplog: pytest.LogCaptur
     assert server.run({"engine": {"*": "exit"}}, crashes=2) == 1
     assert len([line for line in server.events() if line.startswith("engine")]) >= 3
     assert "more than 2 deaths in 10 minutes" in caplog.text
-    assert server.told("frontend 0")[-2:] == ["Down", "Stop"]
+    assert server.told("frontend 0")[-2:] == ["EngineDown", "Stop"]
 
 
 def test_frontends_that_die_again_and_again_do_not_end_the_server(
@@ -291,7 +291,7 @@ def test_frontends_that_die_again_and_again_do_not_end_the_server(
 
     assert server.run({}, frontends=2, crashes=2, when_ready=kill_and_stop) == 0
     assert "Another one is started in 1 s" in caplog.text
-    assert "Down" not in server.told("frontend 0") and server.told("engine 1") == []
+    assert "EngineDown" not in server.told("frontend 0") and server.told("engine 1") == []
 
 
 @pytest.mark.parametrize("role", ["engine", "frontend"])
@@ -366,7 +366,9 @@ def test_a_request_that_kills_engines_is_found(
     keys = {"0": [7, 8], "1": [7], "2": [9, 8], "3": [9], "4": [8, 5], "5": [8]}
     script = {"engine": {number: f"die-with {found}" for number, found in keys.items()}}
     assert server.run(script, crashes=2, when_ready=wait_and_stop) == 0
-    refused = [text.split()[1:] for text in server.told("frontend 0") if text.startswith("Down")]
+    refused = [
+        text.split()[1:] for text in server.told("frontend 0") if text.startswith("EngineDown")
+    ]
     assert refused == [["[]"], ["[7]"], ["[]"], ["[9]"], ["[]"], ["[8]"]]
     assert caplog.text.count("One request is found to kill engines") == 3
 
@@ -434,7 +436,7 @@ def test_an_engine_that_dies_while_draining(server: Server) -> None:
         os.kill(int(engine.split()[2]), signal.SIGKILL)
 
     assert server.run({"engine": {"0": "busy"}}, when_ready=kill_engine) == 1
-    assert "Down" in server.told("frontend 0")
+    assert "EngineDown" in server.told("frontend 0")
 
 
 SUPERVISE = """

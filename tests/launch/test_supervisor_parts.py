@@ -51,7 +51,7 @@ CAPACITY = Capacity(
 def test_ctrl_c_while_a_child_imports_is_the_supervisors_alone(number: signal.Signals) -> None:
     """A child that has not said yet what signals are to it, as in its first imports."""
 
-    def command(role: str, line: int) -> list[str]:
+    def command(role: str, control: int) -> list[str]:
         code = "import sys, time; print(flush=True); time.sleep(0.3); print('alive', flush=True)"
         return [sys.executable, "-c", code]
 
@@ -416,7 +416,7 @@ def test_a_child_that_is_shown_does_not_show_the_keys() -> None:
     """Tracebacks show the arguments of what failed."""
     ours, _ = pair()
     process = cast("subprocess.Popen[bytes]", None)
-    child = Child(role="engine", process=process, line=ours, out_of_memory_kills=0)
+    child = Child(role="engine", process=process, control=ours, out_of_memory_kills=0)
     child.begin(Setup(config=b"sk-secret", memory=0, engine=0))
     assert "sk-secret" not in repr(child)
 

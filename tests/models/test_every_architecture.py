@@ -12,7 +12,7 @@ import pytest
 import transformers
 from every_architecture import known, tried
 
-from vivace.models import tried as table
+from vivace.models import transformers_support as table
 
 
 @pytest.fixture(autouse=True)
@@ -25,6 +25,6 @@ def operations() -> None:
 @pytest.mark.parametrize("model_type", known())
 def test_equal_tokens_or_refused(model_type: str) -> None:
     found = tried(model_type)
-    written = table.read_tried()
+    written = table.read_support()
     if written.transformers == transformers.__version__:
         assert found in written.models

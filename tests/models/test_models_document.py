@@ -9,7 +9,7 @@ import pytest
 from vivace.checkpoint.source import ModelSource, SourceError
 from vivace.models.document import document
 from vivace.models.registry import ARCHITECTURES, check_architecture
-from vivace.models.tried import read_tried
+from vivace.models.transformers_support import read_support
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -38,8 +38,8 @@ def refusal(architecture: str, tmp_path: Path) -> str:
 
 def test_a_refusal_recommends_transformers_only_where_that_works(tmp_path: Path) -> None:
     """Every architecture of the table, and one that nobody knows."""
-    equal = {one.architecture for one in read_tried().models if one.equal}
-    for one in read_tried().models:
+    equal = {one.architecture for one in read_support().models if one.equal}
+    for one in read_support().models:
         if one.architecture in ARCHITECTURES:
             continue
         said = refusal(one.architecture, tmp_path)

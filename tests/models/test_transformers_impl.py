@@ -17,8 +17,8 @@ from vivace.checkpoint.source import SourceError, locate
 from vivace.checkpoint.weights import CheckpointError
 from vivace.launch import serve as launch
 from vivace.models.transformers_facts import TraceRequest
+from vivace.models.transformers_support import read_support
 from vivace.models.transformers_trace import CannotTrace, model_class, sliding_window
-from vivace.models.tried import read_tried
 
 GENERIC: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"tie_word_embeddings": True}),
@@ -179,6 +179,6 @@ def test_configurations_that_transformers_refuses(tmp_path: Path) -> None:
 
 
 def test_the_table_of_what_was_tried_agrees_with_these_tests() -> None:
-    found = {one.model_type: one for one in read_tried().models}
+    found = {one.model_type: one for one in read_support().models}
     assert all(found[model_type].equal for model_type in SMALLEST)
     assert all(REFUSED[model_type] in found[model_type].refused for model_type in REFUSED)

@@ -30,8 +30,8 @@ from vivace.protocol.messages import (
     Command,
     Delta,
     Deltas,
-    Down,
     Drain,
+    EngineDown,
     EngineState,
     Finish,
     FlushCache,
@@ -93,14 +93,14 @@ def test_round_trip_in_order(socket: EngineSocket) -> None:
         received.remove(Cancel(keys=[7]))
         for step in range(1000):
             engine.send(0, Deltas(epoch=0, deltas=[Delta(key=1, index=step, tokens=[step])]))
-        engine.send(1, Down(reason="x", restarting=True))
+        engine.send(1, EngineDown(reason="x", restarting=True))
         got = []
         while len(got) < 1001:
             got += await asyncio.wait_for(first.receive(), 10)
         other = []
         while len(other) < 2:
             other += await asyncio.wait_for(second.receive(), 10)
-        assert other[1:] == [Down(reason="x", restarting=True)]
+        assert other[1:] == [EngineDown(reason="x", restarting=True)]
         first.close()
         second.close()
         return received, got[1:]
@@ -344,7 +344,7 @@ to_frontend = st.one_of(
     st.builds(Deltas, epoch=ids, deltas=st.lists(deltas, max_size=3)),
     st.builds(Reply, ticket=ids, ok=st.booleans(), message=texts, state=st.none() | states),
     st.builds(Ready, epoch=ids, capacity=st.just(CAPACITY)),
-    st.builds(Down, reason=texts, restarting=st.booleans()),
+    st.builds(EngineDown, reason=texts, restarting=st.booleans()),
 )
 
 

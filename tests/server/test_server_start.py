@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 from server_kit import CONTEXT, Answer, Running, ask, capacity, events, running_server
 
-from vivace.protocol.messages import Down, Ready
+from vivace.protocol.messages import EngineDown, Ready
 from vivace.server.context import CONTEXT as CONTEXT_KEY
 from vivace.server.routes import ROUTES
 from vivace.server.settings import ServerSettings
@@ -141,7 +141,9 @@ def test_a_client_that_leaves_waits_no_more() -> None:
 
 def test_a_start_that_fails_is_told_with_the_reason() -> None:
     with running_server(ready=False) as server, waiting(server, *BODIES.items()) as answers:
-        server.call(server.frontend.feed, Down(reason="toy.gguf: truncated", restarting=False))
+        server.call(
+            server.frontend.feed, EngineDown(reason="toy.gguf: truncated", restarting=False)
+        )
         for answer in answers:
             got = answer.result(20)
             assert got.status == 503 and "toy.gguf: truncated" in got.json["message"]
@@ -158,7 +160,7 @@ def test_a_server_that_stops_lets_nobody_wait() -> None:
 
 def test_requests_wait_for_an_engine_that_starts_again() -> None:
     with running_server() as server:
-        server.call(server.frontend.feed, Down(reason="killed", restarting=True))
+        server.call(server.frontend.feed, EngineDown(reason="killed", restarting=True))
         with waiting(server, *BODIES.items()) as answers:
             assert ask(server, "/health", method="GET").status == 503
             get_ready(server, epoch=1)

@@ -321,9 +321,9 @@ def test_an_engine_failure_half_way_is_an_event() -> None:
                 return (await answer.content.read()).decode()
 
         def fail() -> None:
-            from vivace.protocol.messages import Down
+            from vivace.protocol.messages import EngineDown
 
-            server.frontend.feed(Down(reason="it caught fire", restarting=False))
+            server.frontend.feed(EngineDown(reason="it caught fire", restarting=False))
 
         *_, error, done = events_after(server.run(run()))
         assert done == "[DONE]"

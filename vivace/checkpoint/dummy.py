@@ -7,7 +7,7 @@ import hashlib
 import torch
 from torch import Tensor
 
-from vivace.checkpoint.weights import STAGE, Progress
+from vivace.checkpoint.weights import STAGE, ReportProgress
 
 DEVIATION = 0.02
 
@@ -17,7 +17,7 @@ class DummyWeights:
 
     int8 = False
 
-    def __init__(self, seed: int, progress: Progress) -> None:
+    def __init__(self, seed: int, progress: ReportProgress) -> None:
         self._seed = seed
         self._progress = progress
 

@@ -30,7 +30,7 @@ class FieldKind(Protocol[T_co]):
     def read(self, value: Any) -> T_co: ...
 
 
-class Whole(msgspec.Struct, frozen=True):
+class Integer(msgspec.Struct, frozen=True):
     """A whole number. JSON's 8.0 is one too: some exporters write all numbers like that."""
 
     low: int
@@ -130,7 +130,7 @@ class OneOf(msgspec.Struct, Generic[T], frozen=True):
         return self.meanings[value]
 
 
-class Several(msgspec.Struct, Generic[T], frozen=True):
+class ListOf(msgspec.Struct, Generic[T], frozen=True):
     """A list; `alone`: one entry may stand without its list."""
 
     entry: FieldKind[T]

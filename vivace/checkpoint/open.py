@@ -13,7 +13,7 @@ from vivace.checkpoint.gguf_file import GGUFError, GGUFFile
 from vivace.checkpoint.gguf_weights import GGUFWeights, StoredLayout
 from vivace.checkpoint.safetensors_files import SafetensorsFiles
 from vivace.checkpoint.source import ModelSource
-from vivace.checkpoint.weights import CheckpointError, Progress, TrackedWeights
+from vivace.checkpoint.weights import CheckpointError, ReportProgress, TrackedWeights
 from vivace.platforms.ops.stored import Int8Rows, StoredBlocks
 
 
@@ -43,7 +43,7 @@ def open_weights(
     facts: StoredLayout,
     *,
     seed: int,
-    progress: Progress,
+    progress: ReportProgress,
     dtype: torch.dtype = torch.float32,
 ) -> OpenWeights:
     """A fresh reader. `dtype` is what quantized tensors become; others stay what they are.

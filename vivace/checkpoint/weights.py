@@ -11,7 +11,7 @@ from vivace.checkpoint.fields import printable
 from vivace.errors import CannotStart
 from vivace.platforms.ops.stored import Int8Rows, StoredBlocks
 
-Progress = Callable[[str, float], None]
+ReportProgress = Callable[[str, float], None]
 """(stage, fraction of it that is done, 0..1)"""
 STAGE = "Loading weights"
 IGNORABLE = ("rotary_emb.inv_freq", "attn.masked_bias", "attn.bias")
@@ -51,7 +51,7 @@ class TensorReader(Protocol):
 class TrackedWeights:
     """Hands out tensors with their shape checked, and knows which nobody asked for."""
 
-    def __init__(self, reader: TensorReader, *, tied: bool, progress: Progress) -> None:
+    def __init__(self, reader: TensorReader, *, tied: bool, progress: ReportProgress) -> None:
         self._reader = reader
         self.int8 = reader.int8
         self._names = set(reader.names())

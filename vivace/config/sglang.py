@@ -16,7 +16,7 @@ RETIRED_SPELLING = "retired spelling"
 TP_FLAGS = ("--tp", "--tp-size", "--tensor-parallel-size")
 
 
-class Retired(NamedTuple):
+class RetiredFlag(NamedTuple):
     """`today`: the words that replace the flag, "{tp}" being the tensor-parallel size typed.
 
     A value that follows the flag stays. No words: there is nothing left to ask for.
@@ -27,24 +27,24 @@ class Retired(NamedTuple):
 
 
 RETIRED = {
-    "--enable-deepep-moe": Retired(
+    "--enable-deepep-moe": RetiredFlag(
         ("--moe-a2a-backend", "deepep"), "SGLang replaced this 0.4.x flag in 0.5"
     ),
-    "--enable-ep-moe": Retired(
+    "--enable-ep-moe": RetiredFlag(
         ("--expert-parallel-size", "{tp}"),
         "SGLang replaced this 0.4.x flag; it meant as many expert as tensor ranks",
     ),
-    "--disable-mla": Retired((), "SGLang removed it before 0.4.6: MLA models have one form"),
-    "--enable-flashinfer-mla": Retired(
+    "--disable-mla": RetiredFlag((), "SGLang removed it before 0.4.6: MLA models have one form"),
+    "--enable-flashinfer-mla": RetiredFlag(
         ("--attention-backend", "flashinfer"), "SGLang replaced this 0.4.x flag"
     ),
-    "--hybrid-kvcache-ratio": Retired(
+    "--hybrid-kvcache-ratio": RetiredFlag(
         (), "SGLang ignores it since 0.5.8; --swa-full-tokens-ratio took its place"
     ),
-    "--oltp-traces-endpoint": Retired(
+    "--oltp-traces-endpoint": RetiredFlag(
         ("--otlp-traces-endpoint",), "a misspelling in SGLang's documentation"
     ),
-    "--disable-tokenizer-batch-encode": Retired(
+    "--disable-tokenizer-batch-encode": RetiredFlag(
         ("--disable-tokenizer-batch-decode",), "a misspelling in SGLang's documentation"
     ),
 }

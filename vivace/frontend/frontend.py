@@ -34,8 +34,8 @@ from vivace.protocol.messages import (
     Command,
     Delta,
     Deltas,
-    Down,
     Drain,
+    EngineDown,
     Finish,
     FlushCache,
     GetState,
@@ -283,7 +283,7 @@ class Frontend:
             self._commands.answer(message)
         elif isinstance(message, Ready):
             self._engine_ready(message)
-        elif isinstance(message, Down):
+        elif isinstance(message, EngineDown):
             self._engine_down(message)
 
     def _deliver(self, deltas: list[Delta]) -> None:
@@ -342,7 +342,7 @@ class Frontend:
         else:
             self._send(state.resume_request())
 
-    def _engine_down(self, message: Down) -> None:
+    def _engine_down(self, message: EngineDown) -> None:
         if message.restarting:
             self.engine.restarting()
         else:

@@ -53,23 +53,23 @@ class Render(msgspec.Struct, frozen=True, tag="render"):
     variables: dict[str, Any]
 
 
-class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
+class LoadResult(msgspec.Struct, frozen=True, tag="loaded"):
     walks_content: list[str]
     """names of the templates that loop over a message's content as a list of parts"""
 
 
-class Rendered(msgspec.Struct, frozen=True, tag="rendered"):
+class RenderResult(msgspec.Struct, frozen=True, tag="rendered"):
     text: str
 
 
-class Refused(msgspec.Struct, frozen=True, tag="refused"):
+class RenderError(msgspec.Struct, frozen=True, tag="refused"):
     reason: str
     """a clause whose subject is the chat template"""
     over_limit: bool = False
 
 
 RenderMessage = LoadTemplates | Render
-RenderReply = Loaded | Rendered | Refused
+RenderReply = LoadResult | RenderResult | RenderError
 
 
 def frame(message: bytes) -> bytes:
@@ -231,7 +231,7 @@ MAX_ATTEMPTS = 3
 
 def to_bad_request(answer: RenderReply) -> BadRequest:
     """Of a message that the process refused."""
-    if not isinstance(answer, Refused):
+    if not isinstance(answer, RenderError):
         raise TypeError(f"{type(answer).__name__} is no answer to a rendering")
     kind = OverLimit if answer.over_limit else BadRequest
     return kind(FIELD, f"the chat template {answer.reason}")

@@ -18,15 +18,15 @@ from vivace.frontend.fairness import CURRENT_CLIENT, FairQueue, QueueEntry, Queu
 from vivace.frontend.render_process import (
     LOOK,
     MAX_ATTEMPTS,
-    Loaded,
+    LoadResult,
     LoadTemplates,
     ProcessEnded,
     ProgressWatch,
     Render,
-    Rendered,
     RenderLimits,
     RenderProcess,
     RenderReply,
+    RenderResult,
     closed_error,
     no_process,
     process_error,
@@ -180,7 +180,7 @@ class RenderQueue:
             self._on_exit(ended)
             return
         for answer in answers:
-            if self._loading and isinstance(answer, Loaded):
+            if self._loading and isinstance(answer, LoadResult):
                 self._loading = False
                 continue
             entry = self._finish()
@@ -248,7 +248,7 @@ class Renderer:
         """
         load = encode(LoadTemplates(dict(sources), self._limits))
         answer = self._submit(load)
-        if not isinstance(answer, Loaded):
+        if not isinstance(answer, LoadResult):
             raise to_bad_request(answer)
         self._load = load
         return answer.walks_content
@@ -338,6 +338,6 @@ def encode_message(template: str, variables: Mapping[str, Any]) -> bytes:
 
 
 def reply_text(answer: RenderReply) -> str:
-    if isinstance(answer, Rendered):
+    if isinstance(answer, RenderResult):
         return answer.text
     raise to_bad_request(answer)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from vivace.checkpoint.fields import ConfigFields, FieldKind, Number, Whole
+from vivace.checkpoint.fields import ConfigFields, FieldKind, Integer, Number
 from vivace.config.serialize import in_unicode
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 GENERATION_FIELDS: dict[str, FieldKind[float]] = {
     "temperature": Number(0, 1e4),
     "top_p": Number(0, 1),
-    "top_k": Whole(-1, 1 << 31),
+    "top_k": Integer(-1, 1 << 31),
     "min_p": Number(0, 1),
     "repetition_penalty": Number(1e-6, 2),
 }

@@ -30,13 +30,13 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from vivace.config.child_process import die_with
 from vivace.frontend.render_process import (
     LENGTH,
-    Loaded,
+    LoadResult,
     LoadTemplates,
-    Refused,
-    Rendered,
+    RenderError,
     RenderLimits,
     RenderMessage,
     RenderReply,
+    RenderResult,
     frame,
 )
 
@@ -241,21 +241,21 @@ class TemplateRenderer:
         except MemoryError:
             self.spent = True
         except TooLong as error:
-            return encode(Refused(str(error), over_limit=True))
+            return encode(RenderError(str(error), over_limit=True))
         except (jinja2.TemplateError, ArithmeticError, LookupError) as error:
-            return encode(Refused(f"refuses them: {clear(error)}"))
+            return encode(RenderError(f"refuses them: {clear(error)}"))
         except Exception as error:
-            return encode(Refused(f"cannot render them: {clear(error)}"))
+            return encode(RenderError(f"cannot render them: {clear(error)}"))
         # Out of the handler, so that what took the memory is gone.
         mebibytes = self._limits.memory >> 20
-        return encode(Refused(f"takes more memory than the limit of {mebibytes} MiB", True))
+        return encode(RenderError(f"takes more memory than the limit of {mebibytes} MiB", True))
 
     def _answer(self, data: bytearray) -> RenderReply:
         message = decode(data)
         if isinstance(message, LoadTemplates):
             return self._load(message)
         template = self._templates[message.template]
-        return Rendered(render_text(template, message.variables, self._limits.characters))
+        return RenderResult(render_text(template, message.variables, self._limits.characters))
 
     def _load(self, message: LoadTemplates) -> RenderReply:
         self.spent = True  # unless all goes well: without templates there is nothing to do here
@@ -268,11 +268,11 @@ class TemplateRenderer:
             except MemoryError:
                 raise
             except Exception as error:
-                return Refused(f"does not compile: {clear(error)}")
+                return RenderError(f"does not compile: {clear(error)}")
         gc.freeze()
         self._resident = self._sizes()[1]
         self.spent = False
-        return Loaded(walking)
+        return LoadResult(walking)
 
     def _sizes(self) -> tuple[int, int]:
         """Bytes that are mapped, and that are in memory."""

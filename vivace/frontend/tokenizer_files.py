@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from tokenizers import AddedToken, processors
 from tokenizers import Tokenizer as Core
 
-from vivace.checkpoint.fields import ConfigFields, Flag, Several, Text, printable
+from vivace.checkpoint.fields import ConfigFields, Flag, ListOf, Text, printable
 from vivace.checkpoint.json_files import is_file, read_bytes, read_json
 from vivace.errors import CannotStart
 from vivace.frontend.chat_template import TemplateSet
@@ -144,7 +144,7 @@ def _extra_tokens(config: ConfigFields) -> list[str | None]:
     key = next((key for key in keys if config.values.get(key)), keys[0])
     value = config.values.get(key)
     if not value and config.has(key) and not isinstance(value, dict):
-        value = config.need(key, Several(_TOKEN, 0))
+        value = config.need(key, ListOf(_TOKEN, 0))
     if isinstance(value, list):
         value = {str(place): one for place, one in enumerate(value)}
     if value is not None and not isinstance(value, dict):

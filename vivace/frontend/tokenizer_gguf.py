@@ -17,9 +17,9 @@ from vivace.checkpoint.fields import (
     Column,
     ConfigFields,
     Flag,
-    Several,
+    Integer,
+    ListOf,
     Text,
-    Whole,
     abbreviate,
 )
 from vivace.checkpoint.gguf_config import NO_TOKEN
@@ -79,7 +79,7 @@ class _Words:
     def id(self, name: str) -> int | None:
         """None too where the file names what is no token: published files do, `models.facts` says
         so of ends, and llama.cpp goes on as well."""
-        found = self.fields.find(f"{_KEY}{name}_token_id", Whole(0, NO_TOKEN))
+        found = self.fields.find(f"{_KEY}{name}_token_id", Integer(0, NO_TOKEN))
         return found if found is not None and found < len(self.tokens) else None
 
     def named(self, name: str) -> str | None:
@@ -213,7 +213,7 @@ def _templates(words: _Words) -> TemplateSet:
     sources: dict[str, str] = {}
     if fields.has(key):
         sources["default"] = fields.need(key, template)
-    for name in fields.get(key + "s", Several(Text(), 64), ()):
+    for name in fields.get(key + "s", ListOf(Text(), 64), ()):
         if fields.has(f"{key}.{name}"):
             sources[name] = fields.need(f"{key}.{name}", template)
     named = {

@@ -27,7 +27,7 @@ def pack(tokens: Sequence[int]) -> bytes:
 # --- which cached prefix goes first when pages are needed -----------------------------------
 
 
-class Cached(Protocol):
+class EvictionCandidate(Protocol):
     """What a policy may look at: one node of the prefix tree."""
 
     used: int
@@ -39,7 +39,7 @@ class Cached(Protocol):
 class Eviction(Protocol):
     """Ranks a node; the lowest goes first. A node's rank must never decrease over its life."""
 
-    def __call__(self, node: Cached) -> tuple[int, int]: ...
+    def __call__(self, node: EvictionCandidate) -> tuple[int, int]: ...
 
 
 EVICTIONS: Registry[Eviction] = Registry(
@@ -51,11 +51,11 @@ EVICTIONS: Registry[Eviction] = Registry(
 )
 
 
-def least_recently_used(node: Cached) -> tuple[int, int]:
+def least_recently_used(node: EvictionCandidate) -> tuple[int, int]:
     return node.used, 0
 
 
-def least_frequently_used(node: Cached) -> tuple[int, int]:
+def least_frequently_used(node: EvictionCandidate) -> tuple[int, int]:
     return node.hits, node.used
 
 

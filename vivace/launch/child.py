@@ -1,7 +1,7 @@
-"""Entry of the children: `python -m vivace.launch.child engine|frontend --line FD --parent PID`.
+"""Entry of the children: `python -m vivace.launch.child engine|frontend --control FD --parent PID`.
 
 Only the supervisor starts this. The child dies with it, whatever happens: the kernel sends SIGKILL
-when the parent dies, and the end of the line to the parent is watched as well.
+when the parent dies, and the end of the control socket to the parent is watched as well.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     timeline = Timeline("interpreter, first imports")
     parser = argparse.ArgumentParser(prog="vivace.launch.child", description=__doc__)
     parser.add_argument("role", choices=("engine", "frontend"))
-    parser.add_argument("--line", type=int, required=True)
+    parser.add_argument("--control", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--preload", action="store_true", help="import before the setup comes")
     arguments = parser.parse_args(argv)
@@ -48,17 +48,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     leave_signals_to_the_supervisor()
     gc.disable()  # nothing that is imported and loaded is garbage; the roles enable it when ready
     log_lines.setup("info", arguments.role)
-    sock = socket.socket(fileno=arguments.line)
-    sock.set_inheritable(False)  # the line must close when this process dies, not later
-    line = child_end(sock)
+    sock = socket.socket(fileno=arguments.control)
+    sock.set_inheritable(False)  # the control socket must close when this process dies, not later
+    control = child_end(sock)
     try:
         if arguments.preload:
-            preload(arguments.role, line, timeline)
-        run(arguments.role, line, timeline)
+            preload(arguments.role, control, timeline)
+        run(arguments.role, control, timeline)
     except SocketClosed:
         return 1
     except BaseException as error:
-        line.send(Failure(describe(error)))
+        control.send(Failure(describe(error)))
         if isinstance(error, CannotStart):
             return CANNOT_START  # the supervisor says why, in one line
         if is_out_of_memory(error):
@@ -68,24 +68,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def run(role: str, line: MessageSocket[ToChild], timeline: Timeline) -> None:
+def run(role: str, control: MessageSocket[ToChild], timeline: Timeline) -> None:
     timeline.begin("imports")
     if role == "engine":
         from vivace.launch.engine_process import run_engine
 
-        run_engine(line, first_message(line, timeline), timeline)
+        run_engine(control, first_message(control, timeline), timeline)
         return
     import uvloop
 
     from vivace.launch.frontend_process import run_frontend
 
-    uvloop.run(run_frontend(line, first_message(line, timeline), timeline))
+    uvloop.run(run_frontend(control, first_message(control, timeline), timeline))
 
 
-def preload(role: str, line: MessageSocket[ToChild], timeline: Timeline) -> None:
-    """Import the slow parts now; the setup waits on the line meanwhile."""
+def preload(role: str, control: MessageSocket[ToChild], timeline: Timeline) -> None:
+    """Import the slow parts now; the setup waits in the control socket meanwhile."""
     if role == "engine":
-        line.send(Progress("Loading PyTorch", 0.0))
+        control.send(Progress("Loading PyTorch", 0.0))
         load_torch_library()
         timeline.begin("imports")
         import_module("vivace.launch.engine_process")
@@ -95,11 +95,11 @@ def preload(role: str, line: MessageSocket[ToChild], timeline: Timeline) -> None
         import_module("vivace.worker.build")
 
 
-def first_message(line: MessageSocket[ToChild], timeline: Timeline) -> Setup:
-    """The setup; what the supervisor has sent behind it stays on the line."""
+def first_message(control: MessageSocket[ToChild], timeline: Timeline) -> Setup:
+    """The setup; what the supervisor has sent behind it stays in the socket."""
     gc.freeze()  # what is imported stays: the collection before serving is spared most of its work
     timeline.begin("waiting for the configuration")
-    setup = line.wait()
+    setup = control.wait()
     if not isinstance(setup, Setup):
         raise TypeError(f"the first message is {type(setup).__name__}, not Setup")
     return setup

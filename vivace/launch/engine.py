@@ -16,10 +16,8 @@ from vivace.protocol.messages import Capacity
 from vivace.worker.sizing import Demand, size_pool
 
 if TYPE_CHECKING:
+    from vivace.checkpoint.weights import ReportProgress
     from vivace.config.config import Config
-
-Report = Callable[[str, float], None]
-"""(stage, fraction of it that is done, 0..1)"""
 
 ORACLE_BYTES = 4 << 30
 """of its made-up device: it bounds the book-keeping"""
@@ -30,7 +28,7 @@ ORACLE_ROWS = 256
 def engine_parts(
     config: Config,
     mailbox: Mailbox,
-    report: Report,
+    report: ReportProgress,
     *,
     epoch: int = 0,
     wrap_runner: Callable[[StepWorker], StepWorker] | None = None,
@@ -57,7 +55,7 @@ class StageTimes:
     The time before a report belongs to its stage, unless that only begins (fraction 0).
     """
 
-    def __init__(self, report: Report, clock: Callable[[], float]) -> None:
+    def __init__(self, report: ReportProgress, clock: Callable[[], float]) -> None:
         self._report = report
         self._clock = clock
         self._moment = clock()
@@ -80,7 +78,7 @@ class StageTimes:
         self._moment = now
 
 
-def build_runner(config: Config, report: Report) -> StepWorker:
+def build_runner(config: Config, report: ReportProgress) -> StepWorker:
     """The worker on its device, or (`VIVACE_EXECUTOR=oracle[:seconds per step]`) no model."""
     name, _, seconds = config.environment.get("VIVACE_EXECUTOR", "").partition(":")
     if name == "oracle":

@@ -22,7 +22,7 @@ from vivace.protocol.messages import Capacity, Command, Ready, Reply, ToEngine, 
 from vivace.protocol.shared_memory import attach
 from vivace.protocol.step import StepPlan, StepResult
 from vivace.supervisor.ipc import MessageSocket, SocketClosed
-from vivace.supervisor.messages import FrontendGone, Progress, Setup, Stop, Timed, ToChild
+from vivace.supervisor.messages import FrontendGone, Progress, Setup, StartupStages, Stop, ToChild
 
 log = logging.getLogger(__name__)
 
@@ -34,9 +34,9 @@ class Stoppable(Protocol):
 class SupervisorThread(threading.Thread):
     """Listens to the supervisor; when the supervisor is gone, so is this process."""
 
-    def __init__(self, line: MessageSocket[ToChild], mailbox: EngineMailbox) -> None:
-        super().__init__(name="supervisor line", daemon=True)
-        self._line = line
+    def __init__(self, control: MessageSocket[ToChild], mailbox: EngineMailbox) -> None:
+        super().__init__(name="supervisor", daemon=True)
+        self._control = control
         self._mailbox = mailbox
         self._loop: Stoppable | None = None
 
@@ -47,7 +47,7 @@ class SupervisorThread(threading.Thread):
     def run(self) -> None:
         try:
             while True:
-                self._on_message(self._line.wait())
+                self._on_message(self._control.wait())
         except SocketClosed:
             os._exit(1)
 
@@ -65,7 +65,7 @@ class SupervisorThread(threading.Thread):
                 log.error("the engine has no use for %s", type(message).__name__)
 
 
-def run_engine(line: MessageSocket[ToChild], setup: Setup, timeline: Timeline) -> None:
+def run_engine(control: MessageSocket[ToChild], setup: Setup, timeline: Timeline) -> None:
     """Serve until stopped. Raises what ends the engine."""
     timeline.begin("reading the configuration")
     config = decode(setup.config)
@@ -74,16 +74,16 @@ def run_engine(line: MessageSocket[ToChild], setup: Setup, timeline: Timeline) -
     mailbox = EngineMailbox(
         setup.engine,
         epoch=setup.epoch,
-        to_supervisor=lambda message: send_reply(line, message),
+        to_supervisor=lambda message: send_reply(control, message),
     )
-    thread = SupervisorThread(line, mailbox)
+    thread = SupervisorThread(control, mailbox)
     thread.start()
     heartbeat = EngineHeartbeat(attach(setup.memory).engine)
     heartbeat.begin()
 
     def report(stage: str, fraction: float) -> None:
         timeline.begin(stage)
-        line.send(Progress(stage, fraction))
+        control.send(Progress(stage, fraction))
 
     loop, capacity = engine_parts(
         config,
@@ -98,15 +98,15 @@ def run_engine(line: MessageSocket[ToChild], setup: Setup, timeline: Timeline) -
     gc.enable()
     heartbeat.idle()
     thread.attach_loop(loop)
-    line.send(Timed(timeline.stages()))
-    line.send(Ready(epoch=setup.epoch, capacity=capacity))
+    control.send(StartupStages(timeline.stages()))
+    control.send(Ready(epoch=setup.epoch, capacity=capacity))
     loop.run()
     mailbox.close()
 
 
-def send_reply(line: MessageSocket[ToChild], message: ToFrontend) -> None:
+def send_reply(control: MessageSocket[ToChild], message: ToFrontend) -> None:
     if isinstance(message, Reply):
-        line.send(message)
+        control.send(message)
 
 
 class HeartbeatMailbox:

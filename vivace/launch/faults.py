@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from vivace.engine.executor import ExecutorDied, StepWorker
-from vivace.protocol.messages import Capacity, Down, Ready, ToFrontend
+from vivace.protocol.messages import Capacity, EngineDown, Ready, ToFrontend
 from vivace.protocol.step import StepPlan, StepResult
 
 
@@ -98,7 +98,7 @@ class Inbox(Protocol):
     """A frontend's end of the channel, as far as it reads."""
 
     async def deliver(self, take: Callable[[ToFrontend], None]) -> None: ...
-    def accept(self, message: Ready | Down) -> None: ...
+    def accept(self, message: Ready | EngineDown) -> None: ...
 
 
 class FaultyInbox:

@@ -29,7 +29,7 @@ from vivace.protocol.heartbeat import EngineProgress, FrontendHeartbeat
 from vivace.protocol.messages import (
     Cancel,
     Deltas,
-    Down,
+    EngineDown,
     Ready,
     Request,
     SamplingParams,
@@ -44,8 +44,8 @@ from vivace.supervisor.messages import (
     Serving,
     Setup,
     Started,
+    StartupStages,
     Stop,
-    Timed,
     ToChild,
     Warm,
     WarmUp,
@@ -58,7 +58,7 @@ WARM_UP_SECONDS = 600.0
 BEAT_SECONDS = 0.5
 
 
-async def run_frontend(line: MessageSocket[ToChild], setup: Setup, timeline: Timeline) -> None:
+async def run_frontend(control: MessageSocket[ToChild], setup: Setup, timeline: Timeline) -> None:
     """Serve until stopped. Raises what ends the frontend."""
     return_large_blocks()  # bodies, and answers with many log-probabilities
     timeline.begin("reading the configuration")
@@ -82,8 +82,8 @@ async def run_frontend(line: MessageSocket[ToChild], setup: Setup, timeline: Tim
     )
     frontend.engine.warming_up = True
     fault = config.environment.get("VIVACE_TEST_FAULT", "")
-    child = FrontendChild(line, with_frontend_fault(mailbox, fault, setup.index), frontend, dump)
-    asyncio.get_running_loop().add_reader(line.fileno(), child.on_message)
+    child = FrontendChild(control, with_frontend_fault(mailbox, fault, setup.index), frontend, dump)
+    asyncio.get_running_loop().add_reader(control.fileno(), child.on_message)
     child.on_message()  # what came together with the setup
     feeding = asyncio.create_task(child.run_until_stopped())
     timeline.begin("HTTP")
@@ -93,8 +93,8 @@ async def run_frontend(line: MessageSocket[ToChild], setup: Setup, timeline: Tim
     gc.freeze()
     gc.enable()
     beats = asyncio.create_task(beat(heartbeat))
-    line.send(Timed(timeline.stages()))
-    line.send(Serving())
+    control.send(StartupStages(timeline.stages()))
+    control.send(Serving())
     await feeding
     beats.cancel()
     with contextlib.suppress(asyncio.TimeoutError):
@@ -107,13 +107,13 @@ class FrontendChild:
 
     def __init__(
         self,
-        line: MessageSocket[ToChild],
+        control: MessageSocket[ToChild],
         mailbox: Inbox,
         frontend: Frontend,
         dump: CrashDump | None,
     ) -> None:
         self.grace = 0.0
-        self._line = line
+        self._control = control
         self._mailbox = mailbox
         self._frontend = frontend
         self._take = frontend.feed if dump is None else with_answers(frontend.feed, dump)
@@ -123,12 +123,12 @@ class FrontendChild:
     def on_message(self) -> None:
         """The supervisor has something to say; when it is gone, so is this process."""
         try:
-            messages = self._line.receive()
+            messages = self._control.receive()
         except SocketClosed:
             os._exit(1)
         for message in messages:
             match message:
-                case Ready() | Down():
+                case Ready() | EngineDown():
                     self._mailbox.accept(message)
                 case Started():
                     self._frontend.engine.warming_up = False
@@ -166,7 +166,7 @@ class FrontendChild:
         except Exception as error:
             log.exception("warm-up")
             problem = f"{type(error).__name__}: {error}"
-        self._line.send(Warm(problem, time.monotonic() - started))
+        self._control.send(Warm(problem, time.monotonic() - started))
 
 
 async def warm_up(frontend: Frontend) -> str:
@@ -226,7 +226,7 @@ def with_answers(
         if isinstance(message, Deltas):
             for delta in message.deltas:
                 dump.finish(delta)
-        elif isinstance(message, Down):
+        elif isinstance(message, EngineDown):
             dump.blame(message.refused, f"it killed the engine: {message.reason}")
             dump.write(f"the engine went down: {message.reason}")
         take(message)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from vivace.checkpoint.fields import ConfigFields, Several, Text
+from vivace.checkpoint.fields import ConfigFields, ListOf, Text
 from vivace.checkpoint.source import ModelSource
-from vivace.models.tried import read_tried
+from vivace.models.transformers_support import read_support
 
 NO_LANGUAGE_MODEL = (
     "The config.json of a language model names its class there: give the folder of such a model, "
@@ -15,13 +15,13 @@ NO_LANGUAGE_MODEL = (
 def read_architecture(source: ModelSource) -> str:
     """The first of `architectures`."""
     given = source.config.get("model_type")
-    known = read_tried().causal_class(given)
+    known = read_support().causal_class(given)
     advice = NO_LANGUAGE_MODEL
     if known:
         override = f'--json-model-override-args \'{{"architectures": ["{known}"]}}\''
         advice = f"Models of the type {given!r} that generate text are of {known}: give {override}"
     fields = ConfigFields(source.config, source.place, advice)
-    return fields.need("architectures", Several(Text(), 64, 1))[0]
+    return fields.need("architectures", ListOf(Text(), 64, 1))[0]
 
 
 def unread_code(source: ModelSource) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from vivace.checkpoint.gguf_blocks import decode_blocks
 from vivace.checkpoint.gguf_config import ARCHITECTURES as GGUF
 from vivace.models.families import FAMILIES, Family
 from vivace.models.registry import ARCHITECTURES
-from vivace.models.tried import TriedModel, read_tried
+from vivace.models.transformers_support import ModelSupport, read_support
 from vivace.platforms.blocks import INT8_ACTIVATION_KINDS, KEPT, PLAIN
 
 START = """# Models
@@ -106,7 +106,7 @@ def treatment(kind: GGMLQuantizationType) -> str:
 
 
 def through() -> str:
-    found = read_tried()
+    found = read_support()
     equal = [one for one in found.models if one.equal]
     refused = [one for one in found.models if one.refused]
     untried = [one for one in found.models if one.untried]
@@ -127,7 +127,7 @@ def through() -> str:
     )
 
 
-def by_architecture(models: Iterable[TriedModel]) -> list[tuple[str, str]]:
+def by_architecture(models: Iterable[ModelSupport]) -> list[tuple[str, str]]:
     types: dict[str, list[str]] = {}
     for one in models:
         types.setdefault(one.architecture, []).append(one.model_type)

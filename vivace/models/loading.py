@@ -9,7 +9,7 @@ import torch
 
 from vivace.checkpoint.open import open_weights
 from vivace.checkpoint.source import ModelSource
-from vivace.checkpoint.weights import Progress
+from vivace.checkpoint.weights import ReportProgress
 from vivace.layers.module import Bindings, read_decoded, read_stored
 from vivace.models.causal_lm import CausalLM
 from vivace.models.facts import ModelFacts
@@ -31,7 +31,7 @@ def load_model(
     quantization: str | None = None,
     positions: int,
     longest: int | None = None,
-    progress: Progress,
+    progress: ReportProgress,
     seed: int = 0,
 ) -> CausalLM:
     """Build, bind and load. `positions` = longest served context in tokens, `longest`

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from vivace.checkpoint.source import ModelSource, SourceError
 from vivace.models.architecture import read_architecture
 from vivace.models.facts import DecoderFacts, ModelFacts
-from vivace.models.tried import advice
+from vivace.models.transformers_support import advice
 from vivace.registry import Registry
 
 ARCHITECTURES: Registry[Callable[[ModelFacts, DecoderFacts, int], object]] = Registry(

@@ -9,12 +9,12 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from vivace.checkpoint.fields import ConfigFields, Flag, Number, OneOf, Several, Whole
+from vivace.checkpoint.fields import ConfigFields, Flag, Integer, ListOf, Number, OneOf
 
 LONGEST_CONTEXT = 1 << 25
 """tokens; three times the longest that anybody has published"""
 LARGEST_HEAD = 4096
-LENGTH = Whole(2, LONGEST_CONTEXT)
+LENGTH = Integer(2, LONGEST_CONTEXT)
 FACTOR = Number(1, 1e6)
 THETA = Number(2, 1e15)
 POSITIVE = Number(1e-3, 1e6)
@@ -61,7 +61,7 @@ def read_rope(
 
 
 def read_rotary_dim(config: ConfigFields, given: ConfigFields, head_dim: int) -> int:
-    whole = Whole(2, head_dim)
+    whole = Integer(2, head_dim)
     if config.has("rope_dimension_count"):  # a GGUF file's
         where, key = config, "rope_dimension_count"
         rotated = config.need(key, whole)
@@ -90,7 +90,7 @@ class ScalingInput:
         return float(self.given.get(key, LENGTH, self.config.get(key, LENGTH, self.context)))
 
     def factors(self, key: str) -> list[float]:
-        return list(self.given.need(key, Several(POSITIVE, self.pairs, self.pairs)))
+        return list(self.given.need(key, ListOf(POSITIVE, self.pairs, self.pairs)))
 
 
 Scaling = dict[str, float | bool | list[float]]

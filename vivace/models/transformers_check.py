@@ -41,7 +41,7 @@ class ProbeMemory:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProbedStep:
+class ProbeStep:
     """`ModelStep` of a span of every sequence."""
 
     input_ids: Tensor
@@ -92,14 +92,14 @@ def build_step(
     spans: tuple[tuple[int, int], ...],
     attention: AttentionBackend,
     page_size: int,
-) -> ProbedStep:
+) -> ProbeStep:
     starts = np.cumsum([0, *(last - first for first, last in spans)])
     ends = np.array([last for _, last in spans])
     pages = np.arange(len(spans))[:, None]
     positions = [place for first, last in spans for place in range(first, last)]
     rows = [row for row, (first, last) in enumerate(spans) for _ in range(first, last)]
     host = HostStep(starts=starts, context_lens=ends, pages=pages, decode=False)
-    return ProbedStep(
+    return ProbeStep(
         input_ids=torch.tensor(
             [ids[row][place] for row, place in zip(rows, positions, strict=True)]
         ),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from vivace.frontend.frontend import Frontend
@@ -20,6 +19,7 @@ from vivace.protocol.channel import LocalMailbox
 from vivace.protocol.messages import Ready
 
 if TYPE_CHECKING:
+    from vivace.checkpoint.weights import ReportProgress
     from vivace.config.config import Config
 
 log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ def report(stage: str, fraction: float) -> None:
     log.debug("%s: %.0f %%", stage, 100 * fraction)
 
 
-def start(config: Config, report: Callable[[str, float], None] = report) -> tuple[Frontend, Driver]:
+def start(config: Config, report: ReportProgress = report) -> tuple[Frontend, Driver]:
     """Load everything; afterwards the frontend is ready and `Driver.step` makes it go.
 
     `report` is told the stage and how much of it is done, from 0 to 1.

@@ -15,7 +15,7 @@ from vivace.engine.loop import Loop
 from vivace.frontend.errors import EngineUnavailable
 from vivace.frontend.frontend import Frontend
 from vivace.protocol.channel import LocalMailbox
-from vivace.protocol.messages import Down, Drain, FlushCache, GetState, Reply
+from vivace.protocol.messages import Drain, EngineDown, FlushCache, GetState, Reply
 
 IDLE_SECONDS = 0.0005
 LOST_AFTER_SECONDS = 60.0
@@ -126,7 +126,7 @@ class Driver:
 
     def _tell_all(self, reason: str) -> None:
         self._mailbox.collect()
-        self._frontend.feed(Down(reason=reason, restarting=False))
+        self._frontend.feed(EngineDown(reason=reason, restarting=False))
 
     def _watch(self, busy: bool) -> None:
         """Waiting is fine (a device, a gate), but not for ever."""

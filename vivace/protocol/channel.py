@@ -290,7 +290,7 @@ class FrontendMailbox:
         return arrived
 
     def accept(self, message: ToFrontend) -> None:
-        """Put in a message that came another way (the supervisor's `Ready` and `Down`)."""
+        """Put in a message that came another way (the supervisor's `Ready` and `EngineDown`)."""
         self._keep(message, self.epoch)
         self._notify()
 

@@ -369,7 +369,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
         return self.pages * self.page_size
 
 
-class Down(msgspec.Struct, frozen=True, tag="down"):
+class EngineDown(msgspec.Struct, frozen=True, tag="down"):
     """Supervisor -> frontends: the engine died (reason) and is, or is not, being restarted."""
 
     reason: str
@@ -381,4 +381,4 @@ class Down(msgspec.Struct, frozen=True, tag="down"):
 
 
 ToEngine = Request | Cancel | Command
-ToFrontend = Deltas | Reply | Ready | Down
+ToFrontend = Deltas | Reply | Ready | EngineDown

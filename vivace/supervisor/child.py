@@ -1,4 +1,4 @@
-"""One child process: started with a private line to it, described when it has died."""
+"""One child process: started with a control socket to it, described when it has died."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from vivace.supervisor.signals import block_signals
 
 Role = Literal["engine", "frontend"]
 Command = Callable[[Role, int], Sequence[str]]
-"""(role, descriptor of the line to us) -> command line"""
+"""(role, descriptor of its control socket) -> command line"""
 FAILED = 1
 EXIT_SECONDS = 5.0
-"""From closing its line to the end of a process; normally far less than a millisecond."""
+"""From closing its socket to the end of a process; normally far less than a millisecond."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,11 +40,11 @@ Advice = Callable[[OutOfMemory], str]
 
 @dataclass(kw_only=True, eq=False)
 class Child:
-    """A running child. Its end of the line closes the moment it dies, whatever it dies of."""
+    """A running child. Its control socket closes the moment it dies, whatever it dies of."""
 
     role: Role
     process: subprocess.Popen[bytes]
-    line: MessageSocket[FromChild]
+    control: MessageSocket[FromChild]
     out_of_memory_kills: int
     output: int | None = None
     """descriptor to read what it prints from; None when it prints by itself"""
@@ -75,7 +75,7 @@ class Child:
     def begin(self, setup: Setup) -> None:
         """Hand it its setup: now it builds and runs."""
         self.setup = setup
-        self.line.send(setup)
+        self.control.send(setup)
 
     def kill(self, reason: str = "") -> None:
         self.killed_because = self.killed_because or reason
@@ -87,12 +87,12 @@ class Child:
             self.process.send_signal(number)
 
     def cause(self, memory_advice: Advice = lambda lack: "") -> str:
-        """Why it died, in one line. Call it once the line is closed. `memory_advice`: what to do
+        """Why it died, in one line. Call it once the socket is closed. `memory_advice`: what to do
         when there was no memory."""
         try:
             code = self.process.wait(EXIT_SECONDS)
         except subprocess.TimeoutExpired:
-            self.kill("it closed its line and did not end")
+            self.kill("it closed its control socket and did not end")
             code = self.process.wait()
         if self.killed_because:
             return self.killed_because
@@ -121,7 +121,7 @@ class Child:
         return CANNOT_START if self.cannot_start else FAILED
 
     def close(self) -> None:
-        self.line.close()
+        self.control.close()
 
 
 def spawn(role: Role, command: Command, *inherited: int, piped: bool = False) -> Child:
@@ -152,7 +152,7 @@ def spawn(role: Role, command: Command, *inherited: int, piped: bool = False) ->
     return Child(
         role=role,
         process=process,
-        line=supervisor_end(ours),
+        control=supervisor_end(ours),
         out_of_memory_kills=before,
         output=reader,
     )
@@ -165,15 +165,15 @@ def line_pipe() -> tuple[int, int]:
     return reader, writer
 
 
-def process_command(role: Role, line: int) -> list[str]:
-    """`python -m vivace.launch.child <role>`; `line` is the child's end of the line to us."""
-    words = ["--line", str(line), "--parent", str(os.getpid())]
+def process_command(role: Role, control: int) -> list[str]:
+    """`python -m vivace.launch.child <role>`; `control` is the child's end of the socket."""
+    words = ["--control", str(control), "--parent", str(os.getpid())]
     return [*python_module("vivace.launch.child"), role, *words]
 
 
 def with_preload(command: Command) -> Command:
     """The same command for a child that imports what it needs before it has its setup."""
-    return lambda role, line: [*command(role, line), "--preload"]
+    return lambda role, control: [*command(role, control), "--preload"]
 
 
 def describe_exit(code: int) -> str:

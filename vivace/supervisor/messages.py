@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from vivace.observability.timeline import Stage
-from vivace.protocol.messages import Command, Down, Ready, Reply
+from vivace.protocol.messages import Command, EngineDown, Ready, Reply
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
@@ -58,7 +58,7 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
     fraction: float
 
 
-class Timed(msgspec.Struct, frozen=True, tag="timed"):
+class StartupStages(msgspec.Struct, frozen=True, tag="timed"):
     """Child -> supervisor, before it is ready: what it did while it started."""
 
     stages: list[Stage]
@@ -81,5 +81,5 @@ class Failure(msgspec.Struct, frozen=True, tag="failure"):
     text: str
 
 
-ToChild = Setup | Ready | Down | Command | WarmUp | Started | Draining | FrontendGone | Stop
-FromChild = Progress | Timed | Ready | Reply | Serving | Warm | Failure
+ToChild = Setup | Ready | EngineDown | Command | WarmUp | Started | Draining | FrontendGone | Stop
+FromChild = Progress | StartupStages | Ready | Reply | Serving | Warm | Failure

@@ -1,7 +1,7 @@
 """Start, watch, restart and stop the processes of one server.
 
 One thread, one selector: children's messages and deaths, signals and the clock come in, commands
-to children go out. A child's death is seen at once (the end of its line), whatever killed it.
+to children go out. A child's death is seen at once (its control socket closes), whatever killed it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Literal
 
 from vivace.protocol.channel import SUPERVISOR
 from vivace.protocol.heartbeat import EngineHeartbeat, EngineProgress, FrontendHeartbeat
-from vivace.protocol.messages import KEY_SHIFT, Command, Down, Drain, Ready, Reply
+from vivace.protocol.messages import KEY_SHIFT, Command, Drain, EngineDown, Ready, Reply
 from vivace.supervisor import signals
 from vivace.supervisor.child import FAILED, Child, Role, spawn
 from vivace.supervisor.ipc import SocketClosed
@@ -26,8 +26,8 @@ from vivace.supervisor.messages import (
     Serving,
     Setup,
     Started,
+    StartupStages,
     Stop,
-    Timed,
     Warm,
     WarmUp,
 )
@@ -131,9 +131,9 @@ class Supervisor:
             return
         self._begin(child, setup)
         if self._ready is not None:  # before it serves: its first client finds an engine
-            child.line.send(self._ready)
+            child.control.send(self._ready)
         if self._phase == "serving":
-            child.line.send(Started())
+            child.control.send(Started())
         self._frontends.append(child)
 
     def _spawn(self, role: Role, *inherited: int) -> Child:
@@ -145,14 +145,14 @@ class Supervisor:
         return time.monotonic() + 1.0
 
     def _begin(self, child: Child, setup: Setup) -> Child:
-        self._selector.register(child.line, selectors.EVENT_READ, lambda: self._listen(child))
+        self._selector.register(child.control, selectors.EVENT_READ, lambda: self._listen(child))
         self._outputs.follow(child)
         child.begin(setup)
         return child
 
     def _listen(self, child: Child) -> None:
         try:
-            messages = child.line.receive()
+            messages = child.control.receive()
         except SocketClosed:
             self._reap(child)
             return
@@ -161,7 +161,7 @@ class Supervisor:
                 case Progress():
                     child.stage = message.stage
                     self._hooks.progress(message.stage, message.fraction)
-                case Timed():
+                case StartupStages():
                     self._hooks.timed(child.name, message.stages)
                 case Failure():
                     child.failure = message.text
@@ -171,7 +171,7 @@ class Supervisor:
                     child.serving = True
                     self._failed_starts = 0
                     if self._phase == "draining":
-                        child.line.send(Draining())
+                        child.control.send(Draining())
                     self._finish_start_if_all_serve()
                 case Warm():
                     self._on_warm(message)
@@ -197,7 +197,7 @@ class Supervisor:
         if self._plan.warm_up and not self._warm_up_sent:
             self._warm_up_sent = True
             self._hooks.progress(WARMING_UP, 0.0)
-            self._frontends[0].line.send(WarmUp())
+            self._frontends[0].control.send(WarmUp())
         elif not self._plan.warm_up:
             self._complete_start()
 
@@ -217,7 +217,7 @@ class Supervisor:
     # -- deaths -----------------------------------------------------------------------------------
 
     def _reap(self, child: Child) -> None:
-        self._selector.unregister(child.line)
+        self._selector.unregister(child.control)
         cause = child.cause(self._plan.memory_advice)
         self._outputs.finish(child)
         child.close()
@@ -236,7 +236,7 @@ class Supervisor:
         if self._phase == "starting" and not engine.serving:
             self._fail(f"the engine did not start: {cause}", engine.exit_code)
         elif self._phase == "draining":
-            self._broadcast(Down(reason=cause, restarting=False))
+            self._broadcast(EngineDown(reason=cause, restarting=False))
             self._fail(f"the engine died while draining: {cause}")
         elif changed := self._plan.changed_files():
             self._fail(f"the engine died: {cause}. {changed}")
@@ -248,7 +248,7 @@ class Supervisor:
         now = time.monotonic()
         step, spans = self._heartbeat.fatal_spans()
         decision = self._attribution.record_death(step, spans, now)
-        down = Down(
+        down = EngineDown(
             reason=cause,
             restarting=decision.restart,
             refused=decision.refused,
@@ -272,7 +272,7 @@ class Supervisor:
             self._fail(f"{child.name} did not start: {cause}", child.exit_code)
             return
         if self._engine is not None:
-            self._engine.line.send(FrontendGone(child.index))
+            self._engine.control.send(FrontendGone(child.index))
         if self._phase == "draining":
             log.error("The %s died while draining: %s", child.name, cause)
         elif changed := self._plan.changed_files():
@@ -303,15 +303,15 @@ class Supervisor:
             self._next_index += 1
             self._warm_up_sent = False  # whoever was warming up may be the dead one
 
-    def _broadcast(self, message: Ready | Down | Started | Draining | Stop) -> None:
+    def _broadcast(self, message: Ready | EngineDown | Started | Draining | Stop) -> None:
         for frontend in self._frontends:
-            frontend.line.send(message)
+            frontend.control.send(message)
 
     def _fail(self, reason: str, code: int = FAILED) -> None:
         log.error("The server stops: %s", reason)
         self._code = code
         if any(child.serving for child in self._frontends):
-            self._broadcast(Down(reason=reason, restarting=False))
+            self._broadcast(EngineDown(reason=reason, restarting=False))
             self._stop_frontends(SHUTDOWN_NOTICE_SECONDS)
         else:
             self._phase = "stopping"
@@ -364,7 +364,7 @@ class Supervisor:
         self._deadline = time.monotonic() + self._plan.drain + 1
         self._watch.expect_reaction()
         drain = Command(ticket=SUPERVISOR << KEY_SHIFT, body=Drain(timeout=self._plan.drain))
-        self._engine.line.send(drain)
+        self._engine.control.send(drain)
 
     def _on_drained(self, reply: Reply) -> None:
         if self._phase == "draining":
@@ -380,7 +380,7 @@ class Supervisor:
     def _stop_engine(self, now: float) -> None:
         if self._engine is not None and self._engine.serving:
             self._engine.serving = False
-            self._engine.line.send(Stop(grace=STOP_GRACE_SECONDS))
+            self._engine.control.send(Stop(grace=STOP_GRACE_SECONDS))
             self._deadline = now + STOP_GRACE_SECONDS
         elif self._engine is not None and self._deadline is None:
             self._engine.kill()

@@ -10,7 +10,7 @@ import torch
 
 from vivace.config.environment import switched_on
 from vivace.models.causal_lm import CausalLM
-from vivace.models.loading import Progress, load_model
+from vivace.models.loading import ReportProgress, load_model
 from vivace.platforms.attention import AttentionBackend, AttentionLayer
 from vivace.platforms.platform import Platform, PlatformSettings, load_platform
 from vivace.protocol.messages import Capacity, Rewrite
@@ -48,7 +48,7 @@ MAX_STEP_BUFFER = 16384
 """tokens; longer steps enlarge the buffers when they come"""
 
 
-def build_worker(config: Config, report: Progress) -> Worker:
+def build_worker(config: Config, report: ReportProgress) -> Worker:
     """Load the platform and the weights, size the pool with what is left, and assemble."""
     report("Loading kernels", 0.0)
     platform = load_platform(config.platform, platform_settings(config))
@@ -89,7 +89,7 @@ def build_worker(config: Config, report: Progress) -> Worker:
     )
 
 
-def load(config: Config, platform: Platform, max_tokens: int, report: Progress) -> CausalLM:
+def load(config: Config, platform: Platform, max_tokens: int, report: ReportProgress) -> CausalLM:
     """The model with its weights, for requests of up to `max_tokens` tokens."""
     dtype = DTYPES[config.model.dtype]
     return load_model(
@@ -177,7 +177,7 @@ def assemble(
     weight_bytes: int = 0,
     step_tokens: int = 1024,
     captures: Captures = Captures(),
-    report: Progress = lambda stage, fraction: None,
+    report: ReportProgress = lambda stage, fraction: None,
     original_logprobs: bool = False,
     rewrites: Sequence[Rewrite] = (),
 ) -> Worker:
@@ -222,7 +222,7 @@ def build_runner(
     attention: AttentionBackend,
     inputs: StepInputs,
     captures: Captures,
-    report: Progress,
+    report: ReportProgress,
 ) -> ModelRunner:
     """Eager, or captured where the platform can and steps were asked for."""
     eager, recorder = EagerRunner(model, attention), platform.recorder()

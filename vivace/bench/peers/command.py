@@ -23,7 +23,7 @@ from vivace.bench.peers.compare import Comparison, Rules, compare
 from vivace.bench.peers.llama_cpp import LlamaCppPeer
 from vivace.bench.peers.open_vino import OpenVinoPeer, Weights
 from vivace.bench.peers.ours import VivacePeer
-from vivace.bench.peers.peer import Peer, Running, run_server, run_shown
+from vivace.bench.peers.peer import Peer, RunningPeer, run_server, run_shown
 from vivace.bench.peers.scripted import ScriptedPeer
 from vivace.bench.peers.summary import as_dict, render
 from vivace.bench.peers.vllm_cpu import VllmCpuPeer
@@ -97,8 +97,8 @@ def ended_by_signals() -> Iterator[None]:
 
 
 def start_servers(
-    peers: Sequence[Peer], args: argparse.Namespace, enter: Callable[[Any], Running]
-) -> list[Running]:
+    peers: Sequence[Peer], args: argparse.Namespace, enter: Callable[[Any], RunningPeer]
+) -> list[RunningPeer]:
     servers = []
     for peer in peers:
         print(f"starting {peer.name} {peer.version(args.dir)}", flush=True)
@@ -112,7 +112,7 @@ def start_servers(
 def write(
     args: argparse.Namespace,
     argv: Sequence[str],
-    servers: Sequence[Running],
+    servers: Sequence[RunningPeer],
     comparison: Comparison,
     rules: Rules,
 ) -> None:

@@ -57,7 +57,7 @@ class Peer(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Running:
+class RunningPeer:
     """A started server. `session` is its session id: every process of it can be found by that."""
 
     peer: Peer
@@ -72,7 +72,7 @@ class Running:
 @contextlib.contextmanager
 def run_server(
     peer: Peer, directory: Path, logs: Path, *, priority: bool = False
-) -> Iterator[Running]:
+) -> Iterator[RunningPeer]:
     """Start a server in a session of its own, wait until /health answers, stop it at the end.
 
     With `priority` its session gets the highest scheduling weight of the kernel's autogroups
@@ -93,7 +93,7 @@ def run_server(
             wait_for(f"{base_url}/health", process, peer, file)
             seconds = time.monotonic() - started
             described = ask_or_none(f"{base_url}/server_info")
-            yield Running(
+            yield RunningPeer(
                 peer=peer,
                 base_url=base_url,
                 session=process.pid,

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from vivace.checkpoint.fields import CORRECT, ConfigFields, Flag, Several, Whole
+from vivace.checkpoint.fields import CORRECT, ConfigFields, Flag, Integer, ListOf
 from vivace.models.families import FAMILIES, Family
 
 MOST = 1 << 27
@@ -254,12 +254,12 @@ class Shapes(ConfigFields):
         super().__init__(config, lambda key: f"{title}: {key}", CORRECT)
 
     def size(self, key: str, default: int | None = None) -> int:
-        kind = Whole(1, MOST)
+        kind = Integer(1, MOST)
         return self.need(key, kind) if default is None else self.get(key, kind, default)
 
     def count(self, key: str) -> int:
         """0 if the key is missing."""
-        return self.get(key, Whole(0, MOST), 0)
+        return self.get(key, Integer(0, MOST), 0)
 
 
 def parse_attention(values: Shapes, family: Family, layers: int) -> Attention:
@@ -303,7 +303,7 @@ def parse_attention(values: Shapes, family: Family, layers: int) -> Attention:
 
 def numbers(values: Shapes, key: str, layers: int) -> tuple[int, ...]:
     """One for each layer; those of draft layers behind them are left out."""
-    found = values.need(key, Several(Whole(0, MOST), 2 * MOST_LAYERS))
+    found = values.need(key, ListOf(Integer(0, MOST), 2 * MOST_LAYERS))
     if len(found) < layers:
         raise values.refusal(key, f"there are {layers} layers")
     return found[:layers]
@@ -345,7 +345,9 @@ def parse_experts(values: Shapes) -> Experts | None:
     )
     if not count:
         return None
-    width = values.find("moe_intermediate_size", Whole(1, MOST)) or values.size("intermediate_size")
+    width = values.find("moe_intermediate_size", Integer(1, MOST)) or values.size(
+        "intermediate_size"
+    )
     chosen = values.size("num_experts_per_tok")
     if chosen > count:
         raise values.refusal("num_experts_per_tok", f"there are {count} experts")
@@ -355,7 +357,8 @@ def parse_experts(values: Shapes) -> Experts | None:
         count=count,
         chosen=chosen,
         width=width,
-        shared_width=shared or values.get("n_shared_experts", Whole(0, MOST), int(always)) * width,
+        shared_width=shared
+        or values.get("n_shared_experts", Integer(0, MOST), int(always)) * width,
     )
 
 

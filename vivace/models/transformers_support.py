@@ -1,7 +1,7 @@
 """What came of trying every causal language model that transformers knows, at toy size.
 
-`tried.json` is written by `python tests/kit/every_architecture.py --write`; a slow test tries all
-of them again. Torch-free.
+`transformers_support.json` is written by `python tests/kit/every_architecture.py --write`; a slow
+test tries all of them again. Torch-free.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 FILE = Path(__file__).with_suffix(".json")
 
 
-class TriedModel(msgspec.Struct, frozen=True):
+class ModelSupport(msgspec.Struct, frozen=True):
     """`refused` is the reason, "" where the tokens were equal; `untried` why there is no toy."""
 
     model_type: str
@@ -28,12 +28,12 @@ class TriedModel(msgspec.Struct, frozen=True):
         return not self.refused and not self.untried
 
 
-class Tried(msgspec.Struct, frozen=True):
+class SupportTable(msgspec.Struct, frozen=True):
     transformers: str
     """its version"""
-    models: tuple[TriedModel, ...]
+    models: tuple[ModelSupport, ...]
 
-    def of(self, architecture: str) -> tuple[TriedModel, ...]:
+    def of(self, architecture: str) -> tuple[ModelSupport, ...]:
         return tuple(one for one in self.models if one.architecture == architecture)
 
     def causal_class(self, model_type: Any) -> str:
@@ -43,15 +43,15 @@ class Tried(msgspec.Struct, frozen=True):
 
 
 @cache
-def read_tried() -> Tried:
-    return msgspec.json.decode(FILE.read_bytes(), type=Tried)
+def read_support() -> SupportTable:
+    return msgspec.json.decode(FILE.read_bytes(), type=SupportTable)
 
 
 def advice(architecture: str, model_type: Any = None) -> str:
     """What to do with an architecture that Vivace has not written. `model_type`: as in config.json,
     where anything may stand."""
-    found = read_tried().of(architecture)
-    if not found and (known := read_tried().causal_class(model_type)):
+    found = read_support().of(architecture)
+    if not found and (known := read_support().causal_class(model_type)):
         return (
             f"models of the type {model_type!r} that generate text are of {known}: give one of "
             "those (docs/models.md lists what runs)"
