@@ -34,7 +34,7 @@ def test_an_unknown_architecture_stops_the_command(
         launch, "launch", lambda config, engine, memory: pytest.fail("it was started")
     )
     path = model(tmp_path, architectures=["XyzzyForCausalLM"])
-    assert launch.main(["--model-path", path, "--load-format", "dummy"]) == launch.CANNOT_START
+    assert launch.main(["--model-path", path, "--load-format", "dummy"]) == CANNOT_START
     assert "XyzzyForCausalLM is not supported" in capsys.readouterr().err
 
 
@@ -81,7 +81,7 @@ def test_sglangs_warmups_are_refused_with_the_reason(
 ) -> None:
     monkeypatch.setattr(launch, "spawn_engine", lambda argv, shared: None)
     argv = ["--model-path", model(tmp_path), "--load-format", "dummy", "--warmups", "voice_chat"]
-    assert launch.main(argv) == launch.CANNOT_START
+    assert launch.main(argv) == CANNOT_START
     told = capsys.readouterr().err
     assert "--warmups voice_chat is not available: SGLang's routines" in told
 
@@ -116,7 +116,7 @@ def test_what_frontends_would_trip_over_stops_the_command(
     (tmp_path / "broken.jinja").write_text("{% if %}")
     (tmp_path / "latin.jinja").write_bytes(b"caf\xe9")
     argv = [*(word.replace("{}", str(tmp_path)) for word in flags), "--load-format", "dummy"]
-    assert launch.main(["--model-path", path, *argv]) == launch.CANNOT_START
+    assert launch.main(["--model-path", path, *argv]) == CANNOT_START
     told = capsys.readouterr().err
     assert said in told and told.count("\n") == 1
 

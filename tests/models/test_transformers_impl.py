@@ -85,7 +85,7 @@ def test_a_refusal_is_one_line_and_the_exit_code_of_a_bad_command(
     monkeypatch.setattr(launch, "spawn_engine", lambda argv, memory: None)
     every_architecture.toy("jetmoe", tmp_path)
     argv = ["--model-path", str(tmp_path), "--load-format", "dummy"]
-    assert launch.main([*argv, "--model-impl", "transformers"]) == launch.CANNOT_START
+    assert launch.main([*argv, "--model-impl", "transformers"]) == CANNOT_START
     (line,) = [one for one in capsys.readouterr().err.splitlines() if "JetMoe" in one]
     assert "cannot be followed" in line and "docs/models.md" in line
 
