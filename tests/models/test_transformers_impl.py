@@ -15,6 +15,7 @@ from toy_models import make, reference, tokens
 import vivace.launch.transformers_process as asking
 from vivace.checkpoint.source import SourceError, locate
 from vivace.checkpoint.weights import CheckpointError
+from vivace.errors import CANNOT_START
 from vivace.launch import serve as launch
 from vivace.models.transformers_facts import TraceRequest
 from vivace.models.transformers_support import read_support
