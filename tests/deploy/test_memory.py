@@ -24,6 +24,7 @@ from vivace.deploy.catalogue.models import (
     models,
     read_architecture,
 )
+from vivace.deploy.check import main as check
 from vivace.deploy.memory import buffers
 from vivace.deploy.memory.plan import default_fraction, plan_role
 from vivace.deploy.suggest import suggest
@@ -123,6 +124,20 @@ model: {config: config.json}
 hardware: {device: atlas-800i-a2, cards: 8}
 roles: {mixed: {kind: mixed, flags: {device: npu}}}
 """
+
+
+def test_a_configuration_lies_beside_its_deployment(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "secret.json").write_text("{}")
+    (tmp_path / "inner" / "link.json").symlink_to(tmp_path / "secret.json")
+    path = tmp_path / "inner" / "d.yaml"
+    for name in ("../secret.json", str(tmp_path / "secret.json"), "link.json", "/etc/passwd"):
+        path.write_text(DEPLOYMENT.replace("config.json", name))
+        assert check([str(path)]) == 2
+        line = capsys.readouterr().err
+        assert f"{path}: model.config: {name}: it must lie in the same folder" in line
 
 
 def test_a_broken_config_json_ends_the_check_in_one_line(tmp_path: Path) -> None:

@@ -73,6 +73,9 @@ def import_scripts(chosen: argparse.Namespace) -> int:
     )
     deployment = with_overrides(loaded.deployment, overrides)
     load_device(deployment.hardware)
+    if deployment.model.config is not None:
+        reason = "put a config.json beside the deployment file and name it there as model.config"
+        raise CannotStart(f"--model {chosen.model}: a known name is needed here; {reason}")
     deployment.name = chosen.name
     text = to_yaml(deployment)
     print_remarks(loaded, deployment)

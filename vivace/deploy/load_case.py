@@ -25,6 +25,7 @@ from vivace.deploy.files import (
     below,
     beside,
     home,
+    is_beside,
     is_file,
     is_folder,
 )
@@ -65,10 +66,18 @@ def open_files(files: Sequence[PathName]) -> LoadedDeployment:
 
         documents: Documents = {}
         deployment = load(specs[0], documents)
+        refuse_elsewhere(specs[0], deployment.model)
         return LoadedDeployment(deployment, (), specs[0], collect_sources(documents))
     from vivace.deploy.from_script.script import import_files
 
     return import_files(paths)
+
+
+def refuse_elsewhere(file: str, model: Model) -> None:
+    """A stranger's file must not have others read. Raises DeploymentError."""
+    if model.config is not None and not is_beside(file, model.config):
+        reason = "it must lie in the same folder or below; --model takes one from elsewhere"
+        raise DeploymentError(f"{file}: model.config: {model.config}: {reason}")
 
 
 def holds_manifest(path: str) -> bool:
