@@ -12,7 +12,7 @@ import pytest
 from deployments import LEAVE_OUT, case, found, mixed, separated
 
 import vivace.deploy.rules
-from vivace.config.releases.tables import releases, takers
+from vivace.config.releases.tables import releases, status, takers
 from vivace.deploy.catalogue.flags import FILE, flags_json
 from vivace.deploy.document import DOCS, pages
 from vivace.deploy.files import packaged_path
@@ -335,6 +335,13 @@ DRAFT_PAIRS = {
     ),
     "draft-complete": flags(
         {**EAGLE3, "speculative-num-steps": LEAVE_OUT}, EAGLE3, "mixed --speculative-eagle-topk"
+    ),
+    "multi-layer-mtp": Pair(
+        mixed(flags={**NEXTN, "enable-multi-layer-eagle": True}, model={"name": "deepseek-r1"}),
+        mixed(flags=NEXTN, model={"name": "deepseek-r1"}),
+        "mixed --speculative-num-steps",
+        "3 steps",
+        "1",
     ),
     "ngram": flags({"speculative-algorithm": "NGRAM"}, EAGLE3, "mixed --enable-dp-attention"),
     "adapter-drafts": flags(
@@ -720,6 +727,109 @@ def test_remarks_of_an_import_become_findings(rule: str) -> None:
     (finding,) = found(mixed(), rule, remarks=remarks)
     assert finding.line == 7 and "what was found" in finding.text
     assert found(mixed(), rule) == []
+
+
+SAMPLED = ("0.4.6", "0.4.10", "0.5.3", "0.5.7", "0.5.10", "0.5.16", "0.5.23")
+"""releases between which most flags came and went"""
+OF_WORDS = {*FLAG_PAIRS, *OF_REMARKS}
+
+
+@pytest.mark.parametrize("release", SAMPLED)
+def test_nothing_is_said_of_flags_that_a_release_lacks(release: str) -> None:
+    """But that it lacks them."""
+    for name in PAIRS.keys() - OF_WORDS:
+        for each in found(PAIRS[name].bad, name, f"sglang=={release}"):
+            known = status(each.flag, release)[0] != "unknown" or not takers(each.flag)
+            assert known or not each.flag.startswith("--"), (name, each)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "steps", "flag"),
+    [
+        ("NEXTN", 1, None),
+        ("NEXTN", 3, "--speculative-num-steps"),
+        ("EAGLE3", 3, "--enable-multi-layer-eagle"),
+    ],
+)
+def test_multi_layer_drafts_have_a_layer_for_each_step(
+    algorithm: str, steps: int, flag: str | None
+) -> None:
+    drafts = {"speculative-algorithm": algorithm, "speculative-num-steps": steps}
+    made = mixed(
+        flags={**NEXTN, **drafts, "enable-multi-layer-eagle": True}, model={"name": "deepseek-r1"}
+    )
+    for target in ("sglang", "sglang==0.5.10"):
+        findings = found(made, "multi-layer-mtp", target)
+        assert [each.flag for each in findings] == ([flag] if flag else [])
+    assert found(made, "multi-layer-mtp", "sglang==0.5.3") == []
+
+
+ON = {"h200": "cuda", "mi300x": "hip", "atlas-800i-a3": "npu"}
+ELSEWHERE = {"device": LEAVE_OUT, "attention-backend": LEAVE_OUT, "enable-dp-attention": LEAVE_OUT}
+
+
+@pytest.mark.parametrize("hardware", ON)
+def test_rules_of_gpus_hold_on_those_of_amd_as_far_as_they_say(hardware: str) -> None:
+    made = mixed(
+        flags={**ELSEWHERE, "speculative-algorithm": "NGRAM", "enable-symm-mem": True},
+        hardware={"device": hardware, "cards": 16},
+    )
+    (drafts, symmetric) = (found(made, name) for name in ("ngram", "becomes-no-symmetric"))
+    assert [each.severity for each in drafts] == (["warning"] if ON[hardware] == "npu" else [])
+    assert bool(symmetric) == (ON[hardware] != "cuda")
+
+
+def test_low_latency_dispatch_has_its_limits_on_cuda_too() -> None:
+    flags = {"device": "cuda", "attention-backend": "fa3", "max-running-requests": 4096}
+    made = mixed(flags=flags, hardware={"device": "h200", "cards": 16})
+    (finding,) = found(made, "dispatch-tokens")
+    assert contains(finding, "256") and contains(finding, f"export {DISPATCH}=256")
+    enough = mixed(
+        flags=flags, hardware={"device": "h200", "cards": 16}, environment={DISPATCH: "600"}
+    )
+    assert found(enough, "dispatch-tokens") == found(enough, "dispatch-limits") == []
+    many = mixed(
+        flags=flags, hardware={"device": "h200", "cards": 16}, environment={DISPATCH: "2048"}
+    )
+    assert [each.severity for each in found(many, "dispatch-limits")] == ["error"]
+
+
+def test_buffers_of_groups_are_judged_by_what_each_needs() -> None:
+    own = {"HCCL_BUFFSIZE": "200", "DEEPEP_HCCL_BUFFSIZE": "800"}
+    assert found(mixed(environment=own), "hccl-waste") == []
+    assert found(mixed(environment=own), "hccl-buffer") == []
+    for name, size in (("HCCL_BUFFSIZE", "1600"), ("DEEPEP_HCCL_BUFFSIZE", "4300")):
+        findings = found(mixed(environment={**own, name: size}), "hccl-waste")
+        assert [each.flag for each in findings] == [name]
+    assert found(mixed(environment={**own, "DEEPEP_HCCL_BUFFSIZE": "100"}), "hccl-buffer")
+
+
+def test_zbal_has_memory_of_its_own_for_experts() -> None:
+    small = {"HCCL_BUFFSIZE": "8"}
+    zbal = {**small, "SGLANG_ZBAL_LOCAL_MEM_SIZE": "61184"}
+    assert found(mixed(environment=small), "hccl-buffer")
+    assert found(mixed(environment=zbal), "hccl-buffer") == []
+    assert found(mixed(environment=zbal), "hccl-waste") == []
+
+
+@pytest.mark.parametrize(("cp", "wrong"), [(2, False), (4, False), (3, True), (32, True)])
+def test_context_parallelism_divides_the_group(cp: int, wrong: bool) -> None:
+    made = mixed(flags={"dp-size": 1, "attn-cp-size": cp})
+    assert bool(found(made, "dp-divides-tp")) == wrong
+
+
+@pytest.mark.parametrize(("rounds", "wrong"), [(4, True), (8, False)])
+@pytest.mark.parametrize("cp", [1, 8])
+def test_context_parallelism_shares_a_long_prompt(cp: int, rounds: int, wrong: bool) -> None:
+    """A rank sends an eighth of it, whether heads or tokens are divided."""
+    flags = {"tp-size": 8, "dp-size": 1, "attn-cp-size": cp, "chunked-prefill-size": -1}
+    variables = {
+        "DEEPEP_NORMAL_LONG_SEQ_ROUND": str(rounds),
+        "DEEPEP_NORMAL_LONG_SEQ_PER_ROUND_TOKENS": "1024",
+    }
+    load = {"input": 65536, "output": 1, "concurrency": 1}
+    made = separated(prefill=flags, prefill_environment=variables, workload=load)
+    assert bool(found(made, "long-rounds")) == wrong
 
 
 def test_a_flag_given_twice_with_one_value_is_a_note() -> None:

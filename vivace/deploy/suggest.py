@@ -20,8 +20,7 @@ from vivace.deploy.from_script.flags import find_option
 from vivace.deploy.memory import buffers
 from vivace.deploy.memory.plan import MemoryPlan, gib, plan_role
 from vivace.deploy.memory.roofline import prompt_milliseconds
-from vivace.deploy.memory.windows import windows
-from vivace.deploy.rules.experts import DEEPEP_BUFFER
+from vivace.deploy.memory.windows import buffer_variable, windows
 from vivace.deploy.rules.judge import Finding, find_rule, judge
 from vivace.deploy.server_plan import DISPATCH, PAGE_ON_ASCEND, ServerPlan, UnknownValue
 
@@ -272,7 +271,7 @@ def dispatch_limit(case: Case, server: ServerPlan, limits: BatchLimits) -> Sugge
 
 
 def buffer(case: Case, server: ServerPlan, limits: BatchLimits) -> Suggestion | None:
-    given = server.variable("HCCL_BUFFSIZE") or server.variable(DEEPEP_BUFFER)
+    given = server.variable(buffer_variable(server))
     if case.model is None or case.platform != "npu" or given or server.fused_mode == 2:
         return None
     found = windows(server, case.model, case.load)

@@ -13,7 +13,7 @@ from vivace.deploy.catalogue.architecture import Architecture, CompressedAttenti
 from vivace.deploy.catalogue.hardware import GIB, Device
 from vivace.deploy.memory import buffers
 from vivace.deploy.memory.weights import PRECISIONS, dense_ranks, weight_precision, weights
-from vivace.deploy.memory.windows import CHUNK, prefill_tokens
+from vivace.deploy.memory.windows import CHUNK, HCCL, buffer_variable, prefill_tokens
 from vivace.deploy.server_plan import PAGE_ON_ASCEND, ServerPlan, UnknownValue
 
 MIB = 1 << 20
@@ -240,19 +240,16 @@ def activation_bytes(model: Architecture, server: ServerPlan, tokens: int) -> in
 
 
 def communicator_bytes(model: Architecture, server: ServerPlan, case: Case) -> int:
-    """Two buffers for each communicator of a device."""
+    """Two buffers for each communicator of a device; the experts' one may have its own size."""
     layout = server.parallelism
     shared_dense = model.dense_layers > 0 and server.number("moe_dense_tp_size") != 1
-    groups = [
-        layout.attention_tp > 1,
-        bool(server.expert_mode),
-        layout.dp_attention and shared_dense,
-        layout.pp > 1,
-    ]
+    groups = sum([layout.attention_tp > 1, layout.dp_attention and shared_dense, layout.pp > 1])
+    spread = bool(server.expert_mode)
     if case.platform != "npu":
-        return sum(groups) * OTHER_COMMUNICATOR
-    each = server.int_variable("HCCL_BUFFSIZE") or buffers.HCCL_DEFAULT
-    return sum(groups) * 2 * each * MIB
+        return (groups + spread) * OTHER_COMMUNICATOR
+    each = server.int_variable(HCCL) or buffers.HCCL_DEFAULT
+    experts = server.int_variable(buffer_variable(server)) or buffers.HCCL_DEFAULT
+    return (groups * each + spread * experts) * 2 * MIB
 
 
 def default_fraction(server: ServerPlan, device: Device) -> float:

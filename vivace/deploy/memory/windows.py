@@ -13,6 +13,8 @@ ROUND = "DEEPEP_NORMAL_LONG_SEQ_ROUND"
 PER_ROUND = "DEEPEP_NORMAL_LONG_SEQ_PER_ROUND_TOKENS"
 ZBAL = "SGLANG_ZBAL_LOCAL_MEM_SIZE"
 """where it is set, experts exchange tokens in memory of zbal's own"""
+HCCL, EXPERTS = "HCCL_BUFFSIZE", "DEEPEP_HCCL_BUFFSIZE"
+"""of every communicator; of the experts' one, where it is set"""
 CHUNK = 8192
 """tokens, where --chunked-prefill-size is not given: SGLang's choice for devices of 60 to 160 GB
 and for Ascend above 32"""
@@ -24,6 +26,11 @@ class Window(msgspec.Struct, frozen=True):
     name: str
     size: int
     why: str
+
+
+def buffer_variable(server: ServerPlan) -> str:
+    """The variable that sizes the buffers of the experts' communicator."""
+    return EXPERTS if server.variable(EXPERTS) else HCCL
 
 
 def prefill_tokens(server: ServerPlan, load: RequestLoad) -> int | None:

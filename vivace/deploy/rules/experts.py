@@ -6,7 +6,15 @@ from collections.abc import Iterator
 
 from vivace.deploy.case import Case
 from vivace.deploy.memory import buffers
-from vivace.deploy.memory.windows import PER_ROUND, ROUND, get_rounds, prefill_tokens, windows
+from vivace.deploy.memory.windows import (
+    HCCL,
+    PER_ROUND,
+    ROUND,
+    buffer_variable,
+    get_rounds,
+    prefill_tokens,
+    windows,
+)
 from vivace.deploy.rules.rule import Issue, server_rule
 from vivace.deploy.server_plan import DISPATCH, FUSED_MODE, ServerPlan
 
@@ -17,7 +25,6 @@ LIMITS = f"parameter guide; {KERNELS}; fused_deep_moe_tiling.cpp"
 NORMAL_KERNEL = "cam_moe_dispatch_normal_tiling.cc"
 WASTE = 2
 """times the need from which a buffer counts as wasted"""
-DEEPEP_BUFFER = "DEEPEP_HCCL_BUFFSIZE"
 ZBAL = "SGLANG_ZBAL_LOCAL_MEM_SIZE"
 """MB of memory from which DeepEP takes its buffers, from 0.5.12 on"""
 
@@ -28,13 +35,13 @@ def dispatch_load(server: ServerPlan, *modes: str) -> int | None:
     return server.dispatch_tokens if matches else None
 
 
-@server_rule("dispatch-tokens", "error", source=FITTED, platforms=("npu",))
+@server_rule("dispatch-tokens", "error", source=FITTED, platforms=("npu", "cuda"))
 def dispatch_tokens(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """The dispatch limit holds the tokens of a decode step.
     A rank sends max-running-requests / dp x draft tokens / attention-tp tokens to experts.
     SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK (default 128) must hold them, or the kernel
-    aborts. The parameter guide has another formula; this one is exact for the published
-    configurations."""
+    aborts (on CUDA an assertion of DeepEP's low_latency_dispatch). The parameter guide has another
+    formula; this one is exact for the published configurations."""
     tokens, limit = dispatch_load(server, "low_latency", "auto"), server.dispatch_limit
     if tokens is not None and limit and tokens > limit:
         default = "" if server.variable(DISPATCH) else " (the default)"
@@ -71,11 +78,11 @@ def dispatch_guide(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue(DISPATCH, text, "nothing to do")
 
 
-@server_rule("dispatch-limits", "error", source=LIMITS, platforms=("npu",))
+@server_rule("dispatch-limits", "error", source=LIMITS, platforms=("npu", "cuda"))
 def dispatch_limits(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Dispatch tokens are within the limits of the kernels.
-    There are three: 1024 (DeepEP), 512 tokens per rank (low-latency kernel), 256 (fused kernel);
-    mode 2 of the fused kernel dispatches whole prefills and has none."""
+    There are three: 1024 (DeepEP), and on Ascend 512 tokens per rank (low-latency kernel) and 256
+    (fused kernel); mode 2 of the fused kernel dispatches whole prefills and has none."""
     mode, limit, tokens = server.expert_mode, server.dispatch_limit, server.dispatch_tokens or 0
     if not mode or not server.decodes or server.fused_mode == 2:
         return
@@ -83,7 +90,7 @@ def dispatch_limits(server: ServerPlan, case: Case) -> Iterator[Issue]:
     exceeded = [
         (buffers.MAX_DISPATCH, "DeepEP", f"{DISPATCH}={limit}", 0 if mode == "fused" else limit),
         (buffers.MAX_LOW_LATENCY, "the low-latency kernel", per_rank,
-         tokens if mode in ("low_latency", "auto") else 0),
+         tokens if mode in ("low_latency", "auto") and case.platform == "npu" else 0),
         (buffers.MAX_FUSED, "the fused kernel", per_rank, tokens if mode == "fused" else 0),
     ]  # fmt: skip
     for maximum, kernel, what, value in exceeded:
@@ -108,7 +115,7 @@ def hccl_buffer(server: ServerPlan, case: Case) -> Iterator[Issue]:
     zbal the experts' buffers are in its memory (SGLANG_ZBAL_LOCAL_MEM_SIZE)."""
     if case.model is None or server.fused_mode == 2 or server.int_variable(ZBAL):
         return
-    name = DEEPEP_BUFFER if server.variable(DEEPEP_BUFFER) else "HCCL_BUFFSIZE"
+    name = buffer_variable(server)
     variable = server.int_variable(name)
     size = buffers.HCCL_DEFAULT if variable is None else variable
     default = "" if server.variable(name) else " (the default)"
@@ -130,17 +137,21 @@ def hccl_buffer(server: ServerPlan, case: Case) -> Iterator[Issue]:
 )
 def hccl_waste(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """HCCL_BUFFSIZE is not much larger than the dispatch buffers.
-    Every communicator takes twice the buffer from device memory, outside of mem-fraction-static."""
+    Every communicator takes twice the buffer from device memory, outside of mem-fraction-static.
+    Where DEEPEP_HCCL_BUFFSIZE is set, only the experts' one needs room for a dispatch; for the
+    others the default is enough."""
     if case.model is None:
         return
-    found = windows(server, case.model, case.load)
+    found, name = windows(server, case.model, case.load), buffer_variable(server)
     need = max((buffers.megabytes(window.size) for window in found), default=0)
-    size = server.int_variable("HCCL_BUFFSIZE")
-    if size and need and size > WASTE * max(need, buffers.HCCL_DEFAULT):
-        best = buffers.suggest_size(max(window.size for window in found))
-        wasted = f"each communicator wastes twice {size - best} MB of device memory"
-        text = f"{size} MB are {size / need:.1f} times the need of {need} MB: {wasted}"
-        yield Issue("HCCL_BUFFSIZE", text, f"export HCCL_BUFFSIZE={best}")
+    groups = [(name, need)] if name == HCCL else [(name, need), (HCCL, buffers.HCCL_DEFAULT)]
+    for variable, least in groups if need else ():
+        size = server.int_variable(variable)
+        if size and size > WASTE * max(least, buffers.HCCL_DEFAULT):
+            best = buffers.suggest_size(least * buffers.MIB)
+            wasted = f"each communicator wastes twice {size - best} MB of device memory"
+            text = f"{size} MB are {size / least:.1f} times the need of {least} MB: {wasted}"
+            yield Issue(variable, text, f"export {variable}={best}")
 
 
 @server_rule(

@@ -7,10 +7,12 @@ from importlib import import_module
 
 import msgspec
 
+from vivace.config.releases.tables import status, takers
 from vivace.deploy.case import Case
 from vivace.deploy.locations import Location
 from vivace.deploy.rules.assumptions import weakened
 from vivace.deploy.rules.rule import SEVERITIES, Issue, Rule, Severity
+from vivace.deploy.target import Target
 
 MODULES = tuple(
     import_module(f"vivace.deploy.rules.{name}")
@@ -24,6 +26,8 @@ RULES: tuple[Rule, ...] = tuple(
     if isinstance(rule, Rule) and rule.module == module.__name__
 )
 """in the order of the modules above and of the definitions in each"""
+WORDS = tuple(f"vivace.deploy.rules.{name}" for name in ("reading", "flags", "platform_flags"))
+"""modules whose rules ask whether a flag exists at all"""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,11 +77,19 @@ def judge(case: Case, rules: Sequence[Rule] = RULES) -> CheckResult:
         findings += (
             finding_from(rule, role, weakened(rule, role, issue, case), case)
             for role, issue in rule.check(case)
+            if rule.module in WORDS or not is_lacking(issue.flag, case.target)
         )
     ordered = sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
     return CheckResult(
         findings=tuple(ordered), skipped={need: tuple(names) for need, names in skipped.items()}
     )
+
+
+def is_lacking(flag: str, target: Target) -> bool:
+    """Whether the target is a release that does not have the flag: what it would do there is
+    nothing to report, beside that."""
+    older = bool(target.version) and flag.startswith("--")
+    return older and status(flag, target.version)[0] == "unknown" and bool(takers(flag))
 
 
 def finding_from(rule: Rule, role: str, issue: Issue, case: Case) -> Finding:

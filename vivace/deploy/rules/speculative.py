@@ -96,6 +96,33 @@ def draft_complete(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue(server.flag("speculative_algorithm"), text, "set the draft model's path")
 
 
+@server_rule(
+    "multi-layer-mtp",
+    "warning",
+    source="SGLang 0.5.10: multi_layer_eagle_worker_v2.py",
+    needs=("model",),
+    since="0.5.7",
+)
+def multi_layer_mtp(server: ServerPlan, case: Case) -> Iterator[Issue]:
+    """Multi-layer MTP makes as many steps as the checkpoint has MTP layers.
+    With --enable-multi-layer-eagle each step has a layer of its own; one that the checkpoint lacks
+    has no weights, so its drafts are refused. Other algorithms than EAGLE (NEXTN) ignore the
+    flag."""
+    name, steps = "enable_multi_layer_eagle", server.number("speculative_num_steps")
+    layers = 0 if case.model is None else case.model.draft_layers
+    if not server.has(name):
+        return
+    if server.value("speculative_algorithm") not in ("EAGLE", "NEXTN"):
+        text = f"{server.flag(name)} is ignored: only --speculative-algorithm EAGLE drafts with it"
+        yield Issue(server.flag(name), text, "remove it, or draft with EAGLE")
+    elif steps is not None and layers and steps > layers:
+        text = (
+            f"{steps} steps, but the checkpoint has {layers} MTP layer(s): the rest has no weights"
+        )
+        remedy = f"--speculative-num-steps {layers}, or remove {server.flag(name)}"
+        yield Issue(server.flag("speculative_num_steps"), text, remedy)
+
+
 @server_rule("ngram", "error", source=ARGS)
 def ngram(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """N-gram speculation runs on CUDA without dp attention.
