@@ -333,6 +333,16 @@ def test_few_open_files_are_said(limit: int, said: str) -> None:
     assert said in done.stdout + done.stderr
 
 
+def test_a_limit_on_files_is_the_cause_that_is_named() -> None:
+    code = (
+        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+        "from vivace.launch.serve import new_descriptor, shared_memory\n"
+        "shared_memory(new_descriptor(), 1)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "CannotStart: no memory for the counters" in done.stderr and "ulimit -f" in done.stderr
+
+
 def test_a_locale_without_the_characters_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "é漢").mkdir()
     command = [sys.executable, "-m", "vivace", "list", "--download-dir", f"{tmp_path}/é漢"]

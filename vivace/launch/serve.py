@@ -6,6 +6,7 @@ This process only decides, starts and watches; it loads neither torch nor a toke
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import sys
@@ -204,7 +205,9 @@ def shared_memory(descriptor: int, frontends: int) -> SharedMemory:
     try:
         return reserve(descriptor, frontends)
     except OSError as error:
+        mend = "lower --tokenizer-worker-num or free some memory"
+        if error.errno == errno.EFBIG:  # it counts as a file
+            mend = "raise the limit on the size of files (ulimit -f)"
         raise CannotStart(
-            f"no memory for the counters of {frontends} frontends: {error.strerror}; "
-            "lower --tokenizer-worker-num or free some memory"
+            f"no memory for the counters of {frontends} frontends: {error.strerror}; {mend}"
         ) from None
