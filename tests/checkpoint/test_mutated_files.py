@@ -110,13 +110,16 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
-def outcome(path: Path) -> str:
-    """Serve one step of the model at `path`: "served", or the line that refuses it."""
+def outcome(path: Path, said: dict[str, Any] | None = None) -> str:
+    """Serve one step of the model at `path`: "served", or the line that refuses it. `said`: its
+    config.json."""
     try:
         source = locate(str(path))
         check_architecture(source)
         facts = read_facts(source)
         check_sense(facts)
+        if said is not None:
+            check_meaning(facts, said)
         model = load_model(
             source, facts, cpu_ops(), device=torch.device("cpu"), dtype=torch.float32,
             positions=facts.context, longest=256,
@@ -128,6 +131,41 @@ def outcome(path: Path) -> str:
         return one_line(error)
     assert torch.isfinite(logits).all()
     return "served"
+
+
+def check_meaning(facts: ModelFacts, said: dict[str, Any]) -> None:
+    """What is served is what the file says: a value is in effect, or one that authors write for
+    "none", or there is a notice of it. Read here without the code that reads facts."""
+    inner = said.get("text_config")
+    values = {**said, **(inner if isinstance(inner, dict) else {})}
+    assert facts.decoder is not None
+    for key, fact in {
+        "hidden_size": facts.hidden_size,
+        "intermediate_size": facts.intermediate_size,
+        "num_hidden_layers": facts.layers,
+        "num_attention_heads": facts.heads,
+        "vocab_size": facts.vocabulary,
+        "max_position_embeddings": facts.context,
+        "rms_norm_eps": facts.decoder.norm_eps,
+        "tie_word_embeddings": facts.tied,
+    }.items():
+        assert key not in values or values[key] == fact, (key, values[key], fact)
+    for key, fact in {
+        "head_dim": facts.head_dim,
+        "num_key_value_heads": facts.kv_heads,
+        "attention_bias": facts.decoder.attention_bias,
+        "mlp_bias": facts.decoder.mlp_bias,
+    }.items():
+        assert values.get(key) in (None, fact), (key, values[key], fact)
+    window = values.get("sliding_window")
+    if values.get("use_sliding_window") is not False:  # otherwise nobody reads it
+        assert window in (None, False, 0, -1) or window >= 1, window
+    assert facts.sliding_window in (None, window)
+    ends, noticed = values.get("eos_token_id"), "eos_token_id" in "".join(facts.notices)
+    for end in ends if isinstance(ends, list) else [ends] if ends is not None else []:
+        real = end is not None and 0 <= end < facts.vocabulary
+        # generation_config.json of these models names 2, and goes first
+        assert (end in facts.eos_ids or facts.eos_ids == (2,)) if real else noticed, end
 
 
 def one_line(error: CannotStart) -> str:
@@ -171,12 +209,51 @@ def test_config(name: str, families: dict[str, Path]) -> None:
     @given(tree=st.sampled_from(bases).flatmap(lambda base: mutated(base, UNSAID)))
     def check(tree: dict[str, Any]) -> None:
         write_json(file, tree)
-        outcome(file.parent)
+        outcome(file.parent, tree)
 
     try:
         check()
     finally:
         write_json(file, original)
+
+
+NONSENSE = {
+    "rms_norm_eps": [None, 0, -1e-5, 1.0],
+    "sliding_window": [-5, -2, 0.5, "7"],
+    "max_position_embeddings": [None, 0, -1],
+    "tie_word_embeddings": [None, 1],
+    "hidden_act": [None],
+}
+"""What no model means, each alone in a good configuration."""
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_numbers_of_the_right_type_that_mean_nothing(name: str, families: dict[str, Path]) -> None:
+    """Where the value would have no effect (a Llama does not slide), too."""
+    file = families[name] / "config.json"
+    original = json.loads(file.read_text())
+    try:
+        for key, wrong in NONSENSE.items():
+            for value in wrong:
+                write_json(file, {**original, key: value})
+                line = outcome(file.parent)
+                assert f"config.json: {key} is" in line, (key, value, line)
+    finally:
+        write_json(file, original)
+
+
+def test_a_file_that_names_no_end_is_told(families: dict[str, Path]) -> None:
+    """2^32 - 1 is GGUF's way to say that there is none; an id beyond the vocabulary is told too."""
+    opened = GGUFFile(families["llama"] / "gguf" / "toy.gguf")
+    file = families["llama"] / "gguf" / "ends" / "toy.gguf"
+    file.parent.mkdir()
+    for end, ids, notices in ((2**32 - 1, (), 1), (10**6, (), 1), (2, (2,), 0)):
+        tree = {**opened.metadata, "tokenizer.ggml.eos_token_id": end}
+        tree.pop("tokenizer.ggml.eot_token_id", None)
+        file.write_bytes(gguf_bytes(tree, opened))
+        facts = read_facts(locate(str(file)))
+        said = [notice for notice in facts.notices if "eos_token_id has what is no token" in notice]
+        assert (facts.eos_ids, len(said)) == (ids, notices), facts.notices
 
 
 @pytest.mark.parametrize("name", FAMILIES)

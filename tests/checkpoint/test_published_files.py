@@ -143,7 +143,7 @@ def test_what_costs_without_end_is_refused(text: str, tmp_path: Path) -> None:
 
 NONE = {
     "eos_token_id": [-1, [-1], [None, 10**6], 10**30, [2, -1, 999_999], 10.0**9],
-    "sliding_window": [0, False, None, -1, 0.0, -1.5],
+    "sliding_window": [0, False, None, -1, 0.0],
     "bos_token_id": [-1, [1, 2], 10**9, None],
     "torch_dtype": ["auto", None],
 }

@@ -292,6 +292,8 @@ def query_scalar(facts: Metadata) -> Any:
 def read_generation_config(facts: Metadata) -> Config:
     """Ends: of text, turn and message, those that the file names. And settings of sampling."""
     ends = [facts.token(key) for key in ("eos_token_id", "eot_token_id", "eom_token_id")]
+    if facts.file.metadata.get("tokenizer.ggml.eos_token_id") == NO_TOKEN:
+        ends[0] = -1  # the file says so: whoever waits for an end should know
     return {
         "eos_token_id": [end for end in ends if end is not None],
         **read_sampling_defaults(facts),

@@ -73,6 +73,11 @@ TABLE: dict[str, FieldKind[Any]] = {
 }
 """what each key of a configuration may be; `rope` has those of rotary embedding"""
 TABLE["dtype"] = TABLE["torch_dtype"]
+NEVER_NULL = frozenset(
+    "rms_norm_eps hidden_act max_position_embeddings tie_word_embeddings model_type".split()
+)
+"""Keys whose null says nothing: transformers fails over it, or reads another value than where the
+key is missing. Null in the others is as good as missing, there too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,6 +186,9 @@ class ModelFields(ConfigFields):
 
     def get_known(self, key: str, default: Any = None) -> Any:
         """The value as TABLE reads it."""
+        if key in NEVER_NULL and key in self.values and self.values[key] is None:
+            expected = TABLE[key].expected
+            raise SourceError(f"{self.place(key)} is null; it must be {expected}. {self.advice}")
         return self.get(key, TABLE[key], default)
 
     def need_known(self, key: str) -> Any:
@@ -258,16 +266,18 @@ def read_heads(config: ModelFields, family: Family) -> tuple[int, int, int]:
 def layer_windows(config: ModelFields, family: Family, layers: int) -> tuple[int | None, ...]:
     """Sliding window of each layer in tokens, None where attention is full."""
     sliding = sliding_layers(config, family, layers)
-    off = not family.slides or config.get_known("use_sliding_window") is False
-    if off or not any(sliding) or is_no_window(config.values.get("sliding_window")):
+    if config.get_known("use_sliding_window") is False:  # the value has no effect, whatever it is
         return (None,) * layers
-    window = config.get_known("sliding_window")
+    none = is_no_window(config.values.get("sliding_window"))
+    window = None if none else config.get_known("sliding_window")  # read if no layer slides, too
+    if not family.slides:
+        return (None,) * layers
     return tuple(window if slides else None for slides in sliding)
 
 
 def is_no_window(value: Any) -> bool:
     """Authors write null, false, 0 or -1 for it."""
-    return value is None or value is False or (type(value) in (int, float) and value <= 0)
+    return value is None or value is False or (type(value) in (int, float) and value in (0, -1))
 
 
 def sliding_layers(config: ModelFields, family: Family, layers: int) -> list[bool]:
