@@ -64,6 +64,9 @@ ELSEWHERE = {
     "run": "`vivace chat --local --model-path MODEL` talks to one, `vivace serve` serves one",
     "ps": "a server says what it runs: GET /server_info",
     "show": "a server says what it runs: GET /model_info; `vivace list` has the models here",
+    "create": "there is no Modelfile: `vivace serve` takes its settings as flags (`vivace flags`)",
+    "start": "`vivace serve` starts a server",
+    "launch_server": "`vivace serve`, or python -m vivace.launch_server, starts a server",
     "stop": "a server ends with Ctrl-C or SIGTERM",
     "complete": '`vivace chat "TEXT"` answers one question',
 }

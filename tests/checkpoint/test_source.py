@@ -159,6 +159,20 @@ REASONS = {
 }
 
 
+def test_a_file_of_a_model_names_its_folder(tmp_path: Path) -> None:
+    write_single(tmp_path)
+    for name in ("model.safetensors", "config.json"):
+        with pytest.raises(SourceError, match=f"give its folder, {tmp_path}"):
+            locate(str(tmp_path / name))
+
+
+@pytest.mark.parametrize("name", ["https://huggingface.co/a/b", "hf://a/b", "s3://a/b.gguf"])
+@pytest.mark.parametrize("cached", [False, True])
+def test_an_address_is_no_place_of_a_model(name: str, cached: bool, tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"not read from an address.*vivace pull"):
+        locate(name, cache=tmp_path if cached else None)
+
+
 @pytest.mark.parametrize("name", REASONS)
 def test_what_is_wrong_is_said(name: str, tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=REASONS[name]):

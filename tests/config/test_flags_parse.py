@@ -10,7 +10,7 @@ from sglang_spellings import SPELLINGS
 
 from vivace.config.config import all_options, option_value
 from vivace.config.errors import ConfigError
-from vivace.config.known_flags import ELSEWHERE
+from vivace.config.known_flags import ELSEWHERE, WITHOUT
 from vivace.config.option import Option
 from vivace.config.parsing import from_arguments, parse
 from vivace.config.sglang import RETIRED
@@ -79,6 +79,21 @@ def test_flags_of_other_tools_name_ours(flag: str) -> None:
     assert flag not in known and ours in known
     with pytest.raises(ConfigError, match=f"{flag} is a flag of {tool}; here it is {ours}"):
         parse([flag, "4096"], {})
+
+
+@pytest.mark.parametrize("flag", WITHOUT)
+def test_flags_of_other_tools_without_a_counterpart_say_why(flag: str) -> None:
+    assert flag not in {name for option in all_options() for name in option.flags}
+    tool, reason = WITHOUT[flag]
+    with pytest.raises(ConfigError) as caught:
+        parse([flag], {})
+    assert str(caught.value) == f"{flag} is a flag of {tool}; leave it out: {reason}"
+
+
+@pytest.mark.parametrize("name", ["VLLM_API_KEY", "LLAMA_API_KEY"])
+def test_keys_of_other_tools_are_not_believed_in(name: str) -> None:
+    (notice,) = parse([], {name: "secret"}).notices
+    assert name in notice and "VIVACE_API_KEY" in notice and "secret" not in notice
 
 
 def test_last_of_two_wins_and_is_told() -> None:

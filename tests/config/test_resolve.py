@@ -52,6 +52,8 @@ def test_what_this_version_promises_works() -> None:
             ["--kv-cache-dtype int8", "float32"],
         ),
         (["--host", "0.0.0.0"], ["--api-key", "--insecure"]),
+        (["--host", "127.0.0.1:8000"], ["--host 127.0.0.1 --port 8000"]),
+        (["--host", "0.0.0.0:80", "--api-key", "k"], ["--host 0.0.0.0 --port 80"]),
         (["--context-length", "1000"], ["512", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"]),
         (["--page-size", "16", "--chunked-prefill-size", "100"], ["multiple", "96"]),
         (["--served-model-name", "a:b"], ["':'"]),

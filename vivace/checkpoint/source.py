@@ -210,6 +210,8 @@ class ModelLocator:
             "Models are read from local directories (config.json and *.safetensors), GGUF files "
             "and the local cache of the Hugging Face hub."
         )
+        if "://" in name:
+            return "models are not read from an address; fetch it with `vivace pull org/name`"
         if self.cache is None or not is_repo_id(split_quantization(name)[0]):
             return f"no such file or directory. {read}"
         if "/" not in name:
@@ -311,6 +313,8 @@ def single_gguf(folder: Path) -> Path:
 
 def located_directory(path: Path, load_format: str) -> ModelSource:
     if not path.is_dir():
+        if is_file(path.parent / CONFIG_FILE):
+            raise SourceError(f"{path}: a file of a model; give its folder, {path.parent}")
         raise SourceError(
             f"{path}: only safetensors directories and GGUF files are read "
             "(.bin, .pt and .pth checkpoints hold pickled code)"

@@ -184,6 +184,9 @@ def priorities(options: Options, context: ResolveContext) -> list[str]:
 def exposure(options: Options, context: ResolveContext) -> list[str]:
     """A server that others can reach needs a key, or somebody who says that it needs none."""
     http = options.http
+    name, _, port = http.host.rpartition(":")
+    if port.isdecimal() and name and ":" not in name:
+        raise ConfigError(f"--host {http.host} has a port; give --host {name} --port {port}")
     if loopback(http.host) or http.keys:
         return []
     if not http.insecure:

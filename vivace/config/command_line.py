@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from vivace.config.config import all_options
 from vivace.config.errors import ConfigError
 from vivace.config.help import help_text
-from vivace.config.known_flags import ELSEWHERE
+from vivace.config.known_flags import ELSEWHERE, WITHOUT
 from vivace.config.option import DEFAULT_PLATFORM, Option
 from vivace.config.releases.tables import takers
 from vivace.config.values import parse_value
@@ -90,6 +90,9 @@ def unknown_text(flag: str) -> str:
     if flag in ELSEWHERE:
         tool, ours = ELSEWHERE[flag]
         return f"{flag} is a flag of {tool}; here it is {ours}"
+    if flag in WITHOUT:
+        tool, reason = WITHOUT[flag]
+        return f"{flag} is a flag of {tool}; leave it out: {reason}"
     near = nearest(flag, (name for option in all_options() for name in option.flags))
     return f"unknown flag {flag}{near or ' (see `vivace flags`)'}"
 

@@ -23,6 +23,10 @@ HUB_FOLDERS = (
 """variable and what is appended to its value, first set wins (huggingface_hub.constants)"""
 
 
+KEYS_OF_OTHERS = {"VLLM_API_KEY": "vLLM", "LLAMA_API_KEY": "llama.cpp"}
+"""who has set one believes that the server asks for it"""
+
+
 def read_environment(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
     """(honored variables, one notice for every other that looks meant for us).
 
@@ -35,6 +39,11 @@ def read_environment(environ: Mapping[str, str]) -> tuple[dict[str, str], list[s
         listed = canonical(name)
         known = VARIABLES.get(listed)
         if known is None:
+            if name in KEYS_OF_OTHERS and value:
+                notices.append(
+                    f"{name} is a variable of {KEYS_OF_OTHERS[name]} and has no effect; "
+                    "a key for this server is VIVACE_API_KEY"
+                )
             if name.startswith(PREFIXES):
                 notices.append(f"{name} is not known and has no effect{nearest(name, VARIABLES)}")
         elif known.state.kind is Support.WORKS:

@@ -20,5 +20,30 @@ ELSEWHERE = {
     "-t": ("llama.cpp", "--cpu-threads"),
     "--alias": ("llama.cpp", "--served-model-name"),
     "--num-ctx": ("Ollama", "--context-length"),
+    "--enforce-eager": ("vLLM", "--disable-cuda-graph"),
+    "--no-enable-prefix-caching": ("vLLM", "--disable-radix-cache"),
+    "-tp": ("vLLM", "--tp-size"),
+    "--cache-type-k": ("llama.cpp", "--kv-cache-dtype"),
+    "-ctk": ("llama.cpp", "--kv-cache-dtype"),
 }
 """what people type who come from elsewhere -> (from where, the flag that means it here)"""
+_GPU = ("llama.cpp", "this version runs on the CPU")
+_BATCHED = ("llama.cpp", "requests are always batched continuously")
+_COPIED = ("llama.cpp", "weights are copied into memory")
+WITHOUT = {
+    "--enable-prefix-caching": (
+        "vLLM",
+        "prefixes are cached unless --disable-radix-cache is given",
+    ),
+    "--enable-chunked-prefill": ("vLLM", "long prompts are always computed in chunks"),
+    "--enable-auto-tool-choice": ("vLLM", "tool calls are not supported yet"),
+    "-ngl": _GPU,
+    "--gpu-layers": _GPU,
+    "--n-gpu-layers": _GPU,
+    "-cb": _BATCHED,
+    "--cont-batching": _BATCHED,
+    "--mlock": _COPIED,
+    "--no-mmap": _COPIED,
+    "--jinja": ("llama.cpp", "templates are always Jinja"),
+}
+"""the same where nothing means it here -> (from where, why it is to be left out)"""
