@@ -166,11 +166,19 @@ def test_a_file_of_a_model_names_its_folder(tmp_path: Path) -> None:
             locate(str(tmp_path / name))
 
 
-@pytest.mark.parametrize("name", ["https://huggingface.co/a/b", "hf://a/b", "s3://a/b.gguf"])
+@pytest.mark.parametrize(
+    "name", ["https://huggingface.co/a/b/resolve/main/c.gguf", "hf://a/b", "s3://a/b.gguf"]
+)
 @pytest.mark.parametrize("cached", [False, True])
 def test_an_address_is_no_place_of_a_model(name: str, cached: bool, tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"not read from an address.*vivace pull"):
         locate(name, cache=tmp_path if cached else None)
+
+
+def test_an_address_on_the_hub_is_a_name(tmp_path: Path) -> None:
+    address = "https://huggingface.co/a/b"
+    with pytest.raises(SourceError, match=f"`vivace pull {address}`, or start .*--download"):
+        locate(address, cache=tmp_path)
 
 
 @pytest.mark.parametrize("name", REASONS)

@@ -210,9 +210,10 @@ class ModelLocator:
             "Models are read from local directories (config.json and *.safetensors), GGUF files "
             "and the local cache of the Hugging Face hub."
         )
-        if "://" in name:
+        repo_id = split_quantization(name)[0]  # of addresses on the hub too
+        if "://" in name and not (is_repo_id(repo_id) and "/" in repo_id):
             return "models are not read from an address; fetch it with `vivace pull org/name`"
-        if self.cache is None or not is_repo_id(split_quantization(name)[0]):
+        if self.cache is None or not is_repo_id(repo_id):
             return f"no such file or directory. {read}"
         if "/" not in name:
             return f"no such file or directory. {read} On the hub a name is org/name."
