@@ -37,6 +37,9 @@ TRUE_WARNINGS: dict[tuple[str, str], tuple[str, str]] = {
     ("unknown-variable", "SGLANG_NPU_PROFILING"): (
         "8457b95a1e 137972106b fad0766446 ef7cecfefe 70b863c9f7", UNREAD
     ),
+    ("variable-value", "SGLANG_SCHEDULER_DECREASE_PREFILL_IDLE"): (
+        "67e243907b", "2 is no boolean: 0.5.10 warns in its log and keeps the default, false"
+    ),
     ("dp-lm-head", "--enable-dp-lm-head"): (
         "42055e10ac f5fe8a5342 03eadde6aa 5c96560c3b 112431c0b4", IGNORED
     ),

@@ -481,6 +481,12 @@ ENVIRONMENT_PAIRS = {
     ),
     "dead-variable": variables({"SGLANG_DP_ROUND_ROBIN": "1"}, {}, "mixed SGLANG_DP_ROUND_ROBIN"),
     "number-variable": variables({"HCCL_BUFFSIZE": "8oo"}, {}, "mixed HCCL_BUFFSIZE", "8oo"),
+    "variable-value": variables(
+        {"HCCL_OP_EXPANSION_MODE": "AVI"},
+        {"HCCL_OP_EXPANSION_MODE": "AIV", V2: "True"},
+        "mixed HCCL_OP_EXPANSION_MODE",
+        "AIV",
+    ),
     "allocator-segments": Pair(
         mixed(environment={"PYTORCH_NPU_ALLOC_CONF": ""}), mixed(), "mixed PYTORCH_NPU_ALLOC_CONF"
     ),

@@ -56,6 +56,8 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     """of a request with recurrent layers"""
     groups: int
     """attention groups of an instance"""
+    most: int | None
+    """tokens that --max-total-tokens admits"""
     running: int | None
     tokens_each: int | None
     shared: int
@@ -77,7 +79,12 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def capacity(self) -> int:
-        """Tokens the pool holds."""
+        """Tokens the pool holds, or fewer where --max-total-tokens says so."""
+        return self.room if self.most is None else min(self.room, self.most)
+
+    @property
+    def room(self) -> int:
+        """Tokens there is memory for."""
         free = self.pool - (self.running or 0) * self.state_bytes
         return (
             max(0, free // self.token_bytes // PAGE_ON_ASCEND * PAGE_ON_ASCEND)
@@ -144,6 +151,7 @@ def plan_role(case: Case, server: ServerPlan) -> MemoryPlan | None:
         token_bytes=token_bytes(model, server),
         state_bytes=state_bytes(model, server),
         groups=server.parallelism.dp if server.parallelism.dp_attention else 1,
+        most=limit if (limit := server.number("max_total_tokens")) and limit > 0 else None,
         running=concurrent_requests(server, case.load),
         tokens_each=tokens_each(server, case.load),
         shared=shared_tokens(case, server),

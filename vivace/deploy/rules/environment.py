@@ -28,6 +28,13 @@ NO_READER = {"SGLANG_DP_ROUND_ROBIN"}
 BUILT_IN = {"SGLANG_ENABLE_SPEC_V2": "what it turned on is always on since 0.5.14"}
 """variables that a version may lack without a loss"""
 INTEGERS = ("HCCL_BUFFSIZE", "STREAMS_PER_DEVICE", "TASK_QUEUE_ENABLE", DISPATCH)
+SWITCH = ("1", "0", "true", "false", "yes", "no", "y", "n")
+CHOICES = {
+    "HCCL_OP_EXPANSION_MODE": ("AI_CPU", "AIV", "HOST", "HOST_TS", "CCU_MS", "CCU_SCHED"),
+    "HCCL_DETERMINISTIC": ("true", "false", "strict"),
+    "TASK_QUEUE_ENABLE": ("0", "1", "2"),
+}
+"""values by the documents of CANN and torch_npu; SWITCH: SGLang's EnvBool"""
 ALLOCATOR = "PYTORCH_NPU_ALLOC_CONF"
 SKIP_ALL_GATHER = "SGLANG_SCHEDULER_SKIP_ALL_GATHER"
 BALANCED = ("round_robin", "decode_round_robin", "auto", "follow_bootstrap_room")
@@ -130,6 +137,29 @@ def number_variable(case: Case) -> Iterator[Issue]:
         whole = name in INTEGERS or is_whole(name)
         if whole and not re.fullmatch(r"-?\d+", value.strip()) and "<" not in value:
             yield Issue(name, f"{name}={value} is not an integer", "correct the value", role=role)
+
+
+@case_rule("variable-value", "warning", source=INVENTORY)
+def variable_value(case: Case) -> Iterator[Issue]:
+    """Variables have values that their readers know.
+    A switch of SGLang that is neither true nor false keeps its default, with a line in the log;
+    other libraries fall back to theirs without one."""
+
+    def issues() -> Iterator[Issue]:
+        for role, name, value in case.variables:
+            choices = CHOICES.get(name, ())
+            known = choices or (SWITCH if is_switch(name) else ())
+            text = value.strip() if choices else value.strip().lower()
+            if text and known and "<" not in text and text not in known:
+                said = f"{name}={value} is not one of {', '.join(known)}{nearest(text, known)}"
+                yield Issue(name, said, "correct the value", role=role)
+
+    return distinct(issues())
+
+
+def is_switch(name: str) -> bool:
+    """Whether every release of SGLang that reads a variable takes it for a switch."""
+    return {each.kind for each in variable_rows().get(name, ())} == {"switch"}
 
 
 @server_rule("allocator-segments", "note", source=GUIDE, platforms=("npu",))

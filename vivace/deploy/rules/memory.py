@@ -45,9 +45,12 @@ def load_fits(server: ServerPlan, case: Case) -> Iterator[Issue]:
     fits = "not even one request fits" if impossible else f"an instance holds {plan.held} requests"
     text = f"{needed} per group, the pool holds {plan.capacity}: {fits}"
     remedy = "fewer concurrent requests, a larger --mem-fraction-static, or more devices"
+    name = "mem_fraction_static"
+    if plan.most is not None and plan.most < plan.room:
+        name, remedy = "max_total_tokens", f"--max-total-tokens {min(plan.needed, plan.room)}"
     harmless = server.kind == "prefill" or usual <= plan.capacity
     severity = "error" if impossible else "note" if harmless else None
-    yield Issue(server.flag("mem_fraction_static"), text, remedy, severity)
+    yield Issue(server.flag(name), text, remedy, severity)
 
 
 @server_rule("total-tokens", "note", source=SOURCE, needs=("model", "device"))
@@ -55,8 +58,8 @@ def total_tokens(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """--max-total-tokens does not exceed the KV pool.
     --max-total-tokens can only make the pool smaller."""
     plan, limit = plan_role(case, server), server.number("max_total_tokens")
-    if plan is not None and limit is not None and plan.pool > 0 and limit > plan.capacity:
-        text = f"--max-total-tokens {limit} exceeds the KV pool: {plan.capacity} is used"
+    if plan is not None and limit is not None and plan.pool > 0 and limit > plan.room:
+        text = f"--max-total-tokens {limit} exceeds the KV pool: {plan.room} is used"
         yield Issue(server.flag("max_total_tokens"), text, "remove it")
 
 

@@ -93,6 +93,10 @@ def meeting_point(server: ServerPlan, case: Case) -> Iterator[Issue]:
         text = f"--dist-init-addr is not set for {nnodes} nodes: each of them waits for itself"
         remedy = "--dist-init-addr <first node>:5000 on every node"
         yield Issue("--dist-init-addr", text, remedy)
+    address = str(server.value("dist_init_addr") or "") if nnodes > 1 else ""
+    if address and "{" not in address and not address.rpartition(":")[2].isdecimal():
+        text = f"--dist-init-addr {address} has no port"
+        yield Issue(server.flag("dist_init_addr"), text, f"--dist-init-addr {address}:5000")
 
 
 @server_rule("plain-dp-nodes", "error", source=ARGS)

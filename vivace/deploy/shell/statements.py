@@ -85,6 +85,9 @@ def assignments(shell: Interpreter, node: Node, state: ScriptState, background: 
     return [state]
 
 
+BLANKS = "not understood: with a blank beside its `=` bash gives the variable nothing"
+
+
 def declaration(shell: Interpreter, node: Node, state: ScriptState, background: bool) -> States:
     """export, declare, local, readonly"""
     exports = node.children[0].type == "export"
@@ -98,6 +101,8 @@ def declaration(shell: Interpreter, node: Node, state: ScriptState, background: 
             state.exported.add(source(child))
         elif child.type == "word" and source(child) == "-x":
             exports = True
+        elif child.type in ("word", "number") and not source(child).startswith("-"):
+            shell.note(node, BLANKS)
     return [state]
 
 
