@@ -21,7 +21,7 @@ ASCEND = re.compile(r"ascend|\bhccl|\bnpu\b|\bcann\b|\ba[23]\b|mlapo|fia_nz", re
 CUDA = re.compile(r"\bcuda\b|\bnccl|nvlink|\bgpus?\b", re.IGNORECASE)
 ABOUT_BOTH = {
     *("cards", "ngram", "loopback-nodes", "becomes-unfused", "backend-platform", "hard-coded"),
-    *("unknown-variable", "dead-variable", "number-variable"),
+    *("unknown-variable", "dead-variable", "number-variable", "variable-value"),
 }
 """rules whose words name one platform and that are about any"""
 

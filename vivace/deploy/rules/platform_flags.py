@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from vivace.config.releases.tables import is_taken
 from vivace.deploy.case import Case
-from vivace.deploy.catalogue import ascend
+from vivace.deploy.catalogue.ascend import ascend_flags
 from vivace.deploy.from_script.flags import find_option, server_options
 from vivace.deploy.rules.flags import INVENTORY, long_flags, placeholder
 from vivace.deploy.rules.rule import Issue, server_rule
@@ -41,10 +41,10 @@ def ascend_flag(server: ServerPlan, case: Case) -> Iterator[Issue]:
     for flag, value in server.role.flags.items():
         option = find_option(flag)
         spellings = [*(each[2:] for each in (option.flags if option else ())), flag]
-        state = next((ascend.STATES[each] for each in spellings if each in ascend.STATES), "")
+        state = ascend_flags().state(spellings)
         if state and value is not False:
             yield Issue("--" + flag, f"--{flag} {state}", "remove it")
-        elif set(spellings).intersection(ascend.EXPERIMENTAL):
+        elif ascend_flags().is_experimental(spellings):
             yield Issue("--" + flag, f"--{flag} is experimental on Ascend", severity="note")
 
 
@@ -53,7 +53,7 @@ def ascend_value(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Values are documented for Ascend.
     The feature table lists the values that were tested on Ascend."""
     for name, (flag, value) in server.given.items():
-        documented = ascend.VALUES.get(name)
+        documented = ascend_flags().values.get(name)
         if documented is None or str(value) in documented or placeholder(value):
             continue
         option = find_option(flag)
