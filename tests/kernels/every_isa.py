@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 
 import pytest
@@ -26,6 +27,15 @@ def load_kernels(isa: str | None, threads: int = 2) -> Kernels:
     return kernels
 
 
-USABLE = [isa for isa in ISAS if isinstance(opened(2, isa), Kernels)]
+def usable(isas: Iterable[str]) -> list[str]:
+    return [isa for isa in isas if isinstance(opened(2, isa), Kernels)]
+
+
+USABLE = usable(ISAS)
+FLOATS = usable(("avx512", "avx2", "portable", "neon"))
+"""with float kernels of their own; the others add products of integers to one of them"""
+EMULATED = "avx512vnni-emulated"
+TESTED = [*USABLE, *usable([EMULATED])]
+"""with the one that is there for tests only"""
 needs_kernels = pytest.mark.skipif(not USABLE, reason=f"no native kernels: {opened(2)}")
 each_isa = pytest.mark.parametrize("isa", USABLE or [None])

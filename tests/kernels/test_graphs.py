@@ -222,11 +222,6 @@ def test_an_instruction_set_that_is_not_there():
         Kernels(1, isa="avx1024")
 
 
-def test_without_a_library(tmp_path):
-    with pytest.raises(NoKernels, match=r"none\.so was not built .* reinstall vivace"):
-        Kernels(1, library=tmp_path / "none.so")
-
-
 def test_a_library_that_cannot_be_loaded(tmp_path):
     broken = tmp_path / "broken.so"
     broken.write_bytes(b"\x7fELF no more")

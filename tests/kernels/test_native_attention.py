@@ -7,32 +7,24 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from every_isa import FLOATS as USABLE
+from every_isa import load_kernels, needs_kernels, opened
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vivace.platforms.attention import AttentionLayer, HostStep
-from vivace.platforms.cpu.native import Arena, Kernels, NoKernels
+from vivace.platforms.cpu.native import Arena, Kernels
 from vivace.platforms.cpu.native_attention import NativeAttention, rotary_attend, unsupported
 from vivace.platforms.ops.attention import ReferenceAttention, RotaryAttend
 from vivace.platforms.ops.cache import dequantize_kv, quantize_kv
 from vivace.platforms.ops.elementwise import rotary
 from vivace.worker.kv_memory import PagedKV
 
-ISAS = ("avx512", "avx2", "portable", "neon")
 LONGEST = 2048
 KV = [torch.float32, torch.bfloat16, torch.int8]
 
-
-def opened(threads, isa=None):
-    try:
-        return Kernels(threads, isa=isa)
-    except NoKernels as reason:
-        return str(reason)
-
-
-KERNELS = {isa: opened(2, isa) for isa in ISAS}
-USABLE = [isa for isa, kernels in KERNELS.items() if isinstance(kernels, Kernels)]
-pytestmark = pytest.mark.skipif(not USABLE, reason=f"no native kernels: {KERNELS['portable']}")
+KERNELS = {isa: load_kernels(isa) for isa in USABLE}
+pytestmark = needs_kernels
 
 
 @dataclass

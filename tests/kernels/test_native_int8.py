@@ -6,7 +6,7 @@ import logging
 
 import pytest
 import torch
-from every_isa import USABLE, load_kernels, needs_kernels, opened
+from every_isa import EMULATED, TESTED, USABLE, load_kernels, needs_kernels
 from torch import Tensor
 
 from vivace.platforms.cpu.instructions import first_right, wrong_product
@@ -16,8 +16,6 @@ from vivace.platforms.ops.linear import linear, pack_linear
 from vivace.platforms.ops.stored import Int8Rows, int8_rows
 
 pytestmark = needs_kernels
-EMULATED = "avx512vnni-emulated"
-TESTED = [*USABLE, *([EMULATED] if isinstance(opened(2, EMULATED), Kernels) else [])]
 each_isa = pytest.mark.parametrize("isa", TESTED or [None])
 ROWS = [1, 2, 3, 5, 12, 13, 29, 96, 97, 130]
 """around every limit of linear_vnni.inc"""

@@ -10,20 +10,18 @@ from __future__ import annotations
 import pytest
 import torch
 from blocks import assert_rows_stand_alone, random_layer
-from every_isa import USABLE, load_kernels, needs_kernels, opened
+from every_isa import TESTED, load_kernels, needs_kernels
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from vivace.platforms.blocks import INT8_ACTIVATION_KINDS
-from vivace.platforms.cpu.native import Arena, Kernels
+from vivace.platforms.cpu.native import Arena
 from vivace.platforms.cpu.native_linear import BLOCKS, NativeLinears
 from vivace.platforms.ops.linear import fake_quantize, linear, pack_linear
 from vivace.platforms.ops.stored import StoredBlocks
 
 pytestmark = needs_kernels
-EMULATED = "avx512vnni-emulated"
-TESTED = [*USABLE, *([EMULATED] if isinstance(opened(2, EMULATED), Kernels) else [])]
 FUSED = [isa for isa in TESTED if isa != "portable"]
 """with a product and a sum in one rounding"""
 each_isa = pytest.mark.parametrize("isa", TESTED or [None])

@@ -5,32 +5,23 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from every_isa import FLOATS as USABLE
+from every_isa import load_kernels, needs_kernels, opened
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import quantize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_native_int8_activations import random_blocks
 
-from vivace.platforms.cpu.native import Arena, Kernels, NoKernels
+from vivace.platforms.cpu.native import Arena, Kernels
 from vivace.platforms.cpu.native_linear import NativeLinears
 from vivace.platforms.cpu.native_moe import NativeMoe
 from vivace.platforms.ops import moe
 from vivace.platforms.ops.moe import Gate
 from vivace.platforms.ops.stored import StoredBlocks
 
-ISAS = ("avx512", "avx2", "portable", "neon")
-
-
-def opened(threads, isa=None):
-    try:
-        return Kernels(threads, isa=isa)
-    except NoKernels as reason:
-        return str(reason)
-
-
-KERNELS = {isa: opened(2, isa) for isa in ISAS}
-USABLE = [isa for isa, kernels in KERNELS.items() if isinstance(kernels, Kernels)]
-pytestmark = pytest.mark.skipif(not USABLE, reason=f"no native kernels: {KERNELS['portable']}")
+KERNELS = {isa: load_kernels(isa) for isa in USABLE}
+pytestmark = needs_kernels
 
 
 def native(isa=None, threads=None):

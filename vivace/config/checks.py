@@ -158,10 +158,9 @@ def context_length(options: Options, context: ResolveContext) -> list[str]:
 
 def chunk_and_page(options: Options, context: ResolveContext) -> list[str]:
     chunk, page = options.schedule.chunked_prefill_size, options.memory.page_size
-    page = page or context.platform.page_sizes[0]
-    if chunk is not None and chunk > 0 and chunk % page and options.memory.page_size is not None:
+    if chunk is not None and page is not None and chunk > 0 and chunk % page:
         raise ConfigError(
-            f"--chunked-prefill-size {chunk} is no multiple of --page-size {page}; "
+            f"--chunked-prefill-size {chunk} is not a multiple of --page-size {page}; "
             f"use {max(page, chunk // page * page)}"
         )
     return []
@@ -175,7 +174,7 @@ def priorities(options: Options, context: ResolveContext) -> list[str]:
         "priority",
     ):
         raise ConfigError(
-            f"--enable-priority-scheduling does not go with --schedule-policy "
+            f"--enable-priority-scheduling cannot be combined with --schedule-policy "
             f"{schedule.schedule_policy}; use fcfs, lof or priority"
         )
     return []

@@ -122,8 +122,8 @@ class DebugOptions:
         False, "Check that devices can reach each other's memory.", cpu=GPU_KERNELS
     )
     enable_profile_cuda_graph: bool = option(
-        False, "Profile the capture of graphs.", cpu=no_effect("nothing is captured")
+        False, "Profile the capture of graphs.", cpu=no_effect("a capture runs no kernels here")
     )
     enable_cudagraph_gc: bool = option(
-        False, "Collect garbage while capturing graphs.", cpu=no_effect("nothing is captured")
+        False, "Collect garbage while capturing graphs.", cpu=no_effect("a capture takes a moment")
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from vivace.checkpoint.source import ModelSource
 from vivace.config.checks import CHECKS, FINAL_CHECKS
@@ -17,7 +16,7 @@ from vivace.config.config import (
     option_value,
     with_values,
 )
-from vivace.config.rules import RULES
+from vivace.config.rules import RULES, Change
 from vivace.models.facts import ModelFacts
 from vivace.platforms.platform import PlatformFacts
 from vivace.protocol.messages import Rewrite
@@ -25,8 +24,7 @@ from vivace.protocol.messages import Rewrite
 UNSET = (None, "auto")
 """values that leave the choice to us"""
 
-Rule = Callable[[Options, ResolveContext], Iterable[tuple[str, Any, str]]]
-"""yields (option name, new value, reason)"""
+Rule = Callable[[Options, ResolveContext], Iterable[Change]]
 
 
 def resolve(

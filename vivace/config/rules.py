@@ -11,6 +11,7 @@ from vivace.config.config import Options, ResolveContext
 from vivace.platforms.blocks import INT8_ACTIVATION_KINDS
 
 Change = tuple[str, Any, str]
+"""option name, new value, reason"""
 
 INITIAL_RATIO = "SGLANG_INIT_NEW_TOKEN_RATIO"
 DEFAULT_RATIO = 0.7

@@ -8,7 +8,9 @@ ONE_DEVICE = not_available("this version runs one device per server", "start one
 PIPELINE = not_available("pipeline stages are not supported yet", "run one device per server")
 NO_LORA = not_available("LoRA adapters are not supported yet", "merge the adapter into the model")
 NO_SPECULATION = not_available("speculative decoding is not supported yet")
-NO_EXPERTS = not_available("mixture-of-experts models are not supported yet")
+NO_EXPERTS = not_available(
+    "experts are not spread over devices (transformers' code runs them on one)"
+)
 NO_MAMBA = not_available("models with recurrent layers are not supported yet")
 NO_TIERS = not_available("KV tiers behind the device are not supported yet")
 NO_PD = not_available(

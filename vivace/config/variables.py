@@ -26,7 +26,7 @@ HCCL = no_effect("it is read by HCCL, Ascend's collectives, which are not used")
 TORCH_NPU = no_effect("it is read by torch_npu, which is not used")
 DEEP_EP = no_effect("it is read by deep_ep of sgl-kernel-npu, which is not used")
 PD = no_effect("prefill and decode on separate servers is not supported yet")
-EXPERTS = no_effect("mixture-of-experts models are not supported yet")
+EXPERTS = no_effect("experts are not spread over devices (transformers' code runs them on one)")
 ALONE = no_effect("there is one rank")
 DRAFTS = no_effect("speculative decoding is not supported yet")
 MAMBA = no_effect("models with recurrent layers are not supported yet")
@@ -195,7 +195,7 @@ OF_SGLANG = {
         default="true",
     ),
     "SGLANG_ZMQ_ALLOWED_PEERS": Variable(
-        no_effect("processes talk through sockets in a private folder"), "who may connect"
+        no_effect("processes talk through an inherited socket that has no name"), "who may connect"
     ),
     "SGLANG_EXTERNAL_MODEL_PACKAGE": Variable(CODE, "package with model classes"),
     "SGLANG_EXTERNAL_MM_PROCESSOR_PACKAGE": Variable(CODE, "package with media processors"),
@@ -231,10 +231,10 @@ OF_OTHERS = {
     "MODELSCOPE_API_TOKEN": Variable(HUB_KEY, "key of ModelScope"),
     "LD_LIBRARY_PATH": Variable(FOREIGN, "the system's library path"),
     "PATH": Variable(FOREIGN, "the system's program path"),
-    "http_proxy": Variable(FOREIGN, "proxy; the server calls nobody"),
-    "https_proxy": Variable(FOREIGN, "proxy; the server calls nobody"),
-    "HTTP_PROXY": Variable(FOREIGN, "proxy; the server calls nobody"),
-    "HTTPS_PROXY": Variable(FOREIGN, "proxy; the server calls nobody"),
+    "http_proxy": Variable(FOREIGN, "proxy; only downloads from a hub use it"),
+    "https_proxy": Variable(FOREIGN, "proxy; only downloads from a hub use it"),
+    "HTTP_PROXY": Variable(FOREIGN, "proxy; only downloads from a hub use it"),
+    "HTTPS_PROXY": Variable(FOREIGN, "proxy; only downloads from a hub use it"),
 }
 VARIABLES = {**WORKING, **OF_SGLANG, **OF_OTHERS}
 

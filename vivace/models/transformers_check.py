@@ -18,8 +18,8 @@ LENGTHS = (9, 6)
 """tokens of each probed sequence"""
 STEPS = (((0, 5), (0, 4)), ((5, 8), (4, 5)), ((8, 9), (5, 6)))
 """[first, last) token of each sequence in each step"""
-CLOSE = {torch.float32: 0.01}
-HALF = 0.1
+TOLERANCE = {torch.float32: 0.01}
+TOLERANCE_16_BITS = 0.1
 """largest relative distance of the logits: wrong positions or masks give about 1"""
 
 
@@ -69,7 +69,7 @@ def check_same(model: CausalLM, wanted: list[Tensor], what: str) -> None:
     found = torch.cat(distances)
     # in 16 bits a token may choose another expert by a hair, so that not every one has to agree
     worst = float(found.max() if kind is torch.float32 else found.median())
-    if not worst <= CLOSE.get(kind, HALF):
+    if not worst <= TOLERANCE.get(kind, TOLERANCE_16_BITS):
         raise SourceError(
             f"{what} does not give what transformers itself computes (the logits of "
             f"{len(found)} tokens are {worst:.2g} apart), so it is not served"

@@ -99,6 +99,7 @@ NO_SESSIONS = "sessions are not supported; send the whole conversation (its pref
 NO_PROCESSORS = "executable logit processors are never accepted from a request"
 NO_DISAGGREGATION = "this server runs prefill and decode together; remove the field"
 NO_EXPERTS = "the served model has no routed experts to report"
+ONE_RANK = "there is one data-parallel rank, 0"
 NO_GRAMMAR = "structured output is not supported yet; remove the field"
 
 NO_MASK = "sampling masks are not supported yet"
@@ -110,7 +111,7 @@ REFUSED: dict[str, str] = {
     "received_time": "times are measured from the arrival at this server",
     "kv_hints": "the prefix cache takes no hints",
     "background": "there are no background requests; use priority",
-    "require_reasoning": "structured output is not supported yet; remove the field",
+    "require_reasoning": NO_GRAMMAR,
     "http_worker_ipc": "the field is internal to SGLang's processes",
     "input_embeds": "embeddings as input are not supported yet; send text or input_ids",
     "image_data": TEXT_ONLY,
@@ -152,8 +153,8 @@ REFUSED: dict[str, str] = {
     "bootstrap_room": NO_DISAGGREGATION,
     "bootstrap_pair_key": NO_DISAGGREGATION,
     "decode_tp_size": NO_DISAGGREGATION,
-    "routed_dp_rank": "there is one data-parallel rank, 0",
-    "data_parallel_rank": "there is one data-parallel rank, 0",
+    "routed_dp_rank": ONE_RANK,
+    "data_parallel_rank": ONE_RANK,
     "disagg_prefill_dp_rank": NO_DISAGGREGATION,
     "max_thinking_tokens": "no reasoning parser is active; use max_new_tokens",
     "multi_item_delimiter_indices": "multi-item scoring is not supported yet",

@@ -69,7 +69,7 @@ struct Asked {
     double temperature = 1, top_k = 0, top_p = 1, min_p = 0;
 };
 
-// What tokens accumulate_values by the definition: relative to the largest, 0 below e^-87.
+// What tokens weigh by the definition: relative to the largest, 0 below e^-87.
 std::vector<double> weights_of(const float* x, int64_t n, double temperature) {
     const double top = *std::max_element(x, x + n);
     std::vector<double> weights;
@@ -145,7 +145,7 @@ struct Drawn {
         settings.insert(settings.end(), {(double)row, a.temperature, a.top_k, a.top_p, a.min_p, uniform});
         wanted.push_back(token);
     }
-    // Uniform numbers in the middle of what some tokens accumulate_values, and the ends.
+    // Uniform numbers in the middle of what some tokens weigh, and the ends.
     void add_tokens(Random& random, int64_t row, const Asked& a, const std::vector<double>& weights) {
         const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
         const int64_t n = (int64_t)weights.size();
