@@ -255,3 +255,11 @@ def test_the_page_stands_alone(tmp_path: Path) -> None:
     file = str(tmp_path / "deployment.yaml")
     written = re.sub(rf" {re.escape(file)}:\d+", "", path.read_text())  # lines of the file
     assert written == text.replace("made.yaml", file)
+
+
+@pytest.mark.parametrize("words", [[], ["--"]])
+def test_nothing_to_check_says_what_is_expected(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    assert "expected a deployment file, scripts, or a command after --" in capsys.readouterr().err

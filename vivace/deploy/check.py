@@ -188,7 +188,8 @@ def load_deployment(files: Sequence[str], command: list[str] | None) -> LoadedDe
     if command is not None:
         if files:
             raise CannotStart("give files or a command after --, not both")
-        return open_command(command)
+        if command:
+            return open_command(command)
     if not files:
         raise CannotStart("expected a deployment file, scripts, or a command after --")
     return open_files(files)
