@@ -239,6 +239,7 @@ class Supervisor:
             self._broadcast(EngineDown(reason=cause, restarting=False))
             self._fail(f"the engine died while draining: {cause}")
         elif changed := self._plan.changed_files():
+            self._broadcast(EngineDown(reason=f"{cause}. {changed}", restarting=False))
             self._fail(f"the engine died: {cause}. {changed}")
         else:
             self._replace_engine(cause)
