@@ -333,6 +333,18 @@ def test_few_open_files_are_said(limit: int, said: str) -> None:
     assert said in done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("command", ["vivace serve", "vivace.launch_server"])
+def test_a_working_directory_that_was_removed_is_one_line(command: str, tmp_path: Path) -> None:
+    words = ["sh", "-c", 'rmdir "$PWD"; exec "$@"', "sh", sys.executable, "-m", *command.split()]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(
+        words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2
+    assert "the working directory was removed; cd to one that exists" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 def test_a_limit_on_files_is_the_cause_that_is_named() -> None:
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"

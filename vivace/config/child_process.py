@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from vivace.config.process_environment import KEYS_OF_THE_SERVER
+from vivace.errors import CannotStart
 
 PR_SET_PDEATHSIG = 1
 SOURCES = Path(__file__).resolve().parents[2]
@@ -59,7 +60,11 @@ def python_module(module: str) -> list[str]:
     """The command that runs a module of ours with this interpreter.
 
     -P keeps modules that happen to lie in the working directory out; only when the package itself
-    is found that way it has to go.
+    is found that way it has to go. Raises CannotStart in a folder that was removed: torch's
+    libraries would end the process there.
     """
-    path = [] if Path.cwd() == SOURCES else ["-P"]
+    try:
+        path = [] if Path.cwd() == SOURCES else ["-P"]
+    except FileNotFoundError:
+        raise CannotStart("the working directory was removed; cd to one that exists") from None
     return [sys.executable, *path, "-m", module]

@@ -59,14 +59,14 @@ def main(argv: Sequence[str], *, program: str = "vivace serve") -> int:
     timeline = Timeline("interpreter, first imports")
     timeline.begin("starting the engine's process")
     open_closed_streams()
+    return exit_code(program, lambda: run(argv, program, timeline), cannot=(CannotStart,))
+
+
+def run(argv: Sequence[str], program: str, timeline: Timeline) -> int:
     shared = Descriptors(memory=new_descriptor(), engine=new_socket())
     engine = spawn_engine(argv, shared)
     try:
-        return exit_code(
-            program,
-            lambda: serve(argv, engine, shared, program, timeline),
-            cannot=(CannotStart,),
-        )
+        return serve(argv, engine, shared, program, timeline)
     finally:
         if engine is not None:
             engine.kill()
