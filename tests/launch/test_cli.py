@@ -223,7 +223,7 @@ def test_a_full_disk_is_one_line(words: list[str], monkeypatch: pytest.MonkeyPat
     [
         ("vivace list", 0),
         ("vivace doctor --json", 0),
-        ("vivace bench serving --port 9 --tokenizer /nope", 1),
+        ("vivace bench serving --port 9 --tokenizer /nope", 2),
         ("vivace serve --model-path /nope", 2),
         ("vivace.launch_server --model-path /nope", 2),
     ],
