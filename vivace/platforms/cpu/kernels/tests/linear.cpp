@@ -281,7 +281,6 @@ bool embed(Suite& suite, const char* op, const Layer& layer, Random& random) {
 void linear(Suite& suite) {
     for (const Format& format : formats()) {
         const std::string pack = std::string("pack_") + format.name, multiplied = std::string("linear_") + format.name;
-        if (!suite.words(pack.c_str())) continue;
         suite.op(pack.c_str(), [&](Random& random) {
             return Layer(format, random, 37, 512).pack(suite, pack);
         });
