@@ -20,6 +20,7 @@ from vivace.deploy.from_script.flags import Remark
 from vivace.deploy.rules.judge import RULES, Finding, judge
 
 LONG = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
+PARTITION = "SGLANG_PP_LAYER_PARTITION"
 DISPATCH = "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"
 V2, STREAM = "SGLANG_ENABLE_SPEC_V2", "SGLANG_ENABLE_OVERLAP_PLAN_STREAM"
 EAGLE3 = {
@@ -32,6 +33,9 @@ EAGLE3 = {
 NEXTN = {**EAGLE3, "speculative-algorithm": "NEXTN", "speculative-draft-model-path": LEAVE_OUT}
 Made = dict[str, Any]
 SERVER = "python -m sglang.launch_server --model-path m"
+ENCODERS = f"""CUDA_VISIBLE_DEVICES=1 {SERVER} --encoder-only --port 30001 &
+CUDA_VISIBLE_DEVICES=0 {SERVER} --language-only --encoder-urls http://127.0.0.1:{{port}} &
+"""
 
 
 class Pair:
@@ -240,6 +244,12 @@ LAYOUT_PAIRS = {
         "mixed --enable-dp-lm-head",
     ),
     "pipeline": flags({**NEXTN, "pp-size": 2}, NEXTN, "mixed --speculative-algorithm", "2"),
+    "pipeline-layers": Pair(
+        mixed(flags={"pp-size": 2}, environment={PARTITION: "24,25"}),
+        mixed(flags={"pp-size": 2}, environment={PARTITION: "24,24"}),
+        f"mixed {PARTITION}",
+        "48",
+    ),
     "context-parallel": flags(
         {"enable-nsa-prefill-context-parallel": True},
         {"enable-nsa-prefill-context-parallel": True, "attn-cp-size": 2},
@@ -380,6 +390,12 @@ SEPARATION_PAIRS = {
     ),
     "router-decode": routers(
         {"decode": ["http://a:8001", "http://b:8001"]}, {}, "router --decode", "1"
+    ),
+    "encoder-ports": scripts(
+        ENCODERS.format(port=30002),
+        ENCODERS.format(port=30001),
+        "mixed --encoder-urls",
+        "30001",
     ),
     "router-ports": routers({"decode": ["http://10.0.1.1:9001"]}, {}, "router --decode", "8001"),
     "router-mode": routers(

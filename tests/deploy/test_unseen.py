@@ -166,3 +166,29 @@ def test_pods_of_any_kind_are_read(body: str, count: int) -> None:
 def test_a_template_is_told_from_a_manifest() -> None:
     with pytest.raises(ScriptError, match="helm template"):
         read("{{- if .Values.x }}\napiVersion: v1\nkind: Pod\n{{- end }}\n", "k8s.yaml")
+
+
+@pytest.mark.parametrize(
+    ("resource", "flags", "text"),
+    [
+        ("nvidia.com/gpu: 1", "--tp, '2'", "2 ranks in a container with a limit of 1"),
+        (
+            "huawei.com/Ascend910: 8",
+            "--tp, 8, --dp, 2",
+            "16 ranks in a container with a limit of 8",
+        ),
+        ("nvidia.com/gpu: 2", "--tp, 2", ""),
+        ("nvidia.com/mig-1g.10gb: 1", "--tp, 2", ""),
+    ],
+)
+def test_a_container_has_the_devices_that_its_ranks_need(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], resource: str, flags: str, text: str
+) -> None:
+    path = tmp_path / "pod.yaml"
+    path.write_text(
+        "apiVersion: v1\nkind: Pod\nspec:\n  containers:\n"
+        f"    - command: [{', '.join(SERVER.split())}, {flags}]\n"
+        f"      resources: {{limits: {{{resource}}}}}\n"
+    )
+    assert main([str(path)]) == bool(text)
+    assert (text or "nothing found") in capsys.readouterr().out

@@ -31,6 +31,8 @@ LWS = ("LWS_LEADER_ADDRESS", "LWS_GROUP_SIZE", "LWS_WORKER_INDEX")
 """what a LeaderWorkerSet's controller sets in each of its containers"""
 OF_SERVICES = re.compile(r"_(SERVICE_(HOST|PORT\w*)|PORT(_\d+_\w+)?)$")
 """ends of variables that the cluster makes of its services"""
+DEVICE = re.compile(r"(nvidia\.com/gpu|amd\.com/gpu|huawei\.com/Ascend)")
+"""resources that are whole devices"""
 MAX_PODS = 64
 """of one set that are looked at"""
 MAX_CONTAINERS = 128
@@ -52,6 +54,8 @@ class Container(msgspec.Struct, frozen=True):
     defined: tuple[str, ...] = ()
     release: str = ""
     """of SGLang, where the image says it"""
+    devices: int = 0
+    """that it is given; 0: unknown"""
     files: dict[str, str] = {}
     """that were read for its variables, by name"""
 
@@ -168,6 +172,7 @@ def of_pod(
                 undefined=() if outside else undefined_names(given, content.get("env"), defined),
                 defined=defined,
                 release=image_release(content),
+                devices=limited_devices(content),
             )
 
 
@@ -230,6 +235,18 @@ def of_service(file: str, name: yaml.Node, node: yaml.Node, follow: Follow) -> I
             files=found.files,
             release=image_release(content),
         )
+
+
+def limited_devices(content: Mapping[str, Any]) -> int:
+    """resources.limits of a pod's container"""
+    limits = content.get("resources")
+    limits = limits.get("limits") if isinstance(limits, Mapping) else None
+    found = [
+        int(str(value))
+        for name, value in (limits.items() if isinstance(limits, Mapping) else ())
+        if DEVICE.match(str(name)) and str(value).isdecimal() and len(str(value)) < 6
+    ]
+    return sum(found)
 
 
 def image_release(content: Mapping[str, Any]) -> str:

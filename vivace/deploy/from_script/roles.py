@@ -48,6 +48,8 @@ class StartedServer(msgspec.Struct, frozen=True):
     paths: tuple[int, ...] = ()
     tasks: int = 0
     contained: bool = False
+    devices: int = 0
+    """that its container is given; 0: unknown"""
     asked: tuple[str, ...] = ()
 
     def runs_with(self, other: StartedServer) -> bool:

@@ -193,6 +193,8 @@ def collect(
         else:
             machine = name if within is None else within.machine
             server = build_server(called, launch, place, machine, found)
+            if within is not None:
+                server = msgspec.structs.replace(server, devices=within.devices)
             found.servers.append(server)
             for remark in undefined_variables(server, called.words, reading.variables):
                 found.place_remark(remark, server.place)

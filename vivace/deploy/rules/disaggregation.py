@@ -147,6 +147,19 @@ def router_ports(server: ServerPlan, case: Case) -> Iterator[Issue]:
                 yield from other_kind_issues(url, int(found.group(1)), kind, case)
 
 
+@server_rule("encoder-ports", "error", source=PD, roles=("mixed", "prefill", "decode"))
+def encoder_ports(server: ServerPlan, case: Case) -> Iterator[Issue]:
+    """The ports in --encoder-urls are those of the encoders.
+    Images are sent to each of them; where none listens, their requests fail."""
+    ports = {each.number("port") or DEFAULT_PORT for each in case.of("encoder")}
+    urls = server.value("encoder_urls")
+    for url in urls if isinstance(urls, list | tuple) else [urls]:
+        found = PORT.search(str(url))
+        if ports and found and int(found.group(1)) not in ports:
+            text = f"{url}: encoders listen on {', '.join(map(str, sorted(ports)))}"
+            yield Issue(server.flag("encoder_urls"), text, "correct the port")
+
+
 def other_kind_issues(url: str, port: int, kind: str, case: Case) -> Iterator[Issue]:
     """Where the router expects a server of a kind that is not there, and another has its port."""
     others = [each for each in case.processes if each.kind != "router" and listens(each, port)]

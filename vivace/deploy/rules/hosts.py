@@ -221,6 +221,10 @@ def devices_there(case: Case) -> Iterator[Issue]:
             text = f"{count} ranks from device {base} on, but {seen[0]} lists {len(seen[1])}"
             remedy = "list a device for each rank"
             yield Issue(seen[0], text, remedy, **at(process, case, seen[0]))
+        elif process.devices and count > process.devices:
+            text = f"{count} ranks in a container with a limit of {process.devices} devices"
+            remedy = f"a limit of {count}, or fewer ranks"
+            yield Issue("--tp-size", text, remedy, **at(process, case, "--tp-size"))
         elif seen is None and limit is not None and base and last >= limit:
             text = (
                 f"--base-gpu-id {base} with {count} ranks needs device {last}; a node has {limit}"

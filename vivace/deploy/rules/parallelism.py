@@ -9,6 +9,8 @@ from vivace.deploy.catalogue.architecture import GroupedAttention
 from vivace.deploy.rules.rule import Issue, case_rule, server_rule
 from vivace.deploy.server_plan import ServerPlan
 
+PARTITION = "SGLANG_PP_LAYER_PARTITION"
+
 ARGS = "SGLang's server_args.py"
 CONFIG = "the model's config.json"
 CATALOGUE = "hardware catalogue"
@@ -214,6 +216,23 @@ def pipeline(server: ServerPlan, case: Case) -> Iterator[Issue]:
             flag = server.flag(name)
             text = f"{flag} cannot be used with --pp-size {server.parallelism.pp}"
             yield Issue(flag, text, f"remove {flag} or --pp-size")
+
+
+@server_rule("pipeline-layers", "error", source="SGLang's get_pp_indices")
+def pipeline_layers(server: ServerPlan, case: Case) -> Iterator[Issue]:
+    """SGLANG_PP_LAYER_PARTITION has a number for each pipeline rank, of all layers together.
+    Otherwise every rank stops when it loads the model."""
+    parts = server.variable(PARTITION).split(",")
+    if not all(part.strip().isdecimal() and len(part) < 6 for part in parts):
+        return
+    counts, pp = [int(part) for part in parts], server.parallelism.pp
+    layers = None if case.model is None or case.model_guessed else case.model.layers
+    if len(counts) != pp:
+        text = f"{PARTITION} has {len(counts)} numbers for --pp-size {pp}"
+        yield Issue(PARTITION, text, f"{pp} numbers, or --pp-size {len(counts)}")
+    elif layers is not None and sum(counts) != layers:
+        text = f"{PARTITION} has {sum(counts)} layers, the model {layers}"
+        yield Issue(PARTITION, text, f"numbers with the sum {layers}")
 
 
 @server_rule(
