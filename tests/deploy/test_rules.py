@@ -18,6 +18,7 @@ from vivace.deploy.document import DOCS, pages
 from vivace.deploy.files import packaged_path
 from vivace.deploy.from_script.flags import Remark
 from vivace.deploy.rules.judge import RULES, Finding, judge
+from vivace.deploy.startup import rewrites_at
 
 LONG = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
 PARTITION = "SGLANG_PP_LAYER_PARTITION"
@@ -788,6 +789,35 @@ def test_multi_layer_drafts_have_a_layer_for_each_step(
 
 ON = {"h200": "cuda", "mi300x": "hip", "atlas-800i-a3": "npu"}
 ELSEWHERE = {"device": LEAVE_OUT, "attention-backend": LEAVE_OUT, "enable-dp-attention": LEAVE_OUT}
+
+
+SINCE = {
+    "becomes-dp-attention": ("enable_dp_attention", False),
+    "becomes-no-overlap": ("disable_overlap_schedule", True),
+    "becomes-one-tokenizer": ("tokenizer_worker_num", 1),
+    "becomes-static-experts": ("ep_dispatch_algorithm", "static"),
+}
+WHY = {"becomes-no-overlap": [[">", "pp_size", 1]]}
+
+
+@pytest.mark.parametrize("name", SINCE)
+def test_settings_change_from_the_release_on_that_changes_them(name: str) -> None:
+    """By the tables that are read out of the releases."""
+    (rule,) = [each for each in RULES if each.name == name]
+    why = WHY.get(name)
+    first = next(
+        release
+        for release in releases()
+        for row in rewrites_at(release)
+        if (row.name, row.value) == SINCE[name] and why in (None, row.conditions)
+    )
+    assert rule.since == first
+
+
+def test_decode_servers_may_keep_their_prefix_cache() -> None:
+    kept = {"disaggregation-decode-enable-radix-cache": True}
+    assert found(separated(decode=kept), "becomes-no-prefix-cache") == []
+    assert found(separated(), "becomes-no-prefix-cache")
 
 
 @pytest.mark.parametrize("hardware", ON)

@@ -91,6 +91,12 @@ class ServerPlan(msgspec.Struct, frozen=True, dict=True):
     def prefills(self) -> bool:
         return self.kind in PREFILLS
 
+    @property
+    def caches_prefixes(self) -> bool:
+        """Whether prompts that begin alike share their KV."""
+        asked = self.prefills or self.role.flags.get("disaggregation-decode-enable-radix-cache")
+        return bool(asked) and not self.has("disable_radix_cache")
+
     @cached_property
     def given(self) -> dict[str, tuple[str, Any]]:
         """Option name -> (the flag as it was typed, its value); unknown flags are left out."""

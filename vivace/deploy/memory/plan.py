@@ -177,11 +177,13 @@ def tokens_each(server: ServerPlan, load: RequestLoad) -> int | None:
 
 
 def shared_tokens(case: Case, server: ServerPlan) -> int:
-    """Of every prompt, where the prefix cache keeps them once (workload.prefix_share); decode
-    servers have none."""
-    cached = server.prefills and not server.has("disable_radix_cache")
+    """Of every prompt, where the prefix cache keeps them once (workload.prefix_share)."""
     prompt = (case.load.input or 0) // PAGE_ON_ASCEND * PAGE_ON_ASCEND
-    return min(int(prompt * case.workload.prefix_share), max(0, prompt - 1)) if cached else 0
+    return (
+        min(int(prompt * case.workload.prefix_share), max(0, prompt - 1))
+        if server.caches_prefixes
+        else 0
+    )
 
 
 def token_bytes(model: Architecture, server: ServerPlan) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from vivace.config.releases.tables import row_at
 from vivace.deploy.case import Case
@@ -25,11 +26,9 @@ TOLD = frozenset(
 """arguments that the rules below are about"""
 
 
-def rewrite(name: str, platforms: tuple[str, ...] = ()) -> Callable[[ServerCheck], Rule]:
+def rewrite(name: str, **facts: Any) -> Callable[[ServerCheck], Rule]:
     reason = "SGLang changes the setting at start-up, sometimes without a log line."
-    return server_rule(
-        name, "note", source=ARGS, engine="sglang", platforms=platforms, reason=reason
-    )
+    return server_rule(name, "note", source=ARGS, engine="sglang", reason=reason, **facts)
 
 
 @rewrite("becomes-ep")
@@ -42,7 +41,7 @@ def expert_ranks(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue(server.flag("ep_size"), text)
 
 
-@rewrite("becomes-dp-attention")
+@rewrite("becomes-dp-attention", since="0.5.2", until="0.5.21")
 def single_dp(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """--enable-dp-attention is used with --dp-size above 1."""
     if server.parallelism.dp == 1 and server.has("enable_dp_attention"):
@@ -114,7 +113,7 @@ def draft_limits(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue(server.flag("speculative_algorithm"), text)
 
 
-@rewrite("becomes-no-overlap")
+@rewrite("becomes-no-overlap", since="0.4.6.post4")
 def pipeline_overlap(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Pipeline parallelism turns overlap scheduling off."""
     if server.parallelism.pp > 1 and not server.has("disable_overlap_schedule"):
@@ -124,8 +123,11 @@ def pipeline_overlap(server: ServerPlan, case: Case) -> Iterator[Issue]:
 
 @rewrite("becomes-no-prefix-cache")
 def decode_cache(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """Decode servers have no prefix cache."""
-    if server.kind == "decode" and not server.has("disable_radix_cache"):
+    """Decode servers have no prefix cache.
+    From 0.5.11 on --disaggregation-decode-enable-radix-cache keeps it."""
+    if server.kind == "decode" and not (
+        server.caches_prefixes or server.has("disable_radix_cache")
+    ):
         text = "the prefix cache is turned off: decode servers have none"
         yield Issue(server.flag("disaggregation_mode"), text)
 
@@ -148,7 +150,7 @@ def normal_graphs(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue(server.flag("deepep_mode"), text)
 
 
-@rewrite("becomes-static-experts")
+@rewrite("becomes-static-experts", since="0.4.7")
 def expert_balance(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Expert load balancing sets the recorder mode and the dispatch algorithm."""
     if server.has("enable_eplb"):
@@ -180,7 +182,7 @@ def prefix_order(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue(server.flag("schedule_policy"), text)
 
 
-@rewrite("becomes-one-tokenizer")
+@rewrite("becomes-one-tokenizer", since="0.5.4")
 def one_tokenizer(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """--skip-tokenizer-init leaves one tokenizer worker."""
     if server.has("skip_tokenizer_init") and (server.number("tokenizer_worker_num") or 1) > 1:
@@ -195,7 +197,7 @@ def symmetric_memory(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue(server.flag("enable_symm_mem"), "--enable-symm-mem is ignored: it is for CUDA")
 
 
-@rewrite("becomes-pytorch-sampling")
+@rewrite("becomes-pytorch-sampling", since="0.5.3")
 def deterministic(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Deterministic inference samples with pytorch."""
     asked = server.value("sampling_backend")
