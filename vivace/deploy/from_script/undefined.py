@@ -24,9 +24,10 @@ def undefined_variables(
     sets."""
     for flag, value in server.flags.items():
         for name in VARIABLE.findall(str(value)):
-            near, supplied = close(name, known), close_supplied(name)
-            if name in known or name in library_variables("schedulers"):
+            schedulers = library_variables("schedulers")
+            if name in known or name in schedulers:
                 continue
+            near, supplied = close(name, known), close(name, sorted(schedulers), 0.93)
             if near:
                 text = f"${name} is never set, ${near} is: --{flag} gets nothing"
                 yield Remark("undefined-variable", "--" + flag, text)
@@ -60,8 +61,3 @@ def close(name: str, known: Sequence[str], cutoff: float = 0.85) -> str:
     import difflib
 
     return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=cutoff)), "")
-
-
-def close_supplied(name: str) -> str:
-    """One that a scheduler sets, whose names resemble one another more."""
-    return close(name, sorted(library_variables("schedulers")), 0.93)
