@@ -192,3 +192,12 @@ def test_a_container_has_the_devices_that_its_ranks_need(
     )
     assert main([str(path)]) == bool(text)
     assert (text or "nothing found") in capsys.readouterr().out
+
+
+def test_ranks_of_vllm_may_be_in_other_containers(tmp_path: Path) -> None:
+    path = tmp_path / "pod.yaml"
+    command = "[vllm, serve, m, --tensor-parallel-size, 8, --pipeline-parallel-size, 2]"
+    limits = "{limits: {nvidia.com/gpu: 8}}"
+    container = f"{{command: {command}, resources: {limits}}}"
+    path.write_text(f"apiVersion: v1\nkind: Pod\nspec: {{containers: [{container}]}}\n")
+    assert main([str(path)]) == 0

@@ -193,7 +193,7 @@ def collect(
         else:
             machine = name if within is None else within.machine
             server = build_server(called, launch, place, machine, found)
-            if within is not None:
+            if within is not None and called.program not in VLLM:  # Ray spreads vLLM's ranks
                 server = msgspec.structs.replace(server, devices=within.devices)
             found.servers.append(server)
             for remark in undefined_variables(server, called.words, reading.variables):
