@@ -86,7 +86,7 @@ def test_an_unreachable_server_is_an_error(capsys: pytest.CaptureFixture[str]) -
     shown = capsys.readouterr().err.splitlines()
     assert [line.split(":")[0] for line in shown] == [
         "waiting for the server at http",
-        "error",
+        "vivace bench serving",
     ]
 
 

@@ -59,7 +59,7 @@ def test_the_tab_key_completes_when_what_the_installation_says_is_done(
         pytest.skip(f"no {shell} here")
     program = tmp_path / "bin/vivace"
     program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m vivace "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m vivace "$@"\n')
     program.chmod(0o755)
     line = {
         "bash": re.search(r"~/.bashrc:  (.*)", said),

@@ -49,8 +49,10 @@ def config(tmp_path: Path) -> Config:
 
 def dead_child(role: Role, code: str, failure: str = "") -> Child:
     process = subprocess.Popen([sys.executable, "-S", "-c", code])
-    line = cast(child_module.MessageSocket, None)
-    return Child(role=role, process=process, line=line, out_of_memory_kills=3, failure=failure)
+    control = cast(child_module.MessageSocket, None)
+    return Child(
+        role=role, process=process, control=control, out_of_memory_kills=3, failure=failure
+    )
 
 
 @pytest.mark.parametrize(("role", "stage", "serving", "words"), CASES)
