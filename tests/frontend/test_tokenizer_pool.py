@@ -64,6 +64,19 @@ def test_a_text_that_becomes_dense_takes_no_more_than_a_short_one(
     assert sum(tokenizer.counts) <= 3 * limit + 2 * LONG_CHARACTERS
 
 
+def test_memory_goes_back_after_each_long_text() -> None:
+    released: list[None] = []
+
+    async def main() -> None:
+        pool, served = TokenizerPool(1, lambda: released.append(None)), Model(context=100_000)
+        for length in (100, 5000, LONG_CHARACTERS + 1, 1 << 20):
+            await pool.encode(Tokenizer(), "-" * length, True, served)  # type: ignore[arg-type]
+        pool.close()
+
+    asyncio.run(main())
+    assert len(released) == 2
+
+
 def test_who_leaves_has_no_more_of_it_tokenized(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizer_pool, "MAX_TOKEN_CHARACTERS", 1 << 20)
     tokenizer = Tokenizer()

@@ -82,9 +82,11 @@ class Frontend:
         index: int = 0,
         clock: Callable[[], float] = time.monotonic,
         threads: int = 2,
+        release: Callable[[], None] = lambda: None,
         progress: EngineProgress | None = None,
     ) -> None:
-        """`progress` of the engine, where that is another process."""
+        """`release`: as in `TokenizerPool`; `progress` of the engine, where that is another
+        process."""
         check_defaults(served)
         self.served = served
         self.tokenizer = tokenizer
@@ -101,7 +103,7 @@ class Frontend:
         self._states: dict[int, RequestState] = {}
         self._rids: dict[str, int] = {}
         self._commands = PendingCommands(index)
-        self._pool = TokenizerPool(threads)
+        self._pool = TokenizerPool(threads, release)
         self.engine = EngineStatus()
         self._epoch: int | None = None
 

@@ -31,9 +31,12 @@ MAX_TOKEN_CHARACTERS = 256
 class TokenizerPool:
     """Threads that tokenize for one frontend."""
 
-    def __init__(self, threads: int) -> None:
-        """Raises RuntimeError when the system starts no more threads: later a text would wait for
+    def __init__(self, threads: int, release: Callable[[], None] = lambda: None) -> None:
+        """`release` gives freed memory back to the system: a long text leaves much in its thread.
+
+        Raises RuntimeError when the system starts no more threads: later a text would wait for
         them without end."""
+        self._release = release
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tokenizer")
         started = Event()
         try:
@@ -84,7 +87,13 @@ class TokenizerPool:
         end = len(text)
         if end > max(limit, LONG_CHARACTERS):
             end = await self._beginning(tokenizer, text, limit)
-        return await self._long.run(end, tokenizer.encode, text[:end], special)
+        return await self._long.run(end, self._encode_long, tokenizer, text[:end], special)
+
+    def _encode_long(self, tokenizer: Tokenizer, text: str, special: bool) -> list[int]:
+        try:
+            return tokenizer.encode(text, special)
+        finally:
+            self._release()
 
     async def _beginning(self, tokenizer: Tokenizer, text: str, limit: int) -> int:
         """How much of the text has more than `limit` tokens, in characters; all when none has.

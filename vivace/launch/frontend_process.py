@@ -23,7 +23,7 @@ from vivace.observability import log as log_lines
 from vivace.observability.crash_dump import CrashDump
 from vivace.observability.gc_pauses import watch_gc
 from vivace.observability.timeline import Timeline
-from vivace.platforms.cpu.allocator import return_large_blocks
+from vivace.platforms.cpu.allocator import return_freed_blocks, return_large_blocks
 from vivace.protocol.channel import FrontendMailbox
 from vivace.protocol.heartbeat import EngineProgress, FrontendHeartbeat
 from vivace.protocol.messages import (
@@ -78,6 +78,7 @@ async def run_frontend(control: MessageSocket[ToChild], setup: Setup, timeline: 
         tokenizer,
         mailbox.send if dump is None else with_record(mailbox.send, dump),
         index=setup.index,
+        release=return_freed_blocks,
         progress=EngineProgress(memory),
     )
     frontend.engine.warming_up = True

@@ -20,7 +20,8 @@ KEPT_AT_THE_TOP = 256 << 20
 
 
 def return_freed_blocks() -> None:
-    """Give kept blocks back to the system; for when no step comes for a while."""
+    """Give kept blocks of all threads back to the system; for when no step comes for a while, and
+    after work that leaves many small ones behind."""
     with contextlib.suppress(OSError, AttributeError, TypeError):  # no glibc
         ctypes.CDLL(None).malloc_trim(0)
 
