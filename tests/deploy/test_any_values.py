@@ -103,7 +103,7 @@ def test_any_values_are_rendered_or_refused(deployment: Deployment | None) -> No
         render_systemd,
         lambda given: render_compose(make_case(given)),
         lambda given: render_kubernetes(make_case(given)),
-        lambda given: render_ray(given, None),
+        lambda given: render_ray(make_case(given)),
     ):
         try:
             assert render(deployment)

@@ -15,7 +15,6 @@ import yaml
 from deployments import mixed, separated
 
 from vivace.deploy.case import Case
-from vivace.deploy.catalogue.hardware import find_device
 from vivace.deploy.command import main
 from vivace.deploy.from_script.script import import_scripts
 from vivace.deploy.load_case import LoadedDeployment, Overrides, build_case
@@ -29,7 +28,6 @@ from vivace.deploy.render.systemd import render_systemd
 from vivace.deploy.schema.deployment import Deployment
 from vivace.deploy.schema.files import load, parse_deployment, to_yaml
 
-A3 = find_device("atlas-800i-a3")
 MADE = {"mixed": mixed(), "separated": separated()}
 
 
@@ -67,7 +65,7 @@ def test_scripts_start_the_same_processes(name: str) -> None:
 def test_bash_takes_the_scripts(name: str, tmp_path: Path) -> None:
     beside = Path(sys.executable).with_name("shellcheck")
     shellcheck = str(beside) if beside.exists() else shutil.which("shellcheck")
-    for file, content in render_ray(made(name), A3).items():
+    for file, content in render_ray(make_case(made(name))).items():
         (tmp_path / file).write_text(content)
         subprocess.run(["bash", "-n", file], cwd=tmp_path, check=True, timeout=30)
         if shellcheck:
@@ -157,6 +155,15 @@ def test_compose_has_a_service_for_each_process() -> None:
     assert "healthcheck" not in decode, "only the first node of an instance serves"
     assert "http://10.0.1.1:8001/health" in services["decode-0-0"]["healthcheck"]["test"][-1]
     assert "http://127.0.0.1:6688/health" in router["healthcheck"]["test"][-1]
+
+
+def test_nodes_have_the_cards_that_the_deployment_says() -> None:
+    hardware = {"device": "atlas-800i-a3", "cards": 32, "cards_per_node": 4}
+    small = make_case(parse_deployment(separated(hardware=hardware), "made"))
+    services = documents(render_compose(small)["compose.yaml"])[0]["services"]
+    assert "/dev/davinci7:/dev/davinci7" in services["decode-0-1"]["devices"]
+    assert "/dev/davinci8:/dev/davinci8" not in services["decode-0-1"]["devices"]
+    assert '"NPU": 8' in render_ray(small)["submit.sh"]
 
 
 def test_a_health_check_asks_the_server(tmp_path: Path) -> None:
@@ -373,7 +380,7 @@ def test_groups_are_what_their_controller_takes(title: str) -> None:
 
 
 def test_ray_jobs_are_pinned_to_their_nodes() -> None:
-    text = render_ray(made("separated"), A3)["submit.sh"]
+    text = render_ray(make_case(made("separated")))["submit.sh"]
     lines = [line for line in text.splitlines() if line.startswith("ray job submit")]
     assert len(lines) == 5
     resources = json.loads(lines[0].split("'")[1])

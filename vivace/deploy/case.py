@@ -15,7 +15,7 @@ from vivace.deploy.from_script.roles import StartedServer
 from vivace.deploy.locations import Sources
 from vivace.deploy.schema.deployment import Benchmark, Deployment, Targets, Workload, longest
 from vivace.deploy.schema.nodes import expand_nodes
-from vivace.deploy.server_plan import ServerPlan
+from vivace.deploy.server_plan import ServerPlan, UnknownValue
 from vivace.deploy.target import Target
 
 DEFAULT_PORT = 30000
@@ -124,6 +124,10 @@ class Case(msgspec.Struct, frozen=True, dict=True):
     def of(self, *kinds: str) -> tuple[ServerPlan, ...]:
         return tuple(server for server in self.all if server.kind in kinds)
 
+    def ports(self, *kinds: str) -> set[int]:
+        """On which roles of these kinds answer requests."""
+        return {each.number("port") or DEFAULT_PORT for each in self.of(*kinds)}
+
     @cached_property
     def servers(self) -> tuple[ServerPlan, ...]:
         return tuple(server for server in self.all if server.kind != "router")
@@ -134,13 +138,35 @@ class Case(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def platform(self) -> str:
-        """npu, cuda or cpu: from the hardware, else from --device or a backend that only one of
-        them has; empty if nothing says so."""
+        """npu, cuda, hip or cpu: from the hardware, else from --device or a backend that only one
+        of them has; empty if nothing says so."""
         if self.device is not None:
             return self.device.platform
         named = {str(server.given.get("device", ("", ""))[1]) for server in self.servers}
         stated = next((name for name in ("npu", "cuda", "cpu") if name in named), "")
         return stated or ("npu" if any(map(names_ascend, self.servers)) else "")
+
+    @property
+    def known_model(self) -> Architecture:
+        """Raises UnknownValue."""
+        if self.model is None:
+            raise UnknownValue("the model")
+        return self.model
+
+    @property
+    def known_device(self) -> Device:
+        """Raises UnknownValue."""
+        if self.device is None:
+            raise UnknownValue("the hardware")
+        return self.device
+
+    @property
+    def devices_per_node(self) -> int | None:
+        """As the deployment says, else as the catalogue does."""
+        hardware, device = self.deployment.hardware, self.device
+        if hardware is None or device is None:
+            return None
+        return (hardware.cards_per_node or device.cards_per_node) * device.devices_per_card
 
     @property
     def cards(self) -> int | None:

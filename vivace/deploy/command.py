@@ -136,7 +136,7 @@ def render_files(deployment: Deployment, to: str, loaded: LoadedDeployment) -> d
         "systemd": lambda: render_systemd(deployment),
         "compose": lambda: render_compose(case),
         "kubernetes": lambda: render_kubernetes(case),
-        "ray": lambda: render_ray(deployment, case.device),
+        "ray": lambda: render_ray(case),
     }[to]()
 
 

@@ -7,14 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from vivace.deploy.case import Case
-from vivace.deploy.catalogue.hardware import Device
 from vivace.deploy.quoting import quote
 from vivace.deploy.render.blocks import dump_yaml
 from vivace.deploy.render.containers import AMD_DEVICES, ASCEND_DEVICES, ASCEND_FILES
 from vivace.deploy.render.process import Process, list_processes
 from vivace.deploy.render.resources import NodeShare, node_shares
 from vivace.deploy.render.shell import WARNING, inline, node_settings, plain_environment
-from vivace.deploy.schema.deployment import Deployment
 
 IMAGE = "${IMAGE:?the container image that has the engine}"
 MODELS = "${MODELS:-/models}:${MODELS:-/models}:ro"
@@ -26,7 +24,7 @@ HEAD = f"""# {WARNING}
 
 
 def render_compose(case: Case) -> dict[str, str]:
-    deployment, device = case.deployment, case.device
+    deployment = case.deployment
     shares, processes = node_shares(case), list(list_processes(deployment))
     services: dict[str, Any] = {}
     settings = node_settings(deployment)
@@ -35,7 +33,7 @@ def render_compose(case: Case) -> dict[str, str]:
         services[SETTINGS] = setter(settings, servers)
     for process in processes:
         share = shares.get(process.role, NodeShare())
-        services[process.name] = service(deployment, process, device, share)
+        services[process.name] = service(case, process, share)
     return {"compose.yaml": HEAD + dump_yaml([{"services": services}])}
 
 
@@ -52,9 +50,8 @@ def setter(settings: str, servers: Iterator[Process]) -> dict[str, Any]:
     }
 
 
-def service(
-    deployment: Deployment, process: Process, device: Device | None, share: NodeShare
-) -> dict[str, Any]:
+def service(case: Case, process: Process, share: NodeShare) -> dict[str, Any]:
+    deployment = case.deployment
     found: dict[str, Any] = {"image": IMAGE, "profiles": [profile(process)]}
     if process.host is not None:
         found["x-host"] = process.host
@@ -74,7 +71,7 @@ def service(
     }
     if process.kind != "benchmark" and process.rank == 0:
         found["healthcheck"] = healthcheck(process)
-    return found | (accelerators(device) if serves and device is not None else {})
+    return found | (accelerators(case) if serves and case.device is not None else {})
 
 
 def healthcheck(process: Process) -> dict[str, Any]:
@@ -92,15 +89,16 @@ def healthcheck(process: Process) -> dict[str, Any]:
     }
 
 
-def accelerators(device: Device) -> dict[str, Any]:
-    if device.platform == "cuda":
+def accelerators(case: Case) -> dict[str, Any]:
+    """All devices of a node."""
+    if case.platform == "cuda":
         request = {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
         return {"deploy": {"resources": {"reservations": {"devices": [request]}}}}
-    if device.platform == "hip":
+    if case.platform == "hip":
         return {"devices": list(AMD_DEVICES), "group_add": ["video", "render"]}
-    if device.platform != "npu":
+    if case.platform != "npu":
         return {}
-    count = device.cards_per_node * device.devices_per_card
+    count = case.devices_per_node or 0
     nodes = [*ASCEND_DEVICES, *(f"/dev/davinci{index}" for index in range(count))]
     volumes = [MODELS, *(f"{path}:{path}:ro" for path in ASCEND_FILES.values())]
     return {"privileged": True, "devices": [f"{node}:{node}" for node in nodes], "volumes": volumes}

@@ -15,7 +15,7 @@ from vivace.deploy.schema.nodes import expand_nodes
 
 
 class Process(msgspec.Struct, frozen=True):
-    """`name` is unique in the deployment; `devices` of its node; `host` None: anywhere."""
+    """`name` is unique in the deployment; `host` None: anywhere."""
 
     name: str
     role: str
