@@ -1,1 +1,1 @@
-"""What is known about hardware and models, as data with sources."""
+"""What is known about hardware, models, flags and variables, as data with sources."""

@@ -335,31 +335,20 @@ def parse_dense(values: Shapes, layers: int) -> tuple[int, str]:
 
 
 def parse_experts(values: Shapes) -> Experts | None:
-    count = next(
-        (
-            count
-            for key in ("n_routed_experts", "num_experts", "num_local_experts")
-            if (count := values.count(key))
-        ),
-        0,
-    )
+    counts = map(values.count, ("n_routed_experts", "num_experts", "num_local_experts"))
+    count = next(filter(None, counts), 0)
     if not count:
         return None
-    width = values.find("moe_intermediate_size", Integer(1, MOST)) or values.size(
-        "intermediate_size"
-    )
+    width = values.find("moe_intermediate_size", Integer(1, MOST))
+    width = width or values.size("intermediate_size")
     chosen = values.size("num_experts_per_tok")
     if chosen > count:
         raise values.refusal("num_experts_per_tok", f"there are {count} experts")
     shared = values.count("shared_expert_intermediate_size")
-    always = str(values.values.get("model_type")).startswith("llama4")
-    return Experts(
-        count=count,
-        chosen=chosen,
-        width=width,
-        shared_width=shared
-        or values.get("n_shared_experts", Integer(0, MOST), int(always)) * width,
-    )
+    if not shared:
+        always = str(values.values.get("model_type")).startswith("llama4")
+        shared = values.get("n_shared_experts", Integer(0, MOST), int(always)) * width
+    return Experts(count=count, chosen=chosen, width=width, shared_width=shared)
 
 
 def parse_linear(values: Shapes, layers: int) -> tuple[LinearAttention | None, int]:

@@ -1,4 +1,4 @@
-"""Words of a command line <-> flags of the spec."""
+"""Words of a command line <-> flags of the deployment file."""
 
 from __future__ import annotations
 

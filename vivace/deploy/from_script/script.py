@@ -356,15 +356,12 @@ def server_models(roles: Mapping[str, Role]) -> list[str]:
 
 def import_command(words: Sequence[str]) -> LoadedDeployment:
     """One command line, as typed after `--`. Raises ScriptError."""
-    found, rest = DeploymentBuilder(), list(words)
+    found, rest, assigned = DeploymentBuilder(), list(words), dict[str, str]()
     while rest and "=" in rest[0] and rest[0].partition("=")[0].isidentifier():
         name, _, value = rest.pop(0).partition("=")
-        found.texts[name] = value
-    line = " ".join(
-        [*(f"{name}={shlex.quote(value)}" for name, value in found.texts.items()), shlex.join(rest)]
-    )
-    found.texts.clear()
-    collect(COMMAND, line, found)
+        assigned[name] = shlex.quote(value)
+    assignments = [f"{name}={value}" for name, value in assigned.items()]
+    collect(COMMAND, " ".join([*assignments, shlex.join(rest)]), found)
     if not found.servers and not found.benchmarks:
         raise ScriptError(f"{shlex.join(words)[:200]!r} starts no server, router or benchmark")
     return finish_import(found, COMMAND)

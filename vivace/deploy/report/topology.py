@@ -30,7 +30,7 @@ def topology(case: Case) -> str:
             if case.of("router"):
                 shapes.append(line(20, entry, 20, y + 20) + line(20, y + 20, 40, y + 20))
             try:
-                shapes.append(drawn(case, server, instance, y))
+                shapes.append(draw_instance(case, server, instance, y))
             except UnknownValue as unknown:
                 shapes.append(text(44, y + 12, f"{server.name} {instance}: {unknown} is not known"))
             y += ROW + TITLE
@@ -45,7 +45,7 @@ def topology(case: Case) -> str:
     return f'<svg viewBox="0 0 {WIDTH} {y + 10}" role="img">{"".join(shapes)}</svg>'
 
 
-def drawn(case: Case, server: ServerPlan, instance: int, y: int) -> str:
+def draw_instance(case: Case, server: ServerPlan, instance: int, y: int) -> str:
     """One instance: its nodes side by side, each with its devices, cards apart."""
     layout, nodes = server.parallelism, server.role.nodes
     each = -(-layout.devices // nodes)
