@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cached_property
 
@@ -31,6 +32,11 @@ class Sources(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def lines(self) -> dict[str, list[str]]:
         return {file: content.splitlines() for file, content in self.texts.items()}
+
+    def use_variable(self, name: str) -> bool:
+        """Whether a script itself uses it."""
+        used = re.compile(r"\$\{?" + re.escape(name) + r"\b")
+        return any(used.search(content) for content in self.texts.values())
 
     def role_place(self, role: str) -> Location:
         """Of a role; without one, of the first; without roles, where the file begins."""

@@ -16,6 +16,8 @@ ZMQ_PORTS = 5
 """ports behind the rendezvous port: detokenizer, RPC, metrics, scheduler"""
 HCCL_PORTS = 16
 ADDRESS = re.compile(r"(.*):(\d{1,5})")
+PORT = re.compile(r":(\d{1,5})(?:/|$)")
+"""of a URL"""
 EVERYWHERE = ("0.0.0.0", "::", "[::]")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 VISIBLE = ("ASCEND_RT_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ASCEND_VISIBLE_DEVICES",
@@ -25,6 +27,22 @@ IN_COMPOSE = {CONTAINED: "device_ids"}
 """what a variable is called in a compose file"""
 NAMED_DEVICES = ("all", "none", "void")
 Instance = list[StartedServer]
+
+
+def role_name(process: StartedServer, case: Case) -> str:
+    named = process.instance.rpartition(" ")[0]
+    if named:
+        return named
+    roles = case.sources.roles
+    return next((name for name in roles if process.place in roles[name]), process.kind)
+
+
+def where(process: StartedServer) -> str:
+    """Its host, else where its command stands."""
+    if process.host is not None:
+        return process.host
+    place = process.place
+    return f"{place.file}:{place.line}" if place.line else process.instance or "a node"
 
 
 def flag_number(process: StartedServer, name: str, default: int = 1) -> int | None:
@@ -169,8 +187,18 @@ def bootstrap_ports(case: Case) -> list[Any]:
     ]
 
 
-def listens(process: StartedServer, port: int) -> bool:
+def entry_ports(entries: list[Any]) -> list[Any]:
+    """The bootstrap port of each --prefill entry of a router; None where it names none."""
+    return [each[1] if isinstance(each, list) and len(each) > 1 else None for each in entries]
+
+
+def listens(process: StartedServer, port: int | None) -> bool:
     return (flag_value(process.flags, "port") or DEFAULT_PORT) == port
+
+
+def url_port(url: str) -> int | None:
+    found = PORT.search(url)
+    return None if found is None else int(found[1])
 
 
 def router_urls(value: Any) -> list[str]:

@@ -1,4 +1,4 @@
-"""Whether releases of SGLang take a value: what argparse would say, release by release."""
+"""What releases of SGLang take: what argparse would say, and what replaces a flag."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from vivace.config.releases.tables import (
     releases,
     row_at,
     span,
+    successor,
 )
+from vivace.config.sglang import RETIRED
 from vivace.config.values import parse_value
 from vivace.deploy.catalogue.flags import ServerFlag
 from vivace.deploy.schema.deployment import FlagValue
@@ -43,6 +45,15 @@ def releases_with(flag: str, value: FlagValue) -> list[str]:
     rows = [row for row in definitions().get(flag, ()) if accepts(row, value)]
     found = {release for row in rows for release in release_names(row.held)}
     return [release for release in releases() if release in found]
+
+
+def replacement(flag: str, version: str) -> str:
+    """What to do about a flag that a version lacks."""
+    where = version or latest()
+    retired, today = RETIRED.get(flag), successor(flag, where)
+    if retired is not None and all(row_at(word, where) for word in retired.today[:1]):
+        return f"use {' '.join(retired.today)}" if retired.today else "remove it"
+    return f"use {today}" if today else "remove it, or run a version that has it"
 
 
 def accepts(row: ReleasedFlag, value: FlagValue) -> bool:

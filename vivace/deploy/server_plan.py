@@ -46,6 +46,12 @@ def unknown(value: Any) -> bool:
     return isinstance(value, str) and UNKNOWN.search(value) is not None
 
 
+def placeholder(value: Any) -> bool:
+    """`{node}`, and what only the machine that runs a script knows."""
+    text = str(value)
+    return "<" in text or ("{" in text and "}" in text)
+
+
 class Parallelism(msgspec.Struct, frozen=True):
     """How the devices of one instance share the model."""
 
@@ -57,9 +63,14 @@ class Parallelism(msgspec.Struct, frozen=True):
     dp_attention: bool
 
     @property
+    def attention_dp(self) -> int:
+        """Groups of ranks with requests of their own (dp attention)."""
+        return self.dp if self.dp_attention else 1
+
+    @property
     def attention_tp(self) -> int:
         """Ranks that share the heads of one request."""
-        return max(1, self.tp // ((self.dp if self.dp_attention else 1) * self.cp))
+        return max(1, self.tp // (self.attention_dp * self.cp))
 
     @property
     def replicas(self) -> int:
@@ -131,6 +142,11 @@ class ServerPlan(msgspec.Struct, frozen=True, dict=True):
         """How a finding calls the option: as it was typed, else by its own name."""
         return "--" + (self.given[name][0] if name in self.given else name.replace("_", "-"))
 
+    @property
+    def long_flags(self) -> list[str]:
+        """With their dashes, without those that were typed with a single one."""
+        return ["--" + flag for flag in self.role.flags if not flag.startswith("-")]
+
     def variable(self, name: str) -> str:
         """Raises UnknownValue."""
         value = self.environment.get(name, "").strip()
@@ -187,6 +203,17 @@ class ServerPlan(msgspec.Struct, frozen=True, dict=True):
         return max(sizes) if sizes else 1 if any(backends) else None
 
     @property
+    def speculative_algorithm(self) -> str:
+        """EAGLE for NEXTN, its other name; empty without speculation."""
+        algorithm = self.value("speculative_algorithm")
+        return "EAGLE" if algorithm == "NEXTN" else str(algorithm or "")
+
+    @property
+    def external_draft(self) -> bool:
+        """Whether a checkpoint of its own drafts."""
+        return self.speculative_algorithm in ("EAGLE3", "STANDALONE")
+
+    @property
     def draft_tokens(self) -> int:
         """Tokens of one request in one decode step."""
         if not self.has("speculative_algorithm"):
@@ -203,6 +230,10 @@ class ServerPlan(msgspec.Struct, frozen=True, dict=True):
         if self.running_per_rank is None:
             return None
         return -(-self.running_per_rank * self.draft_tokens // self.parallelism.attention_tp)
+
+    def decode_dispatch(self, *modes: str) -> int | None:
+        """`dispatch_tokens` of a server that decodes in one of these modes."""
+        return self.dispatch_tokens if self.decodes and self.expert_mode in modes else None
 
     @property
     def dispatch_terms(self) -> str:

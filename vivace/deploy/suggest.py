@@ -20,7 +20,7 @@ from vivace.deploy.from_script.flags import find_option
 from vivace.deploy.memory import buffers
 from vivace.deploy.memory.plan import MemoryPlan, gib, plan_role
 from vivace.deploy.memory.roofline import prompt_milliseconds
-from vivace.deploy.memory.windows import buffer_variable, windows
+from vivace.deploy.memory.windows import USUAL_PREFILL, buffer_variable, windows
 from vivace.deploy.rules.judge import Finding, find_rule, judge
 from vivace.deploy.server_plan import DISPATCH, PAGE_ON_ASCEND, ServerPlan, UnknownValue
 
@@ -35,8 +35,6 @@ PLAIN_STEPS = ((2, 1), (4, 2), (16, 4), (256, 8), (512, 16), (ENDLESS, 32))
 """(up to this batch, step between captured sizes), as SGLang chooses them"""
 LARGEST_PREFILL = {"npu": 32768}
 """tokens of an instance at once, as published configurations have them; elsewhere SGLang's own"""
-USUAL_PREFILL = 16384
-"""SGLang's --max-prefill-tokens"""
 SMALLEST_PREFILL = 1024
 MAX_RUNNING = 4096
 """of an instance, where no load is stated"""
@@ -183,8 +181,7 @@ def running_in_time(case: Case, server: ServerPlan) -> int:
 
 def largest_prefill(case: Case, server: ServerPlan) -> int:
     """Tokens of a group at once."""
-    groups = server.parallelism.dp if server.parallelism.dp_attention else 1
-    return LARGEST_PREFILL.get(case.platform, USUAL_PREFILL) // groups
+    return LARGEST_PREFILL.get(case.platform, USUAL_PREFILL) // server.parallelism.attention_dp
 
 
 def prefill_sizes(case: Case, server: ServerPlan, running: int | None) -> Iterator[int | None]:
@@ -230,7 +227,7 @@ def running_limit(case: Case, server: ServerPlan, limits: BatchLimits) -> Sugges
 def prefill_chunk(case: Case, server: ServerPlan, limits: BatchLimits) -> Suggestion | None:
     if limits.prefill is None:
         return None
-    dp = server.parallelism.dp if server.parallelism.dp_attention else 1
+    dp = server.parallelism.attention_dp
     count = limits.prefill // (-(-(case.load.input or 1) // PAGE_ON_ASCEND) * PAGE_ON_ASCEND)
     what = f"{count} prompts" if count > 1 else "a prompt" if count else "a part of a prompt"
     why = f"{what} of {case.load.input} tokens at once" + (f", divided by dp {dp}" * (dp > 1))
@@ -272,7 +269,7 @@ def dispatch_limit(case: Case, server: ServerPlan, limits: BatchLimits) -> Sugge
 
 def buffer(case: Case, server: ServerPlan, limits: BatchLimits) -> Suggestion | None:
     given = server.variable(buffer_variable(server))
-    if case.model is None or case.platform != "npu" or given or server.fused_mode == 2:
+    if case.model is None or case.platform != "npu" or given:
         return None
     found = windows(server, case.model, case.load)
     largest = max(found, key=lambda window: window.size, default=None)

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from vivace.config.releases.tables import releases
+from vivace.config.releases.tables import releases, status, takers
 from vivace.errors import nearest
 
 
@@ -27,6 +27,12 @@ class Target(msgspec.Struct, frozen=True):
     def before(self, release: str) -> bool:
         """Whether the version is known, and older."""
         return bool(self.version) and not self.since(release)
+
+    def lacks(self, flag: str) -> bool:
+        """Whether the version is known and does not have a flag that others have."""
+        if not self.version or not flag.startswith("--"):
+            return False
+        return status(flag, self.version)[0] == "unknown" and bool(takers(flag))
 
 
 def parse_target(text: str) -> Target:

@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 
-from vivace.config.releases.tables import variable_rows
 from vivace.deploy.files import packaged_path
 from vivace.files import read_file
 
@@ -53,16 +52,6 @@ class Tables(msgspec.Struct, frozen=True):
 @cache
 def tables() -> Tables:
     return msgspec.json.decode(read_file(packaged_path(FILE), LARGEST), type=Tables)
-
-
-def is_whole(name: str) -> bool:
-    """Whether every reader of a variable makes an integer of it."""
-    known = tables().variables.get(name)
-    if known is not None and known.kind == "whole number":
-        return True
-    return bool(rows := variable_rows().get(name)) and {each.kind for each in rows} == {
-        "whole number"
-    }
 
 
 def flags_json() -> bytes:

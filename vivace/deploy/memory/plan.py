@@ -12,11 +12,11 @@ from vivace.deploy.case import Case, RequestLoad
 from vivace.deploy.catalogue.architecture import Architecture, CompressedAttention
 from vivace.deploy.catalogue.hardware import GIB, Device
 from vivace.deploy.memory import buffers
+from vivace.deploy.memory.buffers import MIB
 from vivace.deploy.memory.weights import PRECISIONS, dense_ranks, weight_precision, weights
 from vivace.deploy.memory.windows import CHUNK, HCCL, buffer_variable, prefill_tokens
 from vivace.deploy.server_plan import PAGE_ON_ASCEND, ServerPlan, UnknownValue
 
-MIB = 1 << 20
 ELEMENT_BYTES = {"fp8_e5m2": 1, "fp8_e4m3": 1, "int8": 1, "float32": 4}
 GRAPH_ROW = 2 * MIB
 """of one captured row (SGLang's reserve)"""
@@ -86,11 +86,8 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     def room(self) -> int:
         """Tokens there is memory for."""
         free = self.pool - (self.running or 0) * self.state_bytes
-        return (
-            max(0, free // self.token_bytes // PAGE_ON_ASCEND * PAGE_ON_ASCEND)
-            if self.token_bytes
-            else 0
-        )
+        pages = free // self.token_bytes // PAGE_ON_ASCEND if self.token_bytes else 0
+        return max(0, pages * PAGE_ON_ASCEND)
 
     @property
     def needed(self) -> int | None:
@@ -150,13 +147,13 @@ def plan_role(case: Case, server: ServerPlan) -> MemoryPlan | None:
         pool=pool,
         token_bytes=token_bytes(model, server),
         state_bytes=state_bytes(model, server),
-        groups=server.parallelism.dp if server.parallelism.dp_attention else 1,
+        groups=server.parallelism.attention_dp,
         most=limit if (limit := server.number("max_total_tokens")) and limit > 0 else None,
         running=concurrent_requests(server, case.load),
         tokens_each=tokens_each(server, case.load),
         shared=shared_tokens(case, server),
         output=0 if server.kind == "prefill" else case.load.output or 0,
-        external_draft=server.value("speculative_algorithm") in ("EAGLE3", "STANDALONE"),
+        external_draft=server.external_draft,
     )
 
 
@@ -178,12 +175,10 @@ def tokens_each(server: ServerPlan, load: RequestLoad) -> int | None:
 
 def shared_tokens(case: Case, server: ServerPlan) -> int:
     """Of every prompt, where the prefix cache keeps them once (workload.prefix_share)."""
+    if not server.caches_prefixes:
+        return 0
     prompt = (case.load.input or 0) // PAGE_ON_ASCEND * PAGE_ON_ASCEND
-    return (
-        min(int(prompt * case.workload.prefix_share), max(0, prompt - 1))
-        if server.caches_prefixes
-        else 0
-    )
+    return min(int(prompt * case.workload.prefix_share), max(0, prompt - 1))
 
 
 def token_bytes(model: Architecture, server: ServerPlan) -> int:
@@ -195,9 +190,9 @@ def token_bytes(model: Architecture, server: ServerPlan) -> int:
 
 
 def drafted_layers(model: Architecture, server: ServerPlan) -> int:
-    if server.value("speculative_algorithm") in ("NEXTN", "EAGLE"):
+    if server.speculative_algorithm == "EAGLE":
         return model.draft_layers
-    return 1 if server.value("speculative_algorithm") == "EAGLE3" else 0
+    return 1 if server.speculative_algorithm == "EAGLE3" else 0
 
 
 def state_bytes(model: Architecture, server: ServerPlan) -> int:
@@ -212,7 +207,7 @@ def state_bytes(model: Architecture, server: ServerPlan) -> int:
 
 def outside_parts(model: Architecture, server: ServerPlan, case: Case) -> tuple[MemoryPart, ...]:
     """Estimates of what --mem-fraction-static does not count."""
-    tokens = (prefill_tokens(server, case.load) or 0) if server.prefills else 0
+    tokens = prefill_tokens(server, case.load) if server.prefills else 0
     if not server.has("enable_nsa_prefill_context_parallel"):
         # Without context parallelism every rank of a group has all of its group's tokens.
         tokens *= server.parallelism.attention_tp
@@ -242,9 +237,8 @@ def activation_bytes(model: Architecture, server: ServerPlan, tokens: int) -> in
     width = 2 * by_head / model.hidden / server.parallelism.attention_tp + everywhere / model.hidden
     inner = 3 * model.dense_width / dense_ranks(server)
     if model.experts is not None:
-        groups = server.parallelism.dp if server.parallelism.dp_attention else 1
         layout = server.parallelism
-        share = groups * model.experts.chosen / layout.ep
+        share = layout.attention_dp * model.experts.chosen / layout.ep
         inner = max(inner, share * (model.hidden + 3 * model.experts.width * layout.ep / layout.tp))
     return int(tokens * 2 * (5 * model.hidden + max(width, inner)))
 

@@ -20,20 +20,18 @@ def multiplied_parameters(model: Architecture) -> int:
 def prompt_milliseconds(case: Case, server: ServerPlan) -> float:
     """Least time of the longest prompt: its products, at the devices' peak. What other prompts
     share with it is taken from the cache."""
-    assert case.model is not None and case.device is not None
     shared = 0.0 if server.has("disable_radix_cache") else case.workload.prefix_share
     tokens = (case.load.input or 0) * (1 - shared)
-    device, precision = case.device, get_precision(case, server)
+    device, precision = case.known_device, get_precision(case, server)
     quantized = min(precision.experts, precision.linear) < 2
     rate = max(device.bf16_tflops, device.int8_tops if quantized else 0.0)
     devices = server.parallelism.tp * server.parallelism.pp
-    return 1000 * 2 * multiplied_parameters(case.model) * tokens / (devices * rate * 1e12)
+    return 1000 * 2 * multiplied_parameters(case.known_model) * tokens / (devices * rate * 1e12)
 
 
 def token_milliseconds(case: Case, server: ServerPlan) -> float:
     """Least time of a token: a step reads the weights of one token at least; drafts come along."""
-    assert case.model is not None and case.device is not None
     precision = get_precision(case, server)
-    size = multiplied_parameters(case.model) * min(precision.experts, precision.linear)
-    seconds = size / (server.parallelism.tp * case.device.bandwidth_gbs * 1e9)
+    size = multiplied_parameters(case.known_model) * min(precision.experts, precision.linear)
+    seconds = size / (server.parallelism.tp * case.known_device.bandwidth_gbs * 1e9)
     return 1000 * seconds / server.draft_tokens

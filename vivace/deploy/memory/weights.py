@@ -7,7 +7,7 @@ import re
 import msgspec
 
 from vivace.deploy.catalogue.architecture import Architecture
-from vivace.deploy.server_plan import ALL_TO_ALL, Parallelism, ServerPlan
+from vivace.deploy.server_plan import ALL_TO_ALL, ServerPlan
 
 
 class Precision(msgspec.Struct, frozen=True):
@@ -116,7 +116,7 @@ def router_parameters(model: Architecture) -> int:
 
 def tables(model: Architecture, server: ServerPlan, precision: Precision) -> dict[str, float]:
     """Embedding and head: dp attention keeps the embedding whole on every rank."""
-    layout: Parallelism = server.parallelism
+    layout = server.parallelism
     size = model.vocabulary * model.hidden * precision.table
     embedding = size if layout.dp_attention else size / layout.tp
     ranks = layout.attention_tp if server.has("enable_dp_lm_head") else layout.tp
@@ -125,7 +125,7 @@ def tables(model: Architecture, server: ServerPlan, precision: Precision) -> dic
 
 def draft_bytes(model: Architecture, server: ServerPlan, precision: Precision) -> float:
     """Layers that the checkpoint brings (NEXTN); an external draft model is not known here."""
-    if server.value("speculative_algorithm") not in ("NEXTN", "EAGLE") or not model.draft_layers:
+    if server.speculative_algorithm != "EAGLE" or not model.draft_layers:
         return 0.0
     by_head, everywhere = model.attention.parameters(model.hidden)
     attention = by_head / server.parallelism.attention_tp + everywhere

@@ -15,6 +15,8 @@ ZBAL = "SGLANG_ZBAL_LOCAL_MEM_SIZE"
 """where it is set, experts exchange tokens in memory of zbal's own"""
 HCCL, EXPERTS = "HCCL_BUFFSIZE", "DEEPEP_HCCL_BUFFSIZE"
 """of every communicator; of the experts' one, where it is set"""
+USUAL_PREFILL = 16384
+"""tokens, where --max-prefill-tokens is not given"""
 CHUNK = 8192
 """tokens, where --chunked-prefill-size is not given: SGLang's choice for devices of 60 to 160 GB
 and for Ascend above 32"""
@@ -33,27 +35,25 @@ def buffer_variable(server: ServerPlan) -> str:
     return EXPERTS if server.variable(EXPERTS) else HCCL
 
 
-def prefill_tokens(server: ServerPlan, load: RequestLoad) -> int | None:
+def prefill_tokens(server: ServerPlan, load: RequestLoad) -> int:
     """Maximum tokens that a rank sends to experts in one prefill step."""
     chunk = server.number("chunked_prefill_size") if server.has("chunked_prefill_size") else CHUNK
     longest = load.input
     if chunk is not None and chunk > 0:
-        limit = chunk // server.parallelism.dp if server.parallelism.dp_attention else chunk
+        limit = chunk // server.parallelism.attention_dp
     else:
-        limit = server.number("max_prefill_tokens") or 16384
-        limit = max(limit, longest or 0)
+        limit = max(server.number("max_prefill_tokens") or USUAL_PREFILL, longest or 0)
     if longest is not None and server.running_per_rank is not None:
         limit = min(limit, server.running_per_rank * longest)
-    limit = None if limit is None else min([limit, *admitted(server)])
     ranks = server.parallelism.attention_tp * server.parallelism.cp
-    return None if limit is None else -(-limit // ranks)
+    return -(-min([limit, *admitted(server)]) // ranks)
 
 
 def admitted(server: ServerPlan) -> list[int]:
     """Limits of one prefill step of a rank besides the chunk: the tokens of its pool, and
     --max-prefill-tokens, which a first request of the context's length may exceed."""
     pool, context = server.number("max_total_tokens"), server.number("context_length")
-    budget = server.number("max_prefill_tokens") or 16384
+    budget = server.number("max_prefill_tokens") or USUAL_PREFILL
     return [*([pool] if pool else []), *([max(budget, context)] if context else [])]
 
 
@@ -63,27 +63,25 @@ def get_rounds(server: ServerPlan) -> buffers.Rounds | None:
 
 
 def windows(server: ServerPlan, model: Architecture, load: RequestLoad) -> list[Window]:
-    """The uses of the buffer, of which the largest counts; empty for a model without experts."""
+    """The uses of the buffer, of which the largest counts; empty for a model without experts, with
+    zbal, and for mode 2 of the fused kernel, which no published formula covers."""
     mode, found = server.expert_mode, list[Window]()
-    if model.experts is None or not mode or server.variable(ZBAL):
+    if model.experts is None or not mode or server.variable(ZBAL) or server.fused_mode == 2:
         return found
     if mode == "fused" and server.decodes:
         tokens = server.dispatch_limit
-        found.append(
-            Window("fused", buffers.fused_size(model, tokens), f"{tokens} tokens of a rank")
-        )
+        size = buffers.fused_size(model, tokens)
+        found.append(Window("fused", size, f"{tokens} tokens of a rank"))
     if mode in ("low_latency", "auto") and server.decodes and server.dispatch_limit:
         tokens = server.dispatch_limit
         size = buffers.low_latency(model, tokens)
-        found.append(
-            Window("low latency", size, f"{tokens} tokens to {model.experts.count} experts")
-        )
+        why = f"{tokens} tokens to {model.experts.count} experts"
+        found.append(Window("low latency", size, why))
     tokens = prefill_tokens(server, load)
     if mode in ("normal", "auto") and server.prefills and tokens:
         rounds = get_rounds(server)
         each = min(tokens, rounds.tokens) if rounds else tokens
         size = buffers.normal(model, each, rounds.count if rounds else 1)
-        found.append(
-            Window("normal", size, f"{each} tokens to {model.experts.chosen} experts each")
-        )
+        why = f"{each} tokens to {model.experts.chosen} experts each"
+        found.append(Window("normal", size, why))
     return found

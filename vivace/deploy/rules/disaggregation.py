@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import Any
 
-from vivace.deploy.case import DEFAULT_PORT, Case
+from vivace.deploy.case import Case
 from vivace.deploy.locations import Location
-from vivace.deploy.processes import bootstrap_ports, listens, router_urls
+from vivace.deploy.processes import (
+    bootstrap_ports,
+    entry_ports,
+    listens,
+    router_urls,
+    url_port,
+)
 from vivace.deploy.rules.rule import Issue, case_rule, server_rule
 from vivace.deploy.server_plan import ServerPlan
 
 PAGE = "the published configurations"
 PD = "SGLang's disaggregation: handshake and router"
-PORT = re.compile(r":(\d{1,5})(?:/|$)")
-HANDSHAKE = ("kv_cache_dtype", "dtype", "disaggregation_transfer_backend")
+TRANSFER = ("kv_cache_dtype", "dtype", "disaggregation_transfer_backend")
 
 
 @case_rule("separation-halves", "error", source=PAGE, assumes=("scripts",))
@@ -88,14 +93,11 @@ def router_prefill(case: Case) -> Iterator[Issue]:
         entries = router.role.flags.get("prefill")
         if not isinstance(entries, list) or not ports:
             continue
-        listed = [
-            entry[1] if isinstance(entry, list) and len(entry) > 1 else None for entry in entries
-        ]
+        listed = entry_ports(entries)
         if len(entries) != len(ports):
-            text = (
-                f"{len(entries)} --prefill entries (bootstrap ports {join_ports(listed)}) for "
-                f"{len(ports)} prefill instance(s) (bootstrap ports {join_ports(ports)})"
-            )
+            entered = f"{len(entries)} --prefill entries (bootstrap ports {join_ports(listed)})"
+            instances = f"{len(ports)} prefill instance(s) (bootstrap ports {join_ports(ports)})"
+            text = f"{entered} for {instances}"
             remedy = "one --prefill URL PORT per instance; of several nodes, the first"
             yield Issue("--prefill", text, remedy, role=router.name)
             continue
@@ -137,31 +139,32 @@ def router_ports(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """The ports in the router's URLs are those of the servers.
     Where no server listens, the router's health checks and requests fail."""
     for flag, kind in (("prefill", "prefill"), ("decode", "decode"), ("worker-urls", "mixed")):
-        ports = {each.number("port") or DEFAULT_PORT for each in case.of(kind)}
-        for url in router_urls(server.role.flags.get(flag)):
-            found = PORT.search(url)
-            if ports and found and int(found.group(1)) not in ports:
-                text = f"{url}: {kind} servers listen on {', '.join(map(str, sorted(ports)))}"
-                yield Issue("--" + flag, text, "correct the port")
-            elif found and not ports:
-                yield from other_kind_issues(url, int(found.group(1)), kind, case)
+        ports, urls = case.ports(kind), router_urls(server.role.flags.get(flag))
+        yield from wrong_ports(urls, ports, "--" + flag, f"{kind} servers")
+        for url in urls if not ports else ():
+            yield from other_kind_issues(url, kind, case)
 
 
 @server_rule("encoder-ports", "error", source=PD, roles=("mixed", "prefill", "decode"))
 def encoder_ports(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """The ports in --encoder-urls are those of the encoders.
     Images are sent to each of them; where none listens, their requests fail."""
-    ports = {each.number("port") or DEFAULT_PORT for each in case.of("encoder")}
-    urls = server.value("encoder_urls")
-    for url in urls if isinstance(urls, list | tuple) else [urls]:
-        found = PORT.search(str(url))
-        if ports and found and int(found.group(1)) not in ports:
-            text = f"{url}: encoders listen on {', '.join(map(str, sorted(ports)))}"
-            yield Issue(server.flag("encoder_urls"), text, "correct the port")
+    given = server.value("encoder_urls")
+    urls = [str(url) for url in (given if isinstance(given, list | tuple) else [given])]
+    yield from wrong_ports(urls, case.ports("encoder"), server.flag("encoder_urls"), "encoders")
 
 
-def other_kind_issues(url: str, port: int, kind: str, case: Case) -> Iterator[Issue]:
+def wrong_ports(urls: Sequence[str], ports: set[int], flag: str, servers: str) -> Iterator[Issue]:
+    """URLs at which none of the servers listens, where there are any."""
+    for url in urls if ports else ():
+        if url_port(url) not in (None, *ports):
+            text = f"{url}: {servers} listen on {', '.join(map(str, sorted(ports)))}"
+            yield Issue(flag, text, "correct the port")
+
+
+def other_kind_issues(url: str, kind: str, case: Case) -> Iterator[Issue]:
     """Where the router expects a server of a kind that is not there, and another has its port."""
+    port = url_port(url)
     others = [each for each in case.processes if each.kind != "router" and listens(each, port)]
     if others:
         other = others[-1]
@@ -199,16 +202,15 @@ def router_missing(case: Case) -> Iterator[Issue]:
 def handshake(case: Case) -> Iterator[Issue]:
     """Prefill and decode servers use the same KV format.
     Page size, KV type, model type and transport are compared at the handshake."""
-    for prefill in case.of("prefill"):
-        for decode in case.of("decode"):
-            pages = [each.page_size(case.platform) for each in (prefill, decode)]
-            compared = [(name, prefill.value(name), decode.value(name)) for name in HANDSHAKE]
-            compared += [] if None in pages else [("page_size", *pages)]
-            for name, one, other in compared:
-                if one != other:
-                    places = f"{one} on {prefill.name} and {other} on {decode.name}"
-                    text = f"{decode.flag(name)} is {places}: the handshake fails"
-                    yield Issue(decode.flag(name), text, "make both the same", role=decode.name)
+    for prefill, decode in product(case.of("prefill"), case.of("decode")):
+        pages = [each.page_size(case.platform) for each in (prefill, decode)]
+        compared = [(name, prefill.value(name), decode.value(name)) for name in TRANSFER]
+        compared += [] if None in pages else [("page_size", *pages)]
+        for name, one, other in compared:
+            if one != other:
+                places = f"{one} on {prefill.name} and {other} on {decode.name}"
+                text = f"{decode.flag(name)} is {places}: the handshake fails"
+                yield Issue(decode.flag(name), text, "make both the same", role=decode.name)
 
 
 @case_rule("drafts-on-both", "error", source=PD)
@@ -216,29 +218,23 @@ def drafts_on_both(case: Case) -> Iterator[Issue]:
     """Prefill and decode servers use the same speculative algorithm, or only decode drafts.
     Prefill runs the draft model once so that decode can continue with it; without, decode begins
     with an empty draft cache. The KV of two different drafts does not fit together."""
-    for prefill in case.of("prefill"):
-        for decode in case.of("decode"):
-            one, other = draft_algorithm(prefill), draft_algorithm(decode)
-            flag = decode.flag("speculative_algorithm")
-            if one and other and one != other:
-                text = f"{prefill.name} drafts with {one}, {decode.name} with {other}"
-                text += ": the draft's KV and hidden states do not fit"
-                remedy = "the same --speculative-algorithm and draft model on both"
-                yield Issue(flag, text, remedy, role=decode.name)
-            elif other and not one:
-                text = f"only {decode.name} drafts ({other}): its first drafts have no context"
-                remedy = "nothing, or the same on prefill if measurements show that it helps"
-                yield Issue(flag, text, remedy, "note", decode.name)
-            elif one and not other:
-                text = f"{prefill.name} drafts with {one}, {decode.name} with nothing"
-                text += ": what prefill drafts is not used"
-                flag, remedy = prefill.flag("speculative_algorithm"), "draft on decode, or nowhere"
-                yield Issue(flag, text, remedy, "warning", prefill.name)
-
-
-def draft_algorithm(server: ServerPlan) -> str:
-    algorithm = server.value("speculative_algorithm")
-    return "EAGLE" if algorithm == "NEXTN" else str(algorithm or "")
+    for prefill, decode in product(case.of("prefill"), case.of("decode")):
+        one, other = prefill.speculative_algorithm, decode.speculative_algorithm
+        flag = decode.flag("speculative_algorithm")
+        if one and other and one != other:
+            text = f"{prefill.name} drafts with {one}, {decode.name} with {other}"
+            text += ": the draft's KV and hidden states do not fit"
+            remedy = "the same --speculative-algorithm and draft model on both"
+            yield Issue(flag, text, remedy, role=decode.name)
+        elif other and not one:
+            text = f"only {decode.name} drafts ({other}): its first drafts have no context"
+            remedy = "nothing, or the same on prefill if measurements show that it helps"
+            yield Issue(flag, text, remedy, "note", decode.name)
+        elif one and not other:
+            text = f"{prefill.name} drafts with {one}, {decode.name} with nothing"
+            text += ": what prefill drafts is not used"
+            flag, remedy = prefill.flag("speculative_algorithm"), "draft on decode, or nowhere"
+            yield Issue(flag, text, remedy, "warning", prefill.name)
 
 
 @case_rule("port-range", "error", source="TCP")

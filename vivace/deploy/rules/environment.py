@@ -4,37 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import wraps
 
-from vivace.config.releases.tables import (
-    latest,
-    library_variables,
-    readers,
-    span,
-    variable_at,
-    variable_rows,
-)
+from vivace.config.releases.tables import latest, readers, span, variable_at
 from vivace.deploy.case import Case
-from vivace.deploy.catalogue.flags import is_whole, tables
-from vivace.deploy.rules.rule import Issue, case_rule, server_rule
+from vivace.deploy.catalogue.flags import tables
+from vivace.deploy.catalogue.variables import SWITCH, is_whole, known_values, nearest_variable
+from vivace.deploy.rules.rule import CaseCheck, Issue, case_rule, server_rule
 from vivace.deploy.schema.deployment import KINDS
-from vivace.deploy.server_plan import DISPATCH, ServerPlan
+from vivace.deploy.server_plan import ServerPlan
 from vivace.errors import nearest
 
 SGLANG = ("SGLANG_", "SGL_")
 PREFIXES = (*SGLANG, "VIVACE_")
 ALIKE, ALMOST = 0.75, 0.9
 """shares of equal letters from which a name is offered, and from which one is taken for another"""
-NO_READER = {"SGLANG_DP_ROUND_ROBIN"}
 BUILT_IN = {"SGLANG_ENABLE_SPEC_V2": "what it turned on is always on since 0.5.14"}
 """variables that a version may lack without a loss"""
-INTEGERS = ("HCCL_BUFFSIZE", "STREAMS_PER_DEVICE", "TASK_QUEUE_ENABLE", DISPATCH)
-SWITCH = ("1", "0", "true", "false", "yes", "no", "y", "n")
-CHOICES = {
-    "HCCL_OP_EXPANSION_MODE": ("AI_CPU", "AIV", "HOST", "HOST_TS", "CCU_MS", "CCU_SCHED"),
-    "HCCL_DETERMINISTIC": ("true", "false", "strict"),
-    "TASK_QUEUE_ENABLE": ("0", "1", "2"),
-}
-"""values by the documents of CANN and torch_npu; SWITCH: SGLang's EnvBool"""
 ALLOCATOR = "PYTORCH_NPU_ALLOC_CONF"
 SKIP_ALL_GATHER = "SGLANG_SCHEDULER_SKIP_ALL_GATHER"
 BALANCED = ("round_robin", "decode_round_robin", "auto", "follow_bootstrap_room")
@@ -47,67 +33,50 @@ INVENTORY = (
 )
 
 
-def distinct(issues: Iterator[Issue]) -> Iterator[Issue]:
+def distinct(check: CaseCheck) -> CaseCheck:
     """Of issues that say the same of several roles, the first."""
-    seen: set[str] = set()
-    for issue in issues:
-        if issue.text not in seen:
-            seen.add(issue.text)
-            yield issue
+
+    @wraps(check)
+    def report(case: Case) -> Iterator[Issue]:
+        seen: set[str] = set()
+        for issue in check(case):
+            if issue.text not in seen:
+                seen.add(issue.text)
+                yield issue
+
+    return report
 
 
 @case_rule("unknown-variable", "warning", source=INVENTORY)
+@distinct
 def unknown_variable(case: Case) -> Iterator[Issue]:
     """Every variable is known.
     Nothing reports a misspelled variable: it has no effect, and its default stays. Of variables
     without the prefix of an engine those are found that differ by a letter or two from one that
     HCCL, CANN, torch, NCCL, DeepEP, Mooncake or a scheduler reads."""
-    known = tables().variables
-
-    def issues() -> Iterator[Issue]:
-        for role, name, _ in case.variables:
-            if name in known or name in NO_READER or readers(name):
-                continue
-            ours = name.startswith(PREFIXES)
-            near = nearest_variable(name, ALIKE if ours else ALMOST)
-            if ours or (near and not is_own(name, case)):
-                text = f"{name} is not a known variable{near}"
-                yield Issue(name, text, "correct the name, or remove it", role=role)
-
-    return distinct(issues())
-
-
-def nearest_variable(name: str, cutoff: float) -> str:
-    """Empty for a known one, also with a number of its own behind it: HOST_IP_2."""
-    others = {*variable_rows(), *library_variables(), *tables().variables}
-    if name in others or name.rstrip("0123456789_") in others:
-        return ""
-    most = len(name) * (2 - cutoff) / cutoff  # letters of a name that can be as much alike
-    return nearest(name, (each for each in sorted(others) if len(each) <= most), cutoff)
-
-
-def is_own(name: str, case: Case) -> bool:
-    """Whether the scripts themselves use the variable."""
-    used = re.compile(r"\$\{?" + re.escape(name) + r"\b")
-    return any(used.search(content) for content in case.sources.texts.values())
+    for role, name, _ in case.variables:
+        if name in tables().variables or readers(name):
+            continue
+        ours = name.startswith(PREFIXES)
+        near = nearest_variable(name, ALIKE if ours else ALMOST)
+        if ours or (near and not case.sources.use_variable(name)):
+            text = f"{name} is not a known variable{near}"
+            yield Issue(name, text, "correct the name, or remove it", role=role)
 
 
 @case_rule("dead-variable", "warning", source=INVENTORY)
+@distinct
 def dead_variable(case: Case) -> Iterator[Issue]:
     """Variables have an effect in the target version.
     Some variables of published scripts belong to changes that were never merged, or were replaced
     by flags. Without a version, those that no version reads are reported."""
-    known = tables().variables
-
-    def issues() -> Iterator[Issue]:
-        for role, name, _ in case.variables:
-            if name in NO_READER or (name in known and known[name].dead):
-                text = f"no version of SGLang or its router reads {name}"
-                yield Issue(name, text, "remove it", role=role)
-            elif case.target.engine == "sglang":
-                yield from version_issues(role, name, case.target.version)
-
-    return distinct(issues())
+    for role, name, _ in case.variables:
+        known = tables().variables.get(name)
+        if known is not None and known.dead:
+            text = f"no version of SGLang or its router reads {name}"
+            yield Issue(name, text, "remove it", role=role)
+        elif case.target.engine == "sglang":
+            yield from version_issues(role, name, case.target.version)
 
 
 def version_issues(role: str, name: str, version: str) -> Iterator[Issue]:
@@ -134,32 +103,22 @@ def number_variable(case: Case) -> Iterator[Issue]:
     """Numeric variables have numeric values.
     Libraries read them with their own parsers; a wrong value stops the start or is ignored."""
     for role, name, value in case.variables:
-        whole = name in INTEGERS or is_whole(name)
-        if whole and not re.fullmatch(r"-?\d+", value.strip()) and "<" not in value:
+        if is_whole(name) and not re.fullmatch(r"-?\d+", value.strip()) and "<" not in value:
             yield Issue(name, f"{name}={value} is not an integer", "correct the value", role=role)
 
 
 @case_rule("variable-value", "warning", source=INVENTORY)
+@distinct
 def variable_value(case: Case) -> Iterator[Issue]:
     """Variables have values that their readers know.
     A switch of SGLang that is neither true nor false keeps its default, with a line in the log;
     other libraries fall back to theirs without one."""
-
-    def issues() -> Iterator[Issue]:
-        for role, name, value in case.variables:
-            choices = CHOICES.get(name, ())
-            known = choices or (SWITCH if is_switch(name) else ())
-            text = value.strip() if choices else value.strip().lower()
-            if text and known and "<" not in text and text not in known:
-                said = f"{name}={value} is not one of {', '.join(known)}{nearest(text, known)}"
-                yield Issue(name, said, "correct the value", role=role)
-
-    return distinct(issues())
-
-
-def is_switch(name: str) -> bool:
-    """Whether every release of SGLang that reads a variable takes it for a switch."""
-    return {each.kind for each in variable_rows().get(name, ())} == {"switch"}
+    for role, name, value in case.variables:
+        known = known_values(name)
+        text = value.strip().lower() if known == SWITCH else value.strip()
+        if text and known and "<" not in text and text not in known:
+            said = f"{name}={value} is not one of {', '.join(known)}{nearest(text, known)}"
+            yield Issue(name, said, "correct the value", role=role)
 
 
 @server_rule("allocator-segments", "note", source=GUIDE, platforms=("npu",))

@@ -19,20 +19,14 @@ from vivace.deploy.rules.rule import Issue, server_rule
 from vivace.deploy.server_plan import DISPATCH, FUSED_MODE, ServerPlan
 
 GUIDE = "Ascend parameter guide"
+README = "README of the Ascend DeepEP library"
 FITTED = "fitted to the published configurations, six of them exactly"
 KERNELS = "sgl-kernel-npu: moe_distribute_dispatch_v2_tiling.cpp"
 LIMITS = f"parameter guide; {KERNELS}; fused_deep_moe_tiling.cpp"
-NORMAL_KERNEL = "cam_moe_dispatch_normal_tiling.cc"
+OPERATORS = f"{KERNELS}; cam_moe_dispatch_normal_tiling.cc"
+FUSED_README = "sgl-kernel-npu: FUSED_DEEP_MOE.md"
 WASTE = 2
 """times the need from which a buffer counts as wasted"""
-ZBAL = "SGLANG_ZBAL_LOCAL_MEM_SIZE"
-"""MB of memory from which DeepEP takes its buffers, from 0.5.12 on"""
-
-
-def dispatch_load(server: ServerPlan, *modes: str) -> int | None:
-    """Tokens a rank sends in a decode step in one of these modes."""
-    matches = server.decodes and server.expert_mode in modes
-    return server.dispatch_tokens if matches else None
 
 
 @server_rule("dispatch-tokens", "error", source=FITTED, platforms=("npu", "cuda"))
@@ -42,7 +36,7 @@ def dispatch_tokens(server: ServerPlan, case: Case) -> Iterator[Issue]:
     SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK (default 128) must hold them, or the kernel
     aborts (on CUDA an assertion of DeepEP's low_latency_dispatch). The parameter guide has another
     formula; this one is exact for the published configurations."""
-    tokens, limit = dispatch_load(server, "low_latency", "auto"), server.dispatch_limit
+    tokens, limit = server.decode_dispatch("low_latency", "auto"), server.dispatch_limit
     if tokens is not None and limit and tokens > limit:
         default = "" if server.variable(DISPATCH) else " (the default)"
         sent = f"a rank sends {tokens} tokens to experts ({server.dispatch_terms})"
@@ -50,13 +44,11 @@ def dispatch_tokens(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue(DISPATCH, text, f"export {DISPATCH}={tokens}, or admit fewer requests")
 
 
-@server_rule(
-    "dispatch-fused", "warning", source="sgl-kernel-npu: FUSED_DEEP_MOE.md", platforms=("npu",)
-)
+@server_rule("dispatch-fused", "warning", source=FUSED_README, platforms=("npu",))
 def dispatch_fused(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """The buffer of the fused kernel holds a decode step.
     On A3 the fused kernel uses the limit only to size its buffer."""
-    tokens, limit = dispatch_load(server, "fused"), server.dispatch_limit
+    tokens, limit = server.decode_dispatch("fused"), server.dispatch_limit
     if tokens is not None and limit and tokens > limit:
         text = f"a rank sends {tokens} tokens ({server.dispatch_terms}), the buffer is for {limit}"
         yield Issue(DISPATCH, text, f"export {DISPATCH}={tokens}")
@@ -68,7 +60,7 @@ def dispatch_guide(server: ServerPlan, case: Case) -> Iterator[Issue]:
     Its formula, max-running-requests x (1 + draft tokens) <= limit, omits that requests are divided
     by dp and tokens by the group. It is false for nearly every published decode role, and for the
     guide's own example."""
-    tokens = dispatch_load(server, "low_latency", "auto", "fused")
+    tokens = server.decode_dispatch("low_latency", "auto", "fused")
     limit, running = server.dispatch_limit, server.running or 0
     drafts = server.draft_tokens if server.has("speculative_algorithm") else 0
     claimed = running * (1 + drafts)
@@ -99,13 +91,7 @@ def dispatch_limits(server: ServerPlan, case: Case) -> Iterator[Issue]:
             yield Issue(DISPATCH, text, "admit fewer requests, or use more ranks per group")
 
 
-@server_rule(
-    "hccl-buffer",
-    "error",
-    source=f"{KERNELS}; {NORMAL_KERNEL}",
-    needs=("model",),
-    platforms=("npu",),
-)
+@server_rule("hccl-buffer", "error", source=OPERATORS, needs=("model",), platforms=("npu",))
 def hccl_buffer(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """HCCL_BUFFSIZE holds the dispatch buffers.
     The operators compute the buffer they need and stop when it is smaller. Low latency:
@@ -113,13 +99,11 @@ def hccl_buffer(server: ServerPlan, case: Case) -> Iterator[Issue]:
     2 x (T x top-k x (align512(2h) x (2 if rounds > 1) + align512(2h+44)) + 208 MiB). Fused:
     N x experts x h x 4. DEEPEP_HCCL_BUFFSIZE, where it is set, is that of the experts' group; with
     zbal the experts' buffers are in its memory (SGLANG_ZBAL_LOCAL_MEM_SIZE)."""
-    if case.model is None or server.fused_mode == 2 or server.int_variable(ZBAL):
-        return
     name = buffer_variable(server)
     variable = server.int_variable(name)
     size = buffers.HCCL_DEFAULT if variable is None else variable
     default = "" if server.variable(name) else " (the default)"
-    for window in windows(server, case.model, case.load):
+    for window in windows(server, case.known_model, case.load):
         need = buffers.megabytes(window.size)
         if need > size:
             use = f"the {window.name} buffer for {window.why}"
@@ -128,21 +112,13 @@ def hccl_buffer(server: ServerPlan, case: Case) -> Iterator[Issue]:
             yield Issue(name, text, remedy)
 
 
-@server_rule(
-    "hccl-waste",
-    "note",
-    source=f"{KERNELS}; {NORMAL_KERNEL}",
-    needs=("model",),
-    platforms=("npu",),
-)
+@server_rule("hccl-waste", "note", source=OPERATORS, needs=("model",), platforms=("npu",))
 def hccl_waste(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """HCCL_BUFFSIZE is not much larger than the dispatch buffers.
     Every communicator takes twice the buffer from device memory, outside of mem-fraction-static.
     Where DEEPEP_HCCL_BUFFSIZE is set, only the experts' one needs room for a dispatch; for the
     others the default is enough."""
-    if case.model is None:
-        return
-    found, name = windows(server, case.model, case.load), buffer_variable(server)
+    found, name = windows(server, case.known_model, case.load), buffer_variable(server)
     need = max((buffers.megabytes(window.size) for window in found), default=0)
     groups = [(name, need)] if name == HCCL else [(name, need), (HCCL, buffers.HCCL_DEFAULT)]
     for variable, least in groups if need else ():
@@ -154,9 +130,7 @@ def hccl_waste(server: ServerPlan, case: Case) -> Iterator[Issue]:
             yield Issue(variable, text, f"export {variable}={best}")
 
 
-@server_rule(
-    "long-rounds", "error", source="README of the Ascend DeepEP library", platforms=("npu",)
-)
+@server_rule("long-rounds", "error", source=README, platforms=("npu",))
 def long_rounds(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """The rounds of a long dispatch hold a prefill step.
     rounds x tokens per round >= tokens per rank; a round has 32 to 8192 tokens, all rounds together
@@ -169,7 +143,7 @@ def long_rounds(server: ServerPlan, case: Case) -> Iterator[Issue]:
     if not 32 <= rounds.tokens <= 8192 or total > 131072:
         text = f"{product}: a round must have 32 to 8192, all together at most 131072"
         yield Issue(PER_ROUND, text, "choose values within these limits")
-    elif case.load.input and tokens and tokens > total:
+    elif case.load.input and tokens > total:
         text = f"a rank sends up to {tokens} tokens in a prefill step; {product} hold {total}"
         yield Issue(ROUND, text, f"export {ROUND}={-(-tokens // rounds.tokens)}")
 

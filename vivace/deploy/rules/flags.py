@@ -11,33 +11,21 @@ from vivace.config.releases.tables import (
     row_at,
     span,
     status,
-    successor,
     takers,
 )
 from vivace.config.sglang import RETIRED, VALUES
 from vivace.deploy.case import Case
 from vivace.deploy.from_script.flags import find_option, server_options
-from vivace.deploy.released import releases_with, why_refused, why_vivace_refuses
-from vivace.deploy.rules.reading import ARGPARSE
+from vivace.deploy.released import releases_with, replacement, why_refused, why_vivace_refuses
 from vivace.deploy.rules.rule import Issue, case_rule, server_rule
-from vivace.deploy.server_plan import ServerPlan
+from vivace.deploy.server_plan import ServerPlan, placeholder
 from vivace.deploy.target import Target
 from vivace.errors import nearest
 
+ARGPARSE = "argparse, as SGLang uses it"
 INVENTORY = "the source of SGLang 0.4.6 to 0.5.23"
 USUAL = frozenset({"--tp", "--dp", "--ep", "--pp"})
 """abbreviations that SGLang's own documents use, and each version takes"""
-
-
-def long_flags(server: ServerPlan) -> list[str]:
-    """Flags with their dashes, without those that were typed with a single one."""
-    return ["--" + flag for flag in server.role.flags if not flag.startswith("-")]
-
-
-def placeholder(value: object) -> bool:
-    """`{node}`, and what only the machine that runs a script knows."""
-    text = str(value)
-    return "<" in text or ("{" in text and "}" in text)
 
 
 @case_rule("single-dash", "error", source=ARGPARSE)
@@ -58,7 +46,7 @@ def unknown_flag(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Every flag exists.
     A flag that no version knows stops the start with `unrecognized arguments`."""
     ours = server_options()
-    for flag in long_flags(server):
+    for flag in server.long_flags:
         if case.target.engine == "vivace":
             known, every = flag in ours, ours
         else:
@@ -75,36 +63,26 @@ def flag_version(server: ServerPlan, case: Case) -> Iterator[Issue]:
     SGLang renames and removes flags between versions. With --target an exact version is checked;
     without it, a retired flag is a warning."""
     version = case.target.version
-    for flag in long_flags(server):
+    for flag in server.long_flags:
         retired = RETIRED.get(flag)
         if version:
             others, row = takers(flag), row_at(flag, version)
             if row is not None and row.state == "stops":
-                yield Issue(
-                    flag, f"SGLang {version} refuses {flag}", remedy(flag, version), "error"
-                )
+                text = f"SGLang {version} refuses {flag}"
+                yield Issue(flag, text, replacement(flag, version), "error")
             elif status(flag, version)[0] == "unknown" and (others or retired):
                 known = f" (versions that do: {span(others)})" if others else ""
                 text = f"SGLang {version} does not accept {flag}{known}"
-                yield Issue(flag, text, remedy(flag, version), "error")
+                yield Issue(flag, text, replacement(flag, version), "error")
         elif retired is not None and flag not in server_options():
-            yield Issue(flag, f"{flag} is retired: {retired.why}", remedy(flag, version))
-
-
-def remedy(flag: str, version: str) -> str:
-    """What to do about a flag that a version lacks."""
-    where = version or latest()
-    retired, today = RETIRED.get(flag), successor(flag, where)
-    if retired is not None and all(row_at(word, where) for word in retired.today[:1]):
-        return f"use {' '.join(retired.today)}" if retired.today else "remove it"
-    return f"use {today}" if today else "remove it, or run a version that has it"
+            yield Issue(flag, f"{flag} is retired: {retired.why}", replacement(flag, version))
 
 
 @server_rule("deprecated-flag", "note", source=INVENTORY, engine="sglang")
 def deprecated_flag(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """The target version does not call the flag deprecated.
     It still works, with a line in the log, and a later version may refuse it."""
-    for flag in long_flags(server) if case.target.version else ():
+    for flag in server.long_flags if case.target.version else ():
         row = row_at(flag, case.target.version)
         if row is not None and row.state == "deprecated":
             text = f"SGLang {case.target.version} calls {flag} deprecated"
@@ -119,7 +97,7 @@ def gone_from_latest(server: ServerPlan, case: Case) -> Iterator[Issue]:
         return
     gone = [
         flag
-        for flag in long_flags(server)
+        for flag in server.long_flags
         if status(flag, latest())[0] in ("unknown", "ambiguous") and is_taken(flag)
     ]
     if gone:
@@ -135,7 +113,7 @@ def abbreviated_flag(server: ServerPlan, case: Case) -> Iterator[Issue]:
     if case.target.engine == "vivace":
         return
     version = case.target.version
-    for flag in long_flags(server):
+    for flag in server.long_flags:
         kind, full = status(flag, version or latest())
         if kind == "known" or flag in USUAL or (not version and flag in definitions()):
             continue
@@ -152,7 +130,7 @@ def ambiguous_flag(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """An abbreviated flag matches only one flag.
     0.5.23 has --cuda-graph-bs-decode and --cuda-graph-bs-prefill, so --cuda-graph-bs is neither."""
     version = case.target.version
-    for flag in long_flags(server) if version else ():
+    for flag in server.long_flags if version else ():
         kind, names = status(flag, version)
         if kind == "ambiguous":
             options = ", ".join(names)

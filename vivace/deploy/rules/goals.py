@@ -52,10 +52,8 @@ def target_rate(case: Case) -> Iterator[Issue]:
     admitted = sum((server.running or 0) * server.role.instances for server in servers)
     if servers and running > admitted:
         first = servers[0]
-        needed = (
-            f"{rate:g} requests/s x {output} output tokens x {tpot:g} ms are {running} requests"
-        )
-        text = f"{needed} at a time, {admitted} are admitted"
+        product = f"{rate:g} requests/s x {output} output tokens x {tpot:g} ms"
+        text = f"{product} are {running} requests at a time, {admitted} are admitted"
         remedy = f"--max-running-requests for {running} in total, or more instances"
         yield Issue(first.flag("max_running_requests"), text, remedy, role=first.name)
 

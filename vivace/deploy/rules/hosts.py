@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from vivace.deploy.case import Case
 from vivace.deploy.from_script.roles import StartedServer, flag_value, node_rank
@@ -18,43 +17,30 @@ from vivace.deploy.processes import (
     nnodes,
     ranks_here,
     rendezvous,
+    role_name,
     same_host,
     used_devices,
     visible_devices,
+    where,
 )
 from vivace.deploy.rules.rule import Issue, case_rule
 
 ARGS = "SGLang's server_args.py"
-PORTS = "SGLang's PortArgs"
 AGREED = ("nnodes", "tp-size", "pp-size", "dp-size", "ep-size", "quantization", "dtype",
           "kv-cache-dtype", "page-size", "speculative-algorithm", "context-length")  # fmt: skip
 MAX_COMPARED = 256
 """processes whose ports and devices are compared with one another"""
 
 
-def at(process: StartedServer, case: Case, flag: str) -> dict[str, Any]:
-    """Where a flag of a process stands."""
-    role, own = find_role(process, case), process.place
-    other = case.sources.first(
-        IN_COMPOSE.get(flag, flag), own.file, range(max(0, own.line - 1), own.end)
-    )
-    place = other or case.sources.find(role, flag, process.place)
-    return {"line": place.line, "file": place.file, "role": role}
-
-
-def find_role(process: StartedServer, case: Case) -> str:
-    named = process.instance.rpartition(" ")[0]
-    if named:
-        return named
-    roles = case.sources.roles
-    return next((name for name in roles if process.place in roles[name]), process.kind)
-
-
-def where(process: StartedServer) -> str:
-    if process.host is not None:
-        return process.host
-    place = process.place
-    return f"{place.file}:{place.line}" if place.line else process.instance or "a node"
+def issue_at(
+    process: StartedServer, case: Case, flag: str, text: str, remedy: str, note: bool = False
+) -> Issue:
+    """Where the flag of the process stands."""
+    role, own = role_name(process, case), process.place
+    lines = range(max(0, own.line - 1), own.end)
+    other = case.sources.first(IN_COMPOSE.get(flag, flag), own.file, lines)
+    place = other or case.sources.find(role, flag, own)
+    return Issue(flag, text, remedy, "note" if note else None, role, place.line, place.file)
 
 
 @case_rule("node-ranks", "error", source=ARGS)
@@ -64,31 +50,22 @@ def node_ranks(case: Case) -> Iterator[Issue]:
     nodes have, hangs the others without an error."""
     for instance in instances(case):
         count = max(nnodes(each) for each in instance)
-        ranks = [node_rank(each.flags) for each in instance]
-        if None in ranks:
+        found = [node_rank(each.flags) for each in instance]
+        ranks = [rank for rank in found if rank is not None]
+        if len(ranks) < len(instance):
             yield from task_issues(instance, case)
             continue
         seen: dict[int, StartedServer] = {}
         for process, rank in zip(instance, ranks, strict=True):
-            if rank is None:
-                continue
             if rank in seen:
-                text = (
-                    f"--node-rank {rank} is given on {where(seen[rank])} and on {where(process)}: "
-                    f"{count} nodes need the ranks 0 to {count - 1}"
-                )
-                yield Issue(
-                    "--node-rank",
-                    text,
-                    "number the nodes from 0",
-                    **at(process, case, "--node-rank"),
-                )
+                both = f"{where(seen[rank])} and on {where(process)}"
+                text = f"--node-rank {rank} is given on {both}: "
+                text += f"{count} nodes need the ranks 0 to {count - 1}"
+                yield issue_at(process, case, "--node-rank", text, "number the nodes from 0")
             elif not 0 <= rank < count:
                 text = f"--node-rank {rank} of --nnodes {count}: the ranks are 0 to {count - 1}"
-                remedy = (
-                    f"--nnodes {max(r for r in ranks if r is not None) + 1}, or leave the node out"
-                )
-                yield Issue("--node-rank", text, remedy, **at(process, case, "--node-rank"))
+                remedy = f"--nnodes {max(ranks) + 1}, or leave the node out"
+                yield issue_at(process, case, "--node-rank", text, remedy)
             seen.setdefault(rank, process)
         missing = [rank for rank in range(min(count, 4096)) if rank not in seen]
         if missing and len(seen) == len(instance):
@@ -97,21 +74,14 @@ def node_ranks(case: Case) -> Iterator[Issue]:
 
 def missing_nodes(instance: Instance, missing: list[int], count: int, case: Case) -> Issue:
     """An error where several nodes of the instance are there and others are not."""
-    first = instance[0]
     names = ", ".join(map(str, missing[:8])) + (" .." if len(missing) > 8 else "")
-    text = (
-        f"--nnodes is {count}, but {len(instance)} of them {'are' if len(instance) > 1 else 'is'} "
-    )
-    text += f"started here: the others wait for rank {names}"
-    if len(instance) > 1:
-        return Issue(
-            "--nnodes",
-            text,
-            f"--nnodes {len(instance)}, or start the others",
-            **at(first, case, "--nnodes"),
-        )
+    several = len(instance) > 1
+    started = f"{len(instance)} of them {'are' if several else 'is'} started here"
+    text = f"--nnodes is {count}, but {started}: the others wait for rank {names}"
     remedy = "check the scripts of all nodes together"
-    return Issue("--nnodes", text, remedy, severity="note", **at(first, case, "--nnodes"))
+    if several:
+        remedy = f"--nnodes {len(instance)}, or start the others"
+    return issue_at(instance[0], case, "--nnodes", text, remedy, note=not several)
 
 
 def task_issues(instance: Instance, case: Case) -> Iterator[Issue]:
@@ -120,7 +90,7 @@ def task_issues(instance: Instance, case: Case) -> Iterator[Issue]:
     count = nnodes(process)
     if len(instance) == 1 and process.tasks not in (0, count):
         text = f"{process.tasks} processes are started for --nnodes {count}"
-        yield Issue("--nnodes", text, "make both the same", **at(process, case, "--nnodes"))
+        yield issue_at(process, case, "--nnodes", text, "make both the same")
 
 
 @case_rule("nodes-agree", "error", source=ARGS)
@@ -135,16 +105,16 @@ def nodes_agree(case: Case) -> Iterator[Issue]:
                 if one != other and "<" not in f"{one}{other}":
                     text = f"--{name} is {one} on {where(first)} and {other} on {where(process)}"
                     remedy = "the nodes of one instance need the same"
-                    yield Issue(f"--{name}", text, remedy, **at(process, case, f"--{name}"))
+                    yield issue_at(process, case, f"--{name}", text, remedy)
         meeting, host = rendezvous(first), first.host
         others = [each.host for each in instance if each is not first]
         if meeting and node_rank(first.flags) == 0 and host != meeting[0] and meeting[0] in others:
             text = f"--dist-init-addr is on {meeting[0]}, which is not rank 0 ({host})"
             remedy = f"--dist-init-addr {host}:{meeting[1]}"
-            yield Issue("--dist-init-addr", text, remedy, **at(first, case, "--dist-init-addr"))
+            yield issue_at(first, case, "--dist-init-addr", text, remedy)
 
 
-@case_rule("ports-apart", "error", source=f"TCP; {PORTS}")
+@case_rule("ports-apart", "error", source="TCP; SGLang's PortArgs")
 def ports_apart(case: Case) -> Iterator[Issue]:
     """A port has one listener.
     The second server on a host and port stops with `address already in use`. A server listens on
@@ -153,26 +123,20 @@ def ports_apart(case: Case) -> Iterator[Issue]:
     seen: list[tuple[StartedServer, str, int, int]] = []
     reported: set[tuple[str, str]] = set()
     for process in first_ranks(case)[:MAX_COMPARED]:
+        role = role_name(process, case)
         for flag, port, count in listeners(process):
             for other, its, begin, length in seen:
-                if (
-                    port < begin + length
-                    and begin < port + count
-                    and (other is process or same_host(process, other))
-                ):
-                    key = (find_role(process, case), flag + its)
-                    if key not in reported:
-                        reported.add(key)
-                        yield port_issue(process, flag, max(port, begin), other, its, case)
+                apart = port >= begin + length or begin >= port + count
+                if apart or (role, flag + its) in reported:
+                    continue
+                if other is not process and not same_host(process, other):
+                    continue
+                reported.add((role, flag + its))
+                owner = f"{role_name(other, case)} ({where(other)})"
+                user = f"{'its own' if other is process else owner} {its}"
+                text = f"{flag}: port {max(port, begin)} is already used by {user}"
+                yield issue_at(process, case, flag, text, "choose another port")
             seen.append((process, flag, port, count))
-
-
-def port_issue(
-    process: StartedServer, flag: str, port: int, other: StartedServer, its: str, case: Case
-) -> Issue:
-    owner = "its own" if other is process else f"{find_role(other, case)} ({where(other)})"
-    text = f"{flag}: port {port} is already used by {owner} {its}"
-    return Issue(flag, text, "choose another port", **at(process, case, flag))
 
 
 @case_rule("devices-apart", "error", source=ARGS)
@@ -188,18 +152,16 @@ def devices_apart(case: Case) -> Iterator[Issue]:
             if process.instance or not process.runs_with(other):
                 continue  # a deployment file's roles that share hosts: hosts-apart
             shared = used[index] & its
-            if (
-                not shared
-                or memory_share(process) + memory_share(other) <= 1
-                or where(process) in reported
-            ):
+            if not shared or where(process) in reported:
+                continue
+            if memory_share(process) + memory_share(other) <= 1:
                 continue
             reported.add(where(process))
             names = ", ".join(sorted(shared, key=lambda name: (len(name), name))[:8])
             text = f"device {names} is used by {where(other)} too"
             remedy = "--base-gpu-id, or other visible devices, for one of them"
             flag = (visible_devices(process) or ("--base-gpu-id",))[0]
-            yield Issue(flag, text, remedy, **at(process, case, flag))
+            yield issue_at(process, case, flag, text, remedy)
 
 
 @case_rule("devices-there", "error", source="SGLang's base_gpu_id; the hardware catalogue")
@@ -207,10 +169,7 @@ def devices_there(case: Case) -> Iterator[Issue]:
     """A node has the devices that its ranks ask for.
     Rank r takes device --base-gpu-id + r x --gpu-id-step of those that are visible; one that is not
     there stops the start."""
-    hardware, device = case.deployment.hardware, case.device
-    limit = None
-    if hardware is not None and device is not None:
-        limit = (hardware.cards_per_node or device.cards_per_node) * device.devices_per_card
+    limit = case.devices_per_node
     for process in case.processes:
         count, base = ranks_here(process), flag_number(process, "base-gpu-id", 0)
         step, seen = flag_number(process, "gpu-id-step"), visible_devices(process)
@@ -219,15 +178,13 @@ def devices_there(case: Case) -> Iterator[Issue]:
         last = base + (count - 1) * step
         if seen is not None and last >= len(seen[1]):
             text = f"{count} ranks from device {base} on, but {seen[0]} lists {len(seen[1])}"
-            remedy = "list a device for each rank"
-            yield Issue(seen[0], text, remedy, **at(process, case, seen[0]))
+            yield issue_at(process, case, seen[0], text, "list a device for each rank")
         elif process.devices and count > process.devices:
             text = f"{count} ranks in a container with a limit of {process.devices} devices"
             remedy = f"a limit of {count}, or fewer ranks"
-            yield Issue("--tp-size", text, remedy, **at(process, case, "--tp-size"))
+            yield issue_at(process, case, "--tp-size", text, remedy)
         elif seen is None and limit is not None and base and last >= limit:
-            text = (
-                f"--base-gpu-id {base} with {count} ranks needs device {last}; a node has {limit}"
-            )
+            needed = f"--base-gpu-id {base} with {count} ranks needs device {last}"
             remedy = f"--base-gpu-id {max(0, limit - count * step)}"
-            yield Issue("--base-gpu-id", text, remedy, **at(process, case, "--base-gpu-id"))
+            text = f"{needed}; a node has {limit}"
+            yield issue_at(process, case, "--base-gpu-id", text, remedy)

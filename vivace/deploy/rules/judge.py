@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
+from types import ModuleType
 
 import msgspec
 
-from vivace.config.releases.tables import status, takers
 from vivace.deploy.case import Case
 from vivace.deploy.locations import Location
 from vivace.deploy.rules.assumptions import weakened
 from vivace.deploy.rules.rule import SEVERITIES, Issue, Rule, Severity
-from vivace.deploy.target import Target
 
 MODULES = tuple(
     import_module(f"vivace.deploy.rules.{name}")
     for name in """reading flags platform_flags refused parallelism experts speculative
     disaggregation hosts load goals memory environment network rewrites""".split()
 )
-RULES: tuple[Rule, ...] = tuple(
-    rule
-    for module in MODULES
-    for rule in vars(module).values()
-    if isinstance(rule, Rule) and rule.module == module.__name__
-)
-"""in the order of the modules above and of the definitions in each"""
+
+
+def rules_in(module: ModuleType) -> Iterator[Rule]:
+    """In the order of its definitions, also of those in a tuple."""
+    for value in vars(module).values():
+        for rule in value if isinstance(value, tuple) else (value,):
+            if isinstance(rule, Rule) and rule.module == module.__name__:
+                yield rule
+
+
+RULES: tuple[Rule, ...] = tuple(rule for module in MODULES for rule in rules_in(module))
 WORDS = tuple(f"vivace.deploy.rules.{name}" for name in ("reading", "flags", "platform_flags"))
-"""modules whose rules ask whether a flag exists at all"""
+"""modules whose rules ask whether a flag exists at all; of one that the target lacks, others say
+nothing"""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,19 +81,12 @@ def judge(case: Case, rules: Sequence[Rule] = RULES) -> CheckResult:
         findings += (
             finding_from(rule, role, weakened(rule, role, issue, case), case)
             for role, issue in rule.check(case)
-            if rule.module in WORDS or not is_lacking(issue.flag, case.target)
+            if rule.module in WORDS or not case.target.lacks(issue.flag)
         )
     ordered = sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
     return CheckResult(
         findings=tuple(ordered), skipped={need: tuple(names) for need, names in skipped.items()}
     )
-
-
-def is_lacking(flag: str, target: Target) -> bool:
-    """Whether the target is a release that does not have the flag: what it would do there is
-    nothing to report, beside that."""
-    older = bool(target.version) and flag.startswith("--")
-    return older and status(flag, target.version)[0] == "unknown" and bool(takers(flag))
 
 
 def finding_from(rule: Rule, role: str, issue: Issue, case: Case) -> Finding:

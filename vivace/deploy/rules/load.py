@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vivace.deploy.case import DEFAULT_PORT, Case
+from vivace.deploy.case import Case
 from vivace.deploy.rules.rule import Issue, case_rule, server_rule
 from vivace.deploy.schema.deployment import Lengths, longest
 from vivace.deploy.server_plan import DECODES, ServerPlan
@@ -22,8 +22,7 @@ ASCEND_FORMS = ("w8a8", "w4a8")
 def benchmark_port(case: Case) -> Iterator[Issue]:
     """The benchmark calls the port of the deployment.
     Requests go to the router if there is one, otherwise to the server."""
-    entries = case.of("router") or case.of("mixed") or case.of("decode")
-    ports = {entry.number("port") or DEFAULT_PORT for entry in entries}
+    ports = case.ports("router") or case.ports("mixed") or case.ports("decode")
     for benchmark in case.benchmarks:
         port = benchmark.integer("port")
         if benchmark.value("base-url") is None and port is not None and ports and port not in ports:
@@ -53,12 +52,10 @@ def context(server: ServerPlan, case: Case) -> Iterator[Issue]:
 def context_model(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """--context-length does not exceed the model's context length.
     Positions beyond it were never trained. SGLang refuses them unless a variable allows it."""
-    limit = server.number("context_length")
-    if case.model is None or limit is None or server.enabled(LONGER):
-        return
-    if limit > case.model.context:
-        text = f"{limit} exceeds the model's {case.model.context}: refused without {LONGER}=1"
-        remedy = f"--context-length {case.model.context}, or a model with rope scaling"
+    limit, most = server.number("context_length"), case.known_model.context
+    if limit is not None and limit > most and not server.enabled(LONGER):
+        text = f"{limit} exceeds the model's {most}: refused without {LONGER}=1"
+        remedy = f"--context-length {most}, or a model with rope scaling"
         yield Issue(server.flag("context_length"), text, remedy)
 
 
@@ -94,11 +91,11 @@ def chunk_share(server: ServerPlan, case: Case) -> Iterator[Issue]:
     Each rank gets chunked-prefill-size / dp tokens; a prompt that looks whole is cut and needs
     several steps."""
     prompt, chunk = case.load.input, server.number("chunked_prefill_size")
-    dp = server.parallelism.dp if server.parallelism.dp_attention else 0
-    if not (server.prefills and prompt and chunk and chunk > 0 and dp):
+    dp = server.parallelism.attention_dp
+    if not (server.prefills and prompt and chunk and server.has("chunked_prefill_size")):
         return
     each = chunk // dp
-    if server.has("chunked_prefill_size") and each < prompt <= chunk:
+    if each < prompt <= chunk:
         text = f"{chunk} / dp {dp} = {each} per rank: prompts of {prompt} tokens are split"
         remedy = f"--chunked-prefill-size {prompt * dp} keeps them whole"
         yield Issue(server.flag("chunked_prefill_size"), text, remedy)
@@ -111,19 +108,18 @@ def workload(case: Case) -> Iterator[Issue]:
     stated = case.deployment.workload
     if stated is None:
         return
-    pairs = (
-        ("input", longest(stated.input), ("random-input-len", "random-input")),
-        ("output", longest(stated.output), ("random-output-len", "random-output")),
-        ("concurrency", stated.concurrency, ("max-concurrency", "-max-concurrency")),
-        ("rate", stated.rate, ("request-rate",)),
-        ("requests", stated.requests, ("num-prompts", "num-prompt")),
-    )
     for benchmark in case.benchmarks:
-        for name, expected, flags in pairs:
-            value = benchmark.number(*flags)
+        measured, rate = benchmark.load, benchmark.number("request-rate")
+        for name, flag, expected, value in (
+            ("input", "--random-input-len", longest(stated.input), measured.input),
+            ("output", "--random-output-len", longest(stated.output), measured.output),
+            ("concurrency", "--max-concurrency", stated.concurrency, measured.concurrency),
+            ("rate", "--request-rate", stated.rate, rate),
+            ("requests", "--num-prompts", stated.requests, measured.requests),
+        ):
             if expected is not None and value is not None and expected != value:
                 text = f"{name} is {value:g} in the benchmark and {expected:g} in the workload"
-                yield Issue("--" + flags[0], text, "make both the same", role="benchmark")
+                yield Issue(flag, text, "make both the same", role="benchmark")
 
 
 @case_rule("workload-range", "warning", source=BENCH)
@@ -160,8 +156,7 @@ def single_wave(case: Case) -> Iterator[Issue]:
     In a single wave all prompts come at once and the batch only shrinks: there is no steady
     state to measure."""
     for benchmark in case.benchmarks:
-        concurrency = benchmark.integer("max-concurrency", "-max-concurrency")
-        prompts = benchmark.integer("num-prompts", "num-prompt")
+        concurrency, prompts = benchmark.load.concurrency, benchmark.load.requests
         if concurrency and prompts and concurrency > 1 and prompts <= concurrency:
             text = f"{prompts} prompts, {concurrency} at a time, are one wave: no steady state"
             yield Issue("--num-prompts", text, f"--num-prompts {4 * concurrency}", role="benchmark")

@@ -10,11 +10,11 @@ from vivace.deploy.rules.rule import Issue, server_rule
 from vivace.deploy.server_plan import ServerPlan
 
 SOURCE = "computed: vivace check --memory shows the parts"
+PLAN = ("model", "device")
+"""what a plan needs to be known"""
 
 
-@server_rule(
-    "weights-fit", "error", source=SOURCE, needs=("model", "device"), assumes=("precision",)
-)
+@server_rule("weights-fit", "error", source=SOURCE, needs=PLAN, assumes=("precision",))
 def weights_fit(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """The weights leave memory for KV.
     pool = memory x mem-fraction-static - weights."""
@@ -26,9 +26,7 @@ def weights_fit(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue(server.flag("mem_fraction_static"), text, remedy)
 
 
-@server_rule(
-    "load-fits", "warning", source=SOURCE, needs=("model", "device", "load"), assumes=("precision",)
-)
+@server_rule("load-fits", "warning", source=SOURCE, needs=(*PLAN, "load"), assumes=("precision",))
 def load_fits(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """The KV pool holds the load.
     Requests beyond it are retracted or wait. A prompt's shared beginning (workload.prefix_share) is
@@ -53,7 +51,7 @@ def load_fits(server: ServerPlan, case: Case) -> Iterator[Issue]:
     yield Issue(server.flag(name), text, remedy, severity)
 
 
-@server_rule("total-tokens", "note", source=SOURCE, needs=("model", "device"))
+@server_rule("total-tokens", "note", source=SOURCE, needs=PLAN)
 def total_tokens(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """--max-total-tokens does not exceed the KV pool.
     --max-total-tokens can only make the pool smaller."""
@@ -63,7 +61,7 @@ def total_tokens(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue(server.flag("max_total_tokens"), text, "remove it")
 
 
-@server_rule("outside-fits", "warning", source=SOURCE, needs=("model", "device"))
+@server_rule("outside-fits", "warning", source=SOURCE, needs=PLAN)
 def outside_fits(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """--mem-fraction-static leaves enough memory for the rest.
     Activations, graphs, logits and communicators come out of what mem-fraction-static leaves: the

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from vivace.deploy.case import Case
+from vivace.deploy.processes import url_port
 from vivace.deploy.rules.environment import ADDRESS, GUIDE
 from vivace.deploy.rules.rule import Issue, case_rule, server_rule
 from vivace.deploy.server_plan import ServerPlan
@@ -13,7 +13,6 @@ from vivace.deploy.server_plan import ServerPlan
 INTERFACES = ("HCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 BOUND = {"npu": INTERFACES, "cuda": ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")}
 EVERY = (*INTERFACES, "NCCL_SOCKET_IFNAME")
-PORT = re.compile(r":\d{1,5}/?$")
 STORE = "ASCEND_MF_STORE_URL"
 
 
@@ -64,11 +63,10 @@ def store_url(case: Case) -> Iterator[Issue]:
             text = f"{STORE} is not set: the ascend KV transport does not start"
             remedy = f"export {STORE}=tcp://<first prefill node>:24669 on every node"
             yield Issue(STORE, text, remedy, role=server.name)
-        elif not PORT.search(server.variable(STORE)):
+        elif url_port(server.variable(STORE)) is None:
             text = f"{STORE}={server.variable(STORE)} has no port: nobody can connect to it"
-            yield Issue(
-                STORE, text, f"tcp://<first prefill node>:24669 in {STORE}", role=server.name
-            )
+            remedy = f"tcp://<first prefill node>:24669 in {STORE}"
+            yield Issue(STORE, text, remedy, role=server.name)
     urls = sorted({server.variable(STORE) for server in users} - {""})
     if len(urls) > 1:
         text = f"{STORE} differs between servers: {', '.join(urls)}"

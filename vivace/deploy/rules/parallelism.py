@@ -10,10 +10,10 @@ from vivace.deploy.rules.rule import Issue, case_rule, server_rule
 from vivace.deploy.server_plan import ServerPlan
 
 PARTITION = "SGLANG_PP_LAYER_PARTITION"
-
 ARGS = "SGLang's server_args.py"
 CONFIG = "the model's config.json"
 CATALOGUE = "hardware catalogue"
+CP_GUIDE = "SGLang 0.5.10; parameter guide"
 
 
 @case_rule("cards", "error", source=f"the published configurations; {CATALOGUE}", needs=("cards",))
@@ -24,14 +24,11 @@ def cards(case: Case) -> Iterator[Issue]:
     device, stated = case.device, case.cards
     if device is None or stated is None or not case.servers:
         return
-    available = stated * device.devices_per_card
-    parts = [
-        (server.role.instances * server.parallelism.devices, server.name) for server in case.servers
-    ]
-    used = sum(count for count, _ in parts)
+    parts = {each.name: each.role.instances * each.parallelism.devices for each in case.servers}
+    available, used = stated * device.devices_per_card, sum(parts.values())
     if used == available:
         return
-    parts_text = " + ".join(f"{count} for {name}" for count, name in parts)
+    parts_text = " + ".join(f"{count} for {name}" for name, count in parts.items())
     kind = "dies" if device.devices_per_card > 1 else "devices"
     left = available - used
     rest = f"{left} unused" if left > 0 else f"{-left} missing"
@@ -44,19 +41,14 @@ def cards(case: Case) -> Iterator[Issue]:
 def node_capacity(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """A node has enough devices for its ranks.
     tp x pp / nnodes ranks run on one node."""
-    hardware, device = case.deployment.hardware, case.device
-    if device is None or hardware is None:
-        return
-    limit = (hardware.cards_per_node or device.cards_per_node) * device.devices_per_card
     devices, nodes = server.parallelism.devices, server.positive("nnodes")
-    each = -(-devices // nodes)
-    if each > limit:
+    each, limit = -(-devices // nodes), case.devices_per_node
+    if limit is not None and each > limit:
         text = f"{devices} devices on {nodes} node(s) are {each} per node; a node has {limit}"
         remedy = f"--nnodes {-(-devices // limit)} or a smaller --tp-size"
         if server.parallelism.replicas > 1:
-            remedy = (
-                "--enable-dp-attention: without it each of the dp replicas has devices of its own"
-            )
+            why = "without it each of the dp replicas has devices of its own"
+            remedy = f"--enable-dp-attention: {why}"
         yield Issue(server.flag("nnodes"), text, remedy)
 
 
@@ -117,7 +109,7 @@ def dp_divides_tp(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """With dp attention or context parallelism, tp is a multiple of dp x cp.
     An attention group has tp / (dp x cp) ranks, and all groups have the same size."""
     layout = server.parallelism
-    dp = layout.dp if layout.dp_attention else 1
+    dp = layout.attention_dp
     if layout.tp % (dp * layout.cp):
         groups = f"dp {dp}" + (f" x cp {layout.cp}" if layout.cp > 1 else "")
         text = f"tp {layout.tp} is not a multiple of {groups}: attention groups differ in size"
@@ -139,9 +131,7 @@ def running_divides(server: ServerPlan, case: Case) -> Iterator[Issue]:
 def heads(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """The number of attention heads is a multiple of the ranks of a group (attention-tp).
     Each rank computes whole heads, and all ranks compute as many."""
-    if case.model is None:
-        return
-    count, ranks = case.model.attention.heads, server.parallelism.attention_tp
+    count, ranks = case.known_model.attention.heads, server.parallelism.attention_tp
     if count % ranks:
         text = f"{count} attention heads cannot be divided by {ranks} ranks"
         yield Issue(server.flag("tp_size"), text, f"choose tp and dp so that tp/dp divides {count}")
@@ -151,10 +141,8 @@ def heads(server: ServerPlan, case: Case) -> Iterator[Issue]:
 def kv_copies(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """KV heads are not replicated.
     With more ranks than KV heads each head is stored several times."""
-    if case.model is None or not isinstance(case.model.attention, GroupedAttention):
-        return
-    ranks, count = server.parallelism.attention_tp, case.model.attention.kv_heads
-    if ranks > count:
+    attention, ranks = case.known_model.attention, server.parallelism.attention_tp
+    if isinstance(attention, GroupedAttention) and ranks > (count := attention.kv_heads):
         copies = ranks // count
         text = f"{ranks} ranks share {count} KV heads: every head is stored {copies} times"
         remedy = "more data parallelism in attention (--dp-size) stores fewer copies"
@@ -165,9 +153,10 @@ def kv_copies(server: ServerPlan, case: Case) -> Iterator[Issue]:
 def experts(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """The number of experts is a multiple of ep.
     Each rank of a group holds as many experts; redundant ones count."""
-    if case.model is None or case.model.experts is None:
+    routed = case.known_model.experts
+    if routed is None:
         return
-    count = case.model.experts.count + (server.number("ep_num_redundant_experts") or 0)
+    count = routed.count + (server.number("ep_num_redundant_experts") or 0)
     if count % server.parallelism.ep:
         text = f"{count} experts cannot be divided by ep {server.parallelism.ep}"
         remedy = f"choose an ep that divides {count}, or add --ep-num-redundant-experts"
@@ -235,13 +224,7 @@ def pipeline_layers(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue(PARTITION, text, f"numbers with the sum {layers}")
 
 
-@server_rule(
-    "context-parallel",
-    "note",
-    source="SGLang 0.5.10; parameter guide",
-    platforms=("npu",),
-    since="0.5.10",
-)
+@server_rule("context-parallel", "note", source=CP_GUIDE, platforms=("npu",), since="0.5.10")
 def context_parallel(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Context parallelism sets its degree, --attn-cp-size.
     In 0.5.8 it spans the whole tp group; from 0.5.10 on the degree comes only from the flag,

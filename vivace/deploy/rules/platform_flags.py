@@ -8,9 +8,9 @@ from vivace.config.releases.tables import is_taken
 from vivace.deploy.case import Case
 from vivace.deploy.catalogue.ascend import ascend_flags
 from vivace.deploy.from_script.flags import find_option, server_options
-from vivace.deploy.rules.flags import INVENTORY, long_flags, placeholder
+from vivace.deploy.rules.flags import INVENTORY
 from vivace.deploy.rules.rule import Issue, server_rule
-from vivace.deploy.server_plan import ServerPlan
+from vivace.deploy.server_plan import ServerPlan, placeholder
 
 OTHERS = {
     "attention_backend": "fa3, flashinfer, triton",
@@ -29,7 +29,7 @@ FEATURES = "Support Features on Ascend NPU"
 def own_flag(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """SGLang is not given flags that only Vivace has.
     SGLang's parser stops at a flag it does not know."""
-    for flag in long_flags(server):
+    for flag in server.long_flags:
         if flag in server_options() and not is_taken(flag):
             yield Issue(flag, f"{flag} is a flag of Vivace; SGLang has no such flag", "remove it")
 

@@ -81,7 +81,7 @@ def ascend_defaults(server: ServerPlan, case: Case) -> Iterator[Issue]:
 @rewrite("becomes-draft-path")
 def draft_path(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Models with draft layers of their own are their own draft model."""
-    own = server.value("speculative_algorithm") in ("NEXTN", "EAGLE")
+    own = server.speculative_algorithm == "EAGLE"
     has_layers = case.model is None or case.model.draft_layers > 0
     if own and has_layers and not server.has("speculative_draft_model_path"):
         text = "the draft model path becomes the model path: the model has its own draft layers"
@@ -125,9 +125,8 @@ def pipeline_overlap(server: ServerPlan, case: Case) -> Iterator[Issue]:
 def decode_cache(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Decode servers have no prefix cache.
     From 0.5.11 on --disaggregation-decode-enable-radix-cache keeps it."""
-    if server.kind == "decode" and not (
-        server.caches_prefixes or server.has("disable_radix_cache")
-    ):
+    asked = server.caches_prefixes or server.has("disable_radix_cache")
+    if server.kind == "decode" and not asked:
         text = "the prefix cache is turned off: decode servers have none"
         yield Issue(server.flag("disaggregation_mode"), text)
 
@@ -219,9 +218,7 @@ def sparse_attention(server: ServerPlan, case: Case) -> Iterator[Issue]:
 @rewrite("becomes-sizes", platforms=("npu",))
 def ascend_sizes(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """On Ascend, default chunk and graph sizes follow the device memory."""
-    device = case.device
-    if device is None:
-        return
+    device = case.known_device
     if server.prefills and not server.has("chunked_prefill_size"):
         chunk = 4096 if device.memory_gib <= 32 else 8192
         text = f"--chunked-prefill-size becomes {chunk}: a device of {device.memory_gib:g} GiB"

@@ -13,6 +13,7 @@ ARGS = "SGLang's server_args.py"
 GUIDE = "Ascend parameter guide"
 EAGLE3 = "SGLang; every published EAGLE3 configuration but one marks it"
 GRAPHS = f"{GUIDE}, --cuda-graph-max-bs; 29 of 30 published configurations"
+MTP = "SGLang 0.5.10: multi_layer_eagle_worker_v2.py"
 V2 = "SGLANG_ENABLE_SPEC_V2"
 LAST_V2 = "0.5.13.post1"
 """from the next release on speculation always overlaps"""
@@ -54,10 +55,9 @@ def plan_stream_guide(server: ServerPlan, case: Case) -> Iterator[Issue]:
 def draft_quantization(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """An unquantized draft model is declared as unquantized.
     The draft model inherits --quantization of the target model otherwise."""
-    external = server.value("speculative_algorithm") in ("EAGLE3", "STANDALONE")
     declared = server.value("speculative_draft_model_quantization") == "unquant"
-    inherits = external and server.value("quantization") == "modelslim" and not declared
-    if inherits:
+    inherits = server.external_draft and server.value("quantization") == "modelslim"
+    if inherits and not declared:
         text = "the draft model inherits modelslim: its plain weights are read as quantized ones"
         remedy, severity = "--speculative-draft-model-quantization unquant", None
         if server.enabled("DISABLE_EAGLE3_QUANT"):
@@ -84,41 +84,34 @@ def draft_complete(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Speculative decoding has all its flags.
     Steps, topk and draft tokens go together; EAGLE3 and STANDALONE need a draft model."""
     algorithm = server.value("speculative_algorithm")
-    if algorithm is None or algorithm == "NGRAM":
+    if algorithm in (None, "NGRAM"):
         return
     others = ("speculative_eagle_topk", "speculative_num_draft_tokens")
     given = [server.flag(name) for name in others if server.has(name)]
     if given and not server.has("speculative_num_steps"):
         text = f"{given[0]} without --speculative-num-steps: an assertion without message stops it"
         yield Issue(given[0], text, "set --speculative-num-steps too, or none of them")
-    if algorithm in ("EAGLE3", "STANDALONE") and not server.has("speculative_draft_model_path"):
+    if server.external_draft and not server.has("speculative_draft_model_path"):
         text = f"--speculative-algorithm {algorithm} needs --speculative-draft-model-path"
         yield Issue(server.flag("speculative_algorithm"), text, "set the draft model's path")
 
 
-@server_rule(
-    "multi-layer-mtp",
-    "warning",
-    source="SGLang 0.5.10: multi_layer_eagle_worker_v2.py",
-    needs=("model",),
-    since="0.5.7",
-)
+@server_rule("multi-layer-mtp", "warning", source=MTP, needs=("model",), since="0.5.7")
 def multi_layer_mtp(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Multi-layer MTP makes as many steps as the checkpoint has MTP layers.
     With --enable-multi-layer-eagle each step has a layer of its own; one that the checkpoint lacks
     has no weights, so its drafts are refused. Other algorithms than EAGLE (NEXTN) ignore the
     flag."""
     name, steps = "enable_multi_layer_eagle", server.number("speculative_num_steps")
-    layers = 0 if case.model is None else case.model.draft_layers
+    layers = case.known_model.draft_layers
     if not server.has(name):
         return
-    if server.value("speculative_algorithm") not in ("EAGLE", "NEXTN"):
+    if server.speculative_algorithm != "EAGLE":
         text = f"{server.flag(name)} is ignored: only --speculative-algorithm EAGLE drafts with it"
         yield Issue(server.flag(name), text, "remove it, or draft with EAGLE")
     elif steps is not None and layers and steps > layers:
-        text = (
-            f"{steps} steps, but the checkpoint has {layers} MTP layer(s): the rest has no weights"
-        )
+        held = f"the checkpoint has {layers} MTP layer(s)"
+        text = f"{steps} steps, but {held}: the rest has no weights"
         remedy = f"--speculative-num-steps {layers}, or remove {server.flag(name)}"
         yield Issue(server.flag("speculative_num_steps"), text, remedy)
 
@@ -127,7 +120,7 @@ def multi_layer_mtp(server: ServerPlan, case: Case) -> Iterator[Issue]:
 def ngram(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """N-gram speculation runs on CUDA without dp attention.
     On Ascend it is experimental."""
-    if server.value("speculative_algorithm") != "NGRAM":
+    if server.speculative_algorithm != "NGRAM":
         return
     if case.platform not in ("", "cuda", "hip"):
         text = f"NGRAM speculation needs CUDA, and this is {case.platform}"
