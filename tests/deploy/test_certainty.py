@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deployments import case, found, mixed, separated
+from deployments import LEAVE_OUT, case, found, mixed, separated
 
 from vivace.deploy.case import Case
 from vivace.deploy.load_case import Overrides, build_case, open_command, open_files
@@ -127,6 +127,54 @@ def test_what_works_is_no_error() -> None:
     assert [each.severity for each in found(idle, "cards")] == ["warning"]
     rounded = mixed(flags={"max-running-requests": 250})
     assert [each.severity for each in found(rounded, "running-divides")] == ["warning"]
+
+
+def test_what_may_work_is_no_error() -> None:
+    """Halves of which one leaves its type to the model, servers in another order, a number that
+    falls back to a default, a router that knows more servers than the scripts, or fewer."""
+    for given, severity in (("bfloat16", "warning"), ("float16", "error")):
+        prefill = {"dtype": "auto" if severity == "warning" else "bfloat16"}
+        typed = separated(prefill=prefill, decode={"dtype": given})
+        assert [each.severity for each in found(typed, "handshake")] == [severity]
+    for other, severity in ((8998, "warning"), (8997, "error")):
+        entries = [["http://10.0.0.2:8000", 8999], ["http://10.0.0.1:8000", other]]
+        turned = separated(router={"prefill": entries})
+        assert [each.severity for each in found(turned, "router-prefill")] == [severity]
+    for name, severity in (("SGLANG_RETRACT_DECODE_STEPS", "warning"), ("HCCL_BUFFSIZE", "error")):
+        wrong = mixed(environment={name: "5s"})
+        assert [each.severity for each in found(wrong, "number-variable")] == [severity]
+    decode = "python -m sglang.launch_server --model-path m --disaggregation-mode decode"
+    router = "python -m sglang_router.launch_router --pd-disaggregation --decode http://a:30000"
+    script = {"script": f"{decode} &\n{router} --decode http://b:30000\n"}
+    assert [each.severity for each in found(script, "router-decode")] == ["warning"]
+    elsewhere = {"script": f"{decode} &\n{router} --prefill http://c:30000\n"}
+    assert [each.severity for each in found(elsewhere, "router-ports")] == ["warning"]
+    idle = separated(
+        decode={"tp-size": 16, "dp-size": 16, "nnodes": LEAVE_OUT, "node-rank": LEAVE_OUT},
+        decode_role={"nodes": 1, "instances": 2},
+    )
+    assert [each.severity for each in found(idle, "router-decode")] == ["warning"]
+
+
+@pytest.mark.parametrize(("first", "wrong"), [(8, False), (4, True)])
+def test_roles_may_divide_the_devices_of_a_node(first: int, wrong: bool) -> None:
+    single = dict.fromkeys(("nnodes", "node-rank", "dist-init-addr"), LEAVE_OUT)
+    shared = separated(
+        prefill={"tp-size": 8},
+        decode={"tp-size": 8, "dp-size": 8, "base-gpu-id": first, **single},
+        decode_role={"nodes": 1, "hosts": ["10.0.0.1"]},
+    )
+    assert bool(found(shared, "hosts-apart")) == wrong
+
+
+def test_a_draft_with_a_precision_of_its_own_inherits_none() -> None:
+    drafts = {
+        "speculative-algorithm": "EAGLE3",
+        "speculative-draft-model-path": "/models/draft",
+        "quantization": "modelslim",
+        "speculative-draft-model-quantization": "modelslim",
+    }
+    assert found(mixed(flags=drafts), "draft-quantisation") == []
 
 
 def test_every_assumption_has_a_meaning_and_is_used() -> None:

@@ -172,6 +172,14 @@ def used_devices(process: StartedServer) -> list[str]:
     return [seen[1][index] for index in indices if index < len(seen[1])]
 
 
+def devices_divided(host: str, case: Case) -> bool:
+    """Whether the roles of a deployment file that share a host use different devices of it."""
+    here = [each for each in case.processes if each.host == host and each.kind != "router"]
+    used = [used_devices(each) for each in here]
+    apart = all(used) and len({name for names in used for name in names}) == sum(map(len, used))
+    return apart and not case.launches
+
+
 def memory_share(process: StartedServer) -> float:
     value = flag_value(process.flags, "mem-fraction-static")
     return value if isinstance(value, float) else 1.0

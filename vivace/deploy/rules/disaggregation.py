@@ -11,6 +11,7 @@ from vivace.deploy.case import Case
 from vivace.deploy.locations import Location
 from vivace.deploy.processes import (
     bootstrap_ports,
+    devices_divided,
     entry_ports,
     listens,
     router_urls,
@@ -56,13 +57,16 @@ def role_mode(server: ServerPlan, case: Case) -> Iterator[Issue]:
 def hosts_apart(case: Case) -> Iterator[Issue]:
     """Every role has its own nodes.
     A script that every node runs starts the first server for its address, in the foreground; the
-    second never starts."""
+    second never starts. Roles of a deployment file may share a node where they divide its
+    devices."""
     owners: dict[str, list[str]] = {}
     for server in case.servers:
         for host in dict.fromkeys(server.role.hosts):
             owners.setdefault(host, []).append(server.name)
     shared = {
-        host: names for host, names in owners.items() if len(names) > 1 and not case.together(host)
+        host: names
+        for host, names in owners.items()
+        if len(names) > 1 and not (case.together(host) or devices_divided(host, case))
     }
     if shared:
         names = next(iter(shared.values()))
@@ -83,11 +87,12 @@ def hosts_once(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue("hosts", text, "list every node once")
 
 
-@case_rule("router-prefill", "error", source=PAGE)
+@case_rule("router-prefill", "error", source=PAGE, assumes=("scripts",))
 def router_prefill(case: Case) -> Iterator[Issue]:
     """The router's --prefill entries are the prefill instances and their bootstrap ports.
     The router tells a decode server which bootstrap port its KV comes from: with another port
-    the request waits until it times out."""
+    the request waits until it times out. The same ports in another order are a warning: the URLs
+    may have it too."""
     ports = bootstrap_ports(case)
     for router in case.of("router"):
         entries = router.role.flags.get("prefill")
@@ -107,7 +112,9 @@ def router_prefill(case: Case) -> Iterator[Issue]:
                 text = f"bootstrap ports {join_ports(listed)}, but the servers have {have}"
                 remedy = "use the same ports in the same order"
                 at = find_entry_place(case, router.name, entry)
-                yield Issue("--prefill", text, remedy, None, router.name, at.line, at.file)
+                turned = Counter(map(str, listed)) == Counter(map(str, ports))
+                severity = "warning" if turned else None
+                yield Issue("--prefill", text, remedy, severity, router.name, at.line, at.file)
                 break
 
 
@@ -122,7 +129,7 @@ def join_ports(ports: list[Any]) -> str:
     return ", ".join("none" if port is None else str(port) for port in ports)
 
 
-@server_rule("router-decode", "error", source=PAGE, roles=("router",))
+@server_rule("router-decode", "error", source=PAGE, roles=("router",), assumes=("scripts",))
 def router_decode(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """The router's --decode entries are the decode instances.
     An instance that is not listed gets no requests; an entry without a server fails those it
@@ -131,10 +138,11 @@ def router_decode(server: ServerPlan, case: Case) -> Iterator[Issue]:
     entries = server.role.flags.get("decode")
     if isinstance(entries, list) and instances and len(entries) != instances:
         text = f"{len(entries)} --decode entries for {instances} decode instance(s)"
-        yield Issue("--decode", text, "one --decode URL per instance; of several nodes, the first")
+        remedy = "one --decode URL per instance; of several nodes, the first"
+        yield Issue("--decode", text, remedy, "warning" if len(entries) < instances else None)
 
 
-@server_rule("router-ports", "error", source=PAGE, roles=("router",))
+@server_rule("router-ports", "error", source=PAGE, roles=("router",), assumes=("scripts",))
 def router_ports(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """The ports in the router's URLs are those of the servers.
     Where no server listens, the router's health checks and requests fail."""
@@ -201,16 +209,20 @@ def router_missing(case: Case) -> Iterator[Issue]:
 @case_rule("handshake", "error", source=PD)
 def handshake(case: Case) -> Iterator[Issue]:
     """Prefill and decode servers use the same KV format.
-    Page size, KV type, model type and transport are compared at the handshake."""
+    Page size and KV type are compared at the handshake; another transport cannot connect, and KV of
+    another --dtype is read wrong. A --dtype of auto may be the same: that is a warning."""
     for prefill, decode in product(case.of("prefill"), case.of("decode")):
         pages = [each.page_size(case.platform) for each in (prefill, decode)]
         compared = [(name, prefill.value(name), decode.value(name)) for name in TRANSFER]
         compared += [] if None in pages else [("page_size", *pages)]
         for name, one, other in compared:
             if one != other:
+                flag, severity = decode.flag(name), None
+                if name == "dtype" and "auto" in (one, other):
+                    severity = "warning"
                 places = f"{one} on {prefill.name} and {other} on {decode.name}"
-                text = f"{decode.flag(name)} is {places}: the handshake fails"
-                yield Issue(decode.flag(name), text, "make both the same", role=decode.name)
+                text = f"{flag} is {places}: KV cannot be handed over"
+                yield Issue(flag, text, "make both the same", severity, decode.name)
 
 
 @case_rule("drafts-on-both", "error", source=PD)

@@ -101,10 +101,13 @@ def version_issues(role: str, name: str, version: str) -> Iterator[Issue]:
 @case_rule("number-variable", "error", source=INVENTORY)
 def number_variable(case: Case) -> Iterator[Issue]:
     """Numeric variables have numeric values.
-    Libraries read them with their own parsers; a wrong value stops the start or is ignored."""
+    Libraries read them with parsers of their own: a wrong value stops the start, or is taken for
+    another. SGLang keeps its default, with a line in the log: that is a warning."""
     for role, name, value in case.variables:
         if is_whole(name) and not re.fullmatch(r"-?\d+", value.strip()) and "<" not in value:
-            yield Issue(name, f"{name}={value} is not an integer", "correct the value", role=role)
+            defaults = case.target.engine == "sglang" and name.startswith(SGLANG)
+            text, severity = f"{name}={value} is not an integer", "warning" if defaults else None
+            yield Issue(name, text, "correct the value", severity, role)
 
 
 @case_rule("variable-value", "warning", source=INVENTORY)

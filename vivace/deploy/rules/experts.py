@@ -164,7 +164,7 @@ def deepep_mode(server: ServerPlan, case: Case) -> Iterator[Issue]:
 @server_rule("fused-mode", "note", source="SGLang 0.5.10", engine="sglang", platforms=("npu",))
 def fused_mode(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """--moe-a2a-backend ascend_fuseep has SGLANG_NPU_FUSED_MOE_MODE.
-    The reader of SGLANG_NPU_FUSED_MOE_MODE in 0.5.10 has no default."""
+    0.5.10 has no default for it, and stops."""
     stated = server.variable(FUSED_MODE) or "fuseep-mode" in server.role.flags
     unset = server.expert_mode == "fused" and not stated
     if unset and case.target.version != "0.5.23":

@@ -34,7 +34,7 @@ def benchmark_port(case: Case) -> Iterator[Issue]:
 @server_rule("context", "error", source=GUIDE, needs=("load",))
 def context(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Input and output together fit into --context-length.
-    A longer prompt is refused with status 400, and an output ends where the context does."""
+    A request for more tokens is refused with status 400."""
     if case.load.input is None or case.load.output is None:
         return
     total = case.load.input + case.load.output

@@ -46,7 +46,7 @@ def proxy(case: Case) -> Iterator[Issue]:
     Registration and health checks use HTTP clients that honor proxy variables."""
     for role, name, value in case.variables:
         if name.lower() in ("http_proxy", "https_proxy") and value.strip():
-            text = f"{name}={value}: requests between servers use the proxy, bootstrap hangs"
+            text = f"{name}={value}: requests between servers use the proxy and may hang"
             yield Issue(name, text, f"unset {name}", role=role)
 
 

@@ -55,7 +55,7 @@ def plan_stream_guide(server: ServerPlan, case: Case) -> Iterator[Issue]:
 def draft_quantization(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """An unquantized draft model is declared as unquantized.
     The draft model inherits --quantization of the target model otherwise."""
-    declared = server.value("speculative_draft_model_quantization") == "unquant"
+    declared = server.has("speculative_draft_model_quantization")
     inherits = server.external_draft and server.value("quantization") == "modelslim"
     if inherits and not declared:
         text = "the draft model inherits modelslim: its plain weights are read as quantized ones"
