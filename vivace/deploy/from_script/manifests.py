@@ -193,7 +193,7 @@ def pod_variables(listed: Any, pod: int) -> dict[str, str]:
             continue
         origin = str(each.get("valueFrom") or "")
         if origin:
-            numbered = any(label + "']" in origin or label + "'" in origin for label in RANKS)
+            numbered = any(label + "'" in origin for label in RANKS)
             value = str(pod) if numbered else f"<{each['name']}>"
         else:
             value = expand_variables(str(each.get("value") or ""), found)

@@ -159,7 +159,7 @@ def translate_running(name: str, values: list[str], given: Given, found: Transla
     found.add(name, "max-running-requests", [total])
 
 
-def experts(name: str, values: list[str], given: Given, found: Translation) -> None:
+def translate_experts(name: str, values: list[str], given: Given, found: Translation) -> None:
     """vLLM spreads experts over all ranks of both kinds, SGLang over those of --tp-size, which
     counts the data-parallel ones too."""
     if given.get("data-parallel-size", ["1"]) != ["1"]:
@@ -168,25 +168,25 @@ def experts(name: str, values: list[str], given: Given, found: Translation) -> N
     found.add(name, "ep-size", given.get("tensor-parallel-size", ["1"])[:1])
 
 
-def address(name: str, values: list[str], given: Given, found: Translation) -> None:
+def translate_address(name: str, values: list[str], given: Given, found: Translation) -> None:
     port = (given.get("master-port") or ["29501"])[0]
     found.add(name, "dist-init-addr", [f"{(values or [''])[0]}:{port}"])
 
 
-def skip(name: str, values: list[str], given: Given, found: Translation) -> None:
-    """Said together with another flag."""
+def skip_port(name: str, values: list[str], given: Given, found: Translation) -> None:
+    """--master-addr takes it along."""
     if "master-addr" not in given:
         found.left.append(("--" + name, "it needs --master-addr"))
 
 
-def whole_prompts(name: str, values: list[str], given: Given, found: Translation) -> None:
+def disable_chunks(name: str, values: list[str], given: Given, found: Translation) -> None:
     found.add(name, "chunked-prefill-size", ["-1"])
 
 
 SPECIAL: dict[str, Callable[[str, list[str], Given, Translation], None]] = {
     "max-num-seqs": translate_running,
-    "enable-expert-parallel": experts,
-    "master-addr": address,
-    "master-port": skip,
-    "no-enable-chunked-prefill": whole_prompts,
+    "enable-expert-parallel": translate_experts,
+    "master-addr": translate_address,
+    "master-port": skip_port,
+    "no-enable-chunked-prefill": disable_chunks,
 }

@@ -106,7 +106,8 @@ def number_variable(case: Case) -> Iterator[Issue]:
     for role, name, value in case.variables:
         if is_whole(name) and not re.fullmatch(r"-?\d+", value.strip()) and "<" not in value:
             defaults = case.target.engine == "sglang" and name.startswith(SGLANG)
-            text, severity = f"{name}={value} is not an integer", "warning" if defaults else None
+            severity = "warning" if defaults else None
+            text = f"{name}={value} is not an integer"
             yield Issue(name, text, "correct the value", severity, role)
 
 

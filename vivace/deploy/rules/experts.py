@@ -78,14 +78,13 @@ def dispatch_limits(server: ServerPlan, case: Case) -> Iterator[Issue]:
     mode, limit, tokens = server.expert_mode, server.dispatch_limit, server.dispatch_tokens or 0
     if not mode or not server.decodes or server.fused_mode == 2:
         return
-    per_rank = f"{tokens} tokens per rank"
-    exceeded = [
-        (buffers.MAX_DISPATCH, "DeepEP", f"{DISPATCH}={limit}", 0 if mode == "fused" else limit),
-        (buffers.MAX_LOW_LATENCY, "the low-latency kernel", per_rank,
-         tokens if mode in ("low_latency", "auto") and case.platform == "npu" else 0),
-        (buffers.MAX_FUSED, "the fused kernel", per_rank, tokens if mode == "fused" else 0),
-    ]  # fmt: skip
-    for maximum, kernel, what, value in exceeded:
+    fused, per_rank = mode == "fused", f"{tokens} tokens per rank"
+    low_latency = mode in ("low_latency", "auto") and case.platform == "npu"
+    for maximum, kernel, what, value in (
+        (buffers.MAX_DISPATCH, "DeepEP", f"{DISPATCH}={limit}", 0 if fused else limit),
+        (buffers.MAX_LOW_LATENCY, "the low-latency kernel", per_rank, tokens if low_latency else 0),
+        (buffers.MAX_FUSED, "the fused kernel", per_rank, tokens if fused else 0),
+    ):
         if value > maximum:
             text = f"{what} exceeds the limit of {kernel}, {maximum}"
             yield Issue(DISPATCH, text, "admit fewer requests, or use more ranks per group")

@@ -26,8 +26,11 @@ from vivace.deploy.processes import (
 from vivace.deploy.rules.rule import Issue, case_rule
 
 ARGS = "SGLang's server_args.py"
-AGREED = ("nnodes", "tp-size", "pp-size", "dp-size", "ep-size", "quantization", "dtype",
-          "kv-cache-dtype", "page-size", "speculative-algorithm", "context-length")  # fmt: skip
+AGREED = tuple(
+    """nnodes tp-size pp-size dp-size ep-size quantization dtype kv-cache-dtype page-size
+    speculative-algorithm context-length dist-init-addr""".split()
+)
+"""flags that all nodes of an instance give alike"""
 MAX_COMPARED = 256
 """processes whose ports and devices are compared with one another"""
 
@@ -100,7 +103,7 @@ def nodes_agree(case: Case) -> Iterator[Issue]:
     for instance in instances(case):
         first = next((each for each in instance if node_rank(each.flags) == 0), instance[0])
         for process in instance:
-            for name in (*AGREED, "dist-init-addr"):
+            for name in AGREED:
                 one, other = flag_value(first.flags, name), flag_value(process.flags, name)
                 if one != other and "<" not in f"{one}{other}":
                     text = f"--{name} is {one} on {where(first)} and {other} on {where(process)}"
