@@ -7,6 +7,8 @@ import http.client
 import io
 import json
 import re
+import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -248,6 +250,25 @@ def test_remote_server(server: str) -> None:
     assert asked["key"] == "Bearer secret" and "top_p" not in asked
     with pytest.raises(ChatError, match="400: messages: refused"):
         list(backend.answer([{"role": "user", "content": "bad"}], {}))
+
+
+@pytest.mark.parametrize("size", ["-5", "zz", "99999999999999999999999999"])
+def test_a_length_that_cannot_be_is_no_answer(size: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        backend = RemoteBackend(f"http://127.0.0.1:{listener.getsockname()[1]}", None, "toy")
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(65536)
+                head = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+                connection.sendall(f"{head}{size}\r\ndata: x".encode())
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(ChatError):
+            list(backend.answer([{"role": "user", "content": "hi"}], {}))
+        thread.join()
 
 
 def controls(text: str) -> list[str]:

@@ -127,6 +127,7 @@ def test_files_of_a_fetch_that_was_killed_are_checked(
         ("sha", "main"),
         ("size", "12"),
         ("size", -1),
+        ("size", 10**400),
         ("size", 1.5),
         ("size", True),
         ("rfilename", 5),

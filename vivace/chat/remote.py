@@ -107,6 +107,8 @@ class RemoteBackend:
                 f"{self._url} does not answer ({why_no_answer(error)}). Start one with "
                 "`vivace serve`, or use `vivace chat --local`."
             ) from error
+        except (ValueError, OverflowError) as error:  # http.client, of lengths that cannot be
+            raise ChatError(f"{self._url} sends what is no answer: {error}") from error
         finally:
             connection.close()
 

@@ -147,8 +147,13 @@ class ChangingLines:
         self._shown = self._shown[count:]
 
 
+DIRECTIONS = frozenset(map(chr, (*range(0x202A, 0x202F), *range(0x2066, 0x206A))))
+"""characters that turn the order of those behind them: a name could show as another"""
+
+
 def printable(text: str) -> str:
-    """Text without control characters and halves of surrogate pairs: what a server or a model
-    says must not steer the terminal, nor stop the program that writes it."""
+    """Text without control characters, those of writing direction and halves of surrogate pairs:
+    what a server or a model says must not steer the terminal, nor stop the program that writes
+    it."""
     kept = (c for c in text if c in "\n\t" or (c >= " " and not "\x7f" <= c <= "\x9f"))
-    return "".join(c for c in kept if not "\ud800" <= c <= "\udfff")
+    return "".join(c for c in kept if c not in DIRECTIONS and not "\ud800" <= c <= "\udfff")

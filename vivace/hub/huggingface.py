@@ -110,13 +110,17 @@ class HuggingFace:
         path.unlink(missing_ok=True)
 
 
+LARGEST_FILE = 1 << 50
+"""bytes; what a hub says of larger ones is no size"""
+
+
 def repo_file(sibling: Any) -> RepoFile:
     """Raises HubError when the hub describes a file by what can be no name, size or hash."""
     lfs = sibling.lfs
     name, size = sibling.rfilename, 0 if sibling.size is None else sibling.size
     sha256 = (lfs.sha256 or "") if lfs is not None else ""
     git_blob = "" if lfs is not None else sibling.blob_id or ""
-    if not isinstance(name, str) or type(size) is not int or size < 0:
+    if not isinstance(name, str) or type(size) is not int or not 0 <= size <= LARGEST_FILE:
         raise HubError(f"the hub lists a file named {name!r:.80} of {size!r:.40} bytes")
     if not all(isinstance(text, str) and HASH.fullmatch(text) for text in (sha256, git_blob)):
         raise HubError(f"the hub lists {name!r:.80} with what is no hash")
