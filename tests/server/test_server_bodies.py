@@ -213,6 +213,18 @@ def test_what_is_never_closed_is_not_decoded(tail: bytes) -> None:
         run_now(json_scan.Scan(body, {}).run())
 
 
+class Watched:
+    """A decoder; `seen` gets the length of all it is given."""
+
+    def __init__(self, decoder: Any, seen: list[int]) -> None:
+        self._decode = decoder.decode
+        self._seen = seen
+
+    def decode(self, data: bytes) -> Any:
+        self._seen.append(len(data))
+        return self._decode(data)
+
+
 @pytest.mark.parametrize(
     ("more", "times"),
     [(b"", 1), (b',"unknown":1', 2), (b',"top_p":"x"', 1), (b',"stop":' + b"[1]" * 2, 1)],
@@ -221,16 +233,8 @@ def test_a_text_is_decoded_no_more_often_than_it_must(more: bytes, times: int) -
     """Of the text of a body everything else waits for a decoder."""
     reading: Any = BodyReader(ChatRequest)
     seen: list[int] = []
-
-    class Watched:
-        def __init__(self, decoder: Any) -> None:
-            self._decode = decoder.decode
-
-        def decode(self, data: bytes) -> Any:
-            seen.append(len(data))
-            return self._decode(data)
-
-    reading._strict, reading._lenient = Watched(reading._strict), Watched(reading._lenient)
+    for name in ("_strict", "_lenient"):
+        setattr(reading, name, Watched(getattr(reading, name), seen))
     turn = b'{"role":"user","content":"%b"}' % (b"\\n" * 50_000)
     body = b'{"messages":[%b]%b}' % (turn, more)
     with contextlib.suppress(BadRequest):
@@ -256,20 +260,12 @@ def test_no_decoder_gets_more_than_it_can_do_in_a_turn(
 ) -> None:
     """Once begun it does not stop: 16 MiB of escapes took 40 ms, and a row of ids as long."""
     seen: list[int] = []
-
-    class Watched:
-        def __init__(self, decoder: Any) -> None:
-            self._decode = decoder.decode
-
-        def decode(self, data: bytes) -> Any:
-            seen.append(len(data))
-            return self._decode(data)
-
     reading: Any = BodyReader(GenerateRequest)
-    reading._strict, reading._lenient = Watched(reading._strict), Watched(reading._lenient)
-    reading._entries = {name: Watched(decoder) for name, decoder in reading._entries.items()}
-    monkeypatch.setattr(bodies, "_IDS", Watched(bodies._IDS))
-    monkeypatch.setattr(long_texts, "decode", Watched(msgspec.json.Decoder(str)).decode)
+    for name in ("_strict", "_lenient"):
+        setattr(reading, name, Watched(getattr(reading, name), seen))
+    reading._entries = {name: Watched(decoder, seen) for name, decoder in reading._entries.items()}
+    monkeypatch.setattr(bodies, "_IDS", Watched(bodies._IDS, seen))
+    monkeypatch.setattr(long_texts, "decode", Watched(msgspec.json.Decoder(str), seen).decode)
     found = plain(run_now(reading._large(Counting, body, [])))
     expected = plain(msgspec.json.decode(body, type=GenerateRequest))
     assert found == expected
