@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from vivace.chat.layout import MarkdownLayout, PlainLayout
-from vivace.chat.screen import FormattedScreen, PassingScreen, printable, screen_for
+from vivace.chat.screen import (
+    LONGEST_OPEN,
+    FormattedScreen,
+    PassingScreen,
+    printable,
+    screen_for,
+)
 
 WIDTH = 40
 PIECES = [
@@ -28,11 +34,24 @@ def console() -> Console:
     return Console(file=io.StringIO(), force_terminal=True, width=WIDTH, color_system=None)
 
 
-def shown(parts: list[str], layout: str, *, height: int = 500, pause: float = 1.0) -> Terminal:
+def shown(
+    parts: list[str],
+    layout: str,
+    *,
+    height: int = 500,
+    pause: float = 1.0,
+    longest_open: int = LONGEST_OPEN,
+) -> Terminal:
     """The terminal behind an answer in these parts; `pause`: seconds from one to the next."""
     terminal, now = Terminal(WIDTH, height), [0.0]
     made: Any = (MarkdownLayout if layout == "markdown" else PlainLayout)(console())
-    screen = FormattedScreen(terminal, made, lambda: (WIDTH, height), lambda: now[0])  # type: ignore[arg-type]
+    screen = FormattedScreen(
+        terminal,  # type: ignore[arg-type]
+        made,
+        lambda: (WIDTH, height),
+        lambda: now[0],
+        longest_open,
+    )
     for part in parts:
         now[0] += pause
         screen.add(part)
@@ -155,14 +174,14 @@ def test_answers_cannot_steer_the_terminal() -> None:
 
 
 class SlowLayout(PlainLayout):
-    """A character takes a millisecond to lay out."""
+    """A character takes a tenth of a millisecond to lay out."""
 
     def __init__(self, now: list[float]) -> None:
         super().__init__(console())
         self._now = now
 
     def blocks(self, text: str) -> list[str]:
-        self._now[0] += len(text) / 1000
+        self._now[0] += len(text) / 10_000
         return [text]
 
 
@@ -177,9 +196,77 @@ def test_drawing_takes_a_part_of_the_time_however_large_an_answer_is() -> None:
     assert now[0] < 1.5 * waited
 
 
-def test_a_block_that_is_too_large_is_shown_as_it_came() -> None:
-    layout = MarkdownLayout(console())
-    table = "| a | b |\n|---|---|\n"
-    assert "|" not in "".join(layout.lines(table + "| 1 | 2 |\n" * 100))
-    huge = table + "| 1 | 2 |\n" * 5000
-    assert [line.rstrip() for line in layout.lines(huge)] == huge.splitlines()
+# --- what has no end ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["markdown", "plain"])
+@given(text=st.lists(st.sampled_from(PIECES), max_size=40).map("".join), data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_a_long_block_is_cut_at_the_same_place_however_it_comes(
+    layout: str, text: str, data: st.DataObject
+) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
+    parts = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    streamed = shown(parts, layout, longest_open=60)
+    assert streamed.text == shown([text], layout, longest_open=60).text
+
+
+@pytest.mark.parametrize("layout", ["markdown", "plain"])
+def test_nothing_of_a_long_block_is_lost(layout: str) -> None:
+    words = [f"word{n}" for n in range(400)]
+    for text in (" ".join(words), "\n".join(words), "```py\n" + "\n".join(words) + "\n```\nend"):
+        found = " ".join(shown([text], layout, longest_open=200).text).split()
+        assert [word for word in found if word.startswith("word")] == words
+
+
+def test_code_goes_on_as_code_and_a_table_has_its_head_again() -> None:
+    code = "```\n" + "# no heading\n" * 40 + "```\n\n**bold**"
+    lines = [line.strip() for line in shown([code], "markdown", longest_open=200).text if line]
+    assert lines == ["# no heading"] * 40 + ["bold"]
+    rows = "".join(f"| {n} | x |\n" for n in range(60))
+    lines = shown(["| a | b |\n|---|---|\n" + rows], "markdown", longest_open=200).text
+    assert "|" not in "".join(lines)
+    assert [word for line in lines for word in line.split() if word.isdigit()] == [
+        str(n) for n in range(60)
+    ]
+
+
+ENDLESS = {
+    "line": "abc",
+    "words": "word ",
+    "lists": "- - - - - - - - ",
+    "deep lists": "".join(" " * n + "- a\n" for n in range(0, 200, 2)),
+    "quotes": ">>>>>>>>>>>>>>>>>>>> a\n",
+    "table": "|" + "a|" * 300 + "\n|" + "-|" * 300 + "\n" + ("|" + "b|" * 300 + "\n") * 100,
+    "emphasis": "*a **b ",
+    "brackets": "[[[[[[[[",
+    "links": "[a](b",
+    "ticks": "`" * 5 + " " + "`" * 7,
+    "entities": "&amp;&#x41;",
+    "html": "<a <b ",
+    "code": "```\nx\n",
+}
+
+
+@pytest.mark.parametrize("layout", ["markdown", "plain"])
+@pytest.mark.parametrize("name", ENDLESS)
+def test_what_is_laid_out_at_once_has_a_limit(layout: str, name: str) -> None:
+    """However long a block or a piece of it is; so a ctrl-c behind it waits for little."""
+    sizes: list[int] = []
+
+    class Watched(MarkdownLayout if layout == "markdown" else PlainLayout):  # type: ignore[misc]
+        def blocks(self, text: str) -> list[str]:
+            sizes.append(len(text))
+            return super().blocks(text)
+
+        def lines(self, block: str) -> list[str]:
+            sizes.append(len(block))
+            return super().lines(block)
+
+    out = io.StringIO()
+    screen = FormattedScreen(out, Watched(console()), lambda: (WIDTH, 20), lambda: 0.0)
+    text = (ENDLESS[name] * (3 * LONGEST_OPEN))[: 3 * LONGEST_OPEN]
+    screen.add(text)
+    screen.end()
+    assert max(sizes) <= LONGEST_OPEN
+    assert len(out.getvalue()) < 200 * len(text)

@@ -12,8 +12,8 @@ from rich.markdown import Markdown
 from rich.text import Text
 
 CODE_THEME = "ansi_dark"
-LARGEST_BLOCK = 16 << 10
-"""characters; a larger one is shown as it came: formatting it again and again takes long"""
+LONGEST_CONTEXT = 2000
+"""characters of a block's first lines that are said again where it was cut"""
 CODES = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -30,10 +30,14 @@ class Layout(Protocol):
         """The block in lines no wider than the terminal, with its escape codes."""
         ...
 
+    def cut(self, block: str) -> tuple[str, str]:
+        """A block that has become too long, in two, where it hurts least; the second part is
+        shorter than the block."""
+        ...
+
 
 class MarkdownLayout:
-    """Blocks are Markdown's: paragraphs, lists, tables, code. HTML is shown as it came, and so is
-    what is too large."""
+    """Blocks are Markdown's: paragraphs, lists, tables, code. HTML is shown as it came."""
 
     gap = True
 
@@ -51,13 +55,19 @@ class MarkdownLayout:
         return [block for block in found if block]
 
     def lines(self, block: str) -> list[str]:
-        if len(block) > LARGEST_BLOCK:
-            return render_lines(self._console, Text(block.strip("\n")))
         markdown = Markdown(block, code_theme=CODE_THEME, hyperlinks=False)
         markdown.parsed = self._parser.parse(block)
         lines = render_lines(self._console, markdown)
         filled = [place for place, line in enumerate(lines) if CODES.sub("", line).strip()]
         return lines[filled[0] : filled[-1] + 1] if filled else []
+
+    def cut(self, block: str) -> tuple[str, str]:
+        """Code goes on as code, and a table has its head again."""
+        first, rest = cut_text(block)
+        kinds = [token.type for token in self._parser.parse(first) if token.level == 0]
+        repeated = {"fence": 1, "table_open": 2}.get(kinds[0], 0) if kinds else 0
+        head = "".join(split_lines(first)[:repeated])
+        return first, (head if len(head) <= LONGEST_CONTEXT else "") + rest
 
 
 class PlainLayout:
@@ -74,6 +84,9 @@ class PlainLayout:
     def lines(self, block: str) -> list[str]:
         return render_lines(self._console, Text(block.rstrip("\n")))
 
+    def cut(self, block: str) -> tuple[str, str]:
+        return cut_text(block)
+
 
 def render_lines(console: Console, what: Markdown | Text) -> list[str]:
     """The lines that rich makes of it. The last column stays free: some terminals go on in the
@@ -87,3 +100,10 @@ def split_lines(text: str) -> list[str]:
     """Lines with their ends, of those that end like Markdown's."""
     *whole, rest = text.split("\n")
     return [line + "\n" for line in whole] + [rest] * bool(rest)
+
+
+def cut_text(text: str) -> tuple[str, str]:
+    """At the end of its last line, or of its last word, but not before its middle."""
+    middle = len(text) // 2
+    end = text.rfind("\n", middle) + 1 or text.rfind(" ", middle) + 1 or len(text)
+    return text[:end], text[end:]

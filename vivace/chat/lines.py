@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
+from vivace.chat.screen import printable
 from vivace.files import open_own_file
 
 MOST_ENTRIES = 1000
@@ -150,10 +151,10 @@ def edit_lines(history: History | None) -> Callable[[str], None]:
         return history.add if history is not None else lambda _: None
     readline.set_auto_history(False)  # whole messages, not lines
     for entry in history.load() if history is not None else ():
-        readline.add_history(entry)
+        readline.add_history(printable(entry))
 
     def remember(text: str) -> None:
-        readline.add_history(text)
+        readline.add_history(printable(text))
         if history is not None:
             history.add(text)
 

@@ -19,6 +19,8 @@ LARGEST_LIST = 4 << 20
 """bytes of a list of models"""
 LONGEST_LINE = 16 << 20
 """bytes of a line of an answer"""
+LONGEST_ANSWER = 16 << 20
+"""characters; the longest context of today's models holds a quarter of it"""
 LARGEST_ERROR = 65536
 """bytes that are read of one"""
 NO_ANSWER = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
@@ -128,13 +130,16 @@ def events(response: http.client.HTTPResponse) -> Iterator[Event]:
 
 
 def read_chunks(found: Iterator[Event]) -> Iterator[TextChunk]:
-    count = 0
+    count = length = 0
     for event in found:
         if event.error is not None:
             raise ChatError(error_message(event.error))
         usage = event.usage or EventUsage()
         choice = event.choices[0] if event.choices else EventChoice()
         text = (choice.delta.content if choice.delta else None) or ""
+        length += len(text)
+        if length > LONGEST_ANSWER:
+            raise ChatError(f"the answer broke off: it has more than {LONGEST_ANSWER:,} characters")
         count = usage.completion_tokens or count + bool(text)
         yield TextChunk(text=text, tokens=count, cut=choice.finish_reason == "length")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import time
 from collections.abc import Callable
 from typing import IO, Protocol
@@ -15,6 +16,8 @@ from vivace.chat.layout import CODES, Layout, MarkdownLayout, PlainLayout
 
 REDRAW_SECONDS = 0.05
 """at most so often; nobody reads faster"""
+LONGEST_OPEN = 8 << 10
+"""characters that may change while an answer grows; a block that is longer is cut"""
 REST = 4
 """Between two drawings, in times of what the last one took: however large the answer is, drawing
 takes a fifth of the time at most."""
@@ -61,26 +64,43 @@ class FormattedScreen:
         layout: Layout,
         size: Callable[[], tuple[int, int]],
         clock: Callable[[], float] = time.monotonic,
+        longest_open: int = LONGEST_OPEN,
     ) -> None:
         self._layout = layout
+        self._longest_open = longest_open
         self._lines = ChangingLines(out, size)
         self._clock = clock
         self._next_drawing = -math.inf
         self._text = ""
         """what is not yet complete"""
         self._begun = False
-        """a complete block stands above"""
+        """a complete block stands above, and the next one keeps away from it"""
 
     def add(self, text: str) -> None:
-        self._text += printable(text)
-        begin = self._clock()
-        if begin >= self._next_drawing:
-            self._draw()
-            now = self._clock()
-            self._next_drawing = now + max(REDRAW_SECONDS, REST * (now - begin))
+        text = printable(text)
+        while text:
+            room = self._longest_open - len(self._text)
+            self._text += text[:room]
+            text = text[room:]
+            begin = self._clock()
+            full = len(self._text) >= self._longest_open
+            if full or begin >= self._next_drawing:
+                self._draw()
+                now = self._clock()
+                self._next_drawing = now + max(REDRAW_SECONDS, REST * (now - begin))
+            if len(self._text) >= self._longest_open:
+                self._cut()
 
     def end(self) -> None:
         self._draw()
+
+    def _cut(self) -> None:
+        """All that is open is one block: its first part stays as it is, the rest begins anew."""
+        first, self._text = self._layout.cut(self._text)
+        lines = self._compose([first])
+        self._lines.show(lines)
+        self._lines.settle(len(lines))
+        self._begun = False
 
     def _draw(self) -> None:
         blocks = self._layout.blocks(self._text)
@@ -147,13 +167,12 @@ class ChangingLines:
         self._shown = self._shown[count:]
 
 
-DIRECTIONS = frozenset(map(chr, (*range(0x202A, 0x202F), *range(0x2066, 0x206A))))
-"""characters that turn the order of those behind them: a name could show as another"""
+STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""control characters, those that turn the order of what is behind them (a name could show as
+another), and halves of surrogate pairs"""
 
 
 def printable(text: str) -> str:
-    """Text without control characters, those of writing direction and halves of surrogate pairs:
-    what a server or a model says must not steer the terminal, nor stop the program that writes
-    it."""
-    kept = (c for c in text if c in "\n\t" or (c >= " " and not "\x7f" <= c <= "\x9f"))
-    return "".join(c for c in kept if c not in DIRECTIONS and not "\ud800" <= c <= "\udfff")
+    """Text without what would steer the terminal, or stop the program that writes it: a server or
+    a model said it."""
+    return STEERING.sub("", text)
