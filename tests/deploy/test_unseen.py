@@ -10,6 +10,8 @@ import pytest
 from vivace.deploy.check import main
 from vivace.deploy.from_script.roles import LoadedDeployment
 from vivace.deploy.from_script.script import NothingStarted, import_scripts
+from vivace.deploy.load_case import Overrides, build_case
+from vivace.deploy.rules.judge import Finding, judge
 from vivace.deploy.shell.reader import ScriptError
 
 SERVER = "python -m sglang.launch_server --model-path m"
@@ -17,6 +19,11 @@ SERVER = "python -m sglang.launch_server --model-path m"
 
 def read(script: str, name: str = "start.sh") -> LoadedDeployment:
     return import_scripts([(name, script)])
+
+
+def errors(script: str) -> list[Finding]:
+    result = judge(build_case(read(script), Overrides()))
+    return [each for each in result.findings if each.severity == "error"]
 
 
 @pytest.mark.parametrize(
@@ -201,3 +208,42 @@ def test_ranks_of_vllm_may_be_in_other_containers(tmp_path: Path) -> None:
     container = f"{{command: {command}, resources: {limits}}}"
     path.write_text(f"apiVersion: v1\nkind: Pod\nspec: {{containers: [{container}]}}\n")
     assert main([str(path)]) == 0
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        'eval "sglang serve --model-path "${MODEL:-}" --port 8000"',
+        'M=${MODEL:-}\neval "sglang serve --model-path $M ${MORE:-} $(cat more.conf)"',
+        f"{SERVER} --tp ${{TP:-}} --dtype ${{DTYPE:-${{TYPE:-}}}}",
+        f'A="--tp $TP"\neval "{SERVER} $A $(cat more.conf)"',
+        f"{SERVER} --tp 2 $(cat more.conf) `cat others`",
+        f'start() {{ {SERVER} --dtype "${{DTYPE:-}}"; }}\nstart 2',
+    ],
+)
+def test_what_is_empty_unless_it_is_exported_is_unknown(script: str) -> None:
+    assert errors(script) == []
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        f"unset DTYPE\n{SERVER} --dtype ${{DTYPE:-}}",
+        f"DTYPE=\n{SERVER} --dtype ${{DTYPE:-}}",
+        f"start() {{ {SERVER} --tp $1 --dtype ${{2:-}}; }}\nstart 2",
+    ],
+)
+def test_what_is_certainly_empty_is_no_value(script: str) -> None:
+    assert [(each.rule, each.text) for each in errors(script)] == [
+        ("flag-value", "--dtype needs a value")
+    ]
+
+
+def test_conditions_take_what_is_empty_by_default_as_empty() -> None:
+    found = read(
+        'M=${MODEL:-}\nif [ -z "$M" ]; then M=/own; fi\nX=${M:-/other}\n'
+        'if [[ "${TEST:-}" == yes ]]; then exit; fi\ncase "${1:-}" in a) exit;; esac\n'
+        "python -m sglang.launch_server --model-path $X\n"
+    )
+    assert [each.flags["model-path"] for each in found.started] == ["/own"]
+    assert found.remarks == ()

@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Sequence
 
-UNKNOWN = re.compile(r"<(\$\w+|\$\{\w+\})>")
+UNKNOWN = re.compile(r"<(\$\w+|\$\{\w+(?::-)?\})>")
 """a variable whose value only the machine knows, as in `/opt/bin:<$PATH>`"""
 WIDTH = 100
 

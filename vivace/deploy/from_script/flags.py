@@ -14,8 +14,8 @@ from vivace.deploy.catalogue.flags import ServerFlag, tables
 from vivace.deploy.from_script.programs import Part
 from vivace.deploy.schema.deployment import Flags, FlagValue, Scalar
 
-UNKNOWN = re.compile(r"<\$[^<>]*>")
-"""an expansion that may be words, or none"""
+UNKNOWN = re.compile(r"<.+>", re.DOTALL)
+"""what only the machine or the reader knows: it may be words, or none"""
 NUMBER = re.compile(r"-(\d|\.\d)")
 SHORT = re.compile(r"-[A-Za-z][\w-]*(=.*)?$", re.DOTALL)
 REPEATED: dict[Part, tuple[str, ...]] = {"router": ("prefill", "decode")}

@@ -9,7 +9,7 @@ from tree_sitter import Node
 from vivace.deploy.shell.state import Assumption, ScriptState
 from vivace.deploy.shell.strings import combine
 from vivace.deploy.shell.text import Text, known_text, only_unknown
-from vivace.deploy.shell.words import NotUnderstood, expand_text, integer, number, source
+from vivace.deploy.shell.words import NotUnderstood, expand_compared, integer, number, source
 
 Branches = list[tuple[ScriptState, bool]]
 """states and what the condition is in each"""
@@ -52,7 +52,7 @@ def test(node: Node, state: ScriptState) -> Branches:
             meaning = {"-a": "&&", "-o": "||"}.get(operator, operator)
             return both([side for side in sides if side is not None], meaning, state, test)
         return comparison(node, operator, state)
-    value = known_text(expand_text(node, state))
+    value = known_text(expand_compared(node, state))
     return split_by(source(node), state) if value is None else [(state, value != "")]
 
 
@@ -80,7 +80,7 @@ def unary(node: Node, state: ScriptState) -> Branches:
     if operator == "!":
         return [(each, not value) for each, value in test(operand, state)]
     if operator in ("-z", "-n"):
-        value = known_text(expand_text(operand, state))
+        value = known_text(expand_compared(operand, state))
         if value is not None:
             return [(state, (value == "") is (operator == "-z"))]
     return split_by(source(node), state)
@@ -90,7 +90,7 @@ def comparison(node: Node, operator: str, state: ScriptState) -> Branches:
     sides = node.child_by_field_name("left"), node.child_by_field_name("right")
     if sides[0] is None or sides[1] is None:
         raise NotUnderstood(f"comparison {source(node)}")
-    left, right = expand_text(sides[0], state), expand_text(sides[1], state)
+    left, right = expand_compared(sides[0], state), expand_compared(sides[1], state)
     plain = known_text(left), known_text(right)
     if plain[0] is not None and plain[1] is not None:
         return [(state, compare(operator, plain[0], plain[1], source(node)))]

@@ -26,6 +26,7 @@ from vivace.deploy.shell.text import (
     text,
 )
 from vivace.deploy.shell.words import (
+    expand_compared,
     expand_text,
     expand_words,
     follow_assignment,
@@ -150,7 +151,7 @@ def clauses(node: Node) -> list[tuple[Node | None, list[Node]]]:
 def case_statement(shell: Interpreter, node: Node, state: ScriptState, background: bool) -> States:
     """One item; all of them where only the machine knows the value."""
     subject = node.child_by_field_name("value")
-    value = EMPTY if subject is None else expand_text(subject, state)
+    value = EMPTY if subject is None else expand_compared(subject, state)
     found: States = []
     undecided = [state]
     for item in node.named_children:

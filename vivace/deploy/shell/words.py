@@ -19,6 +19,7 @@ from vivace.deploy.shell.strings import (
 from vivace.deploy.shell.text import (
     EMPTY,
     Text,
+    Unknown,
     concatenate,
     known_text,
     split,
@@ -29,6 +30,11 @@ from vivace.deploy.shell.text import (
 MAX_DEPTH = 200
 """nested expressions"""
 ALL = ("@", "*")
+BLANK_BEFORE = re.compile(r"\s+(?=[$`])")
+EXPANSIONS = ("expansion", "command_substitution", "arithmetic_expansion")
+"""nodes of a string that the grammar may begin with the blank before them"""
+FROM_OUTSIDE = re.compile(r"\$\{\w+:-\}")
+"""the origin of what is unset here, and empty by default"""
 ARGUMENTS = re.compile(r"\$[@*]|\$\{[@*](?::(\d{1,4}))?\}")
 ESCAPED = re.compile(r"\\(.?)", re.DOTALL)
 ESCAPED_IN_QUOTES = re.compile(r'\\([\n"$`\\])')
@@ -137,6 +143,8 @@ def expand_pieces(node: Node, state: ScriptState, depth: int) -> Text:
         if quoted and not child.is_named:
             parts.append(text(source(child)))
         else:
+            blank = BLANK_BEFORE.match(source(child)) if child.type in EXPANSIONS else None
+            parts.append(text(blank[0] if blank else ""))
             parts.append(expand_text(child, state, depth + 1))
     parts.append(text(from_parser(raw[at:])))
     return concatenate(*parts)
@@ -204,6 +212,8 @@ def expansion(node: Node, state: ScriptState, depth: int) -> Text:
     target = named[0]
     plain = target.type != "subscript"
     value = state.scalar(source(target)) if plain else element(target, state, depth)
+    if operators and operators[0].startswith(":") and value and not as_compared(value):
+        value = None
     if not operators and value is None:
         return variable(source(target), state) if plain else unknown(source(node))
     if not operators and value is not None:
@@ -212,7 +222,9 @@ def expansion(node: Node, state: ScriptState, depth: int) -> Text:
         return length(target, value, state, source(node))
     if operators[0] in (":-", "-", ":=", "=", ":+", "+") and len(operators) == 1:
         default = expand_text(named[1], state, depth + 1) if len(named) > 1 else EMPTY
-        return with_default(operators[0], value, default)
+        found = with_default(operators[0], value, default)
+        outside = plain and value is None and found == EMPTY and not operators[0].endswith("+")
+        return from_outside(source(target), state) if outside else found
     plain = None if value is None else known_text(value)
     arguments = [known_text(expand_text(each, state, depth + 1)) for each in named[1:]]
     if plain is None or any(each is None for each in arguments):
@@ -228,6 +240,30 @@ def with_default(operator: str, value: Text | None, default: Text) -> Text:
     if value is None or (value == EMPTY and operator.startswith(":")):
         return default
     return value
+
+
+def from_outside(name: str, state: ScriptState) -> Text:
+    """`${NAME:-}` of a variable that is not set here: empty for the conditions of the script, and
+    unknown where it is used, for the environment may have it. Certainly empty where it was unset,
+    or is an argument that a call does not give."""
+    given = state.elements("@")
+    missing = name.isdecimal() and given is not None and int(name[:9]) > len(given)
+    return EMPTY if name in state.unset or missing else unknown(f"${{{name}:-}}")
+
+
+def as_compared(value: Text) -> Text:
+    """What a condition sees: without what `from_outside` makes."""
+    kept = (each for each in value if isinstance(each, str) or not is_outside(each))
+    return concatenate(*((each,) for each in kept))
+
+
+def is_outside(piece: Unknown) -> bool:
+    return FROM_OUTSIDE.fullmatch(piece.origin) is not None
+
+
+def expand_compared(node: Node, state: ScriptState) -> Text:
+    """A side of a condition. Raises NotUnderstood."""
+    return as_compared(expand_text(node, state))
 
 
 def element(subscript: Node, state: ScriptState, depth: int) -> Text | None:
@@ -315,7 +351,8 @@ def follow_assignment(node: Node, state: ScriptState) -> bool:
 
 def substitution(node: Node, state: ScriptState, depth: int) -> Text:
     """$(...): `expr` and `echo` are computed, everything else is unknown."""
-    origin = unknown(" ".join(source(node).strip("`").removeprefix("$(").removesuffix(")").split()))
+    command = source(node).lstrip().strip("`").removeprefix("$(").removesuffix(")")
+    origin = unknown(" ".join(command.split()))
     inner = node.named_children
     if len(inner) != 1 or inner[0].type != "command":
         return origin
