@@ -238,6 +238,24 @@ def test_nothing_is_started_again_with_other_files(
     assert len([line for line in server.events() if line.endswith(" start")]) == 2
 
 
+@pytest.mark.parametrize("role", ["engine", "frontend"])
+def test_what_read_other_files_while_it_started_does_not_serve(
+    server: Server, caplog: pytest.LogCaptureFixture, role: str
+) -> None:
+    """They were the old ones when it was started."""
+
+    def changed_files() -> str:
+        starts = [line for line in server.events() if line.startswith(f"{role} 1 ")]
+        return "toy.gguf was changed" if starts else ""
+
+    assert server.run({role: {"0": "exit"}}, changed_files=changed_files) == FAILED
+    told = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
+    name = "engine" if role == "engine" else "frontend 1"
+    assert told[-1] == f"The server stops: the {name} is not used. toy.gguf was changed"
+    assert "Ready 1" not in server.told("frontend 0")
+    assert len([line for line in server.events() if line.endswith(" start")]) == 3
+
+
 def test_a_dead_frontend_is_replaced_under_a_new_index(server: Server) -> None:
     def wait_and_stop() -> None:
         server.wait_for("frontend 2 ", "FrontendGone", "Ready 0")

@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+from dataclasses import dataclass
 from pathlib import Path
 
 from vivace.checkpoint.source import ModelSource
+from vivace.files import open_input
 
 TOKENIZER_FILE = "tokenizer.json"
+SAMPLES = 16
+SAMPLE_BYTES = 4096
 
-State = tuple[int, int] | None
-"""length in bytes and time of the last change in ns; None: it is not there. The inode is left out:
-file systems in user space number their files anew."""
+
+@dataclass(frozen=True)
+class FileState:
+    """What a file is known by. `modified`: ns; `digest`: of `SAMPLES` pieces, or of all of a file
+    that is no longer than they are.
+
+    Each of them counts. Samples alone do not show a change of a few bytes elsewhere, so a new time
+    of the last change is one even where they are the same (`touch`): a server that stops is
+    noticed, other tokens are not. Length and time alone do not show a file put in the place of
+    another with its time (`cp -p`, `rsync -t`, `tar`). The inode is left out: file systems in user
+    space number their files anew."""
+
+    length: int
+    modified: int
+    digest: bytes
 
 
 class ModelFiles:
@@ -29,7 +47,7 @@ class ModelFiles:
         for file, before in self._states.items():
             now = read_state(file)
             if now != before:
-                verb = "was changed" if now else "was removed"
+                verb = "was changed" if now else "was removed, or cannot be read any more,"
                 return (
                     f"Nothing is started again, because {file} {verb} since this server loaded it: "
                     "answers would go on with other weights or another vocabulary. Start the "
@@ -38,9 +56,25 @@ class ModelFiles:
         return ""
 
 
-def read_state(file: Path) -> State:
+def read_state(file: Path) -> FileState | None:
+    """None: it is not there, or no file that can be read."""
     try:
-        found = file.stat()
+        descriptor = open_input(file)
     except OSError:
         return None
-    return found.st_size, found.st_mtime_ns
+    try:
+        found = os.fstat(descriptor)
+        return FileState(found.st_size, found.st_mtime_ns, sampled(descriptor, found.st_size))
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def sampled(descriptor: int, length: int) -> bytes:
+    """SHA-256 of pieces at even distances, the first and the last among them."""
+    digest = hashlib.sha256()
+    last = max(0, length - SAMPLE_BYTES)
+    for place in sorted({last * n // (SAMPLES - 1) for n in range(SAMPLES)}):
+        digest.update(os.pread(descriptor, SAMPLE_BYTES, place))
+    return digest.digest()

@@ -169,6 +169,7 @@ class Supervisor:
                     self._engine_is_ready(child, message)
                 case Serving():
                     child.serving = True
+                    self._check_files(child, again=child.index >= self._plan.frontends)
                     self._failed_starts = 0
                     if self._phase == "draining":
                         child.control.send(Draining())
@@ -178,8 +179,19 @@ class Supervisor:
                 case Reply():
                     self._on_drained(message)
 
+    def _check_files(self, child: Child, *, again: bool) -> bool:
+        """Whether a child that was started `again` has read the files of the first ones. Looking
+        before it starts is not enough: they may have changed while it did."""
+        changed = self._plan.changed_files() if again and self._phase != "stopping" else ""
+        if changed:
+            child.kill("it has read other files")
+            self._fail(f"the {child.name} is not used. {changed}")
+        return not changed
+
     def _engine_is_ready(self, engine: Child, ready: Ready) -> None:
         engine.serving = True
+        if not self._check_files(engine, again=self._epoch > 0):
+            return
         self._ready = ready
         self._watch.restart(time.monotonic())
         self._broadcast(ready)
