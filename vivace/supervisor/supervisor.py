@@ -13,7 +13,7 @@ import time
 from typing import Literal
 
 from vivace.protocol.channel import SUPERVISOR
-from vivace.protocol.heartbeat import EngineHeartbeat, EngineProgress, FrontendHeartbeat
+from vivace.protocol.heartbeat import EngineHeartbeat, EngineProgress
 from vivace.protocol.messages import KEY_SHIFT, Command, Drain, EngineDown, Ready, Reply
 from vivace.supervisor import signals
 from vivace.supervisor.child import FAILED, Child, Role, spawn
@@ -76,9 +76,7 @@ class Supervisor:
         self._heartbeat = EngineHeartbeat(plan.memory.engine)
         watchdog = Watchdog(hard=plan.watchdog, soft=plan.soft_watchdog)
         self._watch = EngineWatch(EngineProgress(plan.memory), watchdog)
-        self._frontend_watch = FrontendWatch(
-            [FrontendHeartbeat(plan.memory.heartbeat(place)) for place in range(plan.memory.places)]
-        )
+        self._frontend_watch = FrontendWatch(plan.memory)
         self._selector = selectors.DefaultSelector()
         self._outputs = Outputs(self._selector, hooks.write)
         self._down_since: float | None = None
@@ -94,7 +92,7 @@ class Supervisor:
                 self._start_engine(self._first_engine)
                 for index in range(self._plan.frontends):
                     self._start_frontend(index, place=index)
-                while not self._is_over():
+                while self._phase != "stopping" or self._engine or self._frontends:
                     for key, _ in self._selector.select(self._plan.tick):
                         key.data()
                     self._tick(time.monotonic())
@@ -165,11 +163,12 @@ class Supervisor:
                     self._hooks.timed(child.name, message.stages)
                 case Failure():
                     child.failure = message.text
+                case Ready() | Serving() if self._read_other_files(child):
+                    pass
                 case Ready():
                     self._engine_is_ready(child, message)
                 case Serving():
                     child.serving = True
-                    self._check_files(child, again=child.index >= self._plan.frontends)
                     self._failed_starts = 0
                     if self._phase == "draining":
                         child.control.send(Draining())
@@ -179,19 +178,17 @@ class Supervisor:
                 case Reply():
                     self._on_drained(message)
 
-    def _check_files(self, child: Child, *, again: bool) -> bool:
-        """Whether a child that was started `again` has read the files of the first ones. Looking
-        before it starts is not enough: they may have changed while it did."""
-        changed = self._plan.changed_files() if again and self._phase != "stopping" else ""
+    def _read_other_files(self, child: Child) -> bool:
+        """Looking before one is started again is not enough: they may change until it has."""
+        again = self._epoch if child is self._engine else child.index >= self._plan.frontends
+        changed = self._plan.changed_files() if again else ""
         if changed:
             child.kill("it has read other files")
             self._fail(f"the {child.name} is not used. {changed}")
-        return not changed
+        return bool(changed)
 
     def _engine_is_ready(self, engine: Child, ready: Ready) -> None:
         engine.serving = True
-        if not self._check_files(engine, again=self._epoch > 0):
-            return
         self._ready = ready
         self._watch.restart(time.monotonic())
         self._broadcast(ready)
@@ -248,10 +245,8 @@ class Supervisor:
         if self._phase == "starting" and not engine.serving:
             self._fail(f"the engine did not start: {cause}", engine.exit_code)
         elif self._phase == "draining":
-            self._broadcast(EngineDown(reason=cause, restarting=False))
             self._fail(f"the engine died while draining: {cause}")
         elif changed := self._plan.changed_files():
-            self._broadcast(EngineDown(reason=f"{cause}. {changed}", restarting=False))
             self._fail(f"the engine died: {cause}. {changed}")
         else:
             self._replace_engine(cause)
@@ -262,11 +257,9 @@ class Supervisor:
         step, spans = self._heartbeat.fatal_spans()
         decision = self._attribution.record_death(step, spans, now)
         down = EngineDown(
-            reason=cause,
-            restarting=decision.restart,
-            refused=decision.refused,
+            reason=cause, restarting=decision.restart, refused=decision.refused,
             suspects=decision.suspects,
-        )
+        )  # fmt: skip
         self._broadcast(down)
         if not decision.restart:
             self._fail(f"the engine died: {cause}. {self._budget.exhausted_note()}")
@@ -397,9 +390,6 @@ class Supervisor:
             self._deadline = now + STOP_GRACE_SECONDS
         elif self._engine is not None and self._deadline is None:
             self._engine.kill()
-
-    def _is_over(self) -> bool:
-        return self._phase == "stopping" and not (self._engine or self._frontends)
 
     def _kill_everything(self) -> None:
         children = [*self._frontends, *([self._engine] if self._engine else [])]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vivace.protocol.heartbeat import IDLE, EngineProgress, FrontendHeartbeat
+from vivace.protocol.shared_memory import SharedMemory
 from vivace.supervisor.child import Child
 
 log = logging.getLogger(__name__)
@@ -135,8 +136,9 @@ class EngineWatch:
 class FrontendWatch:
     """The frontends: a heartbeat each, by place."""
 
-    def __init__(self, heartbeats: list[FrontendHeartbeat]) -> None:
-        self._heartbeats = heartbeats
+    def __init__(self, memory: SharedMemory) -> None:
+        places = range(memory.places)
+        self._heartbeats = [FrontendHeartbeat(memory.heartbeat(place)) for place in places]
         self._watches: dict[Child, ChildWatch] = {}
 
     def check(self, frontends: Iterable[Child], now: float) -> None:
