@@ -29,6 +29,8 @@ class FakeHub:
     """files that arrive with other bytes than listed"""
     cut: dict[str, int] = field(default_factory=dict)
     """files whose first transfer breaks off after so many bytes"""
+    paused: dict[str, int] = field(default_factory=dict)
+    """files whose transfer stands still after so many bytes"""
     said: dict[str, object] = field(default_factory=dict)
     """what stands in the answer about a model or of its files instead"""
     refusal: dict[str, str] = field(default_factory=dict)
@@ -151,8 +153,11 @@ class Handler(BaseHTTPRequestHandler):
             data[begin:],
             headers,
             body=body,
-            most=self.hub.cut.pop(name, None) if body else None,
+            most=self.hub.paused.get(name, self.hub.cut.pop(name, None)) if body else None,
         )
+        while body and name in self.hub.paused and self.command == "GET":
+            self.wfile.flush()
+            time.sleep(0.05)
 
     def without_end(self, block: bytes, headers: dict[str, str]) -> None:
         """Blocks of an answer that says no length, until the client leaves."""

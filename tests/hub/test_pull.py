@@ -6,12 +6,15 @@ import errno
 import json
 import os
 import shutil
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fake_hub import COMMIT, FakeHub, serving
+from fake_hub import COMMIT, FakeHub, serving, sha256
 
 from vivace.checkpoint.hub_cache import find_snapshot, modelscope_folders, split_quantization
 from vivace.checkpoint.source import SourceError, locate
@@ -79,6 +82,69 @@ def test_a_transfer_that_breaks_off_goes_on_where_it_stopped(hub: FakeHub, tmp_p
     assert (folder / "model.safetensors").read_bytes() == weights
     resumed = [line for line in transfers(hub) if "bytes=" in line]
     assert resumed and "bytes=0-" not in resumed[0], transfers(hub)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_fetch_that_was_ended_goes_on_in_the_next_one(
+    hub: FakeHub, tmp_path: Path, number: signal.Signals
+) -> None:
+    hub.repositories["org/toy"]["model.safetensors"] = weights = WEIGHTS * 120
+    hub.paused["model.safetensors"] = 21_000_000  # two blocks of the library
+    command = [sys.executable, "-m", "vivace", "pull", "org/toy", "--download-dir", str(tmp_path)]
+    program = subprocess.Popen(
+        command,
+        stderr=subprocess.STDOUT,
+        stdout=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    (partial,) = wait_for_partial(tmp_path, 20_000_000)
+    program.send_signal(number)
+    assert b"Traceback" not in program.communicate(timeout=60)[0]
+    assert partial.stat().st_size == 20_971_520  # 2 blocks
+    hub.paused.clear()
+    assert (pull(hub, tmp_path) / "model.safetensors").read_bytes() == weights
+    assert any("bytes=20971520-" in line for line in transfers(hub)), transfers(hub)
+    assert not list(tmp_path.rglob("*.incomplete"))
+
+
+def wait_for_partial(cache: Path, size: int) -> list[Path]:
+    """Unfinished files that have come so far."""
+    for _ in range(600):
+        found = [file for file in cache.rglob("*.incomplete") if file.stat().st_size >= size]
+        if found:
+            return found
+        time.sleep(0.1)
+    raise TimeoutError("nothing comes")
+
+
+@pytest.mark.parametrize("left", [b"other bytes", bytes(10**6), "link", "pipe"])
+def test_what_lies_under_the_name_of_a_partial_file_does_no_harm(
+    hub: FakeHub, tmp_path: Path, left: bytes | str
+) -> None:
+    """Bytes of another file are found by their hash; nothing else is written through."""
+    blobs = tmp_path / "models--org--toy" / "blobs"
+    blobs.mkdir(parents=True)
+    partial = blobs / f"{sha256(WEIGHTS)}.incomplete"
+    (tmp_path / "precious").write_bytes(b"keep")
+    if left == "link":
+        partial.symlink_to(tmp_path / "precious")
+    elif left == "pipe":
+        os.mkfifo(partial)
+    else:
+        partial.write_bytes(left)  # type: ignore[arg-type]
+    if left != bytes(10**6):  # longer than the file: begun anew at once
+        with pytest.raises(HubError):
+            pull(hub, tmp_path)
+        assert (tmp_path / "precious").read_bytes() == b"keep"
+        partial.unlink(missing_ok=True)
+    assert (pull(hub, tmp_path) / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_a_repository_of_very_many_files_is_no_model(hub: FakeHub, tmp_path: Path) -> None:
+    hub.repositories["org/toy"] |= {f"{n}.json": b"{}" for n in range(5000)}
+    with pytest.raises(HubError, match="5,004 weight and JSON files, more than the 5,000"):
+        pull(hub, tmp_path)
+    assert transfers(hub) == []
 
 
 def pull_until_done(hub: FakeHub, cache: Path) -> Path:

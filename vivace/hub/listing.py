@@ -18,6 +18,8 @@ NAME = re.compile(r"[A-Za-z0-9][\w.+-]*", re.ASCII)
 """a file at the top of the repository; folders hold other formats of the same model"""
 TEMPLATE = "chat_template.jinja"
 LARGEST_JSON = 64 << 20
+MOST_FILES = 5000
+"""that are fetched; the largest models have some hundred"""
 SHOWN = 12
 
 
@@ -54,6 +56,11 @@ def chosen_files(listing: Listing, quantization: str = "") -> tuple[RepoFile, ..
     weights = weights or gguf_file(listing, top, quantization)
     if weights[0].name.endswith(".gguf"):
         texts = [file for file in texts if file.name != INDEX_FILE]
+    if len(texts) + len(weights) > MOST_FILES:
+        raise HubError(
+            f"{listing.repo_id} has {len(texts) + len(weights):,} weight and JSON files, more than "
+            f"the {MOST_FILES:,} of a model: is it one?"
+        )
     return (*texts, *weights)
 
 
