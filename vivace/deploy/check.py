@@ -130,7 +130,11 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=as_wide_as_the_terminal,
     )
     made.add_argument(
-        "files", nargs="*", metavar="FILE", help="a deployment (YAML), or launch scripts"
+        "files",
+        nargs="*",
+        metavar="FILE",
+        help="a deployment (YAML), or scripts, compose files, manifests, Dockerfiles and systemd "
+        "units; - is standard input",
     )
     made.add_argument("--target", help="engine to judge for: vivace, sglang, sglang==0.5.10")
     made.add_argument("--memory", action="store_true", help="the memory of a device of each role")

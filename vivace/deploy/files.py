@@ -8,12 +8,27 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 
-from vivace.files import PathName
+from vivace.files import FileTooLarge, PathName
 
 MAX_BYTES = 1 << 20
 """of a deployment file"""
+STDIN = "<stdin>"
+"""what findings call standard input"""
+STDIN_NAMES = (STDIN, "-", "/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
 PACKAGE = os.path.dirname(os.path.abspath(__file__))
+
+
+def read_stdin(limit: int) -> bytes:
+    """Standard input, to its end. Raises FileTooLarge, OSError."""
+    try:
+        content = sys.stdin.buffer.read(limit + 1)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, STDIN) from None
+    if len(content) > limit:
+        raise FileTooLarge(f"larger than {limit >> 20} MiB")
+    return content
 
 
 def packaged_path(name: str) -> str:

@@ -21,6 +21,8 @@ from vivace.deploy.catalogue.models import (
 )
 from vivace.deploy.files import (
     MAX_BYTES,
+    STDIN,
+    STDIN_NAMES,
     absolute,
     below,
     beside,
@@ -28,6 +30,7 @@ from vivace.deploy.files import (
     is_beside,
     is_file,
     is_folder,
+    read_stdin,
 )
 from vivace.deploy.from_script.roles import LoadedDeployment
 from vivace.deploy.schema.deployment import Deployment, DeploymentError, Hardware, Model, Workload
@@ -55,8 +58,9 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
 
 def open_files(files: Sequence[PathName]) -> LoadedDeployment:
     """One deployment file, or scripts. Raises DeploymentError or ScriptError."""
-    paths = [str(file) for file in files]
-    specs = [path for path in paths if path.endswith(SPECS) and not holds_manifest(path)]
+    paths = [STDIN if str(file) in STDIN_NAMES else str(file) for file in files]
+    given = {STDIN: stdin_content()} if STDIN in paths else {}
+    specs = [path for path in paths if is_spec(path, given.get(path))]
     if specs and len(paths) > 1:
         text = "give one deployment file, or scripts, not both; --each judges every file alone"
         raise DeploymentError(text)
@@ -65,12 +69,20 @@ def open_files(files: Sequence[PathName]) -> LoadedDeployment:
         from vivace.deploy.schema.lines import collect_sources
 
         documents: Documents = {}
-        deployment = load(specs[0], documents)
+        deployment = load(specs[0], documents, given.get(specs[0]))
         refuse_elsewhere(specs[0], deployment.model)
         return LoadedDeployment(deployment, (), specs[0], collect_sources(documents))
     from vivace.deploy.from_script.script import import_files
 
-    return import_files(paths)
+    return import_files(paths, given)
+
+
+def stdin_content() -> bytes:
+    """Raises DeploymentError."""
+    try:
+        return read_stdin(MAX_BYTES)
+    except FileTooLarge as error:
+        raise DeploymentError(f"{STDIN}: {error}") from None
 
 
 def refuse_elsewhere(file: str, model: Model) -> None:
@@ -80,12 +92,19 @@ def refuse_elsewhere(file: str, model: Model) -> None:
         raise DeploymentError(f"{file}: model.config: {model.config}: {reason}")
 
 
-def holds_manifest(path: str) -> bool:
-    """Whether a YAML file is a compose file or Kubernetes manifests, and no deployment."""
-    try:
-        return MANIFEST.search(read_file(path, MAX_BYTES)) is not None
-    except (OSError, FileTooLarge):
+def is_spec(path: str, raw: bytes | None) -> bool:
+    """Whether it is a deployment: YAML that is neither a compose file nor Kubernetes manifests.
+    `raw`: of what has no name that would say so."""
+    if raw is not None:
+        from vivace.deploy.from_script.container import is_yaml
+
+        return MANIFEST.search(raw) is None and is_yaml(raw.decode("utf-8-sig", "replace"))
+    if not path.endswith(SPECS):
         return False
+    try:
+        return MANIFEST.search(read_file(path, MAX_BYTES)) is None
+    except (OSError, FileTooLarge):
+        return True
 
 
 def open_command(words: Sequence[str]) -> LoadedDeployment:

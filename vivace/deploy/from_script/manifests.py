@@ -7,10 +7,10 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import msgspec
 import yaml
 
 from vivace.deploy.from_script.compose import as_list, find_machine, interpolate, read_environment
+from vivace.deploy.from_script.container import MAX_CONTAINERS, Container, image_release, to_script
 from vivace.deploy.locations import Location
 from vivace.deploy.schema.files import (
     LimitedLoader,
@@ -26,7 +26,6 @@ from vivace.deploy.shell.reader import ScriptError, no_file
 IN_COMMAND = re.compile(r"\$\$|\$\(([A-Za-z_]\w*)\)")
 RANKS = ("pod-index", "worker-index", "completion-index")
 """ends of labels that number the pods of a set"""
-IMAGE = re.compile(r"(?:^|/)sglang:v?(\d+\.\d+\.\d+(?:rc\d+|\.post\d+)?)(?![\w.])")
 LWS = ("LWS_LEADER_ADDRESS", "LWS_GROUP_SIZE", "LWS_WORKER_INDEX")
 """what a LeaderWorkerSet's controller sets in each of its containers"""
 OF_SERVICES = re.compile(r"_(SERVICE_(HOST|PORT\w*)|PORT(_\d+_\w+)?)$")
@@ -35,29 +34,6 @@ DEVICE = re.compile(r"(nvidia\.com/gpu|amd\.com/gpu|huawei\.com/Ascend)")
 """resources that are whole devices"""
 MAX_PODS = 64
 """of one set that are looked at"""
-MAX_CONTAINERS = 128
-
-
-class Container(msgspec.Struct, frozen=True):
-    """`script` exports its variables and runs its command; `pod`: its number in its set;
-    `machine`: the same for those that share one; `host`: its address, where the file says it;
-    `notes`: what was not read; `undefined`: `$(NAME)` that nothing defines, `defined`: what is."""
-
-    script: str
-    place: Location
-    pod: int = 0
-    contained: bool = True
-    machine: str = ""
-    host: str = ""
-    notes: tuple[str, ...] = ()
-    undefined: tuple[str, ...] = ()
-    defined: tuple[str, ...] = ()
-    release: str = ""
-    """of SGLang, where the image says it"""
-    devices: int = 0
-    """that it is given; 0: unknown"""
-    files: dict[str, str] = {}
-    """that were read for its variables, by name"""
 
 
 def containers_in(file: str, content: str, follow: Follow = no_file) -> list[Container]:
@@ -171,7 +147,7 @@ def of_pod(
                 notes=("envFrom of a container is not read",) if outside else (),
                 undefined=() if outside else undefined_names(given, content.get("env"), defined),
                 defined=defined,
-                release=image_release(content),
+                release=image_release(str(content.get("image") or "")),
                 devices=limited_devices(content),
             )
 
@@ -233,7 +209,7 @@ def of_service(file: str, name: yaml.Node, node: yaml.Node, follow: Follow) -> I
             host=str(content.get("x-host") or ""),
             notes=tuple(found.notes),
             files=found.files,
-            release=image_release(content),
+            release=image_release(str(content.get("image") or "")),
         )
 
 
@@ -249,12 +225,6 @@ def limited_devices(content: Mapping[str, Any]) -> int:
     return sum(found)
 
 
-def image_release(content: Mapping[str, Any]) -> str:
-    """`lmsysorg/sglang:v0.5.10-cu130` is 0.5.10."""
-    found = IMAGE.search(str(content.get("image") or ""))
-    return found[1] if found else ""
-
-
 def own_program(content: Mapping[str, Any], words: list[str]) -> list[str]:
     return program_of_image(str(content.get("image") or ""), next(iter(words), None))
 
@@ -264,11 +234,6 @@ def as_words(value: Any) -> list[str]:
     if isinstance(value, str):
         return shlex.split(value)
     return [str(each) for each in value] if isinstance(value, list) else []
-
-
-def to_script(variables: Mapping[str, str], words: list[str]) -> str:
-    exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
-    return exports + shlex.join(words) + "\n"
 
 
 def location(file: str, node: yaml.Node, key: yaml.Node | None = None) -> Location:

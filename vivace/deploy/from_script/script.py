@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from types import MappingProxyType
 
 import msgspec
 
 from vivace.config.releases.tables import releases
 from vivace.deploy.files import read_beside
+from vivace.deploy.from_script.container import Container, read_containers
 from vivace.deploy.from_script.flags import Remark, parse_flags
 from vivace.deploy.from_script.isolated import read_isolated
 from vivace.deploy.from_script.launches import apply_assumptions, reachable
@@ -58,11 +59,7 @@ REPEATING = frozenset("parallel xargs pdsh pssh clush dsh ansible".split())
 """programs that run a command many times, or for each line of a list"""
 MAX_WRAPPER = 64
 """words of a wrapper and its options"""
-MANIFESTS = (".yaml", ".yml")
 PLAIN_LINE = re.compile(r"[\w\s./*=:|>-]+")
-
-if TYPE_CHECKING:
-    from vivace.deploy.from_script.manifests import Container
 
 
 class NothingStarted(ScriptError):
@@ -100,17 +97,23 @@ class DeploymentBuilder(msgspec.Struct):
         self.place_remark(Remark(rule, flag, text), place)
 
     def place_remark(self, remark: Remark, place: Location) -> None:
-        made = msgspec.structs.replace(remark, file=place.file, line=place.line, end=place.end)
+        made = remark
+        if not made.line:
+            made = msgspec.structs.replace(made, file=place.file, line=place.line, end=place.end)
         if made not in self.remarks:
             self.remarks.append(made)
 
 
-def import_files(paths: Sequence[PathName]) -> LoadedDeployment:
-    """Read scripts. Nothing is executed. Raises ScriptError naming the file."""
+def import_files(
+    paths: Sequence[PathName], given: Mapping[str, bytes] = MappingProxyType({})
+) -> LoadedDeployment:
+    """Read scripts; `given`: what was read before, by path. Nothing is executed. Raises ScriptError
+    naming the file."""
     found = DeploymentBuilder()
     for path in map(str, paths):
         try:
-            content = read_file(path, MAX_BYTES).decode("utf-8-sig", "replace")
+            raw = given[path] if path in given else read_file(path, MAX_BYTES)
+            content = raw.decode("utf-8-sig", "replace")
         except OSError as error:
             raise ScriptError(f"{path}: {error.strerror or error}") from None
         except FileTooLarge as error:
@@ -135,16 +138,17 @@ def collect_text(
     name: str, content: str, found: DeploymentBuilder, follow: Follow = no_file
 ) -> None:
     """A script, or manifests with the commands of containers. Raises ScriptError."""
-    if not name.endswith(MANIFESTS):
+    containers = read_containers(name, content, follow)
+    if containers is None:
         collect(name, content, found, follow)
         return
-    from vivace.deploy.from_script.manifests import containers_in
-
-    for each in containers_in(name, content, follow):
-        collect(name, each.script, found, within=each)
+    for each in containers:
+        collect(name, each.script, found, follow if each.local else no_file, within=each)
         found.texts |= each.files
         for note in each.notes:
             found.remark("not-understood", "", note, each.place)
+        for remark in each.remarks:
+            found.place_remark(remark, each.place)
         for variable in each.undefined:
             found.place_remark(undefined_in_pod(variable, each.defined), each.place)
         if each.release in releases():
@@ -175,7 +179,7 @@ def collect(
     for launch in map(apply_assumptions, reachable(reading.launches)):
         place = Location(launch.file or name, launch.line, launch.end)
         if within is not None:
-            place = within.place
+            place = place if launch.file else within.place
             host = launch.placement.host or within.host
             placement = msgspec.structs.replace(
                 launch.placement, contained=within.contained, host=host

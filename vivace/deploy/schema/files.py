@@ -31,10 +31,13 @@ Documents = dict[str, tuple[str, yaml.Node | None]]
 """of each file its text and its YAML nodes, in the order in which they include one another"""
 
 
-def load(path: PathName, documents: Documents | None = None) -> Deployment:
-    """Read a file and what it includes, and add them to `documents`. Raises DeploymentError."""
+def load(
+    path: PathName, documents: Documents | None = None, raw: bytes | None = None
+) -> Deployment:
+    """Read a file (`raw`: what it holds, where that was read before) and what it includes, and add
+    them to `documents`. Raises DeploymentError."""
     documents = {} if documents is None else documents
-    return parse_deployment(with_includes(str(path), (), documents), str(path))
+    return parse_deployment(with_includes(str(path), (), documents, raw), str(path))
 
 
 def parse_deployment(content: Mapping[str, Any], where: str) -> Deployment:
@@ -46,9 +49,11 @@ def parse_deployment(content: Mapping[str, Any], where: str) -> Deployment:
         raise DeploymentError(f"{where}: {error}") from None
 
 
-def with_includes(path: str, before: tuple[str, ...], documents: Documents) -> dict[str, Any]:
+def with_includes(
+    path: str, before: tuple[str, ...], documents: Documents, raw: bytes | None = None
+) -> dict[str, Any]:
     """The file's values merged over those of the file it includes (same folder or below)."""
-    content = mapping_in(path, documents)
+    content = mapping_in(path, documents, raw)
     include = content.pop("include", None)
     if include is None:
         return content
@@ -78,10 +83,10 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def mapping_in(path: str, documents: Documents) -> dict[str, Any]:
+def mapping_in(path: str, documents: Documents, raw: bytes | None = None) -> dict[str, Any]:
     """The mapping a YAML file holds. Raises DeploymentError."""
     try:
-        text = read_file(path, MAX_BYTES).decode()
+        text = (read_file(path, MAX_BYTES) if raw is None else raw).decode()
         content, node = parse_yaml(text)
     except OSError as error:
         raise DeploymentError(f"{path}: {error.strerror or error}") from None

@@ -1,0 +1,263 @@
+"""Dockerfiles -> what a container of each stage starts by itself, as a script."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from vivace.deploy.from_script.container import Container, image_release, to_script
+from vivace.deploy.from_script.flags import Remark
+from vivace.deploy.locations import Location
+from vivace.deploy.shell.images import program_of_image
+from vivace.deploy.shell.reader import ScriptError
+
+MAX_TEXT = 1 << 16
+"""characters of a value with what is expanded in it"""
+MAX_STAGES = 128
+MAX_INSTRUCTIONS = 4096
+INSTRUCTION = re.compile(r"\s*([A-Za-z]+)\s+(.*)", re.DOTALL)
+DIRECTIVE = re.compile(r"#\s*escape\s*=\s*`\s*", re.IGNORECASE)
+HEREDOC = re.compile(r"<<-?\s*[\"']?([A-Za-z_]\w*)[\"']?")
+VARIABLE = re.compile(r"\\\$|\$(?:\{([A-Za-z_]\w*)(?::([-+])([^{}]*))?\}|([A-Za-z_]\w*))")
+USED = re.compile(r"\$\{?([A-Za-z_]\w*)")
+WITH_HEREDOCS = ("RUN", "COPY", "ADD")
+SHELLS = ("sh", "bash", "zsh", "dash")
+
+
+class Command(msgspec.Struct, frozen=True):
+    """`words` in the form of a list; else `text`, which /bin/sh reads."""
+
+    place: Location
+    words: tuple[str, ...] = ()
+    text: str = ""
+
+
+class Stage(msgspec.Struct):
+    """Since one FROM; `copied`: by its place in the image a file beside the Dockerfile."""
+
+    image: str = ""
+    environment: dict[str, str] = {}
+    arguments: dict[str, str] = {}
+    copied: dict[str, str] = {}
+    folder: str = "/"
+    entry: Command | None = None
+    command: Command | None = None
+    own: bool = False
+    """whether it says what is started, and did not only take it over"""
+    remarks: list[Remark] = []
+
+
+def stages_in(file: str, content: str) -> list[Container]:
+    """Of every stage that says what it starts. Raises ScriptError."""
+    outer: dict[str, str] = {}
+    stages: list[Stage] = []
+    names: dict[str, Stage] = {}
+    for name, rest, place in instructions(file, content):
+        if name == "FROM":
+            if len(stages) >= MAX_STAGES:
+                raise ScriptError(f"{file}: line {place.line}: more than {MAX_STAGES} stages")
+            stages.append(begin(rest, outer, names, place))
+        elif not stages:
+            if name == "ARG":
+                outer |= arguments(rest, {}, {}, place)
+        elif name in READERS:
+            READERS[name](stages[-1], rest, place, outer)
+    return [container(each, file) for each in stages if each.own]
+
+
+def instructions(file: str, content: str) -> Iterator[tuple[str, str, Location]]:
+    """(name, what follows it, its lines). Lines that end with the escape character go on; comments
+    and empty lines between them are left out, and what is between <<EOF and EOF."""
+    lines = content.splitlines()
+    escape = "`" if lines and DIRECTIVE.fullmatch(lines[0]) else "\\"
+    parts, start, closing, count = list[str](), 0, list[str](), 0
+    for number, line in enumerate([*lines, ""], 1):
+        if closing:
+            if line.strip() == closing[0]:
+                closing.pop(0)
+            continue
+        if line.lstrip().startswith("#") or (parts and not line.strip() and number <= len(lines)):
+            continue
+        start = start if parts else number
+        if line.rstrip().endswith(escape):
+            parts.append(line.rstrip()[:-1])
+            continue
+        whole, parts = "\n".join([*parts, line]), []
+        found = INSTRUCTION.fullmatch(whole)
+        if found is None:
+            continue
+        count += 1
+        if count > MAX_INSTRUCTIONS:
+            text = f"more than {MAX_INSTRUCTIONS} instructions"
+            raise ScriptError(f"{file}: line {number}: {text}")
+        name = found[1].upper()
+        if name in WITH_HEREDOCS:
+            closing = HEREDOC.findall(found[2])
+        joined = " ".join(each.strip() for each in found[2].split("\n"))
+        yield name, joined.strip(), Location(file, start, number)
+
+
+def begin(rest: str, outer: Mapping[str, str], names: dict[str, Stage], place: Location) -> Stage:
+    """`FROM image AS name`: an image, or a stage before, whose settings hold on."""
+    words = [word for word in rest.split() if not word.startswith("--")]
+    image = expand(words[0], outer, place) if words else ""
+    base = names.get(image.lower())
+    made = Stage(image=image)
+    if base is not None:
+        made = msgspec.structs.replace(
+            base, arguments={}, own=False, environment=dict(base.environment),
+            copied=dict(base.copied), remarks=list(base.remarks),
+        )  # fmt: skip
+    if len(words) > 2 and words[1].lower() == "as":
+        names[words[2].lower()] = made
+    return made
+
+
+def read_env(stage: Stage, rest: str, place: Location, outer: Mapping[str, str]) -> None:
+    """ENV A=1 B="2 3", or ENV A 1."""
+    known = {**stage.arguments, **stage.environment}
+    first, blank, value = rest.partition(" ")
+    pairs = [first + "=" + value] if blank and "=" not in first else split(rest, place)
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if equals and name.isidentifier():
+            stage.environment[name] = expand(text, known, place)
+
+
+def read_arg(stage: Stage, rest: str, place: Location, outer: Mapping[str, str]) -> None:
+    known = {**stage.arguments, **stage.environment}
+    stage.arguments |= arguments(rest, known, outer, place)
+
+
+def arguments(
+    rest: str, known: Mapping[str, str], outer: Mapping[str, str], place: Location
+) -> dict[str, str]:
+    """ARG NAME=default; without a default that of before the first FROM, else unknown."""
+    found: dict[str, str] = {}
+    for pair in split(rest, place):
+        name, equals, text = pair.partition("=")
+        if name.isidentifier():
+            value = expand(text, known, place)
+            found[name] = value if equals else outer.get(name, f"<${name}>")
+    return found
+
+
+def read_copy(stage: Stage, rest: str, place: Location, outer: Mapping[str, str]) -> None:
+    words = [word.strip("[],\"'") for word in rest.split()]
+    words = [word for word in words if word and not word.startswith("--chmod")]
+    if len(words) < 2 or words[0].startswith("--") or "<<" in rest:
+        return
+    to = words[-1] if words[-1].startswith("/") else stage.folder.rstrip("/") + "/" + words[-1]
+    for source in words[:-1]:
+        name = source.removeprefix("./")
+        last = name.rpartition("/")[2]
+        at = to.removesuffix(".").removesuffix("/")
+        stage.copied[at + "/" + last] = stage.copied[to] = name
+
+
+def read_folder(stage: Stage, rest: str, place: Location, outer: Mapping[str, str]) -> None:
+    stage.folder = rest if rest.startswith("/") else stage.folder.rstrip("/") + "/" + rest
+
+
+def read_entry(stage: Stage, rest: str, place: Location, outer: Mapping[str, str]) -> None:
+    stage.entry, stage.command, stage.own = command(stage, rest, place), None, True
+
+
+def read_command(stage: Stage, rest: str, place: Location, outer: Mapping[str, str]) -> None:
+    stage.command, stage.own = command(stage, rest, place), True
+
+
+READERS = {
+    "ENV": read_env,
+    "ARG": read_arg,
+    "COPY": read_copy,
+    "ADD": read_copy,
+    "WORKDIR": read_folder,
+    "ENTRYPOINT": read_entry,
+    "CMD": read_command,
+}
+
+
+def command(stage: Stage, rest: str, place: Location) -> Command:
+    """A list of JSON, or a line of the shell; of a list that is not JSON what was meant."""
+    if not rest.startswith("["):
+        return Command(place, text=rest)
+    try:
+        words = json.loads(rest)
+    except (ValueError, RecursionError):
+        words = None
+    if isinstance(words, list) and all(isinstance(word, str) for word in words):
+        return Command(place, words=tuple(words))
+    text = "a list that is not JSON (words in double quotes): Docker has the shell run it as it is"
+    stage.remarks.append(Remark("not-understood", "", text, place.file, place.line, place.end))
+    meant = split(rest.strip("[]").replace(",", " "), place)
+    return Command(place, words=tuple(meant))
+
+
+def container(stage: Stage, file: str) -> Container:
+    entry, given = stage.entry, stage.command
+    parts = [each for each in (entry, given) if each is not None]
+    if entry is not None and entry.text:
+        parts = [entry]  # the shell form leaves CMD out
+    words = [word for each in parts for word in as_words(each)]
+    words = [*program_of_image(stage.image, next(iter(words), None)), *words]
+    words = [stage.copied.get(word, word) for word in words]
+    places = [each.place for each in parts]
+    place = Location(file, min(each.line for each in places), max(each.end for each in places))
+    return Container(
+        script=to_script(stage.environment, words),
+        place=place,
+        remarks=(*stage.remarks, *unset(stage, parts)),
+        release=image_release(stage.image),
+        local=True,
+    )
+
+
+def as_words(part: Command) -> list[str]:
+    return ["/bin/sh", "-c", part.text] if part.text else list(part.words)
+
+
+def unset(stage: Stage, parts: list[Command]) -> Iterator[Remark]:
+    """What is there only while the image is built, and variables where no shell reads them."""
+    for part in parts:
+        used = dict.fromkeys(USED.findall(part.text or " ".join(part.words)))
+        shell = bool(part.text) or any(word.rpartition("/")[2] in SHELLS for word in part.words)
+        for name in used:
+            if name in stage.arguments and name not in stage.environment:
+                text = f"${name} is an ARG, which is gone when the container runs: ENV keeps it"
+            elif not shell and any(USED.match(word) for word in part.words):
+                text = f"${name} in a list: no shell is there to put its value in its place"
+            else:
+                continue
+            yield Remark("variable-from-outside", "$" + name, text, severity="warning")
+
+
+def split(text: str, place: Location) -> list[str]:
+    """Raises ScriptError."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise ScriptError(f"{place.file}: line {place.line}: {error}") from None
+
+
+def expand(text: str, known: Mapping[str, str], place: Location) -> str:
+    """$NAME, ${NAME:-default} and ${NAME:+other}. Raises ScriptError."""
+    used = sum(len(known.get(found[1] or found[4] or "", "")) for found in VARIABLE.finditer(text))
+    if len(text) + used > MAX_TEXT:
+        raise ScriptError(f"{place.file}: line {place.line}: more than {MAX_TEXT} characters")
+
+    def value(found: re.Match[str]) -> str:
+        name = found[1] or found[4]
+        if name is None:
+            return "$"
+        if found[2] == "-":
+            return known.get(name) or found[3]
+        if found[2] == "+":
+            return found[3] if known.get(name) else ""
+        return known.get(name, f"<${name}>")
+
+    return VARIABLE.sub(value, text)

@@ -1,0 +1,110 @@
+"""systemd units -> the command that each starts, as a script."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+
+from vivace.deploy.from_script.container import MAX_CONTAINERS, Container, to_script
+from vivace.deploy.from_script.flags import Remark
+from vivace.deploy.locations import Location
+from vivace.deploy.shell.reader import ScriptError
+
+MAX_SETTINGS = 4096
+SETTING = re.compile(r"\s*([A-Za-z]\w*)\s*=\s*(.*)", re.DOTALL)
+PREFIXES = "@-:+!|"
+VARIABLE = re.compile(r"\$\$|\$\{([A-Za-z_]\w*)\}|\$([A-Za-z_]\w*)")
+SPECIFIER = re.compile(r"%(.)")
+NOT_READ = ("EnvironmentFile", "LoadCredential", "PassEnvironment")
+
+
+def services_in(file: str, content: str) -> list[Container]:
+    """Of a unit or a part of one. Raises ScriptError."""
+    variables: dict[str, str] = {}
+    started: list[tuple[str, Location]] = []
+    remarks: list[Remark] = []
+    for section, name, value, place in settings(file, content):
+        if section != "Service":
+            continue
+        if name == "Environment":
+            variables.update(assignments(value, place)) if value else variables.clear()
+        elif name == "ExecStart":
+            started.append((value, place)) if value else started.clear()
+        elif name in NOT_READ and value:
+            text = f"{name}={value[:120]} is not read: what it sets is unknown"
+            remarks.append(Remark("not-understood", "", text, file, place.line, place.end))
+    return [
+        Container(
+            script=to_script(variables, []) + command(value, place),
+            place=place,
+            pod=index,
+            contained=False,
+            machine=file,
+            remarks=tuple(remarks),
+        )
+        for index, (value, place) in enumerate(started[:MAX_CONTAINERS])
+    ]
+
+
+def settings(file: str, content: str) -> Iterator[tuple[str, str, str, Location]]:
+    """(section, name, value, its lines); a backslash at the end joins lines, comments between them
+    are left out."""
+    section, parts, start, count = "", list[str](), 0, 0
+    for number, line in enumerate([*content.splitlines(), ""], 1):
+        if line.lstrip().startswith(("#", ";")):
+            continue
+        start = start if parts else number
+        if line.endswith("\\"):
+            parts.append(line[:-1])
+            continue
+        whole, parts = " ".join([*parts, line]).strip(), []
+        if whole.startswith("[") and whole.endswith("]"):
+            section = whole[1:-1]
+        elif found := SETTING.fullmatch(whole):
+            count += 1
+            if count > MAX_SETTINGS:
+                raise ScriptError(f"{file}: line {number}: more than {MAX_SETTINGS} settings")
+            yield section, found[1], found[2].strip(), Location(file, start, number)
+
+
+def assignments(value: str, place: Location) -> dict[str, str]:
+    """A=1 "B=2 3" of Environment=."""
+    pairs = (word.partition("=") for word in words_of(value, place))
+    return {name: specified(text) for name, equals, text in pairs if equals and name.isidentifier()}
+
+
+def words_of(value: str, place: Location) -> list[str]:
+    try:
+        return shlex.split(value)
+    except ValueError as error:
+        raise ScriptError(f"{place.file}: line {place.line}: {error}") from None
+
+
+def command(value: str, place: Location) -> str:
+    """The line of ExecStart= as one of bash: `$NAME` alone is words, in a word it is text."""
+    bare = value.lstrip(PREFIXES)
+    prefixes = value[: len(value) - len(bare)]
+    words = words_of(bare, place)
+    if "@" in prefixes:  # the second word is only the program's name for itself
+        words = [*words[:1], *words[2:]]
+    plain = shlex.quote if ":" in prefixes else expanded
+    return " ".join(plain(specified(word)) for word in words) + "\n"
+
+
+def specified(text: str) -> str:
+    """`%i` and the like are known when the unit is started."""
+    return SPECIFIER.sub(lambda found: "%" if found[1] == "%" else f"<{found[0]}>", text)
+
+
+def expanded(word: str) -> str:
+    alone = VARIABLE.fullmatch(word)
+    if alone is not None and alone[2]:
+        return word
+    pieces, at = list[str](), 0
+    for found in VARIABLE.finditer(word):
+        name = found[1] or found[2]
+        pieces.append(shlex.quote(word[at : found.start()] + ("" if name else "$")))
+        pieces.append(f'"${{{name}}}"' if name else "")
+        at = found.end()
+    return "".join(pieces) + (shlex.quote(word[at:]) if at < len(word) or not pieces else "")
