@@ -96,7 +96,7 @@ def is_spec(path: str, raw: bytes | None) -> bool:
     """Whether it is a deployment: YAML that is neither a compose file nor Kubernetes manifests.
     `raw`: of what has no name that would say so."""
     if raw is not None:
-        from vivace.deploy.from_script.container import is_yaml
+        from vivace.deploy.from_script.formats import is_yaml
 
         return MANIFEST.search(raw) is None and is_yaml(raw.decode("utf-8-sig", "replace"))
     if not path.endswith(SPECS):

@@ -28,7 +28,7 @@ WITH_HEREDOCS = ("RUN", "COPY", "ADD")
 SHELLS = ("sh", "bash", "zsh", "dash")
 
 
-class Command(msgspec.Struct, frozen=True):
+class ImageCommand(msgspec.Struct, frozen=True):
     """`words` in the form of a list; else `text`, which /bin/sh reads."""
 
     place: Location
@@ -36,7 +36,7 @@ class Command(msgspec.Struct, frozen=True):
     text: str = ""
 
 
-class Stage(msgspec.Struct):
+class ImageStage(msgspec.Struct):
     """Since one FROM; `copied`: by its place in the image a file beside the Dockerfile."""
 
     image: str = ""
@@ -44,8 +44,8 @@ class Stage(msgspec.Struct):
     arguments: dict[str, str] = {}
     copied: dict[str, str] = {}
     folder: str = "/"
-    entry: Command | None = None
-    command: Command | None = None
+    entry: ImageCommand | None = None
+    command: ImageCommand | None = None
     own: bool = False
     """whether it says what is started, and did not only take it over"""
     remarks: list[Remark] = []
@@ -54,8 +54,8 @@ class Stage(msgspec.Struct):
 def stages_in(file: str, content: str) -> list[Container]:
     """Of every stage that says what it starts. Raises ScriptError."""
     outer: dict[str, str] = {}
-    stages: list[Stage] = []
-    names: dict[str, Stage] = {}
+    stages: list[ImageStage] = []
+    names: dict[str, ImageStage] = {}
     for name, rest, place in instructions(file, content):
         if name == "FROM":
             if len(stages) >= MAX_STAGES:
@@ -101,12 +101,14 @@ def instructions(file: str, content: str) -> Iterator[tuple[str, str, Location]]
         yield name, joined.strip(), Location(file, start, number)
 
 
-def begin(rest: str, outer: Mapping[str, str], names: dict[str, Stage], place: Location) -> Stage:
+def begin(
+    rest: str, outer: Mapping[str, str], names: dict[str, ImageStage], place: Location
+) -> ImageStage:
     """`FROM image AS name`: an image, or a stage before, whose settings hold on."""
     words = [word for word in rest.split() if not word.startswith("--")]
     image = expand(words[0], outer, place) if words else ""
     base = names.get(image.lower())
-    made = Stage(image=image)
+    made = ImageStage(image=image)
     if base is not None:
         made = msgspec.structs.replace(
             base, arguments={}, own=False, environment=dict(base.environment),
@@ -117,7 +119,7 @@ def begin(rest: str, outer: Mapping[str, str], names: dict[str, Stage], place: L
     return made
 
 
-def read_env(stage: Stage, rest: str, place: Location, outer: Mapping[str, str]) -> None:
+def read_env(stage: ImageStage, rest: str, place: Location, outer: Mapping[str, str]) -> None:
     """ENV A=1 B="2 3", or ENV A 1."""
     known = {**stage.arguments, **stage.environment}
     first, blank, value = rest.partition(" ")
@@ -128,7 +130,7 @@ def read_env(stage: Stage, rest: str, place: Location, outer: Mapping[str, str])
             stage.environment[name] = expand(text, known, place)
 
 
-def read_arg(stage: Stage, rest: str, place: Location, outer: Mapping[str, str]) -> None:
+def read_arg(stage: ImageStage, rest: str, place: Location, outer: Mapping[str, str]) -> None:
     known = {**stage.arguments, **stage.environment}
     stage.arguments |= arguments(rest, known, outer, place)
 
@@ -146,7 +148,7 @@ def arguments(
     return found
 
 
-def read_copy(stage: Stage, rest: str, place: Location, outer: Mapping[str, str]) -> None:
+def read_copy(stage: ImageStage, rest: str, place: Location, outer: Mapping[str, str]) -> None:
     words = [word.strip("[],\"'") for word in rest.split()]
     words = [word for word in words if word and not word.startswith("--chmod")]
     if len(words) < 2 or words[0].startswith("--") or "<<" in rest:
@@ -159,15 +161,15 @@ def read_copy(stage: Stage, rest: str, place: Location, outer: Mapping[str, str]
         stage.copied[at + "/" + last] = stage.copied[to] = name
 
 
-def read_folder(stage: Stage, rest: str, place: Location, outer: Mapping[str, str]) -> None:
+def read_folder(stage: ImageStage, rest: str, place: Location, outer: Mapping[str, str]) -> None:
     stage.folder = rest if rest.startswith("/") else stage.folder.rstrip("/") + "/" + rest
 
 
-def read_entry(stage: Stage, rest: str, place: Location, outer: Mapping[str, str]) -> None:
+def read_entry(stage: ImageStage, rest: str, place: Location, outer: Mapping[str, str]) -> None:
     stage.entry, stage.command, stage.own = command(stage, rest, place), None, True
 
 
-def read_command(stage: Stage, rest: str, place: Location, outer: Mapping[str, str]) -> None:
+def read_command(stage: ImageStage, rest: str, place: Location, outer: Mapping[str, str]) -> None:
     stage.command, stage.own = command(stage, rest, place), True
 
 
@@ -182,23 +184,23 @@ READERS = {
 }
 
 
-def command(stage: Stage, rest: str, place: Location) -> Command:
+def command(stage: ImageStage, rest: str, place: Location) -> ImageCommand:
     """A list of JSON, or a line of the shell; of a list that is not JSON what was meant."""
     if not rest.startswith("["):
-        return Command(place, text=rest)
+        return ImageCommand(place, text=rest)
     try:
         words = json.loads(rest)
     except (ValueError, RecursionError):
         words = None
     if isinstance(words, list) and all(isinstance(word, str) for word in words):
-        return Command(place, words=tuple(words))
+        return ImageCommand(place, words=tuple(words))
     text = "a list that is not JSON (words in double quotes): Docker has the shell run it as it is"
     stage.remarks.append(Remark("not-understood", "", text, place.file, place.line, place.end))
     meant = split(rest.strip("[]").replace(",", " "), place)
-    return Command(place, words=tuple(meant))
+    return ImageCommand(place, words=tuple(meant))
 
 
-def container(stage: Stage, file: str) -> Container:
+def container(stage: ImageStage, file: str) -> Container:
     entry, given = stage.entry, stage.command
     parts = [each for each in (entry, given) if each is not None]
     if entry is not None and entry.text:
@@ -217,11 +219,11 @@ def container(stage: Stage, file: str) -> Container:
     )
 
 
-def as_words(part: Command) -> list[str]:
+def as_words(part: ImageCommand) -> list[str]:
     return ["/bin/sh", "-c", part.text] if part.text else list(part.words)
 
 
-def unset(stage: Stage, parts: list[Command]) -> Iterator[Remark]:
+def unset(stage: ImageStage, parts: list[ImageCommand]) -> Iterator[Remark]:
     """What is there only while the image is built, and variables where no shell reads them."""
     for part in parts:
         used = dict.fromkeys(USED.findall(part.text or " ".join(part.words)))

@@ -11,8 +11,9 @@ import msgspec
 
 from vivace.config.releases.tables import releases
 from vivace.deploy.files import read_beside
-from vivace.deploy.from_script.container import Container, read_containers
+from vivace.deploy.from_script.container import Container
 from vivace.deploy.from_script.flags import Remark, parse_flags
+from vivace.deploy.from_script.formats import read_containers
 from vivace.deploy.from_script.isolated import read_isolated
 from vivace.deploy.from_script.launches import apply_assumptions, reachable
 from vivace.deploy.from_script.programs import VLLM, Invocation, invocation, other_engine

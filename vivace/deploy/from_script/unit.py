@@ -70,11 +70,12 @@ def settings(file: str, content: str) -> Iterator[tuple[str, str, str, Location]
 
 def assignments(value: str, place: Location) -> dict[str, str]:
     """A=1 "B=2 3" of Environment=."""
-    pairs = (word.partition("=") for word in words_of(value, place))
+    pairs = (word.partition("=") for word in split_words(value, place))
     return {name: specified(text) for name, equals, text in pairs if equals and name.isidentifier()}
 
 
-def words_of(value: str, place: Location) -> list[str]:
+def split_words(value: str, place: Location) -> list[str]:
+    """As a shell splits them. Raises ScriptError."""
     try:
         return shlex.split(value)
     except ValueError as error:
@@ -85,7 +86,7 @@ def command(value: str, place: Location) -> str:
     """The line of ExecStart= as one of bash: `$NAME` alone is words, in a word it is text."""
     bare = value.lstrip(PREFIXES)
     prefixes = value[: len(value) - len(bare)]
-    words = words_of(bare, place)
+    words = split_words(bare, place)
     if "@" in prefixes:  # the second word is only the program's name for itself
         words = [*words[:1], *words[2:]]
     plain = shlex.quote if ":" in prefixes else expanded
