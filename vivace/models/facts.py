@@ -1,5 +1,5 @@
 """What the rest of the house may know about a model: plain values from its configuration, each
-checked here and nowhere else, so that models and layers can rely on them."""
+checked here and in `config_fields` only, so that models and layers can rely on them."""
 
 from __future__ import annotations
 
@@ -7,77 +7,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vivace.checkpoint.errors import SourceError
-from vivace.checkpoint.fields import (
-    CORRECT,
-    ConfigFields,
-    FieldKind,
-    Flag,
-    Integer,
-    ListOf,
-    Number,
-    OneOf,
-    Text,
-    abbreviate,
-    whole,
-)
+from vivace.checkpoint.fields import CORRECT, ConfigFields, abbreviate, whole
 from vivace.checkpoint.source import ModelSource
 from vivace.models.architecture import read_architecture, unread_code
+from vivace.models.config_fields import ACTIVATIONS, SLIDING, ModelFields
 from vivace.models.families import FAMILIES, Family
 from vivace.models.quantized import refuse_quantized
-from vivace.models.rope import LARGEST_HEAD, LONGEST_CONTEXT, Rope, read_rope
+from vivace.models.rope import LARGEST_HEAD, Rope, read_rope
 
-DTYPES = ("bfloat16", "float16", "float32")
-ACTIVATIONS = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-}
-"""a configuration's name -> the operation's"""
-SLIDING = {"sliding_attention": True, "full_attention": False}
-MOST_LAYERS = 4096
-MOST_TOKENS = 1 << 24
 MOST_ENDS = 256
 MOST_PROJECTED = 1 << 22
 """numbers of all query heads of a layer"""
-
-TABLE: dict[str, FieldKind[Any]] = {
-    "hidden_size": Integer(1, 1 << 20),
-    "num_hidden_layers": Integer(1, MOST_LAYERS),
-    "num_attention_heads": Integer(1, 1 << 16),
-    "num_key_value_heads": Integer(1, 1 << 16),
-    "head_dim": Integer(1, LARGEST_HEAD),
-    "intermediate_size": Integer(1, 1 << 22),
-    "vocab_size": Integer(1, MOST_TOKENS),
-    "max_position_embeddings": Integer(1, LONGEST_CONTEXT),
-    "model_type": Text(),
-    "tie_word_embeddings": Flag(),
-    "attention_bias": Flag(),
-    "mlp_bias": Flag(),
-    "rms_norm_eps": Number(1e-12, 0.1),
-    "hidden_act": OneOf(ACTIVATIONS),
-    "hidden_activation": OneOf(ACTIVATIONS),
-    "query_pre_attn_scalar": Number(1e-3, 1e6),
-    "attn_logit_softcapping": Number(1e-3, 1e6),
-    "final_logit_softcapping": Number(1e-3, 1e6),
-    "sliding_window": Integer(1, (1 << 31) - 1),
-    "use_sliding_window": Flag(),
-    "max_window_layers": Integer(0, 1 << 16),
-    "sliding_window_pattern": Integer(1, MOST_LAYERS),
-    "layer_types": ListOf(OneOf(SLIDING), MOST_LAYERS),
-    "torch_dtype": OneOf(
-        {prefix + name: name for name in DTYPES for prefix in ("", "torch.")} | {"auto": ""}
-    ),
-    "rope_local_base_freq": Number(2, 1e15),
-}
-"""what each key of a configuration may be; `rope` has those of rotary embedding"""
-TABLE["dtype"] = TABLE["torch_dtype"]
-NEVER_NULL = frozenset(
-    "rms_norm_eps hidden_act max_position_embeddings tie_word_embeddings model_type".split()
-)
-"""Keys whose null says nothing: transformers fails over it, or reads another value than where the
-key is missing. Null in the others is as good as missing, there too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,30 +109,6 @@ class ModelFacts:
         """Keys and values of one token over all layers."""
         numbers = sum(one.kv_heads * one.head_dim for one in self.attention)
         return 2 * (numbers or self.layers * self.kv_heads * self.head_dim) * element_bytes
-
-
-class ModelFields(ConfigFields):
-    """A model's configuration; the language model's part of it where that is nested."""
-
-    def __init__(self, source: ModelSource) -> None:
-        self.overridden = source.overridden
-        outer = ConfigFields(source.config, source.place)
-        inner = outer.inner("text_config")
-        within = inner.values if inner else {}
-        super().__init__(
-            {**source.config, **within},
-            lambda key: source.place(f"text_config.{key}" if key in within else key),
-        )
-
-    def get_known(self, key: str, default: Any = None) -> Any:
-        """The value as TABLE reads it."""
-        if key in NEVER_NULL and key in self.values and self.values[key] is None:
-            expected = TABLE[key].expected
-            raise SourceError(f"{self.place(key)} is null; it must be {expected}. {self.advice}")
-        return self.get(key, TABLE[key], default)
-
-    def need_known(self, key: str) -> Any:
-        return self.need(key, TABLE[key])
 
 
 def read_facts(source: ModelSource) -> ModelFacts:

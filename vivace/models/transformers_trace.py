@@ -24,7 +24,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import masking_utils
 
 from vivace.checkpoint.errors import SourceError
-from vivace.models.facts import MOST_LAYERS, AttentionFacts, TracedModel
+from vivace.models.config_fields import MOST_LAYERS
+from vivace.models.facts import AttentionFacts, TracedModel
 from vivace.models.transformers_facts import TraceRequest, TraceResult
 
 TRACED = "vivace_traced"
