@@ -23,6 +23,7 @@ from served_toy import write_byte_tokenizer
 from toy_models import make
 
 from vivace.checkpoint.fields import ConfigFields
+from vivace.checkpoint.gguf_config import ARCHITECTURES as GGUF
 from vivace.checkpoint.gguf_file import GGUFFile
 from vivace.checkpoint.source import locate
 from vivace.errors import CannotStart
@@ -470,5 +471,6 @@ def test_the_embedded_file(tmp_path: Path) -> None:
     check()
 
 
-def test_every_architecture_has_a_family() -> None:
+def test_every_architecture_has_a_family_and_is_damaged_above() -> None:
+    assert {name for _, name, _ in FAMILIES.values()} == set(GGUF)
     assert set(ARCHITECTURES) == set(KNOWN)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,6 +27,7 @@ from vivace.platforms.ops.linear import Operands
 from vivace.platforms.ops.moe import Gate, Routes
 from vivace.platforms.ops.sampling import Penalties, SamplingBatch
 from vivace.platforms.ops.stored import Int8Rows, StoredBlocks, int8_rows
+from vivace.platforms.ops.table import reference_ops
 
 T, N, OUT, EXPERTS, TOP, HEADS, KV_HEADS, SIZE = 5, 64, 48, 6, 2, 4, 2, 16
 PAGES, PAGE_SIZE = 6, 4
@@ -258,6 +259,9 @@ CASES: dict[str, Case] = {
     "bad_tokens": plain("bad_tokens", lambda **a: SAMPLING.bad_tokens(a["x"]), x=(T, N)),
 }  # fmt: skip
 
+TRIED_BY_ANOTHER_NAME = {"rotary_attend", "pack_embedding", "pack_grouped"}
+"""as "rotate and attend", and in what the cases of their users are given"""
+
 
 def changes(x: torch.Tensor) -> Iterator[torch.Tensor]:
     """Every kind of mismatch, all readable memory of torch's own."""
@@ -314,7 +318,17 @@ def refusals(name: str) -> tuple[int, int]:
     return refused, every
 
 
+def untried() -> set[str]:
+    """Ops that have a kernel and no case above."""
+    tried = {name.partition(" ")[0] for name in CASES} | TRIED_BY_ANOTHER_NAME
+    reference = reference_ops()
+    ops = (each.name for each in fields(OPS))
+    return {op for op in ops if getattr(OPS, op) != getattr(reference, op)} - tried
+
+
 if __name__ == "__main__":
+    if missing := untried():
+        sys.exit(f"{', '.join(sorted(missing))}: CASES has no row")
     for each in sys.argv[2:] or CASES:
         check(each, int(sys.argv[1]))
         print(each, *refusals(each), flush=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -46,6 +47,18 @@ def conformance(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = run([compiler, *options, *sources, "-o", program], 240)
     assert done.returncode == 0, done.stderr
     return program
+
+
+def test_every_operation_has_a_case_in_c() -> None:
+    """Products of one type of weights share a case, which puts their names together; those of
+    limits.inc measure the machine."""
+    files = [file for file in SOURCES.glob("*.inc") if file.name != "limits.inc"]
+    operation = re.compile(r'\{"(\w+)", sizeof')
+    names = {name for file in files for name in operation.findall(file.read_text())}
+    cases = "".join(file.read_text() for file in (SOURCES / "tests").glob("*.cpp"))
+    assert "rms_norm" in names
+    missing = {name for name in names if f'"{name}"' not in cases}
+    assert missing <= {"linear_bf16"}
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from paged_model import PagedModel, load
 from toy_models import make, reference, tokens
 
 from vivace.checkpoint.source import SourceError, locate
 from vivace.models.facts import read_facts
-from vivace.models.registry import check_architecture
+from vivace.models.registry import ARCHITECTURES, check_architecture
 
 SLIDING = {"sliding_window": 7}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -75,6 +76,13 @@ def test_facts_describe_the_model(name: str, tmp_path: Path) -> None:
     slides = [7 if kind == "sliding_attention" else None for kind in shown]
     assert list(facts.layer_windows) == slides
     assert facts.kv_bytes_per_token(2) == 2 * 2 * facts.layers * facts.kv_heads * facts.head_dim
+
+
+def test_every_architecture_is_compared() -> None:
+    """Each that Vivace has written has a row above."""
+    configs = [getattr(transformers, f"{kind}Config") for kind, _ in FAMILIES.values()]
+    models = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    assert {models[config].__name__ for config in configs} == set(ARCHITECTURES)
 
 
 def test_bfloat16_stays_close(tmp_path: Path) -> None:

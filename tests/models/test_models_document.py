@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from vivace.checkpoint.source import ModelSource, SourceError
-from vivace.models.document import document
+from vivace.models.document import GGUF, document, own_families
 from vivace.models.registry import ARCHITECTURES, check_architecture
 from vivace.models.transformers_support import read_support
 
@@ -21,6 +21,15 @@ def operations() -> None:
 
 def test_the_document_is_up_to_date() -> None:
     assert (DOCS / "models.md").read_text() == document(), "run python -m vivace.models.document"
+
+
+def test_a_family_that_no_gguf_file_names_is_said_to_have_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert "| `Qwen3ForCausalLM` | qwen3 | qwen3 |" in own_families()
+    monkeypatch.delitem(GGUF, "qwen3")
+    assert "| `Qwen3ForCausalLM` | qwen3 | no |" in own_families()
+    assert "| `MistralForCausalLM` | mistral | as llama |" in own_families()
 
 
 def refusal(architecture: str, tmp_path: Path) -> str:

@@ -23,6 +23,8 @@ ARCHITECTURES = {
     "gemma2": ("Gemma2ForCausalLM", "gemma2"),
     "gemma3": ("Gemma3ForCausalLM", "gemma3_text"),
 }
+SLIDING_LLAMA = "MistralForCausalLM", "mistral"
+"""A Llama never slides; Mistral does, and GGUF files call both "llama"."""
 KEYS = {
     "hidden_size": "embedding_length",
     "intermediate_size": "feed_forward_length",
@@ -264,9 +266,8 @@ def read_family_config(facts: Metadata) -> Config:
     if facts.architecture in ("gemma2", "gemma3"):
         return read_gemma_config(facts, window)
     if window and facts.architecture == "llama":
-        # A Llama never slides; Mistral does, and GGUF files call both "llama".
-        mistral = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
-        return {"sliding_window": window, **mistral}
+        name, model_type = SLIDING_LLAMA
+        return {"sliding_window": window, "architectures": [name], "model_type": model_type}
     return {"sliding_window": window}
 
 

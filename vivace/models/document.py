@@ -11,6 +11,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from vivace.checkpoint.gguf_blocks import decode_blocks
 from vivace.checkpoint.gguf_config import ARCHITECTURES as GGUF
+from vivace.checkpoint.gguf_config import SLIDING_LLAMA
 from vivace.models.families import FAMILIES, Family
 from vivace.models.registry import ARCHITECTURES
 from vivace.models.transformers_support import ModelSupport, read_support
@@ -63,8 +64,9 @@ def document() -> str:
 
 def own_families() -> str:
     gguf = {architecture: name for name, (architecture, _) in GGUF.items()}
+    gguf[SLIDING_LLAMA[0]] = "as llama"
     rows = [
-        (f"`{name}`", ", ".join(family.model_types), gguf.get(name, "as llama"), windows(family))
+        (f"`{name}`", ", ".join(family.model_types), gguf.get(name, "no"), windows(family))
         for name, family in FAMILIES.items()
         if name in ARCHITECTURES
     ]
