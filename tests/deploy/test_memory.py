@@ -308,6 +308,16 @@ def test_requests_hold_what_their_prompts_share_once() -> None:
     assert plan.shared + plan.held * own <= plan.capacity < plan.shared + (plan.held + 1) * own
 
 
+@pytest.mark.parametrize("limit", [-1, 0])
+def test_a_number_that_limits_nothing_leaves_the_pool_to_the_memory(limit: int) -> None:
+    def plan(flags: dict[str, Any]) -> Any:
+        it = case(mixed(flags={**ONE_GROUP, **flags}, workload=LONG))
+        return plan_role(it, it.servers[0])
+
+    assert plan({"max-total-tokens": limit}) == plan({})
+    assert plan({"max-total-tokens": 1280}).capacity == 1280
+
+
 def test_prompts_wait_for_one_another_on_a_prefill_server() -> None:
     load = {"input": 30000, "output": 100, "concurrency": 512}
     made = separated(prefill={"max-running-requests": 512}, workload=load)

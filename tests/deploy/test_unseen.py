@@ -185,7 +185,10 @@ def test_a_template_is_told_from_a_manifest() -> None:
             "16 ranks in a container with a limit of 8",
         ),
         ("nvidia.com/gpu: 2", "--tp, 2", ""),
+        ("nvidia.com/gpu: 1, nvidia.com/gpumem: 30000", "--tp, 2", "2 ranks in a container"),
         ("nvidia.com/mig-1g.10gb: 1", "--tp, 2", ""),
+        ("nvidia.com/gpu.shared: 1", "--tp, 2", ""),
+        ("huawei.com/Ascend910-2c: 1", "--tp, 2", ""),
     ],
 )
 def test_a_container_has_the_devices_that_its_ranks_need(

@@ -108,6 +108,12 @@ class ServerPlan(msgspec.Struct, frozen=True, dict=True):
         asked = self.prefills or self.role.flags.get("disaggregation-decode-enable-radix-cache")
         return bool(asked) and not self.has("disable_radix_cache")
 
+    @property
+    def max_total_tokens(self) -> int | None:
+        """None where the memory alone decides."""
+        limit = self.number("max_total_tokens")
+        return limit if limit and limit > 0 else None
+
     @cached_property
     def given(self) -> dict[str, tuple[str, Any]]:
         """Option name -> (the flag as it was typed, its value); unknown flags are left out."""

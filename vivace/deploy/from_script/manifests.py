@@ -30,8 +30,8 @@ LWS = ("LWS_LEADER_ADDRESS", "LWS_GROUP_SIZE", "LWS_WORKER_INDEX")
 """what a LeaderWorkerSet's controller sets in each of its containers"""
 OF_SERVICES = re.compile(r"_(SERVICE_(HOST|PORT\w*)|PORT(_\d+_\w+)?)$")
 """ends of variables that the cluster makes of its services"""
-DEVICE = re.compile(r"(nvidia\.com/gpu|amd\.com/gpu|huawei\.com/Ascend)")
-"""resources that are whole devices"""
+DEVICE = re.compile(r"nvidia\.com/gpu|amd\.com/gpu|huawei\.com/Ascend\w+")
+"""resources that are whole devices; others are parts of them, as nvidia.com/gpumem"""
 MAX_PODS = 64
 """of one set that are looked at"""
 
@@ -220,7 +220,7 @@ def limited_devices(content: Mapping[str, Any]) -> int:
     found = [
         int(str(value))
         for name, value in (limits.items() if isinstance(limits, Mapping) else ())
-        if DEVICE.match(str(name)) and str(value).isdecimal() and len(str(value)) < 6
+        if DEVICE.fullmatch(str(name)) and str(value).isdecimal() and len(str(value)) < 6
     ]
     return sum(found)
 

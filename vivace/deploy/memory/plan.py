@@ -56,8 +56,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     """of a request with recurrent layers"""
     groups: int
     """attention groups of an instance"""
-    most: int | None
-    """tokens that --max-total-tokens admits"""
+    max_total_tokens: int | None
     running: int | None
     tokens_each: int | None
     shared: int
@@ -80,7 +79,8 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def capacity(self) -> int:
         """Tokens the pool holds, or fewer where --max-total-tokens says so."""
-        return self.room if self.most is None else min(self.room, self.most)
+        limit = self.max_total_tokens
+        return self.room if limit is None else min(self.room, limit)
 
     @property
     def room(self) -> int:
@@ -148,7 +148,7 @@ def plan_role(case: Case, server: ServerPlan) -> MemoryPlan | None:
         token_bytes=token_bytes(model, server),
         state_bytes=state_bytes(model, server),
         groups=server.parallelism.attention_dp,
-        most=limit if (limit := server.number("max_total_tokens")) and limit > 0 else None,
+        max_total_tokens=server.max_total_tokens,
         running=concurrent_requests(server, case.load),
         tokens_each=tokens_each(server, case.load),
         shared=shared_tokens(case, server),

@@ -20,7 +20,7 @@ def multiplied_parameters(model: Architecture) -> int:
 def prompt_milliseconds(case: Case, server: ServerPlan) -> float:
     """Least time of the longest prompt: its products, at the devices' peak. What other prompts
     share with it is taken from the cache."""
-    shared = 0.0 if server.has("disable_radix_cache") else case.workload.prefix_share
+    shared = case.workload.prefix_share if server.caches_prefixes else 0.0
     tokens = (case.load.input or 0) * (1 - shared)
     device, precision = case.known_device, get_precision(case, server)
     quantized = min(precision.experts, precision.linear) < 2

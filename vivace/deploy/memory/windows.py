@@ -52,7 +52,7 @@ def prefill_tokens(server: ServerPlan, load: RequestLoad) -> int:
 def admitted(server: ServerPlan) -> list[int]:
     """Limits of one prefill step of a rank besides the chunk: the tokens of its pool, and
     --max-prefill-tokens, which a first request of the context's length may exceed."""
-    pool, context = server.number("max_total_tokens"), server.number("context_length")
+    pool, context = server.max_total_tokens, server.number("context_length")
     budget = server.number("max_prefill_tokens") or USUAL_PREFILL
     return [*([pool] if pool else []), *([max(budget, context)] if context else [])]
 

@@ -44,7 +44,7 @@ def load_fits(server: ServerPlan, case: Case) -> Iterator[Issue]:
     text = f"{needed} per group, the pool holds {plan.capacity}: {fits}"
     remedy = "fewer concurrent requests, a larger --mem-fraction-static, or more devices"
     name = "mem_fraction_static"
-    if plan.most is not None and plan.most < plan.room:
+    if plan.capacity < plan.room:
         name, remedy = "max_total_tokens", f"--max-total-tokens {min(plan.needed, plan.room)}"
     harmless = server.kind == "prefill" or usual <= plan.capacity
     severity = "error" if impossible else "note" if harmless else None
@@ -55,7 +55,7 @@ def load_fits(server: ServerPlan, case: Case) -> Iterator[Issue]:
 def total_tokens(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """--max-total-tokens does not exceed the KV pool.
     --max-total-tokens can only make the pool smaller."""
-    plan, limit = plan_role(case, server), server.number("max_total_tokens")
+    plan, limit = plan_role(case, server), server.max_total_tokens
     if plan is not None and limit is not None and plan.pool > 0 and limit > plan.room:
         text = f"--max-total-tokens {limit} exceeds the KV pool: {plan.room} is used"
         yield Issue(server.flag("max_total_tokens"), text, "remove it")
