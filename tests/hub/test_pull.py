@@ -9,12 +9,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from fake_hub import COMMIT, FakeHub, serving, sha256
+from filelock import FileLock
 
 from vivace.checkpoint.hub_cache import find_snapshot, modelscope_folders, split_quantization
 from vivace.checkpoint.source import SourceError, locate
@@ -25,6 +27,7 @@ from vivace.hub import huggingface
 from vivace.hub.cached import cached_models, remove
 from vivace.hub.fetch import fetch
 from vivace.hub.huggingface import HuggingFace
+from vivace.hub.large_files import fetch_large_file
 from vivace.hub.listing import HubError, Listing, RepoFile, chosen_files
 from vivace.launch.configure import configure
 
@@ -138,6 +141,43 @@ def test_what_lies_under_the_name_of_a_partial_file_does_no_harm(
         assert (tmp_path / "precious").read_bytes() == b"keep"
         partial.unlink(missing_ok=True)
     assert (pull(hub, tmp_path) / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_who_waits_for_another_fetch_says_so(
+    hub: FakeHub, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lock = tmp_path / ".locks" / "models--org--toy" / f"{sha256(WEIGHTS)}.lock"
+    lock.parent.mkdir(parents=True)
+    waiting = threading.Thread(target=pull, args=(hub, tmp_path))
+    with FileLock(lock):
+        waiting.start()
+        for _ in range(600):
+            if "model.safetensors is being fetched by another program" in caplog.text:
+                break
+            time.sleep(0.1)
+    waiting.join(60)
+    assert caplog.text.count("another program; waiting for it") == 1
+    assert locate("org/toy", cache=tmp_path).commit == COMMIT
+
+
+def test_nothing_goes_on_behind_an_answer_of_somebody_else(hub: FakeHub, tmp_path: Path) -> None:
+    """A page to log in, with 200 and a length of its own."""
+    weights = hub.repositories["org/toy"]["model.safetensors"]
+    listing = HuggingFace(tmp_path, {"HF_ENDPOINT": hub.url}).list("org/toy", None)
+    hub.repositories["org/toy"]["model.safetensors"] = b"<html>log in</html>"
+    (file,) = (file for file in listing.files if file.sha256 == sha256(weights))
+    with pytest.raises(HubError, match="has not the 200,000 bytes that the hub lists"):
+        fetch_large_file(tmp_path, listing, file, hub.url)
+    hub.repositories["org/toy"]["model.safetensors"] = weights
+    assert (pull(hub, tmp_path) / "model.safetensors").read_bytes() == weights
+
+
+@pytest.mark.parametrize("said", [{"siblings": 3}, {"siblings": [3]}, {"sha": {}}])
+def test_what_is_no_hub_is_said_so(hub: FakeHub, tmp_path: Path, said: dict[str, object]) -> None:
+    hub.said = said
+    with pytest.raises(HubError, match="hub") as told:
+        pull(hub, tmp_path)
+    assert "Without a network" not in str(told.value)
 
 
 def test_a_repository_of_very_many_files_is_no_model(hub: FakeHub, tmp_path: Path) -> None:
@@ -328,6 +368,20 @@ def test_a_disk_that_fails_half_way_is_not_the_network(number: int) -> None:
         huggingface.readable_errors("org/toy", None),
     ):
         raise OSError(number, os.strerror(number), "/cache")
+    assert "network" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), RuntimeError("can't start new thread"), OSError(errno.EMFILE, "Too many"),
+     OSError(errno.EFBIG, "File too large"), OSError(errno.ENAMETOOLONG, "Too long", "/cache/x")],
+)  # fmt: skip
+def test_a_limit_of_this_machine_is_not_the_network(error: Exception) -> None:
+    with (
+        pytest.raises(HubError, match=r"on this machine .* what has come is kept") as caught,
+        huggingface.readable_errors("org/toy", None),
+    ):
+        raise error
     assert "network" not in str(caught.value)
 
 

@@ -27,6 +27,8 @@ HASH = re.compile(r"([0-9a-f]{40}|[0-9a-f]{64})?")
 """of git or SHA-256; nothing where there is none"""
 THIS_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
 """errors of files, not of the network"""
+LIMITS = (errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
+"""errors of what a process may have"""
 TIMEOUT_SECONDS = 10.0
 """for the hub's first answer to a question about names and versions"""
 LISTING_SECONDS = 60.0
@@ -156,13 +158,31 @@ def readable_errors(repo_id: str, revision: str | None) -> Iterator[None]:
         raise HubError(f"{repo_id!r} is not a name of a model: a name is org/name") from None
     except errors.HfHubHTTPError as error:
         raise HubError(f"{repo_id}: the hub answers: {first_line(error)}") from None
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        what = f"{type(error).__name__}: {first_line(error)}"
+        raise HubError(
+            f"{repo_id}: what answers is no hub ({what}); is HF_ENDPOINT right?"
+        ) from None
     except Exception as error:
         if isinstance(error, OSError) and error.errno in THIS_DISK:
             raise HubError(
                 f"{repo_id} could not be written ({first_line(error)}): make room, or name another "
                 "folder with --download-dir; what has come is kept"
             ) from None
+        if is_of_this_machine(error):
+            raise HubError(
+                f"{repo_id} could not be fetched on this machine ({first_line(error)}): raise that "
+                "limit or end other programs, and fetch it again; what has come is kept"
+            ) from None
         raise HubError(no_network(repo_id, error)) from None
+
+
+def is_of_this_machine(error: Exception) -> bool:
+    """Memory, threads, descriptors, a limit on files: everything that has nothing to do with the
+    hub, whose errors have types of the HTTP library."""
+    if isinstance(error, OSError):
+        return error.filename is not None or error.errno in LIMITS
+    return type(error) in (MemoryError, RuntimeError)
 
 
 def no_network(repo_id: str, error: Exception) -> str:

@@ -8,12 +8,20 @@ library's. One file at a time, so that Ctrl-C waits for no other.
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from vivace.files import open_own_file
-from vivace.hub.listing import Listing, RepoFile
+from vivace.hub.listing import HubError, Listing, RepoFile
 
+log = logging.getLogger(__name__)
+
+AT_ONCE = 0.1
+"""seconds"""
 LARGEST = 50_000_000_000
 """bytes; larger files the hub gives only to its library (MAX_HTTP_DOWNLOAD_SIZE there)"""
 
@@ -24,7 +32,7 @@ def fetch_large_file(cache: Path, listing: Listing, file: RepoFile, endpoint: st
     Raises what the library does, and OSError; what has come is kept."""
     from huggingface_hub import hf_hub_url
     from huggingface_hub.file_download import http_get
-    from huggingface_hub.utils import WeakFileLock, build_hf_headers
+    from huggingface_hub.utils import build_hf_headers
 
     folder = f"models--{listing.repo_id.replace('/', '--')}"
     blob = cache / folder / "blobs" / file.sha256
@@ -34,21 +42,53 @@ def fetch_large_file(cache: Path, listing: Listing, file: RepoFile, endpoint: st
         path.parent.mkdir(parents=True, exist_ok=True)
     partial = blob.with_name(f"{blob.name}.incomplete")
     url = hf_hub_url(listing.repo_id, file.name, revision=listing.commit, endpoint=endpoint)
-    with WeakFileLock(lock):
+    with told_lock(lock, file.name):
         if not blob.exists():
             flags = os.O_RDWR | os.O_CREAT
             with os.fdopen(open_own_file(partial, flags, 0o666), "r+b") as out:
                 if out.seek(0, os.SEEK_END) > file.size:
                     out.truncate(0)
-                http_get(
-                    url,
-                    out,
-                    resume_size=out.seek(0, os.SEEK_END),
-                    headers=build_hf_headers(),
-                    expected_size=file.size,
-                    displayed_filename=file.name,
-                )
+                with discarded_when_wrong(out, file):
+                    http_get(
+                        url,
+                        out,
+                        resume_size=out.seek(0, os.SEEK_END),
+                        headers=build_hf_headers(),
+                        expected_size=file.size,
+                        displayed_filename=file.name,
+                    )
             partial.replace(blob)
         if not link.exists():
             link.unlink(missing_ok=True)  # one that leads nowhere
             link.symlink_to(os.path.relpath(blob, link.parent))
+
+
+@contextmanager
+def told_lock(lock: Path, name: str) -> Iterator[None]:
+    """The library's lock of a file; whoever has to wait for it learns why."""
+    from filelock import Timeout
+    from huggingface_hub.utils import WeakFileLock
+
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(WeakFileLock(lock, timeout=AT_ONCE))
+        except Timeout:
+            log.warning("%s is being fetched by another program; waiting for it", name)
+            stack.enter_context(WeakFileLock(lock))
+        yield
+
+
+@contextmanager
+def discarded_when_wrong(out: BinaryIO, file: RepoFile) -> Iterator[None]:
+    """What ended with another length than the file's is an answer of somebody else (a proxy, a
+    page to log in): nothing goes on behind it. Raises HubError then."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        out.truncate(0)
+        raise HubError(
+            f"{file.name}: what arrives has not the {file.size:,} bytes that the hub lists; it was "
+            "removed. Fetch it again; when that does not help, a proxy in between changes it"
+        ) from None
