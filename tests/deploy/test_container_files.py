@@ -133,11 +133,18 @@ def test_stages_and_what_they_take_over() -> None:
     assert [each.flags["model-path"] for each in read(image).started] == ["m"]
 
 
+@pytest.mark.parametrize("line", ["cat <<< word", "echo $((1 << N))", "cat <<'EOF' >x\nCMD a\nEOF"])
+def test_what_follows_a_run_is_not_lost(line: str) -> None:
+    (server,) = read(f"FROM a\nRUN {line}\nCMD {SERVER}\n").started
+    assert server.flags == {"model-path": "m"}
+
+
 def test_a_script_that_is_copied_is_read(tmp_path: Path) -> None:
     (tmp_path / "start.sh").write_text(f"set -e\nexec {SERVER} --prot 1\n")
     for copied, started in (
         ("COPY start.sh /opt/", "/opt/start.sh"),
         ("WORKDIR /w\nCOPY start.sh .", "/w/start.sh"),
+        ("COPY --chown=1000:1000 --link start.sh /opt/", "/opt/start.sh"),
     ):
         file = tmp_path / "Dockerfile"
         file.write_text(f'FROM a\n{copied}\nENTRYPOINT ["{started}"]\n')

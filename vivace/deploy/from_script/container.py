@@ -10,6 +10,7 @@ import msgspec
 
 from vivace.deploy.from_script.flags import Remark
 from vivace.deploy.locations import Location
+from vivace.deploy.shell.reader import ScriptError
 
 MAX_CONTAINERS = 128
 """of a file"""
@@ -51,3 +52,11 @@ def image_release(image: str) -> str:
 def to_script(variables: Mapping[str, str], words: list[str]) -> str:
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
     return exports + shlex.join(words) + "\n"
+
+
+def split_words(value: str, place: Location) -> list[str]:
+    """As a shell splits them. Raises ScriptError."""
+    try:
+        return shlex.split(value)
+    except ValueError as error:
+        raise ScriptError(f"{place.file}: line {place.line}: {error}") from None

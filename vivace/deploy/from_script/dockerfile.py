@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from vivace.deploy.from_script.container import Container, image_release, to_script
+from vivace.deploy.from_script.container import Container, image_release, split_words, to_script
 from vivace.deploy.from_script.flags import Remark
 from vivace.deploy.locations import Location
 from vivace.deploy.shell.images import program_of_image
@@ -21,7 +20,8 @@ MAX_STAGES = 128
 MAX_INSTRUCTIONS = 4096
 INSTRUCTION = re.compile(r"\s*([A-Za-z]+)\s+(.*)", re.DOTALL)
 DIRECTIVE = re.compile(r"#\s*escape\s*=\s*`\s*", re.IGNORECASE)
-HEREDOC = re.compile(r"<<-?\s*[\"']?([A-Za-z_]\w*)[\"']?")
+HEREDOC = re.compile(r"(?<!\S)\d*<<-?[\"']?([A-Za-z_]\w*)")
+"""a word of its own, as BuildKit reads it: no here-string, no shift of a number"""
 VARIABLE = re.compile(r"\\\$|\$(?:\{([A-Za-z_]\w*)(?::([-+])([^{}]*))?\}|([A-Za-z_]\w*))")
 USED = re.compile(r"\$\{?([A-Za-z_]\w*)")
 WITH_HEREDOCS = ("RUN", "COPY", "ADD")
@@ -123,7 +123,7 @@ def read_env(stage: ImageStage, rest: str, place: Location, outer: Mapping[str, 
     """ENV A=1 B="2 3", or ENV A 1."""
     known = {**stage.arguments, **stage.environment}
     first, blank, value = rest.partition(" ")
-    pairs = [first + "=" + value] if blank and "=" not in first else split(rest, place)
+    pairs = [first + "=" + value] if blank and "=" not in first else split_words(rest, place)
     for pair in pairs:
         name, equals, text = pair.partition("=")
         if equals and name.isidentifier():
@@ -140,7 +140,7 @@ def arguments(
 ) -> dict[str, str]:
     """ARG NAME=default; without a default that of before the first FROM, else unknown."""
     found: dict[str, str] = {}
-    for pair in split(rest, place):
+    for pair in split_words(rest, place):
         name, equals, text = pair.partition("=")
         if name.isidentifier():
             value = expand(text, known, place)
@@ -149,9 +149,11 @@ def arguments(
 
 
 def read_copy(stage: ImageStage, rest: str, place: Location, outer: Mapping[str, str]) -> None:
+    if "--from=" in rest or "<<" in rest:
+        return
     words = [word.strip("[],\"'") for word in rest.split()]
-    words = [word for word in words if word and not word.startswith("--chmod")]
-    if len(words) < 2 or words[0].startswith("--") or "<<" in rest:
+    words = [word for word in words if word and not word.startswith("--")]
+    if len(words) < 2:
         return
     to = words[-1] if words[-1].startswith("/") else stage.folder.rstrip("/") + "/" + words[-1]
     for source in words[:-1]:
@@ -196,7 +198,7 @@ def command(stage: ImageStage, rest: str, place: Location) -> ImageCommand:
         return ImageCommand(place, words=tuple(words))
     text = "a list that is not JSON (words in double quotes): Docker has the shell run it as it is"
     stage.remarks.append(Remark("not-understood", "", text, place.file, place.line, place.end))
-    meant = split(rest.strip("[]").replace(",", " "), place)
+    meant = split_words(rest.strip("[]").replace(",", " "), place)
     return ImageCommand(place, words=tuple(meant))
 
 
@@ -236,14 +238,6 @@ def unset(stage: ImageStage, parts: list[ImageCommand]) -> Iterator[Remark]:
             else:
                 continue
             yield Remark("variable-from-outside", "$" + name, text, severity="warning")
-
-
-def split(text: str, place: Location) -> list[str]:
-    """Raises ScriptError."""
-    try:
-        return shlex.split(text)
-    except ValueError as error:
-        raise ScriptError(f"{place.file}: line {place.line}: {error}") from None
 
 
 def expand(text: str, known: Mapping[str, str], place: Location) -> str:

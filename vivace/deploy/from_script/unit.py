@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Iterator
 
-from vivace.deploy.from_script.container import MAX_CONTAINERS, Container, to_script
+from vivace.deploy.from_script.container import MAX_CONTAINERS, Container, split_words, to_script
 from vivace.deploy.from_script.flags import Remark
 from vivace.deploy.locations import Location
 from vivace.deploy.shell.reader import ScriptError
@@ -72,14 +72,6 @@ def assignments(value: str, place: Location) -> dict[str, str]:
     """A=1 "B=2 3" of Environment=."""
     pairs = (word.partition("=") for word in split_words(value, place))
     return {name: specified(text) for name, equals, text in pairs if equals and name.isidentifier()}
-
-
-def split_words(value: str, place: Location) -> list[str]:
-    """As a shell splits them. Raises ScriptError."""
-    try:
-        return shlex.split(value)
-    except ValueError as error:
-        raise ScriptError(f"{place.file}: line {place.line}: {error}") from None
 
 
 def command(value: str, place: Location) -> str:
