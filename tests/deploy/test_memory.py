@@ -237,7 +237,7 @@ def test_the_default_share_follows_the_device() -> None:
     it = case(mixed(flags={"mem-fraction-static": None}))
     device = it.device
     assert device is not None
-    fraction = default_fraction(it.servers[0], device)
+    fraction = default_fraction(it.servers[0], device, it)
     assert 0.7 < fraction < 0.9
     plan = plan_role(it, it.servers[0])
     assert plan is not None and plan.fraction == fraction and not plan.chosen

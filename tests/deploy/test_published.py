@@ -223,7 +223,7 @@ def test_the_tightest_buffers_are_derived_within_two_percent(name: str, role: st
     case = loaded(FOLDER / f"{name}.yaml")
     (server,) = case.of(role)
     assert case.model is not None
-    need = max(window.size for window in windows(server, case.model, case.load))
+    need = max(window.size for window in windows(server, case))
     published = int(server.environment["HCCL_BUFFSIZE"])
     assert published * 0.98 <= need / buffers.MIB <= published
     values = [

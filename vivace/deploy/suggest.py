@@ -271,7 +271,7 @@ def buffer(case: Case, server: ServerPlan, limits: BatchLimits) -> Suggestion | 
     given = server.variable(buffer_variable(server))
     if case.model is None or case.platform != "npu" or given:
         return None
-    found = windows(server, case.model, case.load)
+    found = windows(server, case)
     largest = max(found, key=lambda window: window.size, default=None)
     if largest is None or buffers.megabytes(largest.size) <= buffers.HCCL_DEFAULT:
         return None

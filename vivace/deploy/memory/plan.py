@@ -13,8 +13,9 @@ from vivace.deploy.catalogue.architecture import Architecture, CompressedAttenti
 from vivace.deploy.catalogue.hardware import GIB, Device
 from vivace.deploy.memory import buffers
 from vivace.deploy.memory.buffers import MIB
+from vivace.deploy.memory.defaults import USUAL_CHUNK, chunk_size, graph_default
 from vivace.deploy.memory.weights import PRECISIONS, dense_ranks, weight_precision, weights
-from vivace.deploy.memory.windows import CHUNK, HCCL, buffer_variable, prefill_tokens
+from vivace.deploy.memory.windows import HCCL, buffer_variable, prefill_tokens
 from vivace.deploy.server_plan import PAGE_ON_ASCEND, ServerPlan, UnknownValue
 
 ELEMENT_BYTES = {"fp8_e5m2": 1, "fp8_e4m3": 1, "int8": 1, "float32": 4}
@@ -135,7 +136,9 @@ def plan_role(case: Case, server: ServerPlan) -> MemoryPlan | None:
     parts += [MemoryPart(each, size, "static", name) for each, size in held.items()]
     outside = outside_parts(model, server, case)
     given = server.value("mem_fraction_static")
-    fraction = float(given) if isinstance(given, int | float) else default_fraction(server, device)
+    fraction = (
+        float(given) if isinstance(given, int | float) else default_fraction(server, device, case)
+    )
     pool = int(device.usable_bytes * fraction) - sum(held.values())
     return MemoryPlan(
         role=server.name,
@@ -207,7 +210,7 @@ def state_bytes(model: Architecture, server: ServerPlan) -> int:
 
 def outside_parts(model: Architecture, server: ServerPlan, case: Case) -> tuple[MemoryPart, ...]:
     """Estimates of what --mem-fraction-static does not count."""
-    tokens = prefill_tokens(server, case.load) if server.prefills else 0
+    tokens = prefill_tokens(server, case) if server.prefills else 0
     if not server.has("enable_nsa_prefill_context_parallel"):
         # Without context parallelism every rank of a group has all of its group's tokens.
         tokens *= server.parallelism.attention_tp
@@ -256,11 +259,11 @@ def communicator_bytes(model: Architecture, server: ServerPlan, case: Case) -> i
     return (groups * each + spread * experts) * 2 * MIB
 
 
-def default_fraction(server: ServerPlan, device: Device) -> float:
+def default_fraction(server: ServerPlan, device: Device, case: Case) -> float:
     """SGLang's own choice where --mem-fraction-static is not given (server_args.py, 0.5.10)."""
     memory = device.memory_gib * 1024
-    chunk = server.number("chunked_prefill_size") if server.has("chunked_prefill_size") else CHUNK
-    chunk = chunk if chunk and chunk > 0 else server.number("max_prefill_tokens") or CHUNK
+    chunk = chunk_size(server, case)
+    chunk = chunk if chunk and chunk > 0 else server.number("max_prefill_tokens") or USUAL_CHUNK
     rows = max(server.graphs, default=graph_default(server, device))
     layout = server.parallelism
     reserved = 512 + 1.5 * max(chunk, 2048) + 2 * rows + 1024 * layout.tp * layout.pp / 8
@@ -272,18 +275,6 @@ def default_fraction(server: ServerPlan, device: Device) -> float:
     if algorithm is not None:
         reserved += {"STANDALONE": 6 * 1024, "NGRAM": 0}.get(str(algorithm), 4 * 1024)
     return max(0.0, round((memory - reserved) / memory, 3))
-
-
-def graph_default(server: ServerPlan, device: Device) -> int:
-    small = server.parallelism.tp < 4
-    if device.platform == "npu":
-        if device.memory_gib <= 32:
-            return 16 if small else 64
-        return 64 if small else 256
-    for below, few, many in ((20, 8, 8), (35, 24, 80), (60, 32, 160), (160, 256, 512)):
-        if device.memory_gib < below:
-            return few if small else many
-    return 512
 
 
 def plans(case: Case) -> Iterator[tuple[ServerPlan, MemoryPlan]]:

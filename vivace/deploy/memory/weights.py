@@ -127,12 +127,15 @@ def draft_bytes(model: Architecture, server: ServerPlan, precision: Precision) -
     """Layers that the checkpoint brings (NEXTN); an external draft model is not known here."""
     if server.speculative_algorithm != "EAGLE" or not model.draft_layers:
         return 0.0
-    by_head, everywhere = model.attention.parameters(model.hidden)
+    own = model.sliding if model.multi_layer and model.sliding else model.attention
+    by_head, everywhere = own.parameters(model.hidden)
     attention = by_head / server.parallelism.attention_tp + everywhere
     joint = 2 * model.hidden * model.hidden
-    linear = attention + joint + shared_parameters(model, server)
-    if model.experts is None:
+    linear = attention + joint
+    if model.experts is None or model.multi_layer:
         linear += 3 * model.hidden * model.dense_width / dense_ranks(server)
+        return model.draft_layers * linear * precision.linear
+    linear += shared_parameters(model, server)
     experts = expert_parameters(model, server)
     layer = linear * precision.linear + experts * precision.experts + router_parameters(model) * 2
     return model.draft_layers * layer

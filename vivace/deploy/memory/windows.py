@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from vivace.deploy.case import RequestLoad
-from vivace.deploy.catalogue.architecture import Architecture
+from vivace.deploy.case import Case
 from vivace.deploy.memory import buffers
+from vivace.deploy.memory.defaults import chunk_size
 from vivace.deploy.server_plan import ServerPlan
 
 ROUND = "DEEPEP_NORMAL_LONG_SEQ_ROUND"
@@ -17,9 +17,6 @@ HCCL, EXPERTS = "HCCL_BUFFSIZE", "DEEPEP_HCCL_BUFFSIZE"
 """of every communicator; of the experts' one, where it is set"""
 USUAL_PREFILL = 16384
 """tokens, where --max-prefill-tokens is not given"""
-CHUNK = 8192
-"""tokens, where --chunked-prefill-size is not given: SGLang's choice for devices of 60 to 160 GB
-and for Ascend above 32"""
 
 
 class Window(msgspec.Struct, frozen=True):
@@ -35,10 +32,9 @@ def buffer_variable(server: ServerPlan) -> str:
     return EXPERTS if server.variable(EXPERTS) else HCCL
 
 
-def prefill_tokens(server: ServerPlan, load: RequestLoad) -> int:
+def prefill_tokens(server: ServerPlan, case: Case) -> int:
     """Maximum tokens that a rank sends to experts in one prefill step."""
-    chunk = server.number("chunked_prefill_size") if server.has("chunked_prefill_size") else CHUNK
-    longest = load.input
+    chunk, longest = chunk_size(server, case), case.load.input
     if chunk is not None and chunk > 0:
         limit = chunk // server.parallelism.attention_dp
     else:
@@ -62,9 +58,11 @@ def get_rounds(server: ServerPlan) -> buffers.Rounds | None:
     return None if not count or not tokens else buffers.Rounds(count, tokens)
 
 
-def windows(server: ServerPlan, model: Architecture, load: RequestLoad) -> list[Window]:
+def windows(server: ServerPlan, case: Case) -> list[Window]:
     """The uses of the buffer, of which the largest counts; empty for a model without experts, with
-    zbal, and for mode 2 of the fused kernel, which no published formula covers."""
+    zbal, and for mode 2 of the fused kernel, which no published formula covers. Raises
+    UnknownValue."""
+    model = case.known_model
     mode, found = server.expert_mode, list[Window]()
     if model.experts is None or not mode or server.variable(ZBAL) or server.fused_mode == 2:
         return found
@@ -77,7 +75,7 @@ def windows(server: ServerPlan, model: Architecture, load: RequestLoad) -> list[
         size = buffers.low_latency(model, tokens)
         why = f"{tokens} tokens to {model.experts.count} experts"
         found.append(Window("low latency", size, why))
-    tokens = prefill_tokens(server, load)
+    tokens = prefill_tokens(server, case)
     if mode in ("normal", "auto") and server.prefills and tokens:
         rounds = get_rounds(server)
         each = min(tokens, rounds.tokens) if rounds else tokens

@@ -102,7 +102,7 @@ def hccl_buffer(server: ServerPlan, case: Case) -> Iterator[Issue]:
     variable = server.int_variable(name)
     size = buffers.HCCL_DEFAULT if variable is None else variable
     default = "" if server.variable(name) else " (the default)"
-    for window in windows(server, case.known_model, case.load):
+    for window in windows(server, case):
         need = buffers.megabytes(window.size)
         if need > size:
             use = f"the {window.name} buffer for {window.why}"
@@ -117,7 +117,7 @@ def hccl_waste(server: ServerPlan, case: Case) -> Iterator[Issue]:
     Every communicator takes twice the buffer from device memory, outside of mem-fraction-static.
     Where DEEPEP_HCCL_BUFFSIZE is set, only the experts' one needs room for a dispatch; for the
     others the default is enough."""
-    found, name = windows(server, case.known_model, case.load), buffer_variable(server)
+    found, name = windows(server, case), buffer_variable(server)
     need = max((buffers.megabytes(window.size) for window in found), default=0)
     groups = [(name, need)] if name == HCCL else [(name, need), (HCCL, buffers.HCCL_DEFAULT)]
     for variable, least in groups if need else ():
@@ -137,7 +137,7 @@ def long_rounds(server: ServerPlan, case: Case) -> Iterator[Issue]:
     rounds = get_rounds(server)
     if rounds is None or not server.prefills:
         return
-    total, tokens = rounds.count * rounds.tokens, prefill_tokens(server, case.load)
+    total, tokens = rounds.count * rounds.tokens, prefill_tokens(server, case)
     product = f"{rounds.count} rounds of {rounds.tokens} tokens"
     if not 32 <= rounds.tokens <= 8192 or total > 131072:
         text = f"{product}: a round must have 32 to 8192, all together at most 131072"
