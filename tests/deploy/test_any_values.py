@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from vivace.deploy.case import DEFAULT_PORT, Case
+from vivace.deploy.case import Case
 from vivace.deploy.catalogue.flags import tables
+from vivace.deploy.from_script.programs import DEFAULT_PORT
 from vivace.deploy.load_case import LoadedDeployment, Overrides, build_case
 from vivace.deploy.memory.plan import plans
 from vivace.deploy.render.compose import render_compose

@@ -79,6 +79,7 @@ def test_a_script_of_vllm_is_read_and_said_so(capsys: pytest.CaptureFixture[str]
     assert role.program == "sglang.launch_server" and role.flags == {
         "model-path": "m",
         "tp-size": 2,
+        "port": 8000,
     }
     rules = {remark.rule: remark for remark in found.remarks}
     assert "--tp-size" in rules["from-vllm"].text and rules["from-vllm"].line == 2
@@ -109,7 +110,7 @@ def test_vivace_is_judged_as_vivace_and_sglang_as_sglang(
 
 
 def test_words_behind_a_switch_of_sglang_are_stray() -> None:
-    words = ["python", "-m", "sglang.launch_server", "--enable-mfu-metrics", "yes"]
+    words = ["sglang", "serve", "m", "--enable-mfu-metrics", "yes"]
     assert [each.rule for each in import_command(words).remarks] == ["stray-word"]
 
 

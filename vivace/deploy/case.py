@@ -11,6 +11,7 @@ import msgspec
 from vivace.deploy.catalogue.architecture import Architecture
 from vivace.deploy.catalogue.hardware import Device
 from vivace.deploy.from_script.flags import Remark
+from vivace.deploy.from_script.programs import default_port
 from vivace.deploy.from_script.roles import StartedServer
 from vivace.deploy.locations import Sources
 from vivace.deploy.schema.deployment import Benchmark, Deployment, Targets, Workload, longest
@@ -18,7 +19,6 @@ from vivace.deploy.schema.nodes import expand_nodes
 from vivace.deploy.server_plan import ServerPlan, UnknownValue
 from vivace.deploy.target import Target
 
-DEFAULT_PORT = 30000
 BACKENDS = ("attention_backend", "moe_a2a_backend", "disaggregation_transfer_backend")
 
 
@@ -126,7 +126,10 @@ class Case(msgspec.Struct, frozen=True, dict=True):
 
     def ports(self, *kinds: str) -> set[int]:
         """On which roles of these kinds answer requests."""
-        return {each.number("port") or DEFAULT_PORT for each in self.of(*kinds)}
+        return {
+            (each.number("port") if each.has("port") else None) or default_port(each.role.program)
+            for each in self.of(*kinds)
+        }
 
     @cached_property
     def servers(self) -> tuple[ServerPlan, ...]:

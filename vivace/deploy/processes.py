@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from vivace.deploy.case import DEFAULT_PORT, Case
+from vivace.deploy.case import Case
+from vivace.deploy.from_script.programs import default_port
 from vivace.deploy.from_script.roles import StartedServer, flag_value, node_rank
 
 BOOTSTRAP = 8998
@@ -89,7 +90,7 @@ def first_ranks(case: Case) -> list[StartedServer]:
 
 def listeners(process: StartedServer) -> list[tuple[str, int, int]]:
     """(flag, port, how many from it on) that a process listens on."""
-    found = [("--port", flag_number(process, "port", DEFAULT_PORT), 1)]
+    found = [("--port", flag_number(process, "port", default_port(process.program)), 1)]
     if process.kind == "router":
         given = flag_number(process, "prometheus-port", 0)
         return known_ports([*found, ("--prometheus-port", given, 1)])
@@ -200,8 +201,12 @@ def entry_ports(entries: list[Any]) -> list[Any]:
     return [each[1] if isinstance(each, list) and len(each) > 1 else None for each in entries]
 
 
+def join_ports(ports: list[Any]) -> str:
+    return ", ".join("none" if port is None else str(port) for port in ports)
+
+
 def listens(process: StartedServer, port: int | None) -> bool:
-    return (flag_value(process.flags, "port") or DEFAULT_PORT) == port
+    return (flag_value(process.flags, "port") or default_port(process.program)) == port
 
 
 def url_port(url: str) -> int | None:

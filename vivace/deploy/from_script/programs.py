@@ -19,6 +19,12 @@ ROUTERS = (
     "sglang.srt.disaggregation.mini_lb",
     "vivace route",
 )
+DEFAULT_PORT = 30000
+PORTS = {
+    "sglang.srt.disaggregation.launch_lb": 8000,
+    "sglang.srt.disaggregation.mini_lb": 8000,
+}
+"""of the programs that have another one (both went with 0.5.2)"""
 BENCHMARKS = ("sglang.bench_serving", "vivace.bench_serving", "vivace bench serving")
 OTHERS = {
     "text-generation-launcher": "text-generation-inference",
@@ -90,6 +96,11 @@ def parse_invocation(program: str, words: Sequence[str]) -> Invocation | None:
     if program == "sglang serve" and words and not words[0].startswith("-"):
         words = ("--model-path", *words)
     return None if part is None else Invocation(part, program, tuple(words))
+
+
+def default_port(program: str) -> int:
+    """On which a program answers without --port."""
+    return PORTS.get(program, DEFAULT_PORT)
 
 
 def program_command(program: str) -> list[str]:

@@ -27,7 +27,7 @@ from vivace.deploy.from_script.roles import (
     shared_environment,
     without,
 )
-from vivace.deploy.from_script.undefined import undefined_in_pod, undefined_variables
+from vivace.deploy.from_script.undefined import missing_model, undefined_in_pod, undefined_variables
 from vivace.deploy.locations import COMMAND, Location, Sources
 from vivace.deploy.quoting import quote
 from vivace.deploy.schema.deployment import MAX_ROLES, Benchmark, Deployment, Model, Role
@@ -274,10 +274,11 @@ def preparation_line(words: Sequence[str]) -> str:
 def build_server(
     called: Invocation, launch: Launch, place: Location, script: str, found: DeploymentBuilder
 ) -> StartedServer:
+    asked = called
     if called.program in VLLM:
         called = from_vllm(called, launch, place, found)
     read = parse_flags(called.words, called.part)
-    for remark in read.remarks:
+    for remark in (*read.remarks, *missing_model(asked, read.flags, launch_text(place, found))):
         found.place_remark(remark, place)
     return StartedServer(
         place=place,
@@ -295,11 +296,16 @@ def build_server(
     )
 
 
+def launch_text(place: Location, found: DeploymentBuilder) -> str:
+    lines = found.texts.get(place.file, "").splitlines()
+    return "\n".join(lines[max(0, place.line - 1) : place.end])
+
+
 def from_vllm(
     called: Invocation, launch: Launch, place: Location, found: DeploymentBuilder
 ) -> Invocation:
     """The same server as SGLang's, with a remark about every word that has none there."""
-    from vivace.deploy.from_script.vllm import SERVER, translate
+    from vivace.deploy.from_script.vllm import DEFAULT_PORT, SERVER, translate
 
     made = translate(called.words, list(launch.environment))
     mapped = ", ".join(f"{theirs} is {ours}" for theirs, ours in made.mapped)
@@ -307,7 +313,8 @@ def from_vllm(
     found.remark("from-vllm", "", f"{text}: {mapped}" if mapped else text, place)
     for flag, why in made.left:
         found.remark("not-translated", flag, f"{flag} of vLLM is not translated: {why}", place)
-    return Invocation("server", SERVER, tuple(made.words))
+    own = () if "--port" in made.words else DEFAULT_PORT
+    return Invocation("server", SERVER, (*made.words, *own))
 
 
 def build_benchmark(

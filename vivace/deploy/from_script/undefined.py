@@ -1,4 +1,4 @@
-"""Variables that a command uses and nothing sets."""
+"""What a command needs and nothing sets: variables, the model."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ import re
 from collections.abc import Iterator, Sequence
 
 from vivace.config.releases.tables import library_variables
-from vivace.deploy.from_script.flags import Remark
-from vivace.deploy.from_script.roles import StartedServer
+from vivace.deploy.from_script.flags import UNKNOWN, Remark
+from vivace.deploy.from_script.programs import Invocation
+from vivace.deploy.from_script.roles import StartedServer, flag_value
+from vivace.deploy.schema.deployment import Flags
 
+REQUIRE_MODEL = ("sglang.launch_server", "sglang serve")
+ARGUMENTS = re.compile(r"\$\{?[@*]")
+"""of the script itself"""
 VARIABLE = re.compile(r"<\$\{?([A-Za-z_]\w*)\}?>")
 SUPPLIED = re.compile(
     r"(SLURM|PMI|OMPI|KUBERNETES|LWS|POD|JOB|HOST|MASTER|NODE|RANK|WORLD|LOCAL|HOME|USER|PWD|VC|"
@@ -61,3 +66,15 @@ def close(name: str, known: Sequence[str], cutoff: float = 0.85) -> str:
     import difflib
 
     return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=cutoff)), "")
+
+
+def missing_model(called: Invocation, flags: Flags, text: str) -> Iterator[Remark]:
+    """SGLang has no default for it. Variables of the line may hold it; --config is a file of
+    arguments, and what the script itself is given ("$@") is not known here."""
+    named = flag_value(flags, "model-path") is not None or "config" in flags
+    left = set(called.words) - set(map(str, flags.values()))
+    is_open = any(map(UNKNOWN.fullmatch, left)) or ARGUMENTS.search(text)
+    if called.program in REQUIRE_MODEL and not named and not is_open:
+        said = f"{called.program} is started without a model"
+        severity = "warning" if "$" in text else None
+        yield Remark("no-model", "model-path", said, severity=severity)

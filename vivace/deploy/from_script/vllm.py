@@ -15,6 +15,7 @@ from vivace.config.releases.tables import flags_at, latest
 from vivace.deploy.from_script.flags import groups
 
 SERVER = "sglang.launch_server"
+DEFAULT_PORT = ("--port", "8000")
 SAME = {
     "model": "model-path",
     "tokenizer": "tokenizer-path",

@@ -7,9 +7,8 @@ from itertools import pairwise
 
 import msgspec
 
-from vivace.deploy.case import DEFAULT_PORT
 from vivace.deploy.from_script.flags import find_option, flags_to_words
-from vivace.deploy.from_script.programs import PARTS, Part, program_command
+from vivace.deploy.from_script.programs import PARTS, Part, default_port, program_command
 from vivace.deploy.schema.deployment import Deployment, Role
 from vivace.deploy.schema.nodes import expand_nodes
 
@@ -24,6 +23,7 @@ class Process(msgspec.Struct, frozen=True):
     rank: int
     nodes: int
     host: str | None
+    program: str
     words: tuple[str, ...]
     environment: dict[str, str]
 
@@ -37,9 +37,9 @@ class Process(msgspec.Struct, frozen=True):
 
     @property
     def port(self) -> int:
-        """What follows --port; DEFAULT_PORT where nothing does, or what no port can be (which the
-        check says)."""
-        return port_number(self.value("port")) or DEFAULT_PORT
+        """What follows --port; the program's own where nothing does, or what no port can be (which
+        the check says)."""
+        return port_number(self.value("port")) or default_port(self.program)
 
     @property
     def title(self) -> str:
@@ -66,6 +66,7 @@ def list_processes(deployment: Deployment) -> Iterator[Process]:
             rank=0,
             nodes=1,
             host=None,
+            program=benchmark.program,
             words=(
                 *program_command(benchmark.program),
                 *flags_to_words(benchmark.flags, "benchmark"),
@@ -87,6 +88,7 @@ def role_processes(deployment: Deployment, name: str, role: Role) -> Iterator[Pr
             rank=node.rank,
             nodes=role.nodes,
             host=node.host,
+            program=role.program,
             words=(*program_command(role.program), *flags_to_words(node.flags, part)),
             environment=node.environment,
         )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from html import escape
 
-from vivace.deploy.case import DEFAULT_PORT, Case
+from vivace.deploy.case import Case
+from vivace.deploy.from_script.programs import default_port
 from vivace.deploy.server_plan import ServerPlan, UnknownValue
 
 WIDTH = 960
@@ -20,7 +21,7 @@ def topology(case: Case) -> str:
     shapes: list[str] = []
     y = 10
     for router in case.of("router"):
-        port = router.role.flags.get("port", DEFAULT_PORT)
+        port = router.role.flags.get("port", default_port(router.role.program))
         shapes.append(box(10, y, 220, 30, "#888", f"router :{port}"))
         y += 50
     entry = y - 20

@@ -13,6 +13,7 @@ from vivace.deploy.processes import (
     bootstrap_ports,
     devices_divided,
     entry_ports,
+    join_ports,
     listens,
     router_urls,
     url_port,
@@ -121,12 +122,8 @@ def router_prefill(case: Case) -> Iterator[Issue]:
 def find_entry_place(case: Case, router: str, entry: Any) -> Location:
     """Of an entry's URL; of the flag where it is not written out."""
     url = case.sources.find(router, str(entry[0]))
-    role = case.sources.role_place(router)
-    return case.sources.find(router, "--prefill") if url == role else url
-
-
-def join_ports(ports: list[Any]) -> str:
-    return ", ".join("none" if port is None else str(port) for port in ports)
+    whole = url == case.sources.role_place(router)
+    return case.sources.find(router, "--prefill") if whole else url
 
 
 @server_rule("router-decode", "error", source=PAGE, roles=("router",), assumes=("scripts",))
