@@ -251,6 +251,13 @@ LAYOUT_PAIRS = {
         f"mixed {PARTITION}",
         "48",
     ),
+    "pipeline-partition": Pair(
+        mixed(flags={"pp-size": 2}, environment={PARTITION: "16,16,16"}),
+        mixed(flags={"pp-size": 2}, environment={PARTITION: "24,24"}),
+        f"mixed {PARTITION}",
+        "3",
+        "2",
+    ),
     "context-parallel": flags(
         {"enable-nsa-prefill-context-parallel": True},
         {"enable-nsa-prefill-context-parallel": True, "attn-cp-size": 2},
@@ -476,6 +483,12 @@ LOAD_PAIRS = {
     "weights-fit": Pair(
         mixed(model={"name": "deepseek-r1"}), mixed(), "mixed --mem-fraction-static", "0.7"
     ),
+    "host-pool": flags(
+        {"enable-hierarchical-cache": True, "hicache-ratio": 0.5},
+        {"enable-hierarchical-cache": True, "hicache-ratio": 1.5},
+        "mixed --hicache-ratio",
+        "0.5",
+    ),
     "load-fits": Pair(
         mixed(workload={"input": 30000, "output": 8000, "concurrency": 256}),
         mixed(),
@@ -512,11 +525,6 @@ ENVIRONMENT_PAIRS = {
         separated(),
         "decode TASK_QUEUE_ENABLE",
         "0",
-    ),
-    "task-queue-graphs": Pair(
-        separated(decode_environment={"TASK_QUEUE_ENABLE": "2"}),
-        separated(),
-        "decode TASK_QUEUE_ENABLE",
     ),
     "loopback-nodes": Pair(
         separated(decode_environment={"HCCL_SOCKET_IFNAME": "lo"}),
@@ -693,6 +701,7 @@ PAIRS: dict[str, Pair] = {
     **BECOMES_PAIRS,
 }
 OF_REMARKS = (
+    "no-model",
     "from-vllm",
     "not-translated",
     "not-understood",

@@ -24,6 +24,7 @@ DECODES: tuple[Kind, ...] = ("mixed", "decode")
 DISPATCH = "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"
 DISPATCH_DEFAULT = 128
 FUSED_MODE = "SGLANG_NPU_FUSED_MOE_MODE"
+PARTITION = "SGLANG_PP_LAYER_PARTITION"
 PAGE_ON_ASCEND = 128
 """tokens"""
 PAGES = {"flashmla": 64, "cutlass_mla": 128, "trtllm_mla": 64, "trtllm_mha": 64, "fa4": 128,
@@ -182,6 +183,13 @@ class ServerPlan(msgspec.Struct, frozen=True, dict=True):
 
     def positive(self, name: str) -> int:
         return max(1, self.number(name) or 1)
+
+    @property
+    def stage_layers(self) -> list[int]:
+        """Of each pipeline rank, where they are stated."""
+        parts = self.variable(PARTITION).split(",")
+        stated = all(part.strip().isdecimal() and len(part) < 6 for part in parts)
+        return [int(part) for part in parts] if stated else []
 
     @property
     def running(self) -> int | None:

@@ -138,6 +138,11 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
     shared_width: int
 
 
+MTP_LAYERS = {"MiMoV2FlashForCausalLM": 3}
+"""architecture whose config.json does not say it -> MTP layers of its checkpoint (the technical
+report of MiMo-V2-Flash: three, each of 0.33B parameters, dense and with sliding attention)"""
+
+
 class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     """Widths in elements, `context` in tokens. `dense_layers` have one wide MLP, the rest
     experts; `linear_layers` keep a state where the rest keep KV; `draft_layers`: layers that
@@ -158,6 +163,8 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     linear: LinearAttention | None = None
     linear_layers: int = 0
     draft_layers: int = 0
+    multi_layer: bool = False
+    """whether each draft step has a layer of its own, with sliding attention and one wide MLP"""
     sliding: GroupedAttention | None = None
     sliding_layers: int = 0
     precision: str = "bf16"
@@ -220,7 +227,9 @@ def parse_architecture(config: Mapping[str, Any], title: str, precision: str = "
         linear=linear,
         linear_layers=linear_layers,
         draft_layers=values.count("num_nextn_predict_layers")
-        or values.count("mtp_num_hidden_layers"),
+        or values.count("mtp_num_hidden_layers")
+        or MTP_LAYERS.get(first_architecture(config), 0),
+        multi_layer=first_architecture(config) in MTP_LAYERS,
         sliding=sliding,
         sliding_layers=sliding_layers,
         precision=parse_precision(values.values),
@@ -229,9 +238,13 @@ def parse_architecture(config: Mapping[str, Any], title: str, precision: str = "
 
 def find_family(config: Mapping[str, Any]) -> Family:
     """What an architecture that Vivace serves leaves unsaid; nothing for others."""
+    return FAMILIES.get(first_architecture(config), Family())
+
+
+def first_architecture(config: Mapping[str, Any]) -> str:
     listed = config.get("architectures")
     name = listed[0] if isinstance(listed, list) and listed else ""
-    return FAMILIES.get(name, Family()) if isinstance(name, str) else Family()
+    return name if isinstance(name, str) else ""
 
 
 def parse_precision(config: Mapping[str, Any]) -> str:

@@ -13,6 +13,15 @@ from vivace.files import read_file
 LARGEST = 1 << 20
 """bytes of the file"""
 
+ELSEWHERE = {
+    "attention_backend": "fa3, flashinfer, triton",
+    "moe_a2a_backend": "deepep",
+    "disaggregation_transfer_backend": "mooncake, nixl",
+    "sampling_backend": "flashinfer, pytorch",
+    "hicache_io_backend": "kernel, direct",
+}
+"""option -> what other devices have where Ascend has its own"""
+
 
 class AscendFlags(msgspec.Struct, frozen=True):
     """`states`: what is said of flags -> their names, with blanks between them; `values`: option ->

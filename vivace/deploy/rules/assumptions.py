@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 import msgspec
 
+from vivace.config.releases.tables import latest, releases
 from vivace.deploy.case import Case
+from vivace.deploy.from_script.programs import PARTS
 from vivace.deploy.memory.weights import weight_precision
 from vivace.deploy.rules.rule import Issue, Rule
 from vivace.deploy.server_plan import UnknownValue
@@ -32,6 +34,13 @@ def precision_is_open(case: Case, role: str) -> bool:
         return True
 
 
+def program_is_open(case: Case, role: str) -> bool:
+    benchmarks, roles = case.deployment.benchmarks, case.deployment.roles
+    parts = benchmarks if role == "benchmark" else [roles[role]] if role in roles else []
+    return any(each.program not in PARTS for each in parts)
+
+
+KNOWN = f"SGLang {releases()[0]} to {latest()}"
 ASSUMPTIONS = {
     "model": RuleAssumption(
         meaning="the model is the one whose name its path resembles",
@@ -51,9 +60,15 @@ ASSUMPTIONS = {
         remedy="check all scripts together",
         is_open=lambda case, role: bool(case.launches),
     ),
+    "program": RuleAssumption(
+        meaning="the program takes the flags of SGLang's or Vivace's own",
+        text=lambda rule, case: "its program takes the flags of SGLang's own",
+        remedy="`program: sglang.launch_server`, or another that is known",
+        is_open=program_is_open,
+    ),
     "release": RuleAssumption(
-        meaning="the engine is of the releases that the rule holds for",
-        text=lambda rule, case: f"the engine is {rule.scope.rpartition(', ')[2]}",
+        meaning="the engine is of the releases that the rule holds for, or that are known",
+        text=lambda rule, case: f"the engine is {rule.scope.rpartition(', ')[2] or KNOWN}",
         remedy="--target sglang==VERSION",
         is_open=lambda case, role: case.target.engine == "sglang" and not case.target.version,
     ),
@@ -65,7 +80,7 @@ def weakened(rule: Rule, role: str, issue: Issue, case: Case) -> Issue:
     """An error that rests on open assumptions becomes a warning that names them."""
     severity = issue.severity or rule.severity
     names = [name for name in rule.assumptions if ASSUMPTIONS[name].is_open(case, role)]
-    if severity != "error" or not names:
+    if severity != "error" or issue.certain or not names:
         return issue
     found = [ASSUMPTIONS[name] for name in names]
     text = f"{issue.text} (if {' and '.join(each.text(rule, case) for each in found)})"

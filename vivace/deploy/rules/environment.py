@@ -138,25 +138,16 @@ def allocator_segments(server: ServerPlan, case: Case) -> Iterator[Issue]:
 @server_rule("task-queue", "note", source=GUIDE, platforms=("npu",), roles=("prefill", "decode"))
 def task_queue(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """TASK_QUEUE_ENABLE suits the role.
-    Level 2 fuses kernel launches, which helps prefill; decode replays graphs and needs 0."""
+    Level 2 fuses kernel launches, which helps prefill; decode needs 0: a captured graph replays the
+    launches it recorded, and level 2 with graphs is a warning."""
     value, best = server.variable("TASK_QUEUE_ENABLE"), "2" if server.kind == "prefill" else "0"
     if value != best:
         current = f"is {value}" if value else "is not set (1)"
-        reason = "" if best == "2" else ": higher levels interfere with captured graphs"
+        captured = server.kind == "decode" and not server.has("disable_cuda_graph")
+        reason = ": higher levels interfere with captured graphs, which are on" * captured
         text = f"TASK_QUEUE_ENABLE {current}; {best} is best for {server.kind}{reason}"
-        yield Issue("TASK_QUEUE_ENABLE", text, f"export TASK_QUEUE_ENABLE={best}")
-
-
-@server_rule("task-queue-graphs", "warning", source=GUIDE, roles=("decode",), platforms=("npu",))
-def task_queue_graphs(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """TASK_QUEUE_ENABLE=2 is not used with captured graphs.
-    Level 2 changes how kernels are launched; a captured graph replays the launches it
-    recorded."""
-    level = server.variable("TASK_QUEUE_ENABLE")
-    if level == "2" and not server.has("disable_cuda_graph"):
-        text = "TASK_QUEUE_ENABLE=2 conflicts with captured graphs, which are on"
-        remedy = "export TASK_QUEUE_ENABLE=0, or set --disable-cuda-graph"
-        yield Issue("TASK_QUEUE_ENABLE", text, remedy)
+        severity = "warning" if captured and value == "2" else None
+        yield Issue("TASK_QUEUE_ENABLE", text, f"export TASK_QUEUE_ENABLE={best}", severity)
 
 
 @server_rule("nz-layout", "error", source=GUIDE, platforms=("npu",))
@@ -191,15 +182,11 @@ def hard_coded(server: ServerPlan, case: Case) -> Iterator[Issue]:
     for flag, value in server.role.flags.items():
         text = str(value)
         foreign = any(address not in allowed for address in ADDRESS.findall(text))
-        if flag != "host" and (foreign or personal(flag, text)):
+        named = flag in ("model-path", "model", "tokenizer-path") and "/share/" not in text
+        if flag != "host" and (foreign or (not named and HOME.match(text))):
             remedy = "replace it with your own"
             yield Issue("--" + flag, f"--{flag} {text} is specific to one machine", remedy)
     name = server.variable("HCCL_SOCKET_IFNAME")
     if "." in name:
         text = f"HCCL_SOCKET_IFNAME={name} is specific to one machine"
         yield Issue("HCCL_SOCKET_IFNAME", text, "replace it with your own")
-
-
-def personal(flag: str, value: str) -> bool:
-    paths = flag not in ("model-path", "model", "tokenizer-path") or "/share/" in value
-    return paths and bool(HOME.match(value))

@@ -24,6 +24,8 @@ from vivace.errors import nearest
 
 ARGPARSE = "argparse, as SGLang uses it"
 INVENTORY = "the source of SGLang 0.4.6 to 0.5.23"
+ALMOST = 0.9
+"""share of equal letters from which a flag is taken for another"""
 USUAL = frozenset({"--tp", "--dp", "--ep", "--pp"})
 """abbreviations that SGLang's own documents use, and each version takes"""
 
@@ -41,10 +43,11 @@ def single_dash(case: Case) -> Iterator[Issue]:
                 yield Issue(flag, text, f"write -{flag}", role=name)
 
 
-@server_rule("unknown-flag", "error", source=INVENTORY)
+@server_rule("unknown-flag", "error", source=INVENTORY, assumes=("release", "program"))
 def unknown_flag(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Every flag exists.
-    A flag that no version knows stops the start with `unrecognized arguments`."""
+    A flag that no version knows stops the start with `unrecognized arguments`. A misspelled one
+    differs by a letter or two from one that is known; others may be of a release that is not."""
     ours = server_options()
     for flag in server.long_flags:
         if case.target.engine == "vivace":
@@ -52,9 +55,11 @@ def unknown_flag(server: ServerPlan, case: Case) -> Iterator[Issue]:
         else:
             known, every = flag in ours or is_taken(flag), definitions()
         if not known and flag not in RETIRED:
-            near = nearest(flag, [*every, *RETIRED]) or " (see `vivace flags`)"
+            names = [*every, *RETIRED]
+            near = nearest(flag, names) or " (see `vivace flags`)"
             text = f"{case.target.text} has no flag {flag}{near}"
-            yield Issue(flag, text, "correct the name, or remove the flag")
+            misspelled = bool(nearest(flag, names, ALMOST))
+            yield Issue(flag, text, "correct the name, or remove the flag", certain=misspelled)
 
 
 @server_rule("flag-version", "warning", source=INVENTORY, engine="sglang")

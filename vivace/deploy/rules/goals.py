@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 from vivace.deploy.case import Case
+from vivace.deploy.from_script.undefined import REQUIRE_MODEL
 from vivace.deploy.memory.roofline import prompt_milliseconds, token_milliseconds
 from vivace.deploy.rules.rule import Issue, case_rule, server_rule
 from vivace.deploy.server_plan import DECODES, PREFILLS, ServerPlan
@@ -70,11 +71,17 @@ def shared_prompts(server: ServerPlan, case: Case) -> Iterator[Issue]:
 
 @server_rule("model-path", "warning", source="Vivace")
 def model_path(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """--model-path matches model.path.
-    Every rule and the memory plan compute with the model of the file; the server loads the
-    model of the flag."""
+    """--model-path is set, and matches model.path.
+    SGLang does not start without it. Every rule and the memory plan compute with the model of the
+    file; the server loads the model of the flag."""
     expected, value = case.deployment.model.path, server.value("model_path")
-    if expected is not None and value != expected:
+    if value is None and (case.launches or "config" in server.role.flags):
+        return
+    if value is None and server.role.program in REQUIRE_MODEL and case.target.engine == "sglang":
+        text = f"{server.role.program} without --model-path: it stops at once"
+        remedy = f"--model-path {expected or 'FOLDER_OR_NAME'}"
+        yield Issue("--model-path", text, remedy, "error")
+    elif expected is not None and value != expected:
         text = f"--model-path is {value or 'not set'}, but model.path is {expected}"
         yield Issue(server.flag("model_path"), text, "make both the same, or remove model.path")
 

@@ -18,7 +18,7 @@ ASCEND_FORMS = ("w8a8", "w4a8")
 """of weights that msmodelslim makes"""
 
 
-@case_rule("benchmark-port", "error", source=PAGE)
+@case_rule("benchmark-port", "error", source=PAGE, assumes=("scripts", "program"))
 def benchmark_port(case: Case) -> Iterator[Issue]:
     """The benchmark calls the port of the deployment.
     Requests go to the router if there is one, otherwise to the server."""

@@ -75,3 +75,27 @@ def outside_fits(server: ServerPlan, case: Case) -> Iterator[Issue]:
         text = f"{plan.fraction} {rest}, most of it {largest.name} ({gib(largest.size)}{why})"
         remedy = f"--mem-fraction-static {fraction_for(plan)}"
         yield Issue(server.flag("mem_fraction_static"), text, remedy)
+
+
+@server_rule("host-pool", "error", source="SGLang's HostKVCache, 0.4.6 to 0.5.23", engine="sglang")
+def host_pool(server: ServerPlan, case: Case) -> Iterator[Issue]:
+    """The host cache is larger than the KV pool of the device.
+    --hicache-ratio times that pool, or --hicache-size GB of each rank, which overrides it. Up to
+    0.5.14 SGLang asserts it and stops; later ones say that the cache is hardly hit."""
+    offloads = server.has("disaggregation_decode_enable_offload_kvcache")
+    buffer_only = server.role.flags.get("hicache-host-memory-mode") == "buffer_only"
+    if buffer_only or not (offloads or server.has("enable_hierarchical_cache")):
+        return
+    size, ratio = server.number("hicache_size"), server.value("hicache_ratio")
+    plan = plan_role(case, server) if size else None
+    held = plan.capacity * plan.token_bytes / 1e9 if plan is not None else 0
+    name, text, remedy, severity = "hicache_ratio", "", "--hicache-ratio 2", "warning"
+    if size and size < held:
+        name, text = "hicache_size", f"--hicache-size {size} GB for a pool of about {held:.0f} GB"
+    elif not size and isinstance(ratio, int | float) and ratio < 1:
+        text = f"--hicache-ratio {ratio}: the host cache is smaller than the KV pool"
+        severity = None if case.target.before("0.5.15") else "warning"
+        remedy += "" if case.target.version else " (--target says whether it stops)"
+    if text:
+        text += "; up to 0.5.14 SGLang stops, later it finds little of what is cached"
+        yield Issue(server.flag(name), text, remedy, severity)

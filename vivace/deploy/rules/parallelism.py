@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from vivace.deploy.case import Case
 from vivace.deploy.catalogue.architecture import GroupedAttention
 from vivace.deploy.rules.rule import Issue, case_rule, server_rule
-from vivace.deploy.server_plan import ServerPlan
+from vivace.deploy.server_plan import PARTITION, ServerPlan
 
-PARTITION = "SGLANG_PP_LAYER_PARTITION"
+PP_INDICES = "SGLang's get_pp_indices and make_layers"
 ARGS = "SGLang's server_args.py"
 CONFIG = "the model's config.json"
 CATALOGUE = "hardware catalogue"
@@ -207,19 +207,26 @@ def pipeline(server: ServerPlan, case: Case) -> Iterator[Issue]:
             yield Issue(flag, text, f"remove {flag} or --pp-size")
 
 
-@server_rule("pipeline-layers", "error", source="SGLang's get_pp_indices")
-def pipeline_layers(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """SGLANG_PP_LAYER_PARTITION has a number for each pipeline rank, of all layers together.
-    Otherwise every rank stops when it loads the model."""
-    parts = server.variable(PARTITION).split(",")
-    if not all(part.strip().isdecimal() and len(part) < 6 for part in parts):
-        return
-    counts, pp = [int(part) for part in parts], server.parallelism.pp
-    layers = None if case.model is None or case.model_guessed else case.model.layers
-    if len(counts) != pp:
+@server_rule("pipeline-partition", "error", source=PP_INDICES)
+def pipeline_partition(server: ServerPlan, case: Case) -> Iterator[Issue]:
+    """SGLANG_PP_LAYER_PARTITION has a number for each pipeline rank.
+    Otherwise every rank stops when it loads the model. From 0.5.19 on one rank ignores it."""
+    counts, pp = server.stage_layers, server.parallelism.pp
+    if counts and len(counts) != pp and not (pp == 1 and case.target.since("0.5.19")):
         text = f"{PARTITION} has {len(counts)} numbers for --pp-size {pp}"
-        yield Issue(PARTITION, text, f"{pp} numbers, or --pp-size {len(counts)}")
-    elif layers is not None and sum(counts) != layers:
+        severity = None if pp > 1 or case.target.version else "warning"
+        yield Issue(PARTITION, text, f"{pp} numbers, or --pp-size {len(counts)}", severity)
+
+
+@server_rule("pipeline-layers", "error", source=PP_INDICES, needs=("model",))
+def pipeline_layers(server: ServerPlan, case: Case) -> Iterator[Issue]:
+    """Pipeline ranks have layers, and SGLANG_PP_LAYER_PARTITION has all of them together.
+    make_layers asserts that there are not more ranks than layers."""
+    counts, pp, layers = server.stage_layers, server.parallelism.pp, case.known_model.layers
+    if pp > layers:
+        text = f"--pp-size {pp} for {layers} layers: ranks without a layer stop at an assertion"
+        yield Issue(server.flag("pp_size"), text, f"--pp-size {layers} or less")
+    elif counts and len(counts) == pp and sum(counts) != layers:
         text = f"{PARTITION} has {sum(counts)} layers, the model {layers}"
         yield Issue(PARTITION, text, f"numbers with the sum {layers}")
 

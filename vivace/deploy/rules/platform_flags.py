@@ -6,19 +6,12 @@ from collections.abc import Iterator
 
 from vivace.config.releases.tables import is_taken
 from vivace.deploy.case import Case
-from vivace.deploy.catalogue.ascend import ascend_flags
+from vivace.deploy.catalogue.ascend import ELSEWHERE, ascend_flags
 from vivace.deploy.from_script.flags import find_option, server_options
 from vivace.deploy.rules.flags import INVENTORY
 from vivace.deploy.rules.rule import Issue, server_rule
 from vivace.deploy.server_plan import ServerPlan, placeholder
 
-OTHERS = {
-    "attention_backend": "fa3, flashinfer, triton",
-    "moe_a2a_backend": "deepep",
-    "disaggregation_transfer_backend": "mooncake, nixl",
-    "sampling_backend": "flashinfer, pytorch",
-    "hicache_io_backend": "kernel, direct",
-}
 DEVICES = {"npu": ("npu",), "cuda": ("cuda",), "hip": ("cuda", "hip"), "cpu": ("cpu",)}
 """platform -> what --device calls it; torch for AMD says cuda"""
 ACCELERATORS = ("cuda", "npu", "hip", "xpu", "hpu", "musa")
@@ -76,7 +69,7 @@ def backend_platform(server: ServerPlan, case: Case) -> Iterator[Issue]:
     for name, (flag, value) in server.given.items() if case.platform not in ("", "npu") else ():
         if isinstance(value, str) and "ascend" in value and name.endswith("_backend"):
             text = f"--{flag} {value} needs an Ascend device, and this is {case.platform}"
-            remedy = f"remove --{flag}, or choose another ({OTHERS.get(name, 'see --help')})"
+            remedy = f"remove --{flag}, or choose another ({ELSEWHERE.get(name, 'see --help')})"
             yield Issue("--" + flag, text, remedy)
 
 

@@ -8,22 +8,15 @@ from typing import Any
 from vivace.config.releases.tables import row_at
 from vivace.deploy.case import Case
 from vivace.deploy.catalogue.architecture import LatentAttention
-from vivace.deploy.memory.plan import graph_default
+from vivace.deploy.memory.defaults import default_chunk, graph_default
 from vivace.deploy.rules.rule import Issue, Rule, ServerCheck, server_rule
 from vivace.deploy.server_plan import ServerPlan
-from vivace.deploy.startup import rewritten
+from vivace.deploy.startup import TOLD, rewritten
 
 ARGS = "SGLang's server_args.py, 0.5.10"
+ASCEND_SIZES = "0.5.6.post1"  # hardware_backend/npu/utils.py
 OVERLAPPED = "0.5.11"
 """from here on speculation overlaps unless SGLANG_ENABLE_SPEC_V2 is 0"""
-TOLD = frozenset(
-    """ep_size enable_dp_attention chunked_prefill_size schedule_conservativeness page_size
-    attention_backend speculative_algorithm speculative_draft_model_path max_running_requests
-    enable_mixed_chunk disable_overlap_schedule disable_radix_cache disable_cuda_graph
-    ep_dispatch_algorithm disable_shared_experts_fusion schedule_policy tokenizer_worker_num
-    enable_symm_mem sampling_backend hicache_mem_layout""".split()
-)
-"""arguments that the rules below are about"""
 
 
 def rewrite(name: str, **facts: Any) -> Callable[[ServerCheck], Rule]:
@@ -69,7 +62,7 @@ def conservativeness(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue(server.flag("schedule_conservativeness"), text + " multiplies it by 0.3")
 
 
-@rewrite("becomes-ascend", platforms=("npu",))
+@rewrite("becomes-ascend", platforms=("npu",), since=ASCEND_SIZES)
 def ascend_defaults(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Ascend has one attention backend."""
     backend = server.value("attention_backend")
@@ -205,7 +198,7 @@ def deterministic(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue(server.flag("sampling_backend"), text)
 
 
-@rewrite("becomes-sparse-pages", platforms=("cuda",))
+@rewrite("becomes-sparse-pages", platforms=("cuda",), since="0.5.3")
 def sparse_attention(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Sparse attention on CUDA uses pages of 64 tokens."""
     attention, page = case.model and case.model.attention, server.number("page_size")
@@ -215,12 +208,12 @@ def sparse_attention(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue(server.flag("page_size"), text)
 
 
-@rewrite("becomes-sizes", platforms=("npu",))
+@rewrite("becomes-sizes", platforms=("npu",), since=ASCEND_SIZES)
 def ascend_sizes(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """On Ascend, default chunk and graph sizes follow the device memory."""
     device = case.known_device
     if server.prefills and not server.has("chunked_prefill_size"):
-        chunk = 4096 if device.memory_gib <= 32 else 8192
+        chunk = default_chunk(case)
         text = f"--chunked-prefill-size becomes {chunk}: a device of {device.memory_gib:g} GiB"
         yield Issue(server.flag("chunked_prefill_size"), text)
     if server.decodes and not server.graphs and not server.has("disable_cuda_graph"):

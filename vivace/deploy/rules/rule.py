@@ -30,6 +30,7 @@ class Issue(msgspec.Struct, frozen=True):
     line: int = 0
     file: str = ""
     """with `line`, where it is not where the flag stands"""
+    certain: bool = False  # whatever the rule assumes
 
 
 ServerCheck = Callable[[ServerPlan, Case], Iterator[Issue]]

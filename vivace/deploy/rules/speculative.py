@@ -99,20 +99,19 @@ def draft_complete(server: ServerPlan, case: Case) -> Iterator[Issue]:
 @server_rule("multi-layer-mtp", "warning", source=MTP, needs=("model",), since="0.5.7")
 def multi_layer_mtp(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Multi-layer MTP makes as many steps as the checkpoint has MTP layers.
-    With --enable-multi-layer-eagle each step has a layer of its own; one that the checkpoint lacks
-    has no weights, so its drafts are refused. Other algorithms than EAGLE (NEXTN) ignore the
-    flag."""
+    With --enable-multi-layer-eagle, which SGLang sets itself for some models, each step has a layer
+    of its own; one that the checkpoint lacks has no weights, so its drafts are refused. Other
+    algorithms than EAGLE (NEXTN) ignore the flag."""
     name, steps = "enable_multi_layer_eagle", server.number("speculative_num_steps")
-    layers = case.known_model.draft_layers
-    if not server.has(name):
-        return
-    if server.speculative_algorithm != "EAGLE":
+    model, drafts = case.known_model, server.speculative_algorithm == "EAGLE"
+    if server.has(name) and not drafts:
         text = f"{server.flag(name)} is ignored: only --speculative-algorithm EAGLE drafts with it"
         yield Issue(server.flag(name), text, "remove it, or draft with EAGLE")
-    elif steps is not None and layers and steps > layers:
-        held = f"the checkpoint has {layers} MTP layer(s)"
-        text = f"{steps} steps, but {held}: the rest has no weights"
-        remedy = f"--speculative-num-steps {layers}, or remove {server.flag(name)}"
+    used, layers = server.has(name) or model.multi_layer, model.draft_layers
+    if used and drafts and steps is not None and layers and steps > layers:
+        text = f"{steps} steps, but the checkpoint has {layers} MTP layer(s), one for each step"
+        remedy = f"--speculative-num-steps {layers}"
+        remedy += f", or remove {server.flag(name)}" if server.has(name) else ""
         yield Issue(server.flag("speculative_num_steps"), text, remedy)
 
 
