@@ -91,7 +91,7 @@ def test_a_partition_without_a_pipeline_is_read_up_to_0_5_18(target: str, expect
         ("sglang serve --tp-size 2", "error"),
         (f"docker run image {SERVER} --tp-size 2", "error"),
         (f"{SERVER} --port $PORT", "warning"),
-        (f"{SERVER} --tp-size 2 ${{EXTRA:-}}", "warning"),
+        (f"{SERVER} --tp-size 2 ${{EXTRA:-}}", ""),
         (f'{SERVER} --tp-size 2 "$@"', ""),
         (f"{SERVER} --tp-size 2 $ARGS", ""),
         (f"{SERVER} --tp-size 2 $(cat arguments)", ""),
@@ -122,6 +122,8 @@ def test_a_command_and_a_file_without_a_model_are_found() -> None:
     ("flag", "target", "expected"),
     [
         ("max-runing-requests", "sglang", "error"),
+        ("prot", "sglang", "error"),
+        ("cuda-graph-bs-tomorrow", "sglang", "warning"),
         ("quantum-leap", "sglang", "warning"),
         ("quantum-leap", "sglang==0.5.23", "error"),
         ("quantum-leap", "vivace", "error"),

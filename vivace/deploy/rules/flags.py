@@ -24,8 +24,7 @@ from vivace.errors import nearest
 
 ARGPARSE = "argparse, as SGLang uses it"
 INVENTORY = "the source of SGLang 0.4.6 to 0.5.23"
-ALMOST = 0.9
-"""share of equal letters from which a flag is taken for another"""
+ALMOST = 0.8  # of equal letters: a flag is taken for another
 USUAL = frozenset({"--tp", "--dp", "--ep", "--pp"})
 """abbreviations that SGLang's own documents use, and each version takes"""
 
@@ -58,7 +57,8 @@ def unknown_flag(server: ServerPlan, case: Case) -> Iterator[Issue]:
             names = [*every, *RETIRED]
             near = nearest(flag, names) or " (see `vivace flags`)"
             text = f"{case.target.text} has no flag {flag}{near}"
-            misspelled = bool(nearest(flag, names, ALMOST))
+            alike = [name for name in names if abs(len(name) - len(flag)) <= 2]
+            misspelled = bool(nearest(flag, alike, ALMOST))
             yield Issue(flag, text, "correct the name, or remove the flag", certain=misspelled)
 
 
