@@ -20,8 +20,7 @@ IMAGE = re.compile(r"(?:^|/)sglang:v?(\d+\.\d+\.\d+(?:rc\d+|\.post\d+)?)(?![\w.]
 class Container(msgspec.Struct, frozen=True):
     """`script` exports its variables and runs its command; `pod`: its number in its set;
     `machine`: the same for those that share one; `host`: its address, where the file says it;
-    `notes`: what was not read; `remarks`: what is wrong with it; `undefined`: `$(NAME)` that
-    nothing defines, `defined`: what is."""
+    `remarks`: what is wrong with it, or was not read."""
 
     script: str
     place: Location
@@ -29,10 +28,7 @@ class Container(msgspec.Struct, frozen=True):
     contained: bool = True
     machine: str = ""
     host: str = ""
-    notes: tuple[str, ...] = ()
     remarks: tuple[Remark, ...] = ()
-    undefined: tuple[str, ...] = ()
-    defined: tuple[str, ...] = ()
     release: str = ""
     """of SGLang, where the image says it"""
     local: bool = False
@@ -41,6 +37,10 @@ class Container(msgspec.Struct, frozen=True):
     """that it is given; 0: unknown"""
     files: dict[str, str] = {}
     """that were read for its variables, by name"""
+
+
+def not_read(text: str) -> Remark:
+    return Remark("not-understood", "", text)
 
 
 def image_release(image: str) -> str:

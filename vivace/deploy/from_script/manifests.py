@@ -10,7 +10,14 @@ from typing import Any
 import yaml
 
 from vivace.deploy.from_script.compose import as_list, find_machine, interpolate, read_environment
-from vivace.deploy.from_script.container import MAX_CONTAINERS, Container, image_release, to_script
+from vivace.deploy.from_script.container import (
+    MAX_CONTAINERS,
+    Container,
+    image_release,
+    not_read,
+    to_script,
+)
+from vivace.deploy.from_script.undefined import undefined_in_pod
 from vivace.deploy.locations import Location
 from vivace.deploy.schema.files import (
     LimitedLoader,
@@ -137,16 +144,18 @@ def of_pod(
         words = [*own_program(content, words), *words]
         if words:
             used = {name: value for name, value in variables.items() if name in str(words)}
-            outside = bool(content.get("envFrom"))
             defined = (*own, *(LWS if grouped else ()))
+            if content.get("envFrom"):
+                remarks = [not_read("envFrom of a container is not read")]
+            else:
+                names = undefined_names(given, content.get("env"), defined)
+                remarks = [undefined_in_pod(name, defined) for name in names]
             yield Container(
                 script=to_script({**used, **own}, words),
                 place=location(file, node),
                 pod=pod,
                 contained=not shared,
-                notes=("envFrom of a container is not read",) if outside else (),
-                undefined=() if outside else undefined_names(given, content.get("env"), defined),
-                defined=defined,
+                remarks=tuple(remarks),
                 release=image_release(str(content.get("image") or "")),
                 devices=limited_devices(content),
             )
@@ -207,7 +216,7 @@ def of_service(file: str, name: yaml.Node, node: yaml.Node, follow: Follow) -> I
             contained=content.get("network_mode") != "host",
             machine=find_machine(file, content),
             host=str(content.get("x-host") or ""),
-            notes=tuple(found.notes),
+            remarks=tuple(map(not_read, found.notes)),
             files=found.files,
             release=image_release(str(content.get("image") or "")),
         )

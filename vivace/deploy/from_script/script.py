@@ -27,7 +27,7 @@ from vivace.deploy.from_script.roles import (
     shared_environment,
     without,
 )
-from vivace.deploy.from_script.undefined import missing_model, undefined_in_pod, undefined_variables
+from vivace.deploy.from_script.undefined import missing_model, undefined_variables
 from vivace.deploy.locations import COMMAND, Location, Sources
 from vivace.deploy.quoting import quote
 from vivace.deploy.schema.deployment import MAX_ROLES, Benchmark, Deployment, Model, Role
@@ -146,12 +146,8 @@ def collect_text(
     for each in containers:
         collect(name, each.script, found, follow if each.local else no_file, within=each)
         found.texts |= each.files
-        for note in each.notes:
-            found.remark("not-understood", "", note, each.place)
         for remark in each.remarks:
             found.place_remark(remark, each.place)
-        for variable in each.undefined:
-            found.place_remark(undefined_in_pod(variable, each.defined), each.place)
         if each.release in releases():
             found.releases.append(each.release)
         elif each.release:
