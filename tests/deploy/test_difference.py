@@ -11,7 +11,7 @@ from deployments import case, mixed, separated
 
 from vivace.config.releases.tables import releases
 from vivace.deploy.check import main
-from vivace.deploy.difference import changes
+from vivace.deploy.difference import changes, open_flags
 from vivace.deploy.startup import rewritten
 
 SCRIPT = ["python", "-m", "sglang.launch_server", "--model-path", "m"]
@@ -142,3 +142,18 @@ def test_what_newer_releases_declare_is_known(release: str) -> None:
     assert {("ep_size", "tp_size"), ("disable_overlap_schedule", "True")} <= set(found)
     assert ("chunked_prefill_size", "chunked_prefill_size // dp_size") in found
     assert not [key for key in rewritten({"tp-size": 16}, release, "cuda") if key[0] == "ep_size"]
+
+
+@pytest.mark.parametrize("new", ["0.5.10", "0.5.16", "0.5.23"])
+def test_what_nothing_here_decides_is_said(new: str, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = {"moe-a2a-backend": "deepep", "log-level": "debug"}
+    listed = open_flags(case(mixed(flags=flags)), new)
+    assert "--log-level" not in listed and listed
+    words = ["--attention-backend", "triton", "--log-level", "debug"]
+    main(["--diff", "0.5.9", new, "--", *SCRIPT, *words])
+    said = f"not known: what {new} changes by the model or the machine, perhaps --attention-backend"
+    assert said in capsys.readouterr().out.splitlines()
+    main(["--json", "--diff", "0.5.9", new, "--", *SCRIPT, *words])
+    assert json.loads(capsys.readouterr().out)["unknown"] == ["--attention-backend"]
+    main(["--diff", "0.5.9", new, "--", *SCRIPT])
+    assert said.partition(",")[0] in capsys.readouterr().out.splitlines()

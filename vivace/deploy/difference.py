@@ -21,7 +21,7 @@ from vivace.deploy.case import Case
 from vivace.deploy.released import accepts, refusal
 from vivace.deploy.schema.deployment import FlagValue
 from vivace.deploy.server_plan import ServerPlan
-from vivace.deploy.startup import rewritten
+from vivace.deploy.startup import rewritten, undecided
 from vivace.terminal import printable
 
 Kind = Literal[
@@ -169,6 +169,12 @@ def start_changes(server: ServerPlan, old: str, new: str, platform: str) -> Iter
         yield Change("rewritten", typed, f"{typed}{asked} becomes {becomes}")
 
 
+def open_flags(case: Case, new: str) -> list[str]:
+    """Given flags that the new version may change at start-up, for all that is known here."""
+    found = (undecided(server.role.flags, new, case.platform) for server in case.servers)
+    return sorted(set().union(*found))
+
+
 def in_flags(formula: str, names: dict[str, str]) -> str:
     """A formula with flags where it has the names of arguments."""
     return re.sub(r"[a-z_]+", lambda found: names.get(found[0], found[0]), formula)
@@ -182,8 +188,8 @@ def display(value: Any) -> str:
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def as_text(found: list[Change], old: str, new: str) -> str:
-    """The report: a heading for each kind, one line for each change."""
+def as_text(found: list[Change], old: str, new: str, unknown: list[str]) -> str:
+    """The report: a heading for each kind, one line for each change; `unknown`: `open_flags`."""
     lines: list[str] = []
     for kind, heading in KINDS.items():
         of_kind = [change for change in found if change.kind == kind]
@@ -191,6 +197,8 @@ def as_text(found: list[Change], old: str, new: str) -> str:
         for change in of_kind:
             remedy = f" -> {change.remedy}" if change.remedy else ""
             lines.append(printable(f"  {', '.join(change.roles)}: {change.text}{remedy}"))
+    given = f", perhaps {', '.join(unknown)}" if unknown else ""
+    lines.append(printable(f"not known: what {new} changes by the model or the machine{given}"))
     broken = sum(change.breaks for change in found)
     lines.append(f"SGLang {old} -> {new}: {len(found)} changes, {broken} that stop the start")
     return "\n".join(lines)

@@ -80,6 +80,19 @@ class Arguments:
             if row not in aliases and row.formula != "?" and changes and self.applies(row):
                 yield row
 
+    def undecided(self) -> set[str]:
+        """Names of given arguments that may change: a condition, or the new value, asks for the
+        model, the machine or what else start-up has chosen."""
+        return {
+            row.name
+            for row in rewrites_at(self.release)
+            if row.name in self.given and self.may_change(row)
+        }
+
+    def may_change(self, row: ReleasedRewrite) -> bool:
+        found = [self.holds(each, row.name) for each in row.conditions]
+        return False not in found and (None in found or row.formula == "?")
+
     def applies(self, row: ReleasedRewrite) -> bool:
         return all(self.holds(each, row.name) is True for each in row.conditions)
 
@@ -143,3 +156,10 @@ def rewritten(
     """(argument, what it becomes) -> the rewrite, for everything that certainly changes."""
     found = Arguments(flags, release, platform).rewrites()
     return {(row.name, row.formula or str(row.value)): row for row in found}
+
+
+def undecided(flags: Flags, release: str, platform: str) -> set[str]:
+    """The given flags, with their dashes, of which nothing here can tell whether they change."""
+    names = Arguments(flags, release, platform).undecided()
+    rows = (("--" + flag, row_at("--" + flag, release)) for flag in flags)
+    return {flag for flag, row in rows if row is not None and row.name in names}

@@ -79,6 +79,8 @@ class DifferenceReport(
     old: str
     new: str
     changes: tuple[ReportedChange, ...]
+    unknown: tuple[str, ...]
+    """given flags that start-up may change, which the model, the machine or a choice decides"""
 
 
 def json_report(checked: Sequence[CaseResult | ReadFailure], *, memory: bool = False) -> str:
@@ -94,10 +96,17 @@ def json_report(checked: Sequence[CaseResult | ReadFailure], *, memory: bool = F
     return as_json(report)
 
 
-def difference_report(found: Sequence[Change], old: str, new: str) -> DifferenceReport:
+def difference_report(
+    found: Sequence[Change], old: str, new: str, unknown: Sequence[str]
+) -> DifferenceReport:
     changes = (ReportedChange(**msgspec.structs.asdict(each), breaks=each.breaks) for each in found)
     return DifferenceReport(
-        schema=SCHEMA, version=__version__, old=old, new=new, changes=tuple(changes)
+        schema=SCHEMA,
+        version=__version__,
+        old=old,
+        new=new,
+        changes=tuple(changes),
+        unknown=tuple(unknown),
     )
 
 
