@@ -385,6 +385,25 @@ def test_a_limit_of_this_machine_is_not_the_network(error: Exception) -> None:
     assert "network" not in str(caught.value)
 
 
+def test_a_model_that_is_removed_while_it_is_fetched(hub: FakeHub, tmp_path: Path) -> None:
+    hub.paused["model.safetensors"] = 1000
+    told: list[str] = []
+
+    def fetch_it() -> None:
+        with pytest.raises(HubError) as caught:
+            pull(hub, tmp_path)
+        told.append(str(caught.value))
+
+    fetching = threading.Thread(target=fetch_it)
+    fetching.start()
+    wait_for_partial(tmp_path, 0)
+    remove(tmp_path, "org/toy")
+    hub.repositories["org/toy"]["model.safetensors"] = WEIGHTS
+    hub.paused.clear()
+    fetching.join(60)
+    assert told == ["org/toy was removed while it was fetched (`vivace rm`?); fetch it again"]
+
+
 @pytest.mark.parametrize("prefix", ["hf.co/", "huggingface.co/", "https://huggingface.co/"])
 def test_addresses_of_the_hub_are_names(prefix: str) -> None:
     assert split_quantization(f"{prefix}org/toy:Q4_0") == ("org/toy", "Q4_0")

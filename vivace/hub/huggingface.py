@@ -169,6 +169,10 @@ def readable_errors(repo_id: str, revision: str | None) -> Iterator[None]:
                 f"{repo_id} could not be written ({first_line(error)}): make room, or name another "
                 "folder with --download-dir; what has come is kept"
             ) from None
+        if isinstance(error, FileNotFoundError):
+            raise HubError(
+                f"{repo_id} was removed while it was fetched (`vivace rm`?); fetch it again"
+            ) from None
         if is_of_this_machine(error):
             raise HubError(
                 f"{repo_id} could not be fetched on this machine ({first_line(error)}): raise that "
