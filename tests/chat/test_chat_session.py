@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from vivace.arguments import http_address
+from vivace.chat import lines as lines_module
 from vivace.chat import remote
 from vivace.chat.backend import SETTINGS, ChatError
 from vivace.chat.command import main
@@ -89,6 +90,30 @@ def test_messages_of_several_lines(lines: list[str], message: str) -> None:
     backend = Scripted()
     talk(backend, lines)
     assert [contents(asked) for asked in backend.asked] == [[message]]
+
+
+@pytest.mark.parametrize("first", ["", "a\\", "word"])
+def test_a_message_without_end_is_refused(
+    first: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], server: str
+) -> None:
+    """What is piped in may be anything; it is not read on for ever."""
+    monkeypatch.setattr(lines_module, "LARGEST_INPUT", 1000)
+    read = 0
+
+    class Endless(io.TextIOBase):
+        def readline(self, most: int = -1) -> str:  # type: ignore[override]
+            nonlocal read
+            line = (first if first != "word" else "word" * 10_000)[:most]
+            read += len(line) + 1
+            return f"{line}\n" if len(line) < most else line
+
+    if first == "":
+        monkeypatch.setattr("sys.stdin", io.StringIO('"""\n' + "\n" * 5000))
+    else:
+        monkeypatch.setattr("sys.stdin", Endless())
+    assert main(["--url", server]) == 1
+    assert "a message has more than 1,000 characters" in capsys.readouterr().err
+    assert read < 3000
 
 
 def test_system_command_starts_anew() -> None:

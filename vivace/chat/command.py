@@ -13,7 +13,7 @@ from vivace.arguments import ArgumentParser, http_address, utf8_text
 from vivace.chat.backend import SETTINGS, Backend, ChatError, read_setting
 from vivace.chat.commands import TYPING
 from vivace.chat.conversation import Conversation
-from vivace.chat.lines import History, Lines, edit_lines, read_line
+from vivace.chat.lines import LARGEST_INPUT, History, Lines, edit_lines, read_line
 from vivace.chat.remote import RemoteBackend
 from vivace.chat.screen import screen_for
 from vivace.chat.session import Session
@@ -23,8 +23,6 @@ from vivace.terminal import make_console
 
 DEFAULT_URL = "http://127.0.0.1:30000"
 MAX_TOKENS = 1024
-LARGEST_INPUT = 16 << 20
-"""characters of standard input that go with a question"""
 INTERRUPTED = 130
 
 

@@ -8,8 +8,9 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TextIO
 
+from vivace.chat.backend import ChatError
 from vivace.chat.screen import printable
 from vivace.files import open_own_file
 
@@ -18,6 +19,8 @@ LONGEST_ENTRY = 10_000
 """characters; longer ones are not kept"""
 LARGEST_FILE = 16 << 20
 """bytes that are read of a history, at its end"""
+LARGEST_INPUT = 16 << 20
+"""characters of a message"""
 FENCE = '"""'
 
 
@@ -31,7 +34,8 @@ class Lines:
         self._remember = remember
 
     def read(self) -> str:
-        """The next message, of one or of several lines. Raises EOFError and KeyboardInterrupt."""
+        """The next message, of one or of several lines. Raises EOFError, KeyboardInterrupt, and
+        ChatError for one that is too long."""
         line = self._ask(">>> ")
         text = (
             self._read_fenced(line)
@@ -43,29 +47,48 @@ class Lines:
         return text
 
     def _read_continuation(self, line: str) -> str:
-        lines = [line]
-        with contextlib.suppress(EOFError):  # the end of the input ends the message too
-            while lines[-1].endswith("\\"):
-                lines[-1] = lines[-1][:-1]
-                lines.append(self._ask("... "))
-        return "\n".join(lines)
+        lines = self._read_until(lambda last: not last.endswith("\\"), line)
+        return "\n".join(line.removesuffix("\\") for line in lines)
 
     def _read_fenced(self, line: str) -> str:
-        text = line.lstrip()[len(FENCE) :]
-        with contextlib.suppress(EOFError):
-            while not text.rstrip().endswith(FENCE):
-                text += "\n" + self._ask("... ")
+        first = line.lstrip()[len(FENCE) :]
+        text = "\n".join(self._read_until(lambda last: last.rstrip().endswith(FENCE), first))
         return text.rstrip().removesuffix(FENCE).strip("\n")
+
+    def _read_until(self, ends: Callable[[str], bool], first: str) -> list[str]:
+        """Lines up to the one that ends a message."""
+        lines, length = [first], len(first)
+        with contextlib.suppress(EOFError):  # the end of the input ends the message too
+            while not ends(lines[-1]):
+                lines.append(self._ask("... "))
+                length += len("\n") + len(lines[-1])
+                check_length(length)
+        return lines
+
+
+def check_length(length: int) -> None:
+    """Raises ChatError for more characters than one message may have."""
+    if length > LARGEST_INPUT:
+        raise ChatError(f"a message has more than {LARGEST_INPUT:,} characters")
 
 
 def read_line(prompt: str) -> str:
     """A line of the terminal; the prompt never goes into a file that takes the answers."""
     if not sys.stdin.isatty():
-        return input()
+        return read_piped_line(sys.stdin)
     if sys.stdout.isatty():
         return input(prompt)
     print(prompt, end="", file=sys.stderr, flush=True)
     return input()
+
+
+def read_piped_line(stream: TextIO) -> str:
+    """Raises EOFError, and ChatError for a line that is too long."""
+    line = stream.readline(LARGEST_INPUT + 1)
+    if not line:
+        raise EOFError
+    check_length(len(line))
+    return line.removesuffix("\n")
 
 
 class History:

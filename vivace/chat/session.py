@@ -47,6 +47,9 @@ class Session:
             except UnicodeDecodeError as error:
                 self._complain(f"standard input is no text: {error}")
                 return self._failures
+            except ChatError as error:
+                self._complain(str(error))
+                return self._failures
             try:
                 if line.startswith("/"):
                     self._tell(self._commands.obey(line))
