@@ -34,6 +34,12 @@ EAGLE3 = {
 NEXTN = {**EAGLE3, "speculative-algorithm": "NEXTN", "speculative-draft-model-path": LEAVE_OUT}
 Made = dict[str, Any]
 SERVER = "python -m sglang.launch_server --model-path m"
+CHECKED = f"FROM a\nHEALTHCHECK CMD curl -f localhost:{{}}/health\nCMD {SERVER} --port 8000\n"
+MEETING = "".join(
+    f"ssh {host} '{SERVER} --tp 16 --nnodes 2 --node-rank {rank} --dist-init-addr {{0}}:5000'\n"
+    for rank, host in enumerate("ab")
+)
+LOOP = f"for ((i = 0; i < COUNT; i++)); do\n  {SERVER} --port {{}} &\ndone\n"
 ENCODERS = f"""CUDA_VISIBLE_DEVICES=1 {SERVER} --encoder-only --port 30001 &
 CUDA_VISIBLE_DEVICES=0 {SERVER} --language-only --encoder-urls http://127.0.0.1:{{port}} &
 """
@@ -422,6 +428,22 @@ SEPARATION_PAIRS = {
         separated(),
         "router --port",
         "8000",
+    ),
+    "port-answered": Pair(
+        {"script": CHECKED.format(8001)}, {"script": CHECKED.format(8000)}, "port", "8001", "8000"
+    ),
+    "meeting-host": Pair(
+        {"script": MEETING.format("c")},
+        {"script": MEETING.format("a")},
+        "mixed --dist-init-addr",
+        "c",
+        "a",
+    ),
+    "port-in-loop": Pair(
+        {"script": LOOP.format("30000")},
+        {"script": LOOP.format("$((30000 + i))")},
+        "mixed --port",
+        "30000",
     ),
     "node-ranks": decodes({"node-rank": 0}, {}, "decode --node-rank", "10.0.1.1", "10.0.1.2"),
     "nodes-agree": Pair(

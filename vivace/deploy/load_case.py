@@ -132,6 +132,8 @@ def build_case(loaded: LoadedDeployment, overrides: Overrides) -> Case:
         remarks=loaded.remarks,
         sources=loaded.sources,
         launches=loaded.started,
+        asked=loaded.asked,
+        shared=loaded.shared,
     )
 
 

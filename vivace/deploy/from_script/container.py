@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import msgspec
 
 from vivace.deploy.from_script.flags import Remark
+from vivace.deploy.from_script.roles import AskedPort
 from vivace.deploy.locations import Location
 from vivace.deploy.shell.reader import ScriptError
 
@@ -31,6 +32,17 @@ class Container(msgspec.Struct, frozen=True):
     remarks: tuple[Remark, ...] = ()
     release: str = ""
     """of SGLang, where the image says it"""
+    network: str = ""
+    """the same for what shares addresses and ports"""
+    alone: bool = True
+    """whether nothing runs in it that is not read"""
+    names: tuple[str, ...] = ()
+    """under which others find it; `closed`: and under no others"""
+    closed: bool = False
+    asked: tuple[AskedPort, ...] = ()
+    labels: dict[str, str] = {}
+    ports: dict[str, int] = {}
+    """by name"""
     local: bool = False
     """whether its script names files that lie beside this one"""
     devices: int = 0

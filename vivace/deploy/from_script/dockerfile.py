@@ -8,8 +8,10 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
+from vivace.deploy.from_script.asked_ports import URL
 from vivace.deploy.from_script.container import Container, image_release, split_words, to_script
 from vivace.deploy.from_script.flags import Remark
+from vivace.deploy.from_script.roles import AskedPort
 from vivace.deploy.locations import Location
 from vivace.deploy.shell.images import program_of_image
 from vivace.deploy.shell.reader import ScriptError
@@ -49,6 +51,8 @@ class ImageStage(msgspec.Struct):
     own: bool = False
     """whether it says what is started, and did not only take it over"""
     remarks: list[Remark] = []
+    asked: tuple[AskedPort, ...] = ()
+    """by its health check"""
 
 
 def stages_in(file: str, content: str) -> list[Container]:
@@ -175,7 +179,13 @@ def read_command(stage: ImageStage, rest: str, place: Location, outer: Mapping[s
     stage.command, stage.own = command(stage, rest, place), True
 
 
+def read_check(stage: ImageStage, rest: str, place: Location, outer: Mapping[str, str]) -> None:
+    ports = dict.fromkeys(map(int, URL.findall(rest)))
+    stage.asked = tuple(AskedPort("the HEALTHCHECK", port, (), place) for port in ports)
+
+
 READERS = {
+    "HEALTHCHECK": read_check,
     "ENV": read_env,
     "ARG": read_arg,
     "COPY": read_copy,
@@ -212,11 +222,14 @@ def container(stage: ImageStage, file: str) -> Container:
     words = [stage.copied.get(word, word) for word in words]
     places = [each.place for each in parts]
     place = Location(file, min(each.line for each in places), max(each.end for each in places))
+    network = f"{file}:{place.line}"
     return Container(
         script=to_script(stage.environment, words),
         place=place,
         remarks=(*stage.remarks, *unset(stage, parts)),
         release=image_release(stage.image),
+        network=network,
+        asked=tuple(msgspec.structs.replace(each, networks=(network,)) for each in stage.asked),
         local=True,
     )
 

@@ -9,6 +9,12 @@ from typing import Any
 
 import yaml
 
+from vivace.deploy.from_script.asked_ports import (
+    checked_ports,
+    named_ports,
+    probed_ports,
+    with_services,
+)
 from vivace.deploy.from_script.compose import as_list, find_machine, interpolate, read_environment
 from vivace.deploy.from_script.container import (
     MAX_CONTAINERS,
@@ -18,13 +24,11 @@ from vivace.deploy.from_script.container import (
     to_script,
 )
 from vivace.deploy.from_script.undefined import undefined_in_pod
+from vivace.deploy.from_script.yaml_nodes import child, documents, plain
 from vivace.deploy.locations import Location
 from vivace.deploy.schema.files import (
-    LimitedLoader,
     describe_character,
     describe_problem,
-    refuse_deep,
-    refuse_endless,
 )
 from vivace.deploy.shell.images import program_of_image
 from vivace.deploy.shell.interpreter import Follow
@@ -39,6 +43,8 @@ OF_SERVICES = re.compile(r"_(SERVICE_(HOST|PORT\w*)|PORT(_\d+_\w+)?)$")
 """ends of variables that the cluster makes of its services"""
 DEVICE = re.compile(r"nvidia\.com/gpu|amd\.com/gpu|huawei\.com/Ascend\w+")
 """resources that are whole devices; others are parts of them, as nvidia.com/gpumem"""
+RESOLVING = ("extra_hosts", "links", "external_links", "networks", "dns", "network_mode")
+"""of a service: what may give others names"""
 MAX_PODS = 64
 """of one set that are looked at"""
 
@@ -46,7 +52,9 @@ MAX_PODS = 64
 def containers_in(file: str, content: str, follow: Follow = no_file) -> list[Container]:
     """Of a compose file, or of every document of manifests. Raises ScriptError."""
     try:
-        found = [each for node in documents(content) for each in of_document(file, node, follow)]
+        nodes = list(documents(content))
+        found = [each for node in nodes for each in of_document(file, node, follow)]
+        found = with_services(file, nodes, found[:MAX_CONTAINERS]) if found else []
     except yaml.MarkedYAMLError as error:
         template = "; it is a template: check what `helm template` makes of it"
         hint = template if "{{" in content else ""
@@ -55,33 +63,7 @@ def containers_in(file: str, content: str, follow: Follow = no_file) -> list[Con
         raise ScriptError(f"{file}: {describe_character(error)}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ScriptError(f"{file}: {error}") from None
-    return found[:MAX_CONTAINERS]
-
-
-def documents(content: str) -> Iterator[yaml.Node]:
-    refuse_deep(content)
-    yield from yaml.compose_all(content, Loader=LimitedLoader)
-
-
-def plain(node: yaml.Node | None) -> Any:
-    """The data of a node. Raises ValueError where aliases make it endless."""
-    if node is None:
-        return None
-    loader = LimitedLoader("")
-    try:
-        found = loader.construct_document(node)
-    finally:
-        loader.dispose()
-    refuse_endless(found)
     return found
-
-
-def child(node: yaml.Node | None, *names: str) -> yaml.Node | None:
-    """The value at a path of keys; None where a key is not there."""
-    for name in names:
-        pairs = node.value if isinstance(node, yaml.MappingNode) else []
-        node = next((value for key, value in pairs if key.value == name), None)
-    return node
 
 
 def of_document(file: str, node: yaml.Node, follow: Follow) -> Iterator[Container]:
@@ -91,36 +73,50 @@ def of_document(file: str, node: yaml.Node, follow: Follow) -> Iterator[Containe
             yield from of_service(file, name, service, follow)
         return
     group = child(node, "spec", "leaderWorkerTemplate")
+    name = str(plain(child(node, "metadata", "name")) or "")
     if group is not None:
         size = count_pods(plain(child(group, "size")))
         workers = child(group, "workerTemplate", "spec")
         leaders = child(group, "leaderTemplate", "spec") or workers
         for pod in range(size):
-            yield from of_pod(file, workers if pod else leaders, pod, size, grouped=True)
+            template = child(group, "leaderTemplate" if pod == 0 else "workerTemplate")
+            labels = labels_of(template or child(group, "workerTemplate"))
+            spec = workers if pod else leaders
+            yield from of_pod(file, spec, pod, size, labels, name, grouped=True)
         return
-    for template, size in pods_in(node):
+    ordered = plain(child(node, "kind")) == "StatefulSet"
+    domain = str(plain(child(node, "spec", "serviceName")) or "")
+    for template, size, labels in pods_in(node):
         for pod in range(size):
-            yield from of_pod(file, template, pod, size)
+            own = f"{name}-{pod}" + (f".{domain}" if domain else "") if ordered and name else ""
+            yield from of_pod(file, template, pod, size, labels, own)
 
 
-def pods_in(document: yaml.Node) -> Iterator[tuple[yaml.Node, int]]:
-    """(what has a list of containers, how often the nearest `replicas` above starts it): of a Pod,
-    a Deployment and of every other kind that is made of pods."""
+def labels_of(node: yaml.Node | None) -> dict[str, str]:
+    found = plain(child(node, "metadata", "labels"))
+    pairs = found.items() if isinstance(found, Mapping) else ()
+    return {str(key): str(value) for key, value in pairs}
+
+
+def pods_in(document: yaml.Node) -> Iterator[tuple[yaml.Node, int, dict[str, str]]]:
+    """(what has a list of containers, how often the nearest `replicas` above starts it, the nearest
+    labels): of a Pod, a Deployment and of every other kind that is made of pods."""
     seen: set[int] = set()
-    waiting = [(document, 1)]
+    waiting: list[tuple[yaml.Node, int, dict[str, str]]] = [(document, 1, {})]
     while waiting:
-        node, replicas = waiting.pop()
+        node, replicas, labels = waiting.pop()
         if id(node) in seen:
             continue
         seen.add(id(node))
         stated = child(node, "replicas")
         replicas = replicas if stated is None else count_pods(plain(stated))
+        labels = labels_of(node) or labels
         if isinstance(child(node, "containers"), yaml.SequenceNode):
-            yield node, replicas
+            yield node, replicas, labels
         elif isinstance(node, yaml.MappingNode):
-            waiting += [(value, replicas) for _, value in reversed(node.value)]
+            waiting += [(value, replicas, labels) for _, value in reversed(node.value)]
         elif isinstance(node, yaml.SequenceNode):
-            waiting += [(each, replicas) for each in reversed(node.value)]
+            waiting += [(each, replicas, labels) for each in reversed(node.value)]
 
 
 def count_pods(value: Any) -> int:
@@ -128,11 +124,21 @@ def count_pods(value: Any) -> int:
 
 
 def of_pod(
-    file: str, spec: yaml.Node | None, pod: int, size: int, grouped: bool = False
+    file: str,
+    spec: yaml.Node | None,
+    pod: int,
+    size: int,
+    labels: dict[str, str],
+    name: str,
+    grouped: bool = False,
 ) -> Iterator[Container]:
     shared = plain(child(spec, "hostNetwork")) is True
     lists = (child(spec, "initContainers"), child(spec, "containers"))
     listed = [found.value for found in lists if isinstance(found, yaml.SequenceNode)]
+    ports = named_ports([each for found in listed for each in found])
+    network = f"{file}:{spec.start_mark.line if spec else 0}/{pod}"
+    serving = listed[-1] if listed else []
+    alone = all(child(each, "command") or child(each, "args") for each in serving)
     for node in (each for found in listed for each in found):
         content = plain(node)
         if not isinstance(content, Mapping):
@@ -158,6 +164,12 @@ def of_pod(
                 remarks=tuple(remarks),
                 release=image_release(str(content.get("image") or "")),
                 devices=limited_devices(content),
+                network=network,
+                alone=alone,
+                names=(name,) if name and not grouped else (),
+                asked=tuple(probed_ports(file, node, ports, network)),
+                labels=labels,
+                ports=ports,
             )
 
 
@@ -207,19 +219,37 @@ def of_service(file: str, name: yaml.Node, node: yaml.Node, follow: Follow) -> I
     words = [*own_program(content, words), *words]
     found = read_environment(content, follow)
     deploy = content.get("deploy")
+    contained = content.get("network_mode") != "host"
+    network = f"{file}:{name.start_mark.line}" if contained else f"{file} host"
+    test = child(node, "healthcheck", "test")
     replicas = count_pods(deploy.get("replicas")) if isinstance(deploy, Mapping) else 1
     for pod in range(replicas if words else 0):
         yield Container(
             script=to_script(found.variables, words),
             place=location(file, node, name),
             pod=pod,
-            contained=content.get("network_mode") != "host",
+            contained=contained,
+            network=network,
+            alone=contained,
+            names=service_names(str(name.value), content) if contained else (),
+            closed=not any(content.get(key) for key in RESOLVING),
+            asked=tuple(checked_ports("the healthcheck", file, test, network)),
             machine=find_machine(file, content),
             host=str(content.get("x-host") or ""),
             remarks=tuple(map(not_read, found.notes)),
             files=found.files,
             release=image_release(str(content.get("image") or "")),
         )
+
+
+def service_names(name: str, content: Mapping[str, Any]) -> tuple[str, ...]:
+    """Under which others of its network find a service of compose."""
+    networks = content.get("networks")
+    found = [name, content.get("container_name"), content.get("hostname")]
+    for each in networks.values() if isinstance(networks, Mapping) else ():
+        if isinstance(each, Mapping):
+            found += [*as_list(each.get("aliases")), each.get("ipv4_address")]
+    return tuple(str(each) for each in found if each)
 
 
 def limited_devices(content: Mapping[str, Any]) -> int:

@@ -27,6 +27,16 @@ PER_NODE = frozenset(
 """options in which the nodes of one role may differ from script to script"""
 
 
+class AskedPort(msgspec.Struct, frozen=True):
+    """A port where somebody expects the server of these networks: `asker` is a probe or a
+    Service."""
+
+    asker: str
+    port: int
+    networks: tuple[str, ...]
+    place: Location
+
+
 class StartedServer(msgspec.Struct, frozen=True):
     """One process of a server or router, before those that are alike become a role.
 
@@ -51,6 +61,13 @@ class StartedServer(msgspec.Struct, frozen=True):
     devices: int = 0
     """that its container is given; 0: unknown"""
     asked: tuple[str, ...] = ()
+    network: str = ""
+    """the same for what shares addresses and ports, where a file says it"""
+    names: tuple[str, ...] = ()
+    """under which others find it; `closed`: and under no others"""
+    closed: bool = False
+    again: Flags = {}
+    """what it has in the next round of a loop without a known end"""
 
     def runs_with(self, other: StartedServer) -> bool:
         """Whether both run on the same machine at the same time."""
@@ -90,6 +107,9 @@ class LoadedDeployment(msgspec.Struct, frozen=True):
     sources: Sources = Sources()
     started: tuple[StartedServer, ...] = ()
     """processes as scripts start them; empty for a deployment file"""
+    asked: tuple[AskedPort, ...] = ()
+    shared: frozenset[str] = frozenset()
+    """networks in which something else runs too"""
 
 
 class RoleGroups(msgspec.Struct):

@@ -18,6 +18,7 @@ from vivace.deploy.from_script.isolated import read_isolated
 from vivace.deploy.from_script.launches import apply_assumptions, reachable
 from vivace.deploy.from_script.programs import VLLM, Invocation, invocation, other_engine
 from vivace.deploy.from_script.roles import (
+    AskedPort,
     LoadedDeployment,
     RoleGroups,
     StartedServer,
@@ -30,7 +31,7 @@ from vivace.deploy.from_script.roles import (
 from vivace.deploy.from_script.undefined import missing_model, undefined_variables
 from vivace.deploy.locations import COMMAND, Location, Sources
 from vivace.deploy.quoting import quote
-from vivace.deploy.schema.deployment import MAX_ROLES, Benchmark, Deployment, Model, Role
+from vivace.deploy.schema.deployment import MAX_ROLES, Benchmark, Deployment, Flags, Model, Role
 from vivace.deploy.shell.interpreter import Follow
 from vivace.deploy.shell.reader import MAX_BYTES, ScriptError, no_file
 from vivace.deploy.shell.state import Launch
@@ -91,6 +92,9 @@ class DeploymentBuilder(msgspec.Struct):
     unset: list[str] = []
     remarks: list[Remark] = []
     texts: dict[str, str] = {}
+    asked: list[AskedPort] = []
+    shared: set[str] = set()
+    """networks in which something else runs too"""
     releases: list[str] = []
     """of SGLang, that images name"""
 
@@ -148,6 +152,9 @@ def collect_text(
         found.texts |= each.files
         for remark in each.remarks:
             found.place_remark(remark, each.place)
+        found.asked += each.asked
+        if not each.alone:
+            found.shared.add(each.network)
         if each.release in releases():
             found.releases.append(each.release)
         elif each.release:
@@ -186,7 +193,8 @@ def collect(
             )
         called = invocation(launch.words) or wrapped_invocation(launch.words)
         if called is None:
-            other_command(launch, place, found)
+            if other_command(launch, place, found) and within is not None:
+                found.shared.add(within.network)
             continue
         found.unset += launch.unset
         if called.part == "benchmark":
@@ -194,8 +202,8 @@ def collect(
         else:
             machine = name if within is None else within.machine
             server = build_server(called, launch, place, machine, found)
-            if within is not None and called.program not in VLLM:  # Ray spreads vLLM's ranks
-                server = msgspec.structs.replace(server, devices=within.devices)
+            if within is not None:
+                server = listens_in(within, server, called)
             found.servers.append(server)
             for remark in undefined_variables(server, called.words, reading.variables):
                 found.place_remark(remark, server.place)
@@ -228,7 +236,15 @@ def finish_import(found: DeploymentBuilder, file: str) -> LoadedDeployment:
         places["benchmark"] = tuple(found.benchmarks)
     started = tuple(each for members in groups.started.values() for each in members)
     sources = Sources(found.texts, places)
-    return LoadedDeployment(deployment, tuple(found.remarks), file, sources, started)
+    return LoadedDeployment(
+        deployment,
+        tuple(found.remarks),
+        file,
+        sources,
+        started,
+        tuple(found.asked),
+        frozenset(found.shared),
+    )
 
 
 def wrapped_invocation(words: Sequence[str]) -> Invocation | None:
@@ -239,9 +255,9 @@ def wrapped_invocation(words: Sequence[str]) -> Invocation | None:
     return next((each for each in found if each is not None), None)
 
 
-def other_command(launch: Launch, place: Location, found: DeploymentBuilder) -> None:
+def other_command(launch: Launch, place: Location, found: DeploymentBuilder) -> bool:
     """A line of preparation, a server started in a way that is not understood, or nothing of a
-    deployment's."""
+    deployment's. Whether it may listen on a port."""
     line, program = " ".join(launch.words), launch.words[0].rsplit("/", 1)[-1]
     if launch.words[0].startswith("--"):
         text = f"{line[:80]!r} is a command of its own: the line above lacks its backslash"
@@ -254,8 +270,23 @@ def other_command(launch: Launch, place: Location, found: DeploymentBuilder) -> 
         found.remark("not-understood", "", text, place)
     elif program in PREPARING:
         found.prepare.append(preparation_line(launch.words))
+        return False
     elif program not in REPORTING:
         found.remark("left-out", "", f"not a part of the deployment: {line[:120]}", place)
+    return program not in REPORTING
+
+
+def listens_in(within: Container, server: StartedServer, called: Invocation) -> StartedServer:
+    """The server in its container."""
+    ours = called.program not in VLLM
+    known = ours or flag_value(server.flags, "port") is not None  # vLLM's default is another
+    return msgspec.structs.replace(
+        server,
+        devices=within.devices if ours else 0,  # Ray spreads vLLM's ranks
+        network=within.network if known else "",
+        names=within.names,
+        closed=within.closed,
+    )
 
 
 def preparation_line(words: Sequence[str]) -> str:
@@ -289,12 +320,19 @@ def build_server(
         tasks=launch.placement.tasks,
         contained=launch.placement.contained,
         asked=tuple(each.origin for each in launch.assumptions),
+        again=next_flags(launch),
     )
 
 
 def launch_text(place: Location, found: DeploymentBuilder) -> str:
     lines = found.texts.get(place.file, "").splitlines()
     return "\n".join(lines[max(0, place.line - 1) : place.end])
+
+
+def next_flags(launch: Launch) -> Flags:
+    """In the next round of its loop."""
+    called = invocation(launch.again)
+    return {} if called is None else parse_flags(called.words, called.part).flags
 
 
 def from_vllm(

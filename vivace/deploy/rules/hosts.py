@@ -23,7 +23,7 @@ from vivace.deploy.processes import (
     visible_devices,
     where,
 )
-from vivace.deploy.rules.rule import Issue, case_rule
+from vivace.deploy.rules.rule import Issue, Severity, case_rule
 
 ARGS = "SGLang's server_args.py"
 AGREED = tuple(
@@ -36,14 +36,19 @@ MAX_COMPARED = 256
 
 
 def issue_at(
-    process: StartedServer, case: Case, flag: str, text: str, remedy: str, note: bool = False
+    process: StartedServer,
+    case: Case,
+    flag: str,
+    text: str,
+    remedy: str,
+    severity: Severity | None = None,
 ) -> Issue:
     """Where the flag of the process stands."""
     role, own = role_name(process, case), process.place
     lines = range(max(0, own.line - 1), own.end)
     other = case.sources.first(IN_COMPOSE.get(flag, flag), own.file, lines)
     place = other or case.sources.find(role, flag, own)
-    return Issue(flag, text, remedy, "note" if note else None, role, place.line, place.file)
+    return Issue(flag, text, remedy, severity, role, place.line, place.file)
 
 
 @case_rule("node-ranks", "error", source=ARGS)
@@ -84,7 +89,7 @@ def missing_nodes(instance: Instance, missing: list[int], count: int, case: Case
     remedy = "check the scripts of all nodes together"
     if several:
         remedy = f"--nnodes {len(instance)}, or start the others"
-    return issue_at(instance[0], case, "--nnodes", text, remedy, note=not several)
+    return issue_at(instance[0], case, "--nnodes", text, remedy, None if several else "note")
 
 
 def task_issues(instance: Instance, case: Case) -> Iterator[Issue]:

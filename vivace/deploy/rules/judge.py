@@ -16,7 +16,7 @@ from vivace.deploy.rules.rule import SEVERITIES, Issue, Rule, Severity
 MODULES = tuple(
     import_module(f"vivace.deploy.rules.{name}")
     for name in """reading flags platform_flags refused parallelism experts speculative
-    disaggregation hosts load goals memory environment network rewrites""".split()
+    disaggregation hosts reachable load goals memory environment network rewrites""".split()
 )
 
 

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+
+import msgspec
 from tree_sitter import Node
 
 from vivace.deploy.shell.commands import caught
 from vivace.deploy.shell.conditions import branches
 from vivace.deploy.shell.interpreter import MAX_ITERATIONS, Interpreter, ScriptTooLarge
-from vivace.deploy.shell.state import ScriptState, States
-from vivace.deploy.shell.text import unknown
-from vivace.deploy.shell.words import NotUnderstood, expand_words, follow_assignment, number, source
+from vivace.deploy.shell.state import Launch, ScriptState, States
+from vivace.deploy.shell.text import Text, only_unknown, unknown
+from vivace.deploy.shell.words import (
+    EXPANSIONS,
+    NotUnderstood,
+    expand_words,
+    follow_assignment,
+    number,
+    source,
+)
 
+Step = Callable[[ScriptState], bool]
+"""what comes between two rounds; False: it cannot be followed"""
+ENDING = re.compile(r"(?<![\w-])(wait|kill|pkill|killall|fuser|srun|ssh|break|exit|return|docker|"
+                    r"kubectl|\w*(?:stop|kill|clean|shutdown|terminate)\w*)(?![\w-])")  # fmt: skip
+"""in a loop's body: words that end a server, or start it elsewhere"""
+SPREADING = ("mpirun", "srun", "ray", "pdsh", "salloc")
 CHANGING = {
     "variable_assignment",
     "declaration_command",
@@ -34,6 +51,12 @@ def for_loop(shell: Interpreter, node: Node, state: ScriptState, background: boo
     if len(values) > MAX_ITERATIONS:
         raise ScriptTooLarge(f"line {shell.line(node)}: a loop of {len(values)} rounds")
     states = [state]
+    if len(values) == 1 and is_list(node) and (asked := only_unknown(values[0])) is not None:
+        state.assign(source(name), values[0])
+        word = unknown(f"the next of {asked.origin}")
+        return caught(
+            repeated(shell, body, states, lambda each: take(source(name), word, each)), "break"
+        )
     for value in values:
         going = [each for each in states if each.runs]
         if not going:
@@ -42,6 +65,50 @@ def for_loop(shell: Interpreter, node: Node, state: ScriptState, background: boo
             each.assign(source(name), value)
         states = [*(each for each in states if not each.runs), *once(shell, body, going)]
     return caught(states, "break")
+
+
+def is_list(loop: Node) -> bool:
+    """Whether its only word is an expansion that may be many."""
+    words = loop.children_by_field_name("value")
+    return len(words) == 1 and words[0].type in ("simple_expansion", *EXPANSIONS)
+
+
+def take(name: str, value: Text, state: ScriptState) -> bool:
+    state.assign(name, value)
+    return True
+
+
+def repeated(shell: Interpreter, body: Node, states: States, step: Step) -> States:
+    """One round, whose servers in the background know how the next round starts them, if nothing
+    ends them before."""
+    before = [(each.launches, each.assumptions) for each in states]
+    ended = once(shell, body, [each.copy() for each in states])
+    if len(ended) != 1 or len(states) != 1 or not ended[0].runs or ENDING.search(source(body)):
+        return ended
+    (count, asked), (after,) = (len(before[0][0]), before[0][1]), ended
+    following = after.copy()
+    following.launches = list(before[0][0])
+    if after.assumptions != asked or not step(following):
+        return ended
+    second = once(shell, body, [following])
+    if len(second) == 1 and len(second[0].launches) == len(after.launches):
+        after.launches[count:] = [
+            msgspec.structs.replace(one, again=other.words) if beside(one, other) else one
+            for one, other in zip(after.launches[count:], second[0].launches[count:], strict=True)
+        ]
+    return ended
+
+
+def beside(one: Launch, other: Launch) -> bool:
+    """Whether the second starts on the machine of the first, which goes on."""
+    same = (one.line, one.file, one.placement) == (other.line, other.file, other.placement)
+    own = "<" not in one.placement.host and not one.placement.contained
+    return same and own and one.background and not one.placement.tasks and not spread(one)
+
+
+def spread(launch: Launch) -> bool:
+    """Whether a scheduler chooses the machine."""
+    return launch.words[0].rpartition("/")[2] in SPREADING
 
 
 def once(shell: Interpreter, body: Node, states: States) -> States:
@@ -59,7 +126,9 @@ def counted_loop(shell: Interpreter, node: Node, state: ScriptState, background:
     for _ in range(MAX_ITERATIONS):
         entered = [(each, number(parts[1], each, 0)) for each in states if each.runs]
         if any(value is None for _, value in entered):
-            return run_undecided(shell, node, body, states)
+            return run_undecided(
+                shell, node, body, states, lambda each: follow_assignment(parts[2], each)
+            )
         going = [each for each, value in entered if value]
         if not going:
             return caught(states, "break")
@@ -99,7 +168,7 @@ def rounds(
             return caught(states, "break")
         decided = [branches(condition, each) for each in going]
         if any(len(found) != 1 for found in decided):
-            return run_undecided(shell, node, body, states)
+            return run_undecided(shell, node, body, states, lambda state: True)
         entering = [each for found in decided for each, value in found if value is not until]
         leaving = [each for each in going if not any(each is other for other in entering)]
         for each in leaving:
@@ -109,10 +178,10 @@ def rounds(
     raise ScriptTooLarge(f"line {shell.line(node)}: a loop of more than {MAX_ITERATIONS} rounds")
 
 
-def run_undecided(shell: Interpreter, node: Node, body: Node, states: States) -> States:
+def run_undecided(shell: Interpreter, node: Node, body: Node, states: States, step: Step) -> States:
     """How often it goes round only the machine knows."""
     shell.note(node, "a loop that is not followed to its end")
-    ended = caught(once(shell, body, states), "break")
+    ended = caught(repeated(shell, body, states, step), "break")
     for name in assigned_names(body):
         for each in ended:
             each.assign(name, unknown(f"${name}"))

@@ -50,6 +50,8 @@ class Launch(msgspec.Struct, frozen=True):
     paths: tuple[int, ...] = ()
     """the paths through the script that come by it: what shares none never runs together"""
     placement: Placement = Placement()
+    again: tuple[str, ...] = ()
+    """its words in the next round of a loop without a known end, which starts it beside this"""
 
 
 class Note(msgspec.Struct, frozen=True):
