@@ -80,7 +80,7 @@ def of_document(file: str, node: yaml.Node, follow: Follow) -> Iterator[Containe
         leaders = child(group, "leaderTemplate", "spec") or workers
         for pod in range(size):
             template = child(group, "leaderTemplate" if pod == 0 else "workerTemplate")
-            labels = labels_of(template or child(group, "workerTemplate"))
+            labels = read_labels(template or child(group, "workerTemplate"))
             spec = workers if pod else leaders
             yield from of_pod(file, spec, pod, size, labels, name, grouped=True)
         return
@@ -92,7 +92,8 @@ def of_document(file: str, node: yaml.Node, follow: Follow) -> Iterator[Containe
             yield from of_pod(file, template, pod, size, labels, own)
 
 
-def labels_of(node: yaml.Node | None) -> dict[str, str]:
+def read_labels(node: yaml.Node | None) -> dict[str, str]:
+    """Of a pod, or of what has a template of pods."""
     found = plain(child(node, "metadata", "labels"))
     pairs = found.items() if isinstance(found, Mapping) else ()
     return {str(key): str(value) for key, value in pairs}
@@ -110,7 +111,7 @@ def pods_in(document: yaml.Node) -> Iterator[tuple[yaml.Node, int, dict[str, str
         seen.add(id(node))
         stated = child(node, "replicas")
         replicas = replicas if stated is None else count_pods(plain(stated))
-        labels = labels_of(node) or labels
+        labels = read_labels(node) or labels
         if isinstance(child(node, "containers"), yaml.SequenceNode):
             yield node, replicas, labels
         elif isinstance(node, yaml.MappingNode):

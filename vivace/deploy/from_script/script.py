@@ -11,7 +11,7 @@ import msgspec
 
 from vivace.config.releases.tables import releases
 from vivace.deploy.files import read_beside
-from vivace.deploy.from_script.container import Container
+from vivace.deploy.from_script.container import Container, in_container
 from vivace.deploy.from_script.flags import Remark, parse_flags
 from vivace.deploy.from_script.formats import read_containers
 from vivace.deploy.from_script.isolated import read_isolated
@@ -203,7 +203,7 @@ def collect(
             machine = name if within is None else within.machine
             server = build_server(called, launch, place, machine, found)
             if within is not None:
-                server = listens_in(within, server, called)
+                server = in_container(within, server, called.program)
             found.servers.append(server)
             for remark in undefined_variables(server, called.words, reading.variables):
                 found.place_remark(remark, server.place)
@@ -274,19 +274,6 @@ def other_command(launch: Launch, place: Location, found: DeploymentBuilder) -> 
     elif program not in REPORTING:
         found.remark("left-out", "", f"not a part of the deployment: {line[:120]}", place)
     return program not in REPORTING
-
-
-def listens_in(within: Container, server: StartedServer, called: Invocation) -> StartedServer:
-    """The server in its container."""
-    ours = called.program not in VLLM
-    known = ours or flag_value(server.flags, "port") is not None  # vLLM's default is another
-    return msgspec.structs.replace(
-        server,
-        devices=within.devices if ours else 0,  # Ray spreads vLLM's ranks
-        network=within.network if known else "",
-        names=within.names,
-        closed=within.closed,
-    )
 
 
 def preparation_line(words: Sequence[str]) -> str:

@@ -90,13 +90,13 @@ def meeting_host(case: Case) -> Iterator[Issue]:
 def unreachable(first: StartedServer, host: str, instance: Instance, case: Case) -> Issue | None:
     """What is wrong with the host at which an instance meets; None where it may be right."""
     numeric = NUMERIC.fullmatch(host) is not None
-    named = [names_of(each, numeric) for each in instance]
-    if not all(named) or any(leads_to(host, name) for name in names_of(first, numeric)):
+    named = [find_names(each, numeric) for each in instance]
+    if not all(named) or any(leads_to(host, name) for name in find_names(first, numeric)):
         return None
-    own = ", ".join(names_of(first, numeric))
-    remedy = f"--dist-init-addr {names_of(first, numeric)[0]}:PORT"
+    own = ", ".join(find_names(first, numeric))
+    remedy = f"--dist-init-addr {find_names(first, numeric)[0]}:PORT"
     for process in instance:
-        if first.names and any(leads_to(host, name) for name in names_of(process, numeric)):
+        if first.names and any(leads_to(host, name) for name in find_names(process, numeric)):
             text = f"{host} is rank {node_rank(process.flags)}; rank 0 is {own}"
             return issue_at(first, case, "--dist-init-addr", text, remedy, "error")
     text = f"{host} is no node that is known: rank 0 is {own} ({where(first)})"
@@ -105,7 +105,7 @@ def unreachable(first: StartedServer, host: str, instance: Instance, case: Case)
     return issue_at(first, case, "--dist-init-addr", text, remedy, severity)
 
 
-def names_of(process: StartedServer, numeric: bool) -> list[str]:
+def find_names(process: StartedServer, numeric: bool) -> list[str]:
     """Its addresses, or its names."""
     found = (process.host or "", listen_address(process), *process.names)
     known = (each for each in dict.fromkeys(found) if each and not any(c in each for c in "<{$"))
