@@ -69,7 +69,7 @@ def exit_code(
 ) -> int:
     """That of `work`. What of `cannot` is raised is one line on stderr and CANNOT_START, what of
     `failed` a line and FAILED. Everything else is a fault of ours and stays a traceback."""
-    from vivace.terminal import print_wrapped, printable
+    from vivace.terminal import print_wrapped, shown
 
     try:
         return work()
@@ -77,7 +77,7 @@ def exit_code(
         if is_of_output(error):
             raise
         reason = "; ".join(line.strip() for line in cause(error).splitlines())
-        print_wrapped(f"{program}: {printable(reason)}")
+        print_wrapped(f"{program}: {shown(reason)}")
         return FAILED if isinstance(error, failed) else CANNOT_START
 
 

@@ -92,6 +92,23 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
+MAX_SHOWN = 4000
+"""characters of one line that are shown to a person"""
+
+
+def shorten(text: str) -> str:
+    """Without the middle of what is too long to be read."""
+    half = MAX_SHOWN // 2
+    if len(text) <= MAX_SHOWN:
+        return text
+    return f"{text[:half]} .. ({len(text) - 2 * half} characters left out) .. {text[-half:]}"
+
+
+def shown(text: str) -> str:
+    """`printable`, shortened."""
+    return printable(shorten(text))
+
+
 def print_wrapped(text: str, stream: TextIO | None = None, indent: str = "    ") -> None:
     """Print to standard error, or to another stream."""
     out = stream or sys.stderr

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import shlex
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from vivace.deploy.check import main as check
 from vivace.deploy.command import main as deploy
+from vivace.deploy.quoting import quote
+from vivace.deploy.schema.deployment import Deployment
+from vivace.deploy.schema.files import load, to_yaml
 
 SERVER = "python -m sglang.launch_server --model-path m"
 DOUBLED = "a: &a {k: 1}\n" + "".join(
@@ -106,3 +114,94 @@ def test_a_byte_order_mark_is_no_part_of_a_script(tmp_path: Path) -> None:
         path = tmp_path / name
         path.write_bytes(b"\xef\xbb\xbf" + content.encode().replace(b"\n", b"\r\n") + b"\r\n")
         assert check([str(path)]) == 0
+
+
+ODD = ["\x1b[2J", "a\n::error::x\n##[x]", "a\u202eb", "\x9b1m'\\", "tab\tand\r", "\u0007é中 $'x'"]
+
+
+@pytest.mark.parametrize("value", ODD)
+@pytest.mark.parametrize("to", ["shell", "systemd", "compose", "kubernetes", "ray"])
+def test_rendered_values_steer_nothing_and_are_read_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], to: str, value: str
+) -> None:
+    path = tmp_path / "deployment.yaml"
+    role = {
+        "kind": "mixed",
+        "flags": {"model-path": "m", "torchao-config": value, "port": 8000},
+        "environment": {"ODD": value, "MORE": f"<$PATH>:{value}"},
+        "hosts": ["h" + value],
+    }
+    path.write_text(json.dumps({"roles": {"m": role}, "unset": ["A"]}))
+    assert deploy(["render", str(path), "--to", to]) == 0
+    out = capsys.readouterr().out
+    for line in out.split("\n"):
+        assert line.replace("\t", " ").isprintable() and not line.lstrip().startswith(("::", "##["))
+    if to == "shell":
+        program = "import os, sys; print(ascii([sys.argv[1], os.environ['ODD']]))"
+        word = next(each for each in out.split("\n") if each.startswith("export ODD="))
+        shown = word.removeprefix("export ODD=")
+        script = f"{word}\n{shlex.quote(sys.executable)} -c {shlex.quote(program)} {shown}\n"
+        done = subprocess.run(
+            ["bash", "-c", script], capture_output=True, text=True, check=True, timeout=20
+        )
+        assert done.stdout == ascii([value, value]) + "\n"
+    if to == "compose":
+        service = yaml.safe_load(out.partition("\n")[2])["services"]["m-0"]
+        assert service["environment"]["ODD"] == value.replace("$", "$$")
+
+
+@pytest.mark.parametrize("value", ODD)
+def test_imported_values_steer_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], value: str
+) -> None:
+    path = tmp_path / "start.sh"
+    path.write_bytes(f"export ODD={quote(value)}\n{SERVER}\n".encode())
+    path.with_suffix(".yaml").write_text(to_yaml(Deployment(environment={"ODD": value})))
+    assert load(path.with_suffix(".yaml")).environment == {"ODD": value}
+    for arguments in (["import", str(path)], ["import", str(path), "--name", value]):
+        assert deploy(arguments) == 0
+        for line in capsys.readouterr().out.split("\n"):
+            assert line.isprintable() and not line.lstrip().startswith(("::", "##["))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'prepare: ["echo \\e[2J"]\nroles: {m: {kind: mixed}}',
+        'prepare: ["true\\n::error::x"]\nroles: {m: {kind: mixed}}',
+        'roles: {m: {kind: mixed, environment: {A: "a\\0b"}}}',
+    ],
+)
+def test_what_cannot_be_quoted_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    path = tmp_path / "deployment.yaml"
+    path.write_text(text + "\n")
+    assert deploy(["render", str(path), "--to", "shell"]) == 2
+    captured = capsys.readouterr()
+    (line,) = captured.err.splitlines()
+    assert captured.out == "" and line.isprintable() and ("prepare" in line or "NUL" in line)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "name: {long}\nroles: {{m: {{kind: mixed}}}}",
+        "roles: {{m: {{kind: mixed, flags: {{{long}: 1}}}}}}",
+        "roles: {{m: {{kind: mixed, flags: {{tp-size: {long}}}}}}}",
+        "roles: {{m: {{kind: mixed, environment: {{SGLANG_{long}: '1'}}}}}}",
+        "model: {{name: {long}}}\nroles: {{m: {{kind: mixed}}}}",
+        "{long}: 1\nroles: {{m: {{kind: mixed}}}}",
+    ],
+)
+def test_long_names_are_not_printed_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    path = tmp_path / "deployment.yaml"
+    path.write_text(
+        text.format(long='"' + "x" * 500_000 + '"' if "SG" not in text else "X" * 99_000)
+    )
+    for style in ("text", "github", "sarif"):
+        check(["--notes", "--format", style, str(path)])
+        captured = capsys.readouterr()
+        assert all(len(line) < 50_000 for line in (captured.out + captured.err).splitlines())

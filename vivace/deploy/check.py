@@ -25,7 +25,7 @@ from vivace.deploy.rules.rule import Rule
 from vivace.deploy.target import parse_release
 from vivace.errors import CANNOT_START, CannotStart, cause, exit_code, is_of_output
 from vivace.files import write_file
-from vivace.terminal import print_wrapped, printable
+from vivace.terminal import print_wrapped, shown
 
 if TYPE_CHECKING:
     from vivace.deploy.from_script.script import NothingStarted
@@ -79,7 +79,7 @@ def check_all(
             if chosen.each and starts_nothing(error):
                 print_overlooked(files[0], error)
                 continue
-            print_wrapped(f"{PROGRAM}: {printable(cause(error))}")
+            print_wrapped(f"{PROGRAM}: {shown(cause(error))}")
             yield ReadFailure(files[0] if len(files) == 1 else "", cause(error))
 
 
@@ -92,7 +92,7 @@ def starts_nothing(error: Exception) -> TypeGuard[NothingStarted]:
 def print_overlooked(file: str, error: NothingStarted) -> None:
     """Of a file without servers what may hide one, if anything does."""
     for line in error.overlooked or (f"{file}: it starts no server, nothing to check",):
-        print_wrapped(printable(line))
+        print_wrapped(shown(line))
 
 
 def worst(checked: Sequence[CaseResult | ReadFailure]) -> int:

@@ -18,7 +18,7 @@ from vivace.deploy.load_case import (
 from vivace.deploy.schema.deployment import Deployment
 from vivace.errors import CANNOT_START, CannotStart, exit_code
 from vivace.files import check_folder, write_file, write_own_file
-from vivace.terminal import print_wrapped, printable
+from vivace.terminal import print_wrapped, shown
 
 TARGETS = ("shell", "systemd", "compose", "kubernetes", "ray")
 VIVACE_PROGRAMS = {
@@ -92,13 +92,13 @@ def import_scripts(chosen: argparse.Namespace) -> int:
 def print_remarks(loaded: LoadedDeployment, deployment: Deployment) -> None:
     """Prints the roles and every line that was not understood to stderr."""
     for each in loaded.remarks:
-        print_wrapped(printable(f"{each.file}:{each.line}: {each.text}"))
+        print_wrapped(shown(f"{each.file}:{each.line}: {each.text}"))
     roles = [
         f"{name}: {role.instances} x {role.nodes} node(s)"
         for name, role in deployment.roles.items()
     ]
     found = "; ".join([*roles, f"{len(deployment.benchmarks)} benchmark(s)"])
-    print_wrapped(printable(found))
+    print_wrapped(shown(found))
 
 
 def render(chosen: argparse.Namespace) -> int:
@@ -130,6 +130,7 @@ def render_files(deployment: Deployment, to: str, loaded: LoadedDeployment) -> d
     from vivace.deploy.render.shell import render_shell
     from vivace.deploy.render.systemd import render_systemd
 
+    refuse_controls(deployment.prepare, loaded.file)
     case = build_case(LoadedDeployment(deployment, (), loaded.file), Overrides())
     return {
         "shell": lambda: render_shell(deployment),
@@ -138,6 +139,15 @@ def render_files(deployment: Deployment, to: str, loaded: LoadedDeployment) -> d
         "kubernetes": lambda: render_kubernetes(case),
         "ray": lambda: render_ray(case),
     }[to]()
+
+
+def refuse_controls(prepare: Sequence[str], file: str) -> None:
+    """Lines of shell are written as they are. Raises CannotStart for one that would steer a
+    terminal or a CI system."""
+    for line in (part for each in prepare for part in each.split("\n")):
+        if not line.replace("\t", " ").isprintable() or line.lstrip().startswith(("::", "##")):
+            reason = "control characters, or a beginning that CI systems obey"
+            raise CannotStart(f"{file}: prepare: {line[:80]!a}: {reason}; take it out")
 
 
 def for_vivace(deployment: Deployment) -> Deployment:

@@ -22,7 +22,7 @@ from vivace.deploy.released import accepts, refusal
 from vivace.deploy.schema.deployment import FlagValue
 from vivace.deploy.server_plan import ServerPlan
 from vivace.deploy.startup import rewritten, undecided
-from vivace.terminal import printable
+from vivace.terminal import shown
 
 Kind = Literal[
     "removed", "renamed", "ambiguous", "value", "deprecated", "variable", "default", "rewritten",
@@ -196,9 +196,9 @@ def as_text(found: list[Change], old: str, new: str, unknown: list[str]) -> str:
         lines += [f"{heading}:"] if of_kind else []
         for change in of_kind:
             remedy = f" -> {change.remedy}" if change.remedy else ""
-            lines.append(printable(f"  {', '.join(change.roles)}: {change.text}{remedy}"))
+            lines.append(shown(f"  {', '.join(change.roles)}: {change.text}{remedy}"))
     given = f", perhaps {', '.join(unknown)}" if unknown else ""
-    lines.append(printable(f"not known: what {new} changes by the model or the machine{given}"))
+    lines.append(shown(f"not known: what {new} changes by the model or the machine{given}"))
     broken = sum(change.breaks for change in found)
     lines.append(f"SGLang {old} -> {new}: {len(found)} changes, {broken} that stop the start")
     return "\n".join(lines)

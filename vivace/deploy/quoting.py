@@ -6,6 +6,9 @@ import re
 import shlex
 from collections.abc import Sequence
 
+from vivace.errors import CannotStart
+from vivace.terminal import printable
+
 UNKNOWN = re.compile(r"<(\$\w+|\$\{\w+(?::-)?\})>")
 """a variable whose value only the machine knows, as in `/opt/bin:<$PATH>`"""
 WIDTH = 100
@@ -15,12 +18,30 @@ def quote(text: str) -> str:
     """One word. Only variables left to the machine are expanded."""
     pieces = UNKNOWN.split(text)
     if len(pieces) == 1:
-        return shlex.quote(text)
+        return quote_known(text)
     return "".join(
-        f'"{piece}"' if index % 2 else shlex.quote(piece)
+        f'"{piece}"' if index % 2 else quote_known(piece)
         for index, piece in enumerate(pieces)
         if piece
     )
+
+
+def quote_known(text: str) -> str:
+    """One word. What is no visible character is written as bytes, which bash reads back: nothing
+    steers a terminal. Raises CannotStart for what no argument can hold."""
+    if text.isprintable():
+        return shlex.quote(text)
+    if "\0" in text:
+        raise CannotStart(f"{printable(text[:80])}: no argument or variable can hold a NUL")
+    return "$'" + "".join(map(escape_character, text)) + "'"
+
+
+def escape_character(character: str) -> str:
+    if character.isprintable():
+        return "\\" + character if character in "\\'" else character
+    named = {"\n": "\\n", "\t": "\\t"}.get(character)
+    raw = character.encode("utf-8", "surrogatepass")
+    return named or "".join(f"\\x{byte:02x}" for byte in raw)
 
 
 def command_lines(words: Sequence[str], indent: str) -> str:

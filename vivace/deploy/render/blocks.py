@@ -7,6 +7,11 @@ from typing import Any
 
 import yaml
 
+from vivace.deploy.schema.files import without_controls
+
+OBEYED = ("::", "##")
+"""beginnings of lines that CI systems obey"""
+
 
 class BlockDumper(yaml.SafeDumper):
     """Text of several lines is a literal block."""
@@ -15,15 +20,26 @@ class BlockDumper(yaml.SafeDumper):
         return True
 
     def represent_text(self, text: str) -> yaml.ScalarNode:
-        return self.represent_scalar(
-            "tag:yaml.org,2002:str", text, style="|" if "\n" in text else None
-        )
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=choose_style(text))
+
+
+def choose_style(text: str) -> str | None:
+    """Quotes with escapes for what steers a terminal, or begins a line that CI obeys."""
+    lines = text.replace("\t", " ").split("\n")
+    if any(not line.isprintable() or line.lstrip().startswith(OBEYED) for line in lines):
+        return '"'
+    return "|" if len(lines) > 1 else None
 
 
 BlockDumper.add_representer(str, BlockDumper.represent_text)
 
 
 def dump_yaml(documents: Iterable[Any]) -> str:
-    return yaml.dump_all(
-        documents, Dumper=BlockDumper, sort_keys=False, width=4096, allow_unicode=True
-    )
+    listed = list(documents)
+
+    def dump(allow_unicode: bool) -> str:
+        return yaml.dump_all(
+            listed, Dumper=BlockDumper, sort_keys=False, width=4096, allow_unicode=allow_unicode
+        )
+
+    return without_controls(dump)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from vivace.deploy.render.process import Process, list_processes
 from vivace.deploy.render.shell import WARNING, render_shell
 from vivace.deploy.schema.deployment import Deployment
+from vivace.terminal import printable
 
 FOLDER = "/opt/vivace"
 """where the scripts are to be put"""
@@ -49,4 +50,4 @@ def escape(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    return " ".join(text.split())
+    return printable(" ".join(text.split()))

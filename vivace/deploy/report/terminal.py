@@ -12,7 +12,7 @@ from vivace.deploy.locations import COMMAND
 from vivace.deploy.memory.plan import MemoryPlan, fraction_for, plans
 from vivace.deploy.rules.judge import CheckResult, Finding
 from vivace.deploy.rules.rule import Severity
-from vivace.terminal import printable
+from vivace.terminal import shorten, shown
 
 if TYPE_CHECKING:
     from vivace.deploy.suggest import Suggestion
@@ -42,7 +42,7 @@ def writer() -> Callable[[Line], None]:
     """Colors and folded lines for a person; for a pipe each line as it is, without loading what
     draws."""
     if not sys.stdout.isatty():
-        return lambda line: print("".join(printable(text) for text, _ in line))
+        return lambda line: print("".join(shown(text) for text, _ in line))
     from rich.console import Console
     from rich.padding import Padding
     from rich.table import Table
@@ -57,7 +57,7 @@ def writer() -> Callable[[Line], None]:
             columns.add_row(line[0][0], Text(line[-1][0].strip()))
             console.print(columns)
             return
-        text = Text.assemble(*((printable(text), style) for text, style in line))
+        text = Text.assemble(*((shown(text), style) for text, style in line))
         depth = len(text.plain) - len(text.plain.lstrip(" "))
         console.print(Padding(text[depth:], (0, 0, 0, depth)) if depth else text)
 
@@ -86,7 +86,7 @@ def report(case: Case, result: CheckResult, *, notes: bool, memory: bool) -> Ite
 
 def headline(case: Case) -> list[str]:
     """Name, model, devices, roles and target, as far as they are known."""
-    parts = [case.deployment.name or case.file]
+    parts = [shorten(case.deployment.name or case.file)]
     if case.model is not None:
         parts.append(case.model.title)
     if case.device is not None:

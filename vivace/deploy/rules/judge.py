@@ -12,6 +12,7 @@ from vivace.deploy.case import Case
 from vivace.deploy.locations import Location
 from vivace.deploy.rules.assumptions import weakened
 from vivace.deploy.rules.rule import SEVERITIES, Issue, Rule, Severity
+from vivace.terminal import shorten
 
 MODULES = tuple(
     import_module(f"vivace.deploy.rules.{name}")
@@ -96,9 +97,9 @@ def finding_from(rule: Rule, role: str, issue: Issue, case: Case) -> Finding:
         severity=issue.severity or rule.severity,
         file=place.file or case.file,
         role=role,
-        flag=issue.flag,
+        flag=shorten(issue.flag),
         line=place.line,
-        text=issue.text,
-        remedy=issue.remedy,
+        text=shorten(issue.text),
+        remedy=shorten(issue.remedy),
         source=rule.source,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -179,19 +179,35 @@ class UniqueKeyLoader(LimitedLoader):
 
 def to_yaml(deployment: Deployment) -> str:
     """The YAML of a deployment, keys in the order of the struct."""
-    return yaml.dump(
-        msgspec.to_builtins(deployment),
-        Dumper=PlainDumper,
-        sort_keys=False,
-        default_flow_style=False,
-        width=100,
-        allow_unicode=True,
-    )
+
+    def dump(allow_unicode: bool) -> str:
+        return yaml.dump(
+            msgspec.to_builtins(deployment),
+            Dumper=PlainDumper,
+            sort_keys=False,
+            default_flow_style=False,
+            width=100,
+            allow_unicode=allow_unicode,
+        )
+
+    return without_controls(dump)
+
+
+def without_controls(dump: Callable[[bool], str]) -> str:
+    """YAML with the letters of all languages; where it would hold characters that steer a
+    terminal, with escapes, which are read back as the same."""
+    text = dump(True)
+    visible = all(line.replace("\t", " ").isprintable() for line in text.split("\n"))
+    return text if visible else dump(False)
 
 
 class PlainDumper(yaml.SafeDumper):
     """Without anchors: every value is written where it is used. Lists of single values stay on
-    one line."""
+    one line, and so do texts."""
+
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        style = None if text.isprintable() else '"'
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -201,3 +217,6 @@ class PlainDumper(yaml.SafeDumper):
     ) -> yaml.SequenceNode:
         short = not any(isinstance(value, dict | list) for value in sequence)
         return super().represent_sequence(tag, sequence, flow_style=short or flow_style)
+
+
+PlainDumper.add_representer(str, PlainDumper.represent_text)
