@@ -25,7 +25,7 @@ from vivace.deploy.rules.rule import Rule
 from vivace.deploy.target import parse_release
 from vivace.errors import CANNOT_START, CannotStart, cause, exit_code, is_of_output
 from vivace.files import write_file
-from vivace.terminal import print_wrapped, shown
+from vivace.terminal import print_wrapped, shorten, shown
 
 if TYPE_CHECKING:
     from vivace.deploy.from_script.script import NothingStarted
@@ -80,7 +80,7 @@ def check_all(
                 print_overlooked(files[0], error)
                 continue
             print_wrapped(f"{PROGRAM}: {shown(cause(error))}")
-            yield ReadFailure(files[0] if len(files) == 1 else "", cause(error))
+            yield ReadFailure(files[0] if len(files) == 1 else "", shorten(cause(error)))
 
 
 def starts_nothing(error: Exception) -> TypeGuard[NothingStarted]:
