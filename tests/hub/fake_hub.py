@@ -33,6 +33,8 @@ class FakeHub:
     """files whose transfer stands still after so many bytes"""
     said: dict[str, object] = field(default_factory=dict)
     """what stands in the answer about a model or of its files instead"""
+    failing: dict[str, int] = field(default_factory=dict)
+    """files, or "tree", that are answered with this status"""
     refusal: dict[str, str] = field(default_factory=dict)
     """headers of a 403 that answers every question about a model"""
     etag: str = ""
@@ -119,6 +121,8 @@ class Handler(BaseHTTPRequestHandler):
             self.send(404, b'{"error": "no"}', {"X-Error-Code": "RevisionNotFound"})
         elif "about" in self.hub.endless:
             self.without_end(b" " * (1 if "slow" in self.hub.endless else 1 << 16), {})
+        elif kind in self.hub.failing:
+            self.send(self.hub.failing[kind], b"", {})
         elif kind == "tree":
             self.send_json([tree_entry(name, data) for name, data in files.items()])
         else:
@@ -132,6 +136,9 @@ class Handler(BaseHTTPRequestHandler):
     def file(self, name: str, files: dict[str, bytes], *, body: bool) -> None:
         if name not in files:
             self.send(404, b"", {"X-Error-Code": "EntryNotFound"})
+            return
+        if name in self.hub.failing:
+            self.send(self.hub.failing[name], b"", {}, body=body)
             return
         data = files[name]
         etag = self.hub.etag or (sha256(data) if is_large(name) else git_blob(data))

@@ -172,6 +172,45 @@ def test_nothing_goes_on_behind_an_answer_of_somebody_else(hub: FakeHub, tmp_pat
     assert (pull(hub, tmp_path) / "model.safetensors").read_bytes() == weights
 
 
+@pytest.mark.parametrize(("status", "kept"), [(401, True), (403, True), (500, True), (416, False)])
+def test_what_has_come_outlives_an_error_of_the_server(
+    hub: FakeHub, tmp_path: Path, status: int, kept: bool
+) -> None:
+    """But for 416: the file has fewer bytes than have come."""
+    partial = tmp_path / "models--org--toy" / "blobs" / f"{sha256(WEIGHTS)}.incomplete"
+    partial.parent.mkdir(parents=True)
+    partial.write_bytes(WEIGHTS[:150_000])
+    hub.failing["model.safetensors"] = status
+    with pytest.raises(HubError) as told:
+        pull(hub, tmp_path)
+    assert ("bytes that the hub lists" in str(told.value)) is not kept
+    assert partial.stat().st_size == (150_000 if kept else 0)
+    hub.failing.clear()
+    assert (pull(hub, tmp_path) / "model.safetensors").read_bytes() == WEIGHTS
+    assert any("bytes=150000-" in line for line in transfers(hub))
+
+
+@pytest.mark.parametrize("silent", ["tree", "config.json"])
+def test_a_hub_that_stops_answering_behind_the_weights(
+    hub: FakeHub, tmp_path: Path, silent: str
+) -> None:
+    """Its library takes the folder that is there for the model then."""
+    hub.failing[silent] = 501
+    with pytest.raises(HubError) as told:
+        pull(hub, tmp_path)
+    assert "`vivace rm`" not in str(told.value)
+    hub.failing.clear()
+    assert (pull(hub, tmp_path) / "config.json").read_bytes() == MODEL["config.json"]
+
+
+def test_a_key_with_other_characters_is_said_so(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_ü")
+    with pytest.raises(HubError, match="is HF_TOKEN, or the key"):
+        pull(hub, tmp_path)
+
+
 @pytest.mark.parametrize("said", [{"siblings": 3}, {"siblings": [3]}, {"sha": {}}])
 def test_what_is_no_hub_is_said_so(hub: FakeHub, tmp_path: Path, said: dict[str, object]) -> None:
     hub.said = said

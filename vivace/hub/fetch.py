@@ -107,10 +107,17 @@ def check_room(cache: Path, size: int) -> None:
 
 
 def check_hashes(hub: Hub, folder: Path, files: Sequence[RepoFile]) -> None:
-    """HubError when the content of files is not what the hub lists; all of those are removed.
+    """HubError when files are missing, as the hub's library lets them when the hub stops answering;
+    or when their content is not what the hub lists: all of those are removed.
 
     Files that were there before are checked too: a fetch that was killed leaves whole files that
     nobody has looked at."""
+    missing = [file.name for file in files if not (folder / file.name).exists()]
+    if missing:
+        raise HubError(
+            f"{', '.join(missing)}: not there, because {hub.name} stopped answering or the model "
+            "was removed meanwhile; what has come is kept. Fetch it again"
+        )
     wrong = [file.name for file in files if not is_as_listed(folder / file.name, file)]
     for name in wrong:
         hub.discard(folder / name)

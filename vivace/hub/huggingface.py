@@ -158,6 +158,11 @@ def readable_errors(repo_id: str, revision: str | None) -> Iterator[None]:
         raise HubError(f"{repo_id!r} is not a name of a model: a name is org/name") from None
     except errors.HfHubHTTPError as error:
         raise HubError(f"{repo_id}: the hub answers: {first_line(error)}") from None
+    except UnicodeEncodeError as error:
+        raise HubError(
+            f"{repo_id}: the hub cannot be asked ({first_line(error)}): is HF_TOKEN, or the key of "
+            "`hf auth login`, right?"
+        ) from None
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         what = f"{type(error).__name__}: {first_line(error)}"
         raise HubError(
@@ -169,7 +174,7 @@ def readable_errors(repo_id: str, revision: str | None) -> Iterator[None]:
                 f"{repo_id} could not be written ({first_line(error)}): make room, or name another "
                 "folder with --download-dir; what has come is kept"
             ) from None
-        if isinstance(error, FileNotFoundError):
+        if isinstance(error, OSError) and error.errno == errno.ENOENT:  # the library has its own
             raise HubError(
                 f"{repo_id} was removed while it was fetched (`vivace rm`?); fetch it again"
             ) from None

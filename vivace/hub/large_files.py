@@ -12,6 +12,7 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from http import HTTPStatus
 from pathlib import Path
 from typing import BinaryIO
 
@@ -85,10 +86,20 @@ def discarded_when_wrong(out: BinaryIO, file: RepoFile) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno is not None:
+        if not is_other_content(error):
             raise
         out.truncate(0)
         raise HubError(
             f"{file.name}: what arrives has not the {file.size:,} bytes that the hub lists; it was "
             "removed. Fetch it again; when that does not help, a proxy in between changes it"
         ) from None
+
+
+def is_other_content(error: OSError) -> bool:
+    """The library says so by an OSError without a number (`http_get`); a server, by 416, that it
+    has less than what has come. Every other answer of a server is an OSError there too."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    if isinstance(error, HfHubHTTPError):
+        return error.response.status_code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE
+    return type(error) is OSError and error.errno is None
