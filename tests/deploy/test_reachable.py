@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from vivace.deploy.from_script.script import import_scripts
@@ -20,7 +22,7 @@ spec:
     spec:
       containers:
       - name: server
-        command: [python3, -m, sglang.launch_server, --model-path, m, --port, "8000"]
+        command: [python3, -m, sglang.launch_server, --model, m, --port, "8000", --host=0.0.0.0]
         ports: [{name: http, containerPort: 8000}]
         startupProbe: {httpGet: {path: /health, port: http}}
         readinessProbe:
@@ -90,6 +92,9 @@ def test_what_is_right_is_silent(content: str) -> None:
 
 OTHER = "      - {name: other, image: other}\n"
 PORT, HOST = "port-answered", "meeting-host"
+LOOPBACK = [(PORT, "error", line) for line in (13, 19, 27)]
+"""who asks the pod's address; the readinessProbe asks within the container"""
+VLLM = re.sub(r"\[python3.*8000.*]", '[vllm, serve, m, --port, "8000"]', POD)
 
 
 @pytest.mark.parametrize(
@@ -104,6 +109,12 @@ PORT, HOST = "port-answered", "meeting-host"
         (POD, "containerPort: 8000", "containerPort: 80", [(PORT, "error", 13)]),
         (POD, "targetPort: 8000", "targetPort: 9", [(PORT, "error", 27)]),
         (POD, '--port, "8000"', "--port, $(PORT)", []),
+        (POD, ", --host=0.0.0.0", "", LOOPBACK),
+        (POD, "--host=0.0.0.0", "--host=127.0.0.1", LOOPBACK),
+        (POD, "--host=0.0.0.0", "--host=$(POD_IP)", []),
+        (POD, "--host=0.0.0.0", "--config=f.yaml", []),
+        (VLLM, "8000", "8000", []),
+        (VLLM, "--port", "--host=localhost, --port", LOOPBACK),
         (POD, "      - name: server", f"{OTHER}      - name: server", []),
         (POD, 'm, --port, "8000"', """m, --port, "8000", --kv-events-config,
           '{"endpoint": "tcp://*:5557"}'""", []),

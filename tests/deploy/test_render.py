@@ -25,6 +25,7 @@ from vivace.deploy.render.process import list_processes
 from vivace.deploy.render.ray import render_ray
 from vivace.deploy.render.shell import render_shell
 from vivace.deploy.render.systemd import render_systemd
+from vivace.deploy.rules.judge import judge
 from vivace.deploy.schema.deployment import Deployment
 from vivace.deploy.schema.files import load, parse_deployment, to_yaml
 
@@ -266,6 +267,15 @@ def test_probes_give_a_server_an_hour_to_load() -> None:
         for name in ("startupProbe", "readinessProbe", "livenessProbe")
     }
     assert patience == {"startupProbe": 3600, "readinessProbe": 30, "livenessProbe": 300}
+
+
+def test_probes_reach_a_server_without_a_host() -> None:
+    deployment = parse_deployment(mixed(), "made")
+    for role in deployment.roles.values():
+        role.flags.pop("host", None)
+    text = render_kubernetes(make_case(deployment))["kubernetes.yaml"]
+    found = judge(build_case(import_scripts([("kubernetes.yaml", text)]), Overrides())).findings
+    assert "--host" in text and "port-answered" not in {each.rule for each in found}
 
 
 @pytest.mark.parametrize("name", MADE)

@@ -80,6 +80,7 @@ def test_a_script_of_vllm_is_read_and_said_so(capsys: pytest.CaptureFixture[str]
         "model-path": "m",
         "tp-size": 2,
         "port": 8000,
+        "host": "0.0.0.0",
     }
     rules = {remark.rule: remark for remark in found.remarks}
     assert "--tp-size" in rules["from-vllm"].text and rules["from-vllm"].line == 2

@@ -41,7 +41,7 @@ def probed_ports(
             elsewhere = child(container, probe, request, "host") is not None
             number = port_number(plain(node), ports)
             if node is not None and number is not None and not elsewhere:
-                yield asked(f"the {probe}", number, node, file, network)
+                yield asked(f"the {probe}", number, node, file, network, outside=True)
         yield from checked_ports(
             f"the {probe}", file, child(container, probe, "exec", "command"), network
         )
@@ -57,9 +57,11 @@ def checked_ports(
             yield asked(asker, number, part, file, network)
 
 
-def asked(asker: str, port: int, node: yaml.Node, file: str, *networks: str) -> AskedPort:
+def asked(
+    asker: str, port: int, node: yaml.Node, file: str, *networks: str, outside: bool = False
+) -> AskedPort:
     line = node.start_mark.line + 1
-    return AskedPort(asker, port, networks, Location(file, line, line))
+    return AskedPort(asker, port, networks, Location(file, line, line), outside)
 
 
 def port_number(value: object, names: Mapping[str, int]) -> int | None:
@@ -117,4 +119,4 @@ def service_ports(
         node = child(entry, "port") if target is None else target
         number = port_number(plain(node), names)
         if node is not None and number is not None:
-            yield asked(f"Service {name}", number, node, file, *networks)
+            yield asked(f"Service {name}", number, node, file, *networks, outside=True)

@@ -29,12 +29,13 @@ PER_NODE = frozenset(
 
 class AskedPort(msgspec.Struct, frozen=True):
     """A port where somebody expects the server of these networks: `asker` is a probe or a
-    Service."""
+    Service; `outside`: it comes to the address of the pod, not from within the container."""
 
     asker: str
     port: int
     networks: tuple[str, ...]
     place: Location
+    outside: bool = False
 
 
 class StartedServer(msgspec.Struct, frozen=True):

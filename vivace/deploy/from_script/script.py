@@ -326,7 +326,7 @@ def from_vllm(
     called: Invocation, launch: Launch, place: Location, found: DeploymentBuilder
 ) -> Invocation:
     """The same server as SGLang's, with a remark about every word that has none there."""
-    from vivace.deploy.from_script.vllm import DEFAULT_PORT, SERVER, translate
+    from vivace.deploy.from_script.vllm import DEFAULTS, SERVER, translate
 
     made = translate(called.words, list(launch.environment))
     mapped = ", ".join(f"{theirs} is {ours}" for theirs, ours in made.mapped)
@@ -334,7 +334,7 @@ def from_vllm(
     found.remark("from-vllm", "", f"{text}: {mapped}" if mapped else text, place)
     for flag, why in made.left:
         found.remark("not-translated", flag, f"{flag} of vLLM is not translated: {why}", place)
-    own = () if "--port" in made.words else DEFAULT_PORT
+    own = [word for pair in DEFAULTS.items() if pair[0] not in made.words for word in pair]
     return Invocation("server", SERVER, (*made.words, *own))
 
 

@@ -15,7 +15,8 @@ from vivace.config.releases.tables import flags_at, latest
 from vivace.deploy.from_script.flags import groups
 
 SERVER = "sglang.launch_server"
-DEFAULT_PORT = ("--port", "8000")
+DEFAULTS = {"--port": "8000", "--host": "0.0.0.0"}
+"""that are others in SGLang"""
 SAME = {
     "model": "model-path",
     "tokenizer": "tokenizer-path",

@@ -227,6 +227,8 @@ def generic(process: Process, moved: dict[str, str], entry: str) -> Process:
             words.append(with_services(word, moved))
         option = find_option(word[2:]) if word.startswith("--") else None
         waiting = "" if option is None else option.name
+    if process.kind not in ("benchmark", "router") and process.value("host") is None:
+        words += ["--host", "<$POD_IP>"]  # by default nobody outside of the pod is answered
     environment = {name: with_services(value, moved) for name, value in process.environment.items()}
     return msgspec.structs.replace(process, words=tuple(words), environment=environment, host=None)
 

@@ -188,7 +188,7 @@ def devices_there(case: Case) -> Iterator[Issue]:
             text = f"{count} ranks from device {base} on, but {seen[0]} lists {len(seen[1])}"
             yield issue_at(process, case, seen[0], text, "list a device for each rank")
         elif process.devices and count > process.devices:
-            text = f"{count} ranks in a container with a limit of {process.devices} devices"
+            text = f"{count} ranks in a container with a limit of {process.devices}"
             remedy = f"a limit of {count}, or fewer ranks"
             yield issue_at(process, case, "--tp-size", text, remedy)
         elif seen is None and limit is not None and base and last >= limit:

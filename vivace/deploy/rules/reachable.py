@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator
 
 from vivace.deploy.case import Case
-from vivace.deploy.from_script.roles import AskedPort, StartedServer, node_rank
+from vivace.deploy.from_script.programs import SERVERS
+from vivace.deploy.from_script.roles import AskedPort, StartedServer, flag_value, node_rank
 from vivace.deploy.processes import (
     EVERYWHERE,
     LOOPBACK,
@@ -33,23 +34,37 @@ PORT_FLAG = re.compile(r"(?:.*-)?port")
 def port_answered(case: Case) -> Iterator[Issue]:
     """Probes and Services ask a port on which the server listens.
     A probe that nobody answers has the container restarted, or never ready; a Service leads to
-    connections that are refused. Where something else runs beside the server, it may be that which
-    answers: a warning."""
+    connections that are refused. Both come to the pod's address, where a server on 127.0.0.1 (the
+    default of SGLang and Vivace) does not listen. Where something else runs beside the server, it
+    may be that which answers: a warning."""
     reported: set[AskedPort] = set()
     for asked in case.asked:
         key = AskedPort(asked.asker, asked.port, (), asked.place)
         found = [each for each in case.launches if each.network in asked.networks]
         ports = [open_ports(each) for each in found]
         known = [port for each in ports if each is not None for port in each]
-        if not found or None in ports or key in reported or asked.port in known:
+        within = asked.outside and all(map(listens_within, found))
+        if not found or None in ports or key in reported or (asked.port in known and not within):
             continue
         reported.add(key)
         listed = ", ".join(map(str, sorted(set(known))[:8]))
         text = f"{asked.asker} asks port {asked.port}, but the server listens on {listed}"
-        severity = "warning" if case.shared & set(asked.networks) else None
         remedy = f"port {known[0]} there, or --port {asked.port}"
+        if asked.port in known:
+            text = f"{asked.asker} asks the pod's address, but the server listens on 127.0.0.1 only"
+            remedy = "--host 0.0.0.0"
+        severity = "warning" if case.shared & set(asked.networks) else None
         place = asked.place
         yield Issue("port", text, remedy, severity, line=place.line, file=place.file)
+
+
+def listens_within(process: StartedServer) -> bool:
+    """Whether it listens on its own machine only: --host, or the default, which no file of
+    --config changes."""
+    host = flag_value(process.flags, "host")
+    if host is None:
+        return process.program in SERVERS and not flag_value(process.flags, "config")
+    return str(host) in LOOPBACK
 
 
 def open_ports(process: StartedServer) -> list[int] | None:
