@@ -216,12 +216,13 @@ def outside_parts(model: Architecture, server: ServerPlan, case: Case) -> tuple[
         tokens *= server.parallelism.attention_tp
     rows = (server.running_per_rank or 1) * server.draft_tokens
     graphs, shared = captured_rows(server), communicator_bytes(model, server, case)
+    buffer = "2 x HCCL_BUFFSIZE" if case.platform == "npu" else f"{OTHER_COMMUNICATOR >> 20} MiB"
     parts = [
         MemoryPart("activations", activation_bytes(model, server, max(tokens, rows)), "outside",
              f"{max(tokens, rows)} tokens at once"),
         MemoryPart("graphs", graphs * GRAPH_ROW * server.draft_tokens, "outside", f"{graphs} rows"),
         MemoryPart("sampler", rows * model.vocabulary * 8, "outside", f"{rows} rows of logits"),
-        MemoryPart("communicators", shared, "outside", "2 x HCCL_BUFFSIZE for each group of ranks"),
+        MemoryPart("communicators", shared, "outside", f"{buffer} for each group of ranks"),
         MemoryPart("workspace", RUNTIME, "outside"),
     ]  # fmt: skip
     return tuple(part for part in parts if part.size)
