@@ -13,6 +13,8 @@ SYSTEM = {"role": "system", "content": "You answer in one short sentence."}
 
 def main() -> None:
     prompts = [line.strip() for line in sys.stdin if line.strip()]
+    if not prompts:
+        sys.exit("no prompt on standard input; give one a line")
     conversations = [[SYSTEM, {"role": "user", "content": prompt}] for prompt in prompts]
     with vivace.Engine(*sys.argv[1:2], context_length=2048) as engine:
         # one call: the engine computes them together and shares what they have in common

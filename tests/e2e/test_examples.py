@@ -116,6 +116,12 @@ def test_an_offline_batch() -> None:
     assert "Paris" in first["answer"] and second["prompt"] == "Name a color."
 
 
+def test_a_batch_of_nothing_says_so() -> None:
+    command = [sys.executable, str(EXAMPLES / "offline_batch.py")]
+    done = subprocess.run(command, input="\n", capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
+
+
 def test_scores_and_log_probabilities() -> None:
     lines = run("score.py").splitlines()
     assert lines[0].startswith("I loved") and lines[1].startswith("A complete")
