@@ -476,6 +476,8 @@ def test_list_and_rm(hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture
     (held,) = [record for record in records if record["name"] == "org/toy"]
     assert held["formats"] == ["safetensors"]
     assert held["bytes"] >= len(WEIGHTS) and held["revisions"] == [COMMIT[:12]]
+    assert main(["rm", "org/toy:Q4_0", "--yes", *place]) == 2
+    assert "`vivace rm org/toy`" in capsys.readouterr().err
     assert main(["rm", "org/toy", "--yes", *place]) == 0
     assert cached_models(tmp_path) == [] and list(tmp_path.glob("models--*")) == []
     assert main(["rm", "org/toy", *place]) == 2

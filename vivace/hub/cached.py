@@ -90,6 +90,9 @@ def embedded_model() -> list[CachedModel]:
 
 def remove(cache: Path, repo_id: str) -> CachedModel:
     """Delete a model with all its revisions. HubError when it is not there."""
+    whole = repo_id.partition(":")[0]
+    if whole != repo_id and is_repo_id(whole):
+        raise HubError(f"models are removed with all their files: `vivace rm {whole}`")
     if not is_repo_id(repo_id):
         raise HubError(f"{repo_id!r} is not a name of a model; `vivace list` shows the names")
     found = next((model for model in cached_models(cache) if model.repo_id == repo_id), None)
