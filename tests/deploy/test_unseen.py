@@ -144,7 +144,8 @@ def test_an_image_has_a_program_of_its_own(image: str, program: str) -> None:
         read(pod, "pod.yaml"),
     ):
         (server,) = found.started
-        assert server.flags == {"model-path": "m", "tp-size": 2, "port": 8000}
+        own = {"port": 8000, "host": "0.0.0.0"}
+        assert server.flags == {"model-path": "m", "tp-size": 2, **own}
     with pytest.raises(NothingStarted, match="a server of text-generation-inference"):
         read("docker run ghcr.io/huggingface/text-generation-inference:3 --model-id m\n")
 
