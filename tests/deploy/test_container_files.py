@@ -219,3 +219,21 @@ def test_standard_input_has_the_limits_of_files(
     assert main(["-"]) == 2 and "<stdin>" not in capsys.readouterr().out
     piped(monkeypatch, b"roles: {}\n")
     assert main(["--suggest", "--write", "-"]) in (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [
+        ("x.service", "[Service]\nEnvironment=", "\n"),
+        ("x.service", "[Service]\nExecStart=", "\n"),
+        ("Dockerfile", "FROM a\nENV A=", "\n"),
+        ("pod.yaml", "apiVersion: v1\nkind: Pod\nspec: {containers: [{command: ", "}]}\n"),
+    ],
+)
+def test_text_of_a_megabyte_is_not_split_into_words(
+    name: str, before: str, after: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / name
+    file.write_text(before + "a" * (MAX_BYTES - 1024) + after)
+    assert main([str(file)]) == 2
+    assert "more than 65536 characters" in capsys.readouterr().err

@@ -274,3 +274,10 @@ def test_the_reader_can_execute_nothing() -> None:
             for name in names:
                 ours = name.startswith("vivace.deploy.shell.") or name == "vivace.errors"
                 assert ours or name.split(".")[0] in {*allowed, "tree_sitter_bash"}, (file, name)
+
+
+@pytest.mark.parametrize("end", ["\\", "\\\n", " > log 2>&1 & \\\n", " \\\r\n"])
+def test_a_backslash_that_ends_the_script_continues_nothing(end: str) -> None:
+    reading = read_script("echo a\npython3 -m sglang.launch_server --tp 2" + end)
+    assert not reading.notes
+    assert [launch.words[-2:] for launch in reading.launches][-1] == ("--tp", "2")

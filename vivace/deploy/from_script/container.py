@@ -16,6 +16,8 @@ from vivace.deploy.shell.reader import ScriptError
 
 MAX_CONTAINERS = 128
 """of a file"""
+MAX_SPLIT = 1 << 16
+"""characters: shlex takes time with the square of a word's length"""
 IMAGE = re.compile(r"(?:^|/)sglang:v?(\d+\.\d+\.\d+(?:rc\d+|\.post\d+)?)(?![\w.])")
 
 
@@ -67,10 +69,17 @@ def to_script(variables: Mapping[str, str], words: list[str]) -> str:
     return exports + shlex.join(words) + "\n"
 
 
+def shell_words(value: str) -> list[str]:
+    """As a shell splits them. Raises ValueError."""
+    if len(value) > MAX_SPLIT:
+        raise ValueError(f"more than {MAX_SPLIT} characters")
+    return shlex.split(value)
+
+
 def split_words(value: str, place: Location) -> list[str]:
     """As a shell splits them. Raises ScriptError."""
     try:
-        return shlex.split(value)
+        return shell_words(value)
     except ValueError as error:
         raise ScriptError(f"{place.file}: line {place.line}: {error}") from None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +20,7 @@ from vivace.deploy.from_script.container import (
     Container,
     image_release,
     not_read,
+    shell_words,
     to_script,
 )
 from vivace.deploy.from_script.undefined import undefined_in_pod
@@ -272,7 +272,7 @@ def own_program(content: Mapping[str, Any], words: list[str]) -> list[str]:
 def as_words(value: Any) -> list[str]:
     """A list as it is; a text as a shell would split it. Raises ValueError."""
     if isinstance(value, str):
-        return shlex.split(value)
+        return shell_words(value)
     return [str(each) for each in value] if isinstance(value, list) else []
 
 

@@ -58,10 +58,17 @@ def read_script(content: str, follow: Follow = no_file) -> Reading:
 
 def parse_script(content: str) -> Node:
     """The syntax tree of a script. Raises ScriptTooLarge."""
-    raw = to_parser(with_tokens(content.replace("\r\n", "\n")))
+    raw = to_parser(with_tokens(ended(content.replace("\r\n", "\n"))))
     if len(raw) > 4 * MAX_BYTES:
         raise ScriptTooLarge(f"{len(raw)} bytes: at most {MAX_BYTES} are read")
     return Parser(Language(tree_sitter_bash.language())).parse(raw).root_node
+
+
+def ended(content: str) -> str:
+    """A backslash that continues the last line continues it with nothing."""
+    text = content.removesuffix("\n")
+    odd = (len(text) - len(text.rstrip("\\"))) % 2
+    return text[:-1] + "\n" if odd else content
 
 
 def find_missing(root: Node) -> list[Note]:
