@@ -204,3 +204,38 @@ def test_long_names_are_not_printed_whole(
         check(["--notes", "--format", style, str(path)])
         captured = capsys.readouterr()
         assert all(len(line) < 50_000 for line in (captured.out + captured.err).splitlines())
+
+
+IMAGE = "FROM lmsysorg/sglang:v0.5.10\n"
+START = 'CMD ["sglang", "serve", "--model-path", "x"]\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("Dockerfile", IMAGE + "CMD [{words}]\n", "words"),
+        ("Dockerfile", IMAGE + "ENV A={long}\n" + "ENV B=$A\n" * 4000 + START, "variables of more"),
+        ("Dockerfile", IMAGE + "ARG A={long}\n" + "ARG B=$A\n" * 4000 + START, "variables of more"),
+        ("Dockerfile", IMAGE + "COPY {files} /{long}\n" + START, "files copied"),
+        ("Dockerfile", IMAGE + "ENV A={huge} B=2\n" + START, "characters"),
+        ("a.service", "[Service]\nEnvironment=A={huge}\nExecStart=sglang serve\n", "characters"),
+        ("a.service", "[Service]\nExecStart=sglang serve {huge}\n", "characters"),
+        (
+            "a.yaml",
+            "services: {{a: {{image: lmsysorg/sglang, command: '{huge}'}}}}\n",
+            "characters",
+        ),
+    ],
+)
+def test_what_grows_with_its_square_is_refused_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str, said: str
+) -> None:
+    """A megabyte of these took minutes, or gigabytes."""
+    path = tmp_path / name
+    words = ", ".join(f'"x$A{number}"' for number in range(60_000))
+    files = " ".join(f"a{number}" for number in range(60_000))
+    path.write_text(text.format(words=words, files=files, long="b" * 60_000, huge="b" * 900_000))
+    begin = time.process_time()
+    assert check([str(path)]) == 2
+    assert time.process_time() - begin < 10
+    assert said in capsys.readouterr().err

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections import ChainMap
+from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 
 from vivace.deploy.from_script.asked_ports import URL
-from vivace.deploy.from_script.container import Container, image_release, split_words, to_script
+from vivace.deploy.from_script.container import (
+    Container,
+    image_release,
+    split_words,
+    to_script,
+)
 from vivace.deploy.from_script.flags import Remark
 from vivace.deploy.from_script.roles import AskedPort
 from vivace.deploy.locations import Location
@@ -18,6 +24,11 @@ from vivace.deploy.shell.reader import ScriptError
 
 MAX_TEXT = 1 << 16
 """characters of a value with what is expanded in it"""
+MAX_VARIABLES = 1 << 17
+"""characters of the variables of a stage"""
+MAX_COPIED = 4096
+MAX_PATH = 4096
+"""characters; no file has a longer one"""
 MAX_STAGES = 128
 MAX_INSTRUCTIONS = 4096
 INSTRUCTION = re.compile(r"\s*([A-Za-z]+)\s+(.*)", re.DOTALL)
@@ -44,6 +55,8 @@ class ImageStage(msgspec.Struct):
     image: str = ""
     environment: dict[str, str] = {}
     arguments: dict[str, str] = {}
+    variables: int = 0
+    """characters of these two"""
     copied: dict[str, str] = {}
     folder: str = "/"
     entry: ImageCommand | None = None
@@ -67,7 +80,7 @@ def stages_in(file: str, content: str) -> list[Container]:
             stages.append(begin(rest, outer, names, place))
         elif not stages:
             if name == "ARG":
-                outer |= arguments(rest, {}, {}, place)
+                outer |= arguments(rest, lambda _, text, at=place: expand(text, {}, at), {}, place)
         elif name in READERS:
             READERS[name](stages[-1], rest, place, outer)
     return [container(each, file) for each in stages if each.own]
@@ -125,31 +138,42 @@ def begin(
 
 def read_env(stage: ImageStage, rest: str, place: Location, outer: Mapping[str, str]) -> None:
     """ENV A=1 B="2 3", or ENV A 1."""
-    known = {**stage.arguments, **stage.environment}
     first, blank, value = rest.partition(" ")
     pairs = [first + "=" + value] if blank and "=" not in first else split_words(rest, place)
-    for pair in pairs:
-        name, equals, text = pair.partition("=")
-        if equals and name.isidentifier():
-            stage.environment[name] = expand(text, known, place)
+    split = (pair.partition("=") for pair in pairs)
+    stage.environment |= {
+        name: variable(stage, name, text, place)
+        for name, equals, text in split
+        if equals and name.isidentifier()
+    }
 
 
 def read_arg(stage: ImageStage, rest: str, place: Location, outer: Mapping[str, str]) -> None:
-    known = {**stage.arguments, **stage.environment}
-    stage.arguments |= arguments(rest, known, outer, place)
+    stage.arguments |= arguments(
+        rest, lambda name, text: variable(stage, name, text, place), outer, place
+    )
 
 
 def arguments(
-    rest: str, known: Mapping[str, str], outer: Mapping[str, str], place: Location
+    rest: str, value: Callable[[str, str], str], outer: Mapping[str, str], place: Location
 ) -> dict[str, str]:
     """ARG NAME=default; without a default that of before the first FROM, else unknown."""
     found: dict[str, str] = {}
     for pair in split_words(rest, place):
         name, equals, text = pair.partition("=")
         if name.isidentifier():
-            value = expand(text, known, place)
-            found[name] = value if equals else outer.get(name, f"<${name}>")
+            found[name] = value(name, text) if equals else outer.get(name, f"<${name}>")
     return found
+
+
+def variable(stage: ImageStage, name: str, text: str, place: Location) -> str:
+    """Its value, with those of before the instruction. Raises ScriptError."""
+    value = expand(text, ChainMap(stage.environment, stage.arguments), place)
+    stage.variables += len(name) + len(value)
+    if stage.variables > MAX_VARIABLES:
+        where = f"{place.file}: line {place.line}"
+        raise ScriptError(f"{where}: variables of more than {MAX_VARIABLES} characters")
+    return value
 
 
 def read_copy(stage: ImageStage, rest: str, place: Location, outer: Mapping[str, str]) -> None:
@@ -159,7 +183,11 @@ def read_copy(stage: ImageStage, rest: str, place: Location, outer: Mapping[str,
     words = [word for word in words if word and not word.startswith("--")]
     if len(words) < 2:
         return
+    if len(stage.copied) + len(words) > MAX_COPIED:
+        raise ScriptError(f"{place.file}: line {place.line}: more than {MAX_COPIED} files copied")
     to = words[-1] if words[-1].startswith("/") else stage.folder.rstrip("/") + "/" + words[-1]
+    if len(to) > MAX_PATH:
+        return
     for source in words[:-1]:
         name = source.removeprefix("./")
         last = name.rpartition("/")[2]
@@ -243,10 +271,11 @@ def unset(stage: ImageStage, parts: list[ImageCommand]) -> Iterator[Remark]:
     for part in parts:
         used = dict.fromkeys(USED.findall(part.text or " ".join(part.words)))
         shell = bool(part.text) or any(word.rpartition("/")[2] in SHELLS for word in part.words)
+        unread = not shell and any(USED.match(word) for word in part.words)
         for name in used:
             if name in stage.arguments and name not in stage.environment:
                 text = f"${name} is an ARG, which is gone when the container runs: ENV keeps it"
-            elif not shell and any(USED.match(word) for word in part.words):
+            elif unread:
                 text = f"${name} in a list: no shell is there to put its value in its place"
             else:
                 continue
