@@ -10,12 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 import msgspec
 
 from vivace.deploy.from_script.asked_ports import URL
-from vivace.deploy.from_script.container import (
-    Container,
-    image_release,
-    split_words,
-    to_script,
-)
+from vivace.deploy.from_script.container import Container, image_release, split_words, to_script
 from vivace.deploy.from_script.flags import Remark
 from vivace.deploy.from_script.roles import AskedPort
 from vivace.deploy.locations import Location
@@ -27,8 +22,7 @@ MAX_TEXT = 1 << 16
 MAX_VARIABLES = 1 << 17
 """characters of the variables of a stage"""
 MAX_COPIED = 4096
-MAX_PATH = 4096
-"""characters; no file has a longer one"""
+"""files of a stage, and characters of a path"""
 MAX_STAGES = 128
 MAX_INSTRUCTIONS = 4096
 INSTRUCTION = re.compile(r"\s*([A-Za-z]+)\s+(.*)", re.DOTALL)
@@ -171,8 +165,8 @@ def variable(stage: ImageStage, name: str, text: str, place: Location) -> str:
     value = expand(text, ChainMap(stage.environment, stage.arguments), place)
     stage.variables += len(name) + len(value)
     if stage.variables > MAX_VARIABLES:
-        where = f"{place.file}: line {place.line}"
-        raise ScriptError(f"{where}: variables of more than {MAX_VARIABLES} characters")
+        text = f"variables of more than {MAX_VARIABLES} characters"
+        raise ScriptError(f"{place.file}: line {place.line}: {text}")
     return value
 
 
@@ -183,11 +177,9 @@ def read_copy(stage: ImageStage, rest: str, place: Location, outer: Mapping[str,
     words = [word for word in words if word and not word.startswith("--")]
     if len(words) < 2:
         return
-    if len(stage.copied) + len(words) > MAX_COPIED:
+    if len(stage.copied) + len(words) > MAX_COPIED or len(stage.folder + words[-1]) > MAX_COPIED:
         raise ScriptError(f"{place.file}: line {place.line}: more than {MAX_COPIED} files copied")
     to = words[-1] if words[-1].startswith("/") else stage.folder.rstrip("/") + "/" + words[-1]
-    if len(to) > MAX_PATH:
-        return
     for source in words[:-1]:
         name = source.removeprefix("./")
         last = name.rpartition("/")[2]
