@@ -245,9 +245,9 @@ class Supervisor:
         if self._phase == "starting" and not engine.serving:
             self._fail(f"the engine did not start: {cause}", engine.exit_code)
         elif self._phase == "draining":
-            self._fail(f"the engine died while draining: {cause}")
+            self._fail(f"the engine died while draining: {cause}", told=cause)
         elif changed := self._plan.changed_files():
-            self._fail(f"the engine died: {cause}. {changed}")
+            self._fail(f"the engine died: {cause}. {changed}", told=f"{cause}. {changed}")
         else:
             self._replace_engine(cause)
 
@@ -313,11 +313,11 @@ class Supervisor:
         for frontend in self._frontends:
             frontend.control.send(message)
 
-    def _fail(self, reason: str, code: int = FAILED) -> None:
+    def _fail(self, reason: str, code: int = FAILED, *, told: str = "") -> None:
         log.error("The server stops: %s", reason)
         self._code = code
         if any(child.serving for child in self._frontends):
-            self._broadcast(EngineDown(reason=reason, restarting=False))
+            self._broadcast(EngineDown(reason=told or reason, restarting=False))
             self._stop_frontends(SHUTDOWN_NOTICE_SECONDS)
         else:
             self._phase = "stopping"
