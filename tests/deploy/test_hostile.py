@@ -208,6 +208,7 @@ def test_long_names_are_not_printed_whole(
 
 IMAGE = "FROM lmsysorg/sglang:v0.5.10\n"
 START = 'CMD ["sglang", "serve", "--model-path", "x"]\n'
+STAGES = ("FROM a AS b\n" + START) * 100
 
 
 @pytest.mark.parametrize(
@@ -218,6 +219,7 @@ START = 'CMD ["sglang", "serve", "--model-path", "x"]\n'
         ("Dockerfile", IMAGE + "ARG A={long}\n" + "ARG B=$A\n" * 4000 + START, "variables of more"),
         ("Dockerfile", IMAGE + "COPY {files} /{long}\n" + START, "files copied"),
         ("Dockerfile", IMAGE + "ENV A={huge} B=2\n" + START, "characters"),
+        ("Dockerfile", IMAGE[:-1] + " AS a\nENV {names}\n" + STAGES, "containers of more"),
         ("a.service", "[Service]\nEnvironment=A={huge}\nExecStart=sglang serve\n", "characters"),
         ("a.service", "[Service]\nExecStart=sglang serve {huge}\n", "characters"),
         (
@@ -234,7 +236,10 @@ def test_what_grows_with_its_square_is_refused_first(
     path = tmp_path / name
     words = ", ".join(f'"x$A{number}"' for number in range(60_000))
     files = " ".join(f"a{number}" for number in range(60_000))
-    path.write_text(text.format(words=words, files=files, long="b" * 60_000, huge="b" * 900_000))
+    names = " ".join(f"A{number}=1" for number in range(6000))
+    path.write_text(
+        text.format(words=words, files=files, names=names, long="b" * 60_000, huge="b" * 900_000)
+    )
     begin = time.process_time()
     assert check([str(path)]) == 2
     assert time.process_time() - begin < 10

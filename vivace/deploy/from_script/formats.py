@@ -7,7 +7,10 @@ import re
 from vivace.deploy.files import STDIN
 from vivace.deploy.from_script.container import Container
 from vivace.deploy.shell.interpreter import Follow
+from vivace.deploy.shell.reader import ScriptError
 
+MAX_SCRIPTS = 1 << 20
+"""characters that all containers of a file start: stages may take over each other's variables"""
 MANIFESTS = (".yaml", ".yml")
 YAML = re.compile(r"""---|\{|["']?[A-Za-z_][\w.-]*["']?[ \t]*:(?:\s|$)""")
 FIRST_LINE = re.compile(r"^[ \t]*[^#;\s].*$", re.MULTILINE)
@@ -22,6 +25,13 @@ def is_yaml(content: str) -> bool:
 
 def read_containers(name: str, content: str, follow: Follow) -> list[Container] | None:
     """None for a script. Raises ScriptError."""
+    found = in_its_format(name, content, follow)
+    if found and sum(len(each.script) for each in found) > MAX_SCRIPTS:
+        raise ScriptError(f"{name}: {len(found)} containers of more than {MAX_SCRIPTS} characters")
+    return found
+
+
+def in_its_format(name: str, content: str, follow: Follow) -> list[Container] | None:
     if name.endswith(MANIFESTS) or (name == STDIN and is_yaml(content)):
         from vivace.deploy.from_script.manifests import containers_in
 
