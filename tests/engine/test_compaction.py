@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 from engine_rig import EOS, Rig
 
-from vivace.engine.compaction import FORGET_SECONDS, IDLE_SECONDS, MAX_COPIES
+from vivace.engine.scheduler import FORGET_SECONDS, IDLE_SECONDS, MAX_COPIES, START_SECONDS
 from vivace.engine.settings import EngineSettings
 
 PROMPT = list(range(10, 50))
@@ -48,6 +48,7 @@ def test_after_a_burst_memory_goes_back_and_the_conversation_stays(depth: int, l
 
 def test_nothing_happens_before_its_time_or_twice() -> None:
     rig = Rig(SETTINGS, pages=200, cache_share=16)
+    rig.rest(START_SECONDS)
     burst(rig, 1)
     before = touched(rig)
     timeout = rig.loop.wait_timeout()
@@ -57,6 +58,15 @@ def test_nothing_happens_before_its_time_or_twice() -> None:
     rig.rest(IDLE_SECONDS)
     assert touched(rig) == 16
     assert rig.loop.wait_timeout() is None
+
+
+def test_what_the_start_left_behind_goes_back_soon() -> None:
+    rig = Rig(SETTINGS, pages=200, cache_share=16)
+    burst(rig, 1)
+    timeout = rig.loop.wait_timeout()
+    assert timeout is not None and timeout <= START_SECONDS < IDLE_SECONDS
+    rig.rest(START_SECONDS)
+    assert touched(rig) == 16
 
 
 def test_every_pause_is_told_to_the_worker_once() -> None:

@@ -7,8 +7,7 @@ from engine_rig import Rig
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vivace.engine.executor import StepWorker
-from vivace.engine.fault_isolation import ALWAYS, UNTIL_FIRST_TOKEN, SoloSteps
+from vivace.engine.executor import ALWAYS, UNTIL_FIRST_TOKEN, SoloSteps, StepWorker
 from vivace.engine.oracle import Faults
 from vivace.protocol.messages import LogprobOptions
 from vivace.protocol.step import StepPlan, StepResult

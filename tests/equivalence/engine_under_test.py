@@ -17,10 +17,9 @@ from vivace.checkpoint.source import locate
 from vivace.config.config import Config
 from vivace.config.parsing import from_arguments
 from vivace.config.resolution import resolve
-from vivace.engine.compaction import FORGET_SECONDS
 from vivace.engine.executor import InProcessExecutor
 from vivace.engine.loop import Loop
-from vivace.engine.scheduler import Scheduler
+from vivace.engine.scheduler import FORGET_SECONDS, Scheduler
 from vivace.engine.settings import engine_settings
 from vivace.frontend.request_state import PromptRows
 from vivace.models.facts import read_facts

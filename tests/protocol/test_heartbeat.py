@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vivace.launch.engine_process import HeartbeatMailbox, HeartbeatRunner
+from vivace.engine.executor import HeartbeatRunner
+from vivace.engine.loop import HeartbeatMailbox
 from vivace.protocol.heartbeat import (
     FACTOR,
     IDLE,

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from vivace.engine.executor import Executor, ExecutorDied, PendingStep
 from vivace.engine.scheduler import Scheduler
+from vivace.protocol.heartbeat import EngineHeartbeat
 from vivace.protocol.messages import (
     Cancel,
     Command,
@@ -42,6 +43,23 @@ class Mailbox(Protocol):
     def wake(self) -> None:
         """Let a waiting `receive` return; from any thread."""
         ...
+
+
+class HeartbeatMailbox:
+    """A mailbox that beats whenever the loop comes by for messages."""
+
+    def __init__(self, mailbox: Mailbox, heartbeat: EngineHeartbeat) -> None:
+        self._mailbox = mailbox
+        self._heartbeat = heartbeat
+        self.send = mailbox.send
+        self.wake = mailbox.wake
+
+    def receive(self, wait: float | None) -> list[ToEngine]:
+        if wait != 0:
+            self._heartbeat.idle()
+        messages = self._mailbox.receive(wait)
+        self._heartbeat.schedule()
+        return messages
 
 
 class Loop:

@@ -9,18 +9,16 @@ import threading
 from typing import Protocol
 
 from vivace.config.serialize import decode
-from vivace.engine.executor import StepWorker
-from vivace.engine.fault_isolation import SoloSteps
-from vivace.engine.loop import Mailbox
+from vivace.engine.executor import HeartbeatRunner, SoloSteps
+from vivace.engine.loop import HeartbeatMailbox
 from vivace.launch.engine import engine_parts
 from vivace.observability import log as log_lines
 from vivace.observability.gc_pauses import watch_gc
 from vivace.observability.timeline import Timeline
 from vivace.protocol.channel import EngineMailbox
-from vivace.protocol.heartbeat import EngineHeartbeat, StepHeartbeat
-from vivace.protocol.messages import Capacity, Command, Ready, Reply, ToEngine, ToFrontend
+from vivace.protocol.heartbeat import EngineHeartbeat
+from vivace.protocol.messages import Command, Ready, Reply, ToFrontend
 from vivace.protocol.shared_memory import attach
-from vivace.protocol.step import StepPlan, StepResult
 from vivace.supervisor.ipc import MessageSocket, SocketClosed
 from vivace.supervisor.messages import FrontendGone, Progress, Setup, StartupStages, Stop, ToChild
 
@@ -107,36 +105,3 @@ def run_engine(control: MessageSocket[ToChild], setup: Setup, timeline: Timeline
 def send_reply(control: MessageSocket[ToChild], message: ToFrontend) -> None:
     if isinstance(message, Reply):
         control.send(message)
-
-
-class HeartbeatMailbox:
-    """A mailbox that beats whenever the loop comes by for messages."""
-
-    def __init__(self, mailbox: Mailbox, heartbeat: EngineHeartbeat) -> None:
-        self._mailbox = mailbox
-        self._heartbeat = heartbeat
-        self.send = mailbox.send
-        self.wake = mailbox.wake
-
-    def receive(self, wait: float | None) -> list[ToEngine]:
-        if wait != 0:
-            self._heartbeat.idle()
-        messages = self._mailbox.receive(wait)
-        self._heartbeat.schedule()
-        return messages
-
-
-class HeartbeatRunner:
-    """A runner that tells of every step before it runs."""
-
-    def __init__(self, runner: StepWorker, heartbeat: EngineHeartbeat) -> None:
-        self.capacity: Capacity = runner.capacity
-        self.close = runner.close
-        self._runner = runner
-        self._steps = StepHeartbeat(heartbeat)
-
-    def run(self, plan: StepPlan) -> StepResult:
-        self._steps.begin(plan)
-        result = self._runner.run(plan)
-        self._steps.end()
-        return result

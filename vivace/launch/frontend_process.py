@@ -93,6 +93,7 @@ async def run_frontend(control: MessageSocket[ToChild], setup: Setup, timeline: 
     gc.collect()
     gc.freeze()
     gc.enable()
+    return_freed_blocks()
     beats = asyncio.create_task(beat(heartbeat))
     control.send(StartupStages(timeline.stages()))
     control.send(Serving())

@@ -266,3 +266,36 @@ def protect_standard_streams() -> None:
 
 def replaceable(stream: TextIO | Any, original: TextIO | Any) -> bool:
     return stream is original and not isinstance(stream, SafeStream)
+
+
+class LogSwitches:
+    """What of requests is logged: whether at all, how much, in which form; small numbers.
+
+    `memory` (3 bytes at least, zeros at first) is what all frontends share: in it lies what was
+    changed since the start, so a change by one is a change for all, and for those started later."""
+
+    def __init__(self, start: tuple[int, int, int], memory: memoryview | None = None) -> None:
+        self._start = start
+        self._changed = memory if memory is not None else memoryview(bytearray(len(start)))
+
+    def _value(self, at: int) -> int:
+        """As it was started while nobody has changed it: 0 stands for that."""
+        return self._changed[at] - 1 if self._changed[at] else self._start[at]
+
+    @property
+    def enabled(self) -> bool:
+        return self._value(0) == 1
+
+    @property
+    def level(self) -> int:
+        return self._value(1)
+
+    @property
+    def form(self) -> int:
+        return self._value(2)
+
+    def change(self, *values: int | None) -> None:
+        """Enabled, level, form; None leaves one as it is."""
+        for at, value in enumerate(values):
+            if value is not None:
+                self._changed[at] = value + 1

@@ -50,7 +50,7 @@ async def configure_logging(context: Context, _request: web.Request, body: Body)
     log = context.request_log
     log.change(params.log_requests, params.log_requests_level, params.log_requests_format)
     answer: dict[str, Any] = {
-        "log_requests": log.enabled,
+        "log_requests": log.switches.enabled,
         "log_requests_level": log.level,
         "log_requests_format": log.form,
     }

@@ -52,7 +52,7 @@ async def expand(
     requests = await context.slicer.run(work)
     check_logprobs(requests)
     body.release()
-    if context.request_log.enabled and not quiet:
+    if context.request_log.switches.enabled and not quiet:
         context.request_log.log_received(http.path, requests, params, text)
     return requests
 
@@ -222,7 +222,7 @@ def with_log(context: Context, request: Request, encode: Encoder) -> Encoder:
     """The encoder, with a line in the request log at the end; itself when nobody logs."""
     return (
         LoggedEncoder(context.request_log, request, encode)
-        if context.request_log.enabled
+        if context.request_log.switches.enabled
         else encode
     )
 

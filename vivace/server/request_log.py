@@ -14,7 +14,7 @@ import msgspec
 from vivace.errors import CannotStart
 from vivace.files import open_own_file
 from vivace.frontend.request_output import RequestOutput
-from vivace.observability.log import LineWriter
+from vivace.observability.log import LineWriter, LogSwitches
 from vivace.protocol.messages import Request
 
 log = logging.getLogger("vivace.requests")
@@ -114,43 +114,30 @@ class LineFile(logging.Handler):
 
 class RequestLog:
     """Level 0: ids and counts; 1: and sampling settings; 2: and the start of the text; 3: all.
-
-    `memory` (3 bytes at least, zeros at first) is what all frontends share: in it lies what was
-    changed since the start, so a change by one is a change for all, and for those started later."""
+    `memory` is `LogSwitches`'."""
 
     def __init__(
         self, *, enabled: bool, level: int, form: str, memory: memoryview | None = None
     ) -> None:
-        self._start = (int(enabled), level, FORMATS.index(form))
-        self._changed = memory if memory is not None else memoryview(bytearray(len(self._start)))
-
-    def _value(self, at: int) -> int:
-        """As it was started while nobody has changed it: 0 stands for that."""
-        return self._changed[at] - 1 if self._changed[at] else self._start[at]
-
-    @property
-    def enabled(self) -> bool:
-        return self._value(0) == 1
+        self.switches = LogSwitches((int(enabled), level, FORMATS.index(form)), memory)
 
     @property
     def level(self) -> int:
-        return self._value(1)
+        return self.switches.level
 
     @property
     def form(self) -> str:
-        return FORMATS[self._value(2)]
+        return FORMATS[self.switches.form]
 
     def change(self, enabled: bool | None, level: int | None, form: str | None) -> None:
         """For all frontends; None leaves it as it is."""
-        values = (enabled, level, None if form is None else FORMATS.index(form))
-        for at, value in enumerate(values):
-            if value is not None:
-                self._changed[at] = value + 1
+        self.switches.change(enabled, level, None if form is None else FORMATS.index(form))
 
     def log_received(
         self, endpoint: str, requests: list[Request], params: object, text: str | None = None
     ) -> None:
-        """Log what was asked; `text` is the prompt when it came as text. Call it when `enabled`."""
+        """Log what was asked; `text` is the prompt when it came as text. Call it when the switches
+        say `enabled`."""
         names = {name: getattr(params, name, None) for name in NAMES}
         for request in requests:
             facts: dict[str, Any] = {
@@ -168,7 +155,7 @@ class RequestLog:
 
     def log_finished(self, request: Request, output: RequestOutput, seconds: float) -> None:
         """Log what was answered; `output` is the whole answer, or the last output of a stream."""
-        if not self.enabled:
+        if not self.switches.enabled:
             return
         facts: dict[str, Any] = {
             "rid": request.rid,

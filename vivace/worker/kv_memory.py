@@ -58,9 +58,8 @@ class PagedKV:
         return sum(layer.nbytes for layer in self.layers)
 
     def copy(self, copies: Sequence[Copy]) -> None:
-        """Copy whole pages, all layers; sources are read before any target is written."""
-        if not copies:
-            return
+        """Copy whole pages, one at least, all layers; sources are read before any target is
+        written."""
         for copy in copies:
             if not (0 <= copy.source < self.pages and 0 <= copy.target < self.pages):
                 raise ValueError(f"page copy {copy} is outside the pool of {self.pages} pages")

@@ -59,7 +59,8 @@ class Worker:
         started = time.perf_counter()
         with torch.inference_mode():
             self._rows.apply(plan)
-            self._kv.copy(plan.copies)
+            if plan.copies:
+                self._kv.copy(plan.copies)
             if plan.vacant is not None:
                 self._kv.vacate(plan.vacant)
                 self._trim()
