@@ -11,6 +11,8 @@ from vivace.deploy.server_plan import ServerPlan
 
 ARGS = "SGLang's server_args.py, 0.5.10"
 WITHOUT_HYBRID_HOST_CACHE = ("0.4.6", "0.5.7", "0.5.8", "0.5.10")
+BUFFERS_CHOSEN = "0.5.14"
+"""from here on SGLang chooses how the states of recurrent layers are cached"""
 
 
 def refused(name: str, **facts: Any) -> Callable[[ServerCheck], Rule]:
@@ -107,19 +109,30 @@ def topk_pages(server: ServerPlan, case: Case) -> Iterator[Issue]:
 
 @refused("hybrid-cache", needs=("model",))
 def hybrid_cache(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """Caches and speculation support recurrent layers."""
+    """Caches and speculation support recurrent layers.
+    0.5.10 to 0.5.13.post1 stop where speculation and the prefix cache meet without extra_buffer
+    (from 0.5.11 on ROCm turns the cache off instead). From 0.5.14 on `auto` chooses extra_buffer
+    where steps overlap; no_buffer stops where they do."""
     if case.model is None or not case.model.linear_layers:
         return
-    version = case.target.version
-    if server.has("enable_hierarchical_cache") and version in WITHOUT_HYBRID_HOST_CACHE:
-        text = f"SGLang {version} has no host cache for models with recurrent layers"
+    target, strategy = case.target, server.value("mamba_scheduler_strategy")
+    if server.has("enable_hierarchical_cache") and target.version in WITHOUT_HYBRID_HOST_CACHE:
+        text = f"SGLang {target.version} has no host cache for models with recurrent layers"
         yield Issue(server.flag("enable_hierarchical_cache"), text, "remove it")
-    strategy = server.value("mamba_scheduler_strategy")
-    cached = server.has("speculative_algorithm") and not server.has("disable_radix_cache")
-    if cached and strategy in ("auto", "no_buffer", None):
+    if server.has("disable_radix_cache") or strategy not in ("auto", "no_buffer", None):
+        return
+    extra = f"{server.flag('mamba_scheduler_strategy')} extra_buffer"
+    refuses = not target.before("0.5.10") and not target.since(BUFFERS_CHOSEN)
+    turned_off = case.platform == "hip" and target.since("0.5.11")
+    if server.has("speculative_algorithm") and refuses and not turned_off:
         text = "recurrent layers with speculation and the prefix cache need extra buffers"
-        remedy = "--mamba-scheduler-strategy extra_buffer"
-        yield Issue(server.flag("speculative_algorithm"), text, remedy)
+        since = "" if target.version else f" (from SGLang {BUFFERS_CHOSEN} on it is chosen)"
+        severity = None if target.version else "warning"
+        yield Issue(server.flag("speculative_algorithm"), text + since, extra, severity)
+    overlaps = not server.has("disable_overlap_schedule")
+    if strategy == "no_buffer" and target.since(BUFFERS_CHOSEN) and overlaps:
+        text = f"SGLang {target.version} stops: no_buffer needs --disable-overlap-schedule"
+        yield Issue(server.flag("mamba_scheduler_strategy"), text, f"{extra}, or leave it out")
 
 
 @refused("limits")
