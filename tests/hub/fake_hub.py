@@ -37,6 +37,8 @@ class FakeHub:
     """files, or "tree", that are answered with this status"""
     refusal: dict[str, str] = field(default_factory=dict)
     """headers of a 403 that answers every question about a model"""
+    most: int = 1 << 60
+    """bytes of files that are given in one answer; 400 for more"""
     etag: str = ""
     """what all files have instead of their own"""
     endless: set[str] = field(default_factory=set)
@@ -151,13 +153,16 @@ class Handler(BaseHTTPRequestHandler):
         if name in self.hub.damaged:
             data = bytes(len(data))
         asked = self.headers.get("Range", "")
-        begin = int(asked.removeprefix("bytes=").split("-")[0]) if asked else 0
-        status = 206 if asked else 200
+        first, _, last = asked.removeprefix("bytes=").partition("-")
+        begin, end = int(first or 0), min(int(last or len(data)) + 1, len(data))
+        if body and end - begin > self.hub.most:
+            self.send(400, b"", {})
+            return
         if asked:
-            headers["Content-Range"] = f"bytes {begin}-{len(data) - 1}/{len(data)}"
+            headers["Content-Range"] = f"bytes {begin}-{end - 1}/{len(data)}"
         self.send(
-            status,
-            data[begin:],
+            206 if asked else 200,
+            data[begin:end],
             headers,
             body=body,
             most=self.hub.paused.get(name, self.hub.cut.pop(name, None)) if body else None,

@@ -13,7 +13,9 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import huggingface_hub
 import pytest
 from fake_hub import COMMIT, FakeHub, serving, sha256
 from filelock import FileLock
@@ -23,7 +25,7 @@ from vivace.checkpoint.source import SourceError, locate
 from vivace.cli import main
 from vivace.config.parsing import parse
 from vivace.hub import fetch as fetching
-from vivace.hub import huggingface
+from vivace.hub import huggingface, large_files
 from vivace.hub.cached import cached_models, remove
 from vivace.hub.fetch import fetch
 from vivace.hub.huggingface import HuggingFace
@@ -83,8 +85,7 @@ def test_a_transfer_that_breaks_off_goes_on_where_it_stopped(hub: FakeHub, tmp_p
     hub.cut["model.safetensors"] = 13_000_000
     folder = pull_until_done(hub, tmp_path)
     assert (folder / "model.safetensors").read_bytes() == weights
-    resumed = [line for line in transfers(hub) if "bytes=" in line]
-    assert resumed and "bytes=0-" not in resumed[0], transfers(hub)
+    assert any("bytes=10485760-" in line for line in transfers(hub)), transfers(hub)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
@@ -108,6 +109,40 @@ def test_a_fetch_that_was_ended_goes_on_in_the_next_one(
     assert (pull(hub, tmp_path) / "model.safetensors").read_bytes() == weights
     assert any("bytes=20971520-" in line for line in transfers(hub)), transfers(hub)
     assert not list(tmp_path.rglob("*.incomplete"))
+
+
+@pytest.mark.parametrize("have", [0, 10_000, 70_000, 130_000])
+def test_what_is_too_large_for_one_answer_comes_in_pieces(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, have: int
+) -> None:
+    monkeypatch.setattr(large_files, "PIECE", 65_000)
+    monkeypatch.setattr("huggingface_hub.constants.MAX_HTTP_DOWNLOAD_SIZE", 65_000)
+    hub.most = 65_000
+    partial = tmp_path / "models--org--toy" / "blobs" / f"{sha256(WEIGHTS)}.incomplete"
+    partial.parent.mkdir(parents=True)
+    partial.write_bytes(WEIGHTS[:have])
+    assert (pull(hub, tmp_path) / "model.safetensors").read_bytes() == WEIGHTS
+    pieces = [line.rpartition("=")[2] for line in transfers(hub) if "bytes=" in line]
+    places = [0, 65_000, 130_000, 195_000, 200_000]
+    begins = [have, *(place for place in places[:-1] if place > have)]
+    ends = [place - 1 for place in places if place > have]
+    assert pieces == [f"{a}-{b}" for a, b in zip(begins, ends, strict=True)]
+
+
+def test_what_the_hub_does_not_give_in_pieces_its_library_fetches(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(large_files, "PIECE", 100_000)
+    hub.most = 1000
+    download = huggingface_hub.snapshot_download
+
+    def library(*args: Any, **rest: Any) -> str:
+        hub.most = 1 << 60
+        return download(*args, **rest)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", library)
+    assert (pull(hub, tmp_path) / "model.safetensors").read_bytes() == WEIGHTS
+    assert "begins anew" in caplog.text
 
 
 def wait_for_partial(cache: Path, size: int) -> list[Path]:

@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 BLOCK = 1 << 20
 SPARE = 256 << 20
 """bytes that stay free on the disk"""
+LONG_TO_READ = 4 << 30
+"""bytes that take several seconds"""
 
 
 class Hub(Protocol):
@@ -72,6 +74,9 @@ def fetch(
         files_text = "1 file" if len(missing) == 1 else f"{len(missing)} files"
         say(f"Fetching {repo_id} from {hub.name}: {files_text}, {size_text(size)}")
     folder = hub.download(listing, files)
+    whole = sum(file.size for file in files)
+    if whole > LONG_TO_READ:
+        say(f"Reading {size_text(whole)} to check the hashes")
     check_hashes(hub, folder, files)
     hub.accept(listing, revision)
     unhashed = [file.name for file in files if not (file.sha256 or file.git_blob)]

@@ -20,7 +20,7 @@ from vivace.checkpoint.hub_cache import COMMIT, DEFAULT_REVISION, is_revision
 from vivace.config.environment import switched_on
 from vivace.files import write_own_file
 from vivace.hub.guard import response_limits
-from vivace.hub.large_files import LARGEST, fetch_large_file
+from vivace.hub.large_files import fetch_resumable
 from vivace.hub.listing import HubError, Listing, RepoFile
 
 HASH = re.compile(r"([0-9a-f]{40}|[0-9a-f]{64})?")
@@ -85,8 +85,8 @@ class HuggingFace:
         limit = response_limits(max(largest, LARGEST_LISTING))
         with limit, readable_errors(listing.repo_id, listing.commit):
             for file in files:
-                if file.sha256 and file.size <= LARGEST and not self.is_cached(listing, file):
-                    fetch_large_file(self._cache, listing, file, self._endpoint)
+                if file.sha256 and not self.is_cached(listing, file):
+                    fetch_resumable(self._cache, listing, file, self._endpoint)
             folder = snapshot_download(
                 listing.repo_id,
                 revision=listing.commit,

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from http import HTTPStatus
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from vivace.files import open_own_file
 from vivace.hub.listing import HubError, Listing, RepoFile
@@ -23,8 +23,24 @@ log = logging.getLogger(__name__)
 
 AT_ONCE = 0.1
 """seconds"""
-LARGEST = 50_000_000_000
-"""bytes; larger files the hub gives only to its library (MAX_HTTP_DOWNLOAD_SIZE there)"""
+PIECE = 50_000_000_000
+"""bytes, the most that the hub gives in one answer (MAX_HTTP_DOWNLOAD_SIZE of the library)"""
+
+
+def fetch_resumable(cache: Path, listing: Listing, file: RepoFile, endpoint: str | None) -> None:
+    """`fetch_large_file`, but for what the hub gives to its library alone."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        fetch_large_file(cache, listing, file, endpoint)
+    except HfHubHTTPError as error:
+        if file.size <= PIECE or error.response.status_code != HTTPStatus.BAD_REQUEST:
+            raise
+        log.warning(
+            "%s: the hub gives no pieces of it, so its own library fetches it, which begins anew "
+            "each time that it was interrupted",
+            file.name,
+        )
 
 
 def fetch_large_file(cache: Path, listing: Listing, file: RepoFile, endpoint: str | None) -> None:
@@ -32,8 +48,6 @@ def fetch_large_file(cache: Path, listing: Listing, file: RepoFile, endpoint: st
 
     Raises what the library does, and OSError; what has come is kept."""
     from huggingface_hub import hf_hub_url
-    from huggingface_hub.file_download import http_get
-    from huggingface_hub.utils import build_hf_headers
 
     folder = f"models--{listing.repo_id.replace('/', '--')}"
     blob = cache / folder / "blobs" / file.sha256
@@ -50,18 +64,36 @@ def fetch_large_file(cache: Path, listing: Listing, file: RepoFile, endpoint: st
                 if out.seek(0, os.SEEK_END) > file.size:
                     out.truncate(0)
                 with discarded_when_wrong(out, file):
-                    http_get(
-                        url,
-                        out,
-                        resume_size=out.seek(0, os.SEEK_END),
-                        headers=build_hf_headers(),
-                        expected_size=file.size,
-                        displayed_filename=file.name,
-                    )
+                    fetch_pieces(url, out, file)
             partial.replace(blob)
         if not link.exists():
             link.unlink(missing_ok=True)  # one that leads nowhere
             link.symlink_to(os.path.relpath(blob, link.parent))
+
+
+def fetch_pieces(url: str, out: BinaryIO, file: RepoFile) -> None:
+    """What `out` does not have yet of a file. Raises what the library does."""
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils import build_hf_headers, tqdm
+
+    class Bar(tqdm):
+        """Of the whole file, whose pieces each begin at 0 for the library."""
+
+        def __init__(self, *args: Any, initial: int = 0, **rest: Any) -> None:
+            super().__init__(*args, initial=begin + initial, **rest)
+
+    while (have := out.seek(0, os.SEEK_END)) < file.size:
+        begin = have - have % PIECE
+        end = min(begin + PIECE, file.size)
+        http_get(
+            url,
+            out,
+            resume_size=have - begin,
+            headers={**build_hf_headers(), "Range": f"bytes={begin}-{end - 1}"},
+            expected_size=end - begin,
+            displayed_filename=file.name,
+            tqdm_class=Bar,
+        )
 
 
 @contextmanager
