@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 from engine_rig import EOS, Rig
 
-from vivace.engine.scheduler import FORGET_SECONDS, IDLE_SECONDS, MAX_COPIES, START_SECONDS
 from vivace.engine.settings import EngineSettings
+from vivace.kv.leases import FORGET_SECONDS, IDLE_SECONDS, MAX_COPIES, START_SECONDS
 
 PROMPT = list(range(10, 50))
 SETTINGS = EngineSettings(eos_ids=(EOS,), depth=1)

@@ -1,4 +1,5 @@
-"""The block table of every sequence: which KV page is free, cached, or leased to whom.
+"""The block table of every sequence: which KV page is free, cached, or leased to whom, and how
+cached pages move together while nobody needs them.
 
 Every page has exactly one owner. A lease's first `shared` pages belong to the tree and are
 protected by a lock on the node where they end; the rest is the lease's own. Only whole pages
@@ -286,3 +287,70 @@ def path_pages(node: Node) -> list[int]:
         runs.append(here.pages)
         here = here.parent
     return [page for run in reversed(runs) for page in run]
+
+
+# --- what an idle engine does -----------------------------------------------------------------
+
+IDLE_SECONDS = 60.0
+"""without a step, before memory goes back: the next requests pay for fresh pages (60,000
+faults for 32 prompts of 256 tokens)"""
+START_SECONDS = 1.0
+"""the same for the first time: what loading and the warm-up left behind"""
+FORGET_SECONDS = 600.0
+"""without a step, before the share of the prefix cache is what it was at first"""
+MAX_COPIES = 64
+"""pages of one step: some 10 ms"""
+MIN_SHARE = 16
+"""memory goes back when at least one page in so many is not needed"""
+
+
+class Compaction:
+    """Cached prefixes move together, and memory goes back to the system: that of KV pages nobody
+    needs, and what the worker keeps from step to step.
+
+    Only while no lease is open and no step is in flight. `last_commit`: when the engine's last step
+    ended, in seconds. `lazy`: the device gives memory to pages at the first touch."""
+
+    def __init__(self, leases: Leases, lazy: bool) -> None:
+        self._leases = leases
+        self._lazy = lazy
+        self.in_flight = False
+        self._compacted_since: float | None = None
+        """`last_commit` of the last plan: steps since may have left memory that nobody holds"""
+
+    def due(self, last_commit: float) -> float | None:
+        """When there is something to do, if nobody lives."""
+        if not self._lazy:
+            return None
+        if self._worthwhile() or last_commit != self._compacted_since:
+            first = self._compacted_since is None
+            return last_commit + (START_SECONDS if first else IDLE_SECONDS)
+        return last_commit + FORGET_SECONDS if self._leases.share_grown else None
+
+    def _worthwhile(self) -> bool:
+        return self._leases.vacancy * MIN_SHARE > self._leases.touched
+
+    def begin(self, last_commit: float, now: float) -> tuple[dict[int, int], int] | None:
+        """What `Leases.compact` returns, to be run as a step; None when nothing is due or all is
+        done."""
+        due = self.due(last_commit)
+        if due is None or due > now:
+            return None
+        if now >= last_commit + FORGET_SECONDS:
+            self._leases.forget_returns()
+        worthwhile = self._worthwhile()
+        if not worthwhile and last_commit == self._compacted_since:
+            return None
+        self._compacted_since = last_commit
+        self.in_flight = True
+        if not worthwhile:
+            return {}, self._leases.touched
+        return self._leases.compact(MAX_COPIES)
+
+    def commit(self) -> None:
+        self.in_flight = False
+
+    def fail(self) -> None:
+        """Nobody knows which copies were made, and nobody lives who would read them."""
+        self.in_flight = False
+        self._leases.clear()
