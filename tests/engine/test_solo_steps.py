@@ -7,9 +7,9 @@ from engine_rig import Rig
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vivace.engine.executor import ALWAYS, UNTIL_FIRST_TOKEN, SoloSteps, StepWorker
+from vivace.engine.executor import SoloSteps, StepWorker
 from vivace.engine.oracle import Faults
-from vivace.protocol.messages import LogprobOptions
+from vivace.protocol.messages import ALWAYS, UNTIL_FIRST_TOKEN, LogprobOptions
 from vivace.protocol.step import StepPlan, StepResult
 
 

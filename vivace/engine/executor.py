@@ -7,11 +7,8 @@ from typing import Protocol
 import msgspec
 
 from vivace.protocol.heartbeat import EngineHeartbeat, StepHeartbeat
-from vivace.protocol.messages import Capacity
+from vivace.protocol.messages import UNTIL_FIRST_TOKEN, Capacity
 from vivace.protocol.step import StepPlan, StepResult
-
-UNTIL_FIRST_TOKEN, ALWAYS = 1, 2
-"""`Join.suspect`: when a request runs alone"""
 
 
 class StepSkipped(RuntimeError):

@@ -54,6 +54,10 @@ class LogprobOptions(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
     token_ids: tuple[int, ...] = ()
 
 
+UNTIL_FIRST_TOKEN, ALWAYS = 1, 2
+"""How long a suspect runs in steps of its own: `Request.suspect`, 0 = it is none."""
+
+
 class Request(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, tag="request"):
     """One sequence to generate. `key` is unique in this server's lifetime; `rid` is the client's.
 
@@ -82,8 +86,8 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, tag
     """Output tokens the client already has: after an engine restart a frontend sends its live
     requests again with this ledger, and generation goes on behind it (same seed, same tokens)."""
     suspect: int = 0
-    """1: an engine died in a step with this request, so it runs alone until it draws a token;
-    2: that happened again, so it always runs alone"""
+    """UNTIL_FIRST_TOKEN: an engine died in a step with this request, so it runs alone until it
+    draws a token; ALWAYS: that happened again, so it always runs alone"""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from vivace.protocol.heartbeat import Span
+from vivace.protocol.messages import ALWAYS, UNTIL_FIRST_TOKEN
 
 SHORT_LIFE = 32
 """Steps. Who kills an engine within so many of joining it did not get on since the last one."""
@@ -70,7 +71,7 @@ class RestartDecision:
     refused: list[int] = field(default_factory=list)
     """keys of requests that must not come back"""
     suspects: dict[int, int] = field(default_factory=dict)
-    """key -> how long the request has to run alone (1: to its first token, 2: always)"""
+    """key -> `Request.suspect`"""
 
 
 class CrashAttribution:
@@ -100,7 +101,10 @@ class CrashAttribution:
         return deaths > MAX_DEATHS or (deaths > 1 and step - span.joined < SHORT_LIFE)
 
     def _suspects(self) -> dict[int, int]:
-        return {key: min(len(times), 2) for key, times in self._deaths.items()}
+        return {
+            key: UNTIL_FIRST_TOKEN if len(times) == 1 else ALWAYS
+            for key, times in self._deaths.items()
+        }
 
     def _forget(self, moment: float) -> None:
         self._deaths = {key: times for key, times in self._deaths.items() if times[-1] > moment}
