@@ -865,6 +865,13 @@ def test_rules_of_gpus_hold_on_those_of_amd_as_far_as_they_say(hardware: str) ->
     assert bool(symmetric) == (ON[hardware] != "cuda")
 
 
+@pytest.mark.parametrize("hardware", ON)
+def test_no_flag_of_vivace_works_on_a_platform_that_it_lacks(hardware: str) -> None:
+    made = mixed(flags=ELSEWHERE, hardware={"device": hardware, "cards": 16})
+    (finding,) = found(made, "vivace-flag", "vivace")
+    assert (finding.flag, finding.severity) == ("--device", "error")
+
+
 def test_low_latency_dispatch_has_its_limits_on_cuda_too() -> None:
     flags = {"device": "cuda", "attention-backend": "fa3", "max-running-requests": 4096}
     made = mixed(flags=flags, hardware={"device": "h200", "cards": 16})

@@ -79,10 +79,11 @@ def vivace_flag(server: ServerPlan, case: Case) -> Iterator[Issue]:
     Every flag has a state on every device: works, no effect, not supported yet. `vivace flags`
     prints them."""
     from vivace.config.config import all_options
-    from vivace.config.option import ABSENT, DEFAULT_PLATFORM, Support
+    from vivace.config.option import ABSENT, DEFAULT_PLATFORM, PLATFORMS, Support, not_available
 
     platform = case.platform or DEFAULT_PLATFORM
-    absent = ABSENT.get(platform)
+    other = not_available(f"{platform} is not supported yet", "use --device cpu")
+    absent = ABSENT.get(platform) if platform in PLATFORMS else other
     if absent is not None:
         yield Issue("--device", f"no flag of this role works on {platform}: {absent.text()}")
         return
