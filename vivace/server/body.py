@@ -226,7 +226,7 @@ class BodyReader(Generic[T]):
         except (ValueError, RecursionError) as error:
             reason = str(error)  # the error itself would keep this frame, and so the body
             if _UNKNOWN not in reason:
-                raise refusal(error, data) from None
+                raise decoding_error(error, data) from None
         params = decode(data, self._lenient)  # raises when more is wrong than an unknown field
         context.http_metrics.note(UNKNOWN_FIELD)
         log.debug("a request brings more than is known: %s", reason)
@@ -297,10 +297,10 @@ def decode(data: Data, decoder: msgspec.json.Decoder[T]) -> T:
     try:
         return decoder.decode(data)
     except (ValueError, RecursionError) as error:
-        raise refusal(error, data) from None
+        raise decoding_error(error, data) from None
 
 
-def refusal(error: Exception, data: Data) -> BadRequest:
+def decoding_error(error: Exception, data: Data) -> BadRequest:
     """What a decoder's error says to the client."""
     match error:
         case msgspec.ValidationError():

@@ -14,9 +14,8 @@ from vivace.frontend.fairness import Work
 from vivace.frontend.frontend import Frontend
 from vivace.frontend.request_output import RequestOutput, Sink
 from vivace.protocol.messages import FINISH_ABORT, Finish, Request
-from vivace.requests import prompts
 from vivace.requests.limits import LOGPROBS
-from vivace.requests.prompts import PromptInput
+from vivace.requests.prompts import PromptInput, expand
 from vivace.server.access import CLIENT
 from vivace.server.body import Body
 from vivace.server.context import Context
@@ -25,7 +24,7 @@ from vivace.server.responses import HTTPError, error_body
 from vivace.server.sse import Encoder, EventStream, StreamLimits, event
 
 
-async def expand(
+async def prepare_requests(
     context: Context,
     http: web.Request,
     body: Body,
@@ -41,7 +40,7 @@ async def expand(
 
     `params` and `text` (the prompt): for the request log, which has a line for each unless `quiet`.
     """
-    work = prompts.expand(
+    work = expand(
         context.frontend,
         inputs,
         limit=context.settings.max_batch,
@@ -82,7 +81,7 @@ def start(frontend: Frontend, requests: Sequence[Request], sinks: Iterable[Sink]
         yield
 
 
-def to_http_error(finish: Finish | None) -> HTTPError | None:
+def finish_error(finish: Finish | None) -> HTTPError | None:
     """The HTTP error a finish stands for; None for a normal end (a client's abort included)."""
     if finish is None or finish.type != FINISH_ABORT or finish.status is None:
         return None
@@ -90,9 +89,9 @@ def to_http_error(finish: Finish | None) -> HTTPError | None:
     return HTTPError(finish.status, message, retry_after=finish.retry_after)
 
 
-def failure(finish: Finish | None) -> bytes | None:
+def error_event(finish: Finish | None) -> bytes | None:
     """The event of a request that failed after its stream had begun; None for a normal end."""
-    http_error = to_http_error(finish)
+    http_error = finish_error(finish)
     if http_error is None:
         return None
     body = error_body(http_error.status, http_error.message, code=http_error.code)
@@ -116,7 +115,7 @@ class Collector:
         if output.finish is None or self.done.done():
             return
         self._open -= 1
-        http_error = to_http_error(output.finish)
+        http_error = finish_error(output.finish)
         if http_error is not None:
             self.done.set_exception(http_error)
         elif not self._open:
@@ -205,7 +204,7 @@ async def stream(
             for request, encode in zip(requests, encoders, strict=True)
         ]
         await context.slicer.run(start(context.frontend, requests, sinks))
-        http_error = to_http_error((await events.first()).finish)
+        http_error = finish_error((await events.first()).finish)
         if http_error is not None:
             raise http_error
         response = await events.run(http, {})

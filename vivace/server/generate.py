@@ -18,7 +18,7 @@ from vivace.protocol.messages import Request
 from vivace.requests.prompts import PromptInput, entry_type, prompt_inputs
 from vivace.requests.schema import HARMLESS, REFUSED, GenerateRequest
 from vivace.server.body import Body, BodyReader
-from vivace.server.collect import complete, expand, failure, stream
+from vivace.server.collect import complete, error_event, prepare_requests, stream
 from vivace.server.context import Context
 from vivace.server.responses import EncodedList, batches, json_parts
 from vivace.server.sse import event
@@ -89,7 +89,7 @@ class GenerateEvents:
 
     def parts(self, output: RequestOutput) -> Work[list[bytes]] | None:
         """The event of an output with log-probabilities, which may be long; None for others."""
-        if self._plain or failure(output.finish) is not None:
+        if self._plain or error_event(output.finish) is not None:
             return None
         return self._with_logprobs(output)
 
@@ -110,7 +110,7 @@ class GenerateEvents:
     def __call__(self, output: RequestOutput) -> bytes:
         if self._differs_in_text_only(output):
             return self._encode_text(output.text, output.tokens, output.completion_tokens)
-        failed = failure(output.finish)
+        failed = error_event(output.finish)
         if failed is not None:
             return failed
         body = self._answer.event(output)
@@ -204,7 +204,7 @@ async def generate(context: Context, http: web.Request, body: Body) -> web.Strea
     params = await READER.read(context, body)
     inputs, batch = await read_inputs(context, params)
     text, quiet = params.text if isinstance(params.text, str) else None, params.no_logs
-    requests = await expand(
+    requests = await prepare_requests(
         context,
         http,
         body,

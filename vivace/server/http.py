@@ -292,7 +292,7 @@ async def outcome(context: Context, request: web.Request, handler: Handle) -> we
             return context.browsers.preflight(request) or await handler(request)
         except (HTTPError, BadRequest, web.HTTPException) as error:
             free_frames(error)
-            return await refusal(context, request, error)
+            return await answer_error(context, request, error)
     except (asyncio.CancelledError, ConnectionError) as error:
         free_frames(error)
         raise
@@ -302,7 +302,7 @@ async def outcome(context: Context, request: web.Request, handler: Handle) -> we
         return error_response(HTTPError(500, "internal error; the server's log has the details"))
 
 
-async def refusal(
+async def answer_error(
     context: Context, request: web.Request, error: HTTPError | BadRequest | web.HTTPException
 ) -> web.StreamResponse:
     """The answer to what a handler raised."""

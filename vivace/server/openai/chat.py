@@ -14,7 +14,7 @@ from vivace.protocol.messages import Request
 from vivace.requests.prompts import PromptInput, new_id, template_messages
 from vivace.requests.schema import Message
 from vivace.server.body import Body, BodyReader
-from vivace.server.collect import expand
+from vivace.server.collect import prepare_requests
 from vivace.server.context import Context
 from vivace.server.openai.logprobs import encoded_chat_logprobs
 from vivace.server.openai.params import (
@@ -51,7 +51,7 @@ async def chat_completions(context: Context, http: web.Request, body: Body) -> w
     rid = request_id(params, 0, 1, new_id("chatcmpl"))
     with openai_names(limit_field(params)):
         inputs, stream = [prompt_input(params, tokens, rid)], bool(params.stream)
-        requests = await expand(
+        requests = await prepare_requests(
             context, http, body, params, inputs, stream=stream, arrival=arrival, text=text
         )
     form = AnswerFormat(

@@ -17,7 +17,7 @@ from vivace.frontend.tokenizer import Tokenizer
 from vivace.protocol.messages import Request
 from vivace.requests.prompts import PromptInput, entry_type, new_id
 from vivace.server.body import Body, BodyReader
-from vivace.server.collect import expand
+from vivace.server.collect import prepare_requests
 from vivace.server.context import Context
 from vivace.server.openai.logprobs import encoded_completion_logprobs
 from vivace.server.openai.params import (
@@ -57,7 +57,7 @@ async def completions(context: Context, http: web.Request, body: Body) -> web.St
     answer_id = new_id("cmpl")
     with openai_names():
         inputs = (prompt_input(params, prompts, index, answer_id) for index in range(len(prompts)))
-        requests = await expand(
+        requests = await prepare_requests(
             context, http, body, params, inputs, stream=bool(params.stream), arrival=arrival
         )
     samples = len(requests) // len(prompts)

@@ -16,7 +16,7 @@ from vivace.frontend.fairness import Work, run_now
 from vivace.frontend.request_output import RequestOutput
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.protocol.messages import Finish, Request
-from vivace.server.collect import complete, failure, stream
+from vivace.server.collect import complete, error_event, stream
 from vivace.server.context import Context
 from vivace.server.openai.logprobs import (
     encoded_chat_logprobs,
@@ -188,7 +188,7 @@ class ChunkEncoder(ABC):
         """Any output; the first, the last and those with details come here."""
         self._context.usage.update(self._index, output)
         self._text_only = self._context.text_only
-        failed = failure(output.finish)
+        failed = error_event(output.finish)
         return self._events(output, logprobs) if failed is None else failed
 
     def _event(
