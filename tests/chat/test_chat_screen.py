@@ -17,7 +17,7 @@ from vivace.chat.screen import (
     LONGEST_OPEN,
     FormattedScreen,
     PassingScreen,
-    printable,
+    drop_controls,
     screen_for,
 )
 
@@ -169,8 +169,8 @@ def test_where_no_terminal_is_text_passes_as_it_is() -> None:
 
 
 def test_answers_cannot_steer_the_terminal() -> None:
-    assert printable("a\x1b[2J\x07b\n\tc\x9b") == "a[2Jb\n\tc"
-    assert printable("a\u202eb\u2066c\u2069 \u05d0") == "abc \u05d0"
+    assert drop_controls("a\x1b[2J\x07b\n\tc\x9b") == "a[2Jb\n\tc"
+    assert drop_controls("a\u202eb\u2066c\u2069 \u05d0") == "abc \u05d0"
 
 
 class SlowLayout(PlainLayout):

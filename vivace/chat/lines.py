@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO, TextIO
 
 from vivace.chat.backend import ChatError
-from vivace.chat.screen import printable
+from vivace.chat.screen import drop_controls
 from vivace.files import open_own_file
 
 MOST_ENTRIES = 1000
@@ -174,10 +174,10 @@ def edit_lines(history: History | None) -> Callable[[str], None]:
         return history.add if history is not None else lambda _: None
     readline.set_auto_history(False)  # whole messages, not lines
     for entry in history.load() if history is not None else ():
-        readline.add_history(printable(entry))
+        readline.add_history(drop_controls(entry))
 
     def remember(text: str) -> None:
-        readline.add_history(printable(text))
+        readline.add_history(drop_controls(text))
         if history is not None:
             history.add(text)
 

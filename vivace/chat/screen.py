@@ -46,7 +46,7 @@ class PassingScreen:
         self._out = out
 
     def add(self, text: str) -> None:
-        self._out.write(printable(text))
+        self._out.write(drop_controls(text))
         self._out.flush()
 
     def end(self) -> None:
@@ -77,7 +77,7 @@ class FormattedScreen:
         """a complete block stands above, and the next one keeps away from it"""
 
     def add(self, text: str) -> None:
-        text = printable(text)
+        text = drop_controls(text)
         while text:
             room = self._longest_open - len(self._text)
             self._text += text[:room]
@@ -172,7 +172,7 @@ STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud
 another), and halves of surrogate pairs"""
 
 
-def printable(text: str) -> str:
+def drop_controls(text: str) -> str:
     """Text without what would steer the terminal, or stop the program that writes it: a server or
     a model said it."""
     return STEERING.sub("", text)

@@ -11,7 +11,7 @@ from vivace.chat.backend import Backend, ChatError
 from vivace.chat.commands import Commands, Leave
 from vivace.chat.conversation import Conversation
 from vivace.chat.lines import Lines
-from vivace.chat.screen import Screen, printable
+from vivace.chat.screen import Screen, drop_controls
 
 
 class Session:
@@ -102,11 +102,11 @@ class Session:
 
     def _tell(self, text: str) -> None:
         if text:
-            self._console.print(printable(text), style="dim", markup=False)
+            self._console.print(drop_controls(text), style="dim", markup=False)
 
     def _complain(self, text: str) -> None:
         self._failures += 1
-        self._console.print(printable(text), style="red", markup=False)
+        self._console.print(drop_controls(text), style="red", markup=False)
 
 
 class PartialAnswer:

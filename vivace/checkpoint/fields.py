@@ -199,7 +199,7 @@ class ConfigFields:
 
     def need_inner(self, key: str) -> ConfigFields:
         def place(name: str) -> str:
-            return f"{self.place(key)}.{printable(name)}"
+            return f"{self.place(key)}.{readable_key(name)}"
 
         return ConfigFields(self.need(key, Object()), place, self.advice)
 
@@ -210,7 +210,7 @@ class ConfigFields:
         )
 
 
-def printable(key: str) -> str:
+def readable_key(key: str) -> str:
     return key if key.isprintable() and len(key) <= 100 else abbreviate(key)
 
 

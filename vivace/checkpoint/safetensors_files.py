@@ -11,7 +11,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from vivace.checkpoint.fields import printable
+from vivace.checkpoint.fields import readable_key
 from vivace.checkpoint.weights import CheckpointError
 from vivace.platforms.ops.stored import Int8Rows
 
@@ -47,7 +47,7 @@ class SafetensorsFiles:
         for name in opened.keys():  # noqa: SIM118
             if name in self._where:
                 raise CheckpointError(
-                    f"{path}: tensor {printable(name)} is also in {self._where[name][0]}"
+                    f"{path}: tensor {readable_key(name)} is also in {self._where[name][0]}"
                 )
             self._where[name] = (path, opened)
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from vivace.checkpoint.fields import printable
+from vivace.checkpoint.fields import readable_key
 from vivace.errors import CannotStart
 from vivace.platforms.ops.stored import Int8Rows, StoredBlocks
 
@@ -95,9 +95,11 @@ class TrackedWeights:
         """Says what stands in its place: other tools store matrices in parts of other names."""
         stem = name.rpartition(".")[0] + "."
         beside = sorted(one for one in self._names if one.startswith(stem))
-        advice = f"fetch it again; there is, for example, {printable(min(self._names, default=''))}"
+        advice = (
+            f"fetch it again; there is, for example, {readable_key(min(self._names, default=''))}"
+        )
         if beside:
-            names = ", ".join(printable(one.removeprefix(stem)) for one in beside[:4])
+            names = ", ".join(readable_key(one.removeprefix(stem)) for one in beside[:4])
             advice = f"in its place is {names}: quantized weights of a kind that is not read"
         elif name == OUTPUT:
             advice = (
@@ -114,7 +116,7 @@ class TrackedWeights:
     def finish(self) -> None:
         """Raises CheckpointError when tensors are left that this architecture has no place for."""
         if self._unused:
-            names = [printable(name) for name in sorted(self._unused)]
+            names = [readable_key(name) for name in sorted(self._unused)]
             more = f" and {len(names) - 4} more" if len(names) > 4 else ""
             raise CheckpointError(
                 f"{self._reader.place}: the model has no place for {', '.join(names[:4])}{more}; "

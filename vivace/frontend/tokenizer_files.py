@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from tokenizers import AddedToken, processors
 from tokenizers import Tokenizer as Core
 
-from vivace.checkpoint.fields import ConfigFields, Flag, ListOf, Text, printable
+from vivace.checkpoint.fields import ConfigFields, Flag, ListOf, Text, readable_key
 from vivace.checkpoint.json_files import is_file, read_bytes, read_json
 from vivace.errors import CannotStart
 from vivace.frontend.chat_template import TemplateSet
@@ -150,7 +150,7 @@ def _extra_tokens(config: ConfigFields) -> list[str | None]:
     if value is not None and not isinstance(value, dict):
         raise config.refusal(key, "it must be a list of tokens or an object of them by name")
     entries = ConfigFields(
-        value or {}, lambda name: f"{config.place(key)}.{printable(name)}", _ADVICE
+        value or {}, lambda name: f"{config.place(key)}.{readable_key(name)}", _ADVICE
     )
     return [_token_text(entries, name) for name in entries.values]
 

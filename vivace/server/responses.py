@@ -61,8 +61,8 @@ def error_body(
     status: int, message: str, *, param: str | None = None, code: str | None = None
 ) -> dict[str, Any]:
     """The body of an error answer; also sent inside a stream that fails half-way."""
-    message = printable(message)
-    param = None if param is None else printable(param)
+    message = message_text(message)
+    param = None if param is None else message_text(param)
     kind = KINDS.get(status, "InternalServerError" if status >= 500 else "BadRequestError")
     return {
         "object": "error",
@@ -74,7 +74,7 @@ def error_body(
     }
 
 
-def printable(text: str) -> str:
+def message_text(text: str) -> str:
     """The text as UTF-8 can have it, and no longer than a message may be: headers keep bytes that
     are no UTF-8 as lone surrogates."""
     if len(text) > MAX_MESSAGE_CHARACTERS:
