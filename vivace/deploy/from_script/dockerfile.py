@@ -14,8 +14,8 @@ from vivace.deploy.from_script.container import Container, image_release, split_
 from vivace.deploy.from_script.flags import Remark
 from vivace.deploy.from_script.roles import AskedPort
 from vivace.deploy.locations import Location
-from vivace.deploy.shell.images import program_of_image
 from vivace.deploy.shell.reader import ScriptError
+from vivace.deploy.shell.wrappers import program_of_image
 
 MAX_TEXT = 1 << 16
 """characters of a value with what is expanded in it"""

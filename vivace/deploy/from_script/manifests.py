@@ -30,9 +30,9 @@ from vivace.deploy.schema.files import (
     describe_character,
     describe_problem,
 )
-from vivace.deploy.shell.images import program_of_image
 from vivace.deploy.shell.interpreter import Follow
 from vivace.deploy.shell.reader import ScriptError, no_file
+from vivace.deploy.shell.wrappers import program_of_image
 
 IN_COMMAND = re.compile(r"\$\$|\$\(([A-Za-z_]\w*)\)")
 RANKS = ("pod-index", "worker-index", "completion-index")

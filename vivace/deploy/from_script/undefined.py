@@ -19,7 +19,8 @@ SUPPLIED = re.compile(
     r"(SLURM|PMI|OMPI|KUBERNETES|LWS|POD|JOB|HOST|MASTER|NODE|RANK|WORLD|LOCAL|HOME|USER|PWD|VC|"
     r"BASH|RANDOM|SECONDS|UID|PPID|HF|MODELSCOPE|TMPDIR|CUDA|ASCEND|VOLC|MLP|PET)(_|[A-Z]*$)"
 )
-"""variables that schedulers and machines set"""
+"""how variables begin that schedulers and machines set: no table has them all. `library_variables`
+has names, which misspelled ones are compared with"""
 
 
 def undefined_variables(

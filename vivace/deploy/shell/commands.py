@@ -8,7 +8,6 @@ import msgspec
 from tree_sitter import Node
 
 from vivace.deploy.shell.env_file import variables_in
-from vivace.deploy.shell.images import program_of_image
 from vivace.deploy.shell.interpreter import MAX_LAUNCHES, Interpreter, ScriptTooLarge
 from vivace.deploy.shell.state import Launch, Placement, ScriptState, States, Value
 from vivace.deploy.shell.text import (
@@ -24,7 +23,15 @@ from vivace.deploy.shell.text import (
     text,
 )
 from vivace.deploy.shell.words import array_words, expand_text, expand_words, source
-from vivace.deploy.shell.wrappers import CONTAINER, KEYS, SHELL, TASKS, WrappedCommand, unwrap
+from vivace.deploy.shell.wrappers import (
+    CONTAINER,
+    KEYS,
+    SHELL,
+    TASKS,
+    WrappedCommand,
+    program_of_image,
+    unwrap,
+)
 
 SILENT = {
     "echo",
