@@ -118,16 +118,19 @@ def variable_table(releases: Mapping[str, Iterable[Mapping[str, Any]]]) -> str:
 
 
 def rewrite_table(releases: Mapping[str, Iterable[Mapping[str, Any]]]) -> str:
-    names = ("name", "value", "formula", "conditions")
-    rows = ranged(
-        {
-            release: [[each[name] for name in names] for each in rewrites]
-            for release, rewrites in releases.items()
-        }
-    )
-    return table(releases, "rewrites", rows, None)
+    """Conditions stand once, in a list of their own; a row has their places in it."""
+    conditions: dict[str, int] = {}
+
+    def row(rewrite: Mapping[str, Any]) -> list[Any]:
+        texts = (json.dumps(each) for each in rewrite["conditions"])
+        places = [conditions.setdefault(each, len(conditions)) for each in texts]
+        return [*(rewrite[name] for name in ("name", "value", "formula")), places]
+
+    rows = ranged({release: [row(each) for each in found] for release, found in releases.items()})
+    return table(releases, "rewrites", rows, [json.loads(each) for each in conditions], CONDITIONS)
 
 
+CONDITIONS = "conditions"
 TABLES = {"flags": flag_table, "variables": variable_table, "rewrites": rewrite_table}
 
 
@@ -147,12 +150,16 @@ def ranged(releases: Mapping[str, Iterable[list[Any]]]) -> list[list[Any]]:
 
 
 def table(
-    releases: Iterable[str], name: str, rows: list[list[Any]], choices: list[Any] | None
+    releases: Iterable[str],
+    name: str,
+    rows: list[list[Any]],
+    shared: list[Any] | None,
+    shared_name: str = "choices",
 ) -> str:
     """JSON with one row a line."""
     lines = ["{", f'"releases": {compact(list(releases))},']
-    if choices is not None:
-        lines += ['"choices": [', ",\n".join(map(compact, choices)), "],"]
+    if shared is not None:
+        lines += [f'"{shared_name}": [', ",\n".join(map(compact, shared)), "],"]
     lines += [f'"{name}": [', ",\n".join(map(compact, rows)), "]", "}"]
     return "\n".join(lines) + "\n"
 

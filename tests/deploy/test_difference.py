@@ -7,12 +7,12 @@ import re
 from typing import Any
 
 import pytest
-from deployments import case, mixed, separated
+from deployments import LEAVE_OUT, case, mixed, separated
 
 from vivace.config.releases.tables import releases
 from vivace.deploy.check import main
-from vivace.deploy.difference import changes, open_flags
-from vivace.deploy.startup import rewritten
+from vivace.deploy.difference import changes
+from vivace.deploy.startup import StartFacts, rewritten
 
 SCRIPT = ["python", "-m", "sglang.launch_server", "--model-path", "m"]
 
@@ -106,7 +106,9 @@ def test_nothing_changes_from_a_release_to_itself(release: str) -> None:
 def test_what_is_changed_at_start_up_is_known(
     flags: dict[str, Any], platform: str, name: str, becomes: str | None
 ) -> None:
-    found = [key for changed, key in rewritten(flags, "0.5.10", platform) if changed == name]
+    found = [
+        key for changed, key in rewritten(flags, "0.5.10", StartFacts(platform)) if changed == name
+    ]
     assert [key for key in found if becomes and key.startswith(becomes)] or becomes is None
     assert becomes is not None or not found
 
@@ -138,22 +140,48 @@ def test_what_newer_releases_declare_is_known(release: str) -> None:
         "chunked-prefill-size": 16384,
         "pp-size": 2,
     }
-    found = rewritten(flags, release, "cuda")
+    cuda = StartFacts("cuda")
+    found = rewritten(flags, release, cuda)
     assert {("ep_size", "tp_size"), ("disable_overlap_schedule", "True")} <= set(found)
     assert ("chunked_prefill_size", "chunked_prefill_size // dp_size") in found
-    assert not [key for key in rewritten({"tp-size": 16}, release, "cuda") if key[0] == "ep_size"]
+    assert not [key for key in rewritten({"tp-size": 16}, release, cuda) if key[0] == "ep_size"]
 
 
-@pytest.mark.parametrize("new", ["0.5.10", "0.5.16", "0.5.23"])
-def test_what_nothing_here_decides_is_said(new: str, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = {"moe-a2a-backend": "deepep", "log-level": "debug"}
-    listed = open_flags(case(mixed(flags=flags)), new)
-    assert "--log-level" not in listed and listed
-    words = ["--attention-backend", "triton", "--log-level", "debug"]
-    main(["--diff", "0.5.9", new, "--", *SCRIPT, *words])
-    said = f"not known: what {new} changes by the model or the machine, perhaps --attention-backend"
-    assert said in capsys.readouterr().out.splitlines()
-    main(["--json", "--diff", "0.5.9", new, "--", *SCRIPT, *words])
-    assert json.loads(capsys.readouterr().out)["unknown"] == ["--attention-backend"]
-    main(["--diff", "0.5.9", new, "--", *SCRIPT])
-    assert said.partition(",")[0] in capsys.readouterr().out.splitlines()
+def test_what_the_model_decides_needs_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--diff", "0.5.9", "0.5.23", "--json", "--", *SCRIPT]
+    main([*words, "--page-size", "128", "--log-level", "debug"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["unknown"] == ["--page-size"]
+    known = [*words, "--page-size", "128", "--log-level", "debug"]
+    main(["--model", "qwen3-32b", *known])
+    found = json.loads(capsys.readouterr().out)
+    assert found["unknown"] == []
+    assert not [each for each in found["changes"] if each["flag"] == "--page-size"]
+
+
+@pytest.mark.parametrize(
+    ("model", "page", "told"),
+    [
+        ("deepseek-v4-flash", 128, "256"),
+        ("deepseek-v4-flash", 256, None),
+        ("llama-3-8b", 128, None),
+    ],
+)
+def test_what_releases_register_for_a_model_is_told(
+    model: str, page: int, told: str | None
+) -> None:
+    around = {"hardware": {"device": "h200", "cards": 8}, "model": {"name": model}}
+    made = mixed(flags={"page-size": page, "attention-backend": LEAVE_OUT}, **around)
+    made["roles"]["mixed"]["flags"].pop("device", None)
+    found = changes(case(made), "0.5.10", "0.5.23")
+    texts = [each.text for each in found if each.flag == "--page-size"]
+    assert (bool(texts) and texts[0].endswith(f"becomes {told}")) == (told is not None)
+
+
+def test_what_nothing_decides_is_told_with_the_source_of_the_condition() -> None:
+    around = {"hardware": {"device": "mi300x", "cards": 8}, "model": {"name": "deepseek-v3.2"}}
+    made = mixed(flags={"page-size": 128, "attention-backend": LEAVE_OUT}, **around)
+    made["roles"]["mixed"]["flags"].pop("device", None)
+    found = changes(case(made), "0.5.9", "0.5.23")
+    texts = [each.text for each in found if (each.kind, each.flag) == ("perhaps", "--page-size")]
+    assert any("aiter_can_use_preshuffle_paged_mqa()" in text for text in texts)

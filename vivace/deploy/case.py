@@ -17,6 +17,7 @@ from vivace.deploy.locations import Sources
 from vivace.deploy.schema.deployment import Benchmark, Deployment, Targets, Workload, longest
 from vivace.deploy.schema.nodes import expand_nodes
 from vivace.deploy.server_plan import ServerPlan, UnknownValue
+from vivace.deploy.startup import StartFacts
 from vivace.deploy.target import Target
 
 BACKENDS = ("attention_backend", "moe_a2a_backend", "disaggregation_transfer_backend")
@@ -151,6 +152,11 @@ class Case(msgspec.Struct, frozen=True, dict=True):
         named = {str(server.given.get("device", ("", ""))[1]) for server in self.servers}
         stated = next((name for name in ("npu", "cuda", "cpu") if name in named), "")
         return stated or ("npu" if any(map(names_ascend, self.servers)) else "")
+
+    @cached_property
+    def start_facts(self) -> StartFacts:
+        generation = "" if self.device is None else self.device.generation
+        return StartFacts(self.platform, generation, self.model)
 
     @property
     def known_model(self) -> Architecture:

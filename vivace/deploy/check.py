@@ -276,7 +276,7 @@ def checkout() -> str:
 
 
 def print_difference(case: Case, chosen: argparse.Namespace) -> int:
-    from vivace.deploy.difference import as_text, changes, open_flags
+    from vivace.deploy.difference import as_text, changes, not_known, open_flags
 
     try:
         old, new = (parse_release(each) for each in chosen.diff)
@@ -286,9 +286,9 @@ def print_difference(case: Case, chosen: argparse.Namespace) -> int:
     if chosen.format == "json":
         from vivace.deploy.report.machine import as_json, difference_report
 
-        print(as_json(difference_report(found, old, new, open_flags(case, new))))
+        print(as_json(difference_report(found, old, new, open_flags(case, old, new))))
     else:
-        print(as_text(found, old, new, open_flags(case, new)))
+        print(as_text(found, old, new, not_known(case, old, new)))
     return FOUND_ERRORS if any(change.breaks for change in found) else 0
 
 

@@ -18,15 +18,16 @@ from vivace.config.releases.tables import (
     variable_at,
 )
 from vivace.deploy.case import Case
+from vivace.deploy.condition_text import reason
 from vivace.deploy.released import accepts, refusal
 from vivace.deploy.schema.deployment import FlagValue
 from vivace.deploy.server_plan import ServerPlan
-from vivace.deploy.startup import rewritten, undecided
+from vivace.deploy.startup import Possible, StartFacts, possible, rewritten
 from vivace.terminal import shown
 
 Kind = Literal[
     "removed", "renamed", "ambiguous", "value", "deprecated", "variable", "default", "rewritten",
-    "new",
+    "perhaps", "new",
 ]  # fmt: skip
 KINDS: dict[Kind, str] = {
     "removed": "removed",
@@ -37,6 +38,7 @@ KINDS: dict[Kind, str] = {
     "variable": "environment variables",
     "default": "new defaults of what is not set",
     "rewritten": "changed at start-up",
+    "perhaps": "may be changed at start-up",
     "new": "not taken by the old version",
 }
 """in the order of the report, with their headings"""
@@ -44,6 +46,8 @@ BREAKING: tuple[Kind, ...] = ("removed", "renamed", "ambiguous", "value")
 """the new version does not start"""
 
 
+REASONS = 2
+"""that are told of one change; those with the fewest conditions"""
 COMPUTED, NUMBERS = "computed at start", ("int", "float", "size")
 
 
@@ -65,7 +69,7 @@ def changes(case: Case, old: str, new: str) -> list[Change]:
     """In the order of `KINDS`; what concerns several roles once."""
     found: dict[Change, list[str]] = {}
     for server in case.servers:
-        for change in server_changes(server, old, new, case.platform):
+        for change in server_changes(server, old, new, case.start_facts):
             found.setdefault(change, []).append(server.name)
     order = list(KINDS)
     merged = [
@@ -75,14 +79,15 @@ def changes(case: Case, old: str, new: str) -> list[Change]:
     return sorted(merged, key=lambda change: order.index(change.kind))
 
 
-def server_changes(server: ServerPlan, old: str, new: str, platform: str) -> Iterator[Change]:
+def server_changes(server: ServerPlan, old: str, new: str, around: StartFacts) -> Iterator[Change]:
     for flag, value in server.role.flags.items():
         if not flag.startswith("-") and value is not None and value is not False:
             yield from flag_changes("--" + flag, value, old, new)
     for name in server.environment:
         yield from variable_changes(name, old, new)
     yield from default_changes(server, old, new)
-    yield from start_changes(server, old, new, platform)
+    yield from start_changes(server, old, new, around)
+    yield from possible_changes(server, old, new, around)
 
 
 def flag_changes(flag: str, value: FlagValue, old: str, new: str) -> Iterator[Change]:
@@ -153,13 +158,13 @@ def default_text(row: ReleasedFlag) -> str:
     return COMPUTED if row.default is None and row.shape in NUMBERS else display(row.default)
 
 
-def start_changes(server: ServerPlan, old: str, new: str, platform: str) -> Iterator[Change]:
+def start_changes(server: ServerPlan, old: str, new: str, around: StartFacts) -> Iterator[Change]:
     """What the new version certainly changes at start-up, and the old one is not known to."""
     flags = server.role.flags
-    before = rewritten(flags, old, platform)
-    names = {row.name: row.flag for row in reversed(flags_at(new).values()) if not row.state}
+    before = rewritten(flags, old, around)
+    names = argument_flags(new)
     given = {row.name: flag for flag in flags if (row := row_at("--" + flag, new))}
-    for key, row in rewritten(flags, new, platform).items():
+    for key, row in rewritten(flags, new, around).items():
         flag = names.get(row.name)
         if key in before or (flag is None and row.name not in given):
             continue
@@ -169,10 +174,69 @@ def start_changes(server: ServerPlan, old: str, new: str, platform: str) -> Iter
         yield Change("rewritten", typed, f"{typed}{asked} becomes {becomes}")
 
 
-def open_flags(case: Case, new: str) -> list[str]:
-    """Given flags that the new version may change at start-up, for all that is known here."""
-    found = (undecided(server.role.flags, new, case.platform) for server in case.servers)
-    return sorted(set().union(*found))
+def possible_changes(
+    server: ServerPlan, old: str, new: str, around: StartFacts
+) -> Iterator[Change]:
+    """What the new version may make of given flags, and the old one does not, with what decides on
+    it; where the model does, and is not known, `open_flags` names the flags instead."""
+    names = argument_flags(new)
+    for flag, becomes, found in unknown_changes(server, old, new, around):
+        told = [each for each in found if around.model is not None or not each.by_model]
+        told.sort(key=lambda each: len(str(each.undecided)))
+        asked = f"{flag} {display(server.role.flags[flag[2:]])}"
+        if told and not told[0].undecided:
+            yield Change("rewritten", flag, f"{asked} becomes {becomes}")
+            continue
+        reasons = [reason(each.undecided, names) for each in told]
+        if not reasons:
+            continue
+        more = f", or {len(reasons) - REASONS} other reasons" if len(reasons) > REASONS else ""
+        why = ", or ".join(dict.fromkeys(reasons[:REASONS])) + more
+        yield Change("perhaps", flag, f"{asked} may become {becomes}, because {why}")
+
+
+def unknown_changes(
+    server: ServerPlan, old: str, new: str, around: StartFacts
+) -> Iterator[tuple[str, str, list[Possible]]]:
+    """(given flag, what it may become, why) of what the old version does not do as well."""
+    flags = server.role.flags
+    before = {*rewritten(flags, old, around), *possible(flags, old, around)}
+    given = {row.name: "--" + flag for flag in flags if (row := row_at("--" + flag, new))}
+    names = argument_flags(new)
+    for key, found in possible(flags, new, around).items():
+        row = found[0].row
+        if key not in before:
+            formula = f"`{row.formula[2:]}`" if not row.computed else in_flags(row.formula, names)
+            yield given[row.name], formula if row.formula else display(row.value), found
+
+
+def argument_flags(release: str) -> dict[str, str]:
+    """What a release calls its arguments inside -> their flags."""
+    return {row.name: row.flag for row in reversed(flags_at(release).values()) if not row.state}
+
+
+def open_flags(case: Case, old: str, new: str) -> list[str]:
+    """Given flags that the new version may change by the model, which is not known."""
+    if case.model is not None:
+        return []
+    return sorted(
+        {
+            flag
+            for server in case.servers
+            for flag, _, found in unknown_changes(server, old, new, case.start_facts)
+            if any(each.by_model for each in found)
+        }
+    )
+
+
+def not_known(case: Case, old: str, new: str) -> str:
+    """What nothing here tells, for the last lines of the report; empty if the model is known."""
+    if case.model is not None:
+        taken = f"the model is taken for {case.model.title}, by its path: --model says which it is"
+        return taken if case.model_guessed else ""
+    flags = open_flags(case, old, new)
+    given = f", perhaps {', '.join(flags)}" if flags else ""
+    return f"not known: what {new} changes by the model (--model says which it is){given}"
 
 
 def in_flags(formula: str, names: dict[str, str]) -> str:
@@ -188,8 +252,8 @@ def display(value: Any) -> str:
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def as_text(found: list[Change], old: str, new: str, unknown: list[str]) -> str:
-    """The report: a heading for each kind, one line for each change; `unknown`: `open_flags`."""
+def as_text(found: list[Change], old: str, new: str, unknown: str) -> str:
+    """The report: a heading for each kind, one line for each change; `unknown`: `not_known`."""
     lines: list[str] = []
     for kind, heading in KINDS.items():
         of_kind = [change for change in found if change.kind == kind]
@@ -197,8 +261,7 @@ def as_text(found: list[Change], old: str, new: str, unknown: list[str]) -> str:
         for change in of_kind:
             remedy = f" -> {change.remedy}" if change.remedy else ""
             lines.append(shown(f"  {', '.join(change.roles)}: {change.text}{remedy}"))
-    given = f", perhaps {', '.join(unknown)}" if unknown else ""
-    lines.append(shown(f"not known: what {new} changes by the model or the machine{given}"))
+    lines += [shown(unknown)] if unknown else []
     broken = sum(change.breaks for change in found)
     lines.append(f"SGLang {old} -> {new}: {len(found)} changes, {broken} that stop the start")
     return "\n".join(lines)

@@ -1,7 +1,8 @@
 """What a release of SGLang makes of a server's arguments at start-up (releases/rewrites.json).
 
-Only what certainly happens is told: conditions about arguments that were given, about the
-platform, and about defaults that nothing else changes.
+What certainly happens is told apart from what may: conditions are about arguments that were given,
+the platform, the model, and defaults that nothing else changes; others are kept as the source has
+them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 import msgspec
 
 from vivace.config.releases.tables import FOLDER, flags_at, holds, releases, row_at
+from vivace.deploy.catalogue.architecture import Architecture, CompressedAttention, LatentAttention
 from vivace.deploy.schema.deployment import Flags
 
 UNKNOWN = object()
@@ -25,38 +27,102 @@ TOLD = frozenset(
     enable_symm_mem sampling_backend hicache_mem_layout""".split()
 )
 """arguments that rules of their own are about (rules/rewrites.py)"""
-PLATFORMS = ("npu", "cuda", "cpu", "hip", "xpu", "hpu")
+PLATFORMS = ("npu", "cuda", "cpu", "hip", "xpu", "hpu", "musa", "mps")
 Condition = list[Any]
+PATHS = frozenset({"model_path", "tokenizer_path"})
+"""arguments that start-up replaces by where it found or downloaded them"""
 
 
 class ReleasedRewrite(msgspec.Struct, frozen=True, array_like=True):
-    """`name` becomes `value`, or what `formula` computes, if all `conditions` hold."""
+    """`name` becomes `value`, or what `formula` computes ("? " before what is more than arithmetic
+    of arguments), if all conditions hold: `places` in `RewriteTable.conditions`."""
 
     name: str
     value: Any
     formula: str
-    conditions: list[Condition]
+    places: tuple[int, ...]
     held: tuple[int, ...]
+
+    @property
+    def conditions(self) -> list[Condition]:
+        return [rewrite_table().conditions[place] for place in self.places]
+
+    @property
+    def becomes(self) -> str:
+        return self.formula or str(self.value)
+
+    @property
+    def computed(self) -> bool:
+        """Whether it is known what it becomes."""
+        return not self.formula.startswith("?")
 
 
 class RewriteTable(msgspec.Struct, frozen=True):
+    """Conditions are described in tools/condition_algebra.py."""
+
     releases: tuple[str, ...]
+    conditions: tuple[Condition, ...]
     rewrites: tuple[ReleasedRewrite, ...]
+
+
+class StartFacts(msgspec.Struct, frozen=True):
+    """What is known beside the arguments. `platform`: npu, cuda ... or empty; `generation` of its
+    devices, sm90 for one."""
+
+    platform: str = ""
+    generation: str = ""
+    model: Architecture | None = None
+
+    def on(self, name: str) -> bool | None:
+        """Whether a server runs on a platform or a generation of it; None if that is not known."""
+        if name in PLATFORMS or self.platform not in ("cuda", ""):
+            return name == self.platform if self.platform in PLATFORMS else None
+        return name == self.generation if self.generation else None
+
+    def of_model(self, word: str, asked: Any) -> bool | None:
+        """What a condition asks of the model; None if that is not known."""
+        if self.model is None:
+            return None
+        name, attention = self.model.name, self.model.attention
+        if word == "arch":
+            return name in asked if name else None
+        if word == "arch has":
+            return asked in name if name else None
+        latent = isinstance(attention, LatentAttention)
+        if asked == "sparse":
+            return latent and attention.index_heads > 0
+        return None if isinstance(attention, CompressedAttention) else latent
+
+
+class Possible(msgspec.Struct, frozen=True):
+    """A rewrite that may happen, and what nothing here decides of its conditions."""
+
+    row: ReleasedRewrite
+    undecided: tuple[Condition, ...]
+
+    @property
+    def by_model(self) -> bool:
+        """Whether it depends on the model."""
+        return any(map(asks_for_model, self.undecided))
+
+
+@cache
+def rewrite_table() -> RewriteTable:
+    with open(os.path.join(FOLDER, "rewrites.json"), "rb") as file:
+        return msgspec.json.decode(file.read(), type=RewriteTable)
 
 
 @cache
 def rewrites_at(release: str) -> tuple[ReleasedRewrite, ...]:
-    with open(os.path.join(FOLDER, "rewrites.json"), "rb") as file:
-        table = msgspec.json.decode(file.read(), type=RewriteTable)
     at = releases().index(release)
-    return tuple(row for row in table.rewrites if holds(row.held, at))
+    return tuple(row for row in rewrite_table().rewrites if holds(row.held, at))
 
 
 class Arguments:
     """A server's arguments as a release knows them, by the names it has for them inside."""
 
-    def __init__(self, flags: Flags, release: str, platform: str) -> None:
-        self.release, self.platform = release, platform
+    def __init__(self, flags: Flags, release: str, around: StartFacts) -> None:
+        self.release, self.around = release, around
         self.given: dict[str, Any] = {}
         for flag, value in flags.items():
             row = row_at("--" + flag, release)
@@ -65,36 +131,47 @@ class Arguments:
         self.defaults = {
             row.name: row.default for row in reversed(flags_at(release).values()) if not row.state
         }
-        self.changed = {row.name for row in rewrites_at(release)}
+        self.rows: dict[str, list[ReleasedRewrite]] = {}
+        for row in rewrites_at(release):
+            self.rows.setdefault(row.name, []).append(row)
+        self.changed: dict[str, bool] = {}
+        aliases = [row for row in rewrites_at(release) if is_alias(row) and self.applies(row)]
+        self.aliases = aliases
+        self.given |= {row.name: row.value for row in aliases}
+        self.changed.clear()
 
     def rewrites(self) -> Iterator[ReleasedRewrite]:
         """Those that certainly apply and change something. Values that are only another name for
         one come first: the other conditions ask for the new name."""
-        rows = rewrites_at(self.release)
-        aliases = [row for row in rows if is_alias(row) and self.applies(row)]
-        yield from aliases
-        renamed = {row.name: row.value for row in aliases}
-        self.given |= renamed
-        for row in rows:
-            changes = row.formula not in ("", "?") or self.own(row.name) != row.value
-            if row not in aliases and row.formula != "?" and changes and self.applies(row):
-                yield row
+        yield from self.aliases
+        for name, rows in self.rows.items():
+            found = [row for row in rows if self.applies(row)]
+            if name not in self.given and found:
+                # Not the default for what nothing more special has set before.
+                most = max(len(row.places) for row in found)
+                found = [row for row in found if len(row.places) == most]
+            for row in found:
+                if row.computed and (row.formula or self.own(name) != row.value):
+                    yield row
 
-    def undecided(self) -> set[str]:
-        """Names of given arguments that may change: a condition, or the new value, asks for the
-        model, the machine or what else start-up has chosen."""
-        return {
-            row.name
-            for row in rewrites_at(self.release)
-            if row.name in self.given and self.may_change(row)
-        }
+    def possible(self) -> Iterator[Possible]:
+        """Of given arguments: what may happen to them."""
+        for name in self.given.keys() - PATHS:
+            for row in self.rows.get(name, ()):
+                found = self.undecided(row)
+                changes = row.formula or self.own(name) != row.value
+                if found is not False and changes and (found is not True or not row.computed):
+                    yield Possible(row, tuple(found) if isinstance(found, list) else ())
 
-    def may_change(self, row: ReleasedRewrite) -> bool:
-        found = [self.holds(each, row.name) for each in row.conditions]
-        return False not in found and (None in found or row.formula == "?")
+    def undecided(self, row: ReleasedRewrite) -> list[Condition] | bool:
+        """What of its conditions nothing here decides; or whether they hold."""
+        found = self.left(["and", *row.conditions], row.name)
+        if isinstance(found, bool):
+            return found
+        return found[1:] if found[0] == "and" else [found]
 
     def applies(self, row: ReleasedRewrite) -> bool:
-        return all(self.holds(each, row.name) is True for each in row.conditions)
+        return self.undecided(row) is True
 
     def own(self, name: str) -> Any:
         return self.given.get(name, self.defaults.get(name))
@@ -102,27 +179,49 @@ class Arguments:
     def value(self, name: str, target: str) -> Any:
         if name in self.given:
             return self.given[name]
-        if name == "device" and self.platform:
-            return self.platform
-        known = name in self.defaults and (name == target or name not in self.changed)
+        if name == "device" and self.around.platform:
+            return "cuda" if self.around.platform == "hip" else self.around.platform
+        known = name in self.defaults and (name == target or not self.may_change(name))
         return self.defaults[name] if known else UNKNOWN
 
-    def holds(self, condition: Condition, target: str) -> bool | None:
-        """Whether a condition holds; None if that is not known."""
+    def may_change(self, name: str) -> bool:
+        """Whether something may be made of an argument that is not given."""
+        if name not in self.changed:
+            self.changed[name] = True  # for what asks for itself on the way
+            self.changed[name] = any(
+                self.undecided(row) is not False for row in self.rows.get(name, ())
+            )
+        return self.changed[name]
+
+    def left(self, condition: Condition, target: str) -> Condition | bool:
+        """A condition without what is decided; whether it holds, if all is."""
         word, *parts = condition
         if word in ("and", "or"):
-            found = [self.holds(each, target) for each in parts]
+            found = [self.left(each, target) for each in parts]
             decisive = word == "or"
             if decisive in found:
                 return decisive
-            return None if None in found else not decisive
+            rest = [each for each in found if not isinstance(each, bool)]
+            return [word, *rest] if rest[1:] else rest[0] if rest else not decisive
         if word == "not":
-            found = self.holds(parts[0], target)
-            return None if found is None else not found
+            inner = self.left(parts[0], target)
+            return not inner if isinstance(inner, bool) else ["not", inner]
         if word == "platform":
-            return parts[0] == self.platform if self.platform in PLATFORMS else None
-        value = UNKNOWN if word == "?" else self.value(parts[0], target)
-        return None if value is UNKNOWN else compare(word, value, parts[1:])
+            known = self.around.on(parts[0])
+        elif word in ABOUT_MODEL:
+            known = self.around.of_model(word, parts[0])
+        else:
+            value = UNKNOWN if word == "?" else self.value(parts[0], target)
+            known = None if value is UNKNOWN else compare(word, value, parts[1:])
+        return condition if known is None else known
+
+
+ABOUT_MODEL = ("arch", "arch has", "model")
+
+
+def asks_for_model(condition: Condition) -> bool:
+    word, *parts = condition
+    return word in ABOUT_MODEL or (word in ("and", "or", "not") and any(map(asks_for_model, parts)))
 
 
 def compare(word: str, value: Any, others: list[Any]) -> bool | None:
@@ -150,16 +249,19 @@ def is_alias(row: ReleasedRewrite) -> bool:
     ) and bool(row.conditions)  # fmt: skip
 
 
-def rewritten(
-    flags: Flags, release: str, platform: str
-) -> Mapping[tuple[str, str], ReleasedRewrite]:
-    """(argument, what it becomes) -> the rewrite, for everything that certainly changes."""
-    found = Arguments(flags, release, platform).rewrites()
-    return {(row.name, row.formula or str(row.value)): row for row in found}
+Key = tuple[str, str]
+"""(argument, what it becomes)"""
 
 
-def undecided(flags: Flags, release: str, platform: str) -> set[str]:
-    """The given flags, with their dashes, of which nothing here can tell whether they change."""
-    names = Arguments(flags, release, platform).undecided()
-    rows = (("--" + flag, row_at("--" + flag, release)) for flag in flags)
-    return {flag for flag, row in rows if row is not None and row.name in names}
+def rewritten(flags: Flags, release: str, around: StartFacts) -> Mapping[Key, ReleasedRewrite]:
+    """Everything that certainly changes."""
+    found = Arguments(flags, release, around).rewrites()
+    return {(row.name, row.becomes): row for row in found}
+
+
+def possible(flags: Flags, release: str, around: StartFacts) -> Mapping[Key, list[Possible]]:
+    """What may happen to the given arguments."""
+    found: dict[Key, list[Possible]] = {}
+    for each in Arguments(flags, release, around).possible():
+        found.setdefault((each.row.name, each.row.becomes), []).append(each)
+    return found

@@ -168,6 +168,8 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     sliding: GroupedAttention | None = None
     sliding_layers: int = 0
     precision: str = "bf16"
+    name: str = ""
+    """the first of its config.json's `architectures`"""
 
     @property
     def kv_layers(self) -> int:
@@ -233,6 +235,7 @@ def parse_architecture(config: Mapping[str, Any], title: str, precision: str = "
         sliding=sliding,
         sliding_layers=sliding_layers,
         precision=parse_precision(values.values),
+        name=first_architecture(config),
     )
 
 

@@ -41,6 +41,8 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     scale_up_reach: str = "node"
     pair_gbs: float = 0.0
     """between the two dies of a card"""
+    generation: str = ""
+    """of a CUDA device: sm90 has compute capability 9.0"""
     scale_out: str = ""
     scale_out_gbs: float = 0.0
 

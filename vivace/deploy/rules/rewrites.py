@@ -244,7 +244,7 @@ def by_the_release(server: ServerPlan, case: Case) -> Iterator[Issue]:
     if not version:
         return
     typed = {row.name: flag for flag in flags if (row := row_at("--" + flag, version))}
-    for row in rewritten(flags, version, case.platform).values():
+    for row in rewritten(flags, version, case.start_facts).values():
         flag = typed.get(row.name)
         if flag is not None and row.name not in TOLD:
             becomes = row.formula or row.value
