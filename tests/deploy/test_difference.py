@@ -10,6 +10,7 @@ import pytest
 from deployments import LEAVE_OUT, case, mixed, separated
 
 from vivace.config.releases.tables import releases
+from vivace.deploy.catalogue.models import find_model, known_architecture
 from vivace.deploy.check import main
 from vivace.deploy.difference import changes
 from vivace.deploy.startup import StartFacts, rewritten
@@ -185,3 +186,24 @@ def test_what_nothing_decides_is_told_with_the_source_of_the_condition() -> None
     found = changes(case(made), "0.5.9", "0.5.23")
     texts = [each.text for each in found if (each.kind, each.flag) == ("perhaps", "--page-size")]
     assert any("aiter_can_use_preshuffle_paged_mqa()" in text for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("release", "platform", "model", "flags", "name", "becomes"),
+    [
+        ("0.5.20", "npu", "qwen3-32b", {}, "page_size", "128"),
+        ("0.5.23", "npu", "deepseek-v4-flash", {}, "attention_backend", "dsv4"),
+        ("0.5.10", "cuda", "deepseek-v3.2", {"page-size": 128}, "page_size", "64"),
+        ("0.5.16", "cuda", "llama-4-scout", {}, "attention_backend", "fa3"),
+        ("0.5.23", "cuda", "qwen3-32b", {}, "page_size", "1"),
+    ],
+)
+def test_the_most_special_of_several_values_is_told(
+    release: str, platform: str, model: str, flags: dict[str, Any], name: str, becomes: str
+) -> None:
+    known = find_model(model)
+    assert known is not None
+    facts = StartFacts(platform, "sm90" if platform == "cuda" else "", known_architecture(known))
+    assert [key for changed, key in rewritten(flags, release, facts) if changed == name] == [
+        becomes
+    ]

@@ -29,6 +29,8 @@ TOLD = frozenset(
 """arguments that rules of their own are about (rules/rewrites.py)"""
 PLATFORMS = ("npu", "cuda", "cpu", "hip", "xpu", "hpu", "musa", "mps")
 Condition = list[Any]
+ALIASES = {"DeepseekV32ForCausalLM": ("DeepseekV3ForCausalLM", "0.5.11")}
+"""architecture of config.json -> what SGLang's loader of configurations makes of it, up to when"""
 PATHS = frozenset({"model_path", "tokenizer_path"})
 """arguments that start-up replaces by where it found or downloaded them"""
 
@@ -122,7 +124,7 @@ class Arguments:
     """A server's arguments as a release knows them, by the names it has for them inside."""
 
     def __init__(self, flags: Flags, release: str, around: StartFacts) -> None:
-        self.release, self.around = release, around
+        self.release, self.around = release, loaded_by(release, around)
         self.given: dict[str, Any] = {}
         for flag, value in flags.items():
             row = row_at("--" + flag, release)
@@ -146,12 +148,11 @@ class Arguments:
         yield from self.aliases
         for name, rows in self.rows.items():
             found = [row for row in rows if self.applies(row)]
-            if name not in self.given and found:
-                # Not the default for what nothing more special has set before.
-                most = max(len(row.places) for row in found)
-                found = [row for row in found if len(row.places) == most]
+            # Of several values, what is most special: not the default for what is still unset.
+            most = max(map(weight, found), default=0)
             for row in found:
-                if row.computed and (row.formula or self.own(name) != row.value):
+                changes = row.formula or self.own(name) != row.value
+                if row.computed and changes and (row.formula or weight(row) == most):
                     yield row
 
     def possible(self) -> Iterator[Possible]:
@@ -217,6 +218,21 @@ class Arguments:
 
 
 ABOUT_MODEL = ("arch", "arch has", "model")
+
+
+def weight(row: ReleasedRewrite) -> int:
+    """How special a rewrite is: what a model needs, then what a platform or arguments ask."""
+    words = [condition[0] for condition in row.conditions]
+    return sum(3 if word in ABOUT_MODEL else word not in ("not", "or") for word in words)
+
+
+def loaded_by(release: str, around: StartFacts) -> StartFacts:
+    """With the model's architecture as a release loads it."""
+    alias, last = ALIASES.get(around.model.name if around.model else "", ("", ""))
+    if around.model is None or not alias or releases().index(release) > releases().index(last):
+        return around
+    model = msgspec.structs.replace(around.model, name=alias)
+    return msgspec.structs.replace(around, model=model)
 
 
 def asks_for_model(condition: Condition) -> bool:
