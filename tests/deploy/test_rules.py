@@ -760,7 +760,7 @@ def test_every_module_with_rules_is_in_the_list() -> None:
     decorated = re.compile(r"^@\w*(?:rule|refused|rewrite)\(", re.M)
     counts = {file.stem: len(decorated.findall(file.read_text())) for file in folder.glob("*.py")}
     counts["reading"] += len(OF_REMARKS)
-    found = Counter(rule.module.rpartition(".")[2] for rule in RULES)
+    found = Counter(rule.check.__module__.rpartition(".")[2] for rule in RULES)
     assert {name: count for name, count in counts.items() if count} == found
 
 

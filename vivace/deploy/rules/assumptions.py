@@ -4,6 +4,7 @@ finds is no more than a warning."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import msgspec
 
@@ -26,12 +27,11 @@ class RuleAssumption(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def precision_is_open(case: Case, role: str) -> bool:
-    server = next((each for each in case.servers if each.name == role), None)
-    try:
-        stated = case.deployment.model.quantization
-        return server is not None and not weight_precision(server, stated, case.model)[1]
-    except UnknownValue:
-        return True
+    stated = case.deployment.model.quantization
+    servers = [each for each in case.servers if each.name == role]
+    with suppress(UnknownValue):
+        return not all(weight_precision(each, stated, case.model)[1] for each in servers)
+    return True
 
 
 def program_is_open(case: Case, role: str) -> bool:
@@ -76,10 +76,10 @@ ASSUMPTIONS = {
 """name in a rule's decorator -> what it means"""
 
 
-def weakened(rule: Rule, role: str, issue: Issue, case: Case) -> Issue:
+def weakened(rule: Rule, issue: Issue, case: Case) -> Issue:
     """An error that rests on open assumptions becomes a warning that names them."""
     severity = issue.severity or rule.severity
-    names = [name for name in rule.assumptions if ASSUMPTIONS[name].is_open(case, role)]
+    names = [name for name in rule.assumptions if ASSUMPTIONS[name].is_open(case, issue.role)]
     if severity != "error" or issue.certain or not names:
         return issue
     found = [ASSUMPTIONS[name] for name in names]

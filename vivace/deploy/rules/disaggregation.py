@@ -51,7 +51,7 @@ def role_mode(server: ServerPlan, case: Case) -> Iterator[Issue]:
     kind = "mixed" if mode in (None, "null") else mode
     if kind != server.kind:
         text = f"the kind of the role is {server.kind}, but --disaggregation-mode makes it {kind}"
-        yield Issue(server.flag("disaggregation_mode"), text, "make both the same")
+        yield Issue("disaggregation_mode", text, "make both the same")
 
 
 @case_rule("hosts-apart", "error", source=PAGE)
@@ -265,4 +265,4 @@ def queue_ignored(server: ServerPlan, case: Case) -> Iterator[Issue]:
     if server.has("max_queued_requests"):
         text = "--max-queued-requests is ignored with prefill/decode disaggregation"
         remedy = "set limits at the router: --max-concurrent-requests, --queue-size"
-        yield Issue(server.flag("max_queued_requests"), text, remedy)
+        yield Issue("max_queued_requests", text, remedy)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import wraps
 
 from vivace.config.releases.tables import latest, readers, span, variable_at
 from vivace.deploy.case import Case
 from vivace.deploy.catalogue.flags import tables
 from vivace.deploy.catalogue.variables import SWITCH, is_whole, known_values, nearest_variable
-from vivace.deploy.rules.rule import CaseCheck, Issue, case_rule, server_rule
+from vivace.deploy.rules.rule import Issue, case_rule, server_rule
 from vivace.deploy.schema.deployment import KINDS
 from vivace.deploy.server_plan import ServerPlan
 from vivace.errors import nearest
@@ -33,22 +32,7 @@ INVENTORY = (
 )
 
 
-def distinct(check: CaseCheck) -> CaseCheck:
-    """Of issues that say the same of several roles, the first."""
-
-    @wraps(check)
-    def report(case: Case) -> Iterator[Issue]:
-        seen: set[str] = set()
-        for issue in check(case):
-            if issue.text not in seen:
-                seen.add(issue.text)
-                yield issue
-
-    return report
-
-
-@case_rule("unknown-variable", "warning", source=INVENTORY)
-@distinct
+@case_rule("unknown-variable", "warning", source=INVENTORY, once=True)
 def unknown_variable(case: Case) -> Iterator[Issue]:
     """Every variable is known.
     Nothing reports a misspelled variable: it has no effect, and its default stays. Of variables
@@ -64,8 +48,7 @@ def unknown_variable(case: Case) -> Iterator[Issue]:
             yield Issue(name, text, "correct the name, or remove it", role=role)
 
 
-@case_rule("dead-variable", "warning", source=INVENTORY)
-@distinct
+@case_rule("dead-variable", "warning", source=INVENTORY, once=True)
 def dead_variable(case: Case) -> Iterator[Issue]:
     """Variables have an effect in the target version.
     Some variables of published scripts belong to changes that were never merged, or were replaced
@@ -111,8 +94,7 @@ def number_variable(case: Case) -> Iterator[Issue]:
             yield Issue(name, text, "correct the value", severity, role)
 
 
-@case_rule("variable-value", "warning", source=INVENTORY)
-@distinct
+@case_rule("variable-value", "warning", source=INVENTORY, once=True)
 def variable_value(case: Case) -> Iterator[Issue]:
     """Variables have values that their readers know.
     A switch of SGLang that is neither true nor false keeps its default, with a line in the log;

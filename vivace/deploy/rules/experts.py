@@ -107,8 +107,7 @@ def hccl_buffer(server: ServerPlan, case: Case) -> Iterator[Issue]:
         if need > size:
             use = f"the {window.name} buffer for {window.why}"
             text = f"{size} MB{default} are too few: {use} takes {need} MB"
-            remedy = f"export {name}={buffers.suggest_size(window.size)}"
-            yield Issue(name, text, remedy)
+            yield Issue(name, text, f"export {name}={buffers.suggest_size(window.size)}")
 
 
 @server_rule("hccl-waste", "note", source=OPERATORS, needs=("model",), platforms=("npu",))

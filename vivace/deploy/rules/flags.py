@@ -175,5 +175,4 @@ def retired_value(server: ServerPlan, case: Case) -> Iterator[Issue]:
         versions, version = releases_with("--" + flag, str(value)), case.target.version
         wrong = bool(version) and version not in versions
         severity = "error" if wrong else "note" if version else None
-        text = f"--{flag} {value}: {known[1]}"
-        yield Issue("--" + flag, text, f"use {known[0]}", severity)
+        yield Issue("--" + flag, f"--{flag} {value}: {known[1]}", f"use {known[0]}", severity)

@@ -66,7 +66,7 @@ def shared_prompts(server: ServerPlan, case: Case) -> Iterator[Issue]:
     share = case.workload.prefix_share
     if share > 0 and server.has("disable_radix_cache"):
         text = f"{share:.0%} of a prompt is shared, but recomputed: the prefix cache is off"
-        yield Issue(server.flag("disable_radix_cache"), text, "remove --disable-radix-cache")
+        yield Issue("disable_radix_cache", text, "remove --disable-radix-cache")
 
 
 @server_rule("model-path", "warning", source="Vivace")
@@ -79,11 +79,10 @@ def model_path(server: ServerPlan, case: Case) -> Iterator[Issue]:
         return
     if value is None and server.role.program in REQUIRE_MODEL and case.target.engine == "sglang":
         text = f"{server.role.program} without --model-path: it stops at once"
-        remedy = f"--model-path {expected or 'FOLDER_OR_NAME'}"
-        yield Issue("--model-path", text, remedy, "error")
+        yield Issue("--model-path", text, f"--model-path {expected or 'FOLDER_OR_NAME'}", "error")
     elif expected is not None and value != expected:
         text = f"--model-path is {value or 'not set'}, but model.path is {expected}"
-        yield Issue(server.flag("model_path"), text, "make both the same, or remove model.path")
+        yield Issue("model_path", text, "make both the same, or remove model.path")
 
 
 @case_rule("unread", "note", source="Vivace")

@@ -189,10 +189,8 @@ def devices_there(case: Case) -> Iterator[Issue]:
             yield issue_at(process, case, seen[0], text, "list a device for each rank")
         elif process.devices and count > process.devices:
             text = f"{count} ranks in a container with a limit of {process.devices}"
-            remedy = f"a limit of {count}, or fewer ranks"
-            yield issue_at(process, case, "--tp-size", text, remedy)
+            yield issue_at(process, case, "--tp-size", text, f"a limit of {count}, or fewer ranks")
         elif seen is None and limit is not None and base and last >= limit:
             needed = f"--base-gpu-id {base} with {count} ranks needs device {last}"
             remedy = f"--base-gpu-id {max(0, limit - count * step)}"
-            text = f"{needed}; a node has {limit}"
-            yield issue_at(process, case, "--base-gpu-id", text, remedy)
+            yield issue_at(process, case, "--base-gpu-id", f"{needed}; a node has {limit}", remedy)

@@ -25,7 +25,7 @@ def rules_in(module: ModuleType) -> Iterator[Rule]:
     """In the order of its definitions, also of those in a tuple."""
     for value in vars(module).values():
         for rule in value if isinstance(value, tuple) else (value,):
-            if isinstance(rule, Rule) and rule.module == module.__name__:
+            if isinstance(rule, Rule) and rule.check.__module__ == module.__name__:
                 yield rule
 
 
@@ -80,9 +80,9 @@ def judge(case: Case, rules: Sequence[Rule] = RULES) -> CheckResult:
             skipped.setdefault(lacking, []).append(rule.name)
             continue
         findings += (
-            finding_from(rule, role, weakened(rule, role, issue, case), case)
-            for role, issue in rule.check(case)
-            if rule.module in WORDS or not case.target.lacks(issue.flag)
+            finding_from(rule, weakened(rule, issue, case), case)
+            for issue in rule.issues(case)
+            if rule.check.__module__ in WORDS or not case.target.lacks(issue.flag)
         )
     ordered = sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
     return CheckResult(
@@ -90,13 +90,15 @@ def judge(case: Case, rules: Sequence[Rule] = RULES) -> CheckResult:
     )
 
 
-def finding_from(rule: Rule, role: str, issue: Issue, case: Case) -> Finding:
-    place = Location(issue.file, issue.line) if issue.line else case.sources.find(role, issue.flag)
+def finding_from(rule: Rule, issue: Issue, case: Case) -> Finding:
+    place = Location(issue.file, issue.line)
+    if not issue.line:
+        place = case.sources.find(issue.role, issue.flag)
     return Finding(
         rule=rule.name,
         severity=issue.severity or rule.severity,
         file=place.file or case.file,
-        role=role,
+        role=issue.role,
         flag=shorten(issue.flag),
         line=place.line,
         text=shorten(issue.text),

@@ -56,7 +56,7 @@ def context_model(server: ServerPlan, case: Case) -> Iterator[Issue]:
     if limit is not None and limit > most and not server.enabled(LONGER):
         text = f"{limit} exceeds the model's {most}: refused without {LONGER}=1"
         remedy = f"--context-length {most}, or a model with rope scaling"
-        yield Issue(server.flag("context_length"), text, remedy)
+        yield Issue("context_length", text, remedy)
 
 
 @server_rule("admission", "note", source=PAGE, roles=DECODES)
@@ -69,7 +69,7 @@ def admission(server: ServerPlan, case: Case) -> Iterator[Issue]:
     if concurrency is not None and limit is not None and concurrency > limit:
         text = f"{concurrency} concurrent requests, but only {limit} are admitted: others wait"
         remedy = f"--max-running-requests {-(-concurrency // instances)}, or a lower load"
-        yield Issue(server.flag("max_running_requests"), text, remedy)
+        yield Issue("max_running_requests", text, remedy)
 
 
 @server_rule("prefill-budget", "note", source=GUIDE, needs=("load",))
@@ -81,8 +81,7 @@ def prefill_budget(server: ServerPlan, case: Case) -> Iterator[Issue]:
     unchunked = server.prefills and chunk is not None and chunk <= 0
     if unchunked and server.has("max_prefill_tokens") and limit and limit < prompt:
         text = f"{limit} is less than one prompt of {prompt} tokens: prompts run one at a time"
-        remedy = f"--max-prefill-tokens {prompt} or more"
-        yield Issue(server.flag("max_prefill_tokens"), text, remedy)
+        yield Issue("max_prefill_tokens", text, f"--max-prefill-tokens {prompt} or more")
 
 
 @server_rule("chunk-share", "note", source=ARGS, needs=("load",))
@@ -98,7 +97,7 @@ def chunk_share(server: ServerPlan, case: Case) -> Iterator[Issue]:
     if each < prompt <= chunk:
         text = f"{chunk} / dp {dp} = {each} per rank: prompts of {prompt} tokens are split"
         remedy = f"--chunked-prefill-size {prompt * dp} keeps them whole"
-        yield Issue(server.flag("chunked_prefill_size"), text, remedy)
+        yield Issue("chunked_prefill_size", text, remedy)
 
 
 @case_rule("workload", "warning", source=PAGE)
@@ -170,11 +169,10 @@ def quantization(server: ServerPlan, case: Case) -> Iterator[Issue]:
     plain = stated in ("bf16", "bfloat16", "fp16", "float16", "none")
     if plain and value is not None:
         text = f"the model is {stated}, but --quantization is {value}"
-        remedy = "remove --quantization, or use a quantized model"
-        yield Issue(server.flag("quantization"), text, remedy)
+        yield Issue("quantization", text, "remove --quantization, or use a quantized model")
     if stated and not plain and value is None and case.platform == "npu":
         text = f"the model is {stated}, but --quantization is not set"
         yield Issue("--quantization", text, "--quantization modelslim")
     if stated in ASCEND_FORMS and case.platform == "npu" and value not in (None, "modelslim"):
         text = f"the model is {stated}, which Ascend reads as modelslim, not as {value}"
-        yield Issue(server.flag("quantization"), text, "--quantization modelslim")
+        yield Issue("quantization", text, "--quantization modelslim")

@@ -23,7 +23,7 @@ def weights_fit(server: ServerPlan, case: Case) -> Iterator[Issue]:
         static = f"{plan.fraction} of {gib(plan.usable)} is {gib(plan.usable * plan.fraction)}"
         text = f"weights take {gib(plan.total('static'))}, but {static}: nothing is left for KV"
         remedy = "a larger --tp-size, quantized weights, or a larger --mem-fraction-static"
-        yield Issue(server.flag("mem_fraction_static"), text, remedy)
+        yield Issue("mem_fraction_static", text, remedy)
 
 
 @server_rule("load-fits", "warning", source=SOURCE, needs=(*PLAN, "load"), assumes=("precision",))
@@ -48,7 +48,7 @@ def load_fits(server: ServerPlan, case: Case) -> Iterator[Issue]:
         name, remedy = "max_total_tokens", f"--max-total-tokens {min(plan.needed, plan.room)}"
     harmless = server.kind == "prefill" or usual <= plan.capacity
     severity = "error" if impossible else "note" if harmless else None
-    yield Issue(server.flag(name), text, remedy, severity)
+    yield Issue(name, text, remedy, severity)
 
 
 @server_rule("total-tokens", "note", source=SOURCE, needs=PLAN)
@@ -58,7 +58,7 @@ def total_tokens(server: ServerPlan, case: Case) -> Iterator[Issue]:
     plan, limit = plan_role(case, server), server.max_total_tokens
     if plan is not None and limit is not None and plan.pool > 0 and limit > plan.room:
         text = f"--max-total-tokens {limit} exceeds the KV pool: {plan.room} is used"
-        yield Issue(server.flag("max_total_tokens"), text, "remove it")
+        yield Issue("max_total_tokens", text, "remove it")
 
 
 @server_rule("outside-fits", "warning", source=SOURCE, needs=PLAN)
@@ -73,8 +73,7 @@ def outside_fits(server: ServerPlan, case: Case) -> Iterator[Issue]:
         rest = f"leaves {gib(plan.outside_limit)} for the rest, about {gib(plan.total('outside'))}"
         why = f", {largest.why}" if largest.why else ""
         text = f"{plan.fraction} {rest}, most of it {largest.name} ({gib(largest.size)}{why})"
-        remedy = f"--mem-fraction-static {fraction_for(plan)}"
-        yield Issue(server.flag("mem_fraction_static"), text, remedy)
+        yield Issue("mem_fraction_static", text, f"--mem-fraction-static {fraction_for(plan)}")
 
 
 @server_rule("host-pool", "error", source="SGLang's HostKVCache, 0.4.6 to 0.5.23", engine="sglang")
@@ -98,4 +97,4 @@ def host_pool(server: ServerPlan, case: Case) -> Iterator[Issue]:
         remedy += "" if case.target.version else " (--target says whether it stops)"
     if text:
         text += "; up to 0.5.14 SGLang stops, later it finds little of what is cached"
-        yield Issue(server.flag(name), text, remedy, severity)
+        yield Issue(name, text, remedy, severity)

@@ -49,7 +49,7 @@ def node_capacity(server: ServerPlan, case: Case) -> Iterator[Issue]:
         if server.parallelism.replicas > 1:
             why = "without it each of the dp replicas has devices of its own"
             remedy = f"--enable-dp-attention: {why}"
-        yield Issue(server.flag("nnodes"), text, remedy)
+        yield Issue("nnodes", text, remedy)
 
 
 @server_rule("nodes", "error", source=ARGS)
@@ -59,7 +59,7 @@ def nodes(server: ServerPlan, case: Case) -> Iterator[Issue]:
     nnodes, role = server.positive("nnodes"), server.role
     if nnodes != role.nodes:
         text = f"--nnodes is {nnodes}, but an instance of this role has {role.nodes} node(s)"
-        yield Issue(server.flag("nnodes"), text, "make both the same")
+        yield Issue("nnodes", text, "make both the same")
     hosts, expected = len(role.hosts), role.nodes * role.instances
     if hosts and hosts != expected:
         text = f"{hosts} hosts for {role.instances} instance(s) of {role.nodes} node(s)"
@@ -74,7 +74,7 @@ def nodes_share_ranks(server: ServerPlan, case: Case) -> Iterator[Issue]:
     ranks = layout.tp * layout.pp
     if ranks % nnodes:
         text = f"tp {layout.tp} x pp {layout.pp} = {ranks} is not a multiple of {nnodes} nodes"
-        yield Issue(server.flag("nnodes"), text, "choose a tp that is a multiple of the nodes")
+        yield Issue("nnodes", text, "choose a tp that is a multiple of the nodes")
 
 
 @server_rule("meeting-point", "error", source=ARGS)
@@ -85,12 +85,11 @@ def meeting_point(server: ServerPlan, case: Case) -> Iterator[Issue]:
     nnodes = server.positive("nnodes")
     if nnodes > 1 and not server.has("dist_init_addr"):
         text = f"--dist-init-addr is not set for {nnodes} nodes: each of them waits for itself"
-        remedy = "--dist-init-addr <first node>:5000 on every node"
-        yield Issue("--dist-init-addr", text, remedy)
+        yield Issue("--dist-init-addr", text, "--dist-init-addr <first node>:5000 on every node")
     address = str(server.value("dist_init_addr") or "") if nnodes > 1 else ""
     if address and "{" not in address and not address.rpartition(":")[2].isdecimal():
         text = f"--dist-init-addr {address} has no port"
-        yield Issue(server.flag("dist_init_addr"), text, f"--dist-init-addr {address}:5000")
+        yield Issue("dist_init_addr", text, f"--dist-init-addr {address}:5000")
 
 
 @server_rule("plain-dp-nodes", "error", source=ARGS)
@@ -101,7 +100,7 @@ def plain_dp_nodes(server: ServerPlan, case: Case) -> Iterator[Issue]:
     if nnodes > 1 and layout.dp > 1 and not layout.dp_attention:
         text = f"dp {layout.dp} on {nnodes} nodes needs --enable-dp-attention"
         remedy = "--enable-dp-attention, or one instance per replica behind a router"
-        yield Issue(server.flag("dp_size"), text, remedy)
+        yield Issue("dp_size", text, remedy)
 
 
 @server_rule("dp-divides-tp", "error", source=ARGS)
@@ -113,7 +112,7 @@ def dp_divides_tp(server: ServerPlan, case: Case) -> Iterator[Issue]:
     if layout.tp % (dp * layout.cp):
         groups = f"dp {dp}" + (f" x cp {layout.cp}" if layout.cp > 1 else "")
         text = f"tp {layout.tp} is not a multiple of {groups}: attention groups differ in size"
-        yield Issue(server.flag("dp_size"), text, "choose a dp (x cp) that divides tp")
+        yield Issue("dp_size", text, "choose a dp (x cp) that divides tp")
 
 
 @server_rule("running-divides", "warning", source=ARGS)
@@ -124,7 +123,7 @@ def running_divides(server: ServerPlan, case: Case) -> Iterator[Issue]:
     if limit and limit > 0 and limit % dp:
         each = limit // dp
         text = f"{limit} is not a multiple of dp {dp}: each rank admits {each}, all {each * dp}"
-        yield Issue(server.flag("max_running_requests"), text, f"use {each * dp or dp}")
+        yield Issue("max_running_requests", text, f"use {each * dp or dp}")
 
 
 @server_rule("heads", "error", source=CONFIG, needs=("model",))
@@ -134,7 +133,7 @@ def heads(server: ServerPlan, case: Case) -> Iterator[Issue]:
     count, ranks = case.known_model.attention.heads, server.parallelism.attention_tp
     if count % ranks:
         text = f"{count} attention heads cannot be divided by {ranks} ranks"
-        yield Issue(server.flag("tp_size"), text, f"choose tp and dp so that tp/dp divides {count}")
+        yield Issue("tp_size", text, f"choose tp and dp so that tp/dp divides {count}")
 
 
 @server_rule("kv-copies", "note", source=CONFIG, needs=("model",))
@@ -146,7 +145,7 @@ def kv_copies(server: ServerPlan, case: Case) -> Iterator[Issue]:
         copies = ranks // count
         text = f"{ranks} ranks share {count} KV heads: every head is stored {copies} times"
         remedy = "more data parallelism in attention (--dp-size) stores fewer copies"
-        yield Issue(server.flag("tp_size"), text, remedy)
+        yield Issue("tp_size", text, remedy)
 
 
 @server_rule("experts", "error", source=CONFIG, needs=("model",))
@@ -160,7 +159,7 @@ def experts(server: ServerPlan, case: Case) -> Iterator[Issue]:
     if count % server.parallelism.ep:
         text = f"{count} experts cannot be divided by ep {server.parallelism.ep}"
         remedy = f"choose an ep that divides {count}, or add --ep-num-redundant-experts"
-        yield Issue(server.flag("ep_size"), text, remedy)
+        yield Issue("ep_size", text, remedy)
 
 
 @server_rule("ep-divides-tp", "error", source=ARGS)
@@ -170,7 +169,7 @@ def ep_divides_tp(server: ServerPlan, case: Case) -> Iterator[Issue]:
     ep, tp = server.number("ep_size") or 1, server.parallelism.tp
     if ep > 1 and tp % ep and server.parallelism.ep == ep:
         text = f"tp {tp} is not a multiple of ep {ep}"
-        yield Issue(server.flag("ep_size"), text, "choose an ep that divides tp")
+        yield Issue("ep_size", text, "choose an ep that divides tp")
 
 
 @server_rule("dense-tp", "error", source=ARGS)
@@ -180,7 +179,7 @@ def dense_tp(server: ServerPlan, case: Case) -> Iterator[Issue]:
     size, tp = server.number("moe_dense_tp_size"), server.parallelism.tp
     if size is not None and size not in (1, tp):
         text = f"--moe-dense-tp-size must be 1 or tp ({tp}), got {size}"
-        yield Issue(server.flag("moe_dense_tp_size"), text, "use 1, or remove it")
+        yield Issue("moe_dense_tp_size", text, "use 1, or remove it")
 
 
 @server_rule("dp-lm-head", "error", source=ARGS)
@@ -225,7 +224,7 @@ def pipeline_layers(server: ServerPlan, case: Case) -> Iterator[Issue]:
     counts, pp, layers = server.stage_layers, server.parallelism.pp, case.known_model.layers
     if pp > layers:
         text = f"--pp-size {pp} for {layers} layers: ranks without a layer stop at an assertion"
-        yield Issue(server.flag("pp_size"), text, f"--pp-size {layers} or less")
+        yield Issue("pp_size", text, f"--pp-size {layers} or less")
     elif counts and len(counts) == pp and sum(counts) != layers:
         text = f"{PARTITION} has {sum(counts)} layers, the model {layers}"
         yield Issue(PARTITION, text, f"numbers with the sum {layers}")
@@ -239,4 +238,4 @@ def context_parallel(server: ServerPlan, case: Case) -> Iterator[Issue]:
     name, layout = "enable_nsa_prefill_context_parallel", server.parallelism
     if server.has(name) and layout.cp == 1:
         text = "--attn-cp-size is 1: from 0.5.10 on, context parallelism then has no effect"
-        yield Issue(server.flag(name), text, f"--attn-cp-size {layout.tp}")
+        yield Issue(name, text, f"--attn-cp-size {layout.tp}")

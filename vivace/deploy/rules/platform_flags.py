@@ -65,7 +65,7 @@ def backend_platform(server: ServerPlan, case: Case) -> Iterator[Issue]:
     asked, known = str(server.value("device")), DEVICES.get(case.platform, ())
     if known and asked in ACCELERATORS and asked not in known:
         text = f"--device {asked}, but the hardware is {case.platform}"
-        yield Issue(server.flag("device"), text, f"--device {known[0]}, or other hardware")
+        yield Issue("device", text, f"--device {known[0]}, or other hardware")
     for name, (flag, value) in server.given.items() if case.platform not in ("", "npu") else ():
         if isinstance(value, str) and "ascend" in value and name.endswith("_backend"):
             text = f"--{flag} {value} needs an Ascend device, and this is {case.platform}"

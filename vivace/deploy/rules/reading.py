@@ -43,8 +43,8 @@ def remark_rule(row: RemarkText) -> Rule:
                 severity = remark.severity
                 yield Issue(flag, remark.text, row.remedy, severity, line=at.line, file=at.file)
 
-    report.__doc__ = f"{row.title}\n{row.reason}"
-    return case_rule(row.name, row.severity, source=row.source)(report)
+    report.__doc__ = row.title
+    return case_rule(row.name, row.severity, source=row.source, reason=row.reason)(report)
 
 
 @case_rule("no-roles", "warning", source="Vivace")

@@ -25,7 +25,7 @@ def host_cache(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """--enable-hierarchical-cache is used with the prefix cache."""
     if server.has("enable_hierarchical_cache") and server.has("disable_radix_cache"):
         text = "--enable-hierarchical-cache needs the prefix cache; --disable-radix-cache is set"
-        yield Issue(server.flag("enable_hierarchical_cache"), text, "remove one of them")
+        yield Issue("enable_hierarchical_cache", text, "remove one of them")
 
 
 @refused("multi-item-scoring", since="0.5.7")
@@ -35,8 +35,7 @@ def multi_item_scoring(server: ServerPlan, case: Case) -> Iterator[Issue]:
         return
     flag = server.flag("multi_item_scoring_delimiter")
     if not server.has("disable_radix_cache"):
-        text = "multi-item scoring needs --disable-radix-cache"
-        yield Issue(flag, text, "--disable-radix-cache")
+        yield Issue(flag, "multi-item scoring needs --disable-radix-cache", "--disable-radix-cache")
     if server.number("chunked_prefill_size") != -1:
         text = "multi-item scoring needs --chunked-prefill-size -1"
         yield Issue(flag, text, "--chunked-prefill-size -1")
@@ -48,7 +47,7 @@ def priority_policy(server: ServerPlan, case: Case) -> Iterator[Issue]:
     policy = server.value("schedule_policy")
     if server.has("enable_priority_scheduling") and policy not in ("fcfs", "lof", "priority"):
         text = f"--enable-priority-scheduling cannot be used with --schedule-policy {policy}"
-        yield Issue(server.flag("enable_priority_scheduling"), text, "--schedule-policy fcfs")
+        yield Issue("enable_priority_scheduling", text, "--schedule-policy fcfs")
 
 
 @refused("chunk-pages")
@@ -57,8 +56,7 @@ def chunk_pages(server: ServerPlan, case: Case) -> Iterator[Issue]:
     chunk, page = server.number("chunked_prefill_size"), server.page_size(case.platform)
     if page and chunk and chunk > 0 and server.has("chunked_prefill_size") and chunk % page:
         text = f"--chunked-prefill-size {chunk} is not a multiple of the page size {page}"
-        remedy = f"use {max(1, chunk // page) * page}"
-        yield Issue(server.flag("chunked_prefill_size"), text, remedy)
+        yield Issue("chunked_prefill_size", text, f"use {max(1, chunk // page) * page}")
 
 
 @refused("tokenizer-batches", since="0.5.7")
@@ -66,7 +64,7 @@ def tokenizer_batches(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Only one kind of tokenizer batching is enabled."""
     if server.has("enable_tokenizer_batch_encode") and server.has("enable_dynamic_batch_tokenizer"):
         text = "it cannot be used with --enable-dynamic-batch-tokenizer"
-        yield Issue(server.flag("enable_tokenizer_batch_encode"), text, "remove one of them")
+        yield Issue("enable_tokenizer_batch_encode", text, "remove one of them")
 
 
 @refused("served-name", since="0.5.7")
@@ -75,7 +73,7 @@ def served_name(server: ServerPlan, case: Case) -> Iterator[Issue]:
     name = server.value("served_model_name")
     if isinstance(name, str) and ":" in name:
         text = f"--served-model-name {name}: a colon introduces the name of a LoRA adapter"
-        yield Issue(server.flag("served_model_name"), text, "use a name without a colon")
+        yield Issue("served_model_name", text, "use a name without a colon")
 
 
 @refused("tls-files", since="0.5.9")
@@ -92,7 +90,7 @@ def metrics_folder(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Exported metrics have a directory."""
     if server.has("export_metrics_to_file") and not server.has("export_metrics_to_file_dir"):
         text = "--export-metrics-to-file needs --export-metrics-to-file-dir"
-        yield Issue(server.flag("export_metrics_to_file"), text, "set the directory")
+        yield Issue("export_metrics_to_file", text, "set the directory")
 
 
 @refused("topk-pages")
@@ -104,7 +102,7 @@ def topk_pages(server: ServerPlan, case: Case) -> Iterator[Issue]:
     if tree and page > 1 and backend not in ("flashinfer", "fa3", "triton"):
         cause = f"topk {topk} with a page size of {page} needs an attention backend with tree masks"
         text = f"{cause}; {backend or 'the default'} has none"
-        yield Issue(server.flag("speculative_eagle_topk"), text, "--speculative-eagle-topk 1")
+        yield Issue("speculative_eagle_topk", text, "--speculative-eagle-topk 1")
 
 
 @refused("hybrid-cache", needs=("model",))
@@ -118,7 +116,7 @@ def hybrid_cache(server: ServerPlan, case: Case) -> Iterator[Issue]:
     target, strategy = case.target, server.value("mamba_scheduler_strategy")
     if server.has("enable_hierarchical_cache") and target.version in WITHOUT_HYBRID_HOST_CACHE:
         text = f"SGLang {target.version} has no host cache for models with recurrent layers"
-        yield Issue(server.flag("enable_hierarchical_cache"), text, "remove it")
+        yield Issue("enable_hierarchical_cache", text, "remove it")
     if server.has("disable_radix_cache") or strategy not in ("auto", "no_buffer", None):
         return
     extra = f"{server.flag('mamba_scheduler_strategy')} extra_buffer"
@@ -128,11 +126,11 @@ def hybrid_cache(server: ServerPlan, case: Case) -> Iterator[Issue]:
         text = "recurrent layers with speculation and the prefix cache need extra buffers"
         since = "" if target.version else f" (from SGLang {BUFFERS_CHOSEN} on it is chosen)"
         severity = None if target.version else "warning"
-        yield Issue(server.flag("speculative_algorithm"), text + since, extra, severity)
+        yield Issue("speculative_algorithm", text + since, extra, severity)
     overlaps = not server.has("disable_overlap_schedule")
     if strategy == "no_buffer" and target.since(BUFFERS_CHOSEN) and overlaps:
         text = f"SGLang {target.version} stops: no_buffer needs --disable-overlap-schedule"
-        yield Issue(server.flag("mamba_scheduler_strategy"), text, f"{extra}, or leave it out")
+        yield Issue("mamba_scheduler_strategy", text, f"{extra}, or leave it out")
 
 
 @refused("limits")
@@ -141,7 +139,7 @@ def limits(server: ServerPlan, case: Case) -> Iterator[Issue]:
     fraction = server.value("mem_fraction_static")
     if isinstance(fraction, int | float) and not 0 < fraction < 1:
         text = f"--mem-fraction-static must be between 0 and 1, got {fraction}"
-        yield Issue(server.flag("mem_fraction_static"), text, "for example 0.8")
+        yield Issue("mem_fraction_static", text, "for example 0.8")
     for name in ("tp_size", "dp_size", "pp_size", "nnodes", "ep_size"):
         value, flag = server.number(name), server.flag(name)
         if value is not None and value < 1:
@@ -149,4 +147,4 @@ def limits(server: ServerPlan, case: Case) -> Iterator[Issue]:
     rank, nodes = server.number("node_rank"), server.positive("nnodes")
     if rank is not None and not 0 <= rank < nodes:
         text = f"--node-rank must be 0 to {nodes - 1} with --nnodes {nodes}, got {rank}"
-        yield Issue(server.flag("node_rank"), text, "number the nodes from 0")
+        yield Issue("node_rank", text, "number the nodes from 0")

@@ -30,16 +30,14 @@ def expert_ranks(server: ServerPlan, case: Case) -> Iterator[Issue]:
     asked, ep = server.number("ep_size") or 1, server.parallelism.ep
     if ep != asked and server.has("ep_size"):
         backend = server.value("moe_a2a_backend")
-        text = f"ep {asked} becomes {ep}: {backend} uses all tp ranks"
-        yield Issue(server.flag("ep_size"), text)
+        yield Issue("ep_size", f"ep {asked} becomes {ep}: {backend} uses all tp ranks")
 
 
 @rewrite("becomes-dp-attention", since="0.5.2", until="0.5.21")
 def single_dp(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """--enable-dp-attention is used with --dp-size above 1."""
     if server.parallelism.dp == 1 and server.has("enable_dp_attention"):
-        text = "--enable-dp-attention is turned off: dp is 1"
-        yield Issue(server.flag("enable_dp_attention"), text)
+        yield Issue("enable_dp_attention", "--enable-dp-attention is turned off: dp is 1")
 
 
 @rewrite("becomes-chunk")
@@ -49,7 +47,7 @@ def chunk_by_dp(server: ServerPlan, case: Case) -> Iterator[Issue]:
     if layout.dp_attention and server.has("chunked_prefill_size") and chunk and chunk > 0:
         each, dp = chunk // layout.dp, layout.dp
         text = f"--chunked-prefill-size {chunk} becomes {each} per rank: it is divided by dp {dp}"
-        yield Issue(server.flag("chunked_prefill_size"), text)
+        yield Issue("chunked_prefill_size", text)
 
 
 @rewrite("becomes-conservativeness")
@@ -59,7 +57,7 @@ def conservativeness(server: ServerPlan, case: Case) -> Iterator[Issue]:
         given = server.value("schedule_conservativeness")
         asked = given if isinstance(given, int | float) and given else 1.0
         text = f"--schedule-conservativeness {asked} becomes {round(asked * 0.3, 3)}: dp attention"
-        yield Issue(server.flag("schedule_conservativeness"), text + " multiplies it by 0.3")
+        yield Issue("schedule_conservativeness", text + " multiplies it by 0.3")
 
 
 @rewrite("becomes-ascend", platforms=("npu",), since=ASCEND_SIZES)
@@ -68,7 +66,7 @@ def ascend_defaults(server: ServerPlan, case: Case) -> Iterator[Issue]:
     backend = server.value("attention_backend")
     if server.has("attention_backend") and backend != "ascend":
         text = f"--attention-backend {backend} becomes ascend: Ascend supports no other"
-        yield Issue(server.flag("attention_backend"), text)
+        yield Issue("attention_backend", text)
 
 
 @rewrite("becomes-draft-path")
@@ -78,7 +76,7 @@ def draft_path(server: ServerPlan, case: Case) -> Iterator[Issue]:
     has_layers = case.model is None or case.model.draft_layers > 0
     if own and has_layers and not server.has("speculative_draft_model_path"):
         text = "the draft model path becomes the model path: the model has its own draft layers"
-        yield Issue(server.flag("speculative_algorithm"), text)
+        yield Issue("speculative_algorithm", text)
 
 
 @rewrite("becomes-eagle")
@@ -86,7 +84,7 @@ def draft_name(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """NEXTN is another name for EAGLE."""
     if server.value("speculative_algorithm") == "NEXTN":
         text = "--speculative-algorithm NEXTN becomes EAGLE: they are the same"
-        yield Issue(server.flag("speculative_algorithm"), text)
+        yield Issue("speculative_algorithm", text)
 
 
 @rewrite("becomes-draft-limits")
@@ -95,15 +93,13 @@ def draft_limits(server: ServerPlan, case: Case) -> Iterator[Issue]:
     if not server.has("speculative_algorithm"):
         return
     if not server.has("max_running_requests"):
-        text = "--max-running-requests becomes 48: speculation is on"
-        yield Issue(server.flag("max_running_requests"), text)
+        yield Issue("max_running_requests", "--max-running-requests becomes 48: speculation is on")
     if server.has("enable_mixed_chunk"):
-        text = "--enable-mixed-chunk is turned off: speculation is on"
-        yield Issue(server.flag("enable_mixed_chunk"), text)
+        yield Issue("enable_mixed_chunk", "--enable-mixed-chunk is turned off: speculation is on")
     overlapped = server.enabled("SGLANG_ENABLE_SPEC_V2") or case.target.since(OVERLAPPED)
     if not overlapped and not server.has("disable_overlap_schedule"):
         text = "overlap scheduling is turned off: with speculation it needs SGLANG_ENABLE_SPEC_V2=1"
-        yield Issue(server.flag("speculative_algorithm"), text)
+        yield Issue("speculative_algorithm", text)
 
 
 @rewrite("becomes-no-overlap", since="0.4.6.post4")
@@ -111,7 +107,7 @@ def pipeline_overlap(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Pipeline parallelism turns overlap scheduling off."""
     if server.parallelism.pp > 1 and not server.has("disable_overlap_schedule"):
         text = "overlap scheduling is turned off: the pipeline overlaps micro-batches instead"
-        yield Issue(server.flag("pp_size"), text)
+        yield Issue("pp_size", text)
 
 
 @rewrite("becomes-no-prefix-cache")
@@ -121,7 +117,7 @@ def decode_cache(server: ServerPlan, case: Case) -> Iterator[Issue]:
     asked = server.caches_prefixes or server.has("disable_radix_cache")
     if server.kind == "decode" and not asked:
         text = "the prefix cache is turned off: decode servers have none"
-        yield Issue(server.flag("disaggregation_mode"), text)
+        yield Issue("disaggregation_mode", text)
 
 
 @rewrite("becomes-no-graphs")
@@ -129,8 +125,7 @@ def prefill_graphs(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Prefill servers capture no decode graphs."""
     captured = server.has("enable_piecewise_cuda_graph") or server.has("disable_cuda_graph")
     if server.kind == "prefill" and not captured:
-        text = "decode graphs are turned off: the role only prefills"
-        yield Issue(server.flag("disaggregation_mode"), text)
+        yield Issue("disaggregation_mode", "decode graphs are turned off: the role only prefills")
 
 
 @rewrite("becomes-eager")
@@ -139,21 +134,19 @@ def normal_graphs(server: ServerPlan, case: Case) -> Iterator[Issue]:
     normal = server.expert_mode == "normal"
     if normal and server.decodes and not server.has("disable_cuda_graph"):
         text = "decode graphs are turned off: --deepep-mode normal cannot be captured"
-        yield Issue(server.flag("deepep_mode"), text)
+        yield Issue("deepep_mode", text)
 
 
 @rewrite("becomes-static-experts", since="0.4.7")
 def expert_balance(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Expert load balancing sets the recorder mode and the dispatch algorithm."""
     if server.has("enable_eplb"):
-        text = "the expert recorder mode becomes stat: load balancing reads it"
-        yield Issue(server.flag("enable_eplb"), text)
+        yield Issue("enable_eplb", "the expert recorder mode becomes stat: load balancing reads it")
     moved = server.has("init_expert_location")
     redundant = server.number("ep_num_redundant_experts")
     if (moved or redundant) and not server.has("ep_dispatch_algorithm"):
         name = "init_expert_location" if moved else "ep_num_redundant_experts"
-        text = "--ep-dispatch-algorithm becomes static: expert locations are set"
-        yield Issue(server.flag(name), text)
+        yield Issue(name, "--ep-dispatch-algorithm becomes static: expert locations are set")
 
 
 @rewrite("becomes-unfused")
@@ -162,7 +155,7 @@ def shared_fusion(server: ServerPlan, case: Case) -> Iterator[Issue]:
     spread = server.parallelism.ep > 1 or case.platform == "npu"
     if server.has("disable_shared_experts_fusion") and spread:
         text = "it has no effect: fusion is off anyway with several expert ranks and on Ascend"
-        yield Issue(server.flag("disable_shared_experts_fusion"), text)
+        yield Issue("disable_shared_experts_fusion", text)
 
 
 @rewrite("becomes-fcfs")
@@ -171,7 +164,7 @@ def prefix_order(server: ServerPlan, case: Case) -> Iterator[Issue]:
     policy = server.value("schedule_policy")
     if policy in ("lpm", "dfs-weight") and server.has("disable_radix_cache"):
         text = f"--schedule-policy {policy} works like fcfs: the prefix cache is off"
-        yield Issue(server.flag("schedule_policy"), text)
+        yield Issue("schedule_policy", text)
 
 
 @rewrite("becomes-one-tokenizer", since="0.5.4")
@@ -179,14 +172,14 @@ def one_tokenizer(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """--skip-tokenizer-init leaves one tokenizer worker."""
     if server.has("skip_tokenizer_init") and (server.number("tokenizer_worker_num") or 1) > 1:
         text = "--tokenizer-worker-num becomes 1: --skip-tokenizer-init is set"
-        yield Issue(server.flag("tokenizer_worker_num"), text)
+        yield Issue("tokenizer_worker_num", text)
 
 
 @rewrite("becomes-no-symmetric")
 def symmetric_memory(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """--enable-symm-mem is used on CUDA."""
     if server.has("enable_symm_mem") and case.platform not in ("", "cuda"):
-        yield Issue(server.flag("enable_symm_mem"), "--enable-symm-mem is ignored: it is for CUDA")
+        yield Issue("enable_symm_mem", "--enable-symm-mem is ignored: it is for CUDA")
 
 
 @rewrite("becomes-pytorch-sampling", since="0.5.3")
@@ -195,7 +188,7 @@ def deterministic(server: ServerPlan, case: Case) -> Iterator[Issue]:
     asked = server.value("sampling_backend")
     if server.has("enable_deterministic_inference") and asked not in (None, "pytorch"):
         text = f"--sampling-backend {asked} becomes pytorch: deterministic inference is on"
-        yield Issue(server.flag("sampling_backend"), text)
+        yield Issue("sampling_backend", text)
 
 
 @rewrite("becomes-sparse-pages", platforms=("cuda",), since="0.5.3")
@@ -205,7 +198,7 @@ def sparse_attention(server: ServerPlan, case: Case) -> Iterator[Issue]:
     sparse = isinstance(attention, LatentAttention) and attention.index_heads
     if sparse and page not in (None, 64):
         text = f"--page-size {page} becomes 64: sparse attention (DeepSeek-V3.2) needs it"
-        yield Issue(server.flag("page_size"), text)
+        yield Issue("page_size", text)
 
 
 @rewrite("becomes-sizes", platforms=("npu",), since=ASCEND_SIZES)
@@ -215,11 +208,11 @@ def ascend_sizes(server: ServerPlan, case: Case) -> Iterator[Issue]:
     if server.prefills and not server.has("chunked_prefill_size"):
         chunk = default_chunk(case)
         text = f"--chunked-prefill-size becomes {chunk}: a device of {device.memory_gib:g} GiB"
-        yield Issue(server.flag("chunked_prefill_size"), text)
+        yield Issue("chunked_prefill_size", text)
     if server.decodes and not server.graphs and not server.has("disable_cuda_graph"):
         size, tp = graph_default(server, device), server.parallelism.tp
         text = f"--cuda-graph-max-bs becomes {size}: {device.memory_gib:g} GiB of memory, tp {tp}"
-        yield Issue(server.flag("cuda_graph_max_bs"), text)
+        yield Issue("cuda_graph_max_bs", text)
 
 
 @rewrite("becomes-hicache-layout")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import cache, wraps
 from typing import Any, Literal
 
 import msgspec
 
 from vivace.deploy.case import Case
+from vivace.deploy.catalogue.flags import tables
 from vivace.deploy.schema.deployment import Kind
 from vivace.deploy.server_plan import ServerPlan, UnknownValue
 
@@ -18,7 +20,10 @@ SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note", "doc")
 
 
 class Issue(msgspec.Struct, frozen=True):
-    """What a rule reports: which flag or variable, what is wrong with it, how to fix it."""
+    """What a rule reports: what it is about, what is wrong with it, how to fix it.
+
+    `flag`: a flag with its dashes, a variable or a key of the file; in a rule about servers also
+    the name of an option, `tp_size`, which findings call as it was typed."""
 
     flag: str
     text: str
@@ -44,20 +49,25 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     and `until`: the releases of SGLang it was read in, all later and earlier ones if empty;
     `needs`: what must be known of the case: model, device, cards, load; `assumes`: what it takes
     for granted (names of `assumptions.ASSUMPTIONS`): an error becomes a warning until that is
-    settled; `check` yields (role, issue)."""
+    settled; `reason`: for a docstring without one; `once`: of issues that say the same of several
+    roles, the first counts."""
 
     name: str
     severity: Severity
     source: str
-    check: Callable[[Case], Iterator[tuple[str, Issue]]]
-    docstring: str
-    module: str
+    check: CaseCheck
     platforms: tuple[str, ...] = ()
     engine: str = ""
     since: str = ""
     until: str = ""
     needs: tuple[str, ...] = ()
     assumes: tuple[str, ...] = ()
+    reason: str = ""
+    once: bool = False
+
+    @property
+    def docstring(self) -> str:
+        return f"{self.check.__doc__ or ''}\n{self.reason}"
 
     @property
     def title(self) -> str:
@@ -93,19 +103,19 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
         too_new = bool(self.until) and target.since(self.until) and target.version != self.until
         return not (too_old or too_new)
 
+    def issues(self, case: Case) -> Iterator[Issue]:
+        """What it finds, until it needs a value that only the machine knows."""
+        said: set[str] = set()
+        with suppress(UnknownValue):
+            for issue in self.check(case):
+                if not (self.once and issue.text in said):
+                    yield issue
+                said.add(issue.text)
+
 
 def case_rule(name: str, severity: Severity, **facts: Any) -> Callable[[CaseCheck], Rule]:
     """A rule about the deployment as a whole; `facts` are fields of Rule."""
-
-    def decorate(function: CaseCheck) -> Rule:
-        def check(case: Case) -> Iterator[tuple[str, Issue]]:
-            with suppress(UnknownValue):
-                for issue in function(case):
-                    yield issue.role, issue
-
-        return rule(name, severity, check, function, facts)
-
-    return decorate
+    return lambda check: Rule(name=name, severity=severity, check=check, **facts)
 
 
 def server_rule(
@@ -113,34 +123,25 @@ def server_rule(
     severity: Severity,
     *,
     roles: tuple[Kind, ...] = ("mixed", "prefill", "decode", "encoder"),
-    reason: str = "",
     **facts: Any,
 ) -> Callable[[ServerCheck], Rule]:
-    """A rule that runs once for each server of `roles`; `facts` are fields of Rule; `reason`: for a
-    docstring that has none."""
+    """A rule that runs once for each server of `roles`; `facts` are fields of Rule."""
 
     def decorate(function: ServerCheck) -> Rule:
-        def check(case: Case) -> Iterator[tuple[str, Issue]]:
+        @wraps(function)
+        def check(case: Case) -> Iterator[Issue]:
             for server in case.of(*roles):
                 with suppress(UnknownValue):
                     for issue in function(server, case):
-                        yield server.name, issue
+                        flag = server.flag(issue.flag) if issue.flag in options() else issue.flag
+                        yield msgspec.structs.replace(issue, role=server.name, flag=flag)
 
-        return rule(name, severity, check, function, facts, reason)
+        return case_rule(name, severity, **facts)(check)
 
     return decorate
 
 
-def rule(
-    name: str,
-    severity: Severity,
-    check: Callable[[Case], Iterator[tuple[str, Issue]]],
-    function: CaseCheck | ServerCheck,
-    facts: dict[str, Any],
-    reason: str = "",
-) -> Rule:
-    docstring = f"{function.__doc__ or ''}\n{reason}"
-    module = function.__module__
-    return Rule(
-        name=name, severity=severity, check=check, docstring=docstring, module=module, **facts
-    )
+@cache
+def options() -> frozenset[str]:
+    """Their names, as `tp_size`."""
+    return frozenset(option.name for option in tables().flags)

@@ -28,8 +28,7 @@ def spec_v2(server: ServerPlan, case: Case) -> Iterator[Issue]:
     speculates = server.enabled(V2) and server.has("speculative_algorithm")
     if speculates and topk is not None and topk > 1:
         text = f"{V2}=1 does not support --speculative-eagle-topk {topk}: only 1 works"
-        remedy = f"--speculative-eagle-topk 1, or unset {V2}"
-        yield Issue(server.flag("speculative_eagle_topk"), text, remedy)
+        yield Issue("speculative_eagle_topk", text, f"--speculative-eagle-topk 1, or unset {V2}")
 
 
 @server_rule("plan-stream", "note", source=GUIDE, platforms=("npu",))
@@ -63,7 +62,7 @@ def draft_quantization(server: ServerPlan, case: Case) -> Iterator[Issue]:
         if server.enabled("DISABLE_EAGLE3_QUANT"):
             text += "; DISABLE_EAGLE3_QUANT, which published scripts set, is read by no release"
             severity = "note"
-        yield Issue(server.flag("quantization"), text, remedy, severity)
+        yield Issue("quantization", text, remedy, severity)
 
 
 @server_rule("draft-tokens", "warning", source=ARGS)
@@ -76,7 +75,7 @@ def draft_tokens(server: ServerPlan, case: Case) -> Iterator[Issue]:
     chain = server.has("speculative_algorithm") and server.number("speculative_eagle_topk") == 1
     if chain and steps is not None and tokens is not None and tokens != steps + 1:
         text = f"{tokens} becomes {steps + 1}: with topk 1 it is steps ({steps}) + 1"
-        yield Issue(server.flag("speculative_num_draft_tokens"), text, f"write {steps + 1}")
+        yield Issue("speculative_num_draft_tokens", text, f"write {steps + 1}")
 
 
 @server_rule("draft-complete", "error", source=ARGS)
@@ -93,7 +92,7 @@ def draft_complete(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue(given[0], text, "set --speculative-num-steps too, or none of them")
     if server.external_draft and not server.has("speculative_draft_model_path"):
         text = f"--speculative-algorithm {algorithm} needs --speculative-draft-model-path"
-        yield Issue(server.flag("speculative_algorithm"), text, "set the draft model's path")
+        yield Issue("speculative_algorithm", text, "set the draft model's path")
 
 
 @server_rule("multi-layer-mtp", "warning", source=MTP, needs=("model",), since="0.5.7")
@@ -106,13 +105,13 @@ def multi_layer_mtp(server: ServerPlan, case: Case) -> Iterator[Issue]:
     model, drafts = case.known_model, server.speculative_algorithm == "EAGLE"
     if server.has(name) and not drafts:
         text = f"{server.flag(name)} is ignored: only --speculative-algorithm EAGLE drafts with it"
-        yield Issue(server.flag(name), text, "remove it, or draft with EAGLE")
+        yield Issue(name, text, "remove it, or draft with EAGLE")
     used, layers = server.has(name) or model.multi_layer, model.draft_layers
     if used and drafts and steps is not None and layers and steps > layers:
         text = f"{steps} steps, but the checkpoint has {layers} MTP layer(s), one for each step"
         remedy = f"--speculative-num-steps {layers}"
         remedy += f", or remove {server.flag(name)}" if server.has(name) else ""
-        yield Issue(server.flag("speculative_num_steps"), text, remedy)
+        yield Issue("speculative_num_steps", text, remedy)
 
 
 @server_rule("ngram", "error", source=ARGS)
@@ -124,10 +123,10 @@ def ngram(server: ServerPlan, case: Case) -> Iterator[Issue]:
     if case.platform not in ("", "cuda", "hip"):
         text = f"NGRAM speculation needs CUDA, and this is {case.platform}"
         severity = "warning" if case.platform == "npu" else "error"
-        yield Issue(server.flag("speculative_algorithm"), text, "use EAGLE3 or NEXTN", severity)
+        yield Issue("speculative_algorithm", text, "use EAGLE3 or NEXTN", severity)
     if server.parallelism.dp_attention:
         text = "NGRAM speculation does not support --enable-dp-attention"
-        yield Issue(server.flag("enable_dp_attention"), text, "remove one of them")
+        yield Issue("enable_dp_attention", text, "remove one of them")
 
 
 @server_rule("adapter-drafts", "warning", source=ARGS)
@@ -157,7 +156,7 @@ def graph_covers(server: ServerPlan, case: Case) -> Iterator[Issue]:
         text = f"up to {rank} requests per rank, but the largest captured batch is {largest}"
         remedy = f"capture {rank}, or --max-running-requests {largest * server.parallelism.dp}"
         name = "cuda_graph_bs" if len(graphs) > 1 else "cuda_graph_max_bs"
-        yield Issue(server.flag(name), text, remedy, severity)
+        yield Issue(name, text, remedy, severity)
 
 
 @server_rule("graph-unused", "note", source="implied")
@@ -168,7 +167,7 @@ def graph_unused(server: ServerPlan, case: Case) -> Iterator[Issue]:
     if server.decodes and rank is not None and graphs and max(graphs) > rank:
         text = f"batches up to {max(graphs)} are captured, but a rank runs at most {rank}"
         name = "cuda_graph_bs" if server.has("cuda_graph_bs") else "cuda_graph_max_bs"
-        yield Issue(server.flag(name), text, f"capture up to {rank}")
+        yield Issue(name, text, f"capture up to {rank}")
 
 
 @server_rule("graph-padding", "note", source="implied")
@@ -181,7 +180,7 @@ def graph_padding(server: ServerPlan, case: Case) -> Iterator[Issue]:
         batches = "every batch" if len(graphs) == 1 else "a smaller one"
         text = f"the smallest captured batch is {min(graphs)}: {batches} is padded to it"
         remedy = "capture small batches too if they occur (1 2 4 ..)"
-        yield Issue(server.flag("cuda_graph_bs"), text, remedy)
+        yield Issue("cuda_graph_bs", text, remedy)
 
 
 @server_rule("graph-on-prefill", "note", source=ARGS, roles=("prefill",))
@@ -190,4 +189,4 @@ def graph_on_prefill(server: ServerPlan, case: Case) -> Iterator[Issue]:
     The flag names sizes of decode graphs, and a prefill role never decodes."""
     if server.has("cuda_graph_bs") and not server.has("disable_cuda_graph"):
         text = "--cuda-graph-bs has no effect: a prefill role captures no decode graphs"
-        yield Issue(server.flag("cuda_graph_bs"), text, "remove it")
+        yield Issue("cuda_graph_bs", text, "remove it")
