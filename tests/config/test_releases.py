@@ -55,12 +55,15 @@ def test_a_release_is_read_from_its_source(excerpt: str, tmp_path: Path) -> None
 
 
 def rows_at(text: str, part: str, release: str) -> list[list[Any]]:
-    """The rows of a table that hold in a release, with their choices written out."""
+    """The rows of a table that hold in a release, with what rows share written out."""
     table = json.loads(text)
     at, choices = table["releases"].index(release), table.get("choices", [])
+    conditions = table.get("conditions", [])
     rows = [row[:-1] for row in table[part] if holds(tuple(row[-1]), at)]
     if choices:
         rows = [[*row[:5], None if row[5] is None else choices[row[5]], *row[6:]] for row in rows]
+    if conditions:
+        rows = [[*row[:3], [conditions[place] for place in row[3]]] for row in rows]
     return sorted(rows, key=json.dumps)
 
 
