@@ -116,6 +116,15 @@ def test_a_message_without_end_is_refused(
     assert read < 3000
 
 
+@pytest.mark.parametrize(("end", "code"), [("", 0), ("\n", 0), ("x\n", 1), ("\nnext", 0)])
+def test_the_end_of_a_line_is_none_of_its_characters(
+    end: str, code: int, monkeypatch: pytest.MonkeyPatch, server: str
+) -> None:
+    monkeypatch.setattr(lines_module, "LARGEST_INPUT", 1000)
+    monkeypatch.setattr("sys.stdin", io.StringIO("x" * 1000 + end))
+    assert main(["--url", server]) == code
+
+
 def test_system_command_starts_anew() -> None:
     for line in ("/system be brief", "/set system be brief"):
         backend = Scripted()

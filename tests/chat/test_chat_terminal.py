@@ -170,6 +170,7 @@ def test_what_was_typed_is_there_in_the_next_session(sitting: Sit, tmp_path: Pat
     chat.wait_for(r"7 tokens.*>>> ")
     chat.type("\x04")
     assert chat.leave() == 0
+    assert chat.output.endswith("\n")
     file = tmp_path / "vivace" / "chat_history"
     assert file.read_text() == '"remember me"\n' and file.stat().st_mode & 0o777 == 0o600
     chat = sitting()

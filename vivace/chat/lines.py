@@ -76,19 +76,24 @@ def read_line(prompt: str) -> str:
     """A line of the terminal; the prompt never goes into a file that takes the answers."""
     if not sys.stdin.isatty():
         return read_piped_line(sys.stdin)
-    if sys.stdout.isatty():
-        return input(prompt)
-    print(prompt, end="", file=sys.stderr, flush=True)
-    return input()
+    try:
+        if sys.stdout.isatty():
+            return input(prompt)
+        print(prompt, end="", file=sys.stderr, flush=True)
+        return input()
+    except EOFError:
+        print(file=sys.stdout if sys.stdout.isatty() else sys.stderr)  # Ctrl-D ends no line
+        raise
 
 
 def read_piped_line(stream: TextIO) -> str:
     """Raises EOFError, and ChatError for a line that is too long."""
-    line = stream.readline(LARGEST_INPUT + 1)
+    line = stream.readline(LARGEST_INPUT + len("\n"))
     if not line:
         raise EOFError
+    line = line.removesuffix("\n")
     check_length(len(line))
-    return line.removesuffix("\n")
+    return line
 
 
 class History:
