@@ -17,7 +17,7 @@ from vivace.errors import (
     one_line_without_memory,
 )
 from vivace.registry import Registry
-from vivace.terminal import open_closed_streams
+from vivace.terminal import forget_wrong_sizes, open_closed_streams
 
 COMMANDS = {
     "serve": "start a server (OpenAI and SGLang compatible)",
@@ -80,6 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     open_closed_streams()
+    forget_wrong_sizes(os.environ)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # what a locale has no characters for is escaped
             stream.reconfigure(errors="backslashreplace")

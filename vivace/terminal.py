@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, MutableMapping
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 NARROWEST = 20
+WIDEST = 1000
+"""columns; wider ones that a variable claims are a mistake"""
 UNBROKEN = 10_000
 """columns of what is no terminal"""
 
@@ -25,6 +27,15 @@ def open_closed_streams() -> None:
             os.set_inheritable(stream.fileno(), True)
             setattr(sys, name, stream)
             setattr(sys, f"__{name}__", stream)
+
+
+def forget_wrong_sizes(environment: MutableMapping[str, str]) -> None:
+    """COLUMNS and LINES of no terminal (0, from some CI systems): rich would fold everything to
+    nothing, or fill lines up to them. The terminal itself is asked then."""
+    for name, least in (("COLUMNS", NARROWEST), ("LINES", 2)):
+        text = environment.get(name, "")
+        if not (text.isascii() and text.isdigit() and least <= int(text[:9]) <= WIDEST):
+            environment.pop(name, None)
 
 
 def terminal_width(stream: TextIO) -> int | None:

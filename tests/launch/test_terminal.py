@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from terminal import ProcessOnTerminal
 
+from vivace.cli import main
 from vivace.config.parsing import parse
 from vivace.launch.configure import configure
 from vivace.launch.summary import build_summary, plain_lines, styled_lines
@@ -104,3 +106,17 @@ def test_an_error_in_a_pipe_is_one_line() -> None:
     command = ["serve", "--model-path", "/nowhere/" + "at all/" * 20]
     done = subprocess.run([*VIVACE, *command], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("size", ["0", "-5", "1", "text", "\u00b2", "9" * 12, ""])
+def test_a_size_of_no_terminal_is_forgotten(size: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("COLUMNS", "LINES"):
+        monkeypatch.setenv(name, size)
+    assert main(["version"]) == 0
+    assert not {"COLUMNS", "LINES"} & set(os.environ)
+
+
+def test_a_size_of_a_terminal_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    assert main(["version"]) == 0
+    assert os.environ["COLUMNS"] == "40"

@@ -31,7 +31,7 @@ from vivace.protocol.messages import Capacity
 from vivace.protocol.shared_memory import SharedMemory, new_descriptor, reserve
 from vivace.supervisor.child import Child, process_command, spawn, with_preload
 from vivace.supervisor.plan import WARMING_UP
-from vivace.terminal import open_closed_streams
+from vivace.terminal import forget_wrong_sizes, open_closed_streams
 
 if TYPE_CHECKING:
     import socket
@@ -59,6 +59,7 @@ def main(argv: Sequence[str], *, program: str = "vivace serve") -> int:
     timeline = Timeline("interpreter, first imports")
     timeline.begin("starting the engine's process")
     open_closed_streams()
+    forget_wrong_sizes(os.environ)
     return exit_code(program, lambda: run(argv, program, timeline), cannot=(CannotStart,))
 
 
