@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -154,3 +155,15 @@ def test_a_server_that_wants_a_key(capsys: pytest.CaptureFixture[str]) -> None:
         code = main([*RANDOM, "--base-url", address, "--ready-check-timeout-sec", "0"])
         server.shutdown()
     assert code == 1 and GIVE_A_KEY in capsys.readouterr().err
+
+
+def test_a_server_that_is_silent_is_not_waited_for_in_silence(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        words = ["--port", str(port), "--ready-check-timeout-sec", "1.5"]
+        words += ["--dataset-name", "random"]
+        assert main(words) != 0
+    told = capsys.readouterr().err
+    assert f"127.0.0.1:{port}" in told and "1.5 s (--ready-check-timeout-sec)" in told

@@ -27,6 +27,10 @@ Result = TypeVar("Result")
 WARMUP_OUTPUT = 32
 """Output tokens of a warm-up request at most."""
 READ_BUFFER = 1 << 20
+SILENT_SECONDS = 1.0
+"""of waiting until it is said"""
+AT_LEAST_SECONDS = 1.0
+"""for the last look at the server"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,27 +167,49 @@ async def flush_cache(session: aiohttp.ClientSession, load: BenchLoad) -> None:
 
 
 async def wait_ready(load: BenchLoad) -> None:
-    """Poll /health (or /v1/models where there is none) until it answers 200."""
+    """Poll /health (or /v1/models where there is none) until it answers 200. Raises BenchError."""
     deadline = time.monotonic() + load.ready_timeout
-    reason, told = "", False
-    async with open_session(load) as session:
+    reason, told = "no answer yet", False
+
+    def tell() -> None:
+        nonlocal told
+        if not told:
+            print(
+                f"waiting for the server at {load.base_url}: {reason}; for at most "
+                f"{load.ready_timeout:g} s (--ready-check-timeout-sec), Ctrl-C ends it",
+                file=sys.stderr,
+                flush=True,
+            )
+        told = True
+
+    silence = asyncio.get_running_loop().call_later(SILENT_SECONDS, tell)
+    async with open_session(load) as session, contextlib.AsyncExitStack() as stack:
+        stack.callback(silence.cancel)
         while True:
             try:
-                for path in ("/health", "/v1/models"):
-                    async with session.get(load.base_url + path) as answer:
-                        if answer.status == 200:
-                            return
-                        reason = f"{path} answered HTTP {answer.status}"
-                        if answer.status != 404:
-                            break
+                async with asyncio.timeout(max(deadline - time.monotonic(), AT_LEAST_SECONDS)):
+                    reason = await why_not_ready(session, load.base_url)
             except (TimeoutError, aiohttp.ClientError, OSError) as error:
                 reason = why_no_answer(error)
-            if not told:
-                print(f"waiting for the server at {load.base_url}: {reason}", file=sys.stderr)
-            told = True
+            if not reason:
+                return
+            tell()
             if time.monotonic() > deadline:
                 raise BenchError(no_server(load.base_url, reason))
             await asyncio.sleep(0.25)
+
+
+async def why_not_ready(session: aiohttp.ClientSession, base_url: str) -> str:
+    """Nothing when it is. Raises what the connection does."""
+    reason = ""
+    for path in ("/health", "/v1/models"):
+        async with session.get(base_url + path) as answer:
+            if answer.status == 200:
+                return ""
+            reason = f"{path} answered HTTP {answer.status}"
+            if answer.status != 404:
+                break
+    return reason
 
 
 def open_session(load: BenchLoad) -> aiohttp.ClientSession:
