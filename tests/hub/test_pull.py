@@ -555,6 +555,21 @@ def test_list_says_what_a_killed_fetch_has_left(
     assert not blobs.exists()
 
 
+def test_list_says_what_cannot_be_served(
+    hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = pull(hub, tmp_path)
+    (folder / "model.safetensors").resolve().unlink()
+    capsys.readouterr()
+    assert main(["list", "--download-dir", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "damaged" in shown and "vivace pull org/toy" in shown and "vivace rm org/toy" in shown
+    pull(hub, tmp_path)
+    capsys.readouterr()
+    assert main(["list", "--download-dir", str(tmp_path)]) == 0
+    assert "damaged" not in capsys.readouterr().out
+
+
 def test_list_goes_on_beside_a_download(
     hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
