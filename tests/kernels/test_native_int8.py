@@ -116,6 +116,22 @@ def test_bf16_by_vdpbf16ps_is_batch_invariant_and_rounds_activations_only() -> N
     assert ((found - exact).abs() <= bound).all()
 
 
+@pytest.mark.skipif("avx512vnni" not in USABLE, reason="no AVX-512 with VNNI and BF16")
+@pytest.mark.parametrize("rows", [1, 5, 29, 130])
+def test_the_emulation_has_the_bits_of_the_instructions(rows: int) -> None:
+    x, tiny = activations(rows, 96), activations(rows, 96) * 2.0**-130
+    generator = torch.Generator().manual_seed(rows)
+    weights = [
+        torch.randn(75, 96, generator=generator).bfloat16(),
+        random_weight(75, 96, int8_activations=True),
+    ]
+    native, emulated = (NativeLinears(load_kernels(isa)) for isa in ("avx512vnni", EMULATED))
+    for weight in weights:
+        for values in (x, tiny):
+            found = native.linear(values, native.pack([weight]))
+            assert torch.equal(found, emulated.linear(values, emulated.pack([weight])))
+
+
 @each_isa
 def test_every_set_of_this_cpu_passes_the_check_at_start(isa: str) -> None:
     assert wrong_product(load_kernels(isa)) is None

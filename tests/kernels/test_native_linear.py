@@ -29,6 +29,11 @@ def linears(isa: str | None, threads: int = 2) -> NativeLinears:
     return NativeLinears(load_kernels(isa, threads))
 
 
+def multiplied(x: Tensor, kind: str, isa: str) -> Tensor:
+    """x as the kernel multiplies it: vdpbf16ps takes activations in bfloat16."""
+    return x.bfloat16().float() if (kind, isa) == ("bf16", "avx512vnni") else x
+
+
 def assert_product(found: Tensor, x: Tensor, numbers: Tensor, bias: Tensor | None = None) -> None:
     """Within what a chain of float32 additions can lose: n roundings of the sum of sizes."""
     x, numbers = x.double(), numbers.double()
@@ -65,7 +70,7 @@ def test_every_number_of_rows(kind, isa):
     layer, ops = random_layer(kind, 53, 1280), linears(isa)
     weight, bias, x = ops.pack([layer.piece]), torch.randn(53), torch.randn(300, 1280)
     whole = ops.linear(x, weight, bias)
-    assert_product(whole, x, layer.numbers, bias)
+    assert_product(whole, multiplied(x, kind, isa), layer.numbers, bias)
     assert_rows_stand_alone(lambda part: ops.linear(part, weight, bias), x, whole, ROWS)
 
 
@@ -99,7 +104,7 @@ def test_shapes_and_strides(data):
     out = wide[:rows, before : before + outputs]
     found = ops.linear(x, ops.pack([layer.piece]), bias, out=out)
     assert found is out
-    assert_product(out, x, layer.numbers, bias)
+    assert_product(out, multiplied(x, kind, isa), layer.numbers, bias)
     assert (wide[:, :before] == 7).all() and (wide[:, before + outputs :] == 7).all()
     assert (wide[rows] == 7).all()
 
