@@ -181,7 +181,8 @@ def test_a_deployment_file_is_the_whole() -> None:
         ("rtx-4090", "sglang==0.5.19", 2048),
         ("rtx-4090", "sglang==0.5.20", 4096),
         ("atlas-800i-a3", "sglang==0.5.6", 32768),
-        ("atlas-800i-a3", "sglang==0.5.6.post1", 8192),
+        ("atlas-800i-a3", "sglang==0.5.6.post2", 32768),
+        ("atlas-800i-a3", "sglang==0.5.7", 8192),
         ("atlas-800i-a3", "sglang", 8192),
     ],
 )
@@ -208,7 +209,7 @@ def test_one_finding_for_one_mistake_of_the_task_queue() -> None:
     ("rule", "before", "since"),
     [
         ("becomes-ascend", "0.5.6", "0.5.6.post1"),
-        ("becomes-sizes", "0.5.6", "0.5.6.post1"),
+        ("becomes-sizes", "0.5.3.post2", "0.5.3.post3"),
     ],
 )
 def test_rewrites_hold_from_their_release_on(rule: str, before: str, since: str) -> None:

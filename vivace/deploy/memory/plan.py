@@ -265,7 +265,7 @@ def default_fraction(server: ServerPlan, device: Device, case: Case) -> float:
     memory = device.memory_gib * 1024
     chunk = chunk_size(server, case)
     chunk = chunk if chunk and chunk > 0 else server.number("max_prefill_tokens") or USUAL_CHUNK
-    rows = max(server.graphs, default=graph_default(server, device))
+    rows = max(server.graphs, default=graph_default(server, case, device))
     layout = server.parallelism
     reserved = 512 + 1.5 * max(chunk, 2048) + 2 * rows + 1024 * layout.tp * layout.pp / 8
     if layout.dp_attention:

@@ -14,7 +14,7 @@ from vivace.deploy.server_plan import ServerPlan
 from vivace.deploy.startup import TOLD, rewritten
 
 ARGS = "SGLang's server_args.py, 0.5.10"
-ASCEND_SIZES = "0.5.6.post1"  # hardware_backend/npu/utils.py
+ASCEND_BACKEND = "0.5.6.post1"  # hardware_backend/npu/utils.py
 OVERLAPPED = "0.5.11"
 """from here on speculation overlaps unless SGLANG_ENABLE_SPEC_V2 is 0"""
 
@@ -60,7 +60,7 @@ def conservativeness(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue("schedule_conservativeness", text + " multiplies it by 0.3")
 
 
-@rewrite("becomes-ascend", platforms=("npu",), since=ASCEND_SIZES)
+@rewrite("becomes-ascend", platforms=("npu",), since=ASCEND_BACKEND)
 def ascend_defaults(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Ascend has one attention backend."""
     backend = server.value("attention_backend")
@@ -201,7 +201,7 @@ def sparse_attention(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue("page_size", text)
 
 
-@rewrite("becomes-sizes", platforms=("npu",), since=ASCEND_SIZES)
+@rewrite("becomes-sizes", platforms=("npu",), since="0.5.3.post3")
 def ascend_sizes(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """On Ascend, default chunk and graph sizes follow the device memory."""
     device = case.known_device
@@ -210,7 +210,7 @@ def ascend_sizes(server: ServerPlan, case: Case) -> Iterator[Issue]:
         text = f"--chunked-prefill-size becomes {chunk}: a device of {device.memory_gib:g} GiB"
         yield Issue("chunked_prefill_size", text)
     if server.decodes and not server.graphs and not server.has("disable_cuda_graph"):
-        size, tp = graph_default(server, device), server.parallelism.tp
+        size, tp = graph_default(server, case, device), server.parallelism.tp
         text = f"--cuda-graph-max-bs becomes {size}: {device.memory_gib:g} GiB of memory, tp {tp}"
         yield Issue("cuda_graph_max_bs", text)
 
