@@ -79,3 +79,19 @@ def test_default_graphs_are_those_of_the_release(
         made = read(f"--model-path m --tp {tp}", f"sglang=={release}", device)
         assert made.device is not None
         assert graph_default(made.servers[0], made, made.device) == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "release", "expected"),
+    [
+        ("--attention-backend cutlass_mla", "", ["warning"]),
+        ("--attention-backend cutlass_mla", "0.5.10", []),
+        ("--attention-backend cutlass_mla", "0.5.23", ["error"]),
+        ("--attention-back cutlass_mla", "", ["warning"]),
+        ("--attention-backend cutlas_mla", "", ["error"]),
+        ("--attention-backend fa3", "", []),
+    ],
+)
+def test_values_that_some_releases_take(line: str, release: str, expected: list[str]) -> None:
+    target = f"sglang=={release}" if release else "sglang"
+    assert severities(f"--model-path m {line}", "flag-value", target) == expected

@@ -9,7 +9,6 @@ from vivace.config.releases.tables import (
     ReleasedFlag,
     definitions,
     latest,
-    release_names,
     releases,
     row_at,
     span,
@@ -34,17 +33,21 @@ def why_refused(flag: str, value: FlagValue, version: str) -> str:
             return ""
         others = releases_with(flag, value)
         return refusal(flag, row, value) + (f" (SGLang {span(others)} takes it)" if others else "")
-    rows = definitions().get(flag) or [row for row in [row_at(flag, latest())] if row is not None]
+    rows = definitions().get(flag) or list(find_rows(flag).values())
     if not rows or any(accepts(row, value) for row in rows):
         return ""
     return refusal(flag, rows[-1], value)
 
 
+def find_rows(flag: str) -> dict[str, ReleasedFlag]:
+    """What a flag, or an abbreviation of one, is in each release that takes it."""
+    rows = {release: row_at(flag, release) for release in releases()}
+    return {release: row for release, row in rows.items() if row is not None}
+
+
 def releases_with(flag: str, value: FlagValue) -> list[str]:
     """The releases that take the flag with this value."""
-    rows = [row for row in definitions().get(flag, ()) if accepts(row, value)]
-    found = {release for row in rows for release in release_names(row.held)}
-    return [release for release in releases() if release in found]
+    return [release for release, row in find_rows(flag).items() if accepts(row, value)]
 
 
 def replacement(flag: str, version: str) -> str:

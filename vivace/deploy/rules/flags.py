@@ -147,7 +147,8 @@ def ambiguous_flag(server: ServerPlan, case: Case) -> Iterator[Issue]:
 def flag_value(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Flags have values of their type and among their choices.
     argparse converts and compares every value before anything is loaded, and stops with a
-    usage line. For SGLang the values are those of the target version; without one, of any."""
+    usage line. For SGLang the values are those of the target version; without one, of any: what
+    the newest refuses and others take is a warning."""
     for flag, value in server.role.flags.items():
         option = find_option(flag)
         if value is None or placeholder(value):
@@ -158,8 +159,11 @@ def flag_value(server: ServerPlan, case: Case) -> Iterator[Issue]:
             reason = "" if option is None else why_vivace_refuses(option, value)
         else:
             reason = why_refused("--" + flag, value, case.target.version)
+        severity = None
+        if not reason and case.target == Target("sglang"):
+            reason, severity = why_refused("--" + flag, value, latest()), "warning"
         if reason:
-            yield Issue("--" + flag, reason, "use a value that the flag accepts")
+            yield Issue("--" + flag, reason, "use a value that the flag accepts", severity)
 
 
 @server_rule("retired-value", "warning", source=INVENTORY)
