@@ -14,6 +14,9 @@ from vivace.terminal import print_wrapped
 if TYPE_CHECKING:
     from pathlib import Path
 
+FEW = 8
+"""choices that are listed whole"""
+
 
 class ArgumentParser(argparse.ArgumentParser):
     """A misspelled flag or value is answered with what is close to it."""
@@ -48,7 +51,8 @@ class ArgumentParser(argparse.ArgumentParser):
         if action.choices is None or value in action.choices:
             return
         names = [str(choice) for choice in action.choices]
-        near = nearest(str(value), names) or f"; choose from {', '.join(names)}"
+        near = nearest(str(value), names, 0.7) if len(names) > FEW else ""
+        near = near or f"; choose from {', '.join(names)}"
         raise argparse.ArgumentError(action, f"there is no {value!r}{near}")
 
 

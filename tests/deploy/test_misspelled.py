@@ -14,6 +14,8 @@ from deployments import found, mixed
 from vivace.config.releases.tables import library_variables, variable_rows
 from vivace.deploy.catalogue.flags import tables
 from vivace.deploy.check import main
+from vivace.deploy.command import TARGETS
+from vivace.deploy.command import main as deploy
 from vivace.deploy.load_case import Overrides, build_case, open_files
 from vivace.deploy.rules.judge import Finding, judge
 
@@ -185,3 +187,27 @@ def test_the_names_of_a_library_are_read_out_of_its_wheel(
             "source": "read out of 9.9.9", "names": "MADE_UP_TOO NCCL_MADE_UP OF_PYTHON"
         },
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--diff", "0.5.23", "{file}"], "--diff OLD NEW FILE"),
+        (["--diff", "0.5.23", "{file}", "{file}"], "--diff OLD NEW FILE"),
+        (["{file}", "--diff", "0.5.10", "0.5.99"], "0.5.99"),
+    ],
+)
+def test_releases_that_are_none_are_told_first(
+    words: list[str], expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "serve.sh"
+    file.write_text("python -m sglang.launch_server --model-path m\n")
+    assert main([word.format(file=file) for word in words]) == 2
+    assert expected in capsys.readouterr().err
+
+
+def test_a_few_choices_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        deploy(["render", "x", "--to", "helm"])
+    said = capsys.readouterr().err
+    assert all(target in said for target in TARGETS)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeGuard
 from vivace.arguments import ArgumentParser
 from vivace.config.process_environment import process_environment
 from vivace.deploy.case import Case
+from vivace.deploy.files import is_file
 from vivace.deploy.load_case import (
     SPECS,
     LoadedDeployment,
@@ -56,6 +57,8 @@ def run(chosen: argparse.Namespace, command: list[str] | None) -> int:
     if chosen.rules or chosen.explain:
         return print_rules(chosen.explain)
     refuse_combinations(chosen)
+    if chosen.diff:
+        refuse_releases(chosen.diff)
     if chosen.diff or chosen.suggest or chosen.write:
         case = build_case(load_deployment(chosen.files, command), parse_overrides(chosen))
         return (print_difference if chosen.diff else print_suggestions)(case, chosen)
@@ -113,6 +116,16 @@ def refuse_combinations(chosen: argparse.Namespace) -> None:
                   if chosen.each and getattr(chosen, name)), None)  # fmt: skip
     if alone is not None:
         raise CannotStart(f"--{alone} is for one deployment: leave out --each")
+
+
+def refuse_releases(words: Sequence[str]) -> None:
+    """Raises CannotStart for what is no release of SGLang."""
+    for word in words:
+        try:
+            parse_release(word)
+        except ValueError as error:
+            order = "two releases come first: --diff OLD NEW FILE"
+            raise CannotStart(f"--diff: {order if is_file(word) else error}") from None
 
 
 def split_command(words: Sequence[str]) -> tuple[list[str], list[str] | None]:
@@ -278,10 +291,7 @@ def checkout() -> str:
 def print_difference(case: Case, chosen: argparse.Namespace) -> int:
     from vivace.deploy.difference import as_text, changes, not_known, open_flags
 
-    try:
-        old, new = (parse_release(each) for each in chosen.diff)
-    except ValueError as error:
-        raise CannotStart(f"--diff: {error}") from None
+    old, new = map(parse_release, chosen.diff)
     found = changes(case, old, new)
     if chosen.format == "json":
         from vivace.deploy.report.machine import as_json, difference_report
