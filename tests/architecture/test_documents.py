@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from vivace.deploy.rules import network
+from vivace.deploy.rules import environment
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -89,4 +89,4 @@ def test_the_example_of_a_rule_is_one() -> None:
     names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
     own = {node.id for node in names if isinstance(node.ctx, ast.Store)}
     own |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
-    assert {node.id for node in names} - own <= {*vars(network), *dir(builtins)}
+    assert {node.id for node in names} - own <= {*vars(environment), *dir(builtins)}

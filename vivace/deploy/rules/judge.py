@@ -16,8 +16,8 @@ from vivace.terminal import shorten
 
 MODULES = tuple(
     import_module(f"vivace.deploy.rules.{name}")
-    for name in """reading flags platform_flags refused parallelism experts speculative
-    disaggregation hosts reachable load goals memory environment network rewrites""".split()
+    for name in """reading flags refused parallelism experts speculative
+    disaggregation hosts reachable load memory environment rewrites""".split()
 )
 
 
@@ -30,7 +30,7 @@ def rules_in(module: ModuleType) -> Iterator[Rule]:
 
 
 RULES: tuple[Rule, ...] = tuple(rule for module in MODULES for rule in rules_in(module))
-WORDS = tuple(f"vivace.deploy.rules.{name}" for name in ("reading", "flags", "platform_flags"))
+WORDS = tuple(f"vivace.deploy.rules.{name}" for name in ("reading", "flags"))
 """modules whose rules ask whether a flag exists at all; of one that the target lacks, others say
 nothing"""
 
