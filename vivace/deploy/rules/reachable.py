@@ -92,7 +92,9 @@ def meeting_host(case: Case) -> Iterator[Issue]:
         ranks = sorted(rank for each in instance if (rank := node_rank(each.flags)) is not None)
         first = next((each for each in instance if node_rank(each.flags) == 0), None)
         meeting = None if first is None else rendezvous(first)
-        if first is None or meeting is None or ranks != list(range(nnodes(first))):
+        if first is None or meeting is None or len(ranks) != nnodes(first):
+            continue
+        if ranks != list(range(len(ranks))):
             continue
         host = meeting[0]
         if host in (*EVERYWHERE, *LOOPBACK) or any(sign in host for sign in "<{$"):
