@@ -51,6 +51,8 @@ POD = "apiVersion: v1\nkind: Pod\n"
             "roles:\n" + "".join(f"  r{at}: {{kind: mixed}}\n" for at in range(300)),
             "300 roles: at most 256",
         ),
+        ("nodes.sh", f"{SERVER} --tp 2 --nnodes {10**20} --node-rank 0", "at most 4096"),
+        ("nodes.yaml", "roles: {a: {kind: mixed, instances: 60000, nodes: 9}}", "at most 4096"),
     ],
 )
 def test_files_that_explode_are_one_line(

@@ -101,7 +101,6 @@ VLLM = re.sub(r"\[python3.*8000.*]", '[vllm, serve, m, --port, "8000"]', POD)
     ("content", "before", "after", "expected"),
     [
         (POD, "port: 8000\n---", "port: 8001\n---", [(PORT, "error", 19)]),
-        (COMPOSE, "--nnodes 2", f"--nnodes {10**20}", []),
         (POD, "targetPort: 8000", "targetPort: 30000", [(PORT, "error", 27)]),
         (POD, "{port: 80, targetPort: 8000}", "{port: 80}", [(PORT, "error", 27)]),
         (POD, "targetPort: 8000", "targetPort: http", []),

@@ -220,7 +220,8 @@ def in_order(group: list[StartedServer], nodes: int) -> list[StartedServer]:
     ordered: list[StartedServer] = []
     for members in instances.values():
         by_rank = sorted(members, key=lambda each: node_rank(each.flags) or 0)
-        if [node_rank(each.flags) for each in by_rank] != list(range(nodes)):
+        ranks = [node_rank(each.flags) for each in by_rank]
+        if len(ranks) != nodes or ranks != list(range(len(ranks))):
             return group
         ordered += by_rank
     return ordered

@@ -31,7 +31,7 @@ from vivace.deploy.from_script.roles import (
 from vivace.deploy.from_script.undefined import missing_model, undefined_variables
 from vivace.deploy.locations import COMMAND, Location, Sources
 from vivace.deploy.quoting import quote
-from vivace.deploy.schema.deployment import MAX_ROLES, Benchmark, Deployment, Flags, Model, Role
+from vivace.deploy.schema.deployment import Benchmark, Deployment, Flags, Model, Role
 from vivace.deploy.shell.interpreter import Follow
 from vivace.deploy.shell.reader import MAX_BYTES, ScriptError, no_file
 from vivace.deploy.shell.state import Launch
@@ -210,17 +210,17 @@ def collect(
 
 
 def finish_import(found: DeploymentBuilder, file: str) -> LoadedDeployment:
-    """Raises NothingStarted."""
+    """Raises NothingStarted; ScriptError for more than one deployment may have."""
     if not found.servers and not found.benchmarks:
         raise NothingStarted(found.remarks)
     groups = build_roles(found.servers)
-    if len(groups.roles) > MAX_ROLES:
-        text = f"{len(groups.roles)} different servers: at most {MAX_ROLES} are read together"
-        raise ScriptError(text)
     for server, condition in groups.chosen:
         text = f"what runs depends on {condition or 'the machine'}: read as if it were true"
         found.remark("not-understood", "", text, server.place)
-    deployment = build_deployment(groups, list(found.benchmarks.values()))
+    try:
+        deployment = build_deployment(groups, list(found.benchmarks.values()))
+    except ValueError as error:
+        raise ScriptError(str(error)) from None
     if deployment.engine == "sglang" and len(set(found.releases)) == 1:
         deployment.engine = f"sglang=={found.releases[0]}"
     if deployment.model.path is None and len(models := server_models(groups.roles)) > 1:

@@ -30,6 +30,8 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 ROLE_NAME = re.compile(r"\w[\w.-]{0,62}")
 """a role's: files, services and comments of scripts bear it"""
 MAX_ROLES = 256
+MAX_SERVERS = 4096
+"""on all nodes: each is written out and judged"""
 VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -168,8 +170,14 @@ class Deployment(Struct):
         refuse_variables([*self.environment, *self.unset])
         if len(self.roles) > MAX_ROLES:
             raise ValueError(f"{len(self.roles)} roles: at most {MAX_ROLES} are read")
+        if self.servers > MAX_SERVERS:
+            raise ValueError(f"{self.servers} servers: at most {MAX_SERVERS} are read")
         what = "a role: up to 63 letters, digits and any of . _ - behind the first"
         refuse_names(self.roles, ROLE_NAME, what)
+
+    @property
+    def servers(self) -> int:
+        return sum(role.instances * role.nodes for role in self.roles.values())
 
 
 def longest(lengths: int | Lengths | None) -> int | None:
