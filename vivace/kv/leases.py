@@ -292,10 +292,11 @@ def path_pages(node: Node) -> list[int]:
 # --- what an idle engine does -----------------------------------------------------------------
 
 IDLE_SECONDS = 60.0
-"""without a step, before memory goes back: the next requests pay for fresh pages (60,000
-faults for 32 prompts of 256 tokens)"""
-START_SECONDS = 1.0
-"""the same for the first time: what loading and the warm-up left behind"""
+"""without a step, before pages go back: the next requests pay for fresh ones (60,000 faults for
+32 prompts of 256 tokens)"""
+TRIM_SECONDS = 1.0
+"""the same for what the worker keeps from step to step, a few thousand faults, and for all that
+loading and the warm-up left behind"""
 FORGET_SECONDS = 600.0
 """without a step, before the share of the prefix cache is what it was at first"""
 MAX_COPIES = 64
@@ -315,16 +316,17 @@ class Compaction:
         self._leases = leases
         self._lazy = lazy
         self.in_flight = False
-        self._compacted_since: float | None = None
+        self._trimmed_since: float | None = None
         """`last_commit` of the last plan: steps since may have left memory that nobody holds"""
 
     def due(self, last_commit: float) -> float | None:
         """When there is something to do, if nobody lives."""
         if not self._lazy:
             return None
-        if self._worthwhile() or last_commit != self._compacted_since:
-            first = self._compacted_since is None
-            return last_commit + (START_SECONDS if first else IDLE_SECONDS)
+        if last_commit != self._trimmed_since:
+            return last_commit + TRIM_SECONDS
+        if self._worthwhile():
+            return last_commit + IDLE_SECONDS
         return last_commit + FORGET_SECONDS if self._leases.share_grown else None
 
     def _worthwhile(self) -> bool:
@@ -338,10 +340,11 @@ class Compaction:
             return None
         if now >= last_commit + FORGET_SECONDS:
             self._leases.forget_returns()
-        worthwhile = self._worthwhile()
-        if not worthwhile and last_commit == self._compacted_since:
+        wait = TRIM_SECONDS if self._trimmed_since is None else IDLE_SECONDS
+        worthwhile = now >= last_commit + wait and self._worthwhile()
+        if not worthwhile and last_commit == self._trimmed_since:
             return None
-        self._compacted_since = last_commit
+        self._trimmed_since = last_commit
         self.in_flight = True
         if not worthwhile:
             return {}, self._leases.touched
