@@ -17,7 +17,7 @@ from vivace.terminal import shorten
 MODULES = tuple(
     import_module(f"vivace.deploy.rules.{name}")
     for name in """reading flags refused parallelism experts speculative
-    disaggregation hosts reachable load memory environment rewrites""".split()
+    disaggregation hosts load memory environment rewrites""".split()
 )
 
 
