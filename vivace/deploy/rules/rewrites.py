@@ -19,72 +19,68 @@ OVERLAPPED = "0.5.11"
 """from here on speculation overlaps unless SGLANG_ENABLE_SPEC_V2 is 0"""
 
 
-def rewrite(name: str, **facts: Any) -> Callable[[ServerCheck], Rule]:
-    reason = "SGLang changes the setting at start-up, sometimes without a log line."
-    return server_rule(name, "note", source=ARGS, engine="sglang", reason=reason, **facts)
+def rewrite(name: str, about: str = "", **facts: Any) -> Callable[[ServerCheck], Rule]:
+    facts["reason"] = "SGLang changes the setting at start-up, sometimes without a log line."
+    return server_rule(name, "note", about=about, source=ARGS, engine="sglang", **facts)
 
 
-@rewrite("becomes-ep")
-def expert_ranks(server: ServerPlan, case: Case) -> Iterator[Issue]:
+@rewrite("becomes-ep", "ep_size")
+def expert_ranks(server: ServerPlan, case: Case) -> Iterator[str]:
     """--ep-size equals --tp-size with an all-to-all backend."""
     asked, ep = server.number("ep_size") or 1, server.parallelism.ep
     if ep != asked and server.has("ep_size"):
         backend = server.value("moe_a2a_backend")
-        yield Issue("ep_size", f"ep {asked} becomes {ep}: {backend} uses all tp ranks")
+        yield f"ep {asked} becomes {ep}: {backend} uses all tp ranks"
 
 
-@rewrite("becomes-dp-attention", since="0.5.2", until="0.5.21")
-def single_dp(server: ServerPlan, case: Case) -> Iterator[Issue]:
+@rewrite("becomes-dp-attention", "enable_dp_attention", since="0.5.2", until="0.5.21")
+def single_dp(server: ServerPlan, case: Case) -> Iterator[str]:
     """--enable-dp-attention is used with --dp-size above 1."""
     if server.parallelism.dp == 1 and server.has("enable_dp_attention"):
-        yield Issue("enable_dp_attention", "--enable-dp-attention is turned off: dp is 1")
+        yield "--enable-dp-attention is turned off: dp is 1"
 
 
-@rewrite("becomes-chunk")
-def chunk_by_dp(server: ServerPlan, case: Case) -> Iterator[Issue]:
+@rewrite("becomes-chunk", "chunked_prefill_size")
+def chunk_by_dp(server: ServerPlan, case: Case) -> Iterator[str]:
     """dp attention divides --chunked-prefill-size."""
     chunk, layout = server.number("chunked_prefill_size"), server.parallelism
     if layout.dp_attention and server.has("chunked_prefill_size") and chunk and chunk > 0:
         each, dp = chunk // layout.dp, layout.dp
-        text = f"--chunked-prefill-size {chunk} becomes {each} per rank: it is divided by dp {dp}"
-        yield Issue("chunked_prefill_size", text)
+        yield f"--chunked-prefill-size {chunk} becomes {each} per rank: it is divided by dp {dp}"
 
 
-@rewrite("becomes-conservativeness")
-def conservativeness(server: ServerPlan, case: Case) -> Iterator[Issue]:
+@rewrite("becomes-conservativeness", "schedule_conservativeness")
+def conservativeness(server: ServerPlan, case: Case) -> Iterator[str]:
     """dp attention multiplies --schedule-conservativeness by 0.3."""
     if server.parallelism.dp_attention:
         given = server.value("schedule_conservativeness")
         asked = given if isinstance(given, int | float) and given else 1.0
         text = f"--schedule-conservativeness {asked} becomes {round(asked * 0.3, 3)}: dp attention"
-        yield Issue("schedule_conservativeness", text + " multiplies it by 0.3")
+        yield text + " multiplies it by 0.3"
 
 
-@rewrite("becomes-ascend", platforms=("npu",), since=ASCEND_BACKEND)
-def ascend_defaults(server: ServerPlan, case: Case) -> Iterator[Issue]:
+@rewrite("becomes-ascend", "attention_backend", platforms=("npu",), since=ASCEND_BACKEND)
+def ascend_defaults(server: ServerPlan, case: Case) -> Iterator[str]:
     """Ascend has one attention backend."""
     backend = server.value("attention_backend")
     if server.has("attention_backend") and backend != "ascend":
-        text = f"--attention-backend {backend} becomes ascend: Ascend supports no other"
-        yield Issue("attention_backend", text)
+        yield f"--attention-backend {backend} becomes ascend: Ascend supports no other"
 
 
-@rewrite("becomes-draft-path")
-def draft_path(server: ServerPlan, case: Case) -> Iterator[Issue]:
+@rewrite("becomes-draft-path", "speculative_algorithm")
+def draft_path(server: ServerPlan, case: Case) -> Iterator[str]:
     """Models with draft layers of their own are their own draft model."""
     own = server.speculative_algorithm == "EAGLE"
     has_layers = case.model is None or case.model.draft_layers > 0
     if own and has_layers and not server.has("speculative_draft_model_path"):
-        text = "the draft model path becomes the model path: the model has its own draft layers"
-        yield Issue("speculative_algorithm", text)
+        yield "the draft model path becomes the model path: the model has its own draft layers"
 
 
-@rewrite("becomes-eagle")
-def draft_name(server: ServerPlan, case: Case) -> Iterator[Issue]:
+@rewrite("becomes-eagle", "speculative_algorithm")
+def draft_name(server: ServerPlan, case: Case) -> Iterator[str]:
     """NEXTN is another name for EAGLE."""
     if server.value("speculative_algorithm") == "NEXTN":
-        text = "--speculative-algorithm NEXTN becomes EAGLE: they are the same"
-        yield Issue("speculative_algorithm", text)
+        yield "--speculative-algorithm NEXTN becomes EAGLE: they are the same"
 
 
 @rewrite("becomes-draft-limits")
@@ -102,39 +98,36 @@ def draft_limits(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue("speculative_algorithm", text)
 
 
-@rewrite("becomes-no-overlap", since="0.4.6.post4")
-def pipeline_overlap(server: ServerPlan, case: Case) -> Iterator[Issue]:
+@rewrite("becomes-no-overlap", "pp_size", since="0.4.6.post4")
+def pipeline_overlap(server: ServerPlan, case: Case) -> Iterator[str]:
     """Pipeline parallelism turns overlap scheduling off."""
     if server.parallelism.pp > 1 and not server.has("disable_overlap_schedule"):
-        text = "overlap scheduling is turned off: the pipeline overlaps micro-batches instead"
-        yield Issue("pp_size", text)
+        yield "overlap scheduling is turned off: the pipeline overlaps micro-batches instead"
 
 
-@rewrite("becomes-no-prefix-cache")
-def decode_cache(server: ServerPlan, case: Case) -> Iterator[Issue]:
+@rewrite("becomes-no-prefix-cache", "disaggregation_mode")
+def decode_cache(server: ServerPlan, case: Case) -> Iterator[str]:
     """Decode servers have no prefix cache.
     From 0.5.11 on --disaggregation-decode-enable-radix-cache keeps it."""
     asked = server.caches_prefixes or server.has("disable_radix_cache")
     if server.kind == "decode" and not asked:
-        text = "the prefix cache is turned off: decode servers have none"
-        yield Issue("disaggregation_mode", text)
+        yield "the prefix cache is turned off: decode servers have none"
 
 
-@rewrite("becomes-no-graphs")
-def prefill_graphs(server: ServerPlan, case: Case) -> Iterator[Issue]:
+@rewrite("becomes-no-graphs", "disaggregation_mode")
+def prefill_graphs(server: ServerPlan, case: Case) -> Iterator[str]:
     """Prefill servers capture no decode graphs."""
     captured = server.has("enable_piecewise_cuda_graph") or server.has("disable_cuda_graph")
     if server.kind == "prefill" and not captured:
-        yield Issue("disaggregation_mode", "decode graphs are turned off: the role only prefills")
+        yield "decode graphs are turned off: the role only prefills"
 
 
-@rewrite("becomes-eager")
-def normal_graphs(server: ServerPlan, case: Case) -> Iterator[Issue]:
+@rewrite("becomes-eager", "deepep_mode")
+def normal_graphs(server: ServerPlan, case: Case) -> Iterator[str]:
     """--deepep-mode normal cannot be captured in graphs."""
     normal = server.expert_mode == "normal"
     if normal and server.decodes and not server.has("disable_cuda_graph"):
-        text = "decode graphs are turned off: --deepep-mode normal cannot be captured"
-        yield Issue("deepep_mode", text)
+        yield "decode graphs are turned off: --deepep-mode normal cannot be captured"
 
 
 @rewrite("becomes-static-experts", since="0.4.7")
@@ -149,56 +142,51 @@ def expert_balance(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue(name, "--ep-dispatch-algorithm becomes static: expert locations are set")
 
 
-@rewrite("becomes-unfused")
-def shared_fusion(server: ServerPlan, case: Case) -> Iterator[Issue]:
+@rewrite("becomes-unfused", "disable_shared_experts_fusion")
+def shared_fusion(server: ServerPlan, case: Case) -> Iterator[str]:
     """Shared experts are not fused with expert parallelism or on Ascend."""
     spread = server.parallelism.ep > 1 or case.platform == "npu"
     if server.has("disable_shared_experts_fusion") and spread:
-        text = "it has no effect: fusion is off anyway with several expert ranks and on Ascend"
-        yield Issue("disable_shared_experts_fusion", text)
+        yield "it has no effect: fusion is off anyway with several expert ranks and on Ascend"
 
 
-@rewrite("becomes-fcfs")
-def prefix_order(server: ServerPlan, case: Case) -> Iterator[Issue]:
+@rewrite("becomes-fcfs", "schedule_policy")
+def prefix_order(server: ServerPlan, case: Case) -> Iterator[str]:
     """Scheduling by cached prefix needs the prefix cache."""
     policy = server.value("schedule_policy")
     if policy in ("lpm", "dfs-weight") and server.has("disable_radix_cache"):
-        text = f"--schedule-policy {policy} works like fcfs: the prefix cache is off"
-        yield Issue("schedule_policy", text)
+        yield f"--schedule-policy {policy} works like fcfs: the prefix cache is off"
 
 
-@rewrite("becomes-one-tokenizer", since="0.5.4")
-def one_tokenizer(server: ServerPlan, case: Case) -> Iterator[Issue]:
+@rewrite("becomes-one-tokenizer", "tokenizer_worker_num", since="0.5.4")
+def one_tokenizer(server: ServerPlan, case: Case) -> Iterator[str]:
     """--skip-tokenizer-init leaves one tokenizer worker."""
     if server.has("skip_tokenizer_init") and (server.number("tokenizer_worker_num") or 1) > 1:
-        text = "--tokenizer-worker-num becomes 1: --skip-tokenizer-init is set"
-        yield Issue("tokenizer_worker_num", text)
+        yield "--tokenizer-worker-num becomes 1: --skip-tokenizer-init is set"
 
 
-@rewrite("becomes-no-symmetric")
-def symmetric_memory(server: ServerPlan, case: Case) -> Iterator[Issue]:
+@rewrite("becomes-no-symmetric", "enable_symm_mem")
+def symmetric_memory(server: ServerPlan, case: Case) -> Iterator[str]:
     """--enable-symm-mem is used on CUDA."""
     if server.has("enable_symm_mem") and case.platform not in ("", "cuda"):
-        yield Issue("enable_symm_mem", "--enable-symm-mem is ignored: it is for CUDA")
+        yield "--enable-symm-mem is ignored: it is for CUDA"
 
 
-@rewrite("becomes-pytorch-sampling", since="0.5.3")
-def deterministic(server: ServerPlan, case: Case) -> Iterator[Issue]:
+@rewrite("becomes-pytorch-sampling", "sampling_backend", since="0.5.3")
+def deterministic(server: ServerPlan, case: Case) -> Iterator[str]:
     """Deterministic inference samples with pytorch."""
     asked = server.value("sampling_backend")
     if server.has("enable_deterministic_inference") and asked not in (None, "pytorch"):
-        text = f"--sampling-backend {asked} becomes pytorch: deterministic inference is on"
-        yield Issue("sampling_backend", text)
+        yield f"--sampling-backend {asked} becomes pytorch: deterministic inference is on"
 
 
-@rewrite("becomes-sparse-pages", platforms=("cuda",), since="0.5.3")
-def sparse_attention(server: ServerPlan, case: Case) -> Iterator[Issue]:
+@rewrite("becomes-sparse-pages", "page_size", platforms=("cuda",), since="0.5.3")
+def sparse_attention(server: ServerPlan, case: Case) -> Iterator[str]:
     """Sparse attention on CUDA uses pages of 64 tokens."""
     attention, page = case.model and case.model.attention, server.number("page_size")
     sparse = isinstance(attention, LatentAttention) and attention.index_heads
     if sparse and page not in (None, 64):
-        text = f"--page-size {page} becomes 64: sparse attention (DeepSeek-V3.2) needs it"
-        yield Issue("page_size", text)
+        yield f"--page-size {page} becomes 64: sparse attention (DeepSeek-V3.2) needs it"
 
 
 @rewrite("becomes-sizes", platforms=("npu",), since="0.5.3.post3")

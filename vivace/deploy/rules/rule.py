@@ -38,7 +38,7 @@ class Issue(msgspec.Struct, frozen=True):
     certain: bool = False  # whatever the rule assumes
 
 
-ServerCheck = Callable[[ServerPlan, Case], Iterator[Issue]]
+ServerCheck = Callable[[ServerPlan, Case], Iterator[Issue | str]]
 CaseCheck = Callable[[Case], Iterator[Issue]]
 
 
@@ -123,16 +123,19 @@ def server_rule(
     severity: Severity,
     *,
     roles: tuple[Kind, ...] = ("mixed", "prefill", "decode", "encoder"),
+    about: str = "",
     **facts: Any,
 ) -> Callable[[ServerCheck], Rule]:
-    """A rule that runs once for each server of `roles`; `facts` are fields of Rule."""
+    """A rule that runs once for each server of `roles`; `facts` are fields of Rule, and `about` is
+    the flag of what it says with a text alone."""
 
     def decorate(function: ServerCheck) -> Rule:
         @wraps(function)
         def check(case: Case) -> Iterator[Issue]:
             for server in case.of(*roles):
                 with suppress(UnknownValue):
-                    for issue in function(server, case):
+                    for found in function(server, case):
+                        issue = Issue(about, found) if isinstance(found, str) else found
                         flag = server.flag(issue.flag) if issue.flag in options() else issue.flag
                         yield msgspec.structs.replace(issue, role=server.name, flag=flag)
 
