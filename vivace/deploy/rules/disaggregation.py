@@ -76,16 +76,15 @@ def hosts_apart(case: Case) -> Iterator[Issue]:
         yield Issue("hosts", text, "use other nodes for one of them", role=names[-1])
 
 
-@server_rule("hosts-once", "error", source=PAGE)
-def hosts_once(server: ServerPlan, case: Case) -> Iterator[Issue]:
+@server_rule("hosts-once", "error", "hosts", "list every node once", source=PAGE)
+def hosts_once(server: ServerPlan, case: Case) -> Iterator[str]:
     """A node of a role is listed once.
     Every entry is a node of its own with its own rank; two entries of one node would start two
     ranks on the same devices."""
     counts = Counter(server.role.hosts)
     twice = [host for host, count in counts.items() if count > 1 and not case.together(host)]
     if twice:
-        text = f"{', '.join(map(repr, twice))} is listed more than once in hosts"
-        yield Issue("hosts", text, "list every node once")
+        yield f"{', '.join(map(repr, twice))} is listed more than once in hosts"
 
 
 @case_rule("router-prefill", "error", source=PAGE, assumes=("scripts",))

@@ -54,8 +54,8 @@ def dispatch_fused(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue(DISPATCH, text, f"export {DISPATCH}={tokens}")
 
 
-@server_rule("dispatch-guide", "doc", source=GUIDE, platforms=("npu",))
-def dispatch_guide(server: ServerPlan, case: Case) -> Iterator[Issue]:
+@server_rule("dispatch-guide", "doc", DISPATCH, "nothing to do", source=GUIDE, platforms=("npu",))
+def dispatch_guide(server: ServerPlan, case: Case) -> Iterator[str]:
     """The parameter guide overstates dispatch tokens.
     Its formula, max-running-requests x (1 + draft tokens) <= limit, omits that requests are divided
     by dp and tokens by the group. It is false for nearly every published decode role, and for the
@@ -66,8 +66,7 @@ def dispatch_guide(server: ServerPlan, case: Case) -> Iterator[Issue]:
     claimed = running * (1 + drafts)
     if tokens is not None and limit and claimed > limit >= tokens:
         formula = f"{running} x (1 + {drafts}) = {claimed} <= {limit}"
-        text = f"the guide requires {formula}, but a rank sends {tokens}: {limit} is enough"
-        yield Issue(DISPATCH, text, "nothing to do")
+        yield f"the guide requires {formula}, but a rank sends {tokens}: {limit} is enough"
 
 
 @server_rule("dispatch-limits", "error", source=LIMITS, platforms=("npu", "cuda"))

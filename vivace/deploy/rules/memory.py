@@ -51,14 +51,13 @@ def load_fits(server: ServerPlan, case: Case) -> Iterator[Issue]:
     yield Issue(name, text, remedy, severity)
 
 
-@server_rule("total-tokens", "note", source=SOURCE, needs=PLAN)
-def total_tokens(server: ServerPlan, case: Case) -> Iterator[Issue]:
+@server_rule("total-tokens", "note", "max_total_tokens", "remove it", source=SOURCE, needs=PLAN)
+def total_tokens(server: ServerPlan, case: Case) -> Iterator[str]:
     """--max-total-tokens does not exceed the KV pool.
     --max-total-tokens can only make the pool smaller."""
     plan, limit = plan_role(case, server), server.max_total_tokens
     if plan is not None and limit is not None and plan.pool > 0 and limit > plan.room:
-        text = f"--max-total-tokens {limit} exceeds the KV pool: {plan.room} is used"
-        yield Issue("max_total_tokens", text, "remove it")
+        yield f"--max-total-tokens {limit} exceeds the KV pool: {plan.room} is used"
 
 
 @server_rule("outside-fits", "warning", source=SOURCE, needs=PLAN)

@@ -103,16 +103,15 @@ def plain_dp_nodes(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue("dp_size", text, remedy)
 
 
-@server_rule("dp-divides-tp", "error", source=ARGS)
-def dp_divides_tp(server: ServerPlan, case: Case) -> Iterator[Issue]:
+@server_rule("dp-divides-tp", "error", "dp_size", "choose a dp (x cp) that divides tp", source=ARGS)
+def dp_divides_tp(server: ServerPlan, case: Case) -> Iterator[str]:
     """With dp attention or context parallelism, tp is a multiple of dp x cp.
     An attention group has tp / (dp x cp) ranks, and all groups have the same size."""
     layout = server.parallelism
     dp = layout.attention_dp
     if layout.tp % (dp * layout.cp):
         groups = f"dp {dp}" + (f" x cp {layout.cp}" if layout.cp > 1 else "")
-        text = f"tp {layout.tp} is not a multiple of {groups}: attention groups differ in size"
-        yield Issue("dp_size", text, "choose a dp (x cp) that divides tp")
+        yield f"tp {layout.tp} is not a multiple of {groups}: attention groups differ in size"
 
 
 @server_rule("running-divides", "warning", source=ARGS)
@@ -162,24 +161,22 @@ def experts(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue("ep_size", text, remedy)
 
 
-@server_rule("ep-divides-tp", "error", source=ARGS)
-def ep_divides_tp(server: ServerPlan, case: Case) -> Iterator[Issue]:
+@server_rule("ep-divides-tp", "error", "ep_size", "choose an ep that divides tp", source=ARGS)
+def ep_divides_tp(server: ServerPlan, case: Case) -> Iterator[str]:
     """tp is a multiple of ep.
     The experts of a layer are divided among groups of tp / ep ranks."""
     ep, tp = server.number("ep_size") or 1, server.parallelism.tp
     if ep > 1 and tp % ep and server.parallelism.ep == ep:
-        text = f"tp {tp} is not a multiple of ep {ep}"
-        yield Issue("ep_size", text, "choose an ep that divides tp")
+        yield f"tp {tp} is not a multiple of ep {ep}"
 
 
-@server_rule("dense-tp", "error", source=ARGS)
-def dense_tp(server: ServerPlan, case: Case) -> Iterator[Issue]:
+@server_rule("dense-tp", "error", "moe_dense_tp_size", "use 1, or remove it", source=ARGS)
+def dense_tp(server: ServerPlan, case: Case) -> Iterator[str]:
     """--moe-dense-tp-size is unset, 1 or tp.
     The dense layers of an expert model are replicated or divided among all ranks."""
     size, tp = server.number("moe_dense_tp_size"), server.parallelism.tp
     if size is not None and size not in (1, tp):
-        text = f"--moe-dense-tp-size must be 1 or tp ({tp}), got {size}"
-        yield Issue("moe_dense_tp_size", text, "use 1, or remove it")
+        yield f"--moe-dense-tp-size must be 1 or tp ({tp}), got {size}"
 
 
 @server_rule("dp-lm-head", "error", source=ARGS)

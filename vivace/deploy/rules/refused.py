@@ -15,17 +15,16 @@ BUFFERS_CHOSEN = "0.5.14"
 """from here on SGLang chooses how the states of recurrent layers are cached"""
 
 
-def refused(name: str, **facts: Any) -> Callable[[ServerCheck], Rule]:
+def refused(name: str, *about: str, **facts: Any) -> Callable[[ServerCheck], Rule]:
     reason = "SGLang checks it at start-up and stops."
-    return server_rule(name, "error", source=ARGS, reason=reason, **facts)
+    return server_rule(name, "error", *about, source=ARGS, reason=reason, **facts)
 
 
-@refused("host-cache", since="0.5.7")
-def host_cache(server: ServerPlan, case: Case) -> Iterator[Issue]:
+@refused("host-cache", "enable_hierarchical_cache", "remove one of them", since="0.5.7")
+def host_cache(server: ServerPlan, case: Case) -> Iterator[str]:
     """--enable-hierarchical-cache is used with the prefix cache."""
     if server.has("enable_hierarchical_cache") and server.has("disable_radix_cache"):
-        text = "--enable-hierarchical-cache needs the prefix cache; --disable-radix-cache is set"
-        yield Issue("enable_hierarchical_cache", text, "remove one of them")
+        yield "--enable-hierarchical-cache needs the prefix cache; --disable-radix-cache is set"
 
 
 @refused("multi-item-scoring", since="0.5.7")
@@ -41,13 +40,12 @@ def multi_item_scoring(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue(flag, text, "--chunked-prefill-size -1")
 
 
-@refused("priority-policy", since="0.5.7")
-def priority_policy(server: ServerPlan, case: Case) -> Iterator[Issue]:
+@refused("priority-policy", "enable_priority_scheduling", "--schedule-policy fcfs", since="0.5.7")
+def priority_policy(server: ServerPlan, case: Case) -> Iterator[str]:
     """--enable-priority-scheduling is used with a policy that supports it."""
     policy = server.value("schedule_policy")
     if server.has("enable_priority_scheduling") and policy not in ("fcfs", "lof", "priority"):
-        text = f"--enable-priority-scheduling cannot be used with --schedule-policy {policy}"
-        yield Issue("enable_priority_scheduling", text, "--schedule-policy fcfs")
+        yield f"--enable-priority-scheduling cannot be used with --schedule-policy {policy}"
 
 
 @refused("chunk-pages")
@@ -59,21 +57,19 @@ def chunk_pages(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue("chunked_prefill_size", text, f"use {max(1, chunk // page) * page}")
 
 
-@refused("tokenizer-batches", since="0.5.7")
-def tokenizer_batches(server: ServerPlan, case: Case) -> Iterator[Issue]:
+@refused("tokenizer-batches", "enable_tokenizer_batch_encode", "remove one of them", since="0.5.7")
+def tokenizer_batches(server: ServerPlan, case: Case) -> Iterator[str]:
     """Only one kind of tokenizer batching is enabled."""
     if server.has("enable_tokenizer_batch_encode") and server.has("enable_dynamic_batch_tokenizer"):
-        text = "it cannot be used with --enable-dynamic-batch-tokenizer"
-        yield Issue("enable_tokenizer_batch_encode", text, "remove one of them")
+        yield "it cannot be used with --enable-dynamic-batch-tokenizer"
 
 
-@refused("served-name", since="0.5.7")
-def served_name(server: ServerPlan, case: Case) -> Iterator[Issue]:
+@refused("served-name", "served_model_name", "use a name without a colon", since="0.5.7")
+def served_name(server: ServerPlan, case: Case) -> Iterator[str]:
     """--served-model-name has no colon."""
     name = server.value("served_model_name")
     if isinstance(name, str) and ":" in name:
-        text = f"--served-model-name {name}: a colon introduces the name of a LoRA adapter"
-        yield Issue("served_model_name", text, "use a name without a colon")
+        yield f"--served-model-name {name}: a colon introduces the name of a LoRA adapter"
 
 
 @refused("tls-files", since="0.5.9")
@@ -85,24 +81,22 @@ def tls_files(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue(flag, "TLS needs both --ssl-keyfile and --ssl-certfile", "set both or neither")
 
 
-@refused("metrics-folder", since="0.5.7")
-def metrics_folder(server: ServerPlan, case: Case) -> Iterator[Issue]:
+@refused("metrics-folder", "export_metrics_to_file", "set the directory", since="0.5.7")
+def metrics_folder(server: ServerPlan, case: Case) -> Iterator[str]:
     """Exported metrics have a directory."""
     if server.has("export_metrics_to_file") and not server.has("export_metrics_to_file_dir"):
-        text = "--export-metrics-to-file needs --export-metrics-to-file-dir"
-        yield Issue("export_metrics_to_file", text, "set the directory")
+        yield "--export-metrics-to-file needs --export-metrics-to-file-dir"
 
 
-@refused("topk-pages")
-def topk_pages(server: ServerPlan, case: Case) -> Iterator[Issue]:
+@refused("topk-pages", "speculative_eagle_topk", "--speculative-eagle-topk 1")
+def topk_pages(server: ServerPlan, case: Case) -> Iterator[str]:
     """The attention backend supports draft trees at this page size."""
     topk, page = server.number("speculative_eagle_topk"), server.page_size(case.platform) or 1
     backend = server.value("attention_backend")
     tree = server.has("speculative_algorithm") and topk and topk > 1
     if tree and page > 1 and backend not in ("flashinfer", "fa3", "triton"):
         cause = f"topk {topk} with a page size of {page} needs an attention backend with tree masks"
-        text = f"{cause}; {backend or 'the default'} has none"
-        yield Issue("speculative_eagle_topk", text, "--speculative-eagle-topk 1")
+        yield f"{cause}; {backend or 'the default'} has none"
 
 
 @refused("hybrid-cache", needs=("model",))

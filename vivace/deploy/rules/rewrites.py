@@ -19,9 +19,9 @@ OVERLAPPED = "0.5.11"
 """from here on speculation overlaps unless SGLANG_ENABLE_SPEC_V2 is 0"""
 
 
-def rewrite(name: str, about: str = "", **facts: Any) -> Callable[[ServerCheck], Rule]:
+def rewrite(name: str, *about: str, **facts: Any) -> Callable[[ServerCheck], Rule]:
     facts["reason"] = "SGLang changes the setting at start-up, sometimes without a log line."
-    return server_rule(name, "note", about=about, source=ARGS, engine="sglang", **facts)
+    return server_rule(name, "note", *about, source=ARGS, engine="sglang", **facts)
 
 
 @rewrite("becomes-ep", "ep_size")

@@ -121,13 +121,14 @@ def case_rule(name: str, severity: Severity, **facts: Any) -> Callable[[CaseChec
 def server_rule(
     name: str,
     severity: Severity,
+    about: str = "",
+    remedy: str = "",
     *,
     roles: tuple[Kind, ...] = ("mixed", "prefill", "decode", "encoder"),
-    about: str = "",
     **facts: Any,
 ) -> Callable[[ServerCheck], Rule]:
-    """A rule that runs once for each server of `roles`; `facts` are fields of Rule, and `about` is
-    the flag of what it says with a text alone."""
+    """A rule that runs once for each server of `roles`; `about` and `remedy`: the flag of what it
+    yields as text alone, and how to fix it; `facts` are fields of Rule."""
 
     def decorate(function: ServerCheck) -> Rule:
         @wraps(function)
@@ -135,7 +136,7 @@ def server_rule(
             for server in case.of(*roles):
                 with suppress(UnknownValue):
                     for found in function(server, case):
-                        issue = Issue(about, found) if isinstance(found, str) else found
+                        issue = Issue(about, found, remedy) if isinstance(found, str) else found
                         flag = server.flag(issue.flag) if issue.flag in options() else issue.flag
                         yield msgspec.structs.replace(issue, role=server.name, flag=flag)
 
