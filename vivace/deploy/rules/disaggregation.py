@@ -18,10 +18,9 @@ from vivace.deploy.processes import (
     router_urls,
     url_port,
 )
-from vivace.deploy.rules.rule import Issue, case_rule, server_rule
+from vivace.deploy.rules.rule import PAGE, Issue, case_rule, server_rule
 from vivace.deploy.server_plan import ServerPlan
 
-PAGE = "the published configurations"
 PD = "SGLang's disaggregation: handshake and router"
 TRANSFER = ("kv_cache_dtype", "dtype", "disaggregation_transfer_backend")
 

@@ -10,7 +10,7 @@ from vivace.deploy.case import Case
 from vivace.deploy.catalogue.flags import tables
 from vivace.deploy.catalogue.variables import SWITCH, is_whole, known_values, nearest_variable
 from vivace.deploy.processes import url_port
-from vivace.deploy.rules.rule import Issue, case_rule, server_rule
+from vivace.deploy.rules.rule import GUIDE, PAGE, Issue, case_rule, server_rule
 from vivace.deploy.schema.deployment import KINDS
 from vivace.deploy.server_plan import ServerPlan
 from vivace.errors import nearest
@@ -27,7 +27,6 @@ BALANCED = ("round_robin", "decode_round_robin", "auto", "follow_bootstrap_room"
 ADDRESS = re.compile(r"\b(?:\d{1,3}\.){3}\d{1,3}\b")
 HOME = re.compile(r"^/(?:mnt|home|data\d*|root|Users)/")
 OWN_ADDRESSES = ("127.0.0.1", "0.0.0.0", "2.2.2.2")
-GUIDE = "Ascend parameter guide"
 INVENTORY = (
     "SGLang's source, release by release; HCCL, CANN, torch_npu and deep_ep of sgl-kernel-npu"
 )
@@ -161,7 +160,7 @@ def skip_all_gather(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue(SKIP_ALL_GATHER, text, "--load-balance-method round_robin")
 
 
-@server_rule("hard-coded", "note", source="the published configurations", roles=KINDS)
+@server_rule("hard-coded", "note", source=PAGE, roles=KINDS)
 def hard_coded(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """No value is specific to somebody else's machine.
     Published scripts contain addresses, directories and network interfaces of their authors."""
@@ -203,7 +202,7 @@ def interface_named(server: ServerPlan, case: Case) -> Iterator[Issue]:
             yield Issue(name, text, f"export {name}=the interface between the nodes")
 
 
-@case_rule("proxy", "warning", source="the published configurations, which unset them")
+@case_rule("proxy", "warning", source=f"{PAGE}, which unset them")
 def proxy(case: Case) -> Iterator[Issue]:
     """No proxy is set between the servers.
     Registration and health checks use HTTP clients that honor proxy variables."""

@@ -15,10 +15,9 @@ from vivace.deploy.memory.windows import (
     prefill_tokens,
     windows,
 )
-from vivace.deploy.rules.rule import Issue, server_rule
+from vivace.deploy.rules.rule import GUIDE, Issue, server_rule
 from vivace.deploy.server_plan import DISPATCH, FUSED_MODE, ServerPlan
 
-GUIDE = "Ascend parameter guide"
 README = "README of the Ascend DeepEP library"
 FITTED = "fitted to the published configurations, six of them exactly"
 KERNELS = "sgl-kernel-npu: moe_distribute_dispatch_v2_tiling.cpp"

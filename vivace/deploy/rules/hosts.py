@@ -28,9 +28,8 @@ from vivace.deploy.processes import (
     visible_devices,
     where,
 )
-from vivace.deploy.rules.rule import Issue, Severity, case_rule
+from vivace.deploy.rules.rule import ARGS, Issue, Severity, case_rule
 
-ARGS = "SGLang's server_args.py"
 AGREED = tuple(
     """nnodes tp-size pp-size dp-size ep-size quantization dtype kv-cache-dtype page-size
     speculative-algorithm context-length dist-init-addr""".split()

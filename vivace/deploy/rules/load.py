@@ -8,15 +8,12 @@ from collections.abc import Iterator
 from vivace.deploy.case import Case
 from vivace.deploy.from_script.undefined import REQUIRE_MODEL
 from vivace.deploy.memory.roofline import prompt_milliseconds, token_milliseconds
-from vivace.deploy.rules.rule import Issue, case_rule, server_rule
+from vivace.deploy.rules.rule import ARGS, GUIDE, PAGE, Issue, case_rule, server_rule
 from vivace.deploy.schema.deployment import Lengths, longest
 from vivace.deploy.server_plan import DECODES, PREFILLS, ServerPlan
 
-ARGS = "SGLang's server_args.py"
 BENCH = "bench_serving"
-GUIDE = "Ascend parameter guide"
 LONGER = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
-PAGE = "the published configurations"
 ASCEND_FORMS = ("w8a8", "w4a8")
 """of weights that msmodelslim makes"""
 ROOFLINE = "the device's peak rates: no program is faster"
@@ -259,12 +256,12 @@ def unread(case: Case) -> Iterator[Issue]:
     A key that no rule, plan or renderer can use beside the others is reported."""
     stated, model = case.workload, case.deployment.model
     measured = bool(case.deployment.benchmarks)
-    if stated.rate is not None and case.targets.tpot_ms is None and not measured:
-        remedy = "add targets.tpot_ms, or a benchmark to compare it with"
-        yield Issue("workload.rate", "workload.rate is not used", remedy)
-    if stated.requests is not None and not measured:
-        remedy = "add a benchmark to compare it with"
-        yield Issue("workload.requests", "workload.requests is not used", remedy)
-    if model.draft is not None:
-        remedy = "the memory of a draft model is not counted yet"
-        yield Issue("model.draft", "model.draft is not used", remedy)
+    rate = None if measured or case.targets.tpot_ms is not None else stated.rate
+    requests, benchmark = None if measured else stated.requests, "a benchmark to compare it with"
+    for key, value, remedy in (
+        ("workload.rate", rate, f"add targets.tpot_ms, or {benchmark}"),
+        ("workload.requests", requests, f"add {benchmark}"),
+        ("model.draft", model.draft, "the memory of a draft model is not counted yet"),
+    ):
+        if value is not None:
+            yield Issue(key, f"{key} is not used", remedy)

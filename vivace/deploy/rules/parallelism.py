@@ -6,17 +6,16 @@ from collections.abc import Iterator
 
 from vivace.deploy.case import Case
 from vivace.deploy.catalogue.architecture import GroupedAttention
-from vivace.deploy.rules.rule import Issue, case_rule, server_rule
+from vivace.deploy.rules.rule import ARGS, PAGE, Issue, case_rule, server_rule
 from vivace.deploy.server_plan import PARTITION, ServerPlan
 
 PP_INDICES = "SGLang's get_pp_indices and make_layers"
-ARGS = "SGLang's server_args.py"
 CONFIG = "the model's config.json"
 CATALOGUE = "hardware catalogue"
 CP_GUIDE = "SGLang 0.5.10; parameter guide"
 
 
-@case_rule("cards", "error", source=f"the published configurations; {CATALOGUE}", needs=("cards",))
+@case_rule("cards", "error", source=f"{PAGE}; {CATALOGUE}", needs=("cards",))
 def cards(case: Case) -> Iterator[Issue]:
     """The ranks use exactly the stated cards.
     instances x tp (x pp x replicas) = cards x devices per card. An A3 card has two dies, each of
@@ -47,8 +46,9 @@ def node_capacity(server: ServerPlan, case: Case) -> Iterator[Issue]:
         text = f"{devices} devices on {nodes} node(s) are {each} per node; a node has {limit}"
         remedy = f"--nnodes {-(-devices // limit)} or a smaller --tp-size"
         if server.parallelism.replicas > 1:
-            why = "without it each of the dp replicas has devices of its own"
-            remedy = f"--enable-dp-attention: {why}"
+            remedy = (
+                "--enable-dp-attention: without it each of the dp replicas has devices of its own"
+            )
         yield Issue("nnodes", text, remedy)
 
 
@@ -183,13 +183,12 @@ def dense_tp(server: ServerPlan, case: Case) -> Iterator[str]:
 def dp_lm_head(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """--enable-dp-lm-head is used with dp attention.
     _handle_data_parallelism asserts dp attention; with dp 1 it silently resets the flag."""
-    flag, text = server.flag("enable_dp_lm_head"), "--enable-dp-lm-head needs --enable-dp-attention"
-    if not server.has("enable_dp_lm_head") or server.parallelism.dp_attention:
-        return
-    if server.parallelism.dp == 1:
-        yield Issue(flag, f"{text}: with dp 1 it is silently ignored", "remove it", "warning")
-    else:
-        yield Issue(flag, text, "--enable-dp-attention")
+    name, text = "enable_dp_lm_head", "--enable-dp-lm-head needs --enable-dp-attention"
+    used = server.has(name) and not server.parallelism.dp_attention
+    if used and server.parallelism.dp == 1:
+        yield Issue(name, f"{text}: with dp 1 it is silently ignored", "remove it", "warning")
+    elif used:
+        yield Issue(name, text, "--enable-dp-attention")
 
 
 @server_rule("pipeline", "error", source=ARGS)

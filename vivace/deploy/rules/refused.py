@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from vivace.deploy.case import Case
-from vivace.deploy.rules.rule import Issue, Rule, ServerCheck, server_rule
+from vivace.deploy.rules.rule import ARGS, Issue, Rule, ServerCheck, server_rule
 from vivace.deploy.server_plan import ServerPlan
 
-ARGS = "SGLang's server_args.py, 0.5.10"
 WITHOUT_HYBRID_HOST_CACHE = ("0.4.6", "0.5.7", "0.5.8", "0.5.10")
 BUFFERS_CHOSEN = "0.5.14"
 """from here on SGLang chooses how the states of recurrent layers are cached"""
@@ -17,7 +16,7 @@ BUFFERS_CHOSEN = "0.5.14"
 
 def refused(name: str, *about: str, **facts: Any) -> Callable[[ServerCheck], Rule]:
     reason = "SGLang checks it at start-up and stops."
-    return server_rule(name, "error", *about, source=ARGS, reason=reason, **facts)
+    return server_rule(name, "error", *about, source=f"{ARGS}, 0.5.10", reason=reason, **facts)
 
 
 @refused("host-cache", "enable_hierarchical_cache", "remove one of them", since="0.5.7")

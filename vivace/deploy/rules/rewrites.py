@@ -9,11 +9,10 @@ from vivace.config.releases.tables import row_at
 from vivace.deploy.case import Case
 from vivace.deploy.catalogue.architecture import LatentAttention
 from vivace.deploy.memory.defaults import default_chunk, graph_default
-from vivace.deploy.rules.rule import Issue, Rule, ServerCheck, server_rule
+from vivace.deploy.rules.rule import ARGS, Issue, Rule, ServerCheck, server_rule
 from vivace.deploy.server_plan import ServerPlan
 from vivace.deploy.startup import TOLD, rewritten
 
-ARGS = "SGLang's server_args.py, 0.5.10"
 ASCEND_BACKEND = "0.5.6.post1"  # hardware_backend/npu/utils.py
 OVERLAPPED = "0.5.11"
 """from here on speculation overlaps unless SGLANG_ENABLE_SPEC_V2 is 0"""
@@ -21,7 +20,7 @@ OVERLAPPED = "0.5.11"
 
 def rewrite(name: str, *about: str, **facts: Any) -> Callable[[ServerCheck], Rule]:
     facts["reason"] = "SGLang changes the setting at start-up, sometimes without a log line."
-    return server_rule(name, "note", *about, source=ARGS, engine="sglang", **facts)
+    return server_rule(name, "note", *about, source=f"{ARGS}, 0.5.10", engine="sglang", **facts)
 
 
 @rewrite("becomes-ep", "ep_size")

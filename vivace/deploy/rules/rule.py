@@ -14,6 +14,10 @@ from vivace.deploy.catalogue.flags import tables
 from vivace.deploy.schema.deployment import Kind
 from vivace.deploy.server_plan import ServerPlan, UnknownValue
 
+ARGS = "SGLang's server_args.py"
+GUIDE = "Ascend parameter guide"
+PAGE = "the published configurations"
+"""sources of several modules"""
 Severity = Literal["error", "warning", "note", "doc"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note", "doc")
 """worst first; `doc`: the deployment is right and what is written about it is wrong"""

@@ -6,11 +6,9 @@ from collections.abc import Iterator
 
 from vivace.deploy.case import Case
 from vivace.deploy.memory.plan import concurrent_requests
-from vivace.deploy.rules.rule import Issue, server_rule
+from vivace.deploy.rules.rule import ARGS, GUIDE, Issue, server_rule
 from vivace.deploy.server_plan import ServerPlan
 
-ARGS = "SGLang's server_args.py"
-GUIDE = "Ascend parameter guide"
 EAGLE3 = "SGLang; every published EAGLE3 configuration but one marks it"
 GRAPHS = f"{GUIDE}, --cuda-graph-max-bs; 29 of 30 published configurations"
 MTP = "SGLang 0.5.10: multi_layer_eagle_worker_v2.py"
