@@ -19,6 +19,7 @@ from vivace.deploy.processes import (
     url_port,
 )
 from vivace.deploy.rules.rule import PAGE, Issue, case_rule, server_rule
+from vivace.deploy.schema.deployment import KINDS
 from vivace.deploy.server_plan import ServerPlan
 
 PD = "SGLang's disaggregation: handshake and router"
@@ -86,42 +87,36 @@ def hosts_once(server: ServerPlan, case: Case) -> Iterator[str]:
         yield f"{', '.join(map(repr, twice))} is listed more than once in hosts"
 
 
-@case_rule("router-prefill", "error", source=PAGE, assumes=("scripts",))
-def router_prefill(case: Case) -> Iterator[Issue]:
+@server_rule("router-prefill", "error", source=PAGE, roles=("router",), assumes=("scripts",))
+def router_prefill(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """The router's --prefill entries are the prefill instances and their bootstrap ports.
     The router tells a decode server which bootstrap port its KV comes from: with another port
     the request waits until it times out. The same ports in another order are a warning: the URLs
     may have it too."""
-    ports = bootstrap_ports(case)
-    for router in case.of("router"):
-        entries = router.role.flags.get("prefill")
-        if not isinstance(entries, list) or not ports:
-            continue
-        listed = entry_ports(entries)
-        if len(entries) != len(ports):
-            entered = f"{len(entries)} --prefill entries (bootstrap ports {join_ports(listed)})"
-            instances = f"{len(ports)} prefill instance(s) (bootstrap ports {join_ports(ports)})"
-            text = f"{entered} for {instances}"
-            remedy = "one --prefill URL PORT per instance; of several nodes, the first"
-            yield Issue("--prefill", text, remedy, role=router.name)
-            continue
-        for entry, one, other in zip(entries, listed, ports, strict=False):
-            if one is not None and one != other:
-                have = join_ports(ports)
-                text = f"bootstrap ports {join_ports(listed)}, but the servers have {have}"
-                remedy = "use the same ports in the same order"
-                at = find_entry_place(case, router.name, entry)
-                turned = Counter(map(str, listed)) == Counter(map(str, ports))
-                severity = "warning" if turned else None
-                yield Issue("--prefill", text, remedy, severity, router.name, at.line, at.file)
-                break
+    ports, entries = bootstrap_ports(case), server.role.flags.get("prefill")
+    if not isinstance(entries, list) or not ports:
+        return
+    listed = entry_ports(entries)
+    if len(entries) != len(ports):
+        entered = f"{len(entries)} --prefill entries (bootstrap ports {join_ports(listed)})"
+        instances = f"{len(ports)} prefill instance(s) (bootstrap ports {join_ports(ports)})"
+        remedy = "one --prefill URL PORT per instance; of several nodes, the first"
+        yield Issue("--prefill", f"{entered} for {instances}", remedy)
+        return
+    for entry, one, other in zip(entries, listed, ports, strict=False):
+        if one not in (None, other):
+            text = f"bootstrap ports {join_ports(listed)}, but the servers have {join_ports(ports)}"
+            remedy, at = "use the same ports in the same order", entry_place(case, server, entry)
+            turned = Counter(map(str, listed)) == Counter(map(str, ports))
+            yield Issue("--prefill", text, remedy, "warning" if turned else None, place=at)
+            break
 
 
-def find_entry_place(case: Case, router: str, entry: Any) -> Location:
+def entry_place(case: Case, router: ServerPlan, entry: Any) -> Location:
     """Of an entry's URL; of the flag where it is not written out."""
-    url = case.sources.find(router, str(entry[0]))
-    whole = url == case.sources.role_place(router)
-    return case.sources.find(router, "--prefill") if whole else url
+    url = case.sources.find(router.name, str(entry[0]))
+    written = url != case.sources.role_place(router.name)
+    return url if written else case.sources.find(router.name, "--prefill")
 
 
 @server_rule("router-decode", "error", source=PAGE, roles=("router",), assumes=("scripts",))
@@ -174,9 +169,8 @@ def other_kind_issues(url: str, kind: str, case: Case) -> Iterator[Issue]:
         mode = kind if kind != "mixed" else "null"
         text = f"the router takes {url} for a {kind} server, but it is {other.kind}"
         flag = "--disaggregation-mode"
-        place = case.sources.find("", flag, other.place)
-        remedy = f"--disaggregation-mode {mode}, or another entry in the router's list"
-        yield Issue(flag, text, remedy, line=place.line, file=place.file)
+        remedy = f"{flag} {mode}, or another entry in the router's list"
+        yield Issue(flag, text, remedy, place=case.sources.find("", flag, other.place))
 
 
 @server_rule("router-mode", "error", source=PD, roles=("router",))
@@ -244,16 +238,15 @@ def drafts_on_both(case: Case) -> Iterator[Issue]:
             yield Issue(flag, text, remedy, "warning", prefill.name)
 
 
-@case_rule("port-range", "error", source="TCP")
-def port_range(case: Case) -> Iterator[Issue]:
+@server_rule("port-range", "error", source="TCP", roles=KINDS)
+def port_range(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Ports are between 1 and 65535.
     A port number has 16 bits, and 0 means any free port, which nobody else would know."""
-    for server in case.all:
-        for flag in ("port", "disaggregation-bootstrap-port"):
-            port = server.nodes[0].flags.get(flag) if server.nodes else None
-            if isinstance(port, int) and not 0 < port < 65536:
-                text = f"--{flag} must be between 1 and 65535, got {port}"
-                yield Issue("--" + flag, text, "choose another port", role=server.name)
+    for flag in ("port", "disaggregation-bootstrap-port"):
+        port = server.nodes[0].flags.get(flag) if server.nodes else None
+        if isinstance(port, int) and not 0 < port < 65536:
+            text = f"--{flag} must be between 1 and 65535, got {port}"
+            yield Issue("--" + flag, text, "choose another port")
 
 
 @server_rule("queue-ignored", "note", source=PD, roles=("prefill", "decode"))

@@ -58,7 +58,7 @@ def issue_at(
     lines = range(max(0, own.line - 1), own.end)
     other = case.sources.first(IN_COMPOSE.get(flag, flag), own.file, lines)
     place = other or case.sources.find(role, flag, own)
-    return Issue(flag, text, remedy, severity, role, place.line, place.file)
+    return Issue(flag, text, remedy, severity, role, place)
 
 
 @case_rule("node-ranks", "error", source=ARGS)
@@ -68,8 +68,7 @@ def node_ranks(case: Case) -> Iterator[Issue]:
     nodes have, hangs the others without an error."""
     for instance in instances(case):
         count = max(nnodes(each) for each in instance)
-        found = [node_rank(each.flags) for each in instance]
-        ranks = [rank for rank in found if rank is not None]
+        ranks = [rank for each in instance if (rank := node_rank(each.flags)) is not None]
         if len(ranks) < len(instance):
             yield from task_issues(instance, case)
             continue
@@ -230,8 +229,7 @@ def port_answered(case: Case) -> Iterator[Issue]:
             text = f"{asked.asker} asks the pod's address, but the server listens on 127.0.0.1 only"
             remedy = "--host 0.0.0.0"
         severity = "warning" if case.shared & set(asked.networks) else None
-        place = asked.place
-        yield Issue("port", text, remedy, severity, line=place.line, file=place.file)
+        yield Issue("port", text, remedy, severity, place=asked.place)
 
 
 def listens_within(process: StartedServer) -> bool:

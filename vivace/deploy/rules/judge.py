@@ -9,7 +9,6 @@ from types import ModuleType
 import msgspec
 
 from vivace.deploy.case import Case
-from vivace.deploy.locations import Location
 from vivace.deploy.rules.assumptions import weakened
 from vivace.deploy.rules.rule import SEVERITIES, Issue, Rule, Severity
 from vivace.terminal import shorten
@@ -91,9 +90,7 @@ def judge(case: Case, rules: Sequence[Rule] = RULES) -> CheckResult:
 
 
 def finding_from(rule: Rule, issue: Issue, case: Case) -> Finding:
-    place = Location(issue.file, issue.line)
-    if not issue.line:
-        place = case.sources.find(issue.role, issue.flag)
+    place = issue.place if issue.place.line else case.sources.find(issue.role, issue.flag)
     return Finding(
         rule=rule.name,
         severity=issue.severity or rule.severity,

@@ -46,9 +46,8 @@ def node_capacity(server: ServerPlan, case: Case) -> Iterator[Issue]:
         text = f"{devices} devices on {nodes} node(s) are {each} per node; a node has {limit}"
         remedy = f"--nnodes {-(-devices // limit)} or a smaller --tp-size"
         if server.parallelism.replicas > 1:
-            remedy = (
-                "--enable-dp-attention: without it each of the dp replicas has devices of its own"
-            )
+            why = "without it each of the dp replicas has devices of its own"
+            remedy = f"--enable-dp-attention: {why}"
         yield Issue("nnodes", text, remedy)
 
 

@@ -40,8 +40,7 @@ def remark_rule(row: RemarkText) -> Rule:
                 flag = remark.flag and row.dashes + remark.flag
                 place = Location(remark.file, remark.line, remark.end)
                 at = case.sources.find("", flag, place)
-                severity = remark.severity
-                yield Issue(flag, remark.text, row.remedy, severity, line=at.line, file=at.file)
+                yield Issue(flag, remark.text, row.remedy, remark.severity, place=at)
 
     report.__doc__ = row.title
     return case_rule(row.name, row.severity, source=row.source, reason=row.reason)(report)

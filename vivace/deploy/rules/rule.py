@@ -11,6 +11,7 @@ import msgspec
 
 from vivace.deploy.case import Case
 from vivace.deploy.catalogue.flags import tables
+from vivace.deploy.locations import Location
 from vivace.deploy.schema.deployment import Kind
 from vivace.deploy.server_plan import ServerPlan, UnknownValue
 
@@ -36,9 +37,8 @@ class Issue(msgspec.Struct, frozen=True):
     """where it is not the rule's own"""
     role: str = ""
     """for rules about the whole deployment; otherwise it is the server's"""
-    line: int = 0
-    file: str = ""
-    """with `line`, where it is not where the flag stands"""
+    place: Location = Location()
+    """where it is not where the flag stands"""
     certain: bool = False  # whatever the rule assumes
 
 
