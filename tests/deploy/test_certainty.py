@@ -185,7 +185,7 @@ def test_every_assumption_has_a_meaning_and_is_used() -> None:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_rules_of_one_platform_say_so(rule: Any) -> None:
-    words = f"{rule.docstring} {rule.source}"
+    words = f"{rule.title} {rule.explanation} {rule.source}"
     if rule.name in ABOUT_BOTH or rule.platforms:
         return
     assert not ASCEND.search(words.replace("Ascend parameter guide", "")), words

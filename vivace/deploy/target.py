@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from vivace.config.releases.tables import releases, status, takers
+from vivace.config.releases.tables import releases, span, status, takers
 from vivace.errors import nearest
 
 
@@ -33,6 +33,11 @@ class Target(msgspec.Struct, frozen=True):
         if not self.version or not flag.startswith("--"):
             return False
         return status(flag, self.version)[0] == "unknown" and bool(takers(flag))
+
+
+def versions_that_do(found: list[str]) -> str:
+    """In parentheses, behind what another version does not do; empty if none does."""
+    return f" (versions that do: {span(found)})" if found else ""
 
 
 def parse_target(text: str) -> Target:

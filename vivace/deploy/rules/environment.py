@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from vivace.config.releases.tables import latest, readers, span, variable_at
+from vivace.config.releases.tables import latest, readers, variable_at
 from vivace.deploy.case import Case
 from vivace.deploy.catalogue.flags import tables
 from vivace.deploy.catalogue.variables import SWITCH, is_whole, known_values, nearest_variable
@@ -13,6 +13,7 @@ from vivace.deploy.processes import url_port
 from vivace.deploy.rules.rule import GUIDE, PAGE, Issue, case_rule, server_rule
 from vivace.deploy.schema.deployment import KINDS
 from vivace.deploy.server_plan import ServerPlan
+from vivace.deploy.target import versions_that_do
 from vivace.errors import nearest
 
 SGLANG = ("SGLANG_", "SGL_")
@@ -80,8 +81,7 @@ def version_issues(role: str, name: str, version: str) -> Iterator[Issue]:
         text = f"SGLang {where} calls {name} deprecated{today}"
         yield Issue(name, text, role=role, severity="note")
     elif version and name.startswith(SGLANG) and version not in (readers(name) or [version]):
-        others = readers(name)
-        text = f"SGLang {version} does not read {name} (versions that do: {span(others)})"
+        text = f"SGLang {version} does not read {name}{versions_that_do(readers(name))}"
         yield Issue(name, text, "remove it", role=role)
 
 
@@ -221,14 +221,13 @@ def store_url(case: Case) -> Iterator[Issue]:
     halves = case.of("prefill", "decode")
     users = [each for each in halves if each.value("disaggregation_transfer_backend") == "ascend"]
     for server in users:
-        if not server.variable(STORE):
+        url, example = server.variable(STORE), "tcp://<first prefill node>:24669"
+        if not url:
             text = f"{STORE} is not set: the ascend KV transport does not start"
-            remedy = f"export {STORE}=tcp://<first prefill node>:24669 on every node"
-            yield Issue(STORE, text, remedy, role=server.name)
-        elif url_port(server.variable(STORE)) is None:
-            text = f"{STORE}={server.variable(STORE)} has no port: nobody can connect to it"
-            remedy = f"tcp://<first prefill node>:24669 in {STORE}"
-            yield Issue(STORE, text, remedy, role=server.name)
+            yield Issue(STORE, text, f"export {STORE}={example} on every node", role=server.name)
+        elif url_port(url) is None:
+            text = f"{STORE}={url} has no port: nobody can connect to it"
+            yield Issue(STORE, text, f"{example} in {STORE}", role=server.name)
     urls = sorted({server.variable(STORE) for server in users} - {""})
     if len(urls) > 1:
         text = f"{STORE} differs between servers: {', '.join(urls)}"

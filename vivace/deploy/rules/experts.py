@@ -162,8 +162,7 @@ def fused_mode(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """--moe-a2a-backend ascend_fuseep has SGLANG_NPU_FUSED_MOE_MODE.
     0.5.10 has no default for it, and stops."""
     stated = server.variable(FUSED_MODE) or "fuseep-mode" in server.role.flags
-    unset = server.expert_mode == "fused" and not stated
-    if unset and case.target.version != "0.5.23":
+    if server.expert_mode == "fused" and not stated and case.target.version != "0.5.23":
         text = f'{FUSED_MODE} is not set: 0.5.10 stops with "Wrong value of fuse_mode=None"'
         severity = "error" if case.target.version == "0.5.10" else "note"
         yield Issue(FUSED_MODE, text, f"export {FUSED_MODE}=1 (2 with modelslim weights)", severity)

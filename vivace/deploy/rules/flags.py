@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vivace.config.releases.tables import (
-    definitions,
-    is_taken,
-    latest,
-    row_at,
-    span,
-    status,
-    takers,
-)
+from vivace.config.releases.tables import definitions, is_taken, latest, row_at, status, takers
 from vivace.config.sglang import RETIRED, VALUES
 from vivace.deploy.case import Case
 from vivace.deploy.catalogue.ascend import ELSEWHERE, ascend_flags
@@ -20,7 +12,7 @@ from vivace.deploy.from_script.flags import find_option, server_options
 from vivace.deploy.released import releases_with, replacement, why_refused, why_vivace_refuses
 from vivace.deploy.rules.rule import Issue, case_rule, server_rule
 from vivace.deploy.server_plan import ServerPlan, placeholder
-from vivace.deploy.target import Target
+from vivace.deploy.target import Target, versions_that_do
 from vivace.errors import nearest
 
 ARGPARSE = "argparse, as SGLang uses it"
@@ -81,8 +73,7 @@ def flag_version(server: ServerPlan, case: Case) -> Iterator[Issue]:
                 text = f"SGLang {version} refuses {flag}"
                 yield Issue(flag, text, replacement(flag, version), "error")
             elif status(flag, version)[0] == "unknown" and (others or retired):
-                known = f" (versions that do: {span(others)})" if others else ""
-                text = f"SGLang {version} does not accept {flag}{known}"
+                text = f"SGLang {version} does not accept {flag}{versions_that_do(others)}"
                 yield Issue(flag, text, replacement(flag, version), "error")
         elif retired is not None and flag not in server_options():
             yield Issue(flag, f"{flag} is retired: {retired.why}", replacement(flag, version))

@@ -292,8 +292,7 @@ def unreachable(first: StartedServer, host: str, instance: Instance, case: Case)
             return issue_at(first, case, "--dist-init-addr", text, remedy, "error")
     text = f"{host} is no node that is known: rank 0 is {own} ({where(first)})"
     certain = not numeric and all(each.names and each.closed for each in instance)
-    severity = "error" if certain else None
-    return issue_at(first, case, "--dist-init-addr", text, remedy, severity)
+    return issue_at(first, case, "--dist-init-addr", text, remedy, "error" if certain else None)
 
 
 def find_names(process: StartedServer, numeric: bool) -> list[str]:

@@ -47,8 +47,7 @@ def load_fits(server: ServerPlan, case: Case) -> Iterator[Issue]:
     if plan.capacity < plan.room:
         name, remedy = "max_total_tokens", f"--max-total-tokens {min(plan.needed, plan.room)}"
     harmless = server.kind == "prefill" or usual <= plan.capacity
-    severity = "error" if impossible else "note" if harmless else None
-    yield Issue(name, text, remedy, severity)
+    yield Issue(name, text, remedy, "error" if impossible else "note" if harmless else None)
 
 
 @server_rule("total-tokens", "note", "max_total_tokens", "remove it", source=SOURCE, needs=PLAN)

@@ -38,8 +38,7 @@ def remark_rule(row: RemarkText) -> Rule:
         for remark in case.remarks:
             if remark.rule == row.name:
                 flag = remark.flag and row.dashes + remark.flag
-                place = Location(remark.file, remark.line, remark.end)
-                at = case.sources.find("", flag, place)
+                at = case.sources.find("", flag, Location(remark.file, remark.line, remark.end))
                 yield Issue(flag, remark.text, row.remedy, remark.severity, place=at)
 
     report.__doc__ = row.title

@@ -28,8 +28,7 @@ def expert_ranks(server: ServerPlan, case: Case) -> Iterator[str]:
     """--ep-size equals --tp-size with an all-to-all backend."""
     asked, ep = server.number("ep_size") or 1, server.parallelism.ep
     if ep != asked and server.has("ep_size"):
-        backend = server.value("moe_a2a_backend")
-        yield f"ep {asked} becomes {ep}: {backend} uses all tp ranks"
+        yield f"ep {asked} becomes {ep}: {server.value('moe_a2a_backend')} uses all tp ranks"
 
 
 @rewrite("becomes-dp-attention", "enable_dp_attention", since="0.5.2", until="0.5.21")

@@ -70,17 +70,13 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     once: bool = False
 
     @property
-    def docstring(self) -> str:
-        return f"{self.check.__doc__ or ''}\n{self.reason}"
-
-    @property
     def title(self) -> str:
         """What must hold."""
-        return self.docstring.partition("\n")[0].removesuffix(".")
+        return (self.check.__doc__ or "").partition("\n")[0].removesuffix(".")
 
     @property
     def explanation(self) -> str:
-        return " ".join(self.docstring.partition("\n")[2].split())
+        return " ".join(f"{self.check.__doc__}\n{self.reason}".partition("\n")[2].split())
 
     @property
     def scope(self) -> str:
