@@ -13,8 +13,7 @@ from deployments import LEAVE_OUT, case, found, mixed, separated
 from vivace.deploy.case import Case
 from vivace.deploy.load_case import Overrides, build_case, open_command, open_files
 from vivace.deploy.memory.weights import weight_precision
-from vivace.deploy.rules.assumptions import ASSUMPTIONS
-from vivace.deploy.rules.judge import RULES, judge
+from vivace.deploy.rules.judge import ASSUMPTIONS, RULES, judge
 
 PUBLISHED = sorted((Path(__file__).parent / "published").glob("*.yaml"))
 ASCEND = re.compile(r"ascend|\bhccl|\bnpu\b|\bcann\b|\ba[23]\b|mlapo|fia_nz", re.IGNORECASE)

@@ -10,8 +10,7 @@ from pathlib import Path
 from vivace.deploy.catalogue.flags import FILE, flags_json
 from vivace.deploy.files import packaged_path
 from vivace.deploy.report.machine import report_schema
-from vivace.deploy.rules.assumptions import ASSUMPTIONS
-from vivace.deploy.rules.judge import RULES
+from vivace.deploy.rules.judge import ASSUMPTIONS, RULES
 from vivace.deploy.rules.rule import Rule
 from vivace.deploy.schema.deployment import json_schema
 
