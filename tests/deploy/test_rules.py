@@ -759,7 +759,7 @@ def test_every_module_with_rules_is_in_the_list() -> None:
     folder = Path(vivace.deploy.rules.__file__).parent
     decorated = re.compile(r"^@\w*(?:rule|refused|rewrite)\(", re.M)
     counts = {file.stem: len(decorated.findall(file.read_text())) for file in folder.glob("*.py")}
-    counts["reading"] += len(OF_REMARKS)
+    counts["flags"] += len(OF_REMARKS)
     found = Counter(rule.check.__module__.rpartition(".")[2] for rule in RULES)
     assert {name: count for name, count in counts.items() if count} == found
 

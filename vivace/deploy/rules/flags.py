@@ -1,20 +1,27 @@
-"""Rules about flags: they exist in the version, and do something on the platform."""
+"""Rules about what was written: what could not be read, and flags that exist and do something."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
+
 from vivace.config.releases.tables import definitions, is_taken, latest, row_at, status, takers
 from vivace.config.sglang import RETIRED, VALUES
 from vivace.deploy.case import Case
 from vivace.deploy.catalogue.ascend import ELSEWHERE, ascend_flags
+from vivace.deploy.files import packaged_path
 from vivace.deploy.from_script.flags import find_option, server_options
+from vivace.deploy.locations import Location
 from vivace.deploy.released import releases_with, replacement, why_refused, why_vivace_refuses
-from vivace.deploy.rules.rule import Issue, case_rule, server_rule
+from vivace.deploy.rules.rule import Issue, Rule, Severity, case_rule, server_rule
 from vivace.deploy.server_plan import ServerPlan, placeholder
 from vivace.deploy.target import Target, versions_that_do
 from vivace.errors import nearest
+from vivace.files import read_file
 
+LARGEST = 1 << 16
+"""bytes of the file"""
 ARGPARSE = "argparse, as SGLang uses it"
 INVENTORY = "the source of SGLang 0.4.6 to 0.5.23"
 ALMOST = 0.8  # of equal letters: a flag is taken for another
@@ -24,6 +31,47 @@ DEVICES = {"npu": ("npu",), "cuda": ("cuda",), "hip": ("cuda", "hip"), "cpu": ("
 """platform -> what --device calls it; torch for AMD says cuda"""
 ACCELERATORS = ("cuda", "npu", "hip", "xpu", "hpu", "musa")
 FEATURES = "Support Features on Ascend NPU"
+
+
+class RemarkText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a rule says of the remarks that have its name; `dashes`: in front of their flags."""
+
+    name: str
+    severity: Severity
+    source: str
+    title: str
+    reason: str
+    remedy: str
+    dashes: str = ""
+
+
+def remark_rule(row: RemarkText) -> Rule:
+    """A rule that reports the remarks, where they stand."""
+
+    def report(case: Case) -> Iterator[Issue]:
+        for remark in case.remarks:
+            if remark.rule == row.name:
+                flag = remark.flag and row.dashes + remark.flag
+                at = case.sources.find("", flag, Location(remark.file, remark.line, remark.end))
+                yield Issue(flag, remark.text, row.remedy, remark.severity, place=at)
+
+    report.__doc__ = row.title
+    return case_rule(row.name, row.severity, source=row.source, reason=row.reason)(report)
+
+
+@case_rule("no-roles", "warning", source="Vivace")
+def no_roles(case: Case) -> Iterator[Issue]:
+    """A deployment has roles.
+    Rules are about servers: of a file that names none, hardly anything can be wrong."""
+    if not case.deployment.roles and not case.deployment.benchmarks:
+        text = "the file has no roles: there is nothing to check"
+        yield Issue("roles", text, "add roles, or check the files that include this one")
+
+
+REMARK_TEXTS = msgspec.json.decode(
+    read_file(packaged_path("rules/remarks.json"), LARGEST), type=tuple[RemarkText, ...]
+)
+REMARK_RULES = tuple(map(remark_rule, REMARK_TEXTS))
 
 
 @case_rule("single-dash", "error", source=ARGPARSE)

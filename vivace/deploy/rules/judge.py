@@ -19,7 +19,7 @@ from vivace.terminal import shorten
 
 MODULES = tuple(
     import_module(f"vivace.deploy.rules.{name}")
-    for name in """reading flags refused parallelism experts speculative
+    for name in """flags refused parallelism experts speculative
     disaggregation hosts load memory environment rewrites""".split()
 )
 
@@ -33,9 +33,8 @@ def rules_in(module: ModuleType) -> Iterator[Rule]:
 
 
 RULES: tuple[Rule, ...] = tuple(rule for module in MODULES for rule in rules_in(module))
-WORDS = tuple(f"vivace.deploy.rules.{name}" for name in ("reading", "flags"))
-"""modules whose rules ask whether a flag exists at all; of one that the target lacks, others say
-nothing"""
+WORDS = "vivace.deploy.rules.flags"
+"""whose rules ask whether a flag exists at all; of one that the target lacks, others say nothing"""
 
 
 class RuleAssumption(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,7 +157,7 @@ def judge(case: Case, rules: Sequence[Rule] = RULES) -> CheckResult:
         findings += (
             finding_from(rule, weakened(rule, issue, case), case)
             for issue in rule.issues(case)
-            if rule.check.__module__ in WORDS or not case.target.lacks(issue.flag)
+            if rule.check.__module__ == WORDS or not case.target.lacks(issue.flag)
         )
     ordered = sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
     return CheckResult(
