@@ -206,11 +206,10 @@ def handshake(case: Case) -> Iterator[Issue]:
         compared += [] if None in pages else [("page_size", *pages)]
         for name, one, other in compared:
             if one != other:
-                flag, severity = decode.flag(name), None
-                if name == "dtype" and "auto" in (one, other):
-                    severity = "warning"
+                flag, unsettled = decode.flag(name), name == "dtype" and "auto" in (one, other)
                 places = f"{one} on {prefill.name} and {other} on {decode.name}"
                 text = f"{flag} is {places}: KV cannot be handed over"
+                severity = "warning" if unsettled else None
                 yield Issue(flag, text, "make both the same", severity, decode.name)
 
 

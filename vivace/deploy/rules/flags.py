@@ -144,11 +144,8 @@ def gone_from_latest(server: ServerPlan, case: Case) -> Iterator[Issue]:
     The same script will not start with the newest version that is known here."""
     if case.target != Target("sglang"):
         return
-    gone = [
-        flag
-        for flag in server.long_flags
-        if status(flag, latest())[0] in ("unknown", "ambiguous") and is_taken(flag)
-    ]
+    taken = [flag for flag in server.long_flags if is_taken(flag)]
+    gone = [flag for flag in taken if status(flag, latest())[0] in ("unknown", "ambiguous")]
     if gone:
         text = f"SGLang {latest()} no longer accepts {', '.join(gone)}"
         yield Issue(gone[0], text, f"`vivace check --target sglang=={latest()}` shows replacements")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from msgspec.structs import replace
+
 from vivace.deploy.case import Case
 from vivace.deploy.from_script.programs import SERVERS
 from vivace.deploy.from_script.roles import AskedPort, StartedServer, flag_value, node_rank
@@ -315,12 +317,10 @@ def port_in_loop(case: Case) -> Iterator[Issue]:
     """Every round of a loop starts its server on a port of its own.
     From the second round on the server stops with `address already in use`. How many rounds there
     are only the machine knows: a warning."""
-    from msgspec.structs import replace
-
-    for process in case.launches:
-        again = listeners(replace(process, flags=process.again)) if process.again else []
+    for process in (each for each in case.launches if each.again):
+        again = [each[:2] for each in listeners(replace(process, flags=process.again))]
         for flag, port, _ in listeners(process):
-            if process.again and (flag, port) in [each[:2] for each in again]:
+            if (flag, port) in again:
                 text = f"{flag}: every round of this loop takes port {port}"
                 yield issue_at(process, case, flag, text, "count it up with the rounds")
                 break

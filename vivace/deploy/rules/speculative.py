@@ -52,9 +52,8 @@ def plan_stream_guide(server: ServerPlan, case: Case) -> Iterator[Issue]:
 def draft_quantization(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """An unquantized draft model is declared as unquantized.
     The draft model inherits --quantization of the target model otherwise."""
-    declared = server.has("speculative_draft_model_quantization")
     inherits = server.external_draft and server.value("quantization") == "modelslim"
-    if inherits and not declared:
+    if inherits and not server.has("speculative_draft_model_quantization"):
         text = "the draft model inherits modelslim: its plain weights are read as quantized ones"
         remedy, severity = "--speculative-draft-model-quantization unquant", None
         if server.enabled("DISABLE_EAGLE3_QUANT"):
@@ -177,8 +176,7 @@ def graph_padding(server: ServerPlan, case: Case) -> Iterator[Issue]:
     if server.decodes and listed and graphs and min(graphs) > 1 and rank > 1:
         batches = "every batch" if len(graphs) == 1 else "a smaller one"
         text = f"the smallest captured batch is {min(graphs)}: {batches} is padded to it"
-        remedy = "capture small batches too if they occur (1 2 4 ..)"
-        yield Issue("cuda_graph_bs", text, remedy)
+        yield Issue("cuda_graph_bs", text, "capture small batches too if they occur (1 2 4 ..)")
 
 
 @server_rule("graph-on-prefill", "note", source=ARGS, roles=("prefill",))
