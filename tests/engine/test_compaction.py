@@ -139,6 +139,20 @@ def test_copies_that_fail_cost_the_cache_and_nothing_else(monkeypatch: pytest.Mo
     rig.at_rest()
 
 
+def test_giving_memory_back_may_fail_and_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(SETTINGS, pages=200, cache_share=200)
+    rig.rest(TRIM_SECONDS)
+    burst(rig, 1)
+    cached = rig.scheduler.state().cached_tokens
+    worker = rig.executor._worker
+    monkeypatch.setattr(worker, "_apply", lambda plan: 1 / 0 if plan.vacant else None)
+    rig.rest(TRIM_SECONDS)
+    monkeypatch.undo()
+    assert rig.scheduler.state().cached_tokens == cached > 0
+    burst(rig, 20)
+    rig.at_rest()
+
+
 def test_what_prefixes_have_earned_is_lost_when_nobody_comes_for_long() -> None:
     rig = Rig(SETTINGS, pages=200, cache_share=16)
     for _ in range(4):

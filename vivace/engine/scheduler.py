@@ -234,8 +234,9 @@ class Scheduler:
         are tried in smaller and smaller groups. An offender is ended with status 500.
         """
         if self._compaction.in_flight:
-            logger.error("step %d with copies of cached prefixes failed: %r", plan.number, error)
-            self._compaction.fail()
+            done = "copies cached prefixes" if plan.copies else "gives memory back"
+            logger.error("step %d, which %s, failed: %r", plan.number, done, error)
+            self._compaction.fail(copying=bool(plan.copies))
             return
         step = self._in_flight[plan.number]
         spans = step.spans()

@@ -353,7 +353,8 @@ class Compaction:
     def commit(self) -> None:
         self.in_flight = False
 
-    def fail(self) -> None:
+    def fail(self, copying: bool) -> None:
         """Nobody knows which copies were made, and nobody lives who would read them."""
         self.in_flight = False
-        self._leases.clear()
+        if copying:
+            self._leases.clear()
