@@ -52,7 +52,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     `source`: who says so; `platforms` and `engine`: where it holds, everywhere if empty; `since`
     and `until`: the releases of SGLang it was read in, all later and earlier ones if empty;
     `needs`: what must be known of the case: model, device, cards, load; `assumes`: what it takes
-    for granted (names of `assumptions.ASSUMPTIONS`): an error becomes a warning until that is
+    for granted (names of `judge.ASSUMPTIONS`): an error becomes a warning until that is
     settled; `reason`: for a docstring without one; `once`: of issues that say the same of several
     roles, the first counts."""
 
