@@ -197,8 +197,8 @@ class Scheduler:
         return step
 
     def _compact(self, now: float) -> StepPlan | None:
-        """What an idle engine does: a small step of copies, for which a request that comes in
-        between waits."""
+        """What an idle engine does: gives memory back, or copies a few pages in a small step; a
+        request that comes in between waits for it."""
         moved = self._compaction.begin(self._last_commit, now)
         if moved is None:
             return None

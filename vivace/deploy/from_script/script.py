@@ -220,7 +220,7 @@ def finish_import(found: DeploymentBuilder, file: str) -> LoadedDeployment:
     try:
         deployment = build_deployment(groups, list(found.benchmarks.values()))
     except ValueError as error:
-        raise ScriptError(str(error)) from None
+        raise ScriptError(f"{file}: {error}; check parts of it alone") from None
     if deployment.engine == "sglang" and len(set(found.releases)) == 1:
         deployment.engine = f"sglang=={found.releases[0]}"
     if deployment.model.path is None and len(models := server_models(groups.roles)) > 1:
