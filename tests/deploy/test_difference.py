@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from deployments import LEAVE_OUT, case, mixed, separated
 
 from vivace.config.releases.tables import releases
+from vivace.deploy import startup
 from vivace.deploy.catalogue.models import find_model, known_architecture
 from vivace.deploy.check import main
 from vivace.deploy.difference import changes
-from vivace.deploy.startup import StartFacts, rewritten
+from vivace.deploy.startup import (
+    Arguments,
+    ReleasedRewrite,
+    StartFacts,
+    rewrite_table,
+    rewrites_at,
+    rewritten,
+)
 
 SCRIPT = ["python", "-m", "sglang.launch_server", "--model-path", "m"]
 
@@ -206,4 +218,45 @@ def test_the_most_special_of_several_values_is_told(
     facts = StartFacts(platform, "sm90" if platform == "cuda" else "", known_architecture(known))
     assert [key for changed, key in rewritten(flags, release, facts) if changed == name] == [
         becomes
+    ]
+
+
+ORDER = """
+import sys
+from vivace.deploy.check import main
+for words in sys.argv[1].split("|"):
+    main(words.split())
+"""
+
+
+def test_reports_do_not_depend_on_the_order_of_sets() -> None:
+    flags = "--page-size 128 --chunked-prefill-size 32768 --attention-backend ascend --dp-size 2"
+    script = f"-- {' '.join(SCRIPT)} {flags} --speculative-draft-model-path d --disable-radix-cache"
+    pair = str(Path(__file__).parent / "scripts" / "separated.sh")
+    runs = [f"--diff 0.5.9 0.5.23 {script}", f"--diff 0.5.9 0.5.23 {pair}", f"--notes {pair}"]
+    reports = [
+        subprocess.run(
+            [sys.executable, "-c", ORDER, "|".join(runs)],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2", "3")
+    ]
+    assert reports[0] and set(reports) == {reports[0]}
+
+
+def test_an_argument_that_only_start_up_sets_is_no_given_flag(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """0.5.10 makes no_buffer of a default; what may then change it is no news of a typed flag."""
+    unknown = next(at for at, each in enumerate(rewrite_table().conditions) if each[0] == "?")
+    name = "mamba_scheduler_strategy"
+    rows = (*rewrites_at("0.5.10"), ReleasedRewrite(name, "lazy", "", (unknown,), ()))
+    assert name in {row.name for row in Arguments({}, "0.5.10", StartFacts()).aliases}
+    monkeypatch.setattr(startup, "rewrites_at", lambda release: rows if release == "0.5.10" else ())
+    found = changes(case(mixed()), "0.5.9", "0.5.10")
+    assert [each.kind for each in found if each.flag == "--mamba-scheduler-strategy"] == [
+        "rewritten"
     ]

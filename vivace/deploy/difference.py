@@ -205,7 +205,7 @@ def unknown_changes(
     names = argument_flags(new)
     for key, found in possible(flags, new, around).items():
         row = found[0].row
-        if key not in before:
+        if key not in before and row.name in given:  # start-up may set others
             formula = f"`{row.formula[2:]}`" if not row.computed else in_flags(row.formula, names)
             yield given[row.name], formula if row.formula else display(row.value), found
 

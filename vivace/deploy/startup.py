@@ -157,7 +157,7 @@ class Arguments:
 
     def possible(self) -> Iterator[Possible]:
         """Of given arguments: what may happen to them."""
-        for name in self.given.keys() - PATHS:
+        for name in [each for each in self.given if each not in PATHS]:
             for row in self.rows.get(name, ()):
                 found = self.undecided(row)
                 changes = row.formula or self.own(name) != row.value
