@@ -20,7 +20,7 @@ from vivace.terminal import shorten
 MODULES = tuple(
     import_module(f"vivace.deploy.rules.{name}")
     for name in """flags refused parallelism experts speculative
-    disaggregation hosts load memory environment rewrites""".split()
+    disaggregation hosts load environment rewrites""".split()
 )
 
 
