@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from vivace.deploy.case import Case
-from vivace.deploy.from_script.programs import default_port
+from vivace.deploy.from_script.programs import SERVERS, default_port
 from vivace.deploy.from_script.roles import StartedServer, flag_value, node_rank
 
 BOOTSTRAP = 8998
@@ -19,6 +19,10 @@ HCCL_PORTS = 16
 ADDRESS = re.compile(r"(.*):(\d{1,5})")
 PORT = re.compile(r":(\d{1,5})(?:/|$)")
 """of a URL"""
+IN_ADDRESS = re.compile(r":(\d{1,5})\b")
+METRICS = 29000
+"""port of a router's metrics, if nothing is given"""
+PORT_FLAG = re.compile(r"(?:.*-)?port")
 EVERYWHERE = ("0.0.0.0", "::", "[::]")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 VISIBLE = ("ASCEND_RT_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ASCEND_VISIBLE_DEVICES",
@@ -112,6 +116,30 @@ def listeners(process: StartedServer) -> list[tuple[str, int, int]]:
 
 def known_ports(found: list[tuple[str, int | None, int]]) -> list[tuple[str, int, int]]:
     return [(flag, port, count) for flag, port, count in found if port]
+
+
+def listens_within(process: StartedServer) -> bool:
+    """Whether it listens on its own machine only: --host, or the default, which no file of
+    --config changes."""
+    host = flag_value(process.flags, "host")
+    if host is None:
+        return process.program in SERVERS and not flag_value(process.flags, "config")
+    return str(host) in LOOPBACK
+
+
+def open_ports(process: StartedServer) -> list[int] | None:
+    """None where one of them is not known."""
+    found = [port + more for _, port, count in listeners(process) for more in range(count)]
+    texts = [*process.flags.values(), *process.environment.values()]
+    found += [int(port) for text in texts for port in IN_ADDRESS.findall(str(text)[:4096])]
+    if process.kind == "router":
+        found.append(METRICS)
+    for flag, value in process.flags.items():
+        if PORT_FLAG.fullmatch(flag):
+            if not isinstance(value, int):
+                return None
+            found.append(value)
+    return found
 
 
 def same_host(one: StartedServer, other: StartedServer) -> bool:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from vivace.deploy.case import Case
-from vivace.deploy.from_script.programs import SERVERS
 from vivace.deploy.from_script.roles import AskedPort, StartedServer, flag_value, node_rank
 from vivace.deploy.processes import (
     EVERYWHERE,
@@ -20,8 +19,10 @@ from vivace.deploy.processes import (
     instances,
     listen_address,
     listeners,
+    listens_within,
     memory_share,
     nnodes,
+    open_ports,
     ranks_here,
     rendezvous,
     role_name,
@@ -41,10 +42,6 @@ MAX_COMPARED = 256
 """processes whose ports and devices are compared with one another"""
 KUBERNETES = "Kubernetes and Docker on probes, Services and health checks"
 NUMERIC = re.compile(r"[\d.]+|[0-9a-fA-F:\[\]]*:[0-9a-fA-F:\[\]]*")
-IN_ADDRESS = re.compile(r":(\d{1,5})\b")
-METRICS = 29000
-"""port of a router's metrics, if nothing is given"""
-PORT_FLAG = re.compile(r"(?:.*-)?port")
 
 
 def issue_at(
@@ -232,30 +229,6 @@ def port_answered(case: Case) -> Iterator[Issue]:
             remedy = "--host 0.0.0.0"
         severity = "warning" if case.shared & set(asked.networks) else None
         yield Issue("port", text, remedy, severity, place=asked.place)
-
-
-def listens_within(process: StartedServer) -> bool:
-    """Whether it listens on its own machine only: --host, or the default, which no file of
-    --config changes."""
-    host = flag_value(process.flags, "host")
-    if host is None:
-        return process.program in SERVERS and not flag_value(process.flags, "config")
-    return str(host) in LOOPBACK
-
-
-def open_ports(process: StartedServer) -> list[int] | None:
-    """None where one of them is not known."""
-    found = [port + more for _, port, count in listeners(process) for more in range(count)]
-    texts = [*process.flags.values(), *process.environment.values()]
-    found += [int(port) for text in texts for port in IN_ADDRESS.findall(str(text)[:4096])]
-    if process.kind == "router":
-        found.append(METRICS)
-    for flag, value in process.flags.items():
-        if PORT_FLAG.fullmatch(flag):
-            if not isinstance(value, int):
-                return None
-            found.append(value)
-    return found
 
 
 @case_rule("meeting-host", "warning", source="torch.distributed's TCPStore; DNS of Kubernetes")
