@@ -39,21 +39,27 @@ def multi_item_scoring(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue(flag, text, "--chunked-prefill-size -1")
 
 
-@refused("priority-policy", "enable_priority_scheduling", "--schedule-policy fcfs", since="0.5.7")
+@refused("priority-policy", "enable_priority_scheduling", "--schedule-policy fcfs", since="0.5.3")
 def priority_policy(server: ServerPlan, case: Case) -> Iterator[str]:
     """--enable-priority-scheduling is used with a policy that supports it."""
     policy = server.value("schedule_policy")
-    if server.has("enable_priority_scheduling") and policy not in ("fcfs", "lof", "priority"):
+    if server.has("enable_priority_scheduling") and policy not in ("fcfs", "lof"):
         yield f"--enable-priority-scheduling cannot be used with --schedule-policy {policy}"
 
 
 @refused("chunk-pages")
 def chunk_pages(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """--chunked-prefill-size is a multiple of the page size."""
+    """--chunked-prefill-size, divided by dp with dp attention, is a multiple of the page size.
+    From 0.5.3 on decode servers are not asked; up to 0.4.9.post3 the undivided size is."""
     chunk, page = server.number("chunked_prefill_size"), server.page_size(case.platform)
-    if page and chunk and chunk > 0 and server.has("chunked_prefill_size") and chunk % page:
-        text = f"--chunked-prefill-size {chunk} is not a multiple of the page size {page}"
-        yield Issue("chunked_prefill_size", text, f"use {max(1, chunk // page) * page}")
+    if not (page and chunk and chunk > 0 and server.has("chunked_prefill_size")):
+        return
+    dp = 1 if case.target.before("0.4.9.post4") else server.parallelism.attention_dp
+    if chunk // dp % page and (server.kind != "decode" or case.target.before("0.5.3")):
+        each = f"{chunk} / dp {dp} = {chunk // dp}" if dp > 1 else chunk
+        text = f"--chunked-prefill-size {each} is not a multiple of the page size {page}"
+        size = page * dp
+        yield Issue("chunked_prefill_size", text, f"use {max(1, chunk // size) * size}")
 
 
 @refused("tokenizer-batches", "enable_tokenizer_batch_encode", "remove one of them", since="0.5.7")
@@ -103,7 +109,7 @@ def hybrid_cache(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Caches and speculation support recurrent layers.
     0.5.10 to 0.5.13.post1 stop where speculation and the prefix cache meet without extra_buffer
     (from 0.5.11 on ROCm turns the cache off instead). From 0.5.14 on `auto` chooses extra_buffer
-    where steps overlap; no_buffer stops where they do."""
+    where steps overlap; no_buffer stops where they do, with pages above 1 token and trtllm_mha."""
     if case.model is None or not case.model.linear_layers:
         return
     target, strategy = case.target, server.value("mamba_scheduler_strategy")
@@ -120,10 +126,16 @@ def hybrid_cache(server: ServerPlan, case: Case) -> Iterator[Issue]:
         since = "" if target.version else f" (from SGLang {BUFFERS_CHOSEN} on it is chosen)"
         severity = None if target.version else "warning"
         yield Issue("speculative_algorithm", text + since, extra, severity)
-    overlaps = not server.has("disable_overlap_schedule")
-    if strategy == "no_buffer" and target.since(BUFFERS_CHOSEN) and overlaps:
-        text = f"SGLang {target.version} stops: no_buffer needs --disable-overlap-schedule"
-        yield Issue("mamba_scheduler_strategy", text, f"{extra}, or leave it out")
+    if strategy != "no_buffer" or not target.since(BUFFERS_CHOSEN):
+        return
+    for wrong, needed in (
+        (not server.has("disable_overlap_schedule"), "--disable-overlap-schedule"),
+        ((server.number("page_size") or 1) > 1, "--page-size 1"),
+        (server.value("attention_backend") == "trtllm_mha", "another attention backend"),
+    ):
+        if wrong:
+            text = f"SGLang {target.version} stops: no_buffer needs {needed}"
+            yield Issue("mamba_scheduler_strategy", text, f"{extra}, or leave it out")
 
 
 @refused("limits")
@@ -137,7 +149,3 @@ def limits(server: ServerPlan, case: Case) -> Iterator[Issue]:
         value, flag = server.number(name), server.flag(name)
         if value is not None and value < 1:
             yield Issue(flag, f"{flag} must be at least 1, got {value}", "use 1")
-    rank, nodes = server.number("node_rank"), server.positive("nnodes")
-    if rank is not None and not 0 <= rank < nodes:
-        text = f"--node-rank must be 0 to {nodes - 1} with --nnodes {nodes}, got {rank}"
-        yield Issue("node_rank", text, "number the nodes from 0")
