@@ -15,7 +15,7 @@ from vivace.deploy.memory.windows import (
     prefill_tokens,
     windows,
 )
-from vivace.deploy.rules.rule import GUIDE, Issue, server_rule
+from vivace.deploy.rules.rule import ARGS, GUIDE, Issue, server_rule
 from vivace.deploy.server_plan import DISPATCH, FUSED_MODE, ServerPlan
 
 README = "README of the Ascend DeepEP library"
@@ -24,6 +24,8 @@ KERNELS = "sgl-kernel-npu: moe_distribute_dispatch_v2_tiling.cpp"
 LIMITS = f"parameter guide; {KERNELS}; fused_deep_moe_tiling.cpp"
 OPERATORS = f"{KERNELS}; cam_moe_dispatch_normal_tiling.cc"
 FUSED_README = "sgl-kernel-npu: FUSED_DEEP_MOE.md"
+NO_MODE = ("0.5.10", "0.5.10.post1")
+"""releases without a default for the mode of the fused kernel"""
 WASTE = 2
 """times the need from which a buffer counts as wasted"""
 
@@ -157,14 +159,15 @@ def deepep_mode(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue(flag, text, "--deepep-mode low_latency")
 
 
-@server_rule("fused-mode", "note", source="SGLang 0.5.10", engine="sglang", platforms=("npu",))
+@server_rule("fused-mode", "note", source=ARGS, engine="sglang", platforms=("npu",))
 def fused_mode(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """--moe-a2a-backend ascend_fuseep has SGLANG_NPU_FUSED_MOE_MODE.
-    0.5.10 has no default for it, and stops."""
+    0.5.10 and 0.5.10.post1 have no default for it, and stop."""
     stated = server.variable(FUSED_MODE) or "fuseep-mode" in server.role.flags
-    if server.expert_mode == "fused" and not stated and case.target.version != "0.5.23":
+    version = case.target.version
+    if server.expert_mode == "fused" and not stated and version in ("", *NO_MODE):
         text = f'{FUSED_MODE} is not set: 0.5.10 stops with "Wrong value of fuse_mode=None"'
-        severity = "error" if case.target.version == "0.5.10" else "note"
+        severity = "error" if version else None
         yield Issue(FUSED_MODE, text, f"export {FUSED_MODE}=1 (2 with modelslim weights)", severity)
 
 
