@@ -50,9 +50,9 @@ def chunk_by_dp(server: ServerPlan, case: Case) -> Iterator[str]:
 @rewrite("becomes-conservativeness", "schedule_conservativeness")
 def conservativeness(server: ServerPlan, case: Case) -> Iterator[str]:
     """dp attention multiplies --schedule-conservativeness by 0.3."""
-    if server.parallelism.dp_attention:
-        given = server.value("schedule_conservativeness")
-        asked = given if isinstance(given, int | float) and given else 1.0
+    given = server.value("schedule_conservativeness")
+    asked = given if isinstance(given, int | float) else 1.0
+    if server.parallelism.dp_attention and asked:
         text = f"--schedule-conservativeness {asked} becomes {round(asked * 0.3, 3)}: dp attention"
         yield text + " multiplies it by 0.3"
 
@@ -204,6 +204,8 @@ def ascend_sizes(server: ServerPlan, case: Case) -> Iterator[Issue]:
 @rewrite("becomes-hicache-layout")
 def hicache_layout(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """The memory layout of the host cache suits its I/O backend."""
+    if not server.has("hicache_mem_layout"):
+        return
     layout = str(server.value("hicache_mem_layout") or "")
     flag = server.flag("hicache_mem_layout")
     if server.has("enable_hierarchical_cache") and layout.startswith("page_first"):
