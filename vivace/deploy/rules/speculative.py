@@ -15,6 +15,7 @@ MTP = "SGLang 0.5.10: multi_layer_eagle_worker_v2.py"
 V2 = "SGLANG_ENABLE_SPEC_V2"
 LAST_V2 = "0.5.13.post1"
 """from the next release on speculation always overlaps"""
+WITH_ADAPTERS = ("EAGLE", "EAGLE3", "DFLASH", "DSPARK")
 PLAN_STREAM = "SGLANG_ENABLE_OVERLAP_PLAN_STREAM"
 
 
@@ -128,14 +129,22 @@ def ngram(server: ServerPlan, case: Case) -> Iterator[Issue]:
 
 @server_rule("adapter-drafts", "warning", source=ARGS)
 def adapter_drafts(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """LoRA is used without speculative decoding.
+    """LoRA is used without speculative decoding, or with NGRAM.
     The draft model has no adapters, so it guesses what the base model would say and fewer
-    tokens are accepted."""
+    tokens are accepted. 0.5.5.post3 to 0.5.18 stop, later ones with algorithms but EAGLE, EAGLE3,
+    DFLASH and DSPARK."""
     lora = next((name for name in ("enable_lora", "lora_paths") if server.has(name)), None)
-    if lora is not None and server.has("speculative_algorithm"):
-        text = "speculation with LoRA accepts fewer tokens: the draft model has no adapter"
-        remedy = "measure the accept length with adapters before you rely on it"
-        yield Issue(server.flag(lora), text, remedy)
+    algorithm, target = server.speculative_algorithm, case.target
+    if lora is None or algorithm in ("", "NGRAM"):
+        return
+    text, remedy = "speculation with LoRA accepts fewer tokens", "measure the accept length"
+    refused = target.since("0.5.5.post3") and target.before("0.5.19")
+    if refused or (target.since("0.5.19") and algorithm not in WITH_ADAPTERS):
+        text, remedy = (
+            f"{target.text} refuses LoRA with {algorithm}",
+            "NGRAM, or remove one of them",
+        )
+    yield Issue(server.flag(lora), text, remedy, "error" if "refuses" in text else None)
 
 
 @server_rule("graph-covers", "warning", source=GRAPHS)
