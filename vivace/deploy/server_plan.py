@@ -201,8 +201,8 @@ class ServerPlan(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def running_per_rank(self) -> int | None:
-        """Concurrent requests that one attention group admits."""
-        return None if self.running is None else -(-self.running // self.parallelism.dp)
+        """Concurrent requests that one attention group admits: SGLang rounds down."""
+        return None if self.running is None else max(1, self.running // self.parallelism.dp)
 
     def page_size(self, platform: str) -> int | None:
         """Tokens of a page of KV; None where the model and the device decide, as on CUDA without

@@ -118,10 +118,10 @@ def running_divides(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """--max-running-requests is a multiple of dp.
     It is divided by dp, and the remainder is lost."""
     limit, dp = server.number("max_running_requests"), server.parallelism.dp
-    if limit and limit > 0 and limit % dp:
-        each = limit // dp
+    each = server.running_per_rank
+    if limit and each and limit % dp:
         text = f"{limit} is not a multiple of dp {dp}: each rank admits {each}, all {each * dp}"
-        yield Issue("max_running_requests", text, f"use {each * dp or dp}")
+        yield Issue("max_running_requests", text, f"use {each * dp}")
 
 
 @server_rule("heads", "error", source=CONFIG, needs=("model",))
@@ -171,11 +171,11 @@ def ep_divides_tp(server: ServerPlan, case: Case) -> Iterator[str]:
 
 @server_rule("dense-tp", "error", "moe_dense_tp_size", "use 1, or remove it", source=ARGS)
 def dense_tp(server: ServerPlan, case: Case) -> Iterator[str]:
-    """--moe-dense-tp-size is unset, 1 or tp.
+    """--moe-dense-tp-size is unset or 1, from 0.5.13 on also tp.
     The dense layers of an expert model are replicated or divided among all ranks."""
     size, tp = server.number("moe_dense_tp_size"), server.parallelism.tp
-    if size is not None and size not in (1, tp):
-        yield f"--moe-dense-tp-size must be 1 or tp ({tp}), got {size}"
+    if size is not None and size != 1 and (size != tp or case.target.before("0.5.13")):
+        yield f"--moe-dense-tp-size must be 1, or from 0.5.13 on tp ({tp}), got {size}"
 
 
 @server_rule("dp-lm-head", "error", source=ARGS)
