@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import product
 from typing import Any
 
@@ -20,10 +21,10 @@ from vivace.deploy.processes import (
 )
 from vivace.deploy.rules.rule import PAGE, Issue, case_rule, server_rule
 from vivace.deploy.schema.deployment import KINDS
-from vivace.deploy.server_plan import ServerPlan
+from vivace.deploy.server_plan import ServerPlan, UnknownValue
 
 PD = "SGLang's disaggregation: handshake and router"
-TRANSFER = ("kv_cache_dtype", "dtype", "disaggregation_transfer_backend")
+TRANSFER = ("kv_cache_dtype", "dtype", "disaggregation_transfer_backend", "page_size")
 
 
 @case_rule("separation-halves", "error", source=PAGE, assumes=("scripts",))
@@ -200,17 +201,21 @@ def handshake(case: Case) -> Iterator[Issue]:
     """Prefill and decode servers use the same KV format.
     Page size and KV type are compared at the handshake; another transport cannot connect, and KV of
     another --dtype is read wrong. A --dtype of auto may be the same: that is a warning."""
-    for prefill, decode in product(case.of("prefill"), case.of("decode")):
-        pages = [each.page_size(case.platform) for each in (prefill, decode)]
-        compared = [(name, prefill.value(name), decode.value(name)) for name in TRANSFER]
-        compared += [] if None in pages else [("page_size", *pages)]
-        for name, one, other in compared:
-            if one != other:
-                flag, unsettled = decode.flag(name), name == "dtype" and "auto" in (one, other)
-                places = f"{one} on {prefill.name} and {other} on {decode.name}"
-                text = f"{flag} is {places}: KV cannot be handed over"
-                severity = "warning" if unsettled else None
-                yield Issue(flag, text, "make both the same", severity, decode.name)
+    pairs, reported = product(case.of("prefill"), case.of("decode")), set[tuple[Any, ...]]()
+    for (prefill, decode), name in product(pairs, TRANSFER):
+        with suppress(UnknownValue):
+            one, other = (
+                each.page_size(case.platform) if name == "page_size" else each.value(name)
+                for each in (prefill, decode)
+            )
+            if one == other or None in (one, other) or (name, one, other) in reported:
+                continue
+            reported.add((name, one, other))
+            flag, unsettled = decode.flag(name), name == "dtype" and "auto" in (one, other)
+            places = f"{one} on {prefill.name} and {other} on {decode.name}"
+            text = f"{flag} is {places}: KV cannot be handed over"
+            severity = "warning" if unsettled else None
+            yield Issue(flag, text, "make both the same", severity, decode.name)
 
 
 @case_rule("drafts-on-both", "error", source=PD)
@@ -218,8 +223,12 @@ def drafts_on_both(case: Case) -> Iterator[Issue]:
     """Prefill and decode servers use the same speculative algorithm, or only decode drafts.
     Prefill runs the draft model once so that decode can continue with it; without, decode begins
     with an empty draft cache. The KV of two different drafts does not fit together."""
+    reported: set[tuple[str, str]] = set()
     for prefill, decode in product(case.of("prefill"), case.of("decode")):
         one, other = prefill.speculative_algorithm, decode.speculative_algorithm
+        if (one, other) in reported:
+            continue
+        reported.add((one, other))
         flag = decode.flag("speculative_algorithm")
         if one and other and one != other:
             text = f"{prefill.name} drafts with {one}, {decode.name} with {other}"
