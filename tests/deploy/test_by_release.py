@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from deployments import found, separated
 
 from vivace.deploy.case import Case
 from vivace.deploy.load_case import Overrides, build_case, open_command
@@ -95,3 +96,85 @@ def test_default_graphs_are_those_of_the_release(
 def test_values_that_some_releases_take(line: str, release: str, expected: list[str]) -> None:
     target = f"sglang=={release}" if release else "sglang"
     assert severities(f"--model-path m {line}", "flag-value", target) == expected
+
+
+CHUNK = "--model-path m --device npu --tp 16 --chunked-prefill-size"
+FUSED = "--model-path m --device npu --tp 16 --moe-a2a-backend ascend_fuseep"
+LORA = "--model-path m --enable-lora --speculative-algorithm"
+PRIORITY = "--model-path m --enable-priority-scheduling --schedule-policy"
+DENSE = "--model-path m --tp 4 --moe-dense-tp-size"
+RECURRENT = f"{NEXT} --mamba-radix-cache-strategy no_buffer --disable-overlap-schedule"
+
+
+@pytest.mark.parametrize(
+    ("line", "rule", "release", "expected"),
+    [
+        (f"{CHUNK} 1000", "chunk-pages", "0.5.10", ["error"]),
+        (f"{CHUNK} 1000 --disaggregation-mode decode", "chunk-pages", "0.5.10", []),
+        (f"{CHUNK} 1000 --disaggregation-mode decode", "chunk-pages", "0.5.2", ["error"]),
+        (f"{CHUNK} 1024 --dp 16 --enable-dp-attention", "chunk-pages", "0.5.10", ["error"]),
+        (f"{CHUNK} 1024 --dp 16 --enable-dp-attention", "chunk-pages", "0.4.9.post3", []),
+        (f"{CHUNK} 1024 --dp 8 --enable-dp-attention", "chunk-pages", "0.5.10", []),
+        (FUSED, "fused-mode", "0.5.10", ["error"]),
+        (FUSED, "fused-mode", "0.5.10.post1", ["error"]),
+        (FUSED, "fused-mode", "0.5.9", []),
+        (FUSED, "fused-mode", "0.5.11", []),
+        (FUSED, "fused-mode", "0.5.23", []),
+        (f"{LORA} EAGLE", "adapter-drafts", "0.5.5.post2", ["warning"]),
+        (f"{LORA} EAGLE", "adapter-drafts", "0.5.7", ["error"]),
+        (f"{LORA} NEXTN", "adapter-drafts", "0.5.18", ["error"]),
+        (f"{LORA} NEXTN", "adapter-drafts", "0.5.19", ["warning"]),
+        (f"{LORA} STANDALONE", "adapter-drafts", "0.5.23", ["error"]),
+        (f"{LORA} NGRAM", "adapter-drafts", "0.5.10", []),
+        (f"{PRIORITY} priority", "priority-policy", "0.5.10", ["error"]),
+        (f"{PRIORITY} lof", "priority-policy", "0.5.23", []),
+        (f"{DENSE} 4", "dense-tp", "0.5.12.post1", ["error"]),
+        (f"{DENSE} 4", "dense-tp", "0.5.13", []),
+        (f"{DENSE} 2", "dense-tp", "0.5.23", ["error"]),
+        (f"{RECURRENT}", "hybrid-cache", "0.5.14", []),
+        (f"{RECURRENT} --page-size 64", "hybrid-cache", "0.5.14", ["error"]),
+        (f"{RECURRENT} --page-size 64 --disable-radix-cache", "hybrid-cache", "0.5.14", []),
+        (f"{RECURRENT} --attention-backend trtllm_mha", "hybrid-cache", "0.5.23", ["error"]),
+        (f"{RECURRENT} --page-size 64", "hybrid-cache", "0.5.13", []),
+    ],
+)
+def test_what_stops_a_release_is_an_error_of_that_release(
+    line: str, rule: str, release: str, expected: list[str]
+) -> None:
+    assert severities(line, rule, f"sglang=={release}") == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "rule", "expected"),
+    [
+        ("--schedule-conservativeness 0", "becomes-conservativeness", []),
+        ("--schedule-conservativeness 0.5", "becomes-conservativeness", ["note"]),
+        ("--hicache-storage-backend mooncake", "becomes-hicache-layout", []),
+        (
+            "--hicache-storage-backend mooncake --hicache-mem-layout layer_first",
+            "becomes-hicache-layout",
+            ["note"],
+        ),
+    ],
+)
+def test_what_becomes_of_a_value_is_said_where_it_changes(
+    line: str, rule: str, expected: list[str]
+) -> None:
+    dp = "--model-path m --tp 4 --dp 4 --enable-dp-attention --enable-hierarchical-cache"
+    assert severities(f"{dp} {line}", rule, "sglang==0.5.10") == expected
+
+
+@pytest.mark.parametrize(("running", "each"), [(256, 16), (250, 15), (8, 1)])
+def test_a_rank_admits_what_the_division_by_dp_leaves(running: int, each: int) -> None:
+    line = f"--model-path m --tp 16 --dp 16 --enable-dp-attention --max-running-requests {running}"
+    (server,) = read(line, "sglang==0.5.10").servers
+    assert server.running_per_rank == each
+
+
+def test_a_mistake_is_told_once() -> None:
+    made = separated(decode={"page-size": 64})
+    made["roles"]["prefill-2"] = made["roles"]["prefill"]
+    assert len(found(made, "handshake")) == 1
+    ranked = read("--model-path m --tp 4 --nnodes 2 --node-rank 2", "sglang==0.5.10")
+    about_ranks = [each for each in judge(ranked).findings if each.flag == "--node-rank"]
+    assert [each.severity for each in about_ranks] == ["error"]

@@ -172,9 +172,10 @@ REFUSED_PAIRS = {
         "mixed --enable-priority-scheduling",
     ),
     "chunk-pages": flags(
-        {"chunked-prefill-size": 1000},
         {"chunked-prefill-size": 1024},
+        {"chunked-prefill-size": 2048},
         "mixed --chunked-prefill-size",
+        "64",
         "128",
     ),
     "tokenizer-batches": flags(
