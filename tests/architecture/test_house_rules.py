@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "vivace"
@@ -278,3 +279,13 @@ def test_names_of_test_files_are_unique() -> None:
     """pytest imports them by their bare names, so two of one name cannot be collected together."""
     names = [file.name for file in (ROOT / "tests").rglob("*.py") if file.name != "conftest.py"]
     assert sorted(names) == sorted(set(names))
+
+
+def test_hooks_run_the_tools_of_the_environment_as_make_lint_does() -> None:
+    """A commit is made in shells in which the environment is not active."""
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+    entries = [hook["entry"] for repository in config["repos"] for hook in repository["hooks"]]
+    assert entries and all(entry.startswith(".venv/bin/") for entry in entries)
+    makefile = (ROOT / "Makefile").read_text().replace("$(VENV)", ".venv")
+    command = next(line for line in makefile.splitlines() if line.startswith("\t.venv/bin/pyright"))
+    assert command.strip() in entries
