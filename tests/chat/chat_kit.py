@@ -46,6 +46,8 @@ class Handler(BaseHTTPRequestHandler):
     """A server of chat completions; some messages have answers of their own."""
 
     seen: list[dict[str, Any]] = []
+    go_on = threading.Event()
+    """lets an answer to "paced" end"""
 
     def log_message(self, format: str, *args: object) -> None:
         pass
@@ -79,6 +81,13 @@ class Handler(BaseHTTPRequestHandler):
             self.end_headers()
             self.wfile.write(b'data: {"choices": [{"delta": {"content": "Wait"}}]}\n\n')
             self.rfile.read(1)  # until the client goes away
+        elif asked == "paced":
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'data: {"choices": [{"delta": {"content": "First "}}]}\n\n')
+            Handler.go_on.wait(60)
+            self.wfile.write(b'data: {"choices": [{"delta": {"content": "second"}}]}\n\n')
+            self.wfile.write(b"data: [DONE]\n\n")
         elif asked == "markdown":
             self._stream([MARKDOWN[at : at + 5] for at in range(0, len(MARKDOWN), 5)])
         else:
@@ -121,9 +130,11 @@ class Terminal:
         """what the row held when the cursor came to write there"""
 
     def write(self, text: str) -> int:
-        for piece in re.findall(r"\x1b\[[0-9;]*[A-Za-z]|\n|[^\x1b\n]+", text):
+        for piece in re.findall(r"\x1b\[[0-9;]*[A-Za-z]|\n|\r|[^\x1b\n\r]+", text):
             if piece == "\n":
                 self._down()
+            elif piece == "\r":
+                self._column = 0
             elif piece.startswith("\x1b["):
                 self._obey(piece[2:-1], piece[-1])
             else:
@@ -172,7 +183,9 @@ class Terminal:
 
     def _obey(self, number: str, what: str) -> None:
         if what == "A":
+            column = self._column
             self._move(max(0, len(self.rows) - self.height, self._row - int(number)))
+            self._column = column
         elif what == "J":
             del self.rows[self._row + 1 :]
             self.rows[self._row] = self.rows[self._row][: self._column]

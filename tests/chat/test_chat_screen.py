@@ -80,6 +80,30 @@ def test_token_by_token_nothing_flickers(layout: str) -> None:
 
 
 @pytest.mark.parametrize("layout", ["markdown", "plain"])
+def test_what_the_terminal_echoes_moves_no_line(layout: str) -> None:
+    """Ctrl-C shows as ^C where the cursor rests; at a change of width too."""
+    for widths in ([], [30]):
+        terminal, now = Terminal(WIDTH, 500), itertools.count()
+        made: Any = (MarkdownLayout if layout == "markdown" else PlainLayout)(console())
+        screen = FormattedScreen(
+            terminal,  # type: ignore[arg-type]
+            made,
+            lambda terminal=terminal: (terminal.width, 500),
+            lambda now=now: float(next(now)),
+        )
+        screen.add("Felix is a ")
+        for width in widths:
+            terminal.resize(width)
+        terminal.write("^C")
+        screen.add("member of ")
+        terminal.write("^C")
+        screen.end()
+        assert [line.strip() for line in terminal.text if "^C" not in line] == [
+            "Felix is a member of"
+        ]
+
+
+@pytest.mark.parametrize("layout", ["markdown", "plain"])
 @given(widths=st.lists(st.integers(12, 60), min_size=1, max_size=6))
 @settings(max_examples=40, deadline=None)
 def test_after_a_resize_the_answer_stands_there_once(layout: str, widths: list[int]) -> None:

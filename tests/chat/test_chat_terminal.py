@@ -59,6 +59,16 @@ class Sitting:
                 break
         self.wait_for(pattern)
 
+    def echoes(self) -> bool:
+        return bool(termios.tcgetattr(self._terminal)[3] & termios.ECHO)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Until anything comes of it: Python does not see one that arrives just before it waits."""
+        for _ in range(int(PATIENCE)):
+            os.kill(self.process.pid, number)
+            if self._more(time.monotonic() + 1) or self.process.poll() is not None:
+                break
+
     def leave(self) -> int:
         deadline = time.monotonic() + PATIENCE
         while self._more(deadline):
@@ -136,6 +146,46 @@ def test_an_answer_is_stopped_with_ctrl_c(sitting: Sit) -> None:
     question.wait_for("Wait")
     question.type("\x03")
     assert question.leave() == 130 and "Traceback" not in question.output
+
+
+def test_what_is_typed_while_an_answer_comes_is_the_next_message(sitting: Sit) -> None:
+    Handler.go_on.clear()
+    chat = sitting()
+    chat.wait_for(">>> ")
+    chat.type("paced\r")
+    chat.wait_for("First")
+    assert not chat.echoes()
+    chat.type("typed early\rand l")
+    Handler.go_on.set()
+    answer, _, rest = chat.wait_for("tokens").partition("second")
+    assert "typed" not in answer and "First" not in rest
+    chat.wait_for(r"7 tokens.*>>> .*and l")
+    assert Handler.seen[-1]["messages"][-1]["content"] == "typed early"
+    chat.type("ate\r")
+    chat.wait_for(r"7 tokens.*>>> ")
+    assert Handler.seen[-1]["messages"][-1]["content"] == "and late"
+    chat.type("/bye\r")
+    assert chat.leave() == 0
+
+
+@pytest.mark.parametrize("words", [(), ("slow",)])
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGQUIT, signal.SIGINT])
+def test_the_terminal_echoes_again_however_an_answer_ends(
+    sitting: Sit, words: tuple[str, ...], end: signal.Signals
+) -> None:
+    chat = sitting(*words)
+    if not words:
+        chat.wait_for(">>> ")
+        chat.type("slow\r")
+    chat.wait_for("Wait")
+    assert not chat.echoes()
+    chat.signal(end)
+    if end is signal.SIGINT and not words:
+        chat.wait_for(r"\[stopped\].*>>> ")
+        chat.type("/bye\r")
+    code = chat.leave()
+    assert chat.echoes()
+    assert code == (-end if end is not signal.SIGINT else 130 if words else 0)
 
 
 def test_pasted_lines_are_one_message(sitting: Sit) -> None:

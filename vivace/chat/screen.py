@@ -125,7 +125,8 @@ class FormattedScreen:
 
 
 class ChangingLines:
-    """Lines at the end of the terminal's output. The cursor rests in the line below them.
+    """Lines at the end of the terminal's output. The cursor rests in the line below them, in any
+    column: what is typed (^C) may show there.
     `size`: the terminal's columns and rows."""
 
     def __init__(self, out: IO[str], size: Callable[[], tuple[int, int]]) -> None:
@@ -146,7 +147,7 @@ class ChangingLines:
         fewer = len(lines) < len(self._shown)
         if not up and first >= len(lines):
             return
-        move = f"\x1b[{up}A" if up else ""
+        move = f"\r\x1b[{up}A" if up else "\r"
         pairs = itertools.zip_longest(lines[first:], self._shown[first : len(lines)])
         text = "".join("\n" if line == old else f"{line}\x1b[K\n" for line, old in pairs)
         self._shown = lines
@@ -160,7 +161,7 @@ class ChangingLines:
         rows = sum(max(1, math.ceil(count / width)) for count in cells)
         self._shown = []
         if rows:
-            self._out.write(f"\x1b[{min(rows, max(height - 1, 1))}A\x1b[J")
+            self._out.write(f"\r\x1b[{min(rows, max(height - 1, 1))}A\x1b[J")
 
     def settle(self, count: int) -> None:
         """The first `count` lines will not change any more."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 
@@ -10,6 +11,7 @@ from rich.console import Console
 from vivace.chat.backend import Backend, ChatError
 from vivace.chat.commands import Commands, Leave
 from vivace.chat.conversation import Conversation
+from vivace.chat.echo import echo_off
 from vivace.chat.lines import Lines
 from vivace.chat.screen import Screen, drop_controls
 
@@ -78,6 +80,10 @@ class Session:
             self._conversation.take_back()
 
     def _answer(self, *, quiet: bool) -> PartialAnswer:
+        with echo_off(sys.stdout):
+            return self._show_answer(quiet=quiet)
+
+    def _show_answer(self, *, quiet: bool) -> PartialAnswer:
         answer = PartialAnswer()
         screen = self._screen()
         chunks = self._backend.answer(self._conversation.messages(), self._settings)

@@ -1,0 +1,70 @@
+"""What is typed while an answer comes does not show between its lines."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import termios
+import threading
+from collections.abc import Iterator
+from types import FrameType
+from typing import IO
+
+KILLING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+"""signals after which nobody else would switch the echo on again"""
+LOCAL = 3
+"""where the local modes stand in what `tcgetattr` returns"""
+
+
+@contextlib.contextmanager
+def echo_off(stream: IO[str]) -> Iterator[None]:
+    """The terminal that `stream` leads to shows nothing typed while the block runs, and keeps it
+    for who reads next. Anything but a terminal in the foreground is left alone."""
+    terminal, before = -1, []
+    with contextlib.suppress(OSError, ValueError, termios.error):
+        terminal = stream.fileno()
+        before = termios.tcgetattr(terminal) if is_in_foreground(terminal) else []
+    if not before or not before[LOCAL] & termios.ECHO:
+        yield
+        return
+    silent = [*before]
+    silent[LOCAL] &= ~termios.ECHO
+    with restored_when_killed(terminal, before):
+        set_modes(terminal, silent)
+        try:
+            yield
+        finally:
+            set_modes(terminal, before)
+
+
+def is_in_foreground(terminal: int) -> bool:
+    """A process in the background is stopped when it changes the terminal."""
+    return os.isatty(terminal) and os.tcgetpgrp(terminal) == os.getpgrp()
+
+
+def set_modes(terminal: int, modes: list[int | list[bytes | int]]) -> None:
+    """Unless the terminal is gone, or the shell has it."""
+    with contextlib.suppress(OSError, termios.error):
+        if is_in_foreground(terminal):
+            termios.tcsetattr(terminal, termios.TCSANOW, modes)
+
+
+@contextlib.contextmanager
+def restored_when_killed(terminal: int, modes: list[int | list[bytes | int]]) -> Iterator[None]:
+    """Signals that end this process set these modes before they do."""
+
+    def restore(number: int, frame: FrameType | None) -> None:
+        set_modes(terminal, modes)
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    is_main = threading.current_thread() is threading.main_thread()
+    numbers = [n for n in KILLING if is_main and signal.getsignal(n) is signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, restore)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
