@@ -25,6 +25,7 @@ from vivace.deploy.catalogue.models import (
     read_architecture,
 )
 from vivace.deploy.check import main as check
+from vivace.deploy.load_case import Overrides, build_case, open_command
 from vivace.deploy.memory import buffers
 from vivace.deploy.memory.plan import default_fraction, plan_role
 from vivace.deploy.suggest import suggest
@@ -323,3 +324,19 @@ def test_prompts_wait_for_one_another_on_a_prefill_server() -> None:
     made = separated(prefill={"max-running-requests": 512}, workload=load)
     severities = {each.role: each.severity for each in found(made, "load-fits")}
     assert severities == {"prefill": "note", "decode": "warning"}
+
+
+def test_the_pool_is_whole_pages_of_the_platform() -> None:
+    line = "--model-path Qwen/Qwen3-30B-A3B --tp 4 --mem-fraction-static 0.8"
+    for hardware, more, page in (
+        ("h100", "--page-size 7", 7),
+        ("h100", "--attention-backend flashinfer", 1),
+        ("atlas-800i-a3", "", 128),
+    ):
+        words = ["python", "-m", "sglang.launch_server", *line.split(), *more.split()]
+        made = build_case(open_command(words), Overrides(hardware=hardware))
+        plan = plan_role(made, made.servers[0])
+        assert plan is not None
+        assert plan.page == page
+        assert plan.room % page == 0
+        assert 0 <= plan.pool - plan.room * plan.token_bytes < page * plan.token_bytes

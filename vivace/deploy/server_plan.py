@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
@@ -215,6 +216,12 @@ class ServerPlan(msgspec.Struct, frozen=True, dict=True):
         backends = [self.value(name) for name in ATTENTION_BACKENDS]
         sizes = [PAGES[each] for each in backends if each in PAGES]
         return max(sizes) if sizes else 1 if any(backends) else None
+
+    def page_tokens(self, platform: str, otherwise: int = 1) -> int:
+        """To round by: `page_size`, and `otherwise` where it is not known."""
+        with suppress(UnknownValue):
+            return max(1, self.page_size(platform) or otherwise)
+        return otherwise
 
     @property
     def speculative_algorithm(self) -> str:

@@ -22,13 +22,15 @@ from vivace.deploy.memory.plan import MemoryPlan, gib, plan_role
 from vivace.deploy.memory.roofline import prompt_milliseconds
 from vivace.deploy.memory.windows import USUAL_PREFILL, buffer_variable, windows
 from vivace.deploy.rules.judge import Finding, find_rule, judge
-from vivace.deploy.server_plan import DISPATCH, PAGE_ON_ASCEND, ServerPlan, UnknownValue
+from vivace.deploy.server_plan import DISPATCH, ServerPlan, UnknownValue
 
 OF_KERNELS = ("dispatch-tokens", "dispatch-fused", "dispatch-limits", "hccl-buffer", "long-rounds",
               "graph-covers")  # fmt: skip
 OF_MEMORY = ("weights-fit", "load-fits", "outside-fits")
 LIMITING = OF_KERNELS + OF_MEMORY
 """rules that fewer requests or a smaller prefill satisfy"""
+ANY_PAGE = 128
+"""tokens, a multiple of all pages, where the page is not known"""
 ENDLESS = 1 << 20
 SPECULATIVE_STEPS = ((8, 1), (32, 2), (64, 4), (256, 8), (ENDLESS, 16))
 PLAIN_STEPS = ((2, 1), (4, 2), (16, 4), (256, 8), (512, 16), (ENDLESS, 32))
@@ -190,7 +192,8 @@ def prefill_sizes(case: Case, server: ServerPlan, running: int | None) -> Iterat
     if prompt is None or not server.prefills or server.has("chunked_prefill_size"):
         yield None
         return
-    whole = -(-prompt // PAGE_ON_ASCEND) * PAGE_ON_ASCEND
+    page = server.page_tokens(case.platform, ANY_PAGE)
+    whole = -(-prompt // page) * page
     limit = largest_prefill(case, server)
     prompts = min(limit // whole, running or server.running_per_rank or ENDLESS)
     target = case.targets.ttft_ms
@@ -203,7 +206,7 @@ def prefill_sizes(case: Case, server: ServerPlan, running: int | None) -> Iterat
     size = min(whole, max(limit, USUAL_PREFILL))
     yield size
     while size > SMALLEST_PREFILL:
-        size = -(-size // 2 // PAGE_ON_ASCEND) * PAGE_ON_ASCEND
+        size = -(-size // 2 // page) * page
         yield size
 
 
@@ -228,7 +231,8 @@ def prefill_chunk(case: Case, server: ServerPlan, limits: BatchLimits) -> Sugges
     if limits.prefill is None:
         return None
     dp = server.parallelism.attention_dp
-    count = limits.prefill // (-(-(case.load.input or 1) // PAGE_ON_ASCEND) * PAGE_ON_ASCEND)
+    page = server.page_tokens(case.platform, ANY_PAGE)
+    count = limits.prefill // (-(-(case.load.input or 1) // page) * page)
     what = f"{count} prompts" if count > 1 else "a prompt" if count else "a part of a prompt"
     why = f"{what} of {case.load.input} tokens at once" + (f", divided by dp {dp}" * (dp > 1))
     return flag(case, server, "chunked_prefill_size", limits.prefill * dp, why)
@@ -302,7 +306,7 @@ def needed_share(plan: MemoryPlan, *, whole_load: bool) -> float:
     held = plan.total("static") - max(0, plan.pool)
     pool = int(SMALLEST_POOL * plan.usable)
     if whole_load and plan.needed is not None:
-        tokens = plan.needed + PAGE_ON_ASCEND
+        tokens = plan.needed + plan.page
         pool = max(pool, tokens * plan.token_bytes + (plan.running or 0) * plan.state_bytes)
     return -int(-100 * (held + pool) // plan.usable) / 100
 

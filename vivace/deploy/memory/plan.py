@@ -16,7 +16,7 @@ from vivace.deploy.memory.buffers import MIB
 from vivace.deploy.memory.defaults import USUAL_CHUNK, chunk_size, graph_default
 from vivace.deploy.memory.weights import PRECISIONS, dense_ranks, weight_precision, weights
 from vivace.deploy.memory.windows import HCCL, buffer_variable, prefill_tokens
-from vivace.deploy.server_plan import PAGE_ON_ASCEND, ServerPlan, UnknownValue
+from vivace.deploy.server_plan import ServerPlan, UnknownValue
 
 ELEMENT_BYTES = {"fp8_e5m2": 1, "fp8_e4m3": 1, "int8": 1, "float32": 4}
 GRAPH_ROW = 2 * MIB
@@ -52,6 +52,8 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     precision: str
     parts: tuple[MemoryPart, ...]
     pool: int
+    page: int
+    """tokens"""
     token_bytes: int
     state_bytes: int
     """of a request with recurrent layers"""
@@ -87,8 +89,8 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     def room(self) -> int:
         """Tokens there is memory for."""
         free = self.pool - (self.running or 0) * self.state_bytes
-        pages = free // self.token_bytes // PAGE_ON_ASCEND if self.token_bytes else 0
-        return max(0, pages * PAGE_ON_ASCEND)
+        pages = free // self.token_bytes // self.page if self.token_bytes else 0
+        return max(0, pages * self.page)
 
     @property
     def needed(self) -> int | None:
@@ -148,6 +150,7 @@ def plan_role(case: Case, server: ServerPlan) -> MemoryPlan | None:
         precision=name,
         parts=(*parts, MemoryPart("KV cache", max(0, pool), "static"), *outside),
         pool=pool,
+        page=server.page_tokens(case.platform),
         token_bytes=token_bytes(model, server),
         state_bytes=state_bytes(model, server),
         groups=server.parallelism.attention_dp,
@@ -180,7 +183,8 @@ def shared_tokens(case: Case, server: ServerPlan) -> int:
     """Of every prompt, where the prefix cache keeps them once (workload.prefix_share)."""
     if not server.caches_prefixes:
         return 0
-    prompt = (case.load.input or 0) // PAGE_ON_ASCEND * PAGE_ON_ASCEND
+    page = server.page_tokens(case.platform)
+    prompt = (case.load.input or 0) // page * page
     return min(int(prompt * case.workload.prefix_share), max(0, prompt - 1))
 
 
