@@ -81,11 +81,15 @@ class Handler(BaseHTTPRequestHandler):
             self.end_headers()
             self.wfile.write(b'data: {"choices": [{"delta": {"content": "Wait"}}]}\n\n')
             self.rfile.read(1)  # until the client goes away
-        elif asked == "paced":
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(b'data: {"choices": [{"delta": {"content": "First "}}]}\n\n')
+        elif asked in ("paced", "late"):
+            if asked == "paced":
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(b'data: {"choices": [{"delta": {"content": "First "}}]}\n\n')
             Handler.go_on.wait(60)
+            if asked == "late":
+                self.send_response(200)
+                self.end_headers()
             self.wfile.write(b'data: {"choices": [{"delta": {"content": "second"}}]}\n\n')
             self.wfile.write(b"data: [DONE]\n\n")
         elif asked == "markdown":

@@ -8,6 +8,7 @@ import io
 import json
 import re
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -375,6 +376,36 @@ def test_a_line_without_end_is_not_kept(monkeypatch: pytest.MonkeyPatch, line: b
 def test_no_server(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--url", "http://127.0.0.1:9"]) == 1
     assert "vivace serve" in capsys.readouterr().err.replace("\n", " ")
+
+
+@pytest.mark.parametrize("words", [[], ["--model", "toy", "question"]])
+def test_a_server_that_never_answers_is_named_and_given_up(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    monkeypatch.setattr(remote, "SILENT_SECONDS", 0.05)
+    monkeypatch.setattr(remote, "CONTACT_SECONDS", 0.5)
+    monkeypatch.setattr(remote, "ANSWER_SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        assert main([*words, "--url", url]) == 1
+    waiting, given_up = capsys.readouterr().err.strip().splitlines()
+    assert url in waiting and "Ctrl-C" in waiting
+    assert url in given_up and "--url" in given_up
+
+
+def test_nothing_is_said_of_a_server_that_answers(
+    server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not of one either whose model takes long over an answer."""
+    monkeypatch.setattr(remote, "SILENT_SECONDS", 0.3)
+    told: list[str] = []
+    backend = RemoteBackend(server, None, None, told.append)
+    Handler.go_on.clear()
+    answer = backend.answer([{"role": "user", "content": "late"}], {})
+    threading.Timer(0.6, Handler.go_on.set).start()
+    assert [chunk.text for chunk in answer if chunk.text] == ["second"]
+    assert told == []
 
 
 NO_ADDRESSES = [

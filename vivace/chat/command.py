@@ -85,9 +85,13 @@ def open_backend(arguments: argparse.Namespace, console: Console) -> Backend:
         "--url": arguments.url, "--api-key": arguments.api_key, "--model": arguments.model
     }  # fmt: skip
     given = [flag for flag, value in remote.items() if value is not None]
+
+    def tell(text: str) -> None:
+        console.print(text, style="dim", markup=False)
+
     if not (arguments.local or arguments.model_path):
         key = client_key(arguments.api_key)
-        return RemoteBackend(arguments.url or DEFAULT_URL, key, arguments.model)
+        return RemoteBackend(arguments.url or DEFAULT_URL, key, arguments.model, tell)
     local = "--local" if arguments.local else "--model-path"
     if given:
         verb = "means" if len(given) == 1 else "mean"
@@ -96,8 +100,7 @@ def open_backend(arguments: argparse.Namespace, console: Console) -> Backend:
             "server: give one or the other"
         )
     if not arguments.local:
-        text = "--model-path means --local: the model is to be loaded in this process."
-        console.print(text, style="dim", markup=False)
+        tell("--model-path means --local: the model is to be loaded in this process.")
     from vivace.chat.local import LocalBackend
 
     return LocalBackend(arguments.model_path, console)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -15,6 +16,12 @@ from vivace.chat.backend import NO_LIMIT, Answering, ChatError, Message, Setting
 from vivace.config.process_environment import GIVE_A_KEY
 from vivace.errors import why_no_answer
 
+ANSWER_SECONDS = 600.0
+"""for each part of an answer; the first one waits for a whole prompt"""
+CONTACT_SECONDS = 60.0
+"""for a connection, and for the list of models, which no server computes"""
+SILENT_SECONDS = 3.0
+"""of waiting for a server that has not answered yet, until it is said"""
 LARGEST_LIST = 4 << 20
 """bytes of a list of models"""
 LONGEST_LINE = 16 << 20
@@ -50,9 +57,16 @@ class Event(msgspec.Struct):
 
 class RemoteBackend:
     """`url` is an `http_address`, it may have a path prefix; `model`: the server's first one when
-    None. Raises ChatError when the server does not answer."""
+    None. `tell` gets what is waited for when that takes long. Raises ChatError when the server does
+    not answer."""
 
-    def __init__(self, url: str, api_key: str | None, model: str | None) -> None:
+    def __init__(
+        self,
+        url: str,
+        api_key: str | None,
+        model: str | None,
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> None:
         parts = urlsplit(url)
         self._secure = parts.scheme == "https"
         self._host = parts.hostname or ""
@@ -62,6 +76,8 @@ class RemoteBackend:
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._url = url
+        self._tell = tell
+        self._answered = False
         self._model = model or self._first_model()
 
     def describe(self) -> str:
@@ -78,14 +94,16 @@ class RemoteBackend:
             "stream_options": {"include_usage": True},
             **given,
         }
-        with self._response("POST", "/v1/chat/completions", json.dumps(body)) as response:
+        with self._response(
+            "POST", "/v1/chat/completions", ANSWER_SECONDS, json.dumps(body)
+        ) as response:
             try:
                 yield from read_chunks(events(response))
             except NO_ANSWER as error:
                 raise ChatError(f"{self._url} sends what is no answer: {error}") from None
 
     def _first_model(self) -> str:
-        with self._response("GET", "/v1/models") as response:
+        with self._response("GET", "/v1/models", CONTACT_SECONDS) as response:
             data = response.read(LARGEST_LIST)
         try:
             return str(json.loads(data)["data"][0]["id"])
@@ -94,25 +112,44 @@ class RemoteBackend:
 
     @contextlib.contextmanager
     def _response(
-        self, method: str, path: str, body: str | None = None
+        self, method: str, path: str, seconds: float, body: str | None = None
     ) -> Iterator[http.client.HTTPResponse]:
         kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
-        connection = kind(self._host, self._port, timeout=600)
+        connection = kind(self._host, self._port, timeout=CONTACT_SECONDS)
         try:
-            connection.request(method, self._prefix + path, body, self._headers)
-            response = connection.getresponse()
+            with self._said_when_silent():
+                connection.connect()
+                connection.sock.settimeout(seconds)
+                connection.request(method, self._prefix + path, body, self._headers)
+                response = connection.getresponse()
             if response.status != 200:
                 raise ChatError(error_text(response))
             yield response
         except (OSError, http.client.HTTPException) as error:
             raise ChatError(
-                f"{self._url} does not answer ({why_no_answer(error)}). Start one with "
-                "`vivace serve`, or use `vivace chat --local`."
+                f"{self._url} does not answer ({why_no_answer(error)}). Start a server with "
+                "`vivace serve`, name another with --url, or use `vivace chat --local`."
             ) from error
         except (ValueError, OverflowError) as error:  # http.client, of lengths that cannot be
             raise ChatError(f"{self._url} sends what is no answer: {error}") from error
         finally:
             connection.close()
+
+    @contextlib.contextmanager
+    def _said_when_silent(self) -> Iterator[None]:
+        """Whose first answer takes long may be no server at all."""
+        if self._answered:
+            yield
+            return
+        words = f"waiting for {self._url}, which has not answered yet; Ctrl-C ends it"
+        timer = threading.Timer(SILENT_SECONDS, self._tell, (words,))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+            self._answered = True
+        finally:
+            timer.cancel()
 
 
 def events(response: http.client.HTTPResponse) -> Iterator[Event]:
