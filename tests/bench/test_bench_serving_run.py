@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 from scripted_site import served
+from terminal import ProcessOnTerminal
 
 from vivace.bench.fake_server import Script
 from vivace.bench.serving import accept_length, main
@@ -166,4 +169,32 @@ def test_a_server_that_is_silent_is_not_waited_for_in_silence(
         words += ["--dataset-name", "random"]
         assert main(words) != 0
     told = capsys.readouterr().err
+    assert "no answer yet" in told  # before the first question ends
     assert f"127.0.0.1:{port}" in told and "1.5 s (--ready-check-timeout-sec)" in told
+
+
+FOR_CTRL_C = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
+@pytest.mark.parametrize("words", [[], ["--disable-tqdm"]], ids=["a bar", "none"])
+def test_ctrl_c_says_what_is_lost(words: list[str], tmp_path: Path) -> None:
+    file, script = tmp_path / "result.jsonl", Script()
+    with served(script) as url:
+        command = [sys.executable, "-c", FOR_CTRL_C, "-m", "vivace", "bench", "serving"]
+        command += [*FLAGS.split(), "--base-url", url, "--output-file", str(file), *words]
+        command += ["--max-concurrency", "1", "--warmup-requests", "0", "--random-range-ratio", "1"]
+        script.gap = 0.1
+        with ProcessOnTerminal(command, columns=80) as process:
+            deadline = time.monotonic() + 60
+            while script.asked < 3 and time.monotonic() < deadline:
+                time.sleep(0.01)
+            process.type("\x03")
+            assert process.wait() == 130
+            lines = process.terminal.lines()
+    assert re.fullmatch("stopped after [23] of 6 requests; nothing is recorded", lines[-1])
+    assert len([line for line in lines if "requests" in line]) == (1 if words else 2)
+    assert not file.exists() and "^C" not in process.text

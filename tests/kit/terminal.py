@@ -116,6 +116,9 @@ class ProcessOnTerminal:
         self.process.wait()
         os.close(self._ours)
 
+    def type(self, text: str) -> None:
+        os.write(self._ours, text.encode())
+
     def wait_for(self, text: str, seconds: float = 60.0) -> None:
         self._read_until(lambda: text in self.text, f"no {text!r}", seconds)
 

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TextIO
 
+from vivace.echo import echo_off
+
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
@@ -108,11 +110,20 @@ def open_bar(total: int, file: TextIO) -> tuple[Progress, TaskID]:
 
 @contextlib.contextmanager
 def show_progress(counter: Counter, enabled: bool, file: TextIO | None = None) -> Iterator[None]:
-    """Shows the counter on `file` (default: stderr) while the block runs in an event loop."""
-    if not enabled:
-        yield
-        return
+    """Shows the counter on `file` (default: stderr) while the block runs in an event loop, and how
+    far it was when it is interrupted."""
     stream = file or sys.stderr
+    try:
+        with echo_off(stream), drawn(counter, stream) if enabled else contextlib.nullcontext():
+            yield
+    except asyncio.CancelledError:
+        said = f"stopped after {counter.done} of {counter.total} requests; nothing is recorded"
+        print(said, file=stream, flush=True)
+        raise
+
+
+@contextlib.contextmanager
+def drawn(counter: Counter, stream: TextIO) -> Iterator[None]:
     display: Display = (ProgressBar if stream.isatty() else ProgressLines)(counter, stream)
     started = time.monotonic()
 

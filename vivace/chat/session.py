@@ -11,9 +11,9 @@ from rich.console import Console
 from vivace.chat.backend import Backend, ChatError
 from vivace.chat.commands import Commands, Leave
 from vivace.chat.conversation import Conversation
-from vivace.chat.echo import echo_off
 from vivace.chat.lines import Lines
 from vivace.chat.screen import Screen, drop_controls
+from vivace.echo import echo_off
 
 
 class Session:

@@ -1,4 +1,4 @@
-"""What is typed while an answer comes does not show between its lines."""
+"""What is typed while something is drawn does not show in it."""
 
 from __future__ import annotations
 
