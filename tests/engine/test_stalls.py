@@ -133,6 +133,21 @@ def test_nobody_decodes_nothing_is_cut() -> None:
     assert seen == [256] * 4
 
 
+def test_a_newcomer_waits_for_a_short_chunk_of_another_client() -> None:
+    """While nobody decodes, too."""
+    cost = Cost(0.01, 0.01, 0.01)
+    rig = rig_with(cost)
+    for _ in range(4):
+        prompt(rig, 1024)
+    rig.step()
+    start, guest = rig.clock.now, len(rig.answers)
+    rig.send(guest, [guest], 1, client=1, ignore_eos=True)
+    while not rig.answers[guest].tokens:
+        rig.step()
+    cut = 4 * STALL + 8 * cost.decode_step(1)
+    assert rig.clock.now - start <= cut + 2 * cost.decode_step(1) < 128 * cost.token
+
+
 def test_a_thousand_short_prompts_do_not_silence_the_first() -> None:
     cost = Cost(0.005, 0.002, 0.002)
     rig = Rig(

@@ -87,6 +87,12 @@ def test_more_than_memory_is_lowered_with_the_reason():
     assert "20.00 GiB were free" in fit.rewrites[0].reason
 
 
+def test_no_more_rows_than_pages():
+    fit = size_pool(demand(max_total_tokens=12_288, context=4096, page_size=4096))
+    assert (fit.pages, fit.rows) == (3, 3)
+    assert {one.field for one in fit.rewrites} == {"max_running_requests"}
+
+
 def test_no_more_than_all_rows_can_use_when_nobody_asks():
     fit = size_pool(demand(rows=2, context=100, page_size=1))
     assert (fit.pages, fit.rows) == (202, 2)

@@ -155,7 +155,7 @@ class Batching:
         settings, table = self._settings, self._table
         budget = Budget(settings.chunk, settings.max_prefill_tokens, settings.prefill_max_requests)
         budget.spend(decodes)
-        if table.decoding:
+        if table.decoding or table.clients.several:  # a client's chunk is another's wait
             prompts = len(table.prefilling) + len(table.waiting)
             max_tokens = self._dynamic_chunk.max_tokens(prompts)
             if max_tokens is not None:

@@ -85,7 +85,7 @@ def size_pool(demand: Demand) -> PoolSize:
     asked = demand.static_fraction is not None or demand.max_total_tokens is not None
     size = PoolSize(
         pages=pages,
-        rows=min(demand.rows, tokens),
+        rows=min(demand.rows, pages),
         context=context,
         cache_share=pages if asked else min(pages, -(-context // page)),
     )
@@ -133,7 +133,7 @@ def _rewrites(demand: Demand, size: PoolSize) -> Iterator[Rewrite]:
         reason = f"{_gib(RESERVE)} of what is free are kept for activations and the process"
         yield _rewrite("mem_fraction_static", demand.static_fraction, got, reason)
     if size.rows < demand.rows:
-        reason = f"a running request needs a token of KV, and there are {tokens:,}"
+        reason = f"a running request needs a page of KV, and there are {size.pages:,}"
         yield _rewrite("max_running_requests", demand.rows, size.rows, reason)
     if size.context < demand.context:
         reason = (
