@@ -54,15 +54,35 @@ def placeholder(value: Any) -> bool:
     return "<" in text or ("{" in text and "}" in text)
 
 
-class Parallelism(msgspec.Struct, frozen=True):
-    """How the devices of one instance share the model."""
+class Parallelism(msgspec.Struct, frozen=True, dict=True):
+    """How the devices of one instance share the model; a size raises UnknownValue by itself."""
 
-    tp: int
-    pp: int
-    dp: int
-    cp: int
-    ep: int
-    dp_attention: bool
+    server: ServerPlan
+
+    @cached_property
+    def tp(self) -> int:
+        return self.server.positive("tp_size")
+
+    @cached_property
+    def pp(self) -> int:
+        return self.server.positive("pp_size")
+
+    @cached_property
+    def dp(self) -> int:
+        return self.server.positive("dp_size")
+
+    @cached_property
+    def cp(self) -> int:
+        return self.server.positive("attn_cp_size")
+
+    @cached_property
+    def ep(self) -> int:
+        spread = self.server.value("moe_a2a_backend") in ALL_TO_ALL
+        return self.tp if spread else self.server.positive("ep_size")
+
+    @cached_property
+    def dp_attention(self) -> bool:
+        return self.server.has("enable_dp_attention") and self.dp > 1
 
     @property
     def attention_dp(self) -> int:
@@ -171,16 +191,7 @@ class ServerPlan(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def parallelism(self) -> Parallelism:
-        tp, dp = self.positive("tp_size"), self.positive("dp_size")
-        spread = self.value("moe_a2a_backend") in ALL_TO_ALL
-        return Parallelism(
-            tp=tp,
-            pp=self.positive("pp_size"),
-            dp=dp,
-            cp=self.positive("attn_cp_size"),
-            ep=tp if spread else self.positive("ep_size"),
-            dp_attention=self.has("enable_dp_attention") and dp > 1,
-        )
+        return Parallelism(self)
 
     def positive(self, name: str) -> int:
         return max(1, self.number(name) or 1)
