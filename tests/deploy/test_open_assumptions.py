@@ -11,7 +11,7 @@ from test_rules import NEXTN, PARTITION
 
 from vivace.deploy.case import Case
 from vivace.deploy.from_script.script import import_command, import_scripts
-from vivace.deploy.load_case import Overrides, build_case
+from vivace.deploy.load_case import Overrides, build_case, open_command
 from vivace.deploy.memory.defaults import CHUNKS, default_chunk
 from vivace.deploy.memory.windows import prefill_tokens
 from vivace.deploy.rules.judge import Finding, judge
@@ -228,3 +228,38 @@ def test_mtp_layers_that_the_config_does_not_name(steps: int, expected: int) -> 
     issues = found(made, "multi-layer-mtp")
     assert len(issues) == expected and all("3 MTP layer" in each.text for each in issues)
     assert found(made, "multi-layer-mtp", "sglang==0.5.6") == []
+
+
+M = "--model-path m --tp 4"
+
+
+@pytest.mark.parametrize(
+    ("line", "rule", "about"),
+    [
+        (f"{M} --mem-fraction-static <$X> --dp-size 0", "limits", ["--dp-size"]),
+        (f"{M} --dp-size <$X> --pp-size 0", "limits", ["--pp-size"]),
+        (f"{M} --ep-size <$X> --mem-fraction-static 5", "limits", ["--mem-fraction-static"]),
+        ("--model-path m --tp <$X> --pp-size 2 --enable-mixed-chunk", "pipeline",
+         ["--enable-mixed-chunk"]),
+        ("--model-path m --tp <$X> --dp 4 --max-running-requests 250", "running-divides",
+         ["--max-running-requests"]),
+        (f"{M} --device <$X> --attention-backend ascend", "backend-platform",
+         ["--attention-backend"]),
+        (f"{M} --ep-num-redundant-experts <$X> --init-expert-location x",
+         "becomes-static-experts", ["--init-expert-location"]),
+        (f"{M} --speculative-num-steps <$X> --enable-multi-layer-eagle", "multi-layer-mtp",
+         ["--enable-multi-layer-eagle"]),
+    ],
+)  # fmt: skip
+def test_a_value_that_is_not_known_silences_only_what_needs_it(
+    line: str, rule: str, about: list[str]
+) -> None:
+    words = ["python", "-m", "sglang.launch_server", *line.split()]
+    overrides = Overrides(hardware="h100", model="deepseek-r1")
+    findings = judge(build_case(open_command(words), overrides)).findings
+    assert [each.flag for each in findings if each.rule == rule] == about
+
+
+def test_an_unknown_value_of_a_pair_silences_only_that_comparison() -> None:
+    made = separated(decode={"page-size": 64, "dtype": "<$X>"})
+    assert [each.flag for each in found(made, "handshake")] == ["--page-size"]

@@ -138,10 +138,11 @@ def router_ports(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """The ports in the router's URLs are those of the servers.
     Where no server listens, the router's health checks and requests fail."""
     for flag, kind in (("prefill", "prefill"), ("decode", "decode"), ("worker-urls", "mixed")):
-        ports, urls = case.ports(kind), router_urls(server.role.flags.get(flag))
-        yield from wrong_ports(urls, ports, "--" + flag, f"{kind} servers")
-        for url in urls if not ports else ():
-            yield from other_kind_issues(url, kind, case)
+        with suppress(UnknownValue):
+            ports, urls = case.ports(kind), router_urls(server.role.flags.get(flag))
+            yield from wrong_ports(urls, ports, "--" + flag, f"{kind} servers")
+            for url in urls if not ports else ():
+                yield from other_kind_issues(url, kind, case)
 
 
 @server_rule("encoder-ports", "error", source=PD, roles=("mixed", "prefill", "decode"))
@@ -223,27 +224,31 @@ def drafts_on_both(case: Case) -> Iterator[Issue]:
     """Prefill and decode servers use the same speculative algorithm, or only decode drafts.
     Prefill runs the draft model once so that decode can continue with it; without, decode begins
     with an empty draft cache. The KV of two different drafts does not fit together."""
-    reported: set[tuple[str, str]] = set()
+    seen: set[tuple[str, str]] = set()
     for prefill, decode in product(case.of("prefill"), case.of("decode")):
-        one, other = prefill.speculative_algorithm, decode.speculative_algorithm
-        if (one, other) in reported:
-            continue
-        reported.add((one, other))
-        flag = decode.flag("speculative_algorithm")
-        if one and other and one != other:
-            text = f"{prefill.name} drafts with {one}, {decode.name} with {other}"
-            text += ": the draft's KV and hidden states do not fit"
-            remedy = "the same --speculative-algorithm and draft model on both"
-            yield Issue(flag, text, remedy, role=decode.name)
-        elif other and not one:
-            text = f"only {decode.name} drafts ({other}): its first drafts have no context"
-            remedy = "nothing, or the same on prefill if measurements show that it helps"
-            yield Issue(flag, text, remedy, "note", decode.name)
-        elif one and not other:
-            text = f"{prefill.name} drafts with {one}, {decode.name} with nothing"
-            text += ": what prefill drafts is not used"
-            flag, remedy = prefill.flag("speculative_algorithm"), "draft on decode, or nowhere"
-            yield Issue(flag, text, remedy, "warning", prefill.name)
+        with suppress(UnknownValue):
+            drafts = prefill.speculative_algorithm, decode.speculative_algorithm
+            if drafts not in seen and drafts[0] != drafts[1]:
+                yield draft_issue(prefill, decode, *drafts)
+            seen.add(drafts)
+
+
+def draft_issue(prefill: ServerPlan, decode: ServerPlan, one: str, other: str) -> Issue:
+    """Of algorithms that differ."""
+    flag = decode.flag("speculative_algorithm")
+    if one and other:
+        text = f"{prefill.name} drafts with {one}, {decode.name} with {other}"
+        text += ": the draft's KV and hidden states do not fit"
+        remedy = "the same --speculative-algorithm and draft model on both"
+        return Issue(flag, text, remedy, role=decode.name)
+    if other:
+        text = f"only {decode.name} drafts ({other}): its first drafts have no context"
+        remedy = "nothing, or the same on prefill if measurements show that it helps"
+        return Issue(flag, text, remedy, "note", decode.name)
+    text = f"{prefill.name} drafts with {one}, {decode.name} with nothing"
+    text += ": what prefill drafts is not used"
+    flag, remedy = prefill.flag("speculative_algorithm"), "draft on decode, or nowhere"
+    return Issue(flag, text, remedy, "warning", prefill.name)
 
 
 @server_rule("port-range", "error", source="TCP", roles=KINDS)

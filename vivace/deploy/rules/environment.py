@@ -12,7 +12,7 @@ from vivace.deploy.catalogue.variables import SWITCH, is_whole, known_values, ne
 from vivace.deploy.processes import url_port
 from vivace.deploy.rules.rule import GUIDE, PAGE, Issue, case_rule, server_rule
 from vivace.deploy.schema.deployment import KINDS
-from vivace.deploy.server_plan import ServerPlan
+from vivace.deploy.server_plan import ServerPlan, unknown
 from vivace.deploy.target import versions_that_do
 from vivace.errors import nearest
 
@@ -221,11 +221,11 @@ def store_url(case: Case) -> Iterator[Issue]:
     halves = case.of("prefill", "decode")
     users = [each for each in halves if each.value("disaggregation_transfer_backend") == "ascend"]
     for server in users:
-        url, example = server.variable(STORE), "tcp://<first prefill node>:24669"
+        url, example = server.environment.get(STORE, "").strip(), "tcp://<first prefill node>:24669"
         if not url:
             text = f"{STORE} is not set: the ascend KV transport does not start"
             yield Issue(STORE, text, f"export {STORE}={example} on every node", role=server.name)
-        elif url_port(url) is None:
+        elif not unknown(url) and url_port(url) is None:
             text = f"{STORE}={url} has no port: nobody can connect to it"
             yield Issue(STORE, text, f"{example} in {STORE}", role=server.name)
     urls = sorted({server.variable(STORE) for server in users} - {""})

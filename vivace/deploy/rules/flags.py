@@ -267,15 +267,15 @@ def backend_platform(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """--device and backends are those of the hardware.
     Each device has a torch of its own: the server stops where it asks for another one, or for a
     backend that imports torch_npu, which only Ascend has."""
-    asked, known = str(server.value("device")), DEVICES.get(case.platform, ())
-    if known and asked in ACCELERATORS and asked not in known:
-        text = f"--device {asked}, but the hardware is {case.platform}"
-        yield Issue("device", text, f"--device {known[0]}, or other hardware")
     for name, (flag, value) in server.given.items() if case.platform not in ("", "npu") else ():
         if isinstance(value, str) and "ascend" in value and name.endswith("_backend"):
             text = f"--{flag} {value} needs an Ascend device, and this is {case.platform}"
             remedy = f"remove --{flag}, or choose another ({ELSEWHERE.get(name, 'see --help')})"
             yield Issue("--" + flag, text, remedy)
+    asked, known = str(server.value("device")), DEVICES.get(case.platform, ())
+    if known and asked in ACCELERATORS and asked not in known:
+        text = f"--device {asked}, but the hardware is {case.platform}"
+        yield Issue("device", text, f"--device {known[0]}, or other hardware")
 
 
 @server_rule("vivace-flag", "error", source="Vivace's own table of flags", engine="vivace")

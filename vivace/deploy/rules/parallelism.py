@@ -55,14 +55,14 @@ def node_capacity(server: ServerPlan, case: Case) -> Iterator[Issue]:
 def nodes(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """--nnodes is the number of nodes of an instance.
     The servers wait forever for a node that nobody starts."""
-    nnodes, role = server.positive("nnodes"), server.role
-    if nnodes != role.nodes:
-        text = f"--nnodes is {nnodes}, but an instance of this role has {role.nodes} node(s)"
-        yield Issue("nnodes", text, "make both the same")
+    role = server.role
     hosts, expected = len(role.hosts), role.nodes * role.instances
     if hosts and hosts != expected:
         text = f"{hosts} hosts for {role.instances} instance(s) of {role.nodes} node(s)"
         yield Issue("hosts", f"{text}: expected {expected}", "list one host per node")
+    if (nnodes := server.positive("nnodes")) != role.nodes:
+        text = f"--nnodes is {nnodes}, but an instance of this role has {role.nodes} node(s)"
+        yield Issue("nnodes", text, "make both the same")
 
 
 @server_rule("nodes-share-ranks", "error", source=ARGS)
@@ -216,11 +216,11 @@ def pipeline_partition(server: ServerPlan, case: Case) -> Iterator[Issue]:
 def pipeline_layers(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Pipeline ranks have layers, and SGLANG_PP_LAYER_PARTITION has all of them together.
     make_layers asserts that there are not more ranks than layers."""
-    counts, pp, layers = server.stage_layers, server.parallelism.pp, case.known_model.layers
+    pp, layers = server.parallelism.pp, case.known_model.layers
     if pp > layers:
         text = f"--pp-size {pp} for {layers} layers: ranks without a layer stop at an assertion"
         yield Issue("pp_size", text, f"--pp-size {layers} or less")
-    elif counts and len(counts) == pp and sum(counts) != layers:
+    elif (counts := server.stage_layers) and len(counts) == pp and sum(counts) != layers:
         text = f"{PARTITION} has {sum(counts)} layers, the model {layers}"
         yield Issue(PARTITION, text, f"numbers with the sum {layers}")
 

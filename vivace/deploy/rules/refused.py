@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 from vivace.deploy.case import Case
 from vivace.deploy.rules.rule import ARGS, Issue, Rule, ServerCheck, server_rule
-from vivace.deploy.server_plan import ServerPlan
+from vivace.deploy.server_plan import ServerPlan, UnknownValue
 
 WITHOUT_HYBRID_HOST_CACHE = ("0.4.6", "0.5.7", "0.5.8", "0.5.10")
 BUFFERS_CHOSEN = "0.5.14"
@@ -112,10 +113,11 @@ def hybrid_cache(server: ServerPlan, case: Case) -> Iterator[Issue]:
     where steps overlap; no_buffer stops where they do, with pages above 1 token and trtllm_mha."""
     if case.model is None or not case.model.linear_layers:
         return
-    target, strategy = case.target, server.value("mamba_scheduler_strategy")
+    target = case.target
     if server.has("enable_hierarchical_cache") and target.version in WITHOUT_HYBRID_HOST_CACHE:
         text = f"SGLang {target.version} has no host cache for models with recurrent layers"
         yield Issue("enable_hierarchical_cache", text, "remove it")
+    strategy = server.value("mamba_scheduler_strategy")
     if server.has("disable_radix_cache") or strategy not in ("auto", "no_buffer", None):
         return
     extra = f"{server.flag('mamba_scheduler_strategy')} extra_buffer"
@@ -129,23 +131,25 @@ def hybrid_cache(server: ServerPlan, case: Case) -> Iterator[Issue]:
     if strategy != "no_buffer" or not target.since(BUFFERS_CHOSEN):
         return
     for wrong, needed in (
-        (not server.has("disable_overlap_schedule"), "--disable-overlap-schedule"),
-        ((server.number("page_size") or 1) > 1, "--page-size 1"),
-        (server.value("attention_backend") == "trtllm_mha", "another attention backend"),
+        (lambda: not server.has("disable_overlap_schedule"), "--disable-overlap-schedule"),
+        (lambda: (server.number("page_size") or 1) > 1, "--page-size 1"),
+        (lambda: server.value("attention_backend") == "trtllm_mha", "another attention backend"),
     ):
-        if wrong:
-            text = f"SGLang {target.version} stops: no_buffer needs {needed}"
-            yield Issue("mamba_scheduler_strategy", text, f"{extra}, or leave it out")
+        with suppress(UnknownValue):
+            if wrong():
+                text = f"SGLang {target.version} stops: no_buffer needs {needed}"
+                yield Issue("mamba_scheduler_strategy", text, f"{extra}, or leave it out")
 
 
 @refused("limits")
 def limits(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Sizes and fractions are within their limits."""
+    for name in ("tp_size", "dp_size", "pp_size", "nnodes", "ep_size"):
+        with suppress(UnknownValue):
+            value, flag = server.number(name), server.flag(name)
+            if value is not None and value < 1:
+                yield Issue(flag, f"{flag} must be at least 1, got {value}", "use 1")
     fraction = server.value("mem_fraction_static")
     if isinstance(fraction, int | float) and not 0 < fraction < 1:
         text = f"--mem-fraction-static must be between 0 and 1, got {fraction}"
         yield Issue("mem_fraction_static", text, "for example 0.8")
-    for name in ("tp_size", "dp_size", "pp_size", "nnodes", "ep_size"):
-        value, flag = server.number(name), server.flag(name)
-        if value is not None and value < 1:
-            yield Issue(flag, f"{flag} must be at least 1, got {value}", "use 1")

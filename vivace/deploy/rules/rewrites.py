@@ -134,8 +134,8 @@ def expert_balance(server: ServerPlan, case: Case) -> Iterator[Issue]:
     if server.has("enable_eplb"):
         yield Issue("enable_eplb", "the expert recorder mode becomes stat: load balancing reads it")
     moved = server.has("init_expert_location")
-    redundant = server.number("ep_num_redundant_experts")
-    if (moved or redundant) and not server.has("ep_dispatch_algorithm"):
+    redundant = moved or server.number("ep_num_redundant_experts")
+    if redundant and not server.has("ep_dispatch_algorithm"):
         name = "init_expert_location" if moved else "ep_num_redundant_experts"
         yield Issue(name, "--ep-dispatch-algorithm becomes static: expert locations are set")
 
@@ -204,17 +204,15 @@ def ascend_sizes(server: ServerPlan, case: Case) -> Iterator[Issue]:
 @rewrite("becomes-hicache-layout")
 def hicache_layout(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """The memory layout of the host cache suits its I/O backend."""
-    if not server.has("hicache_mem_layout"):
-        return
-    layout = str(server.value("hicache_mem_layout") or "")
-    flag = server.flag("hicache_mem_layout")
+    flag = "hicache_mem_layout"
+    layout = str(server.value(flag)) if server.has(flag) else ""
+    if layout == "layer_first" and server.value("hicache_storage_backend") == "mooncake":
+        yield Issue(flag, "--hicache-mem-layout layer_first is changed: mooncake cannot use it")
     if server.has("enable_hierarchical_cache") and layout.startswith("page_first"):
         io = server.value("hicache_io_backend")
         if io in ("kernel", "direct") and (layout == "page_first") == (io == "direct"):
             text = f"--hicache-mem-layout {layout} is changed for --hicache-io-backend {io}"
             yield Issue(flag, text)
-    if server.value("hicache_storage_backend") == "mooncake" and layout == "layer_first":
-        yield Issue(flag, "--hicache-mem-layout layer_first is changed: mooncake cannot use it")
 
 
 @rewrite("becomes-other")

@@ -99,12 +99,13 @@ def multi_layer_mtp(server: ServerPlan, case: Case) -> Iterator[Issue]:
     With --enable-multi-layer-eagle, which SGLang sets itself for some models, each step has a layer
     of its own; one that the checkpoint lacks has no weights, so its drafts are refused. Other
     algorithms than EAGLE (NEXTN) ignore the flag."""
-    name, steps = "enable_multi_layer_eagle", server.number("speculative_num_steps")
+    name = "enable_multi_layer_eagle"
     model, drafts = case.known_model, server.speculative_algorithm == "EAGLE"
     if server.has(name) and not drafts:
         text = f"{server.flag(name)} is ignored: only --speculative-algorithm EAGLE drafts with it"
         yield Issue(name, text, "remove it, or draft with EAGLE")
     used, layers = server.has(name) or model.multi_layer, model.draft_layers
+    steps = server.number("speculative_num_steps")
     if used and drafts and steps is not None and layers and steps > layers:
         text = f"{steps} steps, but the checkpoint has {layers} MTP layer(s), one for each step"
         remedy = f"--speculative-num-steps {layers}"
