@@ -14,12 +14,15 @@ import pytest
 from deployments import LEAVE_OUT, case, mixed, separated
 
 from vivace.config.releases.tables import releases
-from vivace.deploy import startup
+from vivace.deploy import difference, startup
 from vivace.deploy.catalogue.models import find_model, known_architecture
 from vivace.deploy.check import main
+from vivace.deploy.condition_text import condition_text
 from vivace.deploy.difference import changes
 from vivace.deploy.startup import (
     Arguments,
+    Condition,
+    Possible,
     ReleasedRewrite,
     StartFacts,
     rewrite_table,
@@ -260,3 +263,61 @@ def test_an_argument_that_only_start_up_sets_is_no_given_flag(
     assert [each.kind for each in found if each.flag == "--mamba-scheduler-strategy"] == [
         "rewritten"
     ]
+
+
+@pytest.mark.parametrize(
+    ("distinct", "more"),
+    [(1, ""), (2, ""), (3, ", or 1 other reason"), (4, ", or 2 other reasons")],
+)
+def test_two_reasons_are_named_and_the_rest_counted(
+    monkeypatch: pytest.MonkeyPatch, distinct: int, more: str
+) -> None:
+    """Those with the fewest conditions, each once, however long their text is."""
+    row = ReleasedRewrite("page_size", 64, "", (), ())
+    one, two, three, four = (
+        Possible(row, (["?", "only_one_condition_though_a_long_name"],)),
+        Possible(row, (["?", "a"], ["?", "b"])),
+        Possible(row, (["?", "a"], ["?", "b"], ["?", "c"])),
+        Possible(row, (["?", "a"], ["?", "b"], ["?", "d"], ["?", "e"])),
+    )
+    found = [four, three, two, one][4 - distinct :]
+    monkeypatch.setattr(
+        difference, "unknown_changes", lambda *facts: [("--page-size", "64", [*found, one])]
+    )
+    made = mixed(flags={"page-size": 128}, model={"name": "qwen3-32b"})
+    texts = [each.text for each in changes(case(made), "0.5.10", "0.5.10")]
+    second = ", or `a` and `b`" if distinct > 1 else ""
+    why = f"`only_one_condition_though_a_long_name`{second}{more}"
+    assert texts == [f"--page-size 128 may become 64, because {why}"]
+
+
+@pytest.mark.parametrize(
+    ("condition", "text"),
+    [
+        (["not", ["true", "disable_radix_cache"]], "--disable-radix-cache is off"),
+        (["not", ["none", "max_total_tokens"]], "--max-total-tokens is set"),
+        (["none", "max_total_tokens"], "--max-total-tokens is unset"),
+        (["not", ["=", "page_size", 1]], "--page-size is not 1"),
+        (["not", ["in", "page_size", [1, None]]], "--page-size is not one of 1, unset"),
+        (["not", ["platform", "cuda"]], "not on cuda"),
+        (["not", ["or", ["?", "a"], ["?", "b is c"]]], "not (`a` or `b is c`)"),
+        (["not", ["?", "b is c"]], "not `b is c`"),
+        (["arch", ["A", "B", "C"]], "the model is A, B, C"),
+        (["arch", ["A", "B", "C", "D"]], "the model is A, B, C or 1 other"),
+        (["not", ["arch", list("ABCDE")]], "the model is not A, B, C or 2 others"),
+    ],
+)
+def test_conditions_are_plain_english(condition: Condition, text: str) -> None:
+    assert condition_text(condition, difference.argument_flags("0.5.23")) == text
+
+
+def test_the_last_lines_say_what_the_model_would_decide() -> None:
+    script = " ".join([*SCRIPT, "--page-size", "128"])
+    unknown = difference.not_known(case({"script": script}), "0.5.9", "0.5.23")
+    assert unknown.startswith("not known: what 0.5.23 ") and unknown.endswith("--page-size")
+    guessed = case(mixed(model={"path": "/models/qwen3-32b-tuned"}))
+    assert guessed.model_guessed
+    line = difference.not_known(guessed, "0.5.9", "0.5.23")
+    assert line.startswith("the model is taken for ") and "--model" in line
+    told = case(mixed(model={"name": "qwen3-32b"}))
+    assert difference.not_known(told, "0.5.9", "0.5.23") == ""

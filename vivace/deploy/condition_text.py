@@ -10,6 +10,7 @@ LONGEST = 240
 """characters of one reason"""
 NAMED = 3
 """architectures that are named, of many"""
+OPPOSITE = {"none": "set", "true": "off"}
 COMPARED = {"=": "is", ">": "is above", "<": "is below", ">=": "is at least", "<=": "is at most"}
 
 
@@ -26,13 +27,13 @@ def condition_text(condition: Condition, flags: Mapping[str, str]) -> str:
         inner = f" {word} ".join(condition_text(each, flags) for each in parts)
         return f"({inner})"
     if word == "not":
-        return f"not {condition_text(parts[0], flags)}"
+        return negated(parts[0], flags)
     if word == "?":
         return f"`{parts[0]}`"
     if word == "platform":
         return f"on {parts[0]}"
     if word == "arch":
-        more = f" or {len(parts[0]) - NAMED} others" if len(parts[0]) > NAMED else ""
+        more = f" or {count(len(parts[0]) - NAMED, 'other')}" if len(parts[0]) > NAMED else ""
         return f"the model is {', '.join(parts[0][:NAMED])}{more}"
     if word == "arch has":
         return f"the model is a {parts[0]}"
@@ -44,3 +45,17 @@ def condition_text(condition: Condition, flags: Mapping[str, str]) -> str:
     if word == "in":
         return f"{flag} is one of {', '.join('unset' if x is None else str(x) for x in parts[1])}"
     return f"{flag} {COMPARED[word]} {parts[1]}"
+
+
+def negated(condition: Condition, flags: Mapping[str, str]) -> str:
+    word, *parts = condition
+    if word in OPPOSITE:
+        return f"{flags.get(parts[0], parts[0])} is {OPPOSITE[word]}"
+    text = condition_text(condition, flags)
+    if word in ("and", "or", "not", "?", "platform"):
+        return f"not {text}"
+    return text.replace(" is ", " is not ", 1)
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

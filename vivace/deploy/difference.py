@@ -18,7 +18,7 @@ from vivace.config.releases.tables import (
     variable_at,
 )
 from vivace.deploy.case import Case
-from vivace.deploy.condition_text import reason
+from vivace.deploy.condition_text import count, reason
 from vivace.deploy.released import accepts, refusal
 from vivace.deploy.schema.deployment import FlagValue
 from vivace.deploy.server_plan import ServerPlan
@@ -182,16 +182,16 @@ def possible_changes(
     names = argument_flags(new)
     for flag, becomes, found in unknown_changes(server, old, new, around):
         told = [each for each in found if around.model is not None or not each.by_model]
-        told.sort(key=lambda each: len(str(each.undecided)))
+        told.sort(key=lambda each: (len(each.undecided), len(str(each.undecided))))
         asked = f"{flag} {display(server.role.flags[flag[2:]])}"
         if told and not told[0].undecided:
             yield Change("rewritten", flag, f"{asked} becomes {becomes}")
             continue
-        reasons = [reason(each.undecided, names) for each in told]
+        reasons = list(dict.fromkeys(reason(each.undecided, names) for each in told))
         if not reasons:
             continue
-        more = f", or {len(reasons) - REASONS} other reasons" if len(reasons) > REASONS else ""
-        why = ", or ".join(dict.fromkeys(reasons[:REASONS])) + more
+        left = count(len(reasons) - REASONS, "other reason")
+        why = ", or ".join([*reasons[:REASONS], *([left] if len(reasons) > REASONS else [])])
         yield Change("perhaps", flag, f"{asked} may become {becomes}, because {why}")
 
 
