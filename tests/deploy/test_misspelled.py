@@ -9,7 +9,7 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
-from deployments import found, mixed
+from deployments import found, mixed, separated
 
 from vivace.config.releases.tables import library_variables, variable_rows
 from vivace.deploy.catalogue.flags import tables
@@ -211,3 +211,12 @@ def test_a_few_choices_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
         deploy(["render", "x", "--to", "helm"])
     said = capsys.readouterr().err
     assert all(target in said for target in TARGETS)
+
+
+def test_what_two_roles_have_in_common_is_found_once() -> None:
+    made = separated()
+    assert len(made["roles"]) > 1
+    for role in made["roles"].values():
+        role["environment"] = {**role.get("environment", {}), "HCCL_BUFSIZE": "800"}
+    (finding,) = found(made, "unknown-variable")
+    assert finding.flag == "HCCL_BUFSIZE"
