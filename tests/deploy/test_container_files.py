@@ -11,7 +11,7 @@ import pytest
 from vivace.deploy.check import main
 from vivace.deploy.files import MAX_BYTES
 from vivace.deploy.from_script.roles import LoadedDeployment
-from vivace.deploy.from_script.script import import_scripts
+from vivace.deploy.from_script.script import import_files, import_scripts
 from vivace.deploy.load_case import Overrides, build_case
 from vivace.deploy.rules.judge import Finding, judge
 
@@ -95,6 +95,20 @@ def test_a_systemd_unit() -> None:
     assert server.environment == {"HF_HOME": "/data x", "TP": "4", "MORE": "--dtype half"}
     (remark,) = found.remarks
     assert remark.line == 7 and "EnvironmentFile=-/etc/default/sglang is not read" in remark.text
+
+
+@pytest.mark.parametrize("name", ["/etc/default/sglang", "-./sglang"])
+def test_files_of_variables_beside_a_unit_are_read(name: str, tmp_path: Path) -> None:
+    """They come after Environment=, wherever it stands; a mistake in them has their line."""
+    unit = tmp_path / "sglang.service"
+    unit.write_text(UNIT.replace("-/etc/default/sglang", name))
+    (tmp_path / "sglang").write_text("# sizes\nTP=8\nSGLANG_ENABLE_SPEC_V9=1\n")
+    found = import_files([unit])
+    (server,) = found.started
+    assert server.flags["tp"] == 8 and found.remarks == ()
+    (finding,) = (each for each in judge(build_case(found, Overrides())).findings
+                  if each.rule == "unknown-variable")  # fmt: skip
+    assert (finding.file, finding.line) == (str(tmp_path / "sglang"), 3)
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def in_its_format(name: str, content: str, follow: Follow) -> list[Container] | 
     if words and SECTION.fullmatch(words[0]):
         from vivace.deploy.from_script.unit import services_in
 
-        return services_in(name, content)
+        return services_in(name, content, follow)
     if len(words) > 1 and words[0].upper() in ("FROM", "ARG"):
         from vivace.deploy.from_script.dockerfile import stages_in
 

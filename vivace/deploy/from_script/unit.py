@@ -6,9 +6,12 @@ import re
 import shlex
 from collections.abc import Iterator
 
+from vivace.deploy.files import file_name
 from vivace.deploy.from_script.container import MAX_CONTAINERS, Container, split_words, to_script
 from vivace.deploy.from_script.flags import Remark
 from vivace.deploy.locations import Location
+from vivace.deploy.shell.env_file import variables_in
+from vivace.deploy.shell.interpreter import Follow
 from vivace.deploy.shell.reader import ScriptError
 
 MAX_SETTINGS = 4096
@@ -16,12 +19,13 @@ SETTING = re.compile(r"\s*([A-Za-z]\w*)\s*=\s*(.*)", re.DOTALL)
 PREFIXES = "@-:+!|"
 VARIABLE = re.compile(r"\$\$|\$\{([A-Za-z_]\w*)\}|\$([A-Za-z_]\w*)")
 SPECIFIER = re.compile(r"%(.)")
-NOT_READ = ("EnvironmentFile", "LoadCredential", "PassEnvironment")
+NOT_READ = ("LoadCredential", "PassEnvironment")
 
 
-def services_in(file: str, content: str) -> list[Container]:
-    """Of a unit or a part of one. Raises ScriptError."""
-    variables: dict[str, str] = {}
+def services_in(file: str, content: str, follow: Follow) -> list[Container]:
+    """Of a unit or a part of one; files of variables are read that lie beside it, also those that
+    will lie elsewhere by that name. Raises ScriptError."""
+    variables, from_files, files = dict[str, str](), dict[str, str](), dict[str, str]()
     started: list[tuple[str, Location]] = []
     remarks: list[Remark] = []
     for section, name, value, place in settings(file, content):
@@ -31,17 +35,23 @@ def services_in(file: str, content: str) -> list[Container]:
             variables.update(assignments(value, place)) if value else variables.clear()
         elif name == "ExecStart":
             started.append((value, place)) if value else started.clear()
-        elif name in NOT_READ and value:
+        elif name == "EnvironmentFile" and not value:
+            from_files.clear()
+        elif name == "EnvironmentFile" and (opened := open_file(value, follow)):
+            files[opened[0]] = opened[1]
+            from_files |= variables_in(opened[1])
+        elif name in (*NOT_READ, "EnvironmentFile") and value:
             text = f"{name}={value[:120]} is not read: what it sets is unknown"
             remarks.append(Remark("not-understood", "", text, file, place.line, place.end))
     return [
         Container(
-            script=to_script(variables, []) + command(value, place),
+            script=to_script(variables | from_files, []) + command(value, place),
             place=place,
             pod=index,
             contained=False,
             machine=file,
             remarks=tuple(remarks),
+            files=files,
         )
         for index, (value, place) in enumerate(started[:MAX_CONTAINERS])
     ]
@@ -66,6 +76,12 @@ def settings(file: str, content: str) -> Iterator[tuple[str, str, str, Location]
             if count > MAX_SETTINGS:
                 raise ScriptError(f"{file}: line {number}: more than {MAX_SETTINGS} settings")
             yield section, found[1], found[2].strip(), Location(file, start, number)
+
+
+def open_file(value: str, follow: Follow) -> tuple[str, str] | None:
+    """(path, text); a dash in front says that it may be missing."""
+    path = value.removeprefix("-")
+    return follow(path) or follow(file_name(path))
 
 
 def assignments(value: str, place: Location) -> dict[str, str]:
