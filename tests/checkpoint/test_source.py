@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from checkpoint_files import CONFIG, write_config, write_gguf, write_sharded, write_single
 
-from vivace.checkpoint.source import SourceError, locate
+from vivace.checkpoint.source import EMBEDDED_NAME, SourceError, locate
 from vivace.models.facts import read_facts
 
 
@@ -79,6 +79,16 @@ def test_tokenizer_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "words").mkdir()
     found = locate(str(tmp_path / "model"), tokenizer_path=str(tmp_path / "words"))
     assert found.tokenizer_path == tmp_path / "words"
+
+
+def test_the_embedded_model_has_a_name_as_vivace_list_shows_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert locate(EMBEDDED_NAME) == locate(None)
+    monkeypatch.chdir(tmp_path)
+    Path(EMBEDDED_NAME).mkdir()
+    write_single(Path(EMBEDDED_NAME))
+    assert not locate(EMBEDDED_NAME).embedded  # a path wins, as over every name
 
 
 def test_without_the_embedded_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

