@@ -21,7 +21,7 @@ from fake_hub import COMMIT, FakeHub, serving, sha256
 from filelock import FileLock
 
 from vivace.checkpoint.hub_cache import find_snapshot, modelscope_folders, split_quantization
-from vivace.checkpoint.source import SourceError, locate
+from vivace.checkpoint.source import EMBEDDED_NAME, SourceError, locate
 from vivace.cli import main
 from vivace.config.parsing import parse
 from vivace.hub import fetch as fetching
@@ -127,6 +127,21 @@ def test_what_is_too_large_for_one_answer_comes_in_pieces(
     begins = [have, *(place for place in places[:-1] if place > have)]
     ends = [place - 1 for place in places if place > have]
     assert pieces == [f"{a}-{b}" for a, b in zip(begins, ends, strict=True)]
+
+
+@pytest.mark.parametrize("have", [0, 150_000])
+def test_a_server_that_ignores_ranges_gives_the_whole_file(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, have: int
+) -> None:
+    monkeypatch.setattr(large_files, "PIECE", 60_000)
+    partial = tmp_path / "models--org--toy" / "blobs" / f"{sha256(WEIGHTS)}.incomplete"
+    partial.parent.mkdir(parents=True)
+    partial.write_bytes(WEIGHTS[:have])
+    hub.ignores_ranges = True
+    if have:  # what is appended to the pieces of another server is thrown away, once
+        with pytest.raises(HubError, match="bytes that the hub lists"):
+            pull(hub, tmp_path)
+    assert (pull(hub, tmp_path) / "model.safetensors").read_bytes() == WEIGHTS
 
 
 def test_what_the_hub_does_not_give_in_pieces_its_library_fetches(
@@ -385,7 +400,7 @@ def test_a_file_without_a_hash_is_said(
     [
         ("org/none", None, "no model org/none"),
         ("org/toy", "v9", "no revision 'v9'"),
-        ("a/b/c", None, "not a name of a model: a name is org/name"),
+        ("a/b/c", None, "not a name of a model"),
         ("org/toy-gguf", None, "several GGUF files; name one as org/toy-gguf:Q4_0"),
         ("org/toy-gguf:Q5_K", None, "'Q5_K' fits 0 files"),
         ("org/toy:Q4_0", None, "neither|pickled"),
@@ -417,6 +432,33 @@ def test_a_hub_that_never_answers_is_given_up(
     hub.silent = True
     with pytest.raises(HubError, match="Without a network: fetch it elsewhere"):
         pull(hub, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["toy", "llama3.2", "toy:Q4_0", "a/b/c", ""])
+def test_what_is_no_name_on_the_hub_is_asked_of_nobody(
+    hub: FakeHub, tmp_path: Path, name: str
+) -> None:
+    with pytest.raises(HubError, match="a name is org/name"):
+        pull(hub, tmp_path, name)
+    assert hub.requests == []
+
+
+@pytest.mark.parametrize("endpoint", ["nonsense", "http://127.0.0.1:9", "{silent}"])
+def test_an_endpoint_that_is_no_hub_is_named(
+    endpoint: str, hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huggingface, "TIMEOUT_SECONDS", 0.3)
+    hub.silent = True
+    hub.url = endpoint.format(silent=hub.url)
+    with pytest.raises(HubError, match="HF_ENDPOINT") as told:
+        pull(hub, tmp_path)
+    assert hub.url in str(told.value)
+
+
+@pytest.mark.parametrize("name", [None, EMBEDDED_NAME])
+def test_the_embedded_model_is_fetched_from_no_hub(hub: FakeHub, name: str | None) -> None:
+    assert main(["pull", *([name] if name else [])]) == 0
+    assert hub.requests == []
 
 
 def test_offline_nothing_is_asked(hub: FakeHub, tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def pull(argv: Sequence[str], run: Callable[[Sequence[str]], int] = run_command)
     )
     parser.add_argument("--revision", help="branch, tag or commit (default: the main branch)")
     chosen = parser.parse_args(argv)
-    if chosen.model is None:
+    if chosen.model in (None, EMBEDDED_NAME):
         return pull_embedded(run)
     return exit_code(
         "vivace pull", lambda: pull_model(chosen.model, chosen.revision, chosen.download_dir)

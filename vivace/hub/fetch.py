@@ -65,6 +65,8 @@ def fetch(
 ) -> FetchedModel:
     """`org/name` or `org/name:QUANTIZATION` -> its files in the cache. Raises HubError."""
     repo_id, quantization = split_quantization(name)
+    if "/" not in repo_id or not is_repo_id(repo_id):
+        raise HubError(f"{repo_id!r} is not a name of a model: on the hub a name is org/name")
     listing = hub.list(repo_id, revision)
     files = chosen_files(listing, quantization)
     missing = tuple(file for file in files if not hub.is_cached(listing, file))

@@ -29,6 +29,7 @@ THIS_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM,
 """errors of files, not of the network"""
 LIMITS = (errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 """errors of what a process may have"""
+USUAL_ENDPOINT = "https://huggingface.co"
 TIMEOUT_SECONDS = 10.0
 """for the hub's first answer to a question about names and versions"""
 LISTING_SECONDS = 60.0
@@ -45,6 +46,11 @@ class HuggingFace:
     def __init__(self, cache: Path, environment: Mapping[str, str]) -> None:
         self._cache = cache
         self._endpoint = environment.get("HF_ENDPOINT") or None
+        if self._endpoint is not None and not self._endpoint.startswith(("http://", "https://")):
+            raise HubError(
+                f"HF_ENDPOINT is {self._endpoint!r}, which is no address: give one that begins "
+                f"with https:// or http://, or unset it for {USUAL_ENDPOINT}"
+            )
         if switched_on(environment, "HF_HUB_OFFLINE"):
             raise HubError(
                 "HF_HUB_OFFLINE is set, so nothing is fetched: unset it, or give --model-path a "
@@ -57,7 +63,8 @@ class HuggingFace:
         if revision is not None and not is_revision(revision):
             raise HubError(f"{revision!r} is not a revision: give a branch, a tag or a commit")
         api = HfApi(endpoint=self._endpoint)
-        with response_limits(LARGEST_LISTING, LISTING_SECONDS), readable_errors(repo_id, revision):
+        limit = response_limits(LARGEST_LISTING, LISTING_SECONDS)
+        with limit, readable_errors(repo_id, revision, self._endpoint):
             found = api.model_info(
                 repo_id, revision=revision, timeout=TIMEOUT_SECONDS, files_metadata=True
             )
@@ -83,7 +90,7 @@ class HuggingFace:
         logging.getLogger("httpx").setLevel(logging.WARNING)
         largest = max(file.size for file in files)
         limit = response_limits(max(largest, LARGEST_LISTING))
-        with limit, readable_errors(listing.repo_id, listing.commit):
+        with limit, readable_errors(listing.repo_id, listing.commit, self._endpoint):
             for file in files:
                 if file.sha256 and not self.is_cached(listing, file):
                     fetch_resumable(self._cache, listing, file, self._endpoint)
@@ -134,7 +141,9 @@ def repo_file(sibling: Any) -> RepoFile:
 
 
 @contextmanager
-def readable_errors(repo_id: str, revision: str | None) -> Iterator[None]:
+def readable_errors(
+    repo_id: str, revision: str | None, endpoint: str | None = None
+) -> Iterator[None]:
     """The library's errors as one line each. Its connection errors come from the HTTP library of
     the day (requests, then httpx), so whatever is not known by name counts as the network."""
     from huggingface_hub import errors
@@ -183,7 +192,7 @@ def readable_errors(repo_id: str, revision: str | None) -> Iterator[None]:
                 f"{repo_id} could not be fetched on this machine ({first_line(error)}): raise that "
                 "limit or end other programs, and fetch it again; what has come is kept"
             ) from None
-        raise HubError(no_network(repo_id, error)) from None
+        raise HubError(no_network(repo_id, endpoint, error)) from None
 
 
 def is_of_this_machine(error: Exception) -> bool:
@@ -194,11 +203,13 @@ def is_of_this_machine(error: Exception) -> bool:
     return type(error) in (MemoryError, RuntimeError)
 
 
-def no_network(repo_id: str, error: Exception) -> str:
+def no_network(repo_id: str, endpoint: str | None, error: Exception) -> str:
+    doubt = " Is HF_ENDPOINT, which names that address, right?" if endpoint else ""
     return (
-        f"{repo_id} could not be fetched ({type(error).__name__}: {first_line(error)}). Without a "
-        "network: fetch it elsewhere (the same `vivace pull` with --download-dir FOLDER), copy the "
-        "folder here, and start the server with --download-dir FOLDER"
+        f"{repo_id} could not be fetched from {endpoint or USUAL_ENDPOINT} "
+        f"({type(error).__name__}: {first_line(error)}).{doubt} Without a network: fetch it "
+        "elsewhere (the same `vivace pull` with --download-dir FOLDER), copy the folder here, and "
+        "start the server with --download-dir FOLDER"
     )
 
 
