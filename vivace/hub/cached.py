@@ -30,6 +30,8 @@ class CachedModel:
     size: int
     unfinished: int = 0
     """bytes of `size` that belong to downloads under way, or to some that did not end"""
+    broken: bool = False
+    """a link of it leads nowhere: a file was taken away"""
     used: float
     """when a file of it was last read or written, seconds since 1970"""
 
@@ -48,10 +50,11 @@ def cached_models(cache: Path) -> list[CachedModel]:
 
 def cached_model(repository: Repository) -> CachedModel:
     stats: list[os.stat_result] = []
-    unfinished = 0
+    unfinished, broken = 0, False
     suffixes: set[str] = set()
     for file in repository.folder.rglob("*"):
         with contextlib.suppress(FileNotFoundError):  # a download under way has taken it away
+            broken |= file.is_symlink() and not file.exists()
             if file.is_file():
                 suffixes.add(file.suffix)
                 if not file.is_symlink():
@@ -65,6 +68,7 @@ def cached_model(repository: Repository) -> CachedModel:
         formats=tuple(s.removeprefix(".") for s in (".safetensors", ".gguf") if s in suffixes),
         size=sum(stat.st_size for stat in stats),
         unfinished=unfinished,
+        broken=broken,
         used=max((max(stat.st_atime, stat.st_mtime) for stat in stats), default=0.0),
     )
 

@@ -120,19 +120,21 @@ def show_models(cache: Path, *, as_json: bool) -> int:
                 f"\n{model.repo_id}: {size_text(model.unfinished)} are of a download that is under "
                 "way or did not end; pulling it goes on there"
             )
-        elif not model.formats:
+        elif model.broken:
             tell(
-                f"\n{model.repo_id} has no weights, so it cannot be served: "
-                f"`vivace pull {model.repo_id}` fetches what is missing, `vivace rm "
-                f"{model.repo_id}` removes the rest"
+                f"\n{model.repo_id} lacks files that its links name: `vivace pull {model.repo_id}` "
+                f"fetches what is missing, `vivace rm {model.repo_id}` removes the rest"
             )
-    state = "" if cache.exists() else ", which is not there yet"
-    tell(f"\nThe cache is {cache}{state}. `vivace pull NAME` adds to it, `vivace rm NAME` removes.")
+    missing = "" if cache.exists() else ", which is not there yet"
+    tell(
+        f"\nThe cache is {cache}{missing}. `vivace pull NAME` adds to it, `vivace rm NAME` removes."
+    )
     return 0
 
 
 def format_model(model: CachedModel) -> str:
-    formats = ", ".join(model.formats) or ("unfinished" if model.unfinished else "damaged")
+    state = "unfinished" if model.unfinished else "damaged" if model.broken else "none"
+    formats = ", ".join(model.formats) or state
     revisions = model.revisions[0] if model.revisions else "-"
     if len(model.revisions) > 1:
         revisions += f" +{len(model.revisions) - 1}"
