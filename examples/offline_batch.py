@@ -16,7 +16,11 @@ def main() -> None:
     if not prompts:
         sys.exit("no prompt on standard input; give one a line")
     conversations = [[SYSTEM, {"role": "user", "content": prompt}] for prompt in prompts]
-    with vivace.Engine(*sys.argv[1:2], context_length=2048) as engine:
+    try:
+        engine = vivace.Engine(*sys.argv[1:2], context_length=2048)
+    except vivace.CannotStart as error:  # no model there, or settings that do not go together
+        sys.exit(str(error))
+    with engine:
         # one call: the engine computes them together and shares what they have in common
         answers: Any = engine.chat(conversations, {"temperature": 0, "max_new_tokens": 24})
         for prompt, answer in zip(prompts, answers, strict=True):

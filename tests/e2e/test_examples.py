@@ -122,6 +122,25 @@ def test_a_batch_of_nothing_says_so() -> None:
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [(["offline_batch.py", "/nope"], 1), (["check_deployment.sh"], 2)],
+    ids=["no model", "no file"],
+)
+def test_what_cannot_be_done_is_one_line(command: list[str], code: int) -> None:
+    name, *words = command
+    program = [sys.executable] if name.endswith(".py") else []
+    done = subprocess.run(
+        [*program, str(EXAMPLES / name), *words],
+        input="hi\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "VIVACE": VIVACE},
+    )
+    assert done.returncode == code and done.stdout == "" and len(done.stderr.splitlines()) == 1
+
+
 def test_scores_and_log_probabilities() -> None:
     lines = run("score.py").splitlines()
     assert lines[0].startswith("I loved") and lines[1].startswith("A complete")
