@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
 from vivace.deploy.check import main
-from vivace.deploy.files import MAX_BYTES
+from vivace.deploy.files import MAX_BYTES, is_silent
 from vivace.deploy.from_script.roles import LoadedDeployment
 from vivace.deploy.from_script.script import import_files, import_scripts
 from vivace.deploy.load_case import Overrides, build_case
@@ -221,6 +222,25 @@ def test_standard_input_is_read(
     assert main([name]) == 1
     out = capsys.readouterr().out
     assert "unknown-flag" in out and "--prot <stdin>:" in out
+
+
+def test_a_silent_standard_input_is_told_what_it_waits_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    terminal, ours = os.openpty()
+    os.write(terminal, f"{SERVER} --prot 1\n\4".encode())
+    with os.fdopen(ours) as typed, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdin", typed)
+        assert main(["-"]) == 1
+    os.close(terminal)
+    assert capsys.readouterr().err.startswith("<stdin>: ")
+    out, into = os.pipe()
+    with os.fdopen(out) as read_end, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdin", read_end)
+        assert is_silent(0)
+        os.write(into, b"x")
+        assert not is_silent(0)
+    os.close(into)
 
 
 def test_standard_input_has_the_limits_of_files(

@@ -31,6 +31,18 @@ def read_stdin(limit: int) -> bytes:
     return content
 
 
+def is_silent(seconds: float = 1.0) -> bool:
+    """Whether standard input is a terminal, or a pipe that sends nothing for so long."""
+    try:
+        if sys.stdin.isatty():
+            return True
+        from select import select
+
+        return not select([sys.stdin], [], [], seconds)[0]
+    except (OSError, ValueError):  # no file of the system
+        return False
+
+
 def packaged_path(name: str) -> str:
     """The path of a data file of this package."""
     return os.path.join(PACKAGE, name)

@@ -30,6 +30,7 @@ from vivace.deploy.files import (
     is_beside,
     is_file,
     is_folder,
+    is_silent,
     read_stdin,
 )
 from vivace.deploy.from_script.roles import LoadedDeployment
@@ -37,6 +38,7 @@ from vivace.deploy.schema.deployment import Deployment, DeploymentError, Hardwar
 from vivace.deploy.target import parse_target
 from vivace.errors import nearest
 from vivace.files import FileTooLarge, PathName, read_file
+from vivace.terminal import print_wrapped
 
 SPECS = (".yaml", ".yml")
 MANIFEST = re.compile(rb"^(?:\xef\xbb\xbf)?(?:apiVersion|services)[ \t]*:", re.MULTILINE)
@@ -78,7 +80,9 @@ def open_files(files: Sequence[PathName]) -> LoadedDeployment:
 
 
 def stdin_content() -> bytes:
-    """Raises DeploymentError."""
+    """Raises DeploymentError. A terminal and a silent pipe are told what is waited for."""
+    if is_silent():
+        print_wrapped(f"{STDIN}: waiting for a deployment file or a script; Ctrl-D ends it")
     try:
         return read_stdin(MAX_BYTES)
     except FileTooLarge as error:
