@@ -182,6 +182,31 @@ def test_sigterm_drains_a_running_stream(tmp_path: Path, vocabulary: int) -> Non
         assert server.wait() == 0
 
 
+SLOW_TEMPLATE = """{% set ns = namespace(n=0) %}{% for _ in range(1000) %}{% for _ in range(100) %}
+{%- set ns.n = ns.n + 1 %}{% endfor %}{% endfor %}x"""
+
+
+def test_sigterm_waits_for_chats_that_are_rendered(tmp_path: Path) -> None:
+    """Of three, two have not even come to the template process."""
+    (tmp_path / "slow.jinja").write_text(SLOW_TEMPLATE)
+    flags = ("--chat-template", str(tmp_path / "slow.jinja"))
+    with RunningServer(*flags, environment=ORACLE, log=tmp_path / "log") as server:
+        server.wait_ready()
+        chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 3}
+
+        def ask(_: int) -> int:
+            return server.call("POST", "/v1/chat/completions", chat)[0]
+
+        with ThreadPoolExecutor(3) as pool:
+            asked = [pool.submit(ask, index) for index in range(3)]
+            time.sleep(0.3)
+            assert not any(one.done() for one in asked), "the template is too quick"
+            server.signal()
+            assert [one.result(60) for one in asked] == [200, 200, 200]
+        assert server.wait() == 0
+        assert "no progress" not in server.text()
+
+
 def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
     with RunningServer(*FLAGS, environment=ORACLE, log=tmp_path / "log") as server:
         server.wait_ready()

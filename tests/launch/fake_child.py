@@ -20,10 +20,21 @@ from pathlib import Path
 
 from vivace.errors import CANNOT_START
 from vivace.protocol.heartbeat import EngineHeartbeat, FrontendHeartbeat, Span
-from vivace.protocol.messages import Capacity, Command, EngineDown, Ready, Reply
+from vivace.protocol.messages import Capacity, EngineDown, Ready
 from vivace.protocol.shared_memory import attach
 from vivace.supervisor.ipc import SocketClosed, child_end
-from vivace.supervisor.messages import Failure, Progress, Serving, Stop, ToChild, Warm, WarmUp
+from vivace.supervisor.messages import (
+    DrainEnd,
+    Draining,
+    Failure,
+    Progress,
+    Serving,
+    Setup,
+    Stop,
+    ToChild,
+    Warm,
+    WarmUp,
+)
 
 CAPACITY = Capacity(pages=8, page_size=16, rows=4, context=64, vocabulary=100)
 
@@ -39,6 +50,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     control = child_end(socket.socket(fileno=arguments.control))
     setup = control.wait()
+    assert isinstance(setup, Setup)
     engine = arguments.role == "engine"
     number = setup.epoch if engine else setup.index
     config = json.loads(setup.config)
@@ -110,9 +122,14 @@ def main() -> None:
                         control.send(Warm("NaN" if act == "cold" else "", 0.1))
                 case Ready(epoch=1) if act == "slow-warm":
                     control.send(Warm("", 0.1))
-                case Command():
-                    if act not in ("busy", "at-work"):
-                        control.send(Reply(ticket=message.ticket, ok=True))
+                case Draining():
+                    if act == "slow-answers":
+                        time.sleep(0.5)
+                        note("answered")
+                    if act == "die-draining":
+                        os._exit(7)
+                    if act != "never-answers":
+                        control.send(DrainEnd())
                 case Stop():
                     return
     except SocketClosed:

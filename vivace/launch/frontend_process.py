@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import gc
 import logging
+import math
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import vivace
 from vivace.config.config import Config
@@ -40,6 +42,7 @@ from vivace.protocol.shared_memory import attach
 from vivace.server.app import build_app, serve
 from vivace.supervisor.ipc import MessageSocket, SocketClosed
 from vivace.supervisor.messages import (
+    DrainEnd,
     Draining,
     Serving,
     Setup,
@@ -98,9 +101,9 @@ async def run_frontend(control: MessageSocket[ToChild], setup: Setup, timeline: 
     control.send(StartupStages(timeline.stages()))
     control.send(Serving())
     await feeding
-    beats.cancel()
     with contextlib.suppress(asyncio.TimeoutError):
         await asyncio.wait_for(runner.cleanup(), child.grace + 1)
+    beats.cancel()
     mailbox.close()
 
 
@@ -136,15 +139,23 @@ class FrontendChild:
                     self._frontend.engine.warming_up = False
                 case Draining():
                     self._frontend.drain()
+                    self._run(self._drain())
                 case WarmUp():
-                    task = asyncio.get_running_loop().create_task(self._warm_up())
-                    self._tasks.add(task)
-                    task.add_done_callback(self._tasks.discard)
+                    self._run(self._warm_up())
                 case Stop():
                     self.grace = message.grace
                     self._stopped.set()
                 case _:
                     log.error("a frontend has no use for %s", type(message).__name__)
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _drain(self) -> None:
+        await self._idle(math.inf)
+        self._control.send(DrainEnd())
 
     async def run_until_stopped(self) -> None:
         feeding = asyncio.create_task(self._mailbox.deliver(self._take))
@@ -156,9 +167,10 @@ class FrontendChild:
         feeding.cancel()
 
     async def _idle(self, grace: float) -> None:
-        """Wait until no request is live, at most `grace` seconds."""
+        """Wait until every request is answered, at most `grace` seconds."""
         deadline = time.monotonic() + grace
-        while self._frontend.live and time.monotonic() < deadline:
+        frontend = self._frontend
+        while (frontend.accepted or frontend.live) and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
 
     async def _warm_up(self) -> None:

@@ -19,6 +19,7 @@ from aiohttp.web_protocol import RequestHandler
 
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fairness import CURRENT_BEGIN, CURRENT_CLIENT, discard
+from vivace.frontend.frontend import Frontend
 from vivace.observability.log import level_number
 from vivace.server.access import CLIENT, Access, check_headers, is_text
 from vivace.server.body import Body, read_body
@@ -248,6 +249,7 @@ def bind(context: Context, route: Route) -> Handle:
             if route.generates:
                 await context.start_queue.wait()
                 context.require_ready()
+            accept(context.frontend)
             return await route.handler(context, request, body)
         except (HTTPError, BadRequest) as error:
             free_frames(error)  # they hold the lists too
@@ -258,6 +260,18 @@ def bind(context: Context, route: Route) -> Handle:
                 await context.slicer.run(discard(body.lists))
 
     return handle
+
+
+def accept(frontend: Frontend) -> None:
+    """From here on the server does not end before the answer is sent (in aiohttp's own task)."""
+
+    def on_sent(_: object) -> None:
+        frontend.accepted -= 1
+
+    task = asyncio.current_task()
+    assert task is not None  # handlers are coroutines of one
+    frontend.accepted += 1
+    task.add_done_callback(on_sent)
 
 
 def guard(context: Context) -> Callable[..., Awaitable[web.StreamResponse]]:

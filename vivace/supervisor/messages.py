@@ -39,6 +39,10 @@ class Draining(msgspec.Struct, frozen=True, tag="draining"):
     """Supervisor -> frontends: refuse new requests, go on with what runs."""
 
 
+class DrainEnd(msgspec.Struct, frozen=True, tag="drain_end"):
+    """Frontend -> supervisor, after `Draining`: whatever it had accepted is answered and sent."""
+
+
 class FrontendGone(msgspec.Struct, frozen=True, tag="frontend_gone"):
     """Supervisor -> engine: this frontend died; nobody wants its answers."""
 
@@ -82,4 +86,4 @@ class Failure(msgspec.Struct, frozen=True, tag="failure"):
 
 
 ToChild = Setup | Ready | EngineDown | Command | WarmUp | Started | Draining | FrontendGone | Stop
-FromChild = Progress | StartupStages | Ready | Reply | Serving | Warm | Failure
+FromChild = Progress | StartupStages | Ready | Reply | Serving | Warm | DrainEnd | Failure
