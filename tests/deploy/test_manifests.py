@@ -232,3 +232,43 @@ def test_variables_from_a_config_map_are_listed(tmp_path: Path) -> None:
     )
     found = written(tmp_path, "set.yaml", with_map)
     assert any("envFrom" in each.text for each in found if each.rule == "not-understood")
+
+
+PUBLISHED = """\
+services:
+  first:
+    command: python3 -m sglang.launch_server --model-path /m --host 0.0.0.0 --port 30000
+    ports: ["8000:30000"]
+  second:
+    command: python3 -m sglang.launch_server --model-path /m --host 0.0.0.0 --port 30000
+    ports: [{published: "8001", target: 30000}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "clashes"),
+    [
+        ("8001", "8001", 0),
+        ("8001", "8000", 1),
+        ("8000:", "7990-8010:", 1),
+        ("8000:30000", "0.0.0.0:8001:30000/tcp", 1),
+        ("8000:30000", "127.0.0.1:8001:30000", 0),
+        ("8000:30000", "8001:30000/udp", 0),
+        ("8000:30000", "30000", 0),
+        ('ports: ["8000:30000"]', "network_mode: host", 0),
+        ("8001", "30000", 0),
+    ],
+)
+def test_published_ports_of_one_machine_are_apart(
+    before: str, after: str, clashes: int, tmp_path: Path
+) -> None:
+    assert before in PUBLISHED
+    found = written(tmp_path, "compose.yaml", PUBLISHED.replace(before, after))
+    apart = [each for each in found if each.rule == "ports-apart"]
+    assert [(each.severity, each.line) for each in apart] == [("error", 7)] * clashes
+
+
+def test_a_published_port_is_not_that_of_a_server_on_the_machine(tmp_path: Path) -> None:
+    content = PUBLISHED.replace('ports: ["8000:30000"]', "network_mode: host")
+    found = written(tmp_path, "compose.yaml", content.replace("8001", "30000"))
+    assert [each.line for each in found if each.rule == "ports-apart"] == [7]

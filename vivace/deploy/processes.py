@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
+
+from msgspec.structs import replace
 
 from vivace.deploy.case import Case
 from vivace.deploy.from_script.programs import SERVERS, default_port
@@ -90,6 +93,15 @@ def instances(case: Case) -> list[Instance]:
 
 def first_ranks(case: Case) -> list[StartedServer]:
     return [each for each in case.processes if (node_rank(each.flags) or 0) == 0]
+
+
+def networks(case: Case) -> Iterator[tuple[StartedServer, list[tuple[str, int, int]]]]:
+    """First ranks with their `listeners`; of a container also what its machine publishes for it."""
+    for process in first_ranks(case):
+        yield process, listeners(process)
+        if process.contained and process.published:
+            outside = replace(process, contained=False)
+            yield outside, [("ports", *each) for each in dict.fromkeys(process.published)]
 
 
 def listeners(process: StartedServer) -> list[tuple[str, int, int]]:

@@ -50,6 +50,8 @@ class Container(msgspec.Struct, frozen=True):
     """whether its script names files that lie beside this one"""
     devices: int = 0
     """that it is given; 0: unknown"""
+    published: tuple[tuple[int, int], ...] = ()
+    """ports of its machine that lead to it: the first, and how many from it on"""
     files: dict[str, str] = {}
     """that were read for its variables, by name"""
 
@@ -94,4 +96,5 @@ def in_container(within: Container, server: StartedServer, program: str) -> Star
         network=within.network if known else "",
         names=within.names,
         closed=within.closed,
+        published=within.published,
     )

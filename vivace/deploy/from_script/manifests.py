@@ -14,7 +14,13 @@ from vivace.deploy.from_script.asked_ports import (
     probed_ports,
     with_services,
 )
-from vivace.deploy.from_script.compose import as_list, find_machine, interpolate, read_environment
+from vivace.deploy.from_script.compose import (
+    as_list,
+    find_machine,
+    interpolate,
+    published_ports,
+    read_environment,
+)
 from vivace.deploy.from_script.container import (
     MAX_CONTAINERS,
     Container,
@@ -234,6 +240,7 @@ def of_service(file: str, name: yaml.Node, node: yaml.Node, follow: Follow) -> I
             alone=contained,
             names=service_names(str(name.value), content) if contained else (),
             closed=not any(content.get(key) for key in RESOLVING),
+            published=tuple(published_ports(content)) if contained else (),
             asked=tuple(checked_ports("the healthcheck", file, test, network)),
             machine=find_machine(file, content),
             host=str(content.get("x-host") or ""),

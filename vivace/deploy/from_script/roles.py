@@ -67,6 +67,8 @@ class StartedServer(msgspec.Struct, frozen=True):
     names: tuple[str, ...] = ()
     """under which others find it; `closed`: and under no others"""
     closed: bool = False
+    published: tuple[tuple[int, int], ...] = ()
+    """ports of the machine that lead to its container: the first, and how many from it on"""
     again: Flags = {}
     """what it has in the next round of a loop without a known end"""
 

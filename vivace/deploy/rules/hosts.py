@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import islice
 
 from msgspec.structs import replace
 
@@ -14,13 +15,13 @@ from vivace.deploy.processes import (
     IN_COMPOSE,
     LOOPBACK,
     Instance,
-    first_ranks,
     flag_number,
     instances,
     listen_address,
     listeners,
     listens_within,
     memory_share,
+    networks,
     nnodes,
     open_ports,
     ranks_here,
@@ -135,12 +136,12 @@ def ports_apart(case: Case) -> Iterator[Issue]:
     """A port has one listener.
     The second server on a host and port stops with `address already in use`. A server listens on
     --port, for prefill on its bootstrap port, at its rendezvous address and, with dp attention, on
-    the five ports behind it."""
+    the five ports behind it; a machine on the ports that it publishes for containers."""
     seen: list[tuple[StartedServer, str, int, int]] = []
     reported: set[tuple[str, str]] = set()
-    for process in first_ranks(case)[:MAX_COMPARED]:
+    for process, ports in islice(networks(case), MAX_COMPARED):
         role = role_name(process, case)
-        for flag, port, count in listeners(process):
+        for flag, port, count in ports:
             for other, its, begin, length in seen:
                 apart = port >= begin + length or begin >= port + count
                 if apart or (role, flag + its) in reported:
