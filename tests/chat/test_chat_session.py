@@ -153,6 +153,7 @@ def test_settings_are_sent_from_then_on() -> None:
         ("/foo", "/foo; /help"),
         ("/etc/passwd says what?", "behind a space"),
         ("/set temprature 1", "did you mean 'temperature'?"),
+        ("/set foo 1", "seed, system"),
         ("/set temperature hot", "'hot' is not a number"),
         ("/set max_tokens 1.5", "not a whole number"),
         ("/set temperature nan", "not possible"),
@@ -233,6 +234,14 @@ def test_one_question(
     assert Handler.seen[-1]["max_tokens"] == 1024
     assert main(["--url", server, "--max-tokens", "0", *words]) == 0
     assert "max_tokens" not in Handler.seen[-1]
+
+
+@pytest.mark.parametrize("words", [[""], [" ", ""]])
+def test_an_empty_question_is_asked_of_nobody(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--url", "http://127.0.0.1:9", *words]) == 2
+    assert "empty" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("question", "words"), [("bad", "refused"), ("cut", "broke off")])

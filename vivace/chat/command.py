@@ -64,10 +64,12 @@ def talk(arguments: argparse.Namespace) -> int:
 
 def read_question(words: list[str]) -> str | None:
     """The question of the command line, behind what is piped in, as `ollama run` has it; None
-    without one. Raises ChatError."""
+    without one. Raises ChatError, and CannotStart for an empty one."""
     if not words:
         return None
     question = " ".join(words)
+    if not question.strip():
+        raise CannotStart("the question is empty; `vivace chat` alone begins a conversation")
     if sys.stdin is None or sys.stdin.isatty():
         return question
     try:

@@ -92,8 +92,9 @@ class Commands:
         if name == "system":
             return self._set_system(value.strip())
         if name not in SETTINGS:
-            near = difflib.get_close_matches(name, [*SETTINGS, "system"], 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(SETTINGS)}"
+            names = [*SETTINGS, "system"]
+            near = difflib.get_close_matches(name, names, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(names)}"
             raise ChatError(f"unknown setting {name!r}; {hint}")
         if not value.strip():
             self._settings.pop(name, None)
