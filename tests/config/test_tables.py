@@ -48,6 +48,8 @@ def test_what_works_as_text_and_for_programs(capsys: pytest.CaptureFixture[str])
 def test_a_word_is_searched_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["flags", "radix"]) == 0
     by_word = capsys.readouterr().out
+    assert main(["flags", "oltp"]) == 0
+    assert "--otlp-traces-endpoint" in capsys.readouterr().out
     assert main(["flags", "--search", "radix"]) == 0
     assert capsys.readouterr().out == by_word and "--disable-radix-cache" in by_word
     assert main(["flags", "page-size", "--works", "--platform", "npu"]) == 1

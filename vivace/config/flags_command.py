@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterator
 
 from vivace.arguments import ArgumentParser
 from vivace.config.option import DEFAULT_PLATFORM, PLATFORMS
+from vivace.config.sglang import RETIRED
 from vivace.config.table import FlagRow, flag_table, render_text
 from vivace.terminal import print_wrapped
 
@@ -20,16 +22,28 @@ def main(words: list[str]) -> int:
     search = chosen.search or chosen.text
     works = (chosen.platform or DEFAULT_PLATFORM) if chosen.works else None
     rows = list(flag_table(chosen.platform, search, works))
-    if not rows:
+    retired = [] if chosen.json or works or not search else list(retired_lines(search))
+    if not rows and not retired:
         limits = [f"mentions {search!r}"] if search else []
         limits += [f"works on {works}"] if works else []
         print_wrapped(f"vivace flags: no flag {' and '.join(limits)}")
         return NO_MATCH
     if chosen.json:
         print(json.dumps([flag_json(row) for row in rows], indent=1))
-    else:
+        return 0
+    if rows:
         print_wrapped(render_text(rows, chosen.platform), sys.stdout)
+    for line in retired:
+        print_wrapped(line, sys.stdout)
     return 0
+
+
+def retired_lines(search: str) -> Iterator[str]:
+    """Flags of older releases, and misspelled ones, that are taken for others."""
+    for name, flag in RETIRED.items():
+        words = " ".join(flag.today).format(tp="TP_SIZE")
+        if search.lower() in name:
+            yield f"{name} is taken for {words or 'nothing'}: {flag.why}"
 
 
 def parse_arguments(words: list[str]) -> argparse.Namespace:
