@@ -225,7 +225,9 @@ def test_a_toolkit_without_devices(tmp_path: Path) -> None:
 
 
 def test_nvidia(tmp_path: Path) -> None:
-    changes = {"proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 570.86.10"}
+    changes: dict[str, str | None] = {
+        "proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 570.86.10"
+    }
     assert one(machine(tmp_path, changes), "cuda").state == "error"
     made = machine(tmp_path, changes, programs={"nvidia-smi": "NVIDIA H200, 143771 MiB"})
     assert "570.86.10: NVIDIA H200" in one(made, "cuda").found
@@ -238,6 +240,7 @@ def test_nvidia(tmp_path: Path) -> None:
         ({}, {"packages": {"torch": "2.6.1+cpu"}}, "torch", "error", "needs 2.7 to 2.15"),
         ({}, {"packages": {"torch": "2.7.0"}}, "torch", "ok", "2.7.0"),
         ({}, {"packages": {"torch": "3.0.0a1"}}, "torch", "note", "3.0.0a1"),
+        ({}, {"packages": {"torch": "2.12.1"}}, "torch", "note", "without 2.8 to 2.12"),
         ({}, {"kernels": None}, "kernels", "warning", "no C++ compiler"),
         ({}, {"kernels_stale": True}, "kernels", "error", "make kernels"),
         ({}, {"kernels": "neon"}, "kernels", "ok", "neon runs (A CPU"),
@@ -276,6 +279,8 @@ def test_the_releases_are_those_of_the_page() -> None:
     )
     oldest, newest, first, last = (f"{major}.{minor}" for major, minor in bounds)
     assert f"Python {oldest} and {newest}; torch {first} to {last}." in page.read_text()
+    below, above = (f"{major}.{minor}" for major, minor in serving.UNTESTED_TORCH)
+    assert f"Not run: torch {below} to {above}," in page.read_text()
 
 
 def test_clusters_settings_are_for_nodes_of_clusters(tmp_path: Path) -> None:

@@ -13,14 +13,15 @@ from vivace.errors import CannotStart
 from vivace.hub.cached import EMBEDDED_TITLE, cached_models
 from vivace.hub.listing import HubError
 from vivace.platforms.cpu import facts
-from vivace.platforms.cpu.library import StaleKernels
+from vivace.platforms.cpu.library import BUILD_COMMAND, StaleKernels
 
 GIB = 1 << 30
 OLDEST_PYTHON = (3, 11)
 NEWEST_PYTHON = (3, 12)
 OLDEST_TORCH = (2, 7)
 NEWEST_TORCH = (2, 15)
-"""minor releases that Vivace is tested with (docs/compatibility.md)"""
+UNTESTED_TORCH = ((2, 8), (2, 12))
+"""minor releases that Vivace is tested with, but for the range between (docs/compatibility.md)"""
 INSTALL_TORCH = "pip install torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
 PROCESS_BYTES = 600 << 20
 """bytes of all processes besides weights and KV; measured at rest: half of that"""
@@ -53,16 +54,19 @@ def torch(system: System, options: ProbeOptions) -> Iterator[Diagnosis]:
         )
         return
     number = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
-    tested = f"{OLDEST_TORCH[0]}.{OLDEST_TORCH[1]} to {NEWEST_TORCH[0]}.{NEWEST_TORCH[1]}"
+    oldest, newest, *between = (
+        f"{major}.{minor}" for major, minor in (OLDEST_TORCH, NEWEST_TORCH, *UNTESTED_TORCH)
+    )
+    tested = f"{oldest} to {newest} without {' to '.join(between)}"
     if number < OLDEST_TORCH:
         yield Diagnosis(
             name="torch",
             state="error",
             found=version,
-            why=f"Vivace needs {tested}",
+            why=f"Vivace needs {oldest} to {newest}",
             mend=INSTALL_TORCH,
         )
-    elif number > NEWEST_TORCH:
+    elif number > NEWEST_TORCH or UNTESTED_TORCH[0] <= number <= UNTESTED_TORCH[1]:
         why = f"Vivace is tested with {tested}"
         yield Diagnosis(name="torch", state="note", found=version, why=why)
     else:
@@ -76,15 +80,16 @@ def kernels(system: System, options: ProbeOptions) -> Iterator[Diagnosis]:
         isa = system.isa()
     except StaleKernels as error:
         found = f"of other sources: no server starts ({cpu})"
-        mend = "make kernels, or install vivace again"
-        yield Diagnosis(name="kernels", state="error", found=found, why=str(error), mend=mend)
+        yield Diagnosis(
+            name="kernels", state="error", found=found, why=str(error), mend=BUILD_COMMAND
+        )
     except CannotStart as error:
         yield Diagnosis(
             name="kernels",
             state="warning",
             found=f"none ({cpu})",
             why=str(error),
-            mend="apt install g++ cmake make, then make kernels; or install vivace again",
+            mend=f"apt install g++ cmake make, then {BUILD_COMMAND}",
         )
     else:
         yield Diagnosis(name="kernels", state="ok", found=f"built; {isa} runs ({cpu})")

@@ -9,7 +9,9 @@ from pathlib import Path
 from vivace.errors import CannotStart
 from vivace.platforms.cpu.facts import KERNELS as LIBRARY
 
-BUILD_AGAIN = "build them again: make kernels, or reinstall vivace"
+IS_CHECKOUT = (LIBRARY.parents[3] / "Makefile").is_file()
+BUILD_COMMAND = "make kernels" if IS_CHECKOUT else "install vivace again"
+"""what builds the kernels; no wheel has a Makefile"""
 
 
 class NoKernels(CannotStart):
@@ -20,7 +22,7 @@ class StaleKernels(CannotStart):
     """The native kernels were built from other sources; the text says what to do."""
 
     def __init__(self, evidence: str) -> None:
-        super().__init__(f"the kernels were built from other sources ({evidence}); {BUILD_AGAIN}")
+        super().__init__(f"the kernels were built from other sources ({evidence}): {BUILD_COMMAND}")
 
 
 def load_library(path: Path = LIBRARY) -> ctypes.CDLL:
