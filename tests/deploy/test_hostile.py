@@ -14,9 +14,11 @@ import yaml
 
 from vivace.deploy.check import main as check
 from vivace.deploy.command import main as deploy
+from vivace.deploy.from_script.script import import_scripts
 from vivace.deploy.quoting import quote
 from vivace.deploy.schema.deployment import Deployment
 from vivace.deploy.schema.files import load, to_yaml
+from vivace.deploy.shell.reader import ScriptError
 
 SERVER = "python -m sglang.launch_server --model-path m"
 DOUBLED = "a: &a {k: 1}\n" + "".join(
@@ -246,3 +248,13 @@ def test_what_grows_with_its_square_is_refused_first(
     assert check([str(path)]) == 2
     assert time.process_time() - begin < 10
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("roles", [1, 2])
+def test_of_too_many_servers_parts_are_offered_where_there_are_parts(roles: int) -> None:
+    script = f"{SERVER} --nnodes 5000 --node-rank $R\n"
+    if roles > 1:
+        script += f"{SERVER} --disaggregation-mode decode --port 7000\n"
+    with pytest.raises(ScriptError) as refused:
+        import_scripts([("a.sh", script)])
+    assert ("parts" in str(refused.value)) == (roles > 1)

@@ -220,13 +220,14 @@ def finish_import(found: DeploymentBuilder, file: str) -> LoadedDeployment:
     try:
         deployment = build_deployment(groups, list(found.benchmarks.values()))
     except ValueError as error:
-        raise ScriptError(f"{file}: {error}; check parts of it alone") from None
+        remedy = "; check parts of it alone" if len(groups.roles) > 1 else ""
+        raise ScriptError(f"{file}: {error}{remedy}") from None
     if deployment.engine == "sglang" and len(set(found.releases)) == 1:
         deployment.engine = f"sglang=={found.releases[0]}"
+    started = tuple(each for members in groups.started.values() for each in members)
     if deployment.model.path is None and len(models := server_models(groups.roles)) > 1:
         text = f"servers of several models ({', '.join(models)}): what needs one is not checked"
-        place = next(iter(groups.started.values()))[0].place
-        found.remark("not-understood", "--model-path", text, place)
+        found.remark("not-understood", "--model-path", text, started[0].place)
     deployment.prepare = list(dict.fromkeys(line for line in found.prepare if line))
     deployment.unset = sorted(set(found.unset))
     places = {
@@ -234,7 +235,6 @@ def finish_import(found: DeploymentBuilder, file: str) -> LoadedDeployment:
     }
     if found.benchmarks:
         places["benchmark"] = tuple(found.benchmarks)
-    started = tuple(each for members in groups.started.values() for each in members)
     sources = Sources(found.texts, places)
     return LoadedDeployment(
         deployment,
