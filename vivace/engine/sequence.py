@@ -94,23 +94,7 @@ class Sequence:
         # As in SGLang, ignore_eos ignores the ids of stop_token_ids too.
         self.ending_ids = frozenset(() if sampling.ignore_eos else self.stop_ids)
 
-        self.state = State.WAITING
-        self.row = -1
-        self.lease: Lease | None = None
-        self.joined = False
-        """the worker knows the row"""
-        self.computed_len = 0
-        self.scheduled_len = 0
-        self.prefill_len = 0
-        self.page_limit = 0
-        """a decode span at `scheduled_len >= page_limit` needs a page first, or is not planned"""
-        self.has_bad_numbers = False
-        """its numbers went bad: nothing of it may stay in the cache"""
-        self.last_step = -1
-        """number of the last step with a span of this sequence"""
-        self.prefix = b""
-        """all known tokens, packed for the prefix tree; current while it waits or prefills"""
-
+        self.start_unplanned()
         self.num_resumed = len(request.resumed)
         self.num_sent = len(self.tokens)
         """tokens the client knows, its prompt included"""
@@ -132,6 +116,25 @@ class Sequence:
         """when it first got a row"""
         self.first_token_time = 0.0
         self.last_token_time = 0.0
+
+    def start_unplanned(self) -> None:
+        """The fields of a sequence of which nothing is planned, computed or held."""
+        self.state = State.WAITING
+        self.row = -1
+        self.lease: Lease | None = None
+        self.joined = False
+        """the worker knows the row"""
+        self.computed_len = 0
+        self.scheduled_len = 0
+        self.prefill_len = 0
+        self.page_limit = 0
+        """a decode span at `scheduled_len >= page_limit` needs a page first, or is not planned"""
+        self.has_bad_numbers = False
+        """its numbers went bad: nothing of it may stay in the cache"""
+        self.last_step = -1
+        """number of the last step with a span of this sequence"""
+        self.prefix = b""
+        """all known tokens, packed for the prefix tree; current while it waits or prefills"""
 
     @property
     def num_output_tokens(self) -> int:

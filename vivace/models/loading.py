@@ -7,7 +7,7 @@ from typing import cast
 
 import torch
 
-from vivace.checkpoint.open import open_weights
+from vivace.checkpoint.open import OpenWeights, open_weights
 from vivace.checkpoint.source import ModelSource
 from vivace.checkpoint.weights import ReportProgress
 from vivace.layers.module import Bindings, read_decoded, read_stored
@@ -66,10 +66,14 @@ def load_model(
         longest=longest,
     )
     model.bind("", bindings)
+    load_weights(model, weights)
+    return model
+
+
+def load_weights(model: CausalLM, weights: OpenWeights) -> None:
     with torch.inference_mode():
         model.load(weights)
     weights.finish()
-    return model
 
 
 def build_model(facts: ModelFacts, positions: int) -> CausalLM:
