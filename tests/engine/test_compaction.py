@@ -82,8 +82,8 @@ def test_what_the_start_left_behind_goes_back_soon() -> None:
     assert touched(rig) == 16
 
 
-def test_every_pause_is_told_to_the_worker_once() -> None:
-    """It keeps memory for the next step, whether or not pages go back later."""
+def test_a_pause_is_told_to_the_worker_in_one_plan_or_two() -> None:
+    """It keeps memory for the next step; pages that go back later are a second plan."""
     rig = Rig(SETTINGS, pages=200, cache_share=200)
     plans: list[int | None] = []
     rig.executor.submit = lambda plan, run=rig.executor.submit: (  # type: ignore[method-assign]
@@ -98,7 +98,7 @@ def test_every_pause_is_told_to_the_worker_once() -> None:
         assert len(plans) == 1
         rig.rest(IDLE_SECONDS)
         rig.rest(10 * IDLE_SECONDS)
-        assert len(plans) <= 2 and plans[-1] == touched(rig)
+        assert 1 <= len(plans) <= 2 and plans[-1] == touched(rig)
     assert rig.scheduler.state().cached_tokens > 40
 
 
