@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -58,7 +61,7 @@ class Sequences:
         memory.layers[0].fill_(-1 if self.dtype == torch.int8 else torch.nan)  # scales of NaN
         return memory
 
-    def step(self, spans):
+    def step(self, spans) -> Any:
         """`spans`: (row, first position, end)."""
         rows = [row for row, _, _ in spans]
         counts = np.array([end - begin for _, begin, end in spans])
@@ -86,7 +89,8 @@ class Sequences:
         flat = torch.cat([self.qkv[row][begin:end] for row, begin, end in spans]).flatten(1)
         sizes = [self.layer.heads, self.layer.kv_heads, self.layer.kv_heads]
         parts = flat.split([size * self.layer.head_dim for size in sizes], dim=-1)
-        return [part.unflatten(-1, (-1, self.layer.head_dim)) for part in parts]
+        q, k, v = (part.unflatten(-1, (-1, self.layer.head_dim)) for part in parts)
+        return q, k, v
 
     def run(self, backend, spans):
         step = self.step(spans)
@@ -143,7 +147,23 @@ def assert_stored(sequences, row, memory):
         exact = dequantize_kv(quantize_kv(x, sequences.dtype), sequences.layer.head_dim)
         off = (found.float() - exact.float()).abs()
         step = x.abs().amax(-1, keepdim=True) / 120 if sequences.dtype == torch.int8 else 0.0
-        assert (off <= step).all() and (off > 1e-5).float().mean() <= 0.01
+        ties = int((off > 1e-5).sum())
+        assert (off <= step).all() and ties <= max(1, off.numel() // 100)
+
+
+@pytest.mark.parametrize(("off", "allowed"), [(0, True), (1, True), (2, False)])
+def test_one_stored_number_of_a_short_row_may_round_the_other_way(off, allowed):
+    layer, qkv = shaped(heads=1, kv_heads=1), torch.randn(1, 3, 16)
+    exact = [
+        dequantize_kv(quantize_kv(x, torch.int8), layer.head_dim)
+        for x in qkv.split([1, 1, 1], dim=1)[1:]
+    ]
+    exact[0].flatten()[:off] += qkv[:, 1].abs().max() / 127
+    stored = SimpleNamespace(
+        layer=layer, qkv=[qkv], dtype=torch.int8, stored=lambda row, memory: exact
+    )
+    with nullcontext() if allowed else pytest.raises(AssertionError):
+        assert_stored(stored, 0, None)
 
 
 @st.composite
