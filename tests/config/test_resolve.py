@@ -10,6 +10,7 @@ from vivace.config.config import all_options
 from vivace.config.errors import ConfigError
 from vivace.config.option import PLATFORMS, Support
 from vivace.config.serialize import decode, encode, public
+from vivace.models.config_fields import TABLE
 
 WORKING = """
 model_path tokenizer_path tokenizer_worker_num skip_tokenizer_init dtype context_length
@@ -177,6 +178,15 @@ def test_longer_context_on_request() -> None:
     )
     assert config.model.context_length == 1000
     assert any("degrade" in notice for notice in config.notices)
+
+
+def test_a_context_has_room_for_a_prompt_and_a_token() -> None:
+    """The warm-up is the first to need both."""
+    with pytest.raises(ConfigError, match="--context-length"):
+        resolved("--context-length", "1")
+    assert resolved("--context-length", "2").model.context_length == 2
+    with pytest.raises(ValueError):
+        TABLE["max_position_embeddings"].read(1)
 
 
 def test_config_travels_and_secrets_stay_inside() -> None:

@@ -24,7 +24,7 @@ LONGER = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
 RANGES: dict[str, tuple[float, float]] = {
     "port": (0, 65535),
     "tokenizer_worker_num": (1, 64),
-    "context_length": (1, 1 << 31),
+    "context_length": (2, 1 << 31),
     "mem_fraction_static": (0.01, 0.99),
     "max_total_tokens": (1, 1 << 40),
     "page_size": (1, 1 << 16),

@@ -39,7 +39,7 @@ TABLE: dict[str, FieldKind[Any]] = {
     "head_dim": Integer(1, LARGEST_HEAD),
     "intermediate_size": Integer(1, 1 << 22),
     "vocab_size": Integer(1, MOST_TOKENS),
-    "max_position_embeddings": Integer(1, LONGEST_CONTEXT),
+    "max_position_embeddings": Integer(2, LONGEST_CONTEXT),
     "model_type": Text(),
     "tie_word_embeddings": Flag(),
     "attention_bias": Flag(),
