@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -91,6 +92,29 @@ def test_a_prompt_that_is_too_long_has_openais_code(
     assert answer.status == 400
     assert answer.json["error"]["code"] == "context_length_exceeded" and answer.json["code"] == 400
     assert "longer than the model's context length" in answer.json["message"]
+
+
+def chat(text: str) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": text}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "body"),
+    [
+        ("/generate", "text", lambda text: {"text": text}),
+        ("/v1/completions", "prompt", lambda text: {"prompt": text}),
+        ("/v1/completions", "prompt", lambda text: {"prompt": [text, "x"]}),
+        ("/v1/chat/completions", "messages", chat),
+        ("/tokenize", "prompt", lambda text: {"prompt": text}),
+        ("/tokenize", "messages", chat),
+    ],
+)
+def test_a_text_is_refused_in_the_field_it_came_in(
+    path: str, field: str, body: Callable[[str], Any], server: Running
+) -> None:
+    answer = ask(server, path, body("x" * 3_000_000))
+    if path != "/tokenize" or answer.status != 200:
+        assert (answer.status, answer.json["error"]["param"]) == (400, field)
 
 
 def test_a_byte_order_mark_is_skipped(server: Running) -> None:

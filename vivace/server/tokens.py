@@ -8,7 +8,7 @@ from typing import Any, cast
 import msgspec
 from aiohttp import web
 
-from vivace.frontend.errors import BadRequest
+from vivace.frontend.errors import BadRequest, text_named
 from vivace.frontend.fairness import Work, run_now
 from vivace.frontend.fields import refuse_unsupported
 from vivace.frontend.tokenizer import Tokenizer
@@ -59,7 +59,8 @@ async def tokenize(context: Context, _request: web.Request, body: Body) -> web.R
         return answer(await context.slicer.run(encode_list(ids, RUN)), len(ids), context)
     several = isinstance(params.prompt, list)
     texts = params.prompt if isinstance(params.prompt, list) else [params.prompt]
-    rows, counts = await encode_texts(context, texts, params.add_special_tokens)
+    with text_named("prompt"):
+        rows, counts = await encode_texts(context, texts, params.add_special_tokens)
     if several:
         return answer(msgspec.Raw(b"[%b]" % b",".join(rows)), counts, context)
     return answer(msgspec.Raw(rows[0]), counts[0], context)
@@ -74,7 +75,8 @@ async def chat_ids(context: Context, params: TokenizeRequest) -> list[int]:
         params,
         add_generation_prompt=True if opens is None else opens,
     )
-    return await context.frontend.encode(text, add_special_tokens=False)
+    with text_named("messages"):
+        return await context.frontend.encode(text, add_special_tokens=False)
 
 
 async def encode_texts(

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from aiohttp import web
 
-from vivace.frontend.errors import BadRequest
+from vivace.frontend.errors import BadRequest, text_named
 from vivace.frontend.fields import refuse_unsupported
 from vivace.frontend.request_output import RequestOutput
 from vivace.protocol.messages import Request
@@ -47,7 +47,8 @@ async def chat_completions(context: Context, http: web.Request, body: Body) -> w
     check(context, params)
     tokenizer = context.tokenizer("messages")
     text = await chat_text(context, params.messages, params)
-    tokens = await context.frontend.encode(text, add_special_tokens=False)
+    with text_named("messages"):
+        tokens = await context.frontend.encode(text, add_special_tokens=False)
     rid = request_id(params, 0, 1, new_id("chatcmpl"))
     with openai_names(limit_field(params)):
         inputs, stream = [prompt_input(params, tokens, rid)], bool(params.stream)

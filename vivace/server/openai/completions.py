@@ -9,7 +9,7 @@ from itertools import chain
 from aiohttp import web
 from msgspec import Raw
 
-from vivace.frontend.errors import BadRequest
+from vivace.frontend.errors import BadRequest, text_named
 from vivace.frontend.fairness import Work
 from vivace.frontend.fields import refuse_unsupported
 from vivace.frontend.request_output import RequestOutput
@@ -53,7 +53,8 @@ async def completions(context: Context, http: web.Request, body: Body) -> web.St
     params = await READER.read(context, body)
     check(context, params)
     tokenizer = context.tokenizer("prompt")
-    prompts = await read_prompts(context, params.prompt)
+    with text_named("prompt"):
+        prompts = await read_prompts(context, params.prompt)
     answer_id = new_id("cmpl")
     with openai_names():
         inputs = (prompt_input(params, prompts, index, answer_id) for index in range(len(prompts)))
