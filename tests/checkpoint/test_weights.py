@@ -50,6 +50,20 @@ def test_missing_tensor(tmp_path: Path) -> None:
         weights.take("model.norm.weight", (32,))
 
 
+@pytest.mark.parametrize(
+    ("layer", "key"), [("self_attn.q_proj", "attention_bias"), ("mlp.up_proj", "mlp_bias")]
+)
+def test_a_missing_bias_is_asked_for_by_the_configuration(
+    layer: str, key: str, tmp_path: Path
+) -> None:
+    """The plain weight beside it says nothing of quantization."""
+    weights = opened(write_single(tmp_path))
+    assert weights.has(f"model.layers.0.{layer}.weight")
+    with pytest.raises(CheckpointError, match=f"is missing.*{key}") as caught:
+        weights.take(f"model.layers.0.{layer}.bias", (32,))
+    assert "quantized" not in str(caught.value)
+
+
 def test_an_output_layer_that_may_be_shared(tmp_path: Path) -> None:
     found = tensors()
     del found["lm_head.weight"]

@@ -98,7 +98,10 @@ class TrackedWeights:
         advice = (
             f"fetch it again; there is, for example, {readable_key(min(self._names, default=''))}"
         )
-        if beside:
+        if beside and name.endswith(".bias"):
+            key = "mlp_bias" if ".mlp." in name else "attention_bias"
+            advice = f"its configuration asks for it (model_type or {key}): correct it or {advice}"
+        elif beside:
             names = ", ".join(readable_key(one.removeprefix(stem)) for one in beside[:4])
             advice = f"in its place is {names}: quantized weights of a kind that is not read"
         elif name == OUTPUT:
