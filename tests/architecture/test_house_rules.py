@@ -102,7 +102,7 @@ def test_files_and_functions_stay_readable() -> None:
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 length = (node.end_lineno or node.lineno) - node.lineno + 1
-                if length > 60:
+                if length > 50:
                     found.append(f"{file}:{node.lineno} {node.name}: {length} lines")
     assert not found, "\n".join(found)
 

@@ -178,21 +178,28 @@ def readable_errors(
             f"{repo_id}: what answers is no hub ({what}); is HF_ENDPOINT right?"
         ) from None
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in THIS_DISK:
-            raise HubError(
-                f"{repo_id} could not be written ({first_line(error)}): make room, or name another "
-                "folder with --download-dir; what has come is kept"
-            ) from None
-        if isinstance(error, OSError) and error.errno == errno.ENOENT:  # the library has its own
-            raise HubError(
-                f"{repo_id} was removed while it was fetched (`vivace rm`?); fetch it again"
-            ) from None
-        if is_of_this_machine(error):
-            raise HubError(
-                f"{repo_id} could not be fetched on this machine ({first_line(error)}): raise that "
-                "limit or end other programs, and fetch it again; what has come is kept"
-            ) from None
-        raise HubError(no_network(repo_id, endpoint, error)) from None
+        raise local_error(repo_id, error) or HubError(
+            no_network(repo_id, endpoint, error)
+        ) from None
+
+
+def local_error(repo_id: str, error: Exception) -> HubError | None:
+    """What this machine refused; None: it was the network."""
+    if isinstance(error, OSError) and error.errno in THIS_DISK:
+        return HubError(
+            f"{repo_id} could not be written ({first_line(error)}): make room, or name another "
+            "folder with --download-dir; what has come is kept"
+        )
+    if isinstance(error, OSError) and error.errno == errno.ENOENT:  # the library has its own
+        return HubError(
+            f"{repo_id} was removed while it was fetched (`vivace rm`?); fetch it again"
+        )
+    if is_of_this_machine(error):
+        return HubError(
+            f"{repo_id} could not be fetched on this machine ({first_line(error)}): raise that "
+            "limit or end other programs, and fetch it again; what has come is kept"
+        )
+    return None
 
 
 def is_of_this_machine(error: Exception) -> bool:
