@@ -63,6 +63,17 @@ def test_commands_instead_of_paths(server: Running) -> None:
     assert "vivace pull" in ask(server, "/api/pull", {"model": "x"}).json["message"]
 
 
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", ""), ("GET", "/x"), ("POST", "/x"), ("DELETE", "/x"), ("GET", "/x/messages")],
+)
+def test_no_completions_are_stored(method: str, path: str, server: Running) -> None:
+    """As the field `store` is told."""
+    answer = ask(server, f"/v1/chat/completions{path}", method=method)
+    assert answer.status == 404 and "stores no completions" in answer.json["message"]
+    assert ask(server, "/v1/chat/completions", method="PUT").status == 405
+
+
 @given(st.text(max_size=5000))
 def test_any_path_has_a_short_message(text: str) -> None:
     message = describe_unknown_path("/" + text, SERVED)

@@ -27,7 +27,7 @@ from vivace.server.context import CONTEXT, Context
 from vivace.server.responses import HTTPError, error_response
 from vivace.server.routes import FULL, NO_BODY, Route
 from vivace.server.settings import ServerSettings
-from vivace.server.unknown_paths import describe_unknown_path
+from vivace.server.unknown_paths import describe_unknown_path, is_stored_completion
 
 # -- the access log --------------------------------------------------------------------------------
 
@@ -374,11 +374,12 @@ def aiohttp_error(context: Context, request: web.Request, error: web.HTTPExcepti
     except HTTPError as http_error:
         return http_error
     path = request.path[:200]
-    if isinstance(error, web.HTTPMethodNotAllowed):
+    stored = request.method == "GET" and is_stored_completion(request.path)
+    if isinstance(error, web.HTTPMethodNotAllowed) and not stored:
         allowed = ", ".join(sorted(error.allowed_methods))
         message = f"Method {error.method} not allowed on {path} (allowed: {allowed})"
         return HTTPError(405, message, headers={"Allow": allowed})
-    if error.status == 404:
+    if error.status == 404 or stored:
         paths = (found.canonical for found in request.app.router.resources())
         return HTTPError(404, describe_unknown_path(request.path, paths))
     return HTTPError(error.status, error.text or error.reason)

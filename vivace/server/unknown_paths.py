@@ -48,6 +48,8 @@ NOT_YET = frozenset(
     """.split()
 )
 """paths of SGLang, OpenAI and others without a counterpart here"""
+STORED = "/v1/chat/completions"
+"""where OpenAI lists stored completions; below it, one by its id"""
 MAX_SHOWN = 200
 MAX_COMPARED = 64
 SIMILAR = 0.8
@@ -61,11 +63,18 @@ def describe_unknown_path(path: str, served: Iterable[str]) -> str:
         return f"{begin} is not supported yet. GET /openapi.json lists what is here"
     if plain in ELSEWHERE:
         return f"{begin}; {ELSEWHERE[plain]}"
+    if is_stored_completion(path):
+        return f"{begin}; this server stores no completions"
     meant = SAME.get(plain) or _similar(
         plain, [one for one in served if one != "/" and "{" not in one]
     )
     hint = f"; did you mean {meant}?" if meant else "."
     return f"{begin}{hint} GET /openapi.json lists what is here"
+
+
+def is_stored_completion(path: str) -> bool:
+    """Whether OpenAI's clients read, change or remove stored completions there."""
+    return path == STORED or path.startswith(f"{STORED}/")
 
 
 def _similar(plain: str, served: list[str]) -> str | None:
