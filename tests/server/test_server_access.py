@@ -8,9 +8,8 @@ import pytest
 from aiohttp.test_utils import make_mocked_request
 from hypothesis import given
 from hypothesis import strategies as st
-from server_kit import Running, ScriptedEngine, ask, running_server
+from server_kit import Running, ask, running_server
 
-from vivace.requests.prompts import LARGE_BATCH
 from vivace.server.access import Access, Keys
 from vivace.server.responses import HTTPError
 from vivace.server.routes import ROUTES, Route, check_routes
@@ -35,21 +34,6 @@ def call(server: Running, route: Route, key: str | None, prefix: str = "") -> in
     method = route.methods[0]
     body = BODIES.get(route.path) if method != "GET" else None
     return ask(server, path, body, method=method, headers=headers).status
-
-
-@pytest.mark.parametrize("keys", [(), ("other-key", "user-key")])
-def test_large_batches_without_a_key_are_a_client_by_themselves(keys: tuple[str, ...]) -> None:
-    """Else a single question waits for the whole batch."""
-    engine = ScriptedEngine()
-    headers = {"Authorization": "Bearer user-key"} if keys else {}
-    with running_server(ServerSettings(api_keys=keys), engine) as server:
-        for prompts in (1, LARGE_BATCH - 1, LARGE_BATCH):
-            engine.requests.clear()
-            body = {"prompt": ["x"] * prompts, "max_tokens": 1}
-            assert ask(server, "/v1/completions", body, headers=headers).status == 200
-            batch = not keys and prompts == LARGE_BATCH
-            wanted = 1 if keys or batch else 0
-            assert [request.client for request in engine.requests] == [wanted] * prompts
 
 
 KEYS = {None: "nobody", "wrong": "nobody", "user-key": "user", "admin-key": "admin"}

@@ -81,8 +81,7 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, tag
     log_metrics: bool = True
     """False: counted in no metric of requests, tokens and latencies."""
     client: int = 0
-    """Whose API key it came with (without keys: a large batch or not); the engine shares rows and
-    prompt tokens among clients."""
+    """Whose API key it came with; the engine shares rows and prompt tokens among clients."""
     resumed: list[int] = []
     """Output tokens the client already has: after an engine restart a frontend sends its live
     requests again with this ledger, and generation goes on behind it (same seed, same tokens)."""

@@ -23,11 +23,6 @@ from vivace.requests.limits import DEPTH, VALUES
 from vivace.requests.long_texts import decode_document
 from vivace.requests.schema import MESSAGE_REFUSED, GenerateRequest, Message
 
-LARGE_BATCH = 16
-"""sequences of one request: as many as chats ask for at most"""
-BATCH_CLIENT = 1
-
-
 @dataclass(frozen=True, kw_only=True)
 class PromptInput:
     """One prompt and what is asked of it.
@@ -54,15 +49,12 @@ def expand(
     limit: int,
     stream: bool,
     arrival: float,
-    client: int | None = None,
+    client: int = 0,
 ) -> Work[list[Request]]:
-    """n requests per prompt, prompt by prompt; BadRequest when they are more than `limit`.
-
-    `client`: as in `Request`; None: nobody brings a key. Then what comes in large batches is one
-    client and all else another, so that a batch and a single prompt take turns."""
+    """n requests per prompt, prompt by prompt; BadRequest when they are more than `limit`."""
     requests: list[Request] = []
     for prompt in inputs:
-        found = build_requests(frontend, prompt, stream=stream, arrival=arrival, client=client or 0)
+        found = build_requests(frontend, prompt, stream=stream, arrival=arrival, client=client)
         for request in found:
             requests.append(request)
             if len(requests) > limit:
@@ -70,8 +62,6 @@ def expand(
             yield
     if len({request.rid for request in requests}) < len(requests):
         raise BadRequest("rid", "every prompt of a batch needs an id of its own")
-    if client is None and len(requests) >= LARGE_BATCH:
-        return [msgspec.structs.replace(request, client=BATCH_CLIENT) for request in requests]
     return requests
 
 

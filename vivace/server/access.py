@@ -20,8 +20,8 @@ from aiohttp import HttpVersion11, web
 
 from vivace.server.responses import HTTPError
 
-CLIENT: web.RequestKey[int | None] = web.RequestKey("client")
-"""The client of a request: the place of its key; None where no key is needed"""
+CLIENT = web.RequestKey("client", int)
+"""The client of a request: 0 without a key and for the first one"""
 
 
 class Access(StrEnum):

@@ -239,7 +239,7 @@ def bind(context: Context, route: Route) -> Handle:
                 # probes call a server by any name; what they read is no secret
                 any_host=route.auth is Access.PUBLIC,
             )
-        request[CLIENT] = client
+        request[CLIENT] = client or 0
         CURRENT_CLIENT.set(-id(request.protocol) if client is None else client)
         CURRENT_BEGIN.set(time.monotonic())
         if limit == NO_BODY and not request.can_read_body:
