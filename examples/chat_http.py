@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import urllib.error
@@ -16,14 +17,16 @@ def post(path: str, body: dict[str, Any]) -> dict[str, Any]:
     headers = {"Content-Type": "application/json"}
     if KEY:
         headers["Authorization"] = f"Bearer {KEY}"
-    request = urllib.request.Request(URL + path, json.dumps(body).encode(), headers)
     try:
+        request = urllib.request.Request(URL + path, json.dumps(body).encode(), headers)
         with urllib.request.urlopen(request, timeout=120) as answer:
             return json.load(answer)
     except urllib.error.HTTPError as error:  # its body says what to do
         raise SystemExit(f"{URL}: {error}: {error.read().decode(errors='replace')}") from None
     except urllib.error.URLError as error:
-        raise SystemExit(f"{URL}: {error}; `vivace serve` starts a server") from None
+        raise SystemExit(f"{URL}: {error}; `vivace serve` starts a server at http://...") from None
+    except (ValueError, http.client.InvalidURL) as error:  # of URL or KEY
+        raise SystemExit(f"{URL}: {error}; URL is like http://127.0.0.1:30000") from None
 
 
 def main() -> None:

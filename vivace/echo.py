@@ -11,10 +11,14 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import IO
 
-KILLING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP)
 """signals after which nobody else would switch the echo on again"""
 LOCAL = 3
 """where the local modes stand in what `tcgetattr` returns"""
+
+
+Modes = list[int | list[bytes | int]]
+"""of a terminal, as termios has them"""
 
 
 @contextlib.contextmanager
@@ -30,7 +34,7 @@ def echo_off(stream: IO[str]) -> Iterator[None]:
         return
     silent = [*before]
     silent[LOCAL] &= ~termios.ECHO
-    with restored_when_killed(terminal, before):
+    with restored_by_signals(terminal, before, silent):
         set_modes(terminal, silent)
         try:
             yield
@@ -43,7 +47,7 @@ def is_in_foreground(terminal: int) -> bool:
     return os.isatty(terminal) and os.tcgetpgrp(terminal) == os.getpgrp()
 
 
-def set_modes(terminal: int, modes: list[int | list[bytes | int]]) -> None:
+def set_modes(terminal: int, modes: Modes) -> None:
     """Unless the terminal is gone, or the shell has it."""
     with contextlib.suppress(OSError, termios.error):
         if is_in_foreground(terminal):
@@ -51,16 +55,19 @@ def set_modes(terminal: int, modes: list[int | list[bytes | int]]) -> None:
 
 
 @contextlib.contextmanager
-def restored_when_killed(terminal: int, modes: list[int | list[bytes | int]]) -> Iterator[None]:
-    """Signals that end this process set these modes before they do."""
+def restored_by_signals(terminal: int, modes: Modes, silent: Modes) -> Iterator[None]:
+    """Signals that end or stop this process set `modes` before they do, and `silent` when it goes
+    on: not every shell has modes of its own."""
 
     def restore(number: int, frame: FrameType | None) -> None:
         set_modes(terminal, modes)
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
+        signal.signal(number, restore)  # it was stopped, and goes on
+        set_modes(terminal, silent)
 
     is_main = threading.current_thread() is threading.main_thread()
-    numbers = [n for n in KILLING if is_main and signal.getsignal(n) is signal.SIG_DFL]
+    numbers = [n for n in ENDING if is_main and signal.getsignal(n) is signal.SIG_DFL]
     for number in numbers:
         signal.signal(number, restore)
     try:

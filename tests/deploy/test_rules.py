@@ -169,7 +169,7 @@ REFUSED_PAIRS = {
     "priority-policy": flags(
         {"enable-priority-scheduling": True, "schedule-policy": "lpm"},
         {"enable-priority-scheduling": True, "schedule-policy": "fcfs"},
-        "mixed --enable-priority-scheduling",
+        "mixed --schedule-policy",
     ),
     "chunk-pages": flags(
         {"chunked-prefill-size": 1024},

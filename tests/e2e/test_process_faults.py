@@ -186,8 +186,8 @@ SLOW_TEMPLATE = """{% set ns = namespace(n=0) %}{% for _ in range(1000) %}{% for
 {%- set ns.n = ns.n + 1 %}{% endfor %}{% endfor %}x"""
 
 
-def test_sigterm_waits_for_chats_that_are_rendered(tmp_path: Path) -> None:
-    """Of three, two have not even come to the template process."""
+def test_sigterm_answers_chats_that_are_rendered(tmp_path: Path) -> None:
+    """Of three, two have not even come to the template process: no engine knows of them."""
     (tmp_path / "slow.jinja").write_text(SLOW_TEMPLATE)
     flags = ("--chat-template", str(tmp_path / "slow.jinja"))
     with RunningServer(*flags, environment=ORACLE, log=tmp_path / "log") as server:
@@ -202,7 +202,7 @@ def test_sigterm_waits_for_chats_that_are_rendered(tmp_path: Path) -> None:
             time.sleep(0.3)
             assert not any(one.done() for one in asked), "the template is too quick"
             server.signal()
-            assert [one.result(60) for one in asked] == [200, 200, 200]
+            assert {one.result(60) for one in asked} <= {200, 503}
         assert server.wait() == 0
         assert "no progress" not in server.text()
 

@@ -20,12 +20,10 @@ from pathlib import Path
 
 from vivace.errors import CANNOT_START
 from vivace.protocol.heartbeat import EngineHeartbeat, FrontendHeartbeat, Span
-from vivace.protocol.messages import Capacity, EngineDown, Ready
+from vivace.protocol.messages import Capacity, Command, EngineDown, Ready, Reply
 from vivace.protocol.shared_memory import attach
 from vivace.supervisor.ipc import SocketClosed, child_end
 from vivace.supervisor.messages import (
-    DrainEnd,
-    Draining,
     Failure,
     Progress,
     Serving,
@@ -119,17 +117,18 @@ def main() -> None:
                     if act == "die-warming":
                         os._exit(7)
                     if act != "slow-warm":
-                        control.send(Warm("NaN" if act == "cold" else "", 0.1))
+                        control.send(
+                            Warm(
+                                "NaN" if act in ("cold", "bad-model") else "",
+                                0.1,
+                                act == "bad-model",
+                            )
+                        )
                 case Ready(epoch=1) if act == "slow-warm":
                     control.send(Warm("", 0.1))
-                case Draining():
-                    if act == "slow-answers":
-                        time.sleep(0.5)
-                        note("answered")
-                    if act == "die-draining":
-                        os._exit(7)
-                    if act != "never-answers":
-                        control.send(DrainEnd())
+                case Command():
+                    if act not in ("busy", "at-work"):
+                        control.send(Reply(ticket=message.ticket, ok=True))
                 case Stop():
                     return
     except SocketClosed:

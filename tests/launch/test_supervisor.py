@@ -136,7 +136,7 @@ def test_start_warm_up_drain_stop(server: Server) -> None:
         "Stop",
     ]
     assert server.told("frontend 1") == ["start", "Ready 0", "Started", "Draining", "Stop"]
-    assert server.told("engine 0") == ["start", "Stop"]
+    assert server.told("engine 0") == ["start", "Command", "Stop"]
 
 
 def test_frontends_hear_of_the_complete_start_after_the_log(
@@ -160,8 +160,11 @@ def test_without_warm_up(server: Server) -> None:
     assert "WarmUp" not in server.told("frontend 0")
 
 
-def test_a_failed_warm_up_ends_the_start(server: Server, caplog: pytest.LogCaptureFixture) -> None:
-    assert server.run({"frontend": {"0": "cold"}}) == 1
+@pytest.mark.parametrize(("act", "code"), [("cold", 1), ("bad-model", 2)])
+def test_a_failed_warm_up_ends_the_start(
+    server: Server, caplog: pytest.LogCaptureFixture, act: str, code: int
+) -> None:
+    assert server.run({"frontend": {"0": act}}) == code
     assert "the warm-up request failed: NaN" in caplog.text
 
 
@@ -407,12 +410,11 @@ def test_a_stuck_engine_dumps_its_stacks_and_is_replaced(
 def test_a_second_signal_stops_at_once(server: Server) -> None:
     def stop_twice() -> None:
         stop()
-        server.wait_for("Draining")
+        server.wait_for("engine 0", "Draining")
         time.sleep(SAME_SIGNAL_SECONDS + 0.1)
         os.kill(os.getpid(), signal.SIGINT)
 
-    script = {"frontend": {"0": "never-answers"}}
-    code = server.run(script, when_ready=stop_twice, drain=60.0)
+    code = server.run({"engine": {"0": "busy"}}, when_ready=stop_twice, drain=60.0)
     assert code == 128 + signal.SIGINT
 
 
@@ -425,20 +427,11 @@ def test_a_doubled_signal_is_one_wish(server: Server) -> None:
 
 
 def test_draining_has_an_end(server: Server, caplog: pytest.LogCaptureFixture) -> None:
-    script = {"frontend": {"1": "never-answers"}}
-    assert server.run(script, frontends=2, when_ready=stop, drain=0.2) == 0
+    assert server.run({"engine": {"0": "busy"}}, when_ready=stop, drain=-0.8) == 0
     assert "Requests are still running" in caplog.text
 
 
-def test_every_frontend_answers_what_it_has_accepted(server: Server) -> None:
-    """The engine may have nothing to do meanwhile: they render, tokenize or send."""
-    script = {"frontend": {"1": "slow-answers", "2": "die-draining"}}
-    assert server.run(script, frontends=3, when_ready=stop) == 0
-    order = [line.split(" ", 3)[3] for line in server.events()]
-    assert order.index("answered") < order.index("Stop")
-
-
-@pytest.mark.parametrize(("engine", "stuck"), [("hang", True), ("at-work", False)])
+@pytest.mark.parametrize(("engine", "stuck"), [("busy", True), ("at-work", False)])
 def test_only_an_engine_that_gets_on_is_waited_for(
     server: Server,
     caplog: pytest.LogCaptureFixture,
@@ -446,11 +439,11 @@ def test_only_an_engine_that_gets_on_is_waited_for(
     engine: str,
     stuck: bool,
 ) -> None:
+    """One that rested when it was stopped, so that it does not hear that it is to drain, too."""
     monkeypatch.setattr("vivace.protocol.heartbeat.MIN_ALLOWANCE", 0.5)
     monkeypatch.setattr("vivace.supervisor.watch.STALL_GRACE_SECONDS", 0.3)
     drain = 60.0 if stuck else 2.0
-    script = {"engine": {"0": engine}, "frontend": {"0": "never-answers"}}
-    code = server.run(script, when_ready=stop, drain=drain)
+    code = server.run({"engine": {"0": engine}}, when_ready=stop, drain=drain)
     assert code == (1 if stuck else 0)
     assert ("it made no progress while requests were drained" in caplog.text) == stuck
     assert ("Requests are still running" in caplog.text) != stuck
@@ -459,12 +452,11 @@ def test_only_an_engine_that_gets_on_is_waited_for(
 def test_an_engine_that_dies_while_draining(server: Server) -> None:
     def kill_engine() -> None:
         stop()
-        server.wait_for("Draining")
+        server.wait_for("Command")
         engine = next(line for line in server.events() if line.startswith("engine"))
         os.kill(int(engine.split()[2]), signal.SIGKILL)
 
-    script = {"frontend": {"0": "never-answers"}}
-    assert server.run(script, when_ready=kill_engine) == 1
+    assert server.run({"engine": {"0": "busy"}}, when_ready=kill_engine) == 1
     assert "EngineDown" in server.told("frontend 0")
 
 

@@ -102,7 +102,7 @@ class Frontend:
         self._keys = itertools.count((index << KEY_SHIFT) + 1)
         self._states: dict[int, RequestState] = {}
         self.accepted = 0
-        """HTTP requests let in whose answers are not sent"""
+        """HTTP requests to generate, from their body to the end of their answer"""
         self._rids: dict[str, int] = {}
         self._commands = PendingCommands(index)
         self._pool = TokenizerPool(threads, release)
@@ -129,7 +129,7 @@ class Frontend:
         return len(self._states)
 
     def drain(self) -> None:
-        """Take no new requests; those that are accepted go on."""
+        """Take no new requests; those that are live go on."""
         self.engine.drain()
 
     def close(self) -> None:
@@ -388,7 +388,7 @@ class Frontend:
     # -- limits ----------------------------------------------------------------------------------
 
     def _require_room(self, rid: str | None) -> None:
-        if self.status != "ready" and not (self.status == "draining" and self.accepted):
+        if self.status != "ready":
             reason = f"the server is {self.status}; try again"
             raise BadRequest("", reason, 503, retry_after=RETRY_AFTER)
         if len(self._states) >= self.served.max_live:

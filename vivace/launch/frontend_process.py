@@ -6,17 +6,16 @@ import asyncio
 import contextlib
 import gc
 import logging
-import math
 import os
 import socket
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import vivace
 from vivace.config.config import Config
 from vivace.config.serialize import decode
+from vivace.errors import CANNOT_START, FAILED
 from vivace.frontend.frontend import Frontend
 from vivace.frontend.served_model import served_model
 from vivace.frontend.tokenizer import configured_tokenizer
@@ -42,7 +41,6 @@ from vivace.protocol.shared_memory import attach
 from vivace.server.app import build_app, serve
 from vivace.supervisor.ipc import MessageSocket, SocketClosed
 from vivace.supervisor.messages import (
-    DrainEnd,
     Draining,
     Serving,
     Setup,
@@ -139,23 +137,15 @@ class FrontendChild:
                     self._frontend.engine.warming_up = False
                 case Draining():
                     self._frontend.drain()
-                    self._run(self._drain())
                 case WarmUp():
-                    self._run(self._warm_up())
+                    task = asyncio.get_running_loop().create_task(self._warm_up())
+                    self._tasks.add(task)
+                    task.add_done_callback(self._tasks.discard)
                 case Stop():
                     self.grace = message.grace
                     self._stopped.set()
                 case _:
                     log.error("a frontend has no use for %s", type(message).__name__)
-
-    def _run(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _drain(self) -> None:
-        await self._idle(math.inf)
-        self._control.send(DrainEnd())
 
     async def run_until_stopped(self) -> None:
         feeding = asyncio.create_task(self._mailbox.deliver(self._take))
@@ -168,19 +158,21 @@ class FrontendChild:
 
     async def _idle(self, grace: float) -> None:
         """Wait until every request is answered, at most `grace` seconds."""
-        deadline = time.monotonic() + grace
-        frontend = self._frontend
+        deadline, frontend = time.monotonic() + grace, self._frontend
         while (frontend.accepted or frontend.live) and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
 
     async def _warm_up(self) -> None:
-        started = time.monotonic()
+        started, code = time.monotonic(), FAILED
         try:
             problem = await asyncio.wait_for(warm_up(self._frontend), WARM_UP_SECONDS)
+            if problem and self._frontend.status == "ready":
+                path, code = self._frontend.served.path, CANNOT_START
+                problem = f"{path}: {problem}. If its files are damaged, fetch them again"
         except Exception as error:
             log.exception("warm-up")
             problem = f"{type(error).__name__}: {error}"
-        self._control.send(Warm(problem, time.monotonic() - started))
+        self._control.send(Warm(problem, time.monotonic() - started, code))
 
 
 async def warm_up(frontend: Frontend) -> str:

@@ -164,13 +164,18 @@ class EngineProgress:
         self._frontends = [
             FrontendHeartbeat(memory.heartbeat(place)) for place in range(memory.places)
         ]
+        self._asked = 0
+
+    def mark_asked(self) -> None:
+        """This process has sent the engine something, on a line of its own."""
+        self._asked = time.monotonic_ns()
 
     def activity(self) -> Activity:
         """What it is at. An engine that rests though a message came for it is deciding since."""
         seen = self._heartbeat.read()
         if seen.kind != IDLE:
             return seen
-        sent = max(heartbeat.last_sent for heartbeat in self._frontends)
+        sent = max(self._asked, *(heartbeat.last_sent for heartbeat in self._frontends))
         if sent <= seen.since:
             return seen
         return Activity(seen.beats, SCHEDULING, sent, int(MIN_ALLOWANCE * SECOND), 0)

@@ -23,6 +23,7 @@ from vivace.requests.limits import DEPTH, VALUES
 from vivace.requests.long_texts import decode_document
 from vivace.requests.schema import MESSAGE_REFUSED, GenerateRequest, Message
 
+
 @dataclass(frozen=True, kw_only=True)
 class PromptInput:
     """One prompt and what is asked of it.

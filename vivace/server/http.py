@@ -249,7 +249,7 @@ def bind(context: Context, route: Route) -> Handle:
             if route.generates:
                 await context.start_queue.wait()
                 context.require_ready()
-            accept(context.frontend)
+                accept(context.frontend)
             return await route.handler(context, request, body)
         except (HTTPError, BadRequest) as error:
             free_frames(error)  # they hold the lists too
@@ -263,13 +263,14 @@ def bind(context: Context, route: Route) -> Handle:
 
 
 def accept(frontend: Frontend) -> None:
-    """From here on the server does not end before the answer is sent (in aiohttp's own task)."""
+    """This request is answered before the frontend ends, be it with a refusal, also when no engine
+    has heard of it yet: its prompt may be in the template process."""
 
     def on_sent(_: object) -> None:
         frontend.accepted -= 1
 
-    task = asyncio.current_task()
-    assert task is not None  # handlers are coroutines of one
+    task = asyncio.current_task()  # aiohttp's own, which sends the answer, too
+    assert task is not None
     frontend.accepted += 1
     task.add_done_callback(on_sent)
 

@@ -55,8 +55,6 @@ class Child:
     """of its start, as it last said"""
     serving: bool = False
     """a frontend that accepts connections, an engine that is ready"""
-    drained: bool = False
-    """a frontend whose requests are all answered, after it was told to take no new ones"""
     failure: str = ""
     """the exception it reported before it died"""
     killed_because: str = ""

@@ -39,10 +39,6 @@ class Draining(msgspec.Struct, frozen=True, tag="draining"):
     """Supervisor -> frontends: refuse new requests, go on with what runs."""
 
 
-class DrainEnd(msgspec.Struct, frozen=True, tag="drain_end"):
-    """Frontend -> supervisor, after `Draining`: whatever it had accepted is answered and sent."""
-
-
 class FrontendGone(msgspec.Struct, frozen=True, tag="frontend_gone"):
     """Supervisor -> engine: this frontend died; nobody wants its answers."""
 
@@ -77,6 +73,8 @@ class Warm(msgspec.Struct, frozen=True, tag="warm"):
 
     problem: str
     seconds: float
+    exit_code: int = 1
+    """of the server, when there is a problem"""
 
 
 class Failure(msgspec.Struct, frozen=True, tag="failure"):
@@ -86,4 +84,4 @@ class Failure(msgspec.Struct, frozen=True, tag="failure"):
 
 
 ToChild = Setup | Ready | EngineDown | Command | WarmUp | Started | Draining | FrontendGone | Stop
-FromChild = Progress | StartupStages | Ready | Reply | Serving | Warm | DrainEnd | Failure
+FromChild = Progress | StartupStages | Ready | Reply | Serving | Warm | Failure

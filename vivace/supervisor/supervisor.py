@@ -12,13 +12,13 @@ import signal
 import time
 from typing import Literal
 
+from vivace.protocol.channel import SUPERVISOR
 from vivace.protocol.heartbeat import EngineHeartbeat, EngineProgress
-from vivace.protocol.messages import EngineDown, Ready
+from vivace.protocol.messages import KEY_SHIFT, Command, Drain, EngineDown, Ready, Reply
 from vivace.supervisor import signals
 from vivace.supervisor.child import FAILED, Child, Role, spawn
 from vivace.supervisor.ipc import SocketClosed
 from vivace.supervisor.messages import (
-    DrainEnd,
     Draining,
     Failure,
     FrontendGone,
@@ -175,9 +175,8 @@ class Supervisor:
                     self._finish_start_if_all_serve()
                 case Warm():
                     self._on_warm(message)
-                case DrainEnd():
-                    child.drained = True
-                    self._stop_if_drained()
+                case Reply():
+                    self._on_drained(message)
 
     def _read_other_files(self, child: Child) -> bool:
         """Looking before one is started again is not enough: they may change until it has."""
@@ -213,7 +212,7 @@ class Supervisor:
 
     def _on_warm(self, warm: Warm) -> None:
         if self._phase == "starting" and warm.problem:
-            self._fail(f"the warm-up request failed: {warm.problem}")
+            self._fail(f"the warm-up request failed: {warm.problem}", warm.exit_code)
         elif self._phase == "starting":
             self._complete_start()
 
@@ -282,7 +281,6 @@ class Supervisor:
             self._engine.control.send(FrontendGone(child.index))
         if self._phase == "draining":
             log.error("The %s died while draining: %s", child.name, cause)
-            self._stop_if_drained()
         elif changed := self._plan.changed_files():
             self._fail(f"the {child.name} died: {cause}. {changed}")
         else:
@@ -364,14 +362,19 @@ class Supervisor:
             self._drain()
 
     def _drain(self) -> None:
-        """The frontends know of every request, also of those that the engine has not heard of."""
         self._phase = "draining"
-        self._deadline = time.monotonic() + self._plan.drain
         self._broadcast(Draining())
+        if self._engine is None:
+            self._stop_frontends(STOP_GRACE_SECONDS)
+            return
+        self._deadline = time.monotonic() + self._plan.drain + 1
+        self._watch.expect_reaction()
+        drain = Command(ticket=SUPERVISOR << KEY_SHIFT, body=Drain(timeout=self._plan.drain))
+        self._engine.control.send(drain)
 
-    def _stop_if_drained(self) -> None:
-        if self._phase == "draining" and all(child.drained for child in self._frontends):
-            log.info("Drained: every request is answered")
+    def _on_drained(self, reply: Reply) -> None:
+        if self._phase == "draining":
+            log.info("Drained%s", f": {reply.message}" if reply.message else "")
             self._stop_frontends(STOP_GRACE_SECONDS)
 
     def _stop_frontends(self, grace: float) -> None:

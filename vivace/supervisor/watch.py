@@ -108,6 +108,11 @@ class EngineWatch:
         self._stalled_at = None
         self._child.restart(now)
 
+    def expect_reaction(self) -> None:
+        """To be called before a command is sent: an engine at rest that takes no note is stalled.
+        (Afterwards it may rest again.)"""
+        self._progress.mark_asked()
+
     def check(self, engine: Child, now: float, *, draining: bool) -> None:
         seen = self._progress.activity()
         self._child.check(engine, seen.beats, seen.kind == IDLE, now)

@@ -40,7 +40,7 @@ def multi_item_scoring(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue(flag, text, "--chunked-prefill-size -1")
 
 
-@refused("priority-policy", "enable_priority_scheduling", "--schedule-policy fcfs", since="0.5.3")
+@refused("priority-policy", "schedule_policy", "use fcfs", since="0.5.3", engine="sglang")
 def priority_policy(server: ServerPlan, case: Case) -> Iterator[str]:
     """--enable-priority-scheduling is used with a policy that supports it."""
     policy = server.value("schedule_policy")
