@@ -117,13 +117,8 @@ def main() -> None:
                     if act == "die-warming":
                         os._exit(7)
                     if act != "slow-warm":
-                        control.send(
-                            Warm(
-                                "NaN" if act in ("cold", "bad-model") else "",
-                                0.1,
-                                act == "bad-model",
-                            )
-                        )
+                        problem = "NaN" if act in ("cold", "bad-model") else ""
+                        control.send(Warm(problem, 0.1, 2 if act == "bad-model" else 1))
                 case Ready(epoch=1) if act == "slow-warm":
                     control.send(Warm("", 0.1))
                 case Command():
