@@ -206,6 +206,8 @@ def test_no_access_goes_astray_from_python(sanitized: Path, tmp_path: Path) -> N
     runtime = run([compiler, "-print-file-name=libasan.so"], 60).stdout.strip()
     if not Path(runtime).is_file():
         pytest.skip(f"{compiler} has no libasan.so that Python could load first")
+    # torch's exceptions: the runtime looks for what throws them when it is loaded itself
+    throws = run([compiler, "-print-file-name=libstdc++.so"], 60).stdout.strip()
     leave_out = shutil.ignore_patterns("_kernels.so", "kernels", "__pycache__")
     shutil.copytree(ROOT / "vivace", tmp_path / "vivace", ignore=leave_out)
     shutil.copy(
@@ -213,7 +215,7 @@ def test_no_access_goes_astray_from_python(sanitized: Path, tmp_path: Path) -> N
     )
     environment = {
         **os.environ,
-        "LD_PRELOAD": runtime,
+        "LD_PRELOAD": f"{runtime}:{throws}",
         "ASAN_OPTIONS": "detect_leaks=0",
         "PYTHONPATH": str(tmp_path),
         "PYTHONSAFEPATH": "1",
