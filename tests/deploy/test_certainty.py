@@ -128,6 +128,25 @@ def test_what_works_is_no_error() -> None:
     assert [each.severity for each in found(rounded, "running-divides")] == ["warning"]
 
 
+@pytest.mark.parametrize(
+    ("flags", "rules"),
+    [
+        # Replicas admit as many as the flag says, each of them; attention groups share them.
+        ("--dp 4 --max-running-requests 250", set[str]()),
+        ("--dp 4 --max-running-requests 250 --enable-dp-attention",
+         {"running-divides", "admission"}),
+        ("--dp 4 --max-running-requests 256 --cuda-graph-max-bs 64", {"graph-covers"}),
+        ("--dp 4 --max-running-requests 256 --cuda-graph-max-bs 64 --enable-dp-attention",
+         {"admission"}),
+    ],
+)  # fmt: skip
+def test_only_dp_attention_divides_running_requests(flags: str, rules: set[str]) -> None:
+    words = f"python -m sglang.launch_server --model-path m --tp 4 {flags}"
+    made = command(words, concurrency=900)
+    asked = ("running-divides", "graph-covers", "admission")
+    assert {each.rule for each in judge(made).findings} & {*asked} == rules
+
+
 def test_what_may_work_is_no_error() -> None:
     """Halves of which one leaves its type to the model, servers in another order, a number that
     falls back to a default, a router that knows more servers than the scripts, or fewer."""

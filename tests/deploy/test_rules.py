@@ -338,11 +338,6 @@ DRAFT_PAIRS = {
         "mixed --speculative-eagle-topk",
     ),
     "plan-stream": variables({V2: "1"}, {V2: "1", STREAM: "1"}, f"mixed {STREAM}"),
-    "plan-stream-guide": Pair(
-        mixed(flags=NEXTN, environment={V2: "1", STREAM: "1"}),
-        mixed(flags=EAGLE3, environment={V2: "1", STREAM: "1"}),
-        f"mixed {STREAM}",
-    ),
     "draft-quantisation": flags(
         {**EAGLE3, "quantization": "modelslim"},
         {

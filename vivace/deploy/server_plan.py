@@ -205,7 +205,7 @@ class ServerPlan(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def running(self) -> int | None:
-        """Concurrent requests that one instance admits."""
+        """--max-running-requests, or its default for speculation."""
         limit = self.number("max_running_requests")
         if limit is None and self.has("speculative_algorithm"):
             return DRAFTED_RUNNING
@@ -213,8 +213,18 @@ class ServerPlan(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def running_per_rank(self) -> int | None:
-        """Concurrent requests that one attention group admits: SGLang rounds down."""
-        return None if self.running is None else max(1, self.running // self.parallelism.dp)
+        """Concurrent requests that one attention group admits: SGLang divides by dp with dp
+        attention, and rounds down; replicas admit all of them each."""
+        if self.running is None:
+            return None
+        return max(1, self.running // self.parallelism.attention_dp)
+
+    @property
+    def admitted(self) -> int | None:
+        """Concurrent requests that all instances of the role admit."""
+        if self.running is None:
+            return None
+        return self.running * self.parallelism.replicas * self.role.instances
 
     def page_size(self, platform: str) -> int | None:
         """Tokens of a page of KV; None where the model and the device decide, as on CUDA without
@@ -271,7 +281,8 @@ class ServerPlan(msgspec.Struct, frozen=True, dict=True):
     def dispatch_terms(self) -> str:
         """What `dispatch_tokens` is made of."""
         layout = self.parallelism
-        tokens = f"{self.running} requests / dp {layout.dp} x {self.draft_tokens} token(s) per step"
+        tokens = f"{self.running} requests / dp {layout.attention_dp}"
+        tokens += f" x {self.draft_tokens} token(s) per step"
         return f"{tokens} / {layout.attention_tp} ranks per group"
 
     @property

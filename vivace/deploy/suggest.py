@@ -213,7 +213,7 @@ def prefill_sizes(case: Case, server: ServerPlan, running: int | None) -> Iterat
 def running_limit(case: Case, server: ServerPlan, limits: BatchLimits) -> Suggestion | None:
     if limits.running is None:
         return None
-    dp, stated = server.parallelism.dp, case.load.concurrency or concurrency_of_rate(case)
+    layout, stated = server.parallelism, case.load.concurrency or concurrency_of_rate(case)
     if server.kind == "prefill":
         limit = largest_prefill(case, server)
         why = f"prompts of {case.load.input} tokens that a prefill of {limit} holds in a group"
@@ -222,9 +222,9 @@ def running_limit(case: Case, server: ServerPlan, limits: BatchLimits) -> Sugges
     else:
         why = f"{stated} at a time"
         why += f" on {server.role.instances} instances" if server.role.instances > 1 else ""
-        if limits.running * dp * server.role.instances < stated:
+        if limits.running * layout.dp * server.role.instances < stated:
             why += ", of which no more fit"
-    return flag(case, server, "max_running_requests", limits.running * dp, why)
+    return flag(case, server, "max_running_requests", limits.running * layout.attention_dp, why)
 
 
 def prefill_chunk(case: Case, server: ServerPlan, limits: BatchLimits) -> Suggestion | None:

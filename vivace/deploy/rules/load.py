@@ -69,11 +69,11 @@ def admission(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """The servers admit the whole load.
     Requests above --max-running-requests wait in the queue, which counts toward their first
     token."""
-    concurrency, instances = case.load.concurrency, server.role.instances
-    limit = None if server.running is None else server.running * instances
+    concurrency, limit = case.load.concurrency, server.admitted
     if concurrency is not None and limit is not None and concurrency > limit:
         text = f"{concurrency} concurrent requests, but only {limit} are admitted: others wait"
-        remedy = f"--max-running-requests {-(-concurrency // instances)}, or a lower load"
+        each = -(-concurrency // (server.role.instances * server.parallelism.replicas))
+        remedy = f"--max-running-requests {each}, or a lower load"
         yield Issue("max_running_requests", text, remedy)
 
 
@@ -217,7 +217,7 @@ def target_rate(case: Case) -> Iterator[Issue]:
         return
     running = math.ceil(rate * output * tpot / 1000)
     servers = [server for server in case.of("mixed", "decode") if server.running is not None]
-    admitted = sum((server.running or 0) * server.role.instances for server in servers)
+    admitted = sum(server.admitted or 0 for server in servers)
     if servers and running > admitted:
         first = servers[0]
         product = f"{rate:g} requests/s x {output} output tokens x {tpot:g} ms"

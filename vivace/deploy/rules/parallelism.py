@@ -115,9 +115,9 @@ def dp_divides_tp(server: ServerPlan, case: Case) -> Iterator[str]:
 
 @server_rule("running-divides", "warning", source=ARGS)
 def running_divides(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """--max-running-requests is a multiple of dp.
-    It is divided by dp, and the remainder is lost."""
-    limit, dp = server.number("max_running_requests"), server.parallelism.dp
+    """--max-running-requests is a multiple of dp with dp attention.
+    It is divided by dp, and the remainder is lost; replicas admit all of them each."""
+    limit, dp = server.number("max_running_requests"), server.parallelism.attention_dp
     each = server.running_per_rank
     if limit and each and limit % dp:
         text = f"{limit} is not a multiple of dp {dp}: each rank admits {each}, all {each * dp}"

@@ -39,16 +39,6 @@ def plan_stream(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue(PLAN_STREAM, text, f"export {PLAN_STREAM}=1")
 
 
-@server_rule("plan-stream-guide", "doc", source=GUIDE, platforms=("npu",))
-def plan_stream_guide(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """The parameter guide contradicts itself about the plan stream.
-    It requires the plan stream for SPEC_V2 and excludes it for NEXTN."""
-    both = server.enabled(V2) and server.enabled(PLAN_STREAM)
-    if both and server.value("speculative_algorithm") == "NEXTN":
-        text = f"the guide requires it for {V2} and excludes it for NEXTN: the deployment sets both"
-        yield Issue(PLAN_STREAM, text, "nothing to do")
-
-
 @server_rule("draft-quantisation", "error", source=EAGLE3, platforms=("npu",))
 def draft_quantization(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """An unquantized draft model is declared as unquantized.
@@ -152,8 +142,8 @@ def adapter_drafts(server: ServerPlan, case: Case) -> Iterator[Issue]:
 def graph_covers(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Captured graphs cover the largest batch.
     A batch larger than the largest graph runs eagerly, several times slower, just when the load is
-    highest. max-running-requests / dp is what a rank admits; it is a note where the stated load
-    stays below."""
+    highest. A rank admits max-running-requests, with dp attention divided by dp. It is a note where
+    the stated load stays below."""
     rank, graphs = server.running_per_rank, server.graphs
     captures = server.decodes and not server.has("disable_cuda_graph")
     if captures and rank is not None and graphs and max(graphs) < rank:
@@ -161,7 +151,9 @@ def graph_covers(server: ServerPlan, case: Case) -> Iterator[Issue]:
         stated = concurrent_requests(server, case.load)
         severity = "note" if stated is not None and stated <= largest else None
         text = f"up to {rank} requests per rank, but the largest captured batch is {largest}"
-        remedy = f"capture {rank}, or --max-running-requests {largest * server.parallelism.dp}"
+        remedy = (
+            f"capture {rank}, or --max-running-requests {largest * server.parallelism.attention_dp}"
+        )
         name = "cuda_graph_bs" if len(graphs) > 1 else "cuda_graph_max_bs"
         yield Issue(name, text, remedy, severity)
 
