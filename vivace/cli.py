@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import os
 import sys
@@ -17,7 +18,7 @@ from vivace.errors import (
     one_line_without_memory,
 )
 from vivace.registry import Registry
-from vivace.terminal import forget_wrong_sizes, open_closed_streams
+from vivace.terminal import escape_what_has_no_code, forget_wrong_sizes, open_closed_streams
 
 COMMANDS = {
     "serve": "start a server (OpenAI and SGLang compatible)",
@@ -81,9 +82,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     open_closed_streams()
     forget_wrong_sizes(os.environ)
+    codecs.register_error("vivace-escape", escape_what_has_no_code)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # what a locale has no characters for is escaped
-            stream.reconfigure(errors="backslashreplace")
+            stream.reconfigure(errors="vivace-escape")
     try:
         try:
             return run(words)

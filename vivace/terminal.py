@@ -100,7 +100,20 @@ def printable(text: str) -> str:
     system obeys, or cannot be encoded."""
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    return "".join(c if c.isprintable() else escape(c) for c in text)
+
+
+def escape(character: str) -> str:
+    """As Python writes it; a byte that was no UTF-8, of a file's name, as Python and shells do."""
+    byte = ord(character) - 0xDC00
+    return f"\\x{byte:02x}" if 0x80 <= byte <= 0xFF else ascii(character)[1:-1]
+
+
+def escape_what_has_no_code(error: UnicodeError) -> tuple[str, int]:
+    """For `codecs.register_error`: what a stream's encoding has no characters for, escaped."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(map(escape, error.object[error.start : error.end])), error.end
 
 
 MAX_SHOWN = 4000

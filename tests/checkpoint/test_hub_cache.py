@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from checkpoint_files import write_single
 
+from vivace.checkpoint.hub_cache import repositories
 from vivace.checkpoint.source import SourceError, locate
 from vivace.config.environment import hub_cache
 from vivace.config.parsing import parse
@@ -58,11 +59,35 @@ def test_a_revision_that_is_not_there_says_which_are(tmp_path: Path, revision: s
 
 def test_a_ref_without_its_snapshot_and_a_damaged_ref_are_refused(tmp_path: Path) -> None:
     folder = write_repository(tmp_path)
-    (folder / "refs" / "gone").write_text("3" * 40)
-    (folder / "refs" / "bent").write_text("../../../elsewhere")
-    for revision in ("gone", "bent"):
-        with pytest.raises(SourceError, match="is not in the cache"):
+    damaged = {"gone": "3" * 40, "bent": "../../../elsewhere", "up": "..", "here": ".", "void": ""}
+    for revision, content in damaged.items():
+        (folder / "refs" / revision).write_text(content)
+    for revision in damaged:
+        with pytest.raises(SourceError, match=r"is not in the cache .* there: main, refs/pr/3, v1"):
             locate("org/toy", revision=revision, cache=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "snapshot"),
+    [(NEW[:12], NEW), (NEW[:12], NEW[:12]), ("abc12", "abc12"), ("abc12\n", "abc12"), ("v1", "v1")],
+)
+def test_a_ref_names_a_snapshot_however_long_its_commit_is(
+    tmp_path: Path, content: str, snapshot: str
+) -> None:
+    """Tools that copy caches shorten commits, or name snapshots otherwise."""
+    folder = write_repository(tmp_path)
+    (folder / "snapshots" / NEW).rename(folder / "snapshots" / snapshot)
+    (folder / "refs" / "main").write_text(content)
+    assert locate("org/toy", cache=tmp_path).commit == snapshot
+    assert locate("org/toy", revision=snapshot, cache=tmp_path).commit == snapshot
+    assert snapshot in next(repositories(tmp_path)).revisions
+
+
+def test_a_cache_without_a_snapshot_offers_none(tmp_path: Path) -> None:
+    (tmp_path / "models--org--toy" / "refs").mkdir(parents=True)
+    (tmp_path / "models--org--toy" / "refs" / "main").write_text(NEW)
+    with pytest.raises(SourceError, match=r"there: none\. Fetch it"):
+        locate("org/toy", cache=tmp_path)
 
 
 def test_the_tokenizer_follows_the_revision_too(tmp_path: Path) -> None:

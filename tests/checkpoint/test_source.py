@@ -153,7 +153,7 @@ def broken(folder: Path, name: str) -> dict[str, str]:
 
 REASONS = {
     "absent": "no such file or directory",
-    "pickled": "pytorch_model.bin, which hold pickled code",
+    "pickled": "pickled code, .*pytorch_model.bin",
     "pickled-file": "only safetensors directories and GGUF files",
     "no-config": "config.json is missing",
     "bad-config": "config.json: not valid JSON",

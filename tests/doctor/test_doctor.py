@@ -90,7 +90,10 @@ def machine(folder: Path, changes: dict[str, str | None] | None = None, **more: 
 
 def hub(folder: Path) -> dict[str, str]:
     """The variables of a machine with one pulled model."""
-    (folder / "hub/models--org--toy/snapshots").mkdir(parents=True)
+    snapshot = folder / "hub/models--org--toy/snapshots/abc1234"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    (snapshot / "model.safetensors").write_bytes(b"x")
     return {"HF_HUB_CACHE": str(folder / "hub")}
 
 

@@ -24,6 +24,9 @@ from vivace.checkpoint.hub_cache import find_snapshot, modelscope_folders, split
 from vivace.checkpoint.source import EMBEDDED_NAME, SourceError, locate
 from vivace.cli import main
 from vivace.config.parsing import parse
+from vivace.doctor import serving as probes
+from vivace.doctor.diagnosis import ProbeOptions
+from vivace.doctor.system import System
 from vivace.hub import fetch as fetching
 from vivace.hub import huggingface, large_files
 from vivace.hub.cached import cached_models, remove
@@ -623,11 +626,57 @@ def test_a_model_of_another_program_is_not_damaged(
     blob.write_bytes(b"pickled")
     (folder / "pytorch_model.bin").symlink_to(blob)
     assert main(["list", "--download-dir", str(tmp_path)]) == 0
-    (row, *rest) = [line for line in capsys.readouterr().out.splitlines() if "org/torch" in line]
-    assert row.split()[1] == "none" and rest == []
+    row, reason = [line for line in capsys.readouterr().out.splitlines() if "org/torch" in line]
+    assert row.split()[1] == "unusable" and "config.json" in reason and "vivace rm" not in reason
     blob.unlink()
     assert main(["list", "--download-dir", str(tmp_path)]) == 0
     assert "damaged" in capsys.readouterr().out
+
+
+UNUSABLE = {
+    "pickled": {"config.json": b"{}", "pytorch_model.bin": b"x"},
+    "several": {"config.json": b"{}", "a.bin": b"x", "b.bin": b"x"},
+    "no-config": {"model.safetensors": b"x"},
+    "parts": {"a-00001-of-00002.gguf": b"GGUF"},
+    "nothing": {},
+}
+"""names of repositories -> the files of their snapshots"""
+
+
+def test_list_and_doctor_count_only_what_can_be_served(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "models--org--bare" / "refs").mkdir(parents=True)
+    whole = {name: MODEL[name] for name in TAKEN}
+    for name, files in {**UNUSABLE, "toy": whole, "quant": {"a.Q4_0.gguf": b"GGUF"}}.items():
+        folder = tmp_path / f"models--org--{name}" / "snapshots" / COMMIT
+        folder.mkdir(parents=True)
+        for file, content in files.items():
+            (folder / file).write_bytes(content)
+    models = {model.repo_id.removeprefix("org/"): model for model in cached_models(tmp_path)}
+    usable = {name for name, model in models.items() if not model.problem}
+    assert usable == {"toy", "quant"} and models.keys() == {*UNUSABLE, "bare", *usable}
+    assert "pickled" in models["several"].problem and "a.bin, b.bin" in models["several"].problem
+    assert models["bare"].used is models["nothing"].used is None
+    assert main(["list", "--download-dir", str(tmp_path)]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    for name in ("bare", *UNUSABLE):
+        assert next(row for row in rows if row[:1] == [f"org/{name}"])[1] == "unusable"
+    assert not any("1970" in word for row in rows for word in row)
+    system = System(environment={"HF_HUB_CACHE": str(tmp_path)})
+    (found,) = probes.models(system, ProbeOptions())
+    assert "pulled: org/quant, org/toy; 6 that cannot" in found.found
+
+
+def test_names_that_are_no_utf8_are_shown_as_typed(tmp_path: Path) -> None:
+    cache = Path(os.fsdecode(bytes(tmp_path) + b"/caf\xe9"))
+    cache.mkdir()
+    commands = ("list", "--download-dir", cache), ("serve", "--model-path", cache)
+    for command in commands:
+        done = subprocess.run(
+            [sys.executable, "-m", "vivace", *command], capture_output=True, check=False
+        )
+        assert rb"/caf\xe9" in done.stdout + done.stderr and b"Traceback" not in done.stderr
 
 
 def test_list_goes_on_beside_a_download(

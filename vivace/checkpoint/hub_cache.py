@@ -22,6 +22,7 @@ REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 QUANTIZATION = re.compile(r"[.-]((?:IQ|Q|TQ|BF|F|MXFP)\d[A-Za-z0-9_]*)$", re.IGNORECASE)
 """the last word of a GGUF file's name"""
 COMMIT = re.compile(r"[0-9a-f]{7,64}")
+"""a commit, or as much of one as a person types"""
 LONGEST_REF = 256
 """bytes of a ref file, which holds a commit"""
 SHOWN = 8
@@ -62,10 +63,12 @@ def find_snapshot(cache: Path, repo_id: str, revision: str | None) -> Snapshot |
         return find_modelscope(cache, repo_id, revision or MODELSCOPE_REVISION)
     name = revision or DEFAULT_REVISION
     commit = resolve_commit(folder, name)
-    if commit is None or not (folder / "snapshots" / commit).is_dir():
+    if commit is None:
+        there = revisions(folder)
+        choose = "Give one of them as --revision, or fetch the other" if there else "Fetch it"
         raise SnapshotError(
             f"{repo_id}: revision {name!r} is not in the cache {folder}; there: "
-            f"{revisions(folder)}. Give one of them as --revision, or fetch the other with "
+            f"{there or 'none'}. {choose} with "
             f"`vivace pull {repo_id} --revision {name}`, or start with --download."
         )
     return Snapshot(folder / "snapshots" / commit, commit)
@@ -102,14 +105,20 @@ class Repository:
     folder: Path
     revisions: tuple[str, ...]
 
+    def snapshots(self) -> tuple[Path, ...]:
+        """The folder of each revision."""
+        held = self.folder / "snapshots"
+        if not held.is_dir():
+            return (self.folder,)[: len(self.revisions)]
+        return tuple(held / name for name in self.revisions)
+
 
 def repositories(cache: Path) -> Iterator[Repository]:
     """Everything that `find_snapshot` could find, in no order."""
     for folder in cache.glob(f"{PREFIX}*"):
         repo_id = folder.name.removeprefix(PREFIX).replace("--", "/", 1)
         if folder.is_dir() and is_repo_id(repo_id):
-            commits = [name for name in snapshots(folder) if COMMIT.fullmatch(name)]
-            yield Repository(repo_id, folder, tuple(commits))
+            yield Repository(repo_id, folder, tuple(snapshots(folder)))
     for folder in cache.glob("models/*--*"):
         repo_id = folder.name.replace("--", "/", 1)
         if folder.is_dir() and is_repo_id(repo_id):
@@ -145,18 +154,19 @@ def find_gguf_files(folder: Path, quantization: str) -> list[Path]:
 
 
 def resolve_commit(folder: Path, name: str) -> str | None:
-    """The commit a name stands for: a ref, a snapshot, or the only snapshot that begins so."""
+    """The name of the snapshot that a name stands for: of the commit in a ref, or of the one that
+    was named, whole or as far as it is the only one that begins so. None where there is none."""
     if not is_revision(name):
         return None
     ref = folder / "refs" / name
     if ref.is_file():
         with ref.open("rb") as file:
-            text = file.read(LONGEST_REF).decode("ascii", "replace").strip()
-        return text if COMMIT.fullmatch(text) else None
-    if not COMMIT.fullmatch(name):
-        return None
-    found = [commit for commit in snapshots(folder) if commit.startswith(name)]
-    return found[0] if len(found) == 1 else None
+            name = file.read(LONGEST_REF).decode("ascii", "replace").strip()
+    held = snapshots(folder)
+    if name in held:
+        return name
+    found = [commit for commit in held if commit.startswith(name)]
+    return found[0] if len(found) == 1 and COMMIT.fullmatch(name) else None
 
 
 def is_revision(name: str) -> bool:
@@ -167,16 +177,16 @@ def is_revision(name: str) -> bool:
 
 def snapshots(folder: Path) -> list[str]:
     held = folder / "snapshots"
-    return sorted(entry.name for entry in held.iterdir()) if held.is_dir() else []
+    return sorted(entry.name for entry in held.iterdir() if entry.is_dir()) if held.is_dir() else []
 
 
 def revisions(folder: Path) -> str:
-    """The names and commits that could be asked for."""
+    """The names and commits that could be asked for; empty when there are none."""
     refs = folder / "refs"
     names = sorted(str(file.relative_to(refs)) for file in refs.rglob("*") if file.is_file())
-    known = [*names, *snapshots(folder)]
+    known = [*(name for name in names if resolve_commit(folder, name)), *snapshots(folder)]
     more = f" and {len(known) - SHOWN} more" if len(known) > SHOWN else ""
-    return (", ".join(known[:SHOWN]) + more) or "none"
+    return ", ".join(known[:SHOWN]) + more
 
 
 def describe_cache(cache: Path) -> str:

@@ -359,8 +359,8 @@ def safetensors_files(path: Path) -> tuple[Path, ...]:
         return files
     pickled = sorted(file.name for file in path.iterdir() if file.suffix in PICKLED)
     reason = (
-        f"only {', '.join(pickled[:3])}, which hold pickled code and are never read: "
-        "convert the model to safetensors"
+        f"only pickled code, which is never read ({', '.join(pickled[:3])}): convert the model to "
+        "safetensors"
         if pickled
         else "no *.safetensors file: give the folder that has the model's files, or a GGUF file"
     )

@@ -111,7 +111,7 @@ def memory(system: System, options: ProbeOptions) -> Iterator[Diagnosis]:
 def models(system: System, options: ProbeOptions) -> Iterator[Diagnosis]:
     embedded = system.embedded_model()
     try:
-        pulled = [model.repo_id for model in cached_models(hub_cache(None, system.environment))]
+        cached = cached_models(hub_cache(None, system.environment))
     except HubError as error:
         yield Diagnosis(
             name="models",
@@ -121,17 +121,20 @@ def models(system: System, options: ProbeOptions) -> Iterator[Diagnosis]:
             mend="HF_HUB_CACHE=FOLDER, one that this user can read",
         )
         return
+    pulled = [model.repo_id for model in cached if not model.problem]
+    unusable = len(cached) - len(pulled)
     shown = ", ".join(pulled[:MAX_MODELS_SHOWN]) or "none"
     more = f" and {len(pulled) - MAX_MODELS_SHOWN} more" if len(pulled) > MAX_MODELS_SHOWN else ""
     own = EMBEDDED_TITLE if embedded is not None else "none embedded"
     found = f"{own}; pulled: {shown}{more}"
+    others = f"; {unusable} that cannot be served (`vivace list` says why)" if unusable else ""
     if embedded is not None or pulled:
-        yield Diagnosis(name="models", state="ok", found=found)
+        yield Diagnosis(name="models", state="ok", found=found + others)
     else:
         yield Diagnosis(
             name="models",
             state="warning",
-            found="none on this machine",
+            found=f"none on this machine{others}",
             why="`vivace serve` without --model-path serves the embedded one",
             mend="vivace pull",
         )

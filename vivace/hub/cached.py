@@ -9,7 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vivace.checkpoint.hub_cache import Repository, is_repo_id, repositories
-from vivace.checkpoint.source import EMBEDDED_NAME, SourceError, embedded_file
+from vivace.checkpoint.layouts import is_whole_model
+from vivace.checkpoint.source import (
+    EMBEDDED_NAME,
+    SourceError,
+    embedded_file,
+    is_gguf,
+    located_directory,
+    single_gguf,
+)
 from vivace.hub.listing import HubError
 
 EMBEDDED_TITLE = f"{EMBEDDED_NAME} (embedded)"
@@ -32,8 +40,10 @@ class CachedModel:
     """bytes of `size` that belong to downloads under way, or to some that did not end"""
     broken: bool = False
     """a link of it leads nowhere: a file was taken away"""
-    used: float
-    """when a file of it was last read or written, seconds since 1970"""
+    problem: str = ""
+    """why none of its revisions can be served; empty: one can"""
+    used: float | None
+    """when a file of it was last read or written, seconds since 1970; None without files"""
 
 
 def cached_models(cache: Path) -> list[CachedModel]:
@@ -69,8 +79,27 @@ def cached_model(repository: Repository) -> CachedModel:
         size=sum(stat.st_size for stat in stats),
         unfinished=unfinished,
         broken=broken,
-        used=max((max(stat.st_atime, stat.st_mtime) for stat in stats), default=0.0),
+        problem=why_unusable(repository),
+        used=max((max(stat.st_atime, stat.st_mtime) for stat in stats), default=None),
     )
+
+
+def why_unusable(repository: Repository) -> str:
+    """Why no revision can be served; empty when one can."""
+    problem = "it has no files of a model"
+    for folder in repository.snapshots():
+        try:
+            if not is_gguf(folder, "auto"):
+                located_directory(folder, "auto")
+            elif not any(is_whole_model(file.name) for file in folder.glob("*.gguf")):
+                single_gguf(folder)
+        except SourceError as error:
+            problem = str(error)
+        except OSError as error:
+            problem = f"{folder}: {error.strerror}"
+        else:
+            return ""
+    return problem
 
 
 def embedded_model() -> list[CachedModel]:

@@ -125,6 +125,8 @@ def show_models(cache: Path, *, as_json: bool) -> int:
                 f"\n{model.repo_id} lacks files that its links name: `vivace pull {model.repo_id}` "
                 f"fetches what is missing, `vivace rm {model.repo_id}` removes the rest"
             )
+        elif model.problem:
+            tell(f"\n{model.repo_id} cannot be served: {model.problem}")
     missing = "" if cache.exists() else ", which is not there yet"
     tell(
         f"\nThe cache is {cache}{missing}. `vivace pull NAME` adds to it, `vivace rm NAME` removes."
@@ -133,12 +135,13 @@ def show_models(cache: Path, *, as_json: bool) -> int:
 
 
 def format_model(model: CachedModel) -> str:
-    state = "unfinished" if model.unfinished else "damaged" if model.broken else "none"
-    formats = ", ".join(model.formats) or state
+    formats = ", ".join(model.formats)
+    if not formats or model.problem:
+        formats = "unfinished" if model.unfinished else "damaged" if model.broken else "unusable"
     revisions = model.revisions[0] if model.revisions else "-"
     if len(model.revisions) > 1:
         revisions += f" +{len(model.revisions) - 1}"
-    used = time.strftime("%Y-%m-%d", time.localtime(model.used))
+    used = "-" if model.used is None else time.strftime("%F", time.localtime(model.used))
     return f"{model.repo_id:<33} {formats:<11} {size_text(model.size):>9} {revisions:<13} {used}"
 
 
@@ -150,7 +153,8 @@ def model_json(model: CachedModel) -> dict[str, object]:
         "bytes": model.size,
         "unfinished_bytes": model.unfinished,
         "revisions": list(model.revisions),
-        "used": round(model.used),
+        "problem": model.problem,
+        "used": None if model.used is None else round(model.used),
     }
 
 
