@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from vivace import cli
+from vivace.commands import COMMANDS
+from vivace.commands.bench import BENCHES
 from vivace.errors import CANNOT_START
 from vivace.files import write_own_file
 
@@ -109,10 +111,10 @@ def candidates(words: list[str]) -> list[str]:
 def parse_command(words: list[str]) -> tuple[list[str], list[str]]:
     """The command that the words name so far, and the names that may follow at once."""
     if not words:
-        return [], list(cli.COMMANDS)
-    if words[0] not in cli.COMMANDS:
+        return [], list(COMMANDS)
+    if words[0] not in COMMANDS:
         return [], []
-    names = list(cli.BENCHES) if words[0] == "bench" else PART.findall(command_help(words[:1]))
+    names = list(BENCHES) if words[0] == "bench" else PART.findall(command_help(words[:1]))
     if len(words) == 1 or words[1] not in names:
         return words[:1], names if len(words) == 1 else []
     return words[:2], []

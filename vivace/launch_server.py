@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from vivace.launch.serve import main as launch_main
+from vivace.commands.serve import main as launch_main
 
 
 def main(argv: Sequence[str] | None = None) -> int:

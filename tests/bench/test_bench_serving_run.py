@@ -137,7 +137,7 @@ def test_modules_start_and_need_no_torch() -> None:
         assert done.returncode == 0, done.stderr
     code = (
         "import sys, vivace.bench.serving, vivace.bench.offline, vivace.bench.one_batch, "
-        "vivace.bench.sse, vivace.bench.peers.command, vivace.bench.peers.export; "
+        "vivace.bench.sse, vivace.bench.peers.run, vivace.bench.peers.export; "
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

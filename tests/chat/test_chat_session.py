@@ -25,12 +25,12 @@ from vivace.arguments import http_address
 from vivace.chat import lines as lines_module
 from vivace.chat import remote
 from vivace.chat.backend import SETTINGS, ChatError
-from vivace.chat.command import main
 from vivace.chat.conversation import Conversation
 from vivace.chat.lines import Lines
 from vivace.chat.remote import NO_ANSWER, RemoteBackend, events, read_chunks
 from vivace.chat.screen import PassingScreen
 from vivace.chat.session import Session
+from vivace.commands.chat import main
 from vivace.config.process_environment import GIVE_A_KEY, KEY_VARIABLES
 
 

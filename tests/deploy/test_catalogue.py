@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vivace.checkpoint.source import ModelSource
+from vivace.commands.check import main
 from vivace.deploy.catalogue.architecture import Architecture, parse_architecture
 from vivace.deploy.catalogue.hardware import find_device
 from vivace.deploy.catalogue.models import find_model, guess_model, known_architecture
-from vivace.deploy.check import main
 from vivace.deploy.memory.plan import plan_role
 from vivace.models.facts import read_facts
 from vivace.models.families import FAMILIES

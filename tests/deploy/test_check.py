@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from deployments import case, mixed, separated
 
-from vivace.deploy.check import main
+from vivace.commands.check import main
 from vivace.deploy.report.page import page
 from vivace.deploy.report.terminal import skipped_lines
 from vivace.deploy.rules.judge import CheckResult, judge
@@ -203,7 +203,7 @@ def test_patterns_of_libraries_wait_for_their_use() -> None:
 
 def test_typing_extensions_can_still_be_loaded_afterwards() -> None:
     code = (
-        "from vivace.deploy.fast_start import import_msgspec_alone; import_msgspec_alone(); "
+        "from vivace.commands.fast_start import import_msgspec_alone; import_msgspec_alone(); "
         "import typing_extensions, msgspec; "
         "print(typing_extensions.NotRequired, msgspec.convert({'a': 1}, dict[str, int]))"
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from vivace.deploy.check import main
+from vivace.commands.check import main
 from vivace.deploy.files import MAX_BYTES, is_silent
 from vivace.deploy.from_script.roles import LoadedDeployment
 from vivace.deploy.from_script.script import import_files, import_scripts

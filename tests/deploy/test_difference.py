@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from deployments import LEAVE_OUT, case, mixed, separated
 
+from vivace.commands.check import main
 from vivace.config.releases.tables import releases
 from vivace.deploy import difference, startup
 from vivace.deploy.catalogue.models import find_model, known_architecture
-from vivace.deploy.check import main
 from vivace.deploy.condition_text import condition_text
 from vivace.deploy.difference import changes
 from vivace.deploy.startup import (
@@ -226,7 +226,7 @@ def test_the_most_special_of_several_values_is_told(
 
 ORDER = """
 import sys
-from vivace.deploy.check import main
+from vivace.commands.check import main
 for words in sys.argv[1].split("|"):
     main(words.split())
 """

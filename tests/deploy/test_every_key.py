@@ -14,7 +14,7 @@ import pytest
 from deployments import case, mixed, separated
 from toy_config import LLAMA
 
-from vivace.deploy.command import render_files
+from vivace.commands.deploy import render_files
 from vivace.deploy.load_case import LoadedDeployment
 from vivace.deploy.memory.plan import plan_role
 from vivace.deploy.rules.judge import judge

@@ -21,9 +21,9 @@ from jsonschema import Draft4Validator, Draft202012Validator, FormatChecker
 from test_mutations import DEPLOYED, FOLDER
 from test_rules import PAIRS
 
+from vivace.commands.check import FORMATS, main
+from vivace.commands.deploy import main as deploy
 from vivace.deploy.catalogue.hardware import GIB
-from vivace.deploy.check import FORMATS, main
-from vivace.deploy.command import main as deploy
 from vivace.deploy.document import DOCS
 from vivace.deploy.load_case import Overrides, build_case, open_files
 from vivace.deploy.memory.plan import plans

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from vivace.deploy.check import main as check
-from vivace.deploy.command import main as deploy
+from vivace.commands.check import main as check
+from vivace.commands.deploy import main as deploy
 from vivace.deploy.from_script.script import import_scripts
 from vivace.deploy.quoting import quote
 from vivace.deploy.schema.deployment import Deployment

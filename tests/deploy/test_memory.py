@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vivace.checkpoint.errors import SourceError
+from vivace.commands.check import main as check
 from vivace.deploy.catalogue.architecture import parse_architecture
 from vivace.deploy.catalogue.hardware import devices, find_device
 from vivace.deploy.catalogue.models import (
@@ -24,7 +25,6 @@ from vivace.deploy.catalogue.models import (
     models,
     read_architecture,
 )
-from vivace.deploy.check import main as check
 from vivace.deploy.load_case import Overrides, build_case, open_command
 from vivace.deploy.memory import buffers
 from vivace.deploy.memory.plan import default_fraction, plan_role

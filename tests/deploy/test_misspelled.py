@@ -11,11 +11,11 @@ from zipfile import ZipFile
 import pytest
 from deployments import found, mixed, separated
 
+from vivace.commands.check import main
+from vivace.commands.deploy import TARGETS
+from vivace.commands.deploy import main as deploy
 from vivace.config.releases.tables import library_variables, variable_rows
 from vivace.deploy.catalogue.flags import tables
-from vivace.deploy.check import main
-from vivace.deploy.command import TARGETS
-from vivace.deploy.command import main as deploy
 from vivace.deploy.load_case import Overrides, build_case, open_files
 from vivace.deploy.rules.judge import Finding, judge
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from vivace.commands.deploy import render_files
 from vivace.deploy.case import Case
-from vivace.deploy.command import render_files
 from vivace.deploy.from_script.script import import_scripts
 from vivace.deploy.load_case import LoadedDeployment, Overrides, build_case, open_files
 from vivace.deploy.memory import buffers

@@ -14,8 +14,8 @@ import pytest
 import yaml
 from deployments import mixed, separated
 
+from vivace.commands.deploy import main
 from vivace.deploy.case import Case
-from vivace.deploy.command import main
 from vivace.deploy.from_script.script import import_scripts
 from vivace.deploy.load_case import LoadedDeployment, Overrides, build_case
 from vivace.deploy.quoting import quote

@@ -12,8 +12,8 @@ from deployments import LEAVE_OUT, case, changed, mixed, separated
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vivace.commands.check import main
 from vivace.deploy.case import Case
-from vivace.deploy.check import main
 from vivace.deploy.memory.plan import plan_role
 from vivace.deploy.rules.judge import find_rule, judge
 from vivace.deploy.schema.files import load, parse_deployment, to_yaml
@@ -28,7 +28,7 @@ from vivace.deploy.suggest import (
 
 ROOT = Path(__file__).resolve().parents[2]
 DISPATCH = "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"
-OPEN_FLAGS = dict.fromkeys(
+OPEN_FLAGS: dict[str, Any] = dict.fromkeys(
     ("mem-fraction-static", "max-running-requests", "cuda-graph-bs"), LEAVE_OUT
 )
 OPEN_VARIABLES = {"HCCL_BUFFSIZE": LEAVE_OUT}

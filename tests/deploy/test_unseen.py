@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vivace.deploy.check import main
+from vivace.commands.check import main
 from vivace.deploy.from_script.roles import LoadedDeployment
 from vivace.deploy.from_script.script import NothingStarted, import_scripts
 from vivace.deploy.load_case import Overrides, build_case

@@ -7,8 +7,8 @@ import shlex
 
 import pytest
 
+from vivace.commands.check import main
 from vivace.config.releases.tables import flags_at, latest
-from vivace.deploy.check import main
 from vivace.deploy.from_script.script import import_command, import_scripts
 from vivace.deploy.from_script.vllm import NEAREST, SAME, SPECIAL, USUAL, translate
 

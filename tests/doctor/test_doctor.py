@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from terminal import ProcessOnTerminal
 
+from vivace.commands.doctor import apply_fixes, count_text, diagnose, main, parser, probes_for
 from vivace.doctor import devices, linux, network, serving
-from vivace.doctor.command import apply_fixes, count_text, diagnose, main, parser, probes_for
 from vivace.doctor.diagnosis import Diagnosis, ProbeOptions, State
 from vivace.doctor.system import System
 from vivace.platforms.cpu.library import NoKernels, StaleKernels

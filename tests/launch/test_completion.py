@@ -15,14 +15,16 @@ from pathlib import Path
 import pytest
 
 from vivace import cli, completion
+from vivace.commands import COMMANDS
+from vivace.commands.bench import BENCHES
 
 
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [
-        ("", set(cli.COMMANDS)),
+        ("", set(COMMANDS)),
         ("be", {"bench"}),
-        ("bench s", {name for name in cli.BENCHES if name.startswith("s")}),
+        ("bench s", {name for name in BENCHES if name.startswith("s")}),
         ("deploy r", {"render"}),
         ("flags --platform ", {"cpu", "cuda", "npu"}),
         ("serve --max-running", {"--max-running-requests"}),
@@ -36,7 +38,7 @@ def test_candidates(typed: str, expected: set[str]) -> None:
     assert set(found) == expected
 
 
-@pytest.mark.parametrize("command", [name for name in cli.COMMANDS if name != "bench"])
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "bench"])
 def test_every_command_completes_its_flags(command: str) -> None:
     assert completion.candidates([command, "--"]), command
 

@@ -19,6 +19,7 @@ import torch
 from served_toy import free_port
 from toy_config import LLAMA
 
+from vivace.commands.serve import Descriptors, build_plan
 from vivace.config.config import Config, all_options
 from vivace.config.option import Option, Support
 from vivace.config.parsing import from_arguments
@@ -28,7 +29,6 @@ from vivace.errors import CannotStart
 from vivace.launch.configure import configure
 from vivace.launch.engine import build_runner
 from vivace.launch.listen import PortInUse, bind
-from vivace.launch.serve import Descriptors, build_plan
 from vivace.launch.summary import build_summary, plain_lines
 from vivace.platforms.cpu import facts as cpu
 from vivace.platforms.cpu.facts import has_kernels

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import vivace
-from vivace.hub.command import PACKAGE
+from vivace.commands.models import PACKAGE
 from vivace.launch.transformers_process import OLDEST
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from terminal import ProcessOnTerminal, Terminal
 
+from vivace.commands.serve import READY_LINE
 from vivace.launch.screen import TerminalScreen, is_terminal, make_screen
-from vivace.launch.serve import READY_LINE
 from vivace.supervisor.output import LONGEST_LINE, ChildOutput
 
 BAR = "━"

@@ -15,7 +15,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -23,6 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
+from vivace.commands.serve import configure
 from vivace.config.config import Config
 from vivace.config.parsing import parse
 from vivace.config.values import size_text
@@ -31,7 +32,6 @@ from vivace.errors import CannotStart
 from vivace.launch.faults import FaultyRunner, InjectedDeath, with_fault, with_frontend_fault
 from vivace.launch.listen import PortInUse, bind, local_url
 from vivace.launch.screen import PlainScreen
-from vivace.launch.serve import configure
 from vivace.launch.summary import build_summary, count_text, plain_lines
 from vivace.protocol.heartbeat import Span
 from vivace.protocol.messages import Capacity, Command, Drain, Ready, Rewrite
@@ -318,16 +318,17 @@ def test_children_of_another_parent_end_themselves() -> None:
 
 
 def test_faults_happen_once_and_only_to_the_first_engine() -> None:
-    runner = SimpleNamespace(capacity=CAPACITY, run=lambda plan: "result", close=lambda: None)
+    runner: Any = SimpleNamespace(capacity=CAPACITY, run=lambda plan: "result", close=lambda: None)
+    plan: Any = SimpleNamespace(rows=[0])
     assert with_fault(runner, "", 0) is runner
     assert with_fault(runner, "engine-kill@3", 1) is runner
     assert with_fault(runner, "frontend-kill@3", 0) is runner
     faulty = with_fault(runner, "engine-hang@2", 0)
     assert isinstance(faulty, FaultyRunner)
-    assert [faulty.run(SimpleNamespace(rows=[0])) for _ in range(2)] == ["result"] * 2
+    assert [faulty.run(plan) for _ in range(2)] == ["result"] * 2
     with pytest.raises(InjectedDeath):
         with_fault(runner, "engine-start@0", 0)
-    inbox = SimpleNamespace(receive=None, accept=None)
+    inbox: Any = SimpleNamespace(receive=None, accept=None)
     assert with_frontend_fault(inbox, "frontend-kill@3", 1) is inbox
     assert with_frontend_fault(inbox, "engine-kill@3", 0) is inbox
     assert with_frontend_fault(inbox, "frontend-kill@3", 0) is not inbox

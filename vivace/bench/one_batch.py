@@ -325,6 +325,6 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 def resolved_config(words: Sequence[str], program: str) -> Config:
     """The configuration a server with these flags would have. ConfigError, SourceError."""
     from vivace.config.parsing import parse
-    from vivace.launch.serve import configure
+    from vivace.launch.configure import configure
 
     return configure(parse(words, process_environment(), program=program))

@@ -1,7 +1,7 @@
 """Paths and files without pathlib, which loads ten modules.
 
 Nothing else that `vivace check` loads needs pathlib: with it the command takes 6 to 10 ms of CPU
-time more (2026-11-22, median and minimum of 40 runs; `fast_start` says how long it takes).
+time more (2026-11-22, median and minimum of 40 runs; `commands/fast_start` says how long it takes).
 """
 
 from __future__ import annotations

@@ -17,6 +17,12 @@ from importlib import import_module
 from typing import Any
 
 
+def check(words: list[str]) -> int:
+    """Entry of `vivace check`."""
+    prepare(words)
+    return import_module("vivace.commands.check").main(words)
+
+
 def prepare(words: Sequence[str]) -> None:
     """Before anything else is imported, with the words of the command. It ends before a garbage
     collection could free much."""
