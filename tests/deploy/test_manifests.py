@@ -272,3 +272,42 @@ def test_a_published_port_is_not_that_of_a_server_on_the_machine(tmp_path: Path)
     content = PUBLISHED.replace('ports: ["8000:30000"]', "network_mode: host")
     found = written(tmp_path, "compose.yaml", content.replace("8001", "30000"))
     assert [each.line for each in found if each.rule == "ports-apart"] == [7]
+
+
+TWO_CONTAINERS = """\
+docker run -d --gpus '"device=0"' \\
+  -p 8000:30000 lmsysorg/sglang:v0.5.10 python3 -m sglang.launch_server --model-path /m
+docker run -d --gpus '"device=1"' \\
+  --publish 8001:30000 lmsysorg/sglang:v0.5.10 python3 -m sglang.launch_server --model-path /m
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "lines"),
+    [
+        ("8001", "8001", []),
+        ("--publish 8001", "-p 8000", [4]),
+        ("--publish 8001", "-p8000", [3]),
+        ("--publish 8001", "--publish=7999-8000", [3]),
+        ("--publish 8001", "-p 127.0.0.1:8000", []),
+        ("--publish 8001", "-p $PORT", []),
+        ("-p 8000:30000", "-p 8001:30000 --network host", []),
+        ("-p 8000:30000", "--net=host", []),
+        ("-p 8000:30000 lmsysorg/sglang:v0.5.10", "--net=host i", []),
+        ("docker run -d --gpus '\"device=1\"'", "ssh b docker run -d", []),
+    ],
+)
+def test_ports_that_docker_run_publishes_are_apart(
+    before: str, after: str, lines: list[int], tmp_path: Path
+) -> None:
+    assert before in TWO_CONTAINERS
+    found = written(tmp_path, "start.sh", TWO_CONTAINERS.replace(before, after))
+    assert [each.line for each in found if each.rule == "ports-apart"] == lines
+
+
+def test_a_port_that_docker_run_publishes_is_not_that_of_a_server(tmp_path: Path) -> None:
+    server = "python3 -m sglang.launch_server --model-path /m --port 8000 &\n"
+    found = written(tmp_path, "start.sh", server + TWO_CONTAINERS)
+    assert [(each.rule, each.line) for each in found if each.rule == "ports-apart"] == [
+        ("ports-apart", 3)
+    ]

@@ -33,6 +33,8 @@ VISIBLE = ("ASCEND_RT_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ASCEND_VISIBLE_
 CONTAINED = "NVIDIA_VISIBLE_DEVICES"
 IN_COMPOSE = {CONTAINED: "device_ids"}
 """what a variable is called in a compose file"""
+PUBLISHING = ("ports", "-p")
+"""how compose files and `docker run` call it"""
 NAMED_DEVICES = ("all", "none", "void")
 Instance = list[StartedServer]
 
@@ -101,7 +103,8 @@ def networks(case: Case) -> Iterator[tuple[StartedServer, list[tuple[str, int, i
         yield process, listeners(process)
         if process.contained and process.published:
             outside = replace(process, contained=False)
-            yield outside, [("ports", *each) for each in dict.fromkeys(process.published)]
+            flag = PUBLISHING[0 if process.network else 1]
+            yield outside, [(flag, *each) for each in dict.fromkeys(process.published)]
 
 
 def listeners(process: StartedServer) -> list[tuple[str, int, int]]:

@@ -10,9 +10,9 @@ import msgspec
 
 from vivace.deploy.shell.env_file import variables_in
 from vivace.deploy.shell.interpreter import Follow
+from vivace.deploy.shell.wrappers import published_ports
 
 INTERPOLATED = re.compile(r"\$\$|\$\{([A-Za-z_]\w*)(?::?-([^}]*))?[^}]*\}|\$([A-Za-z_]\w*)")
-PUBLISHED = re.compile(r"(?:0\.0\.0\.0:)?(\d{1,5})(?:-(\d{1,5}))?:[\d-]+(?:/tcp)?")
 DEVICES = "NVIDIA_VISIBLE_DEVICES"
 """what NVIDIA's runtime makes of `device_ids`"""
 NOT_READ = ("extends", "include", "configs", "secrets")
@@ -70,15 +70,15 @@ def read_devices(content: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def published_ports(content: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
-    """(first, how many) of TCP, on all addresses: "8000:30000", or published: 8000."""
+def service_ports(content: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
+    """(first, how many) of TCP, on all addresses."""
     for entry in as_list(content.get("ports")):
         text = interpolate(str(entry))
         if isinstance(entry, Mapping):
             own = entry.get("host_ip") or entry.get("protocol", "tcp") != "tcp"
             text = "" if own else f"{entry.get('published')}:{entry.get('target')}"
-        if found := PUBLISHED.fullmatch(text):
-            yield int(found[1]), int(found[2] or found[1]) - int(found[1]) + 1
+        if found := published_ports(text):
+            yield found
 
 
 def find_machine(file: str, content: Mapping[str, Any]) -> str:

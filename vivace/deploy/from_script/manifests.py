@@ -18,8 +18,8 @@ from vivace.deploy.from_script.compose import (
     as_list,
     find_machine,
     interpolate,
-    published_ports,
     read_environment,
+    service_ports,
 )
 from vivace.deploy.from_script.container import (
     MAX_CONTAINERS,
@@ -240,7 +240,7 @@ def of_service(file: str, name: yaml.Node, node: yaml.Node, follow: Follow) -> I
             alone=contained,
             names=service_names(str(name.value), content) if contained else (),
             closed=not any(content.get(key) for key in RESOLVING),
-            published=tuple(published_ports(content)) if contained else (),
+            published=tuple(service_ports(content)) if contained else (),
             asked=tuple(checked_ports("the healthcheck", file, test, network)),
             machine=find_machine(file, content),
             host=str(content.get("x-host") or ""),

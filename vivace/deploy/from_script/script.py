@@ -236,15 +236,8 @@ def finish_import(found: DeploymentBuilder, file: str) -> LoadedDeployment:
     if found.benchmarks:
         places["benchmark"] = tuple(found.benchmarks)
     sources = Sources(found.texts, places)
-    return LoadedDeployment(
-        deployment,
-        tuple(found.remarks),
-        file,
-        sources,
-        started,
-        tuple(found.asked),
-        frozenset(found.shared),
-    )
+    remarks, asked, shared = tuple(found.remarks), tuple(found.asked), frozenset(found.shared)
+    return LoadedDeployment(deployment, remarks, file, sources, started, asked, shared)
 
 
 def wrapped_invocation(words: Sequence[str]) -> Invocation | None:
@@ -306,6 +299,7 @@ def build_server(
         paths=launch.paths,
         tasks=launch.placement.tasks,
         contained=launch.placement.contained,
+        published=launch.placement.published,
         asked=tuple(each.origin for each in launch.assumptions),
         again=next_flags(launch),
     )

@@ -14,6 +14,7 @@ from vivace.deploy.processes import (
     EVERYWHERE,
     IN_COMPOSE,
     LOOPBACK,
+    PUBLISHING,
     Instance,
     flag_number,
     instances,
@@ -57,7 +58,8 @@ def issue_at(
     role, own = role_name(process, case), process.place
     lines = range(max(0, own.line - 1), own.end)
     other = case.sources.first(IN_COMPOSE.get(flag, flag), own.file, lines)
-    place = other or case.sources.find(role, flag, own)
+    published = flag in PUBLISHING  # elsewhere they are another container's
+    place = other or (own if published else case.sources.find(role, flag, own))
     return Issue(flag, text, remedy, severity, role, place)
 
 

@@ -30,6 +30,7 @@ from vivace.deploy.shell.wrappers import (
     TASKS,
     WrappedCommand,
     program_of_image,
+    published_ports,
     unwrap,
 )
 
@@ -251,7 +252,9 @@ def inner_placement(inner: WrappedCommand, before: Placement) -> Placement:
         return msgspec.structs.replace(before, tasks=int(tasks[0][:6]))
     if inner.name.split(" ")[-1] in ("run", "exec") and inner.wrapper.apart:
         shared = any(known_text(each) == "host" for each in inner.given("--net", "--network"))
-        return msgspec.structs.replace(before, contained=not shared)
+        asked = [published_ports(display(each)) for each in inner.given("-p", "--publish")]
+        found = () if shared else tuple(each for each in asked if each is not None)
+        return msgspec.structs.replace(before, contained=not shared, published=found)
     return before
 
 

@@ -26,6 +26,8 @@ class Placement(msgspec.Struct, frozen=True):
     """in a container with a network of its own"""
     tasks: int = 0
     """how many processes `srun` or `mpirun` starts; 0: one, or unknown"""
+    published: tuple[tuple[int, int], ...] = ()
+    """ports of the machine that lead to the container: the first, and how many from it on"""
 
 
 class Launch(msgspec.Struct, frozen=True):

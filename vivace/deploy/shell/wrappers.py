@@ -3,6 +3,7 @@ what a container starts by itself."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import msgspec
@@ -219,6 +220,16 @@ def attached_value(word: Text) -> Text:
 
 def is_cluster(name: str) -> bool:
     return name.startswith("-") and not name.startswith("--") and len(name) > 2
+
+
+PUBLISHED = re.compile(r"(?:0\.0\.0\.0:)?(\d{1,5})(?:-(\d{1,5}))?:[\d-]+(?:/tcp)?")
+
+
+def published_ports(text: str) -> tuple[int, int] | None:
+    """ "8000:30000" -> (the first port of the machine, how many); None for what is not TCP, or not
+    on all addresses."""
+    found = PUBLISHED.fullmatch(text)
+    return found and (int(found[1]), int(found[2] or found[1]) - int(found[1]) + 1)
 
 
 IMAGES = (
