@@ -154,6 +154,19 @@ def test_frequency_factors_as_a_tensor(tmp_path: Path) -> None:
     torch.testing.assert_close(found, reference(linear, ids), rtol=1e-4, atol=3e-4)
 
 
+def test_factors_beside_a_scaling_in_a_gguf_file(tmp_path: Path) -> None:
+    """llama.cpp computes both, one after the other."""
+    theirs = make("Llama", tmp_path)
+    writer = gguf.GGUFWriter(str(tmp_path / "toy.gguf"), "llama")
+    write_shape(writer, theirs.config)
+    writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+    writer.add_rope_scaling_factor(2.0)
+    writer.add_tensor("rope_freqs.weight", torch.full((8,), 2.0).numpy())
+    finish(writer, theirs)
+    with pytest.raises(SourceError, match=r"rope\.scaling\.factor is 2\.0 beside rope_freqs"):
+        locate(str(tmp_path / "toy.gguf"))
+
+
 def finish(writer: gguf.GGUFWriter, model: Any) -> None:
     for name, parameter in model.named_parameters():
         write_tensor(writer, name, parameter.detach().numpy(), "llama", model.config, Kind.F32)

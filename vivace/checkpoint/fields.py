@@ -163,14 +163,19 @@ class Object(msgspec.Struct, frozen=True):
 
 class ConfigFields:
     """An object of a configuration. `place` says where a key stands, `advice` what to do about a
-    bad value, both for the messages."""
+    bad value, both for the messages. `overridden`: keys that the command line gave."""
 
     def __init__(
-        self, values: Mapping[str, Any], place: Callable[[str], str], advice: str = ADVICE
+        self,
+        values: Mapping[str, Any],
+        place: Callable[[str], str],
+        advice: str = ADVICE,
+        overridden: tuple[str, ...] = (),
     ) -> None:
         self.values = values
         self.place = place
         self.advice = advice
+        self.overridden = overridden
 
     def has(self, key: str) -> bool:
         """Null is as good as absent, as in transformers."""
@@ -196,6 +201,11 @@ class ConfigFields:
     def inner(self, key: str) -> ConfigFields | None:
         """An object within this one."""
         return self.need_inner(key) if self.has(key) else None
+
+    def spelled(self, *keys: str) -> list[str]:
+        """Those of several spellings of one thing that are given, the one that counts first: what
+        the command line gave, then the order of `keys`."""
+        return sorted(filter(self.has, keys), key=lambda key: key not in self.overridden)
 
     def need_inner(self, key: str) -> ConfigFields:
         def place(name: str) -> str:

@@ -235,12 +235,18 @@ def stored_dtype(file: GGUFFile) -> str:
 
 
 def read_rope_scaling(facts: Metadata) -> Config | None:
-    if facts.has_tensor("rope_freqs.weight"):
-        facts.spelling["rope_scaling.factors"] = "rope_freqs.weight"
-        return {"rope_type": "factors", "factors": frequency_factors(facts.file)}
     kind, given = facts.get("rope.scaling.type"), facts.translate(SCALING_KEYS, "rope_scaling.")
     if "factor" not in given:  # as older files have it
         given |= facts.translate({"factor": "rope.scale_linear"}, "rope_scaling.")
+    if facts.has_tensor("rope_freqs.weight"):
+        if kind != "none" and given.get("factor", 1) not in (0, 1):
+            raise GGUFError(
+                f"{facts.file.path}: {facts.spelling['rope_scaling.factor']} is "
+                f"{abbreviate(given['factor'])} beside rope_freqs.weight: two scalings of rotary "
+                "embedding, which are not supported together; give another file of the model"
+            )
+        facts.spelling["rope_scaling.factors"] = "rope_freqs.weight"
+        return {"rope_type": "factors", "factors": frequency_factors(facts.file)}
     if kind is None:
         kind = "linear" if "factor" in given else "none"
     if kind not in ("none", "linear", "yarn"):
@@ -333,4 +339,17 @@ def unused_sampling(file: GGUFFile) -> tuple[str, ...]:
         "supported yet"
         for key, what in IDLE_SAMPLING_KEYS.items()
         if file.metadata.get(key)
+    )
+
+
+def unused_scaling(file: GGUFFile) -> tuple[str, ...]:
+    """A notice where the older key of a scaling's factor says something else than the newer."""
+    name = file.metadata.get("general.architecture")
+    new, old = f"{name}.rope.scaling.factor", f"{name}.rope.scale_linear"
+    used, idle = file.metadata.get(new), file.metadata.get(old)
+    if used is None or idle is None or used == idle:
+        return ()
+    return (
+        f"{file.path}: {old} is {abbreviate(idle)}: it has no effect, because {new} says "
+        f"{abbreviate(used)}",
     )

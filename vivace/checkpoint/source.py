@@ -267,6 +267,7 @@ def located_gguf(path: Path, *, own_words: bool) -> ModelSource:
         stored_kinds,
         unnamed_split_rule,
         unused_sampling,
+        unused_scaling,
     )
     from vivace.checkpoint.gguf_file import GGUFError, GGUFFile
 
@@ -274,7 +275,7 @@ def located_gguf(path: Path, *, own_words: bool) -> ModelSource:
     try:
         opened = GGUFFile(file)
         config, generation, spelling = read_gguf_config(opened)
-        notices = unused_sampling(opened)
+        notices = unused_sampling(opened) + unused_scaling(opened)
         if own_words:
             notices += unnamed_split_rule(opened)
     except GGUFError as error:

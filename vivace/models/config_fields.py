@@ -73,13 +73,14 @@ class ModelFields(ConfigFields):
     """A model's configuration; the language model's part of it where that is nested."""
 
     def __init__(self, source: ModelSource) -> None:
-        self.overridden = source.overridden
-        outer = ConfigFields(source.config, source.place)
-        inner = outer.inner("text_config")
-        within = inner.values if inner else {}
+        self.outer = ConfigFields(source.config, source.place)
+        self.nested = self.outer.inner("text_config")
+        inner = self.nested.values if self.nested else {}
+        within = {key: value for key, value in inner.items() if key not in source.overridden}
         super().__init__(
             {**source.config, **within},
             lambda key: source.place(f"text_config.{key}" if key in within else key),
+            overridden=source.overridden,
         )
 
     def get_known(self, key: str, default: Any = None) -> Any:

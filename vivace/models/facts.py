@@ -3,6 +3,7 @@ checked here and in `config_fields` only, so that models and layers can rely on 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,7 +14,8 @@ from vivace.models.architecture import read_architecture, unread_code
 from vivace.models.config_fields import ACTIVATIONS, SLIDING, ModelFields
 from vivace.models.families import FAMILIES, Family
 from vivace.models.quantized import refuse_quantized
-from vivace.models.rope import LARGEST_HEAD, Rope, read_rope
+from vivace.models.rope import LARGEST_HEAD, Rope, read_rope, rope_by_layer, with_scaling
+from vivace.models.twins import idle, twin_notices
 
 MOST_ENDS = 256
 MOST_PROJECTED = 1 << 22
@@ -122,7 +124,8 @@ def read_facts(source: ModelSource) -> ModelFacts:
     refuse_quantized(config)
     heads, kv_heads, head_dim = read_heads(config, family)
     layers, vocabulary = config.need_known("num_hidden_layers"), config.need_known("vocab_size")
-    windows = layer_windows(config, family, layers)
+    sliding = sliding_layers(config, family, layers)
+    windows = layer_windows(config, family, sliding)
     context = config.get_known("max_position_embeddings", 2048)
     ends, notices = read_eos_token_ids(source, config, vocabulary)
     facts = ModelFacts(
@@ -143,14 +146,21 @@ def read_facts(source: ModelSource) -> ModelFacts:
         layer_windows=windows,
         parameters=0,
         decoder=read_decoder_facts(config, family, head_dim, context),
-        notices=(*source.notices, *unread_code(source), *notices),
+        notices=(
+            *source.notices,
+            *unread_code(source),
+            *notices,
+            *twin_notices(config, family, head_dim, context),
+            *idle_patterns(config, family, windows),
+        ),
     )
     return replace(facts, parameters=parameter_count(facts))
 
 
 def read_dtype(config: ModelFields) -> str:
     """`torch_dtype` is the older key; where both are, transformers reads `dtype`."""
-    return config.get_known("dtype") or config.get_known("torch_dtype") or "bfloat16"
+    found = [config.need_known(key) for key in config.spelled("dtype", "torch_dtype")]
+    return next(filter(None, found), "bfloat16")
 
 
 def read_model_type(config: ModelFields, architecture: str, family: Family) -> str:
@@ -179,9 +189,11 @@ def read_heads(config: ModelFields, family: Family) -> tuple[int, int, int]:
     return heads, kv_heads, head_dim
 
 
-def layer_windows(config: ModelFields, family: Family, layers: int) -> tuple[int | None, ...]:
+def layer_windows(
+    config: ModelFields, family: Family, sliding: list[bool]
+) -> tuple[int | None, ...]:
     """Sliding window of each layer in tokens, None where attention is full."""
-    sliding = sliding_layers(config, family, layers)
+    layers = len(sliding)
     if config.get_known("use_sliding_window") is False:  # the value has no effect, whatever it is
         return (None,) * layers
     none = is_no_window(config.values.get("sliding_window"))
@@ -205,14 +217,27 @@ def sliding_layers(config: ModelFields, family: Family, layers: int) -> list[boo
                 "layer_types", f"there must be {layers} entries, one for each layer"
             )
         listed = listed[:layers]  # fewer layers than there are: to try something out
-    if listed is not None:
-        return list(listed)
+    return list(listed) if listed is not None else unlisted_layers(config, family, layers)
+
+
+def unlisted_layers(config: ModelFields, family: Family, layers: int) -> list[bool]:
+    """Which layers slide where `layer_types` does not say it."""
     if family.window_by_flag:
         first = config.get_known("max_window_layers", layers)
         wanted = config.get_known("use_sliding_window", False)
         return [wanted and index >= first for index in range(layers)]
     every = config.get_known("sliding_window_pattern", family.full_every)
     return [not every or (index + 1) % every != 0 for index in range(layers)]
+
+
+def idle_patterns(
+    config: ModelFields, family: Family, windows: tuple[int | None, ...]
+) -> Iterator[str]:
+    """A notice where `layer_types` counts, and an older key says something else."""
+    otherwise = layer_windows(config, family, unlisted_layers(config, family, len(windows)))
+    key = "max_window_layers" if family.window_by_flag else "sliding_window_pattern"
+    if config.has("layer_types") and config.has(key) and otherwise != windows:
+        yield idle(config, "layer_types", config, key)
 
 
 def refuse_other_layers(config: ModelFields) -> None:
@@ -250,15 +275,16 @@ def read_ropes(
     config: ModelFields, family: Family, head_dim: int, context: int
 ) -> tuple[Rope, Rope]:
     """(of layers that attend fully, of those with a window), from either spelling."""
-    if not family.local_rope:
-        rope = read_rope(config, head_dim, context)
-        return rope, rope
-    nested = config.inner("rope_parameters")
-    if nested is not None and (nested.has("full_attention") or nested.has("sliding_attention")):
+    nested = rope_by_layer(config)
+    if nested is not None and not family.local_rope:
+        raise config.refusal("rope_parameters", "all layers of this architecture turn alike")
+    if nested is not None:
         full, local = nested.need_inner("full_attention"), nested.need_inner("sliding_attention")
-        of_full = read_rope(config, head_dim, context, full)
-        return of_full, read_rope(config, head_dim, context, local)
+        local_rope = read_rope(config, head_dim, context, local)
+        return read_rope(config, head_dim, context, with_scaling(config, full)), local_rope
     rope = read_rope(config, head_dim, context)
+    if not family.local_rope:
+        return rope, rope
     base = config.get_known("rope_local_base_freq", 10000.0)
     return rope, Rope(theta=base, rotated=rope.rotated)
 

@@ -1,6 +1,7 @@
 """What a configuration says about rotary embedding, checked and complete. Torch-free.
 
-Both spellings are read: `rope_parameters`, and `rope_theta` beside `rope_scaling`.
+Both spellings are read: `rope_parameters`, and `rope_theta` beside `rope_scaling`. Where a file has
+both, `rope_scaling` counts, as in transformers; `twins` tells what has no effect.
 """
 
 from __future__ import annotations
@@ -43,21 +44,52 @@ class Rope:
     scaling: dict[str, float | bool | list[float]] = field(default_factory=dict)
 
 
+def rope_objects(config: ConfigFields) -> list[ConfigFields]:
+    """What is said of rotary embedding in either spelling, the one that counts first."""
+    found = [config.need_inner(key) for key in config.spelled("rope_scaling", "rope_parameters")]
+    return [one for one in found if one.values]
+
+
+def rope_by_layer(config: ConfigFields) -> ConfigFields | None:
+    """`rope_parameters`, where each kind of layer has its own."""
+    nested = config.inner("rope_parameters")
+    kinds = ("full_attention", "sliding_attention")
+    return nested if nested is not None and any(map(nested.has, kinds)) else None
+
+
+def with_scaling(config: ConfigFields, full: ConfigFields) -> ConfigFields:
+    """`full` of `rope_parameters`, with what `rope_scaling` says, as in transformers."""
+    scaling = config.inner("rope_scaling")
+    if scaling is None or config.spelled("rope_scaling", "rope_parameters")[0] != "rope_scaling":
+        return full
+    return ConfigFields(
+        {**full.values, **scaling.values},
+        lambda key: (scaling if key in scaling.values else full).place(key),
+        full.advice,
+    )
+
+
 def read_rope(
     config: ConfigFields, head_dim: int, context: int, given: ConfigFields | None = None
 ) -> Rope:
     """Raises SourceError naming the bad key. `context`: the model's own, in tokens; `given`: the
-    object to read instead of `rope_parameters` or `rope_scaling`."""
-    given = given or config.inner("rope_parameters") or config.inner("rope_scaling")
-    given = given or ConfigFields({}, config.place)
+    object to read instead of `rope_scaling` or `rope_parameters`."""
+    given = given or next(iter(rope_objects(config)), ConfigFields({}, config.place))
     kind = given.get("rope_type", KINDS, given.get("type", KINDS, "default"))
-    theta = given.get("rope_theta", THETA, config.get("rope_theta", THETA, 10000.0))
     rotated = read_rotary_dim(config, given, head_dim)
     if kind == "dynamic" and rotated < 4:
         raise given.refusal("rope_type", "dynamic scaling needs 4 rotated numbers for each head")
     reader = SCALINGS.get(kind)
     scaling = reader(ScalingInput(config, given, rotated // 2, context)) if reader else {}
-    return Rope(kind=kind, theta=theta, rotated=rotated, scaling=scaling)
+    return Rope(kind=kind, theta=read_theta(config, given), rotated=rotated, scaling=scaling)
+
+
+def read_theta(config: ConfigFields, given: ConfigFields) -> float:
+    """`given`'s, or else the model's; a scaling that is given in the older spelling beside a file
+    of the newer one has it only there."""
+    places = (given, config, *rope_objects(config))
+    found = [where.need("rope_theta", THETA) for where in places if where.has("rope_theta")]
+    return found[0] if found else 10000.0
 
 
 def read_rotary_dim(config: ConfigFields, given: ConfigFields, head_dim: int) -> int:

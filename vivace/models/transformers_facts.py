@@ -19,6 +19,7 @@ from vivace.models.facts import (
     read_eos_token_ids,
 )
 from vivace.models.quantized import refuse_quantized
+from vivace.models.twins import twin_dtypes
 
 PACKAGE = "transformers"
 
@@ -75,5 +76,11 @@ def traced_facts(source: ModelSource, traced: TracedModel) -> ModelFacts:
         parameters=traced.parameters,
         attention=traced.attention,
         config=source.config,
-        notices=(*source.notices, *unread_code(source), *notices, *traced.limits),
+        notices=(
+            *source.notices,
+            *unread_code(source),
+            *notices,
+            *twin_dtypes(config),
+            *traced.limits,
+        ),
     )
