@@ -186,24 +186,36 @@ SLOW_TEMPLATE = """{% set ns = namespace(n=0) %}{% for _ in range(1000) %}{% for
 {%- set ns.n = ns.n + 1 %}{% endfor %}{% endfor %}x"""
 
 
-def test_sigterm_answers_chats_that_are_rendered(tmp_path: Path) -> None:
-    """Of three, two have not even come to the template process: no engine knows of them."""
+def test_sigterm_answers_what_no_engine_knows(tmp_path: Path) -> None:
+    """Forty chats that wait for the template process, a body that arrives, and a connection whose
+    request comes later."""
     (tmp_path / "slow.jinja").write_text(SLOW_TEMPLATE)
     flags = ("--chat-template", str(tmp_path / "slow.jinja"))
     with RunningServer(*flags, environment=ORACLE, log=tmp_path / "log") as server:
         server.wait_ready()
         chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 3}
+        head = b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n"
 
         def ask(_: int) -> int:
             return server.call("POST", "/v1/chat/completions", chat)[0]
 
-        with ThreadPoolExecutor(3) as pool:
-            asked = [pool.submit(ask, index) for index in range(3)]
-            time.sleep(0.3)
-            assert not any(one.done() for one in asked), "the template is too quick"
+        with ThreadPoolExecutor(40) as pool:
+            asked = [pool.submit(ask, index) for index in range(40)]
+            sockets = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(2)]
+            sockets[0].sendall(head + b"{")
+            time.sleep(0.5)
+            assert not all(one.done() for one in asked), "the template is too quick"
+            begun = time.monotonic()
             server.signal()
-            assert {one.result(60) for one in asked} <= {200, 503}
+            server.wait_for("draining requests")
+            sockets[1].sendall(head)
+            answers = [one.result(60) for one in asked]
+            assert set(answers) <= {200, 503} and answers.count(503) > 20
+            for sock in sockets:
+                assert sock.recv(12) == b"HTTP/1.1 503"
+                sock.close()
         assert server.wait() == 0
+        assert time.monotonic() - begun < 4.0
         assert "no progress" not in server.text()
 
 

@@ -40,7 +40,7 @@ from vivace.protocol.messages import (
     TokenLogprob,
 )
 from vivace.server.app import make_app
-from vivace.server.http import start_site
+from vivace.server.http import start_site, stop_site
 from vivace.server.settings import ServerSettings
 
 EOS = 256
@@ -227,9 +227,7 @@ def some_state() -> EngineState:
         metrics=Metrics(
             gauges={"num_running_reqs": 1.0, "token_usage": 0.25},
             counters={"prompt_tokens_total": 12.0},
-            histograms={
-                "queue_time_seconds": Histogram([0.1, 1.0, float("inf")], [1.0, 2.0, 3.0], 4.5)
-            },
+            histograms={"queue_time_seconds": Histogram([0.1, 1.0, float("inf")], [1, 2, 3], 4.5)},
         ),
         memory={"weight": 1.5},
         executor="scripted",
@@ -247,6 +245,7 @@ class Running:
     frontend: Frontend
     app: web.Application
     loop: asyncio.AbstractEventLoop
+    runner: web.AppRunner
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
         async def run() -> Any:
@@ -309,14 +308,16 @@ def running_server(
     loop = asyncio.new_event_loop()
     started = threading.Event()
     stop = asyncio.Event()
+    runners: list[web.AppRunner] = []
 
     async def main() -> None:
         if ready:
             frontend.feed(Ready(epoch=1, capacity=capacity(model.context)))
         runner = await start_site(app, sock, settings)
+        runners.append(runner)
         started.set()
         await stop.wait()
-        await runner.cleanup()
+        await stop_site(runner)
         for task in list(engine.running.values()):
             task.cancel()
         frontend.close()
@@ -325,7 +326,7 @@ def running_server(
     thread.start()
     assert started.wait(20)
     try:
-        yield Running(f"http://127.0.0.1:{port}", port, engine, frontend, app, loop)
+        yield Running(f"http://127.0.0.1:{port}", port, engine, frontend, app, loop, *runners)
     finally:
         loop.call_soon_threadsafe(stop.set)
         thread.join(20)

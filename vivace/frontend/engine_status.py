@@ -10,6 +10,7 @@ from hashlib import blake2b
 
 import msgspec
 
+from vivace.frontend.intake import Intake
 from vivace.protocol.messages import KEY_SHIFT, Reply, Request
 
 
@@ -25,6 +26,7 @@ class EngineStatus:
         """It takes messages."""
         self.down_because = ""
         """Why there will be none any more."""
+        self.intake = Intake()
         self._draining = False
         self._settled = asyncio.Event()
 
@@ -38,9 +40,10 @@ class EngineStatus:
         self._change("draining" if self._draining else "ready")
 
     def drain(self) -> None:
-        """Nothing new is taken, whatever comes."""
+        """Nothing new is taken, whatever comes, and what it has not heard of is ended."""
         self._draining = True
         self._change("down" if self.down_because else "draining")
+        self.intake.close()
 
     def restarting(self) -> None:
         """It has died, and another one starts."""

@@ -129,7 +129,7 @@ class Frontend:
         return len(self._states)
 
     def drain(self) -> None:
-        """Take no new requests; those that are live go on."""
+        """Take no new requests, and end those that no engine has heard of; who is live goes on."""
         self.engine.drain()
 
     def close(self) -> None:
@@ -213,6 +213,7 @@ class Frontend:
         state = RequestState(request, sink, self.tokenizer, self._clock)
         self._states[request.key] = state
         self._rids[request.rid] = request.key
+        self.engine.intake.sent()
         self._send(request)
 
     async def generate(self, request: Request) -> AsyncIterator[RequestOutput]:

@@ -39,6 +39,7 @@ from vivace.protocol.messages import (
 )
 from vivace.protocol.shared_memory import attach
 from vivace.server.app import build_app, serve
+from vivace.server.http import stop_site
 from vivace.supervisor.ipc import MessageSocket, SocketClosed
 from vivace.supervisor.messages import (
     Draining,
@@ -100,7 +101,7 @@ async def run_frontend(control: MessageSocket[ToChild], setup: Setup, timeline: 
     control.send(Serving())
     await feeding
     with contextlib.suppress(asyncio.TimeoutError):
-        await asyncio.wait_for(runner.cleanup(), child.grace + 1)
+        await asyncio.wait_for(stop_site(runner), child.grace + 1)
     beats.cancel()
     mailbox.close()
 

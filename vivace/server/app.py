@@ -11,7 +11,7 @@ from vivace.frontend.frontend import Frontend
 from vivace.protocol.shared_memory import SharedMemory
 from vivace.server.access import Access, BrowserPolicy, Keys
 from vivace.server.context import CONTEXT, BodyBudget, Context, StartQueue
-from vivace.server.http import bind, guard, name_server, start_site
+from vivace.server.http import bind, end_connection, guard, name_server, start_site
 from vivace.server.http_metrics import HttpMetrics
 from vivace.server.openapi import document
 from vivace.server.request_log import RequestLog, add_targets
@@ -74,10 +74,10 @@ def make_app(
             handle = bind(context, route)
             for method in route.methods:
                 app.router.add_route(method, prefix + route.path, handle)
-    app.on_response_prepare.extend((name_server, browsers.mark))
+    app.on_response_prepare.extend((name_server, end_connection, browsers.mark))
     return app
 
 
 async def serve(app: web.Application, sock: socket.socket, config: Config) -> web.AppRunner:
-    """Listen on a bound socket; the runner's `cleanup()` ends it."""
+    """Listen on a bound socket until `stop_site` (server/http.py) with the runner."""
     return await start_site(app, sock, build_server_settings(config))

@@ -1,5 +1,5 @@
 """HTTP around the handlers: connections with deadlines, JSON errors and limits; what every request
-passes (key, body limit, wait for the engine, error form, counters); and the access log."""
+passes (key, body limit, wait for the engine, error form, counters)."""
 
 from __future__ import annotations
 
@@ -9,77 +9,22 @@ import socket
 import time
 import traceback
 from collections.abc import Awaitable, Callable
-from http.client import responses
 from typing import Any
 
 from aiohttp import web
-from aiohttp.abc import AbstractAccessLogger
-from aiohttp.web import BaseRequest, Request, StreamResponse
 from aiohttp.web_protocol import RequestHandler
 
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fairness import CURRENT_BEGIN, CURRENT_CLIENT, discard
 from vivace.frontend.frontend import Frontend
-from vivace.observability.log import level_number
 from vivace.server.access import CLIENT, Access, check_headers, is_text
+from vivace.server.access_log import AccessLog, configure_access_log
 from vivace.server.body import Body, read_body
 from vivace.server.context import CONTEXT, Context
 from vivace.server.responses import HTTPError, error_response
 from vivace.server.routes import FULL, NO_BODY, Route
 from vivace.server.settings import ServerSettings
 from vivace.server.unknown_paths import describe_unknown_path, is_stored_completion
-
-# -- the access log --------------------------------------------------------------------------------
-
-PROBES = frozenset({"/health", "/health_generate", "/ready", "/metrics"})
-"""asked every few seconds by whatever looks after the server"""
-access_log = logging.getLogger("vivace.access")
-
-
-class AccessLog(AbstractAccessLogger):
-    """`INFO: 127.0.0.1:52345 - "POST /generate HTTP/1.1" 200 OK`."""
-
-    @property
-    def enabled(self) -> bool:
-        return self.logger.isEnabledFor(logging.INFO)
-
-    def log(self, request: BaseRequest, response: StreamResponse, time: float) -> None:
-        """`time` (seconds) is not shown: the form has no place for it."""
-        if not is_left_out(request, response.status):
-            self.logger.info("%s", access_line(request, response.status))
-
-
-def is_left_out(request: BaseRequest, status: int) -> bool:
-    """Whether a line would tell nobody anything, or is not wanted. One that failed is told, but
-    that a server that starts is not ready is no failure."""
-    if not isinstance(request, Request) or request._match_info is None:
-        return False  # it could not be read, or was answered before a route was looked for
-    context = request.app[CONTEXT]
-    if request.raw_path.startswith(context.settings.access_log_excluded):
-        return True
-    resource = request.match_info.route.resource
-    if resource is None or resource.canonical not in PROBES:
-        return False
-    return status == 200 or (status == 503 and context.status == "starting")
-
-
-def access_line(request: BaseRequest, status: int) -> str:
-    """One line; the path is shown as sent (percent-encoded), so it cannot break the line."""
-    peer = request.transport.get_extra_info("peername") if request.transport else None
-    address = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "unix"
-    version = f"{request.version.major}.{request.version.minor}"
-    phrase = responses.get(status, "")
-    target = request.raw_path.encode("ascii", "backslashreplace").decode()
-    return (
-        f'INFO: {address} - "{request.method} {target} HTTP/{version}" {status} {phrase}'.rstrip()
-    )
-
-
-def configure_access_log(level: str) -> logging.Logger:
-    """The access logger at `--log-level-http`."""
-    access_log.setLevel(level_number(level))
-    return access_log
-
 
 # -- connections -----------------------------------------------------------------------------------
 
@@ -89,6 +34,8 @@ MAX_LINE = 16 << 10
 MAX_FIELD = 16 << 10
 MAX_HEADERS = 128
 LINGER = 2.0
+LAST_REQUESTS = 0.3
+"""Seconds in which clients that are connected when the server stops may still send a request."""
 BACKLOG = 1024
 HTTP2 = "PRI/Upgrade"
 """in aiohttp's words about a client that begins with HTTP/2"""
@@ -123,6 +70,11 @@ class Connection(RequestHandler):
         if not self._answering and self._deadline is None:
             self._expect_head()
         super().data_received(data)
+
+    @property
+    def expects_head(self) -> bool:
+        """It was made just now, or has sent the beginning of a request."""
+        return self._deadline is not None
 
     def _expect_head(self) -> None:
         loop = asyncio.get_running_loop()
@@ -194,10 +146,17 @@ async def name_server(_request: web.Request, response: web.StreamResponse) -> No
     response.headers["Server"] = SERVER
 
 
+async def end_connection(request: web.Request, response: web.StreamResponse) -> None:
+    """While the server drains a client's next request would be refused, or cut off at the end."""
+    if request.app[CONTEXT].frontend.status == "draining":
+        response.force_close()
+        response.headers["Connection"] = "close"
+
+
 async def start_site(
     app: web.Application, sock: socket.socket, settings: ServerSettings
 ) -> web.AppRunner:
-    """Serve `app` on a bound socket until the returned runner is cleaned up."""
+    """Serve `app` on a bound socket until `stop_site` with the returned runner."""
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=5.0)
     await runner.setup()
     site = Site(
@@ -215,6 +174,24 @@ async def start_site(
     )
     await site.start()
     return runner
+
+
+async def stop_site(runner: web.AppRunner) -> None:
+    """Accept no connection any more, and close all. Whose request is about to come, as the
+    connection was made just now, still gets an answer."""
+    for site in list(runner.sites):
+        await site.stop()
+    loop = asyncio.get_running_loop()
+    until = loop.time() + LAST_REQUESTS
+    while (server := runner.server) and any(map(is_awaited, server.connections)):
+        if loop.time() > until:
+            break
+        await asyncio.sleep(0.01)
+    await runner.cleanup()
+
+
+def is_awaited(connection: RequestHandler) -> bool:
+    return isinstance(connection, Connection) and connection.expects_head
 
 
 # -- around every handler --------------------------------------------------------------------------
@@ -244,6 +221,12 @@ def bind(context: Context, route: Route) -> Handle:
         CURRENT_BEGIN.set(time.monotonic())
         if limit == NO_BODY and not request.can_read_body:
             return await route.handler(context, request, Body())
+        if route.body_limit != FULL:
+            return await answer(request)
+        async with context.frontend.engine.intake.admit():
+            return await answer(request)
+
+    async def answer(request: web.Request) -> web.StreamResponse:
         body = await read_body(request, limit, settings.body_timeout, context.bodies)
         try:
             if route.generates:

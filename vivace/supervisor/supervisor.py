@@ -67,8 +67,7 @@ class Supervisor:
         self._budget = CrashBudget(plan.crashes, plan.crash_window)
         self._attribution = CrashAttribution(self._budget)
         self._backoff = Backoff(plan.crashes, plan.crash_window)
-        self._failed_starts = 0
-        """frontends in a row that died before they served, since the start was complete"""
+        self._failed_starts = 0  # frontends in a row that died before they served
         self._due: list[tuple[float, int]] = []
         """(when, place): frontends to be started"""
         self._engine_due: float | None = None
@@ -374,12 +373,13 @@ class Supervisor:
 
     def _on_drained(self, reply: Reply) -> None:
         if self._phase == "draining":
-            log.info("Drained%s", f": {reply.message}" if reply.message else "")
+            log.info("Drained: %s", reply.message)
             self._stop_frontends(STOP_GRACE_SECONDS)
 
     def _stop_frontends(self, grace: float) -> None:
         """First the frontends, so that the last tokens reach the clients; then the engine."""
         self._phase = "stopping"
+        self._plan.listener.close()  # who comes when the last frontend has closed it is refused
         self._broadcast(Stop(grace=grace))
         self._deadline = time.monotonic() + grace + 2
 
