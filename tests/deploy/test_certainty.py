@@ -147,6 +147,39 @@ def test_only_dp_attention_divides_running_requests(flags: str, rules: set[str])
     assert {each.rule for each in judge(made).findings} & {*asked} == rules
 
 
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("--host 0.0.0.0", "warning vivace-start --host"),  # a key may come from outside
+        ("--host 0.0.0.0 --insecure", ""),
+        ("--host 0.0.0.0 --api-key <your-key>", ""),
+        ("--host 0.0.0.0 --api-key-file /etc/shadow", ""),
+        ("--host <your-host>", ""),
+        ("--host 10.0.0.1:80", "error vivace-start --host"),
+        ("--port 80000", "error flag-value --port"),
+        ("--port 80000 --page-size x", "error flag-value --page-size --port"),
+        ("--chunked-prefill-size 0", "error flag-value --chunked-prefill-size"),
+        ("--chunked-prefill-size 100 --page-size 16", "error vivace-start --chunked-prefill-size"),
+        ("--max-prefill-tokens 0", "error flag-value --max-prefill-tokens"),
+        ("--mem-fraction-static 4", "error flag-value --mem-fraction-static"),
+        ("--served-model-name a:b", "error flag-value --served-model-name"),
+        ("--allowed-origins ui.example", "error flag-value --allowed-origins"),
+        ("--enable-priority-scheduling --schedule-policy lpm",
+         "error vivace-start --enable-priority-scheduling"),
+    ],
+)  # fmt: skip
+def test_what_vivace_refuses_at_the_start_is_said_once(flags: str, expected: str) -> None:
+    findings = judge(command(f"vivace serve --model-path m {flags}")).findings
+    said = [each for each in findings if each.severity in ("error", "warning")]
+    kinds = sorted({f"{each.severity} {each.rule}" for each in said})
+    assert " ".join([*kinds, *sorted(each.flag for each in said)]) == expected
+
+
+def test_a_key_of_the_environment_is_one() -> None:
+    script = "export VIVACE_API_KEY=$KEY\nvivace serve --model-path m --host 0.0.0.0\n"
+    assert found({"script": script}, "vivace-start", "vivace") == []
+
+
 def test_what_may_work_is_no_error() -> None:
     """Halves of which one leaves its type to the model, servers in another order, a number that
     falls back to a default, a router that knows more servers than the scripts, or fewer."""

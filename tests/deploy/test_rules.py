@@ -23,7 +23,7 @@ from vivace.deploy.startup import rewrites_at
 LONG = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
 PARTITION = "SGLANG_PP_LAYER_PARTITION"
 DISPATCH = "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"
-V2, STREAM = "SGLANG_ENABLE_SPEC_V2", "SGLANG_ENABLE_OVERLAP_PLAN_STREAM"
+V2 = "SGLANG_ENABLE_SPEC_V2"
 EAGLE3 = {
     "speculative-algorithm": "EAGLE3",
     "speculative-draft-model-path": "/models/draft",
@@ -143,6 +143,13 @@ FLAG_PAIRS = {
         ),
         "mixed --attention-backend",
         "fa3",
+    ),
+    "vivace-start": Pair(
+        {"roles": {"mixed": {"kind": "mixed", "flags": {"host": "0.0.0.0"}}}},
+        {"roles": {"mixed": {"kind": "mixed", "flags": {"host": "::", "api-key": "<$KEY>"}}}},
+        "mixed --host",
+        "--insecure",
+        target="vivace",
     ),
     "vivace-flag": Pair(
         mixed(flags={"device": "cpu"}, hardware=LEAVE_OUT),
@@ -337,7 +344,6 @@ DRAFT_PAIRS = {
         mixed(flags=EAGLE3, environment={V2: "1"}),
         "mixed --speculative-eagle-topk",
     ),
-    "plan-stream": variables({V2: "1"}, {V2: "1", STREAM: "1"}, f"mixed {STREAM}"),
     "draft-quantisation": flags(
         {**EAGLE3, "quantization": "modelslim"},
         {

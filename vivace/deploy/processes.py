@@ -26,6 +26,7 @@ IN_ADDRESS = re.compile(r":(\d{1,5})\b")
 METRICS = 29000
 """port of a router's metrics, if nothing is given"""
 PORT_FLAG = re.compile(r"(?:.*-)?port")
+NUMERIC = re.compile(r"[\d.]+|[0-9a-fA-F:\[\]]*:[0-9a-fA-F:\[\]]*")
 EVERYWHERE = ("0.0.0.0", "::", "[::]")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 VISIBLE = ("ASCEND_RT_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ASCEND_VISIBLE_DEVICES",
@@ -171,6 +172,21 @@ def listen_address(process: StartedServer) -> str:
     """--host where it names one machine."""
     host = str(flag_value(process.flags, "host") or "")
     return "" if "<" in host or "{" in host or host in EVERYWHERE else host
+
+
+def find_names(process: StartedServer, numeric: bool) -> list[str]:
+    """Its addresses, or its names."""
+    found = (process.host or "", listen_address(process), *process.names)
+    known = (each for each in dict.fromkeys(found) if each and not any(c in each for c in "<{$"))
+    return [each for each in known if (NUMERIC.fullmatch(each) is not None) is numeric]
+
+
+def leads_to(host: str, name: str) -> bool:
+    """`node-0.set` leads to `node-0.set`, and so does `node-0.set.space.svc`; a short name leads to
+    all that begin with it, and the other way round."""
+    one, other = host.lower().split("."), name.lower().split(".")
+    length = min(len(one), len(other))
+    return one[:length] == other[:length]
 
 
 def visible_devices(process: StartedServer) -> tuple[str, list[str]] | None:

@@ -98,15 +98,3 @@ def refusal(flag: str, row: ReleasedFlag, value: FlagValue) -> str:
         return str(error)
     listed = ", ".join(row.choices)
     return f"{flag}: {str(wrong)!r} is not one of {listed}{nearest(str(wrong), row.choices)}"
-
-
-def why_vivace_refuses(option: ServerFlag, value: FlagValue) -> str:
-    """Why Vivace refuses a value; empty if it takes it."""
-    try:
-        found = parse_value(option, value)
-    except ConfigError as error:
-        return str(error)
-    low, high = option.limits or (None, None)
-    if low is None or high is None or not isinstance(found, int | float) or low <= found <= high:
-        return ""
-    return f"{option.flag} must be between {low:g} and {high:g}, got {found}"

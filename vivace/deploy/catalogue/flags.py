@@ -20,8 +20,7 @@ LARGEST = 1 << 22
 
 
 class ServerFlag(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An option of Vivace: `vivace.config.option.Option` without its states; `limits`: of a number,
-    inclusive."""
+    """An option of Vivace: `vivace.config.option.Option` without its states."""
 
     name: str
     flags: tuple[str, ...]
@@ -29,7 +28,6 @@ class ServerFlag(msgspec.Struct, frozen=True, omit_defaults=True):
     default: Any = None
     choices: tuple[str, ...] = ()
     secret: bool = False
-    limits: tuple[float, float] | None = None
 
     @property
     def flag(self) -> str:
@@ -56,7 +54,6 @@ def tables() -> Tables:
 
 def flags_json() -> bytes:
     """The content of flags.json."""
-    from vivace.config.checks import RANGES
     from vivace.config.config import all_options
     from vivace.config.variables import DEAD, VARIABLES
 
@@ -68,7 +65,6 @@ def flags_json() -> bytes:
             default=option.default,
             choices=tuple(option.choices),
             secret=option.secret,
-            limits=RANGES.get(option.name),
         )
         for option in all_options()
     )

@@ -13,7 +13,7 @@ from vivace.deploy.catalogue.ascend import ELSEWHERE, ascend_flags
 from vivace.deploy.files import packaged_path
 from vivace.deploy.from_script.flags import find_option, server_options
 from vivace.deploy.locations import Location
-from vivace.deploy.released import releases_with, replacement, why_refused, why_vivace_refuses
+from vivace.deploy.released import releases_with, replacement, why_refused
 from vivace.deploy.rules.rule import Issue, Rule, Severity, case_rule, server_rule
 from vivace.deploy.server_plan import ServerPlan, placeholder
 from vivace.deploy.target import Target, versions_that_do
@@ -197,7 +197,9 @@ def flag_value(server: ServerPlan, case: Case) -> Iterator[Issue]:
         if option is not None and (option.name, str(value)) in VALUES:
             continue
         if case.target.engine == "vivace":
-            reason = "" if option is None else why_vivace_refuses(option, value)
+            from vivace.deploy.own_checks import why_refused_alone
+
+            reason = "" if option is None else why_refused_alone(option, value)
         else:
             reason = why_refused("--" + flag, value, case.target.version)
         severity = None
@@ -304,3 +306,16 @@ def vivace_flag(server: ServerPlan, case: Case) -> Iterator[Issue]:
         if state.kind is not Support.WORKS:
             severity = "error" if state.kind is Support.NOT_AVAILABLE else "note"
             yield Issue("--" + flag, f"--{flag} on {platform}: {state.text()}", severity=severity)
+
+
+@server_rule("vivace-start", "error", source="Vivace's own checks", engine="vivace")
+def vivace_start(server: ServerPlan, case: Case) -> Iterator[Issue]:
+    """Vivace takes the flags together.
+    Its own checks stop the start, as for a --host that others reach without a key. Where only
+    scripts were read, a key may come from outside: that is a warning."""
+    from vivace.deploy.own_checks import why_refused_together
+
+    for reason in why_refused_together(server):
+        flag = reason.partition(" ")[0]
+        severity = "warning" if "--api-key" in reason and case.launches else None
+        yield Issue(flag, reason, "as the server says it when it starts", severity)

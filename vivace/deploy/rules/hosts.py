@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from itertools import islice
 
@@ -14,11 +13,13 @@ from vivace.deploy.processes import (
     EVERYWHERE,
     IN_COMPOSE,
     LOOPBACK,
+    NUMERIC,
     PUBLISHING,
     Instance,
+    find_names,
     flag_number,
     instances,
-    listen_address,
+    leads_to,
     listeners,
     listens_within,
     memory_share,
@@ -43,7 +44,6 @@ AGREED = tuple(
 MAX_COMPARED = 256
 """processes whose ports and devices are compared with one another"""
 KUBERNETES = "Kubernetes and Docker on probes, Services and health checks"
-NUMERIC = re.compile(r"[\d.]+|[0-9a-fA-F:\[\]]*:[0-9a-fA-F:\[\]]*")
 
 
 def issue_at(
@@ -271,21 +271,6 @@ def unreachable(first: StartedServer, host: str, instance: Instance, case: Case)
     text = f"{host} is no node that is known: rank 0 is {own} ({where(first)})"
     certain = not numeric and all(each.names and each.closed for each in instance)
     return issue_at(first, case, "--dist-init-addr", text, remedy, "error" if certain else None)
-
-
-def find_names(process: StartedServer, numeric: bool) -> list[str]:
-    """Its addresses, or its names."""
-    found = (process.host or "", listen_address(process), *process.names)
-    known = (each for each in dict.fromkeys(found) if each and not any(c in each for c in "<{$"))
-    return [each for each in known if (NUMERIC.fullmatch(each) is not None) is numeric]
-
-
-def leads_to(host: str, name: str) -> bool:
-    """`node-0.set` leads to `node-0.set`, and so does `node-0.set.space.svc`; a short name leads to
-    all that begin with it, and the other way round."""
-    one, other = host.lower().split("."), name.lower().split(".")
-    length = min(len(one), len(other))
-    return one[:length] == other[:length]
 
 
 @case_rule("port-in-loop", "warning", source="TCP")

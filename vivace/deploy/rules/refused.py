@@ -48,7 +48,7 @@ def priority_policy(server: ServerPlan, case: Case) -> Iterator[str]:
         yield f"--enable-priority-scheduling cannot be used with --schedule-policy {policy}"
 
 
-@refused("chunk-pages")
+@refused("chunk-pages", engine="sglang")
 def chunk_pages(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """--chunked-prefill-size, divided by dp with dp attention, is a multiple of the page size.
     From 0.5.3 on decode servers are not asked; up to 0.4.9.post3 the undivided size is."""
@@ -70,7 +70,9 @@ def tokenizer_batches(server: ServerPlan, case: Case) -> Iterator[str]:
         yield "it cannot be used with --enable-dynamic-batch-tokenizer"
 
 
-@refused("served-name", "served_model_name", "use a name without a colon", since="0.5.7")
+@refused(
+    "served-name", "served_model_name", "use a name without a colon", since="0.5.7", engine="sglang"
+)
 def served_name(server: ServerPlan, case: Case) -> Iterator[str]:
     """--served-model-name has no colon."""
     name = server.value("served_model_name")
@@ -141,7 +143,7 @@ def hybrid_cache(server: ServerPlan, case: Case) -> Iterator[Issue]:
                 yield Issue("mamba_scheduler_strategy", text, f"{extra}, or leave it out")
 
 
-@refused("limits")
+@refused("limits", engine="sglang")
 def limits(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Sizes and fractions are within their limits."""
     for name in ("tp_size", "dp_size", "pp_size", "nnodes", "ep_size"):

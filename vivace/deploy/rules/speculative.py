@@ -30,15 +30,6 @@ def spec_v2(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue("speculative_eagle_topk", text, f"--speculative-eagle-topk 1, or unset {V2}")
 
 
-@server_rule("plan-stream", "note", source=GUIDE, platforms=("npu",))
-def plan_stream(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """SGLANG_ENABLE_SPEC_V2 is used with the plan stream.
-    The guide says SPEC_V2 requires the plan stream."""
-    if server.enabled(V2) and not server.enabled(PLAN_STREAM):
-        text = f"{V2}=1 without {PLAN_STREAM}=1: the guide requires both, the code does not"
-        yield Issue(PLAN_STREAM, text, f"export {PLAN_STREAM}=1")
-
-
 @server_rule("draft-quantisation", "error", source=EAGLE3, platforms=("npu",))
 def draft_quantization(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """An unquantized draft model is declared as unquantized.
