@@ -129,7 +129,7 @@ MISTAKES = (
     # Vivace's own server
     M("laptop", "--port 8080", "--prot 8080", "unknown-flag", "correct"),
     M("laptop", "--dtype float32", "--dtype fp32", "flag-value", "value"),
-    M("laptop", "--mem-fraction-static 0.5", "--mem-fraction-static 5", "limits", "0.8"),
+    M("laptop", "--mem-fraction-static 0.5", "--mem-fraction-static 5", "flag-value", "value"),
     M("laptop", "VIVACE_API_KEY", "VIVACE_APIKEY", "unknown-variable", "correct"),
     M("laptop", "--max-running-requests 8", "--max-running-requests eight", "flag-value",
       "value"),
