@@ -78,7 +78,10 @@ def test_content_parts() -> None:
     image = [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]
     with pytest.raises(BadRequest, match="text only") as caught:
         template(walks).render(image)
-    assert caught.value.field == "messages[0].content"
+    assert caught.value.field == "messages[0].content[0]"
+    with pytest.raises(BadRequest) as caught:
+        template(walks).render([{"role": "user", "content": [*parts, {"type": "text"}]}])
+    assert caught.value.field == "messages[0].content[2].text"
 
 
 def test_continue_final_message() -> None:

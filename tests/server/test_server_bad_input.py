@@ -120,6 +120,26 @@ def test_generate_refuses(server: Running, body: bytes, status: int, field: str)
         assert answer.json["param"] == field
 
 
+TEXT = {"type": "text", "text": "x"}
+MESSAGES: dict[str, dict[str, Any]] = {
+    "content": {"role": "user"},
+    "content[1].text": {"role": "user", "content": [TEXT, {"type": "text"}]},
+    "content[2].text": {"role": "user", "content": [TEXT, TEXT, {"type": "text", "text": 5}]},
+    "content[1].type": {"role": "user", "content": [TEXT, {"text": "x"}]},
+    "content[0]": {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
+    "role": {"role": "narrator", "content": "x"},
+}
+"""What is wrong with a message, by its place."""
+
+
+@pytest.mark.parametrize("place", MESSAGES)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+def test_what_is_wrong_with_a_message_has_its_place(server: Running, path: str, place: str) -> None:
+    messages = [{"role": "user", "content": "x"}, MESSAGES[place]]
+    answer = ask(server, path, {"messages": messages})
+    assert answer.status == 400 and answer.json["param"] == f"messages[1].{place}", answer.text
+
+
 def test_a_huge_limit_is_cut_to_the_context(server: Running) -> None:
     body = {"text": "xy", "sampling_params": {"max_new_tokens": (1 << 31) - 1, "stop": "The"}}
     assert ask(server, "/generate", body).status == 200

@@ -13,12 +13,13 @@ import msgspec
 
 from vivace.checkpoint.fields import abbreviate
 from vivace.frontend.errors import BadRequest, ChatTemplateError, OverLimit
+from vivace.frontend.fields import NO_TEXT
 from vivace.frontend.renderer import Renderer
 
 log = logging.getLogger(__name__)
 SHOWS_NOTHING = (
-    "the chat template shows the model no message: of every conversation it makes %s; choose "
-    "another with --chat-template"
+    "%s: the chat template shows the model no message: of every conversation it makes %s. Give "
+    "another with --chat-template FILE"
 )
 
 _CHATML = (
@@ -105,9 +106,11 @@ _RESERVED = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class TemplateSet:
-    """What a model brings: templates by name and the special tokens they may write."""
+    """What a model brings: templates by name and the special tokens they may write. `places`: the
+    file and key of each template, or the flag that named it."""
 
     sources: Mapping[str, str] = field(default_factory=dict)
+    places: Mapping[str, str] = field(default_factory=dict)
     special_tokens: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -140,6 +143,7 @@ class ChatTemplate:
                 f"the model has no chat template named {name!r}; known: {known}"
             )
         self.source = sources[name]
+        self._places = templates.places
         self._plain = name
         self._with_tools = "tool_use" if name == "default" and sources.get("tool_use") else name
         self._special_tokens = {"bos_token": "", "eos_token": "", **templates.special_tokens}
@@ -167,27 +171,35 @@ class ChatTemplate:
 
     def _load(self, sources: Mapping[str, str]) -> list[str]:
         """Names of the templates that walk over content; ChatTemplateError for unusable ones."""
-        for source in sources.values():
+        for name, source in sources.items():
             if len(source) > _MAX_TEMPLATE_CHARS:
-                raise ChatTemplateError(f"chat template of {len(source)} characters is too large")
+                raise self._unusable(name, f"the chat template has {len(source)} characters")
         try:
             return self._renderer.load(sources)
         except BadRequest as error:
-            raise ChatTemplateError(error.reason) from error
+            name = error.field if error.field in sources else self._plain
+            raise self._unusable(name, error.reason) from error
+
+    def _unusable(self, name: str, reason: str) -> ChatTemplateError:
+        return ChatTemplateError(
+            f"{self._place(name)}: {reason}. Give another with --chat-template FILE"
+        )
+
+    def _place(self, name: str) -> str:
+        return self._places.get(name, f"chat template {name}")
 
     def _try_out(self) -> None:
         """A template that is over the limits for two words is over them for every conversation. One
         that shows none of them (some files have a template's name there) gets a warning."""
         for tools in (None, [{}]) if self._with_tools != self._plain else (None,):
+            name = self._with_tools if tools else self._plain
             try:
                 text = self.render([{"role": "user", "content": "Hi"}], tools=tools)
                 if tools is None and "hi" not in text.lower():
-                    log.warning(SHOWS_NOTHING, abbreviate(text))
+                    log.warning(SHOWS_NOTHING, self._place(name), abbreviate(text))
             except OverLimit as error:
-                raise ChatTemplateError(
-                    f"{error.reason}, for a conversation of two letters; "
-                    "choose another with --chat-template"
-                ) from error
+                reason = f"{error.reason}, for a conversation of two letters"
+                raise self._unusable(name, reason) from error
             except BadRequest:
                 pass  # some want a system message, or more variables
 
@@ -218,7 +230,8 @@ class ChatTemplate:
         if content is None:
             normalized["content"] = ""
         elif isinstance(content, list):
-            texts = [_part_text(part, f"messages[{place}].content") for part in content]
+            field = f"messages[{place}].content"
+            texts = [_part_text(part, f"{field}[{at}]") for at, part in enumerate(content)]
             if self.content_format == "text":
                 normalized["content"] = " ".join(texts)
             else:
@@ -234,8 +247,11 @@ def own_template(
 ) -> ChatTemplate | None:
     """The template to use: `--chat-template` (a file or a built-in name), else the model's."""
     if choice is not None:
-        source = {"default": chosen_source(choice)}
-        templates = TemplateSet(sources=source, special_tokens=templates.special_tokens)
+        templates = TemplateSet(
+            sources={"default": chosen_source(choice)},
+            places={"default": f"--chat-template {choice}"},
+            special_tokens=templates.special_tokens,
+        )
         return ChatTemplate(templates, renderer=renderer)
     if name is None:
         if not templates.sources:
@@ -294,7 +310,9 @@ def _part_text(part: Any, where: str) -> str:
     if isinstance(part, Mapping) and isinstance(part.get("text"), str):
         return part["text"]
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-    raise BadRequest(where, f"this model reads text only; got a part of type {kind!r}")
+    if kind == "text":
+        raise BadRequest(f"{where}.text", NO_TEXT)
+    raise BadRequest(where, f"part of type {kind!r}: the served model takes text only")
 
 
 def _split_beginning(messages: list[dict[str, Any]]) -> tuple[str, list[dict[str, Any]]]:

@@ -10,6 +10,10 @@ from typing import Any
 from vivace.frontend.errors import BadRequest
 
 
+NO_TEXT = "is missing; a part of type text needs its text, a string"
+"""of a part of a message"""
+
+
 class Fields:
     """A mapping of request fields with an error prefix; None means "not given"."""
 

@@ -14,7 +14,7 @@ import msgspec
 
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fairness import Work
-from vivace.frontend.fields import refuse_unsupported
+from vivace.frontend.fields import NO_TEXT, abbreviate, refuse_unsupported
 from vivace.frontend.frontend import Frontend
 from vivace.frontend.validation import build_logprobs, build_sampling, check_prompt, samples
 from vivace.protocol.messages import Request
@@ -212,11 +212,13 @@ def content(message: Message, field: str) -> str | list[dict[str, str]] | None:
         return parts
     texts: list[dict[str, str]] = []
     for number, part in enumerate(parts):
-        if part.type != "text" or part.text is None:
+        place = f"{field}.content[{number}]"
+        if part.type != "text":
             raise BadRequest(
-                f"{field}.content[{number}]",
-                f"part of type {part.type!r}: the served model takes text only",
+                place, f"part of type {abbreviate(part.type)!r}: the served model takes text only"
             )
+        if part.text is None:
+            raise BadRequest(f"{place}.text", NO_TEXT)
         texts.append({"type": "text", "text": part.text})
     return texts
 
