@@ -21,7 +21,8 @@ from tokenizers import Tokenizer as Core
 from transformers import PreTrainedTokenizerFast
 
 from vivace.errors import CannotStart
-from vivace.frontend.errors import BadRequest, TokenizerError
+from vivace.frontend.chat_template import own_template
+from vivace.frontend.errors import BadRequest, ChatTemplateError, TokenizerError
 from vivace.frontend.tokenizer import load_tokenizer
 from vivace.frontend.tokenizer_gguf import SPLIT_RULES, build_tokenizer
 
@@ -212,6 +213,47 @@ def test_folder_with_config_files(tmp_path: Path) -> None:
     assert ours.chat is not None and ours.chat.render([{"role": "user", "content": "a"}]) == "<s>a"
     assert ours.decode([3, 3, 1, 2], skip_special_tokens=False) == "<s> <s> a b"
     assert ours.decode([3, 3, 1, 2], False, spaces_between_special_tokens=False) == "<s><s> a b"
+
+
+WRONG = "{{ 'a' }}\n{% if %}"
+PLACES: dict[str, tuple[str, Any]] = {
+    "tokenizer_config.json: chat_template": ("tokenizer_config.json", WRONG),
+    "tokenizer_config.json: chat_template.default": ("tokenizer_config.json", {"default": WRONG}),
+    "tokenizer_config.json: chat_template.1.template": (
+        "tokenizer_config.json",
+        [{"name": "default", "template": "a"}, {"name": "tool_use", "template": WRONG}],
+    ),
+    "chat_template.json: chat_template": ("chat_template.json", WRONG),
+    "chat_template.jinja": ("chat_template.jinja", WRONG),
+    "additional_chat_templates/tool_use.jinja": ("additional_chat_templates/tool_use.jinja", WRONG),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_template_that_cannot_be_used_is_named_by_its_place(place: str, tmp_path: Path) -> None:
+    """And the line in it, and what to do."""
+    source = word_level_folder(tmp_path, chat_template="a")
+    name, template = PLACES[place]
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    old = json.loads(file.read_text()) if name == "tokenizer_config.json" else {}
+    wrapped = json.dumps({**old, "chat_template": template}) if name[-1] == "n" else template
+    file.write_text(wrapped)
+    with pytest.raises(ChatTemplateError) as caught:
+        load_tokenizer(source)  # type: ignore[arg-type]
+    told = str(caught.value)
+    assert told.startswith(f"{tmp_path / place}: ") and "line 2" in told and told.isprintable()
+    assert "--chat-template FILE" in told
+    load_tokenizer(source, chat_template="chatml")  # type: ignore[arg-type]
+
+
+def test_a_template_of_a_gguf_file_is_named_by_its_key(tmp_path: Path) -> None:
+    key = "tokenizer.chat_template"
+    for wrong in (key, f"{key}.tool_use"):
+        more = {key: "a", f"{key}s": ["tool_use"], wrong: WRONG}
+        _, templates, *_ = build_tokenizer({**embedded_metadata(), **more}, "x.gguf")
+        with pytest.raises(ChatTemplateError, match=rf"^x\.gguf: {wrong}: .* line 2"):
+            own_template(None, templates, None)
 
 
 def test_what_a_folder_lacks_is_said(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 from vivace.frontend.errors import BadRequest
 
-
 NO_TEXT = "is missing; a part of type text needs its text, a string"
 """of a part of a message"""
 

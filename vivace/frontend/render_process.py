@@ -66,6 +66,8 @@ class RenderError(msgspec.Struct, frozen=True, tag="refused"):
     reason: str
     """a clause whose subject is the chat template"""
     over_limit: bool = False
+    template: str = ""
+    """the name of the one that cannot be loaded"""
 
 
 RenderMessage = LoadTemplates | Render
@@ -234,7 +236,7 @@ def to_bad_request(answer: RenderReply) -> BadRequest:
     if not isinstance(answer, RenderError):
         raise TypeError(f"{type(answer).__name__} is no answer to a rendering")
     kind = OverLimit if answer.over_limit else BadRequest
-    return kind(FIELD, f"the chat template {answer.reason}")
+    return kind(answer.template or FIELD, f"the chat template {answer.reason}")
 
 
 def process_error(ended: ProcessEnded, attempt: int, limits: RenderLimits) -> BadRequest | None:

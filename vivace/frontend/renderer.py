@@ -244,7 +244,8 @@ class Renderer:
     def load(self, sources: Mapping[str, str]) -> list[str]:
         """Compile the templates; the names of those that walk over a message's content.
 
-        Raises BadRequest; its reason is about the template.
+        Raises BadRequest; its reason is about the template, its field the template's name if one
+        is to blame.
         """
         load = encode(LoadTemplates(dict(sources), self._limits))
         answer = self._submit(load)

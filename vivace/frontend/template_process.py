@@ -268,7 +268,13 @@ class TemplateRenderer:
             except MemoryError:
                 raise
             except Exception as error:
-                return RenderError(f"does not compile: {clear(error)}")
+                line = (
+                    f"line {error.lineno}: "
+                    if isinstance(error, jinja2.TemplateSyntaxError)
+                    else ""
+                )
+                reason = " ".join(clear(error).split())
+                return RenderError(f"does not compile: {line}{reason}", template=name)
         gc.freeze()
         self._resident = self._sizes()[1]
         self.spent = False

@@ -54,7 +54,12 @@ def load_from_folder(folder: Path) -> Loaded:
     _follow_bos_flags(core, config, named, file)
     end = core.token_to_id(named["eos_token"]) if "eos_token" in named else None
     begin = core.token_to_id(named["bos_token"]) if "bos_token" in named else None
-    templates = TemplateSet(sources=_templates(folder, config), special_tokens=named)
+    found = _templates(folder, config)
+    templates = TemplateSet(
+        sources={name: text for name, (text, _) in found.items()},
+        places={name: place for name, (_, place) in found.items()},
+        special_tokens=named,
+    )
     return core, templates, [] if end is None else [end], begin
 
 
@@ -179,24 +184,34 @@ def set_frame(core: Core, first: str | None, last: str | None) -> None:
     )
 
 
-def _templates(folder: Path, config: ConfigFields) -> dict[str, str]:
+Template = tuple[str, str]
+"""its text, and the file and key it is from"""
+
+
+def _templates(folder: Path, config: ConfigFields) -> dict[str, Template]:
     """Chat templates by name; a file wins over tokenizer_config.json."""
     found = _configured_templates(config)
     listed = read_json(folder / "chat_template.json", limit=_LARGEST_CONFIG)
     place = f"{folder / 'chat_template.json'}"
     beside = ConfigFields(listed, lambda key: f"{place}: {key}", _ADVICE)
     if listed.get("chat_template"):
-        found["default"] = beside.need("chat_template", _TEMPLATE)
-    for file in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        found[file.stem] = _template_file(file) or ""
-    own = _template_file(folder / "chat_template.jinja")
-    return found if own is None else {**found, "default": own}
+        found["default"] = _template(beside, "chat_template")
+    others = sorted((folder / "additional_chat_templates").glob("*.jinja"))
+    for name, file in (
+        *((one.stem, one) for one in others),
+        ("default", folder / "chat_template.jinja"),
+    ):
+        text = _template_file(file)
+        if text is not None:
+            found[name] = text, str(file)
+    return found
 
 
-_TEMPLATE = Text(1 << 20, name=False)
+def _template(fields: ConfigFields, key: str) -> Template:
+    return fields.need(key, Text(1 << 20, name=False)), fields.place(key)
 
 
-def _configured_templates(config: ConfigFields) -> dict[str, str]:
+def _configured_templates(config: ConfigFields) -> dict[str, Template]:
     """One template, an object of them by name, or a list of objects with `name` and `template`."""
     own: Any = config.values.get("chat_template")
     if own in (None, ""):
@@ -204,14 +219,14 @@ def _configured_templates(config: ConfigFields) -> dict[str, str]:
     if isinstance(own, dict):
         named = config.need_inner("chat_template")
         names = [name for name in named.values if name.isprintable()]  # others nobody can ask for
-        return {name: named.need(name, _TEMPLATE) for name in names}
+        return {name: _template(named, name) for name in names}
     if not isinstance(own, list):
-        return {"default": config.need("chat_template", _TEMPLATE)}
-    found: dict[str, str] = {}
+        return {"default": _template(config, "chat_template")}
+    found: dict[str, Template] = {}
     for number, entry in enumerate(own):
         key = f"chat_template.{number}"
         one = ConfigFields({key: entry}, config.place, _ADVICE).need_inner(key)
-        found[one.need("name", Text())] = one.need("template", _TEMPLATE)
+        found[one.need("name", Text())] = _template(one, "template")
     return found
 
 

@@ -216,6 +216,8 @@ def _templates(words: _Words) -> TemplateSet:
     for name in fields.get(key + "s", ListOf(Text(), 64), ()):
         if fields.has(f"{key}.{name}"):
             sources[name] = fields.need(f"{key}.{name}", template)
+    keys = {name: key if name == "default" else f"{key}.{name}" for name in sources}
+    places = {name: fields.place(one) for name, one in keys.items()}
     named = {
         f"{short}_token": text
         for short, key_name in (
@@ -226,7 +228,7 @@ def _templates(words: _Words) -> TemplateSet:
         )
         if (text := words.named(key_name)) is not None
     }
-    return TemplateSet(sources=sources, special_tokens=named)
+    return TemplateSet(sources=sources, places=places, special_tokens=named)
 
 
 _TAIL = r"\s*[\r\n]+|\s+(?!\S)|\s+"

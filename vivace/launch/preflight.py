@@ -32,15 +32,11 @@ def check_template(choice: str | None) -> None:
     if choice is None:
         return
     from vivace.frontend.chat_template import TemplateSet, own_template
-    from vivace.frontend.errors import ChatTemplateError
 
     try:
         template = own_template(choice, TemplateSet(), None)
         if template is not None:
             template.close()
-    except ChatTemplateError as error:
-        known = f"--chat-template {choice}" in str(error)
-        raise CannotStart(str(error) if known else f"--chat-template {choice}: {error}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise CannotStart(
             f"--chat-template {choice}: cannot be read as UTF-8 text: {cause(error)}"
