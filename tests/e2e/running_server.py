@@ -47,15 +47,29 @@ def find_children(pid: int) -> dict[str, int]:
     return found
 
 
+WITH_DRAIN = """
+import runpy
+from vivace.supervisor.plan import Plan
+Plan.__init__.__kwdefaults__["drain"] = {seconds}
+runpy.run_module("vivace", run_name="__main__")
+"""
+
+
 class RunningServer:
-    """`vivace serve` with its log; ends with the `with` block."""
+    """`vivace serve` with its log; ends with the `with` block. `drain`: its limit, in seconds."""
 
     def __init__(
-        self, *flags: str, environment: dict[str, str] | None = None, log: Path, port: int = 0
+        self,
+        *flags: str,
+        environment: dict[str, str] | None = None,
+        log: Path,
+        port: int = 0,
+        drain: float | None = None,
     ) -> None:
         self.port = port or free_port()
         self.log = log
-        words = ["-m", "vivace", "serve", "--host", "127.0.0.1", "--port", str(self.port), *flags]
+        program = ["-m", "vivace"] if drain is None else ["-c", WITH_DRAIN.format(seconds=drain)]
+        words = [*program, "serve", "--host", "127.0.0.1", "--port", str(self.port), *flags]
         self._file = log.open("wb")
         self.process = subprocess.Popen(
             [sys.executable, *words],

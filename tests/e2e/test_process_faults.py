@@ -219,6 +219,52 @@ def test_sigterm_answers_what_no_engine_knows(tmp_path: Path) -> None:
         assert "no progress" not in server.text()
 
 
+def test_requests_that_outlast_a_drain_are_told(tmp_path: Path, vocabulary: int) -> None:
+    """Streams with an error event, others with 503, whether they run or wait for a row."""
+    flags = (*FLAGS, "--max-running-requests", "2")
+    with RunningServer(*flags, environment=ORACLE, log=tmp_path / "log", drain=1.0) as server:
+        server.wait_ready()
+
+        def events(seed: int) -> list[dict]:
+            return list(server.stream("/generate", body(seed, 8000)))
+
+        with ThreadPoolExecutor(4) as pool:
+            streams = [pool.submit(events, seed) for seed in (1, 2)]
+            time.sleep(0.5)
+            whole = [pool.submit(server.call, "POST", "/generate", body(3, 8000)) for _ in range(2)]
+            time.sleep(0.3)
+            begun = time.monotonic()
+            server.signal()
+            for seed, stream in enumerate(streams, 1):
+                *tokens, last = stream.result(60)
+                assert (last["error"]["code"], last["object"]) == (503, "error")
+                got = tokens[-1]["output_ids"]
+                assert got == expected(seed, 8000, vocabulary)[: len(got)] and len(got) > 50
+            for answer in whole:
+                status, page = answer.result(60)
+                assert status == 503 and json.loads(page)["error"]["code"] == 503
+        assert server.wait() == 0
+        assert 1.0 < time.monotonic() - begun < 5.0
+        (line,) = (line for line in server.text().splitlines() if "were ended" in line)
+        assert "WARNING" in line and "4 requests" in line and "limit of 1 s" in line
+
+
+def test_an_engine_that_stands_still_does_not_silence_the_server(tmp_path: Path) -> None:
+    """At the limit the frontends answer for it."""
+    faults = {**ORACLE, "VIVACE_TEST_FAULT": "engine-hang@30"}
+    with RunningServer(*FLAGS, environment=faults, log=tmp_path / "log", drain=1.0) as server:
+        server.wait_ready()
+        with ThreadPoolExecutor(2) as pool:
+            stream = pool.submit(lambda: list(server.stream("/generate", body(1, 8000))))
+            whole = pool.submit(server.call, "POST", "/generate", body(3, 8000))
+            time.sleep(1.0)
+            server.signal()
+            assert stream.result(60)[-1]["error"]["code"] == 503
+            assert whole.result(60)[0] == 503
+        server.wait()
+        assert "2 requests are ended" in server.text()
+
+
 def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
     with RunningServer(*FLAGS, environment=ORACLE, log=tmp_path / "log") as server:
         server.wait_ready()

@@ -224,13 +224,22 @@ def test_drain_finishes_what_runs_and_takes_nothing_new() -> None:
     assert [(reply.ticket, reply.ok) for reply in rig.replies] == [(5, True)]
 
 
-def test_drain_gives_up_at_its_deadline() -> None:
-    rig = rig_with()
-    rig.send(1, [1], 150, ignore_eos=True)
+@pytest.mark.parametrize("depth", [1, 3])
+def test_a_drain_ends_what_runs_and_waits_at_its_deadline(depth: int) -> None:
+    rig = rig_with(rows=2, depth=depth)
+    for key in (1, 2, 3):
+        rig.send(key, [key], 150, ignore_eos=True)
     rig.step(3)
     rig.mailbox.post(Command(5, Drain(timeout=0.05)))
     rig.step(10)
+    for key in (1, 2, 3):
+        finish = rig.answers[key].finish
+        assert finish is not None and (finish.type, finish.status) == ("abort", 503)
+        assert finish.retry_after
     assert [(reply.ticket, reply.ok) for reply in rig.replies] == [(5, False)]
+    assert rig.replies[0].message.startswith("3 requests")
+    rig.run()
+    assert rig.scheduler.state().audit == [] and not rig.scheduler.busy
 
 
 def test_the_mailbox_is_read_every_so_many_turns_while_busy() -> None:

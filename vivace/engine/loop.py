@@ -11,12 +11,14 @@ from vivace.engine.executor import Executor, ExecutorDied, PendingStep
 from vivace.engine.scheduler import Scheduler
 from vivace.protocol.heartbeat import EngineHeartbeat
 from vivace.protocol.messages import (
+    FINISH_ABORT,
     Cancel,
     Command,
     Delta,
     Deltas,
     Drain,
     EngineState,
+    Finish,
     FlushCache,
     GetState,
     Reply,
@@ -89,8 +91,8 @@ class Loop:
         self._iterations = 0
         self._in_flight: deque[tuple[StepPlan, PendingStep]] = deque()
         self._commands: deque[Command] = deque()
-        self._drains: list[tuple[int, float]] = []
-        """(ticket, deadline)"""
+        self._drain: tuple[int, Drain, float] | None = None
+        """ticket, what is asked, deadline"""
         self._stopped = False
 
     def run(self) -> None:
@@ -110,7 +112,7 @@ class Loop:
         """Seconds a step may wait for a message; None = nothing else can happen."""
         if self._in_flight or self._commands or self._scheduler.busy:
             return 0.0
-        moments = [deadline for _, deadline in self._drains]
+        moments = [] if self._drain is None else [self._drain[-1]]
         if (moment := self._scheduler.idle_until()) is not None:
             moments.append(moment)
         return max(0.0, min(moments) - self._clock()) if moments else None
@@ -129,7 +131,7 @@ class Loop:
         elif self._in_flight:
             self._commit_oldest()
         self._send_deltas()
-        self._answer_drains()
+        self._answer_drain()
         return received or worked
 
     # --- steps ------------------------------------------------------------------------------
@@ -184,7 +186,7 @@ class Loop:
             self._scheduler.cancel(message)
         elif isinstance(message.body, Drain):
             self._scheduler.draining = True
-            self._drains.append((message.ticket, self._clock() + message.body.timeout))
+            self._drain = message.ticket, message.body, self._clock() + message.body.timeout
         else:
             self._commands.append(message)
 
@@ -232,14 +234,20 @@ class Loop:
         state.executor = type(self._executor).__name__
         return state
 
-    def _answer_drains(self) -> None:
-        """A drain is over when nothing lives any more, or its time is up."""
-        if not self._drains:
+    def _answer_drain(self) -> None:
+        """It is over when nothing lives any more; what does when its time is up is ended."""
+        if self._drain is None:
             return
-        now, live = self._clock(), self._scheduler.busy or bool(self._in_flight)
-        for ticket, deadline in self._drains.copy():
-            if live and now < deadline:
-                continue
-            self._drains.remove((ticket, deadline))
-            text = "requests are still running" if live else "no running requests"
-            self._mailbox.send(frontend_index(ticket), Reply(ticket, not live, text))
+        ticket, drain, deadline = self._drain
+        live = self._scheduler.busy or bool(self._in_flight)
+        if live and self._clock() < deadline:
+            return
+        self._drain = None
+        limit = f"the limit of {drain.timeout:g} s"
+        message = f"the server is shutting down, and the request did not end within {limit}"
+        ended = self._scheduler.end_all(
+            Finish(FINISH_ABORT, message=message, status=503, retry_after=1.0)
+        )
+        self._send_deltas()
+        text = f"{ended} requests were ended at {limit}" if ended else "no running requests"
+        self._mailbox.send(frontend_index(ticket), Reply(ticket, not ended, text))

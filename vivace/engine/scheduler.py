@@ -149,6 +149,13 @@ class Scheduler:
                     chosen[key] = sequence
         return list(chosen.values())
 
+    def end_all(self, finish: Finish) -> int:
+        """End every request; returns how many there were."""
+        live = list(self._table.live.values())
+        for sequence in live:
+            self._outputs.finish(sequence, finish)
+        return len(live)
+
     def take_deltas(self) -> list[Delta]:
         """What has come up since the last call, in its order."""
         return self._outputs.take()

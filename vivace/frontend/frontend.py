@@ -12,13 +12,13 @@ import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
-from typing import TypedDict, Unpack
+from typing import Unpack
 
 from vivace.frontend.engine_status import CrashingRequests, EngineStatus, PendingCommands
 from vivace.frontend.errors import BadRequest, EngineUnavailable
 from vivace.frontend.fairness import CURRENT_BEGIN
 from vivace.frontend.request_output import QueueSink, RequestOutput, Sink
-from vivace.frontend.request_state import MissingDelta, RequestState
+from vivace.frontend.request_state import MissingDelta, RequestOptions, RequestState
 from vivace.frontend.served_model import ServedModel
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.frontend.tokenizer_pool import TokenizerPool
@@ -34,7 +34,6 @@ from vivace.protocol.messages import (
     Command,
     Delta,
     Deltas,
-    Drain,
     EngineDown,
     Finish,
     FlushCache,
@@ -52,19 +51,6 @@ log = logging.getLogger(__name__)
 
 RETRY_AFTER = 2.0
 MAX_ABORTS = 1024
-
-
-class RequestOptions(TypedDict, total=False):
-    """What a request may have besides its prompt and its sampling."""
-
-    rid: str | None
-    logprobs: LogprobOptions | None
-    priority: int | None
-    cache_key: str
-    stream: bool
-    client: int
-    log_metrics: bool
-    arrival: float | None
 
 
 class Frontend:
@@ -131,6 +117,13 @@ class Frontend:
     def drain(self) -> None:
         """Take no new requests, and end those that no engine has heard of; who is live goes on."""
         self.engine.drain()
+
+    def stop(self) -> None:
+        """End who is live still: the engine will not say anything any more."""
+        if self._states:
+            log.warning("%d requests are ended, which the engine did not end", self.live)
+        for state in list(self._states.values()):
+            self._finish(state, "the server has shut down", 503)
 
     def close(self) -> None:
         self._pool.close()
@@ -254,7 +247,7 @@ class Frontend:
             if state.request.rid.startswith(prefix):
                 self._end(state, ABORTED)
 
-    async def control(self, body: FlushCache | GetState | Drain, timeout: float = 10.0) -> Reply:
+    async def control(self, body: FlushCache | GetState, timeout: float = 10.0) -> Reply:
         """One control command. Raises EngineUnavailable when no answer comes within `timeout`."""
         if not self.engine.up:
             raise EngineUnavailable(f"the engine is {self.status}")
@@ -269,9 +262,7 @@ class Frontend:
         finally:
             self._commands.drop(ticket)
 
-    def command(
-        self, body: FlushCache | GetState | Drain, answered: Callable[[Reply], object]
-    ) -> int:
+    def command(self, body: FlushCache | GetState, answered: Callable[[Reply], object]) -> int:
         """Send a control command; `answered` is called from `feed`. Returns the ticket."""
         ticket = self._commands.add(answered)
         self._send(Command(ticket=ticket, body=body))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import TypedDict
 
 import msgspec
 
@@ -19,6 +20,19 @@ from vivace.protocol.messages import (
     Request,
     TokenLogprob,
 )
+
+
+class RequestOptions(TypedDict, total=False):
+    """What a request may have besides its prompt and its sampling."""
+
+    rid: str | None
+    logprobs: LogprobOptions | None
+    priority: int | None
+    cache_key: str
+    stream: bool
+    client: int
+    log_metrics: bool
+    arrival: float | None
 
 
 class PromptRows:

@@ -155,6 +155,7 @@ class FrontendChild:
         if feeding in done:
             feeding.result()
         await self._idle(self.grace)
+        self._frontend.stop()
         feeding.cancel()
 
     async def _idle(self, grace: float) -> None:

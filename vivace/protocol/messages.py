@@ -256,7 +256,8 @@ class GetState(msgspec.Struct, frozen=True, tag="get_state"):
 
 
 class Drain(msgspec.Struct, frozen=True, tag="drain"):
-    """Take no new request (503), finish what runs, then reply. `timeout` in seconds."""
+    """Take no new request (503), finish what runs, then reply. What has not ended after `timeout`
+    seconds is ended (503); the reply, which is not `ok` then, says how many that were."""
 
     timeout: float
 

@@ -335,8 +335,8 @@ class Supervisor:
         if self._deadline is not None and now >= self._deadline:
             self._deadline = None
             if self._phase == "draining":
-                log.warning("Requests are still running after %.0f s of draining", self._plan.drain)
-                self._stop_frontends(STOP_GRACE_SECONDS)
+                log.warning("The engine did not drain within the limit of %g s", self._plan.drain)
+                self._stop_frontends(SHUTDOWN_NOTICE_SECONDS)
             else:
                 self._kill_everything()
         if self._phase == "stopping" and not self._frontends:
@@ -373,7 +373,7 @@ class Supervisor:
 
     def _on_drained(self, reply: Reply) -> None:
         if self._phase == "draining":
-            log.info("Drained: %s", reply.message)
+            log.log(logging.INFO if reply.ok else logging.WARNING, "Drained: %s", reply.message)
             self._stop_frontends(STOP_GRACE_SECONDS)
 
     def _stop_frontends(self, grace: float) -> None:
