@@ -9,9 +9,11 @@ from typing import Protocol
 
 from vivace.engine.executor import Executor, ExecutorDied, PendingStep
 from vivace.engine.scheduler import Scheduler
+from vivace.engine.sequence import split_deltas
 from vivace.protocol.heartbeat import EngineHeartbeat
 from vivace.protocol.messages import (
     FINISH_ABORT,
+    KEY_SHIFT,
     Cancel,
     Command,
     Delta,
@@ -25,8 +27,6 @@ from vivace.protocol.messages import (
     Request,
     ToEngine,
     ToFrontend,
-    frontend_index,
-    split_deltas,
 )
 from vivace.protocol.step import StepPlan
 
@@ -202,7 +202,7 @@ class Loop:
         """One message per frontend, or several small ones."""
         frontends: dict[int, list[Delta]] = {}
         for delta in self._scheduler.take_deltas():
-            frontends.setdefault(frontend_index(delta.key), []).append(delta)
+            frontends.setdefault(delta.key >> KEY_SHIFT, []).append(delta)
         for frontend, deltas in frontends.items():
             for message in split_deltas(deltas):
                 self._mailbox.send(frontend, Deltas(self._epoch, message))
@@ -214,7 +214,7 @@ class Loop:
         before they are answered."""
         while self._commands and not self._in_flight:
             command = self._commands.popleft()
-            self._mailbox.send(frontend_index(command.ticket), self._execute(command))
+            self._mailbox.send(command.ticket >> KEY_SHIFT, self._execute(command))
 
     def _execute(self, command: Command) -> Reply:
         try:
@@ -250,4 +250,4 @@ class Loop:
         )
         self._send_deltas()
         text = f"{ended} requests were ended at {limit}" if ended else "no running requests"
-        self._mailbox.send(frontend_index(ticket), Reply(ticket, not ended, text))
+        self._mailbox.send(ticket >> KEY_SHIFT, Reply(ticket, not ended, text))

@@ -103,7 +103,7 @@ class Scheduler:
             request,
             self.settings,
             seq_no=self._num_added,
-            max_len=min(self.capacity.context, self.capacity.tokens),
+            max_len=self._limits.max_len,
             now=self._clock(),
         )
         if request.resumed and (finish := sequence.finish_reason()):

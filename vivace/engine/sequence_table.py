@@ -266,6 +266,8 @@ class RequestLimits:
     def __init__(self, settings: EngineSettings, capacity: Capacity) -> None:
         self._settings = settings
         self._capacity = capacity
+        self.max_len = min(capacity.context, capacity.tokens)
+        """the longest prompt + output in tokens"""
         self._interval = _MIN_RETRY_SECONDS
         self._last_finish: float | None = None
 
@@ -311,10 +313,10 @@ class RequestLimits:
             return _abort(
                 400, f"the prompt has {known} tokens, the context length is {capacity.context}"
             )
-        if known > capacity.tokens:
+        if known > self.max_len:
             return _abort(
                 400,
-                f"the prompt has {known} tokens, the KV cache holds {capacity.tokens}; "
+                f"the prompt has {known} tokens, the KV cache holds {self.max_len}; "
                 "shorten it, or give the server more memory",
             )
         for ids in (tokens, request.resumed):

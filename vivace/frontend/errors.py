@@ -3,9 +3,6 @@ understand them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from vivace.errors import CannotStart
 
 
@@ -36,17 +33,6 @@ class BadRequest(Exception):
         """The same refusal for callers who know the input by another name."""
         words = self.reason if reason is None else reason
         return BadRequest(field, words, self.status, code=self.code, retry_after=self.retry_after)
-
-
-@contextmanager
-def text_named(field: str) -> Iterator[None]:
-    """What is wrong with a `text` inside is told of `field`, which the client sent it in."""
-    try:
-        yield
-    except BadRequest as error:
-        if error.field != "text":
-            raise
-        raise error.of_field(field) from None
 
 
 class NotSupported(BadRequest):

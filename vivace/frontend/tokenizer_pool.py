@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from threading import Event
 from typing import Any, TypeVar
 
@@ -198,6 +198,17 @@ def refuse(place: asyncio.Future[None]) -> None:
 
 def busy() -> BadRequest:
     return BadRequest("text", "too many texts wait to be tokenized", 503, retry_after=1)
+
+
+@contextmanager
+def text_named(field: str) -> Iterator[None]:
+    """What is wrong with a `text` inside is reported for `field`, which the client sent it in."""
+    try:
+        yield
+    except BadRequest as error:
+        if error.field != "text":
+            raise
+        raise error.of_field(field) from None
 
 
 def encode_each(tokenizer: Tokenizer, texts: list[str], special: bool) -> list[list[int]]:

@@ -28,13 +28,13 @@ import zmq
 
 from vivace.protocol.engine_socket import address
 from vivace.protocol.messages import (
+    KEY_SHIFT,
     Cancel,
     Deltas,
     Ready,
     Request,
     ToEngine,
     ToFrontend,
-    frontend_index,
 )
 
 log = logging.getLogger(__name__)
@@ -117,14 +117,14 @@ class LiveKeys:
     def has_reader(self, message: ToEngine) -> bool:
         """False for what a frontend sent before it died: nobody waits for the answer."""
         gone = self._gone
-        return not (gone and isinstance(message, Request) and frontend_index(message.key) in gone)
+        return not (gone and isinstance(message, Request) and message.key >> KEY_SHIFT in gone)
 
     def record_received(self, message: ToEngine) -> None:
         if isinstance(message, Request):
-            self._keys.setdefault(frontend_index(message.key), set()).add(message.key)
+            self._keys.setdefault(message.key >> KEY_SHIFT, set()).add(message.key)
         elif isinstance(message, Cancel) and message.finished:
             for key in message.keys:
-                self._keys.get(frontend_index(key), set()).discard(key)
+                self._keys.get(key >> KEY_SHIFT, set()).discard(key)
 
     def record_sent(self, frontend: int, message: ToFrontend) -> None:
         keys = self._keys.get(frontend)

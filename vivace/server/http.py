@@ -7,24 +7,25 @@ import asyncio
 import logging
 import socket
 import time
-import traceback
 from collections.abc import Awaitable, Callable
+from http.client import responses
 from typing import Any
 
 from aiohttp import web
+from aiohttp.abc import AbstractAccessLogger
 from aiohttp.web_protocol import RequestHandler
 
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fairness import CURRENT_BEGIN, CURRENT_CLIENT, discard
 from vivace.frontend.frontend import Frontend
+from vivace.observability.log import level_number
 from vivace.server.access import CLIENT, Access, check_headers, is_text
-from vivace.server.access_log import AccessLog, configure_access_log
 from vivace.server.body import Body, read_body
 from vivace.server.context import CONTEXT, Context
-from vivace.server.responses import HTTPError, error_response
+from vivace.server.responses import HTTPError, error_response, free_frames
 from vivace.server.routes import FULL, NO_BODY, Route
 from vivace.server.settings import ServerSettings
-from vivace.server.unknown_paths import describe_unknown_path, is_stored_completion
+from vivace.server.unknown_paths import aiohttp_error, without_slash
 
 # -- connections -----------------------------------------------------------------------------------
 
@@ -194,6 +195,58 @@ def is_awaited(connection: RequestHandler) -> bool:
     return isinstance(connection, Connection) and connection.expects_head
 
 
+# -- one line for each request, in uvicorn's form ------------------------------------------------
+
+PROBES = frozenset({"/health", "/health_generate", "/ready", "/metrics"})
+"""asked every few seconds by whatever looks after the server"""
+access_log = logging.getLogger("vivace.access")
+
+
+class AccessLog(AbstractAccessLogger):
+    """`INFO: 127.0.0.1:52345 - "POST /generate HTTP/1.1" 200 OK`."""
+
+    @property
+    def enabled(self) -> bool:
+        return self.logger.isEnabledFor(logging.INFO)
+
+    def log(self, request: web.BaseRequest, response: web.StreamResponse, time: float) -> None:
+        """`time` (seconds) is not shown: the form has no place for it."""
+        if not is_left_out(request, response.status):
+            self.logger.info("%s", access_line(request, response.status))
+
+
+def is_left_out(request: web.BaseRequest, status: int) -> bool:
+    """Whether a line would tell nobody anything, or is not wanted. One that failed is told, but
+    that a server that starts is not ready is no failure."""
+    if not isinstance(request, web.Request) or request._match_info is None:
+        return False  # it could not be read, or was answered before a route was looked for
+    context = request.app[CONTEXT]
+    if request.raw_path.startswith(context.settings.access_log_excluded):
+        return True
+    resource = request.match_info.route.resource
+    if resource is None or resource.canonical not in PROBES:
+        return False
+    return status == 200 or (status == 503 and context.status == "starting")
+
+
+def access_line(request: web.BaseRequest, status: int) -> str:
+    """One line; the path is shown as sent (percent-encoded), so it cannot break the line."""
+    peer = request.transport.get_extra_info("peername") if request.transport else None
+    address = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "unix"
+    version = f"{request.version.major}.{request.version.minor}"
+    phrase = responses.get(status, "")
+    target = request.raw_path.encode("ascii", "backslashreplace").decode()
+    return (
+        f'INFO: {address} - "{request.method} {target} HTTP/{version}" {status} {phrase}'.rstrip()
+    )
+
+
+def configure_access_log(level: str) -> logging.Logger:
+    """The access logger at `--log-level-http`."""
+    access_log.setLevel(level_number(level))
+    return access_log
+
+
 # -- around every handler --------------------------------------------------------------------------
 
 Handle = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -310,30 +363,6 @@ async def answer_error(
     return moved or error_response(http_error)
 
 
-def free_frames(error: BaseException) -> None:
-    """Drop what the functions that raised it held, such as a body. A variable of theirs that holds
-    the error keeps all of it otherwise, until the garbage collector comes: it counts objects, not
-    bytes, so that may take minutes."""
-    chain: BaseException | None = error
-    while chain is not None:
-        traceback.clear_frames(chain.__traceback__)
-        chain = chain.__context__
-
-
-async def without_slash(request: web.Request) -> web.Response | None:
-    """Where a path with a slash too many is meant to go, as FastAPI does it. Only to paths that
-    there are; and `//name/` would send browsers to another server."""
-    path, query = request.rel_url.raw_path, request.rel_url.raw_query_string
-    shorter = path[:-1]
-    if path.startswith("//") or not path.endswith("/") or not shorter:
-        return None
-    found = await request.app.router.resolve(request.clone(rel_url=shorter))
-    if found.http_exception is not None:
-        return None
-    location = f"{shorter}?{query}" if query else shorter
-    return web.Response(status=307, headers={"Location": location})
-
-
 def to_http_error(
     context: Context, request: web.Request, error: HTTPError | BadRequest | web.HTTPException
 ) -> HTTPError:
@@ -349,21 +378,3 @@ def to_http_error(
         code=error.code,
         retry_after=error.retry_after,
     )
-
-
-def aiohttp_error(context: Context, request: web.Request, error: web.HTTPException) -> HTTPError:
-    """aiohttp's own refusals; who has no key does not learn which paths exist."""
-    try:
-        context.keys.check(request, Access.USER)
-    except HTTPError as http_error:
-        return http_error
-    path = request.path[:200]
-    stored = request.method == "GET" and is_stored_completion(request.path)
-    if isinstance(error, web.HTTPMethodNotAllowed) and not stored:
-        allowed = ", ".join(sorted(error.allowed_methods))
-        message = f"Method {error.method} not allowed on {path} (allowed: {allowed})"
-        return HTTPError(405, message, headers={"Allow": allowed})
-    if error.status == 404 or stored:
-        paths = (found.canonical for found in request.app.router.resources())
-        return HTTPError(404, describe_unknown_path(request.path, paths))
-    return HTTPError(error.status, error.text or error.reason)

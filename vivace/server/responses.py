@@ -4,6 +4,7 @@ and SGLang's flat fields at once."""
 from __future__ import annotations
 
 import math
+import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
@@ -171,3 +172,13 @@ async def json_parts(http: web.Request, parts: Sequence[bytes]) -> web.StreamRes
         await response.write(part)
     await response.write_eof()
     return response
+
+
+def free_frames(error: BaseException) -> None:
+    """Drop what the functions that raised it held, such as a body. A variable of theirs that holds
+    the error keeps all of it otherwise, until the garbage collector comes: it counts objects, not
+    bytes, so that may take minutes."""
+    chain: BaseException | None = error
+    while chain is not None:
+        traceback.clear_frames(chain.__traceback__)
+        chain = chain.__context__

@@ -8,10 +8,11 @@ from typing import Any, cast
 import msgspec
 from aiohttp import web
 
-from vivace.frontend.errors import BadRequest, text_named
+from vivace.frontend.errors import BadRequest
 from vivace.frontend.fairness import Work, run_now
 from vivace.frontend.fields import refuse_unsupported
 from vivace.frontend.tokenizer import Tokenizer
+from vivace.frontend.tokenizer_pool import text_named
 from vivace.requests.limits import PROMPTS
 from vivace.requests.prompts import entry_type
 from vivace.server.body import Body, BodyReader

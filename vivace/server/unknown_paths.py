@@ -8,6 +8,12 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from aiohttp import web
+
+from vivace.server.access import Access
+from vivace.server.context import Context
+from vivace.server.responses import HTTPError
+
 SAME: dict[str, str] = {
     # Ollama
     "/api/chat": "/v1/chat/completions",
@@ -85,3 +91,35 @@ def _similar(plain: str, served: list[str]) -> str | None:
     if len(plain) > MAX_COMPARED:
         return None
     return next(iter(difflib.get_close_matches(plain, served, 1, SIMILAR)), None)
+
+
+async def without_slash(request: web.Request) -> web.Response | None:
+    """Where a path with a slash too many is meant to go, as FastAPI does it. Only to paths that
+    there are; and `//name/` would send browsers to another server."""
+    path, query = request.rel_url.raw_path, request.rel_url.raw_query_string
+    shorter = path[:-1]
+    if path.startswith("//") or not path.endswith("/") or not shorter:
+        return None
+    found = await request.app.router.resolve(request.clone(rel_url=shorter))
+    if found.http_exception is not None:
+        return None
+    location = f"{shorter}?{query}" if query else shorter
+    return web.Response(status=307, headers={"Location": location})
+
+
+def aiohttp_error(context: Context, request: web.Request, error: web.HTTPException) -> HTTPError:
+    """aiohttp's own refusals; who has no key does not learn which paths exist."""
+    try:
+        context.keys.check(request, Access.USER)
+    except HTTPError as http_error:
+        return http_error
+    path = request.path[:200]
+    stored = request.method == "GET" and is_stored_completion(request.path)
+    if isinstance(error, web.HTTPMethodNotAllowed) and not stored:
+        allowed = ", ".join(sorted(error.allowed_methods))
+        message = f"Method {error.method} not allowed on {path} (allowed: {allowed})"
+        return HTTPError(405, message, headers={"Allow": allowed})
+    if error.status == 404 or stored:
+        paths = (found.canonical for found in request.app.router.resources())
+        return HTTPError(404, describe_unknown_path(request.path, paths))
+    return HTTPError(error.status, error.text or error.reason)

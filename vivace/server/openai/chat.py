@@ -7,9 +7,10 @@ from typing import Any, Protocol
 
 from aiohttp import web
 
-from vivace.frontend.errors import BadRequest, text_named
+from vivace.frontend.errors import BadRequest
 from vivace.frontend.fields import refuse_unsupported
 from vivace.frontend.request_output import RequestOutput
+from vivace.frontend.tokenizer_pool import text_named
 from vivace.protocol.messages import Request
 from vivace.requests.prompts import PromptInput, new_id, template_messages
 from vivace.requests.schema import Message

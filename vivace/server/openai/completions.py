@@ -9,11 +9,12 @@ from itertools import chain
 from aiohttp import web
 from msgspec import Raw
 
-from vivace.frontend.errors import BadRequest, text_named
+from vivace.frontend.errors import BadRequest
 from vivace.frontend.fairness import Work
 from vivace.frontend.fields import refuse_unsupported
 from vivace.frontend.request_output import RequestOutput
 from vivace.frontend.tokenizer import Tokenizer
+from vivace.frontend.tokenizer_pool import text_named
 from vivace.protocol.messages import Request
 from vivace.requests.prompts import PromptInput, entry_type, new_id
 from vivace.server.body import Body, BodyReader
