@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from mutations import write_json
+from safetensors.torch import load_file, save_file
 from served_toy import write_toy_llama
 
 from vivace.errors import CannotStart
@@ -27,9 +31,10 @@ BROKEN: dict[str, tuple[str, dict[str, Any], str]] = {
     "defaults": ("generation_config.json", {"temperature": -1}, "temperature is -1"),
     "extra tokens": ("tokenizer_config.json", {"additional_special_tokens": 5}, "tokens is 5"),
     "added tokens": ("tokenizer_config.json", {"added_tokens_decoder": {"x": 1}}, "decoder.x is 1"),
+    "a template": ("tokenizer_config.json", {"chat_template": "{% if %}"}, "chat_template: "),
     "shapes": ("config.json", {"intermediate_size": 48}, "has the shape"),
 }
-BEHIND = ("extra tokens", "added tokens", "shapes")
+BEHIND = ("a template", "extra tokens", "added tokens", "shapes")
 """found by a child process, not by the one that starts it"""
 
 
@@ -45,10 +50,15 @@ def broken(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     return tmp_path
 
 
-def run(*words: str) -> subprocess.CompletedProcess[str]:
+def run(*words: str, fault: str = "") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "vivace", *words]
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL
+        command,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "VIVACE_TEST_FAULT": fault},
     )
 
 
@@ -92,3 +102,21 @@ def test_other_commands_too(broken: Path, command: list[str]) -> None:
     )
     assert done.returncode == 2, done.stderr
     assert "rope_scaling is [1]" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_weights_of_nan(tmp_path: Path) -> None:
+    """Whole files; only the warm-up finds it."""
+    file = write_toy_llama(tmp_path) / "model.safetensors"
+    weights = {name: torch.full_like(one, math.nan) for name, one in load_file(file).items()}
+    save_file(weights, file, metadata={"format": "pt"})
+    done = run("serve", "--port", "0", "--model-path", str(tmp_path))
+    last = done.stderr.splitlines()[-1]
+    assert done.returncode == 2, done.stderr
+    assert f"{tmp_path}: " in last and "NaN" in last and "internal error" not in done.stderr
+
+
+def test_a_warm_up_that_fails_otherwise_says_nothing_of_the_model(tmp_path: Path) -> None:
+    path = str(write_toy_llama(tmp_path))
+    done = run("serve", "--port", "0", "--model-path", path, fault="engine-raise@0")
+    assert done.returncode == 1, done.stderr
+    assert str(tmp_path) not in done.stderr.splitlines()[-1]

@@ -76,6 +76,7 @@ def test_bad_numbers_end_one_request_and_leave_no_cache_behind() -> None:
     rig.run()
     finish = rig.answers[1].finish
     assert finish is not None and finish.status == 500 and "NaN" in str(finish.message)
+    assert finish.bad_numbers
     rig.check(2)
     rig.send(3, [4, 5, 6, 7], 5)
     rig.run()

@@ -27,7 +27,7 @@ class ResultProcessor:
             sequence = step.spans()[index][0]
             sequence.has_bad_numbers = True
             if sequence.state is State.RUNNING:
-                self._outputs.fail(sequence, message)
+                self._outputs.fail_numbers(sequence, message)
         counted, first = self._process_chunks(step, result, now)
         moments, following = self._process_decodes(step, result, now)
         self._stats.record_tokens(first + following, counted + len(moments), moments, now)
@@ -143,12 +143,20 @@ class OutputQueue:
         index = len(request.resumed)
         self.deltas.append(Delta(key=request.key, index=index, tokens=[], finish=finish))
 
-    def fail(self, sequence: Sequence, error: Exception | str) -> None:
+    def fail(self, sequence: Sequence, error: Exception) -> None:
         """The fault boundary: what went wrong with one request ends only that request."""
-        logger.error("request %s is ended: %s", sequence.request.rid, error)
-        text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+        text = f"{type(error).__name__}: {error}"
         message = f"internal error while processing the request: {text}"
-        self.finish(sequence, Finish(FINISH_ABORT, message=message, status=500))
+        self._abort(sequence, text, Finish(FINISH_ABORT, message=message, status=500))
+
+    def fail_numbers(self, sequence: Sequence, message: str) -> None:
+        """The model's numbers for one request are none (NaN)."""
+        finish = Finish(FINISH_ABORT, message=message, status=500, bad_numbers=True)
+        self._abort(sequence, message, finish)
+
+    def _abort(self, sequence: Sequence, why: str, finish: Finish) -> None:
+        logger.error("request %s is ended: %s", sequence.request.rid, why)
+        self.finish(sequence, finish)
 
     def time_out(self, sequence: Sequence, what: str) -> None:
         message = f"the request {what}"

@@ -4,6 +4,7 @@
 `engine-exit@N`    the engine raises out of its loop at step N
 `engine-kill@N`    the engine is killed at step N, as by the kernel
 `engine-hang@N`    step N never returns
+`engine-raise@N`   every step from N on raises
 `engine-kill-token@ID`  every step with a request whose prompt holds this token kills the engine
 `frontend-kill@N`  frontend 0 is killed after N messages from the engine
 
@@ -54,6 +55,8 @@ class FaultyRunner:
     def _fail(self) -> None:
         if self._kind == "engine-kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        if self._kind == "engine-raise":
+            raise RuntimeError("this step was told to fail")
         while self._kind == "engine-hang":
             time.sleep(1)
         if self._kind == "engine-exit":

@@ -28,9 +28,12 @@ from vivace.platforms.cpu.allocator import return_freed_blocks, return_large_blo
 from vivace.protocol.channel import FrontendMailbox
 from vivace.protocol.heartbeat import EngineProgress, FrontendHeartbeat
 from vivace.protocol.messages import (
+    ABORTED,
+    FINISH_ABORT,
     Cancel,
     Deltas,
     EngineDown,
+    Finish,
     Ready,
     Request,
     SamplingParams,
@@ -58,6 +61,10 @@ log = logging.getLogger(__name__)
 WARM_UP_TOKENS = 8
 WARM_UP_SECONDS = 600.0
 BEAT_SECONDS = 0.5
+DAMAGED = (
+    "the model computes NaN or infinite logits: its weights are damaged, or --dtype is too narrow "
+    "for them. Fetch its files again, or give another --dtype"
+)
 
 
 async def run_frontend(control: MessageSocket[ToChild], setup: Setup, timeline: Timeline) -> None:
@@ -167,18 +174,18 @@ class FrontendChild:
     async def _warm_up(self) -> None:
         started, code = time.monotonic(), FAILED
         try:
-            problem = await asyncio.wait_for(warm_up(self._frontend), WARM_UP_SECONDS)
-            if problem and self._frontend.status == "ready":
-                path, code = self._frontend.served.path, CANNOT_START
-                problem = f"{path}: {problem}. If its files are damaged, fetch them again"
+            finish = await asyncio.wait_for(warm_up(self._frontend), WARM_UP_SECONDS)
+            problem = finish.message or "it was aborted" if finish else ""
+            if finish and finish.bad_numbers:
+                problem, code = f"{self._frontend.served.path}: {DAMAGED}", CANNOT_START
         except Exception as error:
             log.exception("warm-up")
             problem = f"{type(error).__name__}: {error}"
         self._control.send(Warm(problem, time.monotonic() - started, code))
 
 
-async def warm_up(frontend: Frontend) -> str:
-    """Generate a little through the whole engine; returns what went wrong, or ""."""
+async def warm_up(frontend: Frontend) -> Finish | None:
+    """Generate a little through the whole engine; returns the end if it is no good one."""
     await frontend.engine.settled()
     count = max(1, min(WARM_UP_TOKENS, frontend.served.context // 2))
     tokens = [index % frontend.served.vocabulary for index in range(count)]
@@ -187,9 +194,8 @@ async def warm_up(frontend: Frontend) -> str:
     finish = None
     async for output in frontend.generate(request):
         finish = output.finish
-    if finish is None or finish.type == "abort":
-        return (finish.message if finish else None) or "it was aborted"
-    return ""
+    finish = finish or ABORTED
+    return finish if finish.type == FINISH_ABORT else None
 
 
 def crash_dump(config: Config, index: int) -> CrashDump | None:

@@ -125,6 +125,8 @@ class Finish(msgspec.Struct, frozen=True, omit_defaults=True):
     status: int | None = None
     retry_after: float | None = None
     """Seconds until it is worth trying again (503 only)."""
+    bad_numbers: bool = False
+    """the model computed NaN or infinite logits"""
 
 
 ABORTED = Finish(type=FINISH_ABORT, message="the request was aborted")
