@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from deployments import found, separated
+from deployments import found, mixed, separated
 
 from vivace.deploy.case import Case
 from vivace.deploy.load_case import Overrides, build_case, open_command
@@ -126,6 +126,21 @@ RECURRENT = f"{NEXT} --mamba-radix-cache-strategy no_buffer --disable-overlap-sc
         (f"{LORA} NEXTN", "adapter-drafts", "0.5.19", ["warning"]),
         (f"{LORA} STANDALONE", "adapter-drafts", "0.5.23", ["error"]),
         (f"{LORA} NGRAM", "adapter-drafts", "0.5.10", []),
+        (f"{LORA} EAGLE --speculative-adaptive", "adapter-drafts", "0.5.18", ["error"]),
+        (f"{LORA} EAGLE --speculative-adaptive", "adapter-drafts", "0.5.19", ["error"]),
+        (f"{LORA} EAGLE --speculative-adaptive", "adapter-drafts", "0.5.23", ["error"]),
+        (
+            f"{LORA} EAGLE3 --moe-runner-backend experimental_sgl_trtllm",
+            "adapter-drafts",
+            "0.5.23",
+            ["error"],
+        ),
+        (
+            f"{LORA} EAGLE --moe-runner-backend <$X> --speculative-adaptive",
+            "adapter-drafts",
+            "0.5.20",
+            ["error"],
+        ),
         (f"{PRIORITY} priority", "priority-policy", "0.5.10", ["error"]),
         (f"{PRIORITY} lof", "priority-policy", "0.5.23", []),
         (f"{DENSE} 4", "dense-tp", "0.5.12.post1", ["error"]),
@@ -169,6 +184,37 @@ def test_a_rank_admits_what_the_division_by_dp_leaves(running: int, each: int) -
     line = f"--model-path m --tp 16 --dp 16 --enable-dp-attention --max-running-requests {running}"
     (server,) = read(line, "sglang==0.5.10").servers
     assert server.running_per_rank == each
+
+
+@pytest.mark.parametrize(
+    ("variables", "algorithm", "severity"),
+    [
+        ({}, "DSPARK", "warning"),
+        ({"SGLANG_RAGGED_VERIFY_MODE": "static"}, "DSPARK", "warning"),
+        ({"SGLANG_RAGGED_VERIFY_MODE": "dynamic"}, "DSPARK", "error"),
+        ({"SGLANG_RAGGED_VERIFY_MODE": "dynamic"}, "EAGLE", "warning"),
+        ({"SGLANG_ENABLE_OVERLAP_PLAN_STREAM": "1"}, "EAGLE", "error"),
+        ({"SGLANG_ENABLE_OVERLAP_PLAN_STREAM": "<$X>"}, "EAGLE", "warning"),
+    ],
+)
+def test_variables_that_drafts_with_adapters_may_not_have(
+    variables: dict[str, str], algorithm: str, severity: str
+) -> None:
+    flags = {"enable-lora": True, "speculative-algorithm": algorithm}
+    made = mixed(flags=flags, environment=variables)
+    findings = found(made, "adapter-drafts", "sglang==0.5.19")
+    assert [each.severity for each in findings] == [severity]
+
+
+def test_every_role_with_a_fault_is_named() -> None:
+    made = separated(decode={"page-size": 64, "speculative-algorithm": "NEXTN"})
+    for name in ("prefill", "decode"):
+        made["roles"][f"{name}-2"] = made["roles"][name]
+    for rule in ("handshake", "drafts-on-both"):
+        findings = found(made, rule)
+        assert [each.role for each in findings] == ["decode", "decode-2"]
+        if rule == "handshake":
+            assert all("prefill, prefill-2" in each.text for each in findings)
 
 
 def test_a_mistake_is_told_once() -> None:

@@ -44,6 +44,8 @@ POD = "apiVersion: v1\nkind: Pod\n"
         ("alias-pod.yaml", POD + ALIASES + "spec: {containers: *i}\n", "more than 100000 values"),
         ("latin.yaml", b"name: x\nmodel: {path: \xff}\n", "line 2: not UTF-8"),
         ("nul.yaml", "name: \0\n", "YAML does not allow the character at position 6"),
+        ("nul.sh", f"#!/bin/sh\n{SERVER} \0\n", "no text: line 2 has a NUL"),
+        ("utf16.sh", SERVER.encode("utf-16"), "no text: line 1 has a NUL"),
         ("words.sh", SERVER + " x" * 200_000, "words"),
         ("array.sh", "A=(" + "x " * 200_000 + ")\n" + SERVER, "words"),
         ("eval.sh", 'a=\'eval "$a$a"\'\neval "$a"\n', "eval.sh"),

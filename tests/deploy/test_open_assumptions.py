@@ -231,6 +231,8 @@ def test_mtp_layers_that_the_config_does_not_name(steps: int, expected: int) -> 
 
 
 M = "--model-path m --tp 4"
+DISPATCH = "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"
+EXPERTS = f"{M} --moe-a2a-backend deepep"
 
 
 @pytest.mark.parametrize(
@@ -249,15 +251,32 @@ M = "--model-path m --tp 4"
          "becomes-static-experts", ["--init-expert-location"]),
         (f"{M} --speculative-num-steps <$X> --enable-multi-layer-eagle", "multi-layer-mtp",
          ["--enable-multi-layer-eagle"]),
+        (f"{EXPERTS} --max-running-requests <$X>", "dispatch-limits", [DISPATCH]),
+        (f"{EXPERTS} --max-running-requests 8 --dp <$X> --enable-dp-attention",
+         "dispatch-limits", [DISPATCH]),
     ],
 )  # fmt: skip
 def test_a_value_that_is_not_known_silences_only_what_needs_it(
     line: str, rule: str, about: list[str]
 ) -> None:
-    words = ["python", "-m", "sglang.launch_server", *line.split()]
+    words = [f"{DISPATCH}=2048", "python", "-m", "sglang.launch_server", *line.split()]
     overrides = Overrides(hardware="h100", model="deepseek-r1")
     findings = judge(build_case(open_command(words), overrides)).findings
     assert [each.flag for each in findings if each.rule == rule] == about
+
+
+def test_an_unknown_store_silences_only_its_own_role() -> None:
+    store, backend = "ASCEND_MF_STORE_URL", {"disaggregation-transfer-backend": "<$X>"}
+    made = separated()
+    for name in ("decode-2", "decode-3"):
+        made["roles"][name] = {**made["roles"]["decode"]}
+    made["roles"]["decode"]["environment"] = {store: "<$URL>"}
+    made["roles"]["decode-2"]["environment"] = {store: "tcp://10.0.0.9:1"}
+    other = made["roles"]["decode-3"]
+    other["flags"] = {**other["flags"], **backend}
+    assert [each.flag for each in found(made, "store-url")] == [store]
+    made["roles"]["decode-2"]["environment"] = {store: "tcp://10.0.0.9"}
+    assert {each.role for each in found(made, "store-url")} >= {"decode-2"}
 
 
 def test_an_unknown_value_of_a_pair_silences_only_that_comparison() -> None:

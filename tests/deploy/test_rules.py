@@ -592,11 +592,6 @@ BECOMES_PAIRS = {
     "becomes-ascend": flags(
         {"attention-backend": "triton"}, {"page-size": 64}, "mixed --attention-backend", "ascend"
     ),
-    "becomes-draft-path": Pair(
-        mixed(flags=NEXTN, model={"name": "deepseek-r1"}),
-        mixed(flags=EAGLE3, model={"name": "deepseek-r1"}),
-        "mixed --speculative-algorithm",
-    ),
     "becomes-other": flags(
         {"moe-a2a-backend": "mori", "deepep-mode": "auto"},
         {"moe-a2a-backend": "deepep", "deepep-mode": "auto"},
@@ -604,7 +599,6 @@ BECOMES_PAIRS = {
         "normal",
         target="sglang==0.5.10",
     ),
-    "becomes-eagle": flags(NEXTN, EAGLE3, "mixed --speculative-algorithm", "EAGLE"),
     "becomes-draft-limits": Pair(
         mixed(flags={**EAGLE3, "max-running-requests": LEAVE_OUT}),
         mixed(flags=EAGLE3, environment={V2: "1"}),
@@ -630,17 +624,7 @@ BECOMES_PAIRS = {
         {"schedule-policy": "lpm"},
         "mixed --schedule-policy",
     ),
-    "becomes-one-tokenizer": flags(
-        {"skip-tokenizer-init": True, "tokenizer-worker-num": 4},
-        {"tokenizer-worker-num": 4},
-        "mixed --tokenizer-worker-num",
-    ),
     "becomes-no-symmetric": flags({"enable-symm-mem": True}, {}, "mixed --enable-symm-mem", "CUDA"),
-    "becomes-pytorch-sampling": flags(
-        {"enable-deterministic-inference": True, "sampling-backend": "ascend"},
-        {"enable-deterministic-inference": True, "sampling-backend": "pytorch"},
-        "mixed --sampling-backend",
-    ),
     "becomes-sparse-pages": Pair(
         {
             "model": {"name": "deepseek-v3.2"},
@@ -830,7 +814,6 @@ ELSEWHERE = {"device": LEAVE_OUT, "attention-backend": LEAVE_OUT, "enable-dp-att
 SINCE = {
     "becomes-dp-attention": ("enable_dp_attention", False),
     "becomes-no-overlap": ("disable_overlap_schedule", True),
-    "becomes-one-tokenizer": ("tokenizer_worker_num", 1),
     "becomes-static-experts": ("ep_dispatch_algorithm", "static"),
 }
 WHY = {"becomes-no-overlap": [[">", "pp_size", 1]]}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -32,6 +32,7 @@ PAGES = {"flashmla": 64, "cutlass_mla": 128, "trtllm_mla": 64, "trtllm_mha": 64,
          "nsa": 64, "dsa": 64}  # fmt: skip
 """pages of attention backends that do not take any size (0.5.10, server_args.py)"""
 ATTENTION_BACKENDS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
+T = TypeVar("T")
 UNKNOWN = re.compile(r"<[$\w][^<>]*>")
 DRAFTED_RUNNING = 48
 """max-running-requests that SGLang sets for speculation by default"""
@@ -46,6 +47,14 @@ def unknown(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return any(unknown(each) for each in value)
     return isinstance(value, str) and UNKNOWN.search(value) is not None
+
+
+def if_known(ask: Callable[[], T], otherwise: T) -> T:
+    """What `ask` finds; `otherwise` where it needs a value that is not known."""
+    try:
+        return ask()
+    except UnknownValue:
+        return otherwise
 
 
 def placeholder(value: Any) -> bool:
@@ -240,9 +249,7 @@ class ServerPlan(msgspec.Struct, frozen=True, dict=True):
 
     def page_tokens(self, platform: str, otherwise: int = 1) -> int:
         """To round by: `page_size`, and `otherwise` where it is not known."""
-        with suppress(UnknownValue):
-            return max(1, self.page_size(platform) or otherwise)
-        return otherwise
+        return if_known(lambda: max(1, self.page_size(platform) or otherwise), otherwise)
 
     @property
     def speculative_algorithm(self) -> str:
@@ -335,3 +342,18 @@ def parse_given(option: ServerFlag, value: FlagValue) -> Any:
         return replaced[0] if replaced else parse_value(option, value)
     except ConfigError:
         return value
+
+
+def by_value(
+    servers: Sequence[ServerPlan], value: Callable[[ServerPlan], Any]
+) -> dict[Any, list[ServerPlan]]:
+    """Those with the same value together, without those whose value is not known."""
+    found: dict[Any, list[ServerPlan]] = {}
+    for server in servers:
+        with suppress(UnknownValue):
+            found.setdefault(value(server), []).append(server)
+    return found
+
+
+def join_names(servers: Sequence[ServerPlan]) -> str:
+    return ", ".join(server.name for server in servers)

@@ -21,10 +21,9 @@ from vivace.deploy.schema.deployment import Flags
 UNKNOWN = object()
 TOLD = frozenset(
     """ep_size enable_dp_attention chunked_prefill_size schedule_conservativeness page_size
-    attention_backend speculative_algorithm speculative_draft_model_path max_running_requests
-    enable_mixed_chunk disable_overlap_schedule disable_radix_cache disable_cuda_graph
-    ep_dispatch_algorithm disable_shared_experts_fusion schedule_policy tokenizer_worker_num
-    enable_symm_mem sampling_backend hicache_mem_layout""".split()
+    attention_backend max_running_requests enable_mixed_chunk disable_overlap_schedule
+    disable_radix_cache disable_cuda_graph ep_dispatch_algorithm disable_shared_experts_fusion
+    schedule_policy enable_symm_mem hicache_mem_layout""".split()
 )
 """arguments that rules of their own are about (rules/rewrites.py)"""
 PLATFORMS = ("npu", "cuda", "cpu", "hip", "xpu", "hpu", "musa", "mps")

@@ -61,6 +61,8 @@ REPEATING = frozenset("parallel xargs pdsh pssh clush dsh ansible".split())
 """programs that run a command many times, or for each line of a list"""
 MAX_WRAPPER = 64
 """words of a wrapper and its options"""
+MAX_SHOWN = 120
+"""characters of a line that was not understood, where nothing was"""
 PLAIN_LINE = re.compile(r"[\w\s./*=:|>-]+")
 
 
@@ -80,7 +82,7 @@ class NothingStarted(ScriptError):
 
 
 def show(remark: Remark) -> str:
-    return f"{remark.file}:{remark.line}: {remark.text}"
+    return f"{remark.file}:{remark.line}: {remark.text[:MAX_SHOWN]}"
 
 
 class DeploymentBuilder(msgspec.Struct):
@@ -118,6 +120,10 @@ def import_files(
     for path in map(str, paths):
         try:
             raw = given[path] if path in given else read_file(path, MAX_BYTES)
+            if b"\0" in raw:
+                raise ScriptError(
+                    f"{path}: no text: line {raw[: raw.index(0)].count(10) + 1} has a NUL"
+                )
             content = raw.decode("utf-8-sig", "replace")
         except OSError as error:
             raise ScriptError(f"{path}: {error.strerror or error}") from None

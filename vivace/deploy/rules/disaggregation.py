@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import product
+from operator import attrgetter
 from typing import Any
 
 from vivace.deploy.case import Case
@@ -21,7 +22,7 @@ from vivace.deploy.processes import (
 )
 from vivace.deploy.rules.rule import PAGE, Issue, case_rule, server_rule
 from vivace.deploy.schema.deployment import KINDS
-from vivace.deploy.server_plan import ServerPlan, UnknownValue
+from vivace.deploy.server_plan import ServerPlan, UnknownValue, by_value, join_names
 
 PD = "SGLang's disaggregation: handshake and router"
 TRANSFER = ("kv_cache_dtype", "dtype", "disaggregation_transfer_backend", "page_size")
@@ -202,21 +203,21 @@ def handshake(case: Case) -> Iterator[Issue]:
     """Prefill and decode servers use the same KV format.
     Page size and KV type are compared at the handshake; another transport cannot connect, and KV of
     another --dtype is read wrong. A --dtype of auto may be the same: that is a warning."""
-    pairs, reported = product(case.of("prefill"), case.of("decode")), set[tuple[Any, ...]]()
-    for (prefill, decode), name in product(pairs, TRANSFER):
-        with suppress(UnknownValue):
-            one, other = (
-                each.page_size(case.platform) if name == "page_size" else each.value(name)
-                for each in (prefill, decode)
-            )
-            if one == other or None in (one, other) or (name, one, other) in reported:
+    for name in TRANSFER:
+
+        def value(server: ServerPlan, name: str = name) -> Any:
+            return server.page_size(case.platform) if name == "page_size" else server.value(name)
+
+        prefills, decodes = by_value(case.of("prefill"), value), by_value(case.of("decode"), value)
+        for one, other in product(prefills, decodes):
+            if one == other or None in (one, other):
                 continue
-            reported.add((name, one, other))
-            flag, unsettled = decode.flag(name), name == "dtype" and "auto" in (one, other)
-            places = f"{one} on {prefill.name} and {other} on {decode.name}"
-            text = f"{flag} is {places}: KV cannot be handed over"
-            severity = "warning" if unsettled else None
-            yield Issue(flag, text, "make both the same", severity, decode.name)
+            for decode in decodes[other]:
+                flag, unsettled = decode.flag(name), name == "dtype" and "auto" in (one, other)
+                places = f"{one} on {join_names(prefills[one])} and {other} on {decode.name}"
+                text = f"{flag} is {places}: KV cannot be handed over"
+                severity = "warning" if unsettled else None
+                yield Issue(flag, text, "make both the same", severity, decode.name)
 
 
 @case_rule("drafts-on-both", "error", source=PD)
@@ -224,31 +225,34 @@ def drafts_on_both(case: Case) -> Iterator[Issue]:
     """Prefill and decode servers use the same speculative algorithm, or only decode drafts.
     Prefill runs the draft model once so that decode can continue with it; without, decode begins
     with an empty draft cache. The KV of two different drafts does not fit together."""
-    seen: set[tuple[str, str]] = set()
-    for prefill, decode in product(case.of("prefill"), case.of("decode")):
-        with suppress(UnknownValue):
-            drafts = prefill.speculative_algorithm, decode.speculative_algorithm
-            if drafts not in seen and drafts[0] != drafts[1]:
-                yield draft_issue(prefill, decode, *drafts)
-            seen.add(drafts)
+    prefills, decodes = (
+        by_value(case.of(kind), attrgetter("speculative_algorithm"))
+        for kind in ("prefill", "decode")
+    )
+    for one, other in product(prefills, decodes):
+        if one != other:
+            yield from draft_issues(prefills[one], decodes[other], one, other)
 
 
-def draft_issue(prefill: ServerPlan, decode: ServerPlan, one: str, other: str) -> Issue:
+def draft_issues(
+    prefills: list[ServerPlan], decodes: list[ServerPlan], one: str, other: str
+) -> Iterator[Issue]:
     """Of algorithms that differ."""
-    flag = decode.flag("speculative_algorithm")
-    if one and other:
-        text = f"{prefill.name} drafts with {one}, {decode.name} with {other}"
-        text += ": the draft's KV and hidden states do not fit"
-        remedy = "the same --speculative-algorithm and draft model on both"
-        return Issue(flag, text, remedy, role=decode.name)
-    if other:
-        text = f"only {decode.name} drafts ({other}): its first drafts have no context"
-        remedy = "nothing, or the same on prefill if measurements show that it helps"
-        return Issue(flag, text, remedy, "note", decode.name)
-    text = f"{prefill.name} drafts with {one}, {decode.name} with nothing"
-    text += ": what prefill drafts is not used"
-    flag, remedy = prefill.flag("speculative_algorithm"), "draft on decode, or nowhere"
-    return Issue(flag, text, remedy, "warning", prefill.name)
+    for server in decodes if other else prefills:
+        flag, severity = server.flag("speculative_algorithm"), None
+        if one and other:
+            text = f"{join_names(prefills)} drafts with {one}, {server.name} with {other}"
+            text += ": the draft's KV and hidden states do not fit"
+            remedy = "the same --speculative-algorithm and draft model on both"
+        elif other:
+            text = f"only {server.name} drafts ({other}): its first drafts have no context"
+            remedy = "nothing, or the same on prefill if measurements show that it helps"
+            severity = "note"
+        else:
+            text = f"{server.name} drafts with {one}, {join_names(decodes)} with nothing"
+            text += ": what prefill drafts is not used"
+            remedy, severity = "draft on decode, or nowhere", "warning"
+        yield Issue(flag, text, remedy, severity, server.name)
 
 
 @server_rule("port-range", "error", source="TCP", roles=KINDS)

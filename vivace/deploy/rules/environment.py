@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 
 from vivace.config.releases.tables import latest, readers, variable_at
 from vivace.deploy.case import Case
@@ -12,7 +13,7 @@ from vivace.deploy.catalogue.variables import SWITCH, is_whole, known_values, ne
 from vivace.deploy.processes import url_port
 from vivace.deploy.rules.rule import GUIDE, PAGE, Issue, case_rule, server_rule
 from vivace.deploy.schema.deployment import KINDS
-from vivace.deploy.server_plan import ServerPlan, unknown
+from vivace.deploy.server_plan import ServerPlan, if_known, unknown
 from vivace.deploy.target import versions_that_do
 from vivace.errors import nearest
 
@@ -218,8 +219,9 @@ def store_url(case: Case) -> Iterator[Issue]:
     The ascend transport needs one config store that all of them know."""
     if not (case.of("prefill") and case.of("decode")):
         return
+    backend = "disaggregation_transfer_backend"
     halves = case.of("prefill", "decode")
-    users = [each for each in halves if each.value("disaggregation_transfer_backend") == "ascend"]
+    users = [each for each in halves if if_known(partial(each.value, backend), "") == "ascend"]
     for server in users:
         url, example = server.environment.get(STORE, "").strip(), "tcp://<first prefill node>:24669"
         if not url:
@@ -228,7 +230,7 @@ def store_url(case: Case) -> Iterator[Issue]:
         elif not unknown(url) and url_port(url) is None:
             text = f"{STORE}={url} has no port: nobody can connect to it"
             yield Issue(STORE, text, f"{example} in {STORE}", role=server.name)
-    urls = sorted({server.variable(STORE) for server in users} - {""})
+    urls = sorted({if_known(partial(each.variable, STORE), "") for each in users} - {""})
     if len(urls) > 1:
         text = f"{STORE} differs between servers: {', '.join(urls)}"
         remedy = "use the same on every prefill and decode node"

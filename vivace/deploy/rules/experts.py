@@ -16,7 +16,7 @@ from vivace.deploy.memory.windows import (
     windows,
 )
 from vivace.deploy.rules.rule import ARGS, GUIDE, Issue, server_rule
-from vivace.deploy.server_plan import DISPATCH, FUSED_MODE, ServerPlan
+from vivace.deploy.server_plan import DISPATCH, FUSED_MODE, ServerPlan, if_known
 
 README = "README of the Ascend DeepEP library"
 FITTED = "fitted to the published configurations, six of them exactly"
@@ -75,9 +75,11 @@ def dispatch_limits(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Dispatch tokens are within the limits of the kernels.
     There are three: 1024 (DeepEP), and on Ascend 512 tokens per rank (low-latency kernel) and 256
     (fused kernel); mode 2 of the fused kernel dispatches whole prefills and has none."""
-    mode, limit, tokens = server.expert_mode, server.dispatch_limit, server.dispatch_tokens or 0
+    mode = server.expert_mode
     if not mode or not server.decodes or server.fused_mode == 2:
         return
+    limit = if_known(lambda: server.dispatch_limit, 0)
+    tokens = if_known(lambda: server.dispatch_tokens, None) or 0
     fused, per_rank = mode == "fused", f"{tokens} tokens per rank"
     low_latency = mode in ("low_latency", "auto") and case.platform == "npu"
     for maximum, kernel, what, value in (
@@ -166,7 +168,8 @@ def fused_mode(server: ServerPlan, case: Case) -> Iterator[Issue]:
     stated = server.variable(FUSED_MODE) or "fuseep-mode" in server.role.flags
     version = case.target.version
     if server.expert_mode == "fused" and not stated and version in ("", *NO_MODE):
-        text = f'{FUSED_MODE} is not set: 0.5.10 stops with "Wrong value of fuse_mode=None"'
+        stops = f"SGLang {version} stops" if version else f"SGLang {' and '.join(NO_MODE)} stop"
+        text = f'{FUSED_MODE} is not set: {stops} with "Wrong value of fuse_mode=None"'
         severity = "error" if version else None
         yield Issue(FUSED_MODE, text, f"export {FUSED_MODE}=1 (2 with modelslim weights)", severity)
 

@@ -65,22 +65,6 @@ def ascend_defaults(server: ServerPlan, case: Case) -> Iterator[str]:
         yield f"--attention-backend {backend} becomes ascend: Ascend supports no other"
 
 
-@rewrite("becomes-draft-path", "speculative_algorithm")
-def draft_path(server: ServerPlan, case: Case) -> Iterator[str]:
-    """Models with draft layers of their own are their own draft model."""
-    own = server.speculative_algorithm == "EAGLE"
-    has_layers = case.model is None or case.model.draft_layers > 0
-    if own and has_layers and not server.has("speculative_draft_model_path"):
-        yield "the draft model path becomes the model path: the model has its own draft layers"
-
-
-@rewrite("becomes-eagle", "speculative_algorithm")
-def draft_name(server: ServerPlan, case: Case) -> Iterator[str]:
-    """NEXTN is another name for EAGLE."""
-    if server.value("speculative_algorithm") == "NEXTN":
-        yield "--speculative-algorithm NEXTN becomes EAGLE: they are the same"
-
-
 @rewrite("becomes-draft-limits")
 def draft_limits(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Speculation limits running requests and turns mixed chunks off."""
@@ -156,26 +140,11 @@ def prefix_order(server: ServerPlan, case: Case) -> Iterator[str]:
         yield f"--schedule-policy {policy} works like fcfs: the prefix cache is off"
 
 
-@rewrite("becomes-one-tokenizer", "tokenizer_worker_num", since="0.5.4")
-def one_tokenizer(server: ServerPlan, case: Case) -> Iterator[str]:
-    """--skip-tokenizer-init leaves one tokenizer worker."""
-    if server.has("skip_tokenizer_init") and (server.number("tokenizer_worker_num") or 1) > 1:
-        yield "--tokenizer-worker-num becomes 1: --skip-tokenizer-init is set"
-
-
 @rewrite("becomes-no-symmetric", "enable_symm_mem")
 def symmetric_memory(server: ServerPlan, case: Case) -> Iterator[str]:
     """--enable-symm-mem is used on CUDA."""
     if server.has("enable_symm_mem") and case.platform not in ("", "cuda"):
         yield "--enable-symm-mem is ignored: it is for CUDA"
-
-
-@rewrite("becomes-pytorch-sampling", "sampling_backend", since="0.5.3")
-def deterministic(server: ServerPlan, case: Case) -> Iterator[str]:
-    """Deterministic inference samples with pytorch."""
-    asked = server.value("sampling_backend")
-    if server.has("enable_deterministic_inference") and asked not in (None, "pytorch"):
-        yield f"--sampling-backend {asked} becomes pytorch: deterministic inference is on"
 
 
 @rewrite("becomes-sparse-pages", "page_size", platforms=("cuda",), since="0.5.3")

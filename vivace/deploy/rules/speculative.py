@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from vivace.deploy.case import Case
 from vivace.deploy.memory.plan import concurrent_requests
 from vivace.deploy.rules.rule import ARGS, GUIDE, Issue, server_rule
-from vivace.deploy.server_plan import ServerPlan
+from vivace.deploy.server_plan import ServerPlan, if_known
 
 EAGLE3 = "SGLang; every published EAGLE3 configuration but one marks it"
 GRAPHS = f"{GUIDE}, --cuda-graph-max-bs; 29 of 30 published configurations"
@@ -16,7 +17,10 @@ V2 = "SGLANG_ENABLE_SPEC_V2"
 LAST_V2 = "0.5.13.post1"
 """from the next release on speculation always overlaps"""
 WITH_ADAPTERS = ("EAGLE", "EAGLE3", "DFLASH", "DSPARK")
-PLAN_STREAM = "SGLANG_ENABLE_OVERLAP_PLAN_STREAM"
+ADAPTED_DRAFTS = "0.5.19"
+"""from here on some algorithms draft beside LoRA"""
+PLAN_STREAM, RAGGED = "SGLANG_ENABLE_OVERLAP_PLAN_STREAM", "SGLANG_RAGGED_VERIFY_MODE"
+UNPUBLISHED_LORA = "experimental_sgl_trtllm"
 
 
 @server_rule("spec-v2", "error", source=GUIDE, engine="sglang", until=LAST_V2)
@@ -113,20 +117,40 @@ def ngram(server: ServerPlan, case: Case) -> Iterator[Issue]:
 def adapter_drafts(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """LoRA is used without speculative decoding, or with NGRAM.
     The draft model has no adapters, so it guesses what the base model would say and fewer
-    tokens are accepted. 0.5.5.post3 to 0.5.18 stop, later ones with algorithms but EAGLE, EAGLE3,
-    DFLASH and DSPARK."""
+    tokens are accepted. 0.5.5.post3 to 0.5.18 stop; later ones with algorithms but EAGLE, EAGLE3,
+    DFLASH and DSPARK, with --speculative-adaptive, the overlap plan stream, verification of ragged
+    lengths (DSPARK) and the MoE runner experimental_sgl_trtllm."""
     lora = next((name for name in ("enable_lora", "lora_paths") if server.has(name)), None)
     algorithm, target = server.speculative_algorithm, case.target
     if lora is None or algorithm in ("", "NGRAM"):
         return
-    text, remedy = "speculation with LoRA accepts fewer tokens", "measure the accept length"
-    refused = target.since("0.5.5.post3") and target.before("0.5.19")
-    if refused or (target.since("0.5.19") and algorithm not in WITH_ADAPTERS):
-        text, remedy = (
-            f"{target.text} refuses LoRA with {algorithm}",
-            "NGRAM, or remove one of them",
-        )
-    yield Issue(server.flag(lora), text, remedy, "error" if "refuses" in text else None)
+    refused = [algorithm] if target.since("0.5.5.post3") else []
+    if target.since(ADAPTED_DRAFTS):
+        refused = list(refused_with_adapters(server, algorithm))
+    for what in refused:
+        text = f"{target.text} refuses LoRA with {what}"
+        yield Issue(server.flag(lora), text, "NGRAM, or remove one of them", "error")
+    if not refused:
+        text = "speculation with LoRA accepts fewer tokens"
+        yield Issue(server.flag(lora), text, "measure the accept length")
+
+
+def refused_with_adapters(server: ServerPlan, algorithm: str) -> Iterator[str]:
+    """What speculation with LoRA may not have (arg_groups/lora_hook.py, 0.5.19 to 0.5.23)."""
+    if algorithm not in WITH_ADAPTERS:
+        yield algorithm
+    if server.role.flags.get("speculative-adaptive"):
+        yield "--speculative-adaptive"
+    for name in ("moe_runner_backend", "speculative_moe_runner_backend"):
+        if if_known(partial(server.value, name), None) == UNPUBLISHED_LORA:
+            yield f"{server.flag(name)} {UNPUBLISHED_LORA}"
+    if if_known(partial(server.enabled, PLAN_STREAM), False):
+        yield f"{PLAN_STREAM}=1"
+    if algorithm == "DSPARK" and if_known(partial(server.variable, RAGGED), "") not in (
+        "",
+        "static",
+    ):
+        yield RAGGED
 
 
 @server_rule("graph-covers", "warning", source=GRAPHS)
