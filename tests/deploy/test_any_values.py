@@ -21,12 +21,11 @@ from vivace.deploy.render.process import list_processes
 from vivace.deploy.render.ray import render_ray
 from vivace.deploy.render.shell import render_shell
 from vivace.deploy.render.systemd import render_systemd
-from vivace.deploy.report.case_result import CaseResult
 from vivace.deploy.report.github import github_lines
 from vivace.deploy.report.machine import json_report
 from vivace.deploy.report.page import page
 from vivace.deploy.report.sarif import sarif_log
-from vivace.deploy.rules.judge import judge
+from vivace.deploy.rules.judge import CaseResult, judge
 from vivace.deploy.schema.deployment import Deployment, DeploymentError
 from vivace.deploy.schema.files import parse_deployment
 from vivace.deploy.suggest import suggest

@@ -19,8 +19,7 @@ from vivace.deploy.load_case import (
     open_command,
     open_files,
 )
-from vivace.deploy.report.case_result import CaseResult, ReadFailure
-from vivace.deploy.rules.judge import ASSUMPTIONS, RULES, find_rule, judge
+from vivace.deploy.rules.judge import ASSUMPTIONS, RULES, CaseResult, ReadFailure, find_rule, judge
 from vivace.deploy.rules.rule import Rule
 from vivace.deploy.target import parse_release
 from vivace.errors import CANNOT_START, CannotStart, cause, exit_code, is_of_output

@@ -325,12 +325,16 @@ class Compaction:
             return None
         if last_commit != self._trimmed_since:
             return last_commit + TRIM_SECONDS
-        if self._worthwhile():
-            return last_commit + IDLE_SECONDS
+        if (copying := self._copying_due(last_commit)) is not None:
+            return copying
         return last_commit + FORGET_SECONDS if self._leases.share_grown else None
 
-    def _worthwhile(self) -> bool:
-        return self._leases.vacancy * MIN_SHARE > self._leases.touched
+    def _copying_due(self, last_commit: float) -> float | None:
+        """When prefixes may move; None: too little memory would go back. The first time, after the
+        warm-up, it is not worth a longer wait."""
+        if self._leases.vacancy * MIN_SHARE <= self._leases.touched:
+            return None
+        return last_commit + (TRIM_SECONDS if self._trimmed_since is None else IDLE_SECONDS)
 
     def begin(self, last_commit: float, now: float) -> tuple[dict[int, int], int] | None:
         """What `Leases.compact` returns, to be run as a step; None when nothing is due or all is
@@ -340,13 +344,13 @@ class Compaction:
             return None
         if now >= last_commit + FORGET_SECONDS:
             self._leases.forget_returns()
-        wait = TRIM_SECONDS if self._trimmed_since is None else IDLE_SECONDS
-        worthwhile = now >= last_commit + wait and self._worthwhile()
-        if not worthwhile and last_commit == self._trimmed_since:
+        copying = self._copying_due(last_commit)
+        copies = copying is not None and now >= copying
+        if not copies and last_commit == self._trimmed_since:
             return None
         self._trimmed_since = last_commit
         self.in_flight = True
-        if not worthwhile:
+        if not copies:
             return {}, self._leases.touched
         return self._leases.compact(MAX_COPIES)
 

@@ -206,8 +206,8 @@ class Drain(msgspec.Struct, frozen=True, tag="drain"):
 
 
 class Command(msgspec.Struct, frozen=True, tag="command"):
-    """A control command with a ticket; answered by exactly one `Reply` with the same ticket. It
-    waits until no step is in flight."""
+    """A control command with a ticket; answered by exactly one `Reply` with the same ticket. All
+    but `Drain`, which begins at once, wait until no step is in flight."""
 
     ticket: int
     """frontend << 40 | counter, like a request key"""

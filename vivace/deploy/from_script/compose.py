@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from vivace.deploy.shell.env_file import variables_in
 from vivace.deploy.shell.interpreter import Follow
+from vivace.deploy.shell.strings import variables_in
 from vivace.deploy.shell.wrappers import published_ports
 
 INTERPOLATED = re.compile(r"\$\$|\$\{([A-Za-z_]\w*)(?::?-([^}]*))?[^}]*\}|\$([A-Za-z_]\w*)")

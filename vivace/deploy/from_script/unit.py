@@ -10,9 +10,9 @@ from vivace.deploy.files import file_name
 from vivace.deploy.from_script.container import MAX_CONTAINERS, Container, split_words, to_script
 from vivace.deploy.from_script.flags import Remark
 from vivace.deploy.locations import Location
-from vivace.deploy.shell.env_file import variables_in
 from vivace.deploy.shell.interpreter import Follow
 from vivace.deploy.shell.reader import ScriptError
+from vivace.deploy.shell.strings import variables_in
 
 MAX_SETTINGS = 4096
 SETTING = re.compile(r"\s*([A-Za-z]\w*)\s*=\s*(.*)", re.DOTALL)

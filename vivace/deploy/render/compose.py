@@ -9,9 +9,14 @@ from typing import Any
 from vivace.deploy.case import Case
 from vivace.deploy.quoting import quote
 from vivace.deploy.render.blocks import dump_yaml
-from vivace.deploy.render.containers import AMD_DEVICES, ASCEND_DEVICES, ASCEND_FILES
 from vivace.deploy.render.process import Process, list_processes
-from vivace.deploy.render.resources import NodeShare, node_shares
+from vivace.deploy.render.resources import (
+    AMD_DEVICES,
+    ASCEND_DEVICES,
+    ASCEND_FILES,
+    NodeShare,
+    node_shares,
+)
 from vivace.deploy.render.shell import WARNING, inline, node_settings, plain_environment
 
 IMAGE = "${IMAGE:?the container image that has the engine}"

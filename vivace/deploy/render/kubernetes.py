@@ -13,9 +13,8 @@ from vivace.deploy.catalogue.hardware import Device
 from vivace.deploy.from_script.flags import find_option
 from vivace.deploy.processes import BOOTSTRAP
 from vivace.deploy.render.blocks import dump_yaml
-from vivace.deploy.render.containers import ASCEND_FILES
 from vivace.deploy.render.process import Process, list_processes, port_number
-from vivace.deploy.render.resources import NodeShare, node_shares
+from vivace.deploy.render.resources import ASCEND_FILES, NodeShare, node_shares
 from vivace.deploy.render.shell import WARNING, inline, node_settings, plain_environment
 from vivace.deploy.schema.deployment import Deployment
 

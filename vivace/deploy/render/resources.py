@@ -1,4 +1,4 @@
-"""What one process of a role takes of its node."""
+"""What one process of a role takes of its node, and what its container needs for the devices."""
 
 from __future__ import annotations
 
@@ -17,6 +17,17 @@ SHARED = 1
 """GiB of /dev/shm for each rank, and once for the frontend: messages, and what ranks hand to one
 another in host memory"""
 MAX_GIB = 1 << 16
+ASCEND_FILES = {
+    "driver": "/usr/local/Ascend/driver",
+    "dcmi": "/usr/local/dcmi",
+    "npu-smi": "/usr/local/bin/npu-smi",
+    "install-info": "/etc/ascend_install.info",
+    "hccn": "/etc/hccn.conf",
+}
+"""name of the volume -> path: the driver and its tools, where they are installed, and the addresses
+of the devices' network ports"""
+ASCEND_DEVICES = ("/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc")
+AMD_DEVICES = ("/dev/kfd:/dev/kfd", "/dev/dri:/dev/dri")
 
 
 class NodeShare(msgspec.Struct, frozen=True):

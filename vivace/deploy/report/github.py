@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from vivace.deploy.files import relative_to
 from vivace.deploy.locations import NO_FILE
-from vivace.deploy.report.case_result import CaseResult, ReadFailure
 from vivace.deploy.report.terminal import headline, skipped_lines, summary
-from vivace.deploy.rules.judge import Finding
+from vivace.deploy.rules.judge import CaseResult, Finding, ReadFailure
 from vivace.deploy.rules.rule import Severity
 from vivace.terminal import printable
 

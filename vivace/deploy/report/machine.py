@@ -10,8 +10,7 @@ import msgspec
 
 from vivace.deploy.difference import Change, Kind
 from vivace.deploy.memory.plan import MemoryPart, MemoryPlan, plans
-from vivace.deploy.report.case_result import CaseResult, ReadFailure
-from vivace.deploy.rules.judge import Finding
+from vivace.deploy.rules.judge import CaseResult, Finding, ReadFailure
 from vivace.version import __version__
 
 SCHEMA: Literal[1] = 1

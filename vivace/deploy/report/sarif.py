@@ -11,9 +11,8 @@ from urllib.parse import quote
 
 from vivace.deploy.files import relative_to
 from vivace.deploy.locations import NO_FILE
-from vivace.deploy.report.case_result import CaseResult, ReadFailure
 from vivace.deploy.report.terminal import skipped_lines
-from vivace.deploy.rules.judge import RULES, Finding
+from vivace.deploy.rules.judge import RULES, CaseResult, Finding, ReadFailure
 from vivace.deploy.rules.rule import Rule, Severity
 from vivace.version import __version__
 

@@ -135,6 +135,20 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
         return sum(finding.severity == "error" for finding in self.findings)
 
 
+class CaseResult(msgspec.Struct, frozen=True):
+    """A judged case, which every format of the report begins with."""
+
+    case: Case
+    result: CheckResult
+
+
+class ReadFailure(msgspec.Struct, frozen=True):
+    """Files that are no deployment, and why."""
+
+    file: str
+    text: str
+
+
 def find_rule(name: str) -> Rule | None:
     """Three names are British; the American spelling finds them too."""
     british = name.replace("quantiz", "quantis")

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import msgspec
 from tree_sitter import Node
 
-from vivace.deploy.shell.env_file import variables_in
 from vivace.deploy.shell.interpreter import MAX_LAUNCHES, Interpreter, ScriptTooLarge
 from vivace.deploy.shell.state import Launch, Placement, ScriptState, States, Value
+from vivace.deploy.shell.strings import variables_in
 from vivace.deploy.shell.text import (
     EMPTY,
     MAX_WORDS,
