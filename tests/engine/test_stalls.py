@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vivace.engine.settings import EngineSettings
-from vivace.engine.step_builder import FIRST_CHUNK, MIN_CHUNK, DynamicChunk
+from vivace.engine.step_builder import FIRST_CHUNK, MIN_CHUNK, MIN_SHARE, DynamicChunk
 from vivace.protocol.step import StepPlan
 
 STALL = 0.05
@@ -165,6 +165,45 @@ def test_a_thousand_short_prompts_do_not_silence_the_first() -> None:
         rig.check(key)
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    cost=COSTS,
+    arrivals=st.lists(st.tuples(st.integers(8, 12), st.integers(2, 8)), min_size=1, max_size=20),
+)
+def test_short_prompts_share_the_steps_of_a_stream(
+    cost: Cost, arrivals: list[tuple[int, int]]
+) -> None:
+    """No step is without a token for the stream; each is half as long again, or four tokens."""
+    rig = rig_with(cost)
+    key = stream(rig, 300)
+    for pause, length in arrivals:
+        prompt(rig, length, 1)
+        rig.step(pause)
+    rig.run()
+    share = max(MIN_SHARE * cost.token, 0.5 * cost.decode_step(1))
+    assert max(rig.answers[key].gaps()) <= (cost.decode_step(1) + cost.row + share) * 1.01
+
+
+def test_short_prompts_come_in_steps_of_decoding_rows() -> None:
+    rig = rig_with(Cost(0.01, 0.01, 0.01))
+    stream(rig, 100)
+    plans: list[list[int]] = []
+    submit = rig.executor.submit
+
+    def spy(plan: StepPlan):  # type: ignore[no-untyped-def]
+        plans.append(plan.counts)
+        return submit(plan)
+
+    rig.executor.submit = spy  # type: ignore[method-assign]
+    prompt(rig, 10, 1)
+    rig.step(6)
+    assert [plan for plan in plans if len(plan) == 2] == [[MIN_SHARE, 1], [MIN_SHARE, 1], [2, 1]]
+    prompt(rig, 40, 1)
+    rig.step(4)
+    longest = max(plans, key=max)
+    assert len(longest) == 1 and longest[0] > MIN_SHARE, "a long prompt has a step of its own"
+
+
 def test_without_a_target_prompts_come_first() -> None:
     rig = rig_with(Cost(0.01, 0.01, 0.01), stall_target=0.0)
     key = stream(rig, 20)
@@ -184,7 +223,7 @@ def test_decode_steps_between_two_chunks_follow_the_flag() -> None:
         return submit(plan)
 
     rig.executor.submit = spy  # type: ignore[method-assign]
-    prompt(rig, 64, 1)
+    prompt(rig, 200, 1)
     rig.step(24)
     first = kinds.index(True)
     assert kinds[first : first + 8] == [True, False, False, False] * 2

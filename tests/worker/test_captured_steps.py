@@ -21,20 +21,20 @@ def built():
     skip_unbuilt("captured")
 
 
-def answers(**worker):
+def answers(*, chunk=20, **worker):
     """Rows of every kind that come one step apart: (tokens, log-probabilities of both kinds)."""
     driver = Driver(toy_worker(rows=ROWS, tokens=1600, **worker)[0])
     random = np.random.default_rng(8)
     prompts = [random.integers(0, VOCABULARY, length).tolist() for length in (9, 1, 33, 18, 70, 5)]
     logprobs = {row: ([], []) for row in range(ROWS)}
     captured = []
-    for step in range(40):
+    for step in range(60):
         if step < ROWS:
             kind = {"temperature": 0.9, "seed": step} if step % 2 else {}
             wanted = LogprobOptions(start=0, top=3)
             driver.join(step, prompts[step], logprobs=wanted, **kind)
         rows = [row for row in driver.sequences if len(drawn_tokens(driver, row)) < NEW + row]
-        result = driver.step({row: driver.advance(row, 20) for row in rows})
+        result = driver.step({row: driver.advance(row, chunk) for row in rows})
         captured.append(result.captured)
         for index, row in enumerate(rows):
             logprobs[row][0].extend(result.prompt_logprobs.get(index, []))
@@ -71,6 +71,14 @@ def test_captured_equals_eager_bit_for_bit(dtype, kv_dtype, captures):
     assert found == tokens and scored == logprobs
 
 
+def test_short_chunks_are_replayed_bit_for_bit():
+    """Beside decoding rows, too: each token is a row of the decode step."""
+    tokens, logprobs, _ = answers(operations="eager")
+    found, scored, replayed = answers(operations="captured", chunk=3)
+    assert replayed[:2] == [True, True], "chunks of three tokens and one row that decodes"
+    assert found == tokens and scored == logprobs
+
+
 def test_any_number_of_threads():
     tokens, logprobs, _ = answers(operations="eager", threads=1)
     for operations in ("eager", "captured"):
@@ -100,10 +108,11 @@ def test_which_steps_are_replayed(captures, replayed):
     for count in range(1, 7):
         result = driver.step(dict.fromkeys(range(count), 1))
         assert result.captured is (count in replayed), count
-    mixed = {0: 1, 1: 1}
-    driver.leave(5)
-    driver.join(5, [1, 2, 3])
-    assert not driver.step({**mixed, 5: 3}).captured
+    for length, tokens in ((2, 4), (3, 5), (6, 8)):
+        driver.leave(5)
+        driver.join(5, [1] * length)
+        short = driver.step({0: 1, 1: 1, 5: length})
+        assert short.captured is (tokens in replayed), "as many tokens as rows of a decode step"
 
 
 @pytest.mark.parametrize("operations", ["torch", "eager"])

@@ -18,6 +18,8 @@ from vivace.kv.prefix_tree import TOKEN_BYTES, shared_pages
 
 _GROWTH = 16
 """while pages are plenty, decoding sequences get them up to the next multiple of so many tokens"""
+_SHORT_PROMPTS = 32
+"""tokens: while all prompts together need no more, they share the decode steps of streams"""
 _MAX_DEFERRED = 64
 """sequences passed over in one step because a running prompt computes their prefix"""
 
@@ -66,12 +68,12 @@ class Batching:
         table.prune()
         if self._must_drain(idle):
             return None
-        admit = True
+        admit, short = True, self._prompts_are_short()
         while True:
             step = StepBuilder(number)
-            if self._settings.mixed:  # a token for everybody, and the rest of the budget for chunks
+            if short or self._settings.mixed:  # a token for everybody, then chunks
                 if self._add_decodes(step):
-                    self._add_chunks(step, now, admit)
+                    self._add_chunks(step, now, admit, short)
             else:  # chunks while nobody decodes; else a step for those who do between two chunks
                 chunks_due = not table.decoding or not self._decodes_due
                 if chunks_due:
@@ -134,10 +136,31 @@ class Batching:
 
     # --- chunks -----------------------------------------------------------------------------
 
-    def _add_chunks(self, step: StepBuilder, now: float, admit: bool) -> None:
+    def _prompts_are_short(self) -> bool:
+        """True while prompts need so little that a few tokens of each decode step will do.
+
+        A step of a few tokens takes little longer than one of one (weights are read once), so a
+        stream beside short prompts hardly pauses; with a step of their own it waits for two.
+        """
+        table, left = self._table, _SHORT_PROMPTS
+        prompts = len(table.prefilling) + len(table.waiting)
+        chunks_due = self._dynamic_chunk.enabled and self._decodes_due <= 1
+        if not (chunks_due and table.decoding and 0 < prompts <= left):
+            return False
+        left -= sum(s.prefill_len - s.scheduled_len for s in table.prefilling)
+        for sequence in table.waiting:
+            if left < 0:
+                break
+            pages = self._pages.leases.measure(sequence.request.cache_key, sequence.prefix)
+            left -= len(sequence.tokens) - min(
+                pages * self._pages.page_size, sequence.max_prefix_len()
+            )
+        return left >= 0
+
+    def _add_chunks(self, step: StepBuilder, now: float, admit: bool, short: bool = False) -> None:
         """Go on with prompts that have begun, and admit newcomers while the budget lasts."""
         waiting = self._table.waiting
-        budget = self._budget(len(step.decodes))
+        budget = self._budget(len(step.decodes), short)
         admission = Admission(admit and len(waiting) > 0 and self._table.rows.free > 0)
         for sequence in self._prompts(admission.open):
             if not budget.open:
@@ -150,14 +173,15 @@ class Batching:
         if not step or self._dynamic_chunk.enabled:
             self._decodes_due = self._settings.continuous_decode_steps
 
-    def _budget(self, decodes: int) -> Budget:
+    def _budget(self, decodes: int, short: bool) -> Budget:
         """What chunks may take beside so many decode tokens."""
         settings, table = self._settings, self._table
         budget = Budget(settings.chunk, settings.max_prefill_tokens, settings.prefill_max_requests)
         budget.spend(decodes)
         if table.decoding or table.clients.several:  # a client's chunk is another's wait
             prompts = len(table.prefilling) + len(table.waiting)
-            max_tokens = self._dynamic_chunk.max_tokens(prompts)
+            chunk = self._dynamic_chunk
+            max_tokens = chunk.max_share() if short else chunk.max_tokens(prompts)
             if max_tokens is not None:
                 budget.limit(max_tokens)
         return budget

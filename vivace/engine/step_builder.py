@@ -17,6 +17,10 @@ MIN_CHUNK = 16
 """tokens: shorter chunks cost as much, and say nothing about the speed"""
 FIRST_CHUNK = 64
 """tokens while no speed is known"""
+MIN_SHARE = 4
+"""prompt tokens of a decode step that a short prompt shares"""
+_SHARE_DECODE_STEPS = 0.5
+"""of a decode step that such a share may take"""
 _CHUNK_DECODE_STEPS = 8
 """of the running streams' own steps that a chunk may take: prompts keep eight ninths of the time,
 and few decode steps run with half a batch while many prompts arrive (with two, waves of 32 prompts
@@ -162,7 +166,8 @@ class Budget:
 
 
 class DynamicChunk:
-    """How many prompt tokens a step may take while others decode: a time, in tokens.
+    """How many prompt tokens a step may take while others decode, or several clients have
+    requests: a time, in tokens.
 
     Sarathi-Serve (Agrawal et al. 2024) bounds the pause of running streams by cutting prompts; here
     the cut follows from the speed that the scheduler has measured itself. A chunk beside running
@@ -194,6 +199,12 @@ class DynamicChunk:
         stall = self._stall * max(1, min(prompts, _MAX_PROMPTS))
         seconds = stall + self._steps * self._decode_step()
         return max(MIN_CHUNK, int(min(seconds / max(self._token, 1e-9), 1 << 31)))
+
+    def max_share(self) -> int:
+        """Tokens of short prompts in a decode step, which they make half as long again."""
+        if not self._token:
+            return MIN_SHARE
+        return max(MIN_SHARE, int(_SHARE_DECODE_STEPS * self._decode_step() / self._token))
 
     def observe(self, chunk: int, decodes: int, seconds: float) -> None:
         """A step with `chunk` prompt tokens and `decodes` decode tokens took `seconds`."""

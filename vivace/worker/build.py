@@ -12,7 +12,7 @@ from vivace.config.environment import switched_on
 from vivace.models.causal_lm import CausalLM
 from vivace.models.loading import ReportProgress, load_model
 from vivace.platforms.attention import AttentionBackend, AttentionLayer
-from vivace.platforms.platform import Platform, PlatformSettings, load_platform
+from vivace.platforms.platform import GraphRecorder, Platform, PlatformSettings, load_platform
 from vivace.protocol.messages import Capacity, Rewrite
 from vivace.worker.kv_memory import PagedKV, bytes_per_token
 from vivace.worker.model_runner import (
@@ -43,6 +43,8 @@ PINNED = "SGLANG_SET_CPU_AFFINITY"
 ORIGINAL_LOGPROBS = "SGLANG_RETURN_ORIGINAL_LOGPROB"
 DEFAULT_CAPTURE = 256
 """rows: a replay runs only the rows that are there, so one capture serves every batch"""
+REPLAYED_TOKENS = 12
+"""tokens of a step with prompts that is quicker as a replay than op by op"""
 DEFAULT_ROWS = 256
 MAX_STEP_BUFFER = 16384
 """tokens; longer steps enlarge the buffers when they come"""
@@ -186,8 +188,10 @@ def assemble(
     kv = PagedKV(layers, size.pages, page_size, kv_dtype or dtype, platform.device())
     rows = RowStates(size.rows, size.context, page_size, size.pages)
     attention = platform.attention_backend(layers, kv, dtype, size.context + 1)
-    inputs = StepInputs(rows, step_tokens, kv.empty_page)
-    runner = build_runner(platform, model, attention, inputs, captures, report)
+    recorder = platform.recorder() if captures.sizes else None
+    replayed = REPLAYED_TOKENS if recorder is not None else 0
+    inputs = StepInputs(rows, step_tokens, kv.empty_page, single_tokens=replayed)
+    runner = build_runner(recorder, model, attention, inputs, captures, report)
     capacity = Capacity(
         pages=size.pages,
         page_size=page_size,
@@ -217,7 +221,7 @@ def assemble(
 
 
 def build_runner(
-    platform: Platform,
+    recorder: GraphRecorder | None,
     model: RunnableModel,
     attention: AttentionBackend,
     inputs: StepInputs,
@@ -225,8 +229,8 @@ def build_runner(
     report: ReportProgress,
 ) -> ModelRunner:
     """Eager, or captured where the platform can and steps were asked for."""
-    eager, recorder = EagerRunner(model, attention), platform.recorder()
-    if recorder is None or not captures.sizes:
+    eager = EagerRunner(model, attention)
+    if recorder is None:
         return eager
     steps = capture_steps(
         eager,

@@ -185,11 +185,18 @@ class Spans:
 
 
 class StepInputs:
-    """Fixed buffers for steps of up to `tokens` tokens; longer steps enlarge them for good."""
+    """Fixed buffers for steps of up to `tokens` tokens; longer steps enlarge them for good.
 
-    def __init__(self, states: RowStates, tokens: int, empty_page: int) -> None:
+    Steps of up to `single_tokens` tokens (at most one for each row) are laid out as decode steps:
+    every token is a span that ends with itself. So they can be replays.
+    """
+
+    def __init__(
+        self, states: RowStates, tokens: int, empty_page: int, single_tokens: int = 0
+    ) -> None:
         self._states = states
         self._empty_page = empty_page
+        self._single_tokens = min(single_tokens, states.rows)
         self._per_token = _Columns(3, tokens)
         # What decode steps use never moves: a captured step knows the addresses.
         self._decoding = _Columns(3, states.rows)
@@ -237,37 +244,38 @@ class StepInputs:
             before=before,
             final=np.flatnonzero(lengths == states.known[rows]),
         )
-        ids, positions, slots = self._tokens(spans, decode)
+        token_rows, positions = (rows, before) if decode else _token_places(spans)
+        total = len(token_rows)
+        single = decode or total <= self._single_tokens
+        if single:
+            rows, lengths, starts = token_rows, positions + 1, np.arange(total + 1)
+        ids, places, slots = self._tokens(token_rows, positions, single)
         table = self._page_table(rows, lengths)
-        query_starts, context_lens, logits_indices = self._per_span(spans, lengths)
+        query_starts, context_lens, logits_indices = self._per_span(spans, starts, lengths)
         step = StepInput(
             input_ids=ids,
-            positions=positions,
+            positions=places,
             slot_mapping=slots,
             query_starts=query_starts,
             context_lens=context_lens,
             page_table=torch.from_numpy(table),
             logits_indices=logits_indices,
             attention=attention,
-            counts=plan.counts,
+            counts=[1] * total if single else plan.counts,
             host=HostStep(
-                starts=starts, context_lens=lengths, pages=table, decode=decode, rows=rows
+                starts=starts, context_lens=lengths, pages=table, decode=single, rows=rows
             ),
         )
         return step, spans
 
-    def _tokens(self, spans: Spans, decode: bool) -> tuple[Tensor, Tensor, Tensor]:
+    def _tokens(
+        self, rows: np.ndarray, places: np.ndarray, single: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """(ids, positions, KV slots), each [T]."""
         states, size = self._states, self._states.page_size
-        total = int(spans.starts[-1])
-        ids, positions, slots = (self._decoding if decode else self._per_token).take(total)
-        if decode:
-            rows = spans.rows
-            positions[:] = spans.before
-        else:
-            rows = np.repeat(spans.rows, spans.counts)
-            positions[:] = np.arange(total)
-            positions += np.repeat(spans.before - spans.starts[:-1], spans.counts)
+        columns = self._decoding if single else self._per_token
+        ids, positions, slots = columns.take(len(rows))
+        positions[:] = places
         ids[:] = states.tokens[rows, positions]
         page, offset = np.divmod(positions, size)
         slots[:] = states.pages[rows, page]
@@ -285,11 +293,13 @@ class StepInputs:
             table[np.arange(widest) >= used[:, None]] = self._empty_page
         return table
 
-    def _per_span(self, spans: Spans, lengths: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
+    def _per_span(
+        self, spans: Spans, span_starts: np.ndarray, lengths: np.ndarray
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """(query starts [S + 1], context lengths [S], tokens whose logits are wanted [S'])"""
-        count = len(spans.rows)
+        count = len(lengths)
         starts, kept, last = self._per_row.take(count + 1)
-        starts[:] = spans.starts
+        starts[:] = span_starts
         kept[:count] = lengths
         drawn = len(spans.final)
         last[:drawn] = spans.starts[spans.final + 1] - 1
@@ -312,6 +322,13 @@ class _Columns:
             grown = max(length, 2 * self._buffer.shape[1])
             self._buffer = np.zeros((self._buffer.shape[0], grown), np.int64)
         return self._buffer[:, :length]
+
+
+def _token_places(spans: Spans) -> tuple[np.ndarray, np.ndarray]:
+    """(row, position) of every token of the spans, each [T]"""
+    positions = np.arange(spans.starts[-1])
+    positions += np.repeat(spans.before - spans.starts[:-1], spans.counts)
+    return np.repeat(spans.rows, spans.counts), positions
 
 
 def _starts(counts: np.ndarray, decode: bool) -> np.ndarray:
