@@ -183,14 +183,12 @@ def assemble(
     original_logprobs: bool = False,
     rewrites: Sequence[Rewrite] = (),
 ) -> Worker:
-    """A worker around a loaded model of `dtype`; its KV is kept in `kv_dtype`, if given.
-    `rewrites`: what the platform did not allow as it was asked for."""
+    """A worker around a model of `dtype`, KV in `kv_dtype` if given. `rewrites`: made before."""
     kv = PagedKV(layers, size.pages, page_size, kv_dtype or dtype, platform.device())
     rows = RowStates(size.rows, size.context, page_size, size.pages)
     attention = platform.attention_backend(layers, kv, dtype, size.context + 1)
     recorder = platform.recorder() if captures.sizes else None
-    replayed = REPLAYED_TOKENS if recorder is not None else 0
-    inputs = StepInputs(rows, step_tokens, kv.empty_page, single_tokens=replayed)
+    inputs = StepInputs(rows, step_tokens, kv.empty_page, REPLAYED_TOKENS if recorder else 0)
     runner = build_runner(recorder, model, attention, inputs, captures, report)
     capacity = Capacity(
         pages=size.pages,
