@@ -58,9 +58,9 @@ def test_every_field_arrives() -> None:
 
 
 BAD: list[tuple[str, Any]] = [
-    *[("max_new_tokens", v) for v in (-1, 1.0, True, "5", 1 << 40, 10**400, [1])],
+    *[("max_new_tokens", v) for v in (-1, 1.5, True, "five", 1 << 40, 10**400, [1])],
     *[("min_new_tokens", v) for v in (-1, 200, False)],
-    *[("temperature", v) for v in (-0.1, math.nan, math.inf, True, "1", 1e9, 10**400, {})],
+    *[("temperature", v) for v in (-0.1, math.nan, math.inf, True, "hot", 1e9, 10**400, {})],
     *[("top_p", v) for v in (0, -1, 1.01, math.nan, "x")],
     *[("top_k", v) for v in (0, -2, 1.5, True)],
     *[("min_p", v) for v in (-0.1, 1.1, math.nan)],
@@ -68,12 +68,12 @@ BAD: list[tuple[str, Any]] = [
     *[("presence_penalty", v) for v in (-2.1, 2.1)],
     *[("repetition_penalty", v) for v in (0, -1, 2.1)],
     *[("stop", v) for v in (5, [5], [""], "", ["x"] * 33, "x" * 513, {"a": 1})],
-    *[("stop_token_ids", v) for v in (5, [-1], [263], [True], [1.0], [1] * 257, "ab")],
-    *[("n", v) for v in (0, -1, 129, 1.0, True, 10**30)],
-    *[("ignore_eos", v) for v in (1, "true")],
+    *[("stop_token_ids", v) for v in (5, [-1], [263], [True], [1.5], [1] * 257, "ab")],
+    *[("n", v) for v in (0, -1, 129, 1.5, True, 10**30)],
+    *[("ignore_eos", v) for v in (2, "yes")],
     *[("logit_bias", v) for v in ([], {"x": 1}, {"263": 1}, {"-1": 1}, {"1": math.nan})],
     *[("logit_bias", v) for v in ({"1": True}, {"1": 1e30}, {"9" * 99: 1}, {"\u0663": 1})],
-    *[("sampling_seed", v) for v in ("1", 1.5, True, 1 << 80)],
+    *[("sampling_seed", v) for v in ("x", 1.5, True, 1 << 80)],
     *[("stream_interval", v) for v in (0, -1, 1.5)],
     *[(name, "x") for name in ("json_schema", "regex", "ebnf", "structural_tag", "stop_regex")],
     *[("beam_width", 2), ("watermark", {"key": 1}), ("custom_params", {"x": 1})],
@@ -153,7 +153,7 @@ def test_logprob_options() -> None:
     )
     assert full == LogprobOptions(start=0, top=5, token_ids=(1, 2))
     for field, value in [
-        ("return_logprob", 1),
+        ("return_logprob", 2),
         ("logprob_start_len", 11),
         ("logprob_start_len", -2),
         ("top_logprobs_num", 129),
@@ -167,7 +167,9 @@ def test_logprob_options() -> None:
 
 def test_prompts() -> None:
     assert check_prompt([1, 2, 262], served()) == [1, 2, 262]
-    bad: list[Any] = [[], None, "ab", [-1], [263], [True], [1.0], ["1"], [10**30], [1] * 1000]
+    spelled: list[Any] = check_prompt([1.0, "2", 262], served())
+    assert spelled == [1, 2, 262] and {type(token) for token in spelled} == {int}
+    bad: list[Any] = [[], None, "ab", [-1], [263], [True], [1.5], ["x"], [10**30], [1] * 1000]
     for tokens in bad:
         with pytest.raises(BadRequest) as caught:
             check_prompt(tokens, served())

@@ -250,6 +250,10 @@ class Body:
 
 
 CHAT_BASE = {"messages": HI, "max_tokens": 24, "seed": 0, "rid": "r"}
+CALL_BASE = {
+    **CHAT_BASE,
+    "messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}],
+}
 
 BODIES: dict[type[msgspec.Struct], Body] = {
     requests.GenerateRequest: Body(
@@ -307,7 +311,7 @@ BODIES: dict[type[msgspec.Struct], Body] = {
             "content": [Effect("a", "b", "engine")],
             "name": [Effect("Ann", "Bob", "engine")],
             "tool_call_id": [Effect("1", "2", "engine")],
-            "tool_calls": [Effect([{"id": "1"}], [{"id": "2"}], "engine")],
+            "tool_calls": [Effect([{"function": {"name": "f"}}], [], "engine")],
             "reasoning_content": [Effect("hm", "ha", "engine")],
         },
         requests.MESSAGE_REFUSED,
@@ -321,6 +325,33 @@ BODIES: dict[type[msgspec.Struct], Body] = {
             "text": [Effect("a", "b", "engine")],
         },
         place=("messages", 0, "content", 0),
+    ),
+    requests.ToolCall: Body(
+        "/v1/chat/completions",
+        CALL_BASE,
+        {
+            "function": [Effect({"name": "f"}, {"name": "g"}, "engine")],
+            "id": [Effect("1", "2", "engine")],
+            "index": [Effect(0, 1, "engine")],
+            "type": [
+                Harmless(("function", None), "all calls are"),
+                Refused("custom", "of type function"),
+            ],
+        },
+        place=("messages", 0, "tool_calls", 0),
+    ),
+    requests.FunctionCall: Body(
+        "/v1/chat/completions",
+        CALL_BASE,
+        {
+            "name": [Effect("f", "g", "engine")],
+            "arguments": [
+                Effect('{"a": 1}', {"a": 2}, "engine"),
+                Harmless(("", "{}", {}, None), "no arguments"),
+                Refused("[1]", "JSON object"),
+            ],
+        },
+        place=("messages", 0, "tool_calls", 0, "function"),
     ),
     native.TokenizeRequest: Body("/tokenize", {"prompt": "ab"}, TOKENIZE),
     native.DetokenizeRequest: Body("/detokenize", {"tokens": [65]}, DETOKENIZE),

@@ -120,6 +120,10 @@ def test_generate_refuses(server: Running, body: bytes, status: int, field: str)
         assert answer.json["param"] == field
 
 
+def calls(arguments: list[Any], **more: Any) -> list[dict[str, Any]]:
+    return [{"function": {"name": "f", "arguments": one}, **more} for one in arguments]
+
+
 TEXT = {"type": "text", "text": "x"}
 MESSAGES: dict[str, dict[str, Any]] = {
     "content": {"role": "user"},
@@ -128,6 +132,17 @@ MESSAGES: dict[str, dict[str, Any]] = {
     "content[1].type": {"role": "user", "content": [TEXT, {"text": "x"}]},
     "content[0]": {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
     "role": {"role": "narrator", "content": "x"},
+    "tool_calls[0].function": {"role": "assistant", "tool_calls": [{"id": "1"}]},
+    "tool_calls[0].function.name": {"role": "assistant", "tool_calls": [{"function": {}}]},
+    "tool_calls[1].function.arguments": {"role": "assistant", "tool_calls": calls(["{}", 5])},
+    "tool_calls[2].function.arguments": {
+        "role": "assistant",
+        "tool_calls": calls(["{}", {}, "[1]"]),
+    },
+    "tool_calls[0].function.arguments": {"role": "assistant", "tool_calls": calls(["{"])},
+    "tool_calls[0].type": {"role": "assistant", "tool_calls": calls(["{}"], type="custom")},
+    "tool_calls[0].id": {"role": "assistant", "tool_calls": calls(["{}"], id=7)},
+    "tool_calls": {"role": "assistant", "tool_calls": {"function": {"name": "f"}}},
 }
 """What is wrong with a message, by its place."""
 

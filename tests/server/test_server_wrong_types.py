@@ -35,7 +35,7 @@ VALUES: list[Any] = [
     1e308, float("nan"), float("-inf"), "", "x", "NaN", "7", "a\0\n\u2028", "x" * 300, "\ud800",
     [], [None], [True], [1], [1 << 70], [0.5], ["x"], [[]], [[1]], [["x", 1]], [[[]]], [{}],
     [{"x": 1}], [1, "x", None], [1] * 5000, {}, {"x": 1}, {"": None}, {"x": {"y": [{}]}},
-    {"type": "x"}, {"1": 1}, {"1": 1e400}, nested(DEPTH - 5), nested(DEPTH + 5),
+    {"type": "x"}, {"1": 1}, {"1": 1e400}, nested(DEPTH - 9), nested(DEPTH + 5),
 ]  # fmt: skip
 MISREAD = (float("nan"), float("-inf"), 10**400, "\ud800", {"1": 1e400}, nested(DEPTH + 5))
 """Not JSON, no numbers or texts of any program, or too deep: the whole body is refused."""

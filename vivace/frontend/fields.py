@@ -1,11 +1,14 @@
-"""Request fields, read strictly: wrong types and values are refused, never bent."""
+"""Request fields: wrong types and values are refused, never bent. A number may be spelled 5, 5.0
+or "5", as pydantic and so SGLang take it."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from vivace.frontend.errors import BadRequest
 
@@ -33,8 +36,9 @@ class Fields:
         value = self._raw.get(key)
         if value is None:
             return default
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise self.refuse(key, f"must be an integer, not {json_type(value)}")
+        value = spelled_as(int, value)
+        if value is None:
+            raise self.refuse(key, f"must be an integer, not {json_type(self._raw.get(key))}")
         if not low <= value <= high:
             raise self.refuse(key, f"must be between {low} and {high}, got {abbreviate(value)}")
         return value
@@ -55,10 +59,11 @@ class Fields:
         return value
 
     def finite(self, key: str, value: Any) -> float:
-        if not isinstance(value, int | float) or isinstance(value, bool):
+        number = value if type(value) is int else spelled_as(float, value)
+        if number is None:
             raise self.refuse(key, f"must be a number, not {json_type(value)}")
         try:
-            number = float(value)
+            number = float(number)
         except OverflowError as error:
             raise self.refuse(key, "is too large") from error
         if not math.isfinite(number):
@@ -69,9 +74,10 @@ class Fields:
         value = self._raw.get(key)
         if value is None:
             return default
-        if not isinstance(value, bool):
+        flag = spelled_as(bool, value)
+        if flag is None:
             raise self.refuse(key, f"must be true or false, not {json_type(value)}")
-        return value
+        return flag
 
     def strings(self, key: str, limit: int, longest: int) -> tuple[str, ...]:
         """One string or a list of them; duplicates are dropped."""
@@ -100,19 +106,32 @@ class Fields:
             raise self.refuse(key, f"must be a list of token ids, not {json_type(value)}")
         if len(value) > limit:
             raise self.refuse(key, f"has {len(value)} entries; at most {limit} are allowed")
-        for entry in value:
-            self.token_id(key, entry, vocabulary)
-        return tuple(value)
+        return tuple(self.token_id(key, entry, vocabulary) for entry in value)
 
     def token_id(self, key: str, value: Any, vocabulary: int) -> int:
-        if not isinstance(value, int) or isinstance(value, bool):
+        token = spelled_as(int, value)
+        if token is None:
             raise self.refuse(key, f"must hold integers only, not {json_type(value)}")
-        if not 0 <= value < vocabulary:
+        if not 0 <= token < vocabulary:
             raise self.refuse(
                 key,
-                f"token id {abbreviate(value)} is outside of the vocabulary (0..{vocabulary - 1})",
+                f"token id {abbreviate(token)} is outside of the vocabulary (0..{vocabulary - 1})",
             )
+        return token
+
+
+T = TypeVar("T", int, float, bool)
+
+
+def spelled_as(kind: type[T], value: Any) -> T | None:
+    """`value` as a number or a truth value, if it is one in some spelling: 5.0 or "5" for 5, "0.5"
+    for 0.5, 1 or "true" for true. The same as in decoded bodies."""
+    if type(value) is kind:
         return value
+    try:
+        return msgspec.convert(value, kind, strict=False)
+    except (TypeError, ValueError):  # also of texts that UTF-8 has no bytes for
+        return None
 
 
 def is_set(value: Any) -> bool:

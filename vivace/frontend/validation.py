@@ -170,8 +170,7 @@ def check_prompt(
         tokens = tokens[:limit]
     if not _all_in_vocabulary(tokens, served.vocabulary):
         reader = Fields({}, "")
-        for token in tokens:
-            reader.token_id(field, token, served.vocabulary)
+        return [reader.token_id(field, token, served.vocabulary) for token in tokens]
     return tokens
 
 

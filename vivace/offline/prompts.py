@@ -136,7 +136,7 @@ def encode_messages(
 def convert(value: Any, kind: Any, field: str) -> Any:
     """`value` as `kind`. Raises BadRequest, with `field` where it is not known which one."""
     try:
-        return msgspec.convert(value, kind)
+        return msgspec.convert(value, kind, strict=False)
     except msgspec.ValidationError as error:
         refused = validation_error(str(error))
         raise refused.of_field(refused.field, in_python(refused.reason)) from None

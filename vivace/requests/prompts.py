@@ -14,14 +14,14 @@ import msgspec
 
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fairness import Work
-from vivace.frontend.fields import NO_TEXT, abbreviate, refuse_unsupported
+from vivace.frontend.fields import NO_TEXT, abbreviate, json_type, refuse_unsupported
 from vivace.frontend.frontend import Frontend
 from vivace.frontend.validation import build_logprobs, build_sampling, check_prompt, samples
 from vivace.protocol.messages import Request
 from vivace.requests.json_scan import PART_BYTES, Scan
 from vivace.requests.limits import DEPTH, VALUES
 from vivace.requests.long_texts import decode_document
-from vivace.requests.schema import MESSAGE_REFUSED, GenerateRequest, Message
+from vivace.requests.schema import MESSAGE_REFUSED, GenerateRequest, Message, ToolCall
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,16 +180,22 @@ def template_messages(messages: list[Message]) -> Work[list[dict[str, Any]]]:
     for number, message in enumerate(messages):
         normalized.append(template_message(message, f"messages[{number}]"))
         yield
-        for index, call in enumerate(normalized[-1].get("tool_calls", ())):
-            values += yield from read_arguments(call, f"messages[{number}].tool_calls[{index}]")
+        calls: list[dict[str, Any]] = []
+        for index, call in enumerate(message.tool_calls or ()):
+            place = f"messages[{number}].tool_calls[{index}]"
+            shown, count = yield from template_call(call, place)
+            calls.append(shown)
+            values += count
             if values > VALUES:
                 reason = f"the arguments of tool calls hold more than {VALUES} values"
                 raise BadRequest("messages", reason)
+        if calls:
+            normalized[-1]["tool_calls"] = calls
     return normalized
 
 
 def template_message(message: Message, field: str) -> dict[str, Any]:
-    """One message, with the arguments of its tool calls as they came."""
+    """One message, without its tool calls."""
     if message.role not in ROLES:
         raise BadRequest(f"{field}.role", f"must be one of {', '.join(ROLES)}")
     refuse_unsupported(message, MESSAGE_REFUSED, place=f"{field}.")
@@ -198,8 +204,6 @@ def template_message(message: Message, field: str) -> dict[str, Any]:
         value = getattr(message, name)
         if value is not None:
             normalized[name] = value
-    if message.tool_calls:
-        normalized["tool_calls"] = [dict(call) for call in message.tool_calls]
     return normalized
 
 
@@ -223,15 +227,25 @@ def content(message: Message, field: str) -> str | list[dict[str, str]] | None:
     return texts
 
 
-def read_arguments(call: dict[str, Any], field: str) -> Work[int]:
-    """Make an object of a past call's arguments: templates want one, clients send a string.
-    Returns how many values it holds, at most."""
-    function = call.get("function")
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
-        return 0
+def template_call(call: ToolCall, field: str) -> Work[tuple[dict[str, Any], int]]:
+    """(a past call, how many values its arguments hold, at most)"""
+    if call.type not in (None, "function"):
+        reason = f"{abbreviate(call.type)!r}: past calls are of type function"
+        raise BadRequest(f"{field}.type", reason)
     name = f"{field}.function.arguments"
+    arguments, values = yield from read_arguments(call.function.arguments, name)
+    shown: dict[str, Any] = {"type": "function"}
+    shown |= {key: value for key in ("id", "index") if (value := getattr(call, key)) is not None}
+    return {**shown, "function": {"name": call.function.name, "arguments": arguments}}, values
+
+
+def read_arguments(given: str | dict[str, Any] | None, field: str) -> Work[tuple[Any, int]]:
+    """(the object of a past call's arguments, how many values it holds, at most): templates want an
+    object, clients send a string; an empty one where there are none."""
+    if not isinstance(given, str):
+        return given or {}, 0
     try:
-        data = function["arguments"].encode()
+        data = given.encode() or b"{}"
         values = sum(data.count(mark) for mark in (b",", b"[", b"{"))
         if values > DEPTH or len(data) > PART_BYTES:  # many of them, or a long text
             scan = Scan(data, {})
@@ -240,9 +254,10 @@ def read_arguments(call: dict[str, Any], field: str) -> Work[int]:
             arguments = yield from decode_document(data, scan)
         else:
             arguments = msgspec.json.decode(data)
-        call["function"] = {**function, "arguments": arguments}
     except BadRequest as error:
-        raise error.of_field(name) from None
+        raise error.of_field(field) from None
     except (msgspec.DecodeError, ValueError, RecursionError):
-        raise BadRequest(name, "is not valid JSON") from None
-    return values
+        raise BadRequest(field, "is not valid JSON") from None
+    if not isinstance(arguments, dict):
+        raise BadRequest(field, f"must be the text of a JSON object, not of {json_type(arguments)}")
+    return arguments, values

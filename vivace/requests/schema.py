@@ -172,6 +172,22 @@ class ContentPart(msgspec.Struct, kw_only=True):
     text: str | None = None
 
 
+class FunctionCall(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Which function an answer called. `arguments`: an object, or one as JSON text."""
+
+    name: str
+    arguments: str | Members[Any] | None = None
+
+
+class ToolCall(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A call in a past answer; only `type: function` is served."""
+
+    function: FunctionCall
+    id: str | None = None
+    index: int | None = None
+    type: str | None = None
+
+
 class Message(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One turn of a conversation."""
 
@@ -179,7 +195,7 @@ class Message(msgspec.Struct, kw_only=True, omit_defaults=True):
     content: str | Parts[ContentPart] | None = None
     name: str | None = None
     tool_call_id: str | None = None
-    tool_calls: Calls[Members[Any]] | None = None
+    tool_calls: Calls[ToolCall] | None = None
     reasoning_content: str | None = None
     # Refused with a reason when set (MESSAGE_REFUSED).
     function_call: Any = None

@@ -141,7 +141,7 @@ log = logging.getLogger("vivace.server")
 
 SMALL = 64 << 10
 """Bytes of a body that is decoded at once: less than 3 ms, whatever it holds."""
-_IDS = msgspec.json.Decoder(list[int])
+_IDS = msgspec.json.Decoder(list[int], strict=False)
 _UNKNOWN = "contains unknown field"
 """msgspec's words"""
 _TOO_LONG = re.compile(r"of length <= (\d+)")
@@ -154,18 +154,21 @@ _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 class BodyReader(Generic[T]):
     """Decodes bodies into a struct. A field the struct does not know is ignored, as SGLang and
-    OpenAI's servers do, but the request is counted and the field is named in the debug log."""
+    OpenAI's servers do, but the request is counted and the field is named in the debug log.
+
+    Numbers may be spelled as those servers take them: 5 as 5.0 or "5", true as 1 or "true"."""
 
     def __init__(self, kind: type[T]) -> None:
         strict: Any = msgspec.defstruct(
             kind.__name__, [], bases=(kind,), kw_only=True, forbid_unknown_fields=True
         )
-        self._strict = msgspec.json.Decoder(strict)
-        self._lenient = msgspec.json.Decoder(kind)
+        self._strict = msgspec.json.Decoder(strict, strict=False)
+        self._lenient = msgspec.json.Decoder(kind, strict=False)
         lists = list_fields(kind)
         self._fields = {name: found for name, (found, _) in lists.items()}
         self._entries = {
-            name: msgspec.json.Decoder(list[entry]) for name, (_, entry) in lists.items()
+            name: msgspec.json.Decoder(list[entry], strict=False)
+            for name, (_, entry) in lists.items()
         }
 
     async def read(self, context: Context, body: Body, default: bytes = b"") -> T:
