@@ -182,6 +182,37 @@ def test_sigterm_drains_a_running_stream(tmp_path: Path, vocabulary: int) -> Non
         assert server.wait() == 0
 
 
+@pytest.mark.parametrize("pause", [0.0, 0.2, 0.5])
+def test_sigterm_after_the_death_of_an_engine(
+    tmp_path: Path, vocabulary: int, pause: float
+) -> None:
+    """Its streams are resumed by the next one, which is drained when it has them all."""
+    flags = (*FLAGS, "--tokenizer-worker-num", "2")
+    with RunningServer(*flags, environment=ORACLE, log=tmp_path / "log") as server:
+        server.wait_ready()
+        with ThreadPoolExecutor(8) as pool:
+            running = [pool.submit(stream_tokens, server, seed, 150) for seed in range(8)]
+            time.sleep(0.7)
+            os.kill(server.children()["engine"], signal.SIGKILL)
+            time.sleep(pause)
+            server.signal()
+            got = [answer.result(60) for answer in running]
+        assert got == [expected(seed, 150, vocabulary) for seed in range(8)]
+        assert server.wait() == 0
+        assert "were ended" not in server.text()
+
+
+def test_sigterm_while_an_engine_starts_again_for_nobody(tmp_path: Path) -> None:
+    with RunningServer(*FLAGS, environment=ORACLE, log=tmp_path / "log") as server:
+        server.wait_ready()
+        os.kill(server.children()["engine"], signal.SIGKILL)
+        server.wait_for("The engine died")
+        begun = time.monotonic()
+        server.signal()
+        assert server.wait() == 0
+        assert time.monotonic() - begun < 2.0
+
+
 SLOW_TEMPLATE = """{% set ns = namespace(n=0) %}{% for _ in range(1000) %}{% for _ in range(100) %}
 {%- set ns.n = ns.n + 1 %}{% endfor %}{% endfor %}x"""
 

@@ -19,6 +19,7 @@ from vivace.protocol.messages import (
     Drain,
     FlushCache,
     GetState,
+    LastRequest,
     Request,
     SamplingParams,
 )
@@ -208,19 +209,22 @@ def test_commands_wait_until_nothing_is_in_flight() -> None:
     assert rig.replies[-1].ok and rig.scheduler.state().cached_tokens == 0
 
 
-def test_drain_finishes_what_runs_and_takes_nothing_new() -> None:
+def test_a_drain_waits_for_the_last_request_of_every_frontend() -> None:
+    """Whatever overtakes it: to a new engine they send again what the dead one left."""
     rig = rig_with()
-    rig.send(1, [1], 10, ignore_eos=True)
+    rig.mailbox.post(Command(5, Drain(timeout=60, frontends=[0, 2])))
     rig.step(3)
-    rig.mailbox.post(Command(5, Drain(timeout=60)))
-    rig.step()
-    rig.send(2, [1], 10)
-    rig.step()
-    finish = rig.answers[2].finish
-    assert finish is not None and finish.status == 503 and finish.retry_after
-    assert rig.replies == []
+    rig.send(1, [1], 10, ignore_eos=True)
+    rig.mailbox.post(LastRequest(0))
     rig.run()
     rig.check(1)
+    assert rig.replies == []
+    rig.send(2 << KEY_SHIFT | 1, [1], 10, ignore_eos=True)
+    rig.mailbox.post(LastRequest(2))
+    rig.step(3)
+    assert rig.replies == []
+    rig.run()
+    rig.check(2 << KEY_SHIFT | 1)
     assert [(reply.ticket, reply.ok) for reply in rig.replies] == [(5, True)]
 
 
@@ -230,7 +234,7 @@ def test_a_drain_ends_what_runs_and_waits_at_its_deadline(depth: int) -> None:
     for key in (1, 2, 3):
         rig.send(key, [key], 150, ignore_eos=True)
     rig.step(3)
-    rig.mailbox.post(Command(5, Drain(timeout=0.05)))
+    rig.mailbox.post(Command(5, Drain(timeout=0.05, frontends=[])))
     rig.step(10)
     for key in (1, 2, 3):
         finish = rig.answers[key].finish

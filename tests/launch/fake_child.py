@@ -20,11 +20,12 @@ from pathlib import Path
 
 from vivace.errors import CANNOT_START
 from vivace.protocol.heartbeat import EngineHeartbeat, FrontendHeartbeat, Span
-from vivace.protocol.messages import Capacity, Command, EngineDown, Ready, Reply
+from vivace.protocol.messages import Capacity, Command, Draining, EngineDown, Ready, Reply
 from vivace.protocol.shared_memory import attach
 from vivace.supervisor.ipc import SocketClosed, child_end
 from vivace.supervisor.messages import (
     Failure,
+    Idle,
     Progress,
     Serving,
     Setup,
@@ -67,6 +68,8 @@ def main() -> None:
             time.sleep(0.02)
         control.send(Failure("ValueError: no such tensor"))
         sys.exit(1)
+    if act == "slow-start":
+        time.sleep(2.0)
     if act == "fail-start":
         control.send(Failure("ValueError: no such tensor"))
         sys.exit(1)
@@ -121,6 +124,8 @@ def main() -> None:
                         control.send(Warm(problem, 0.1, 2 if act == "bad-model" else 1))
                 case Ready(epoch=1) if act == "slow-warm":
                     control.send(Warm("", 0.1))
+                case Draining() if act != "waiting":
+                    control.send(Idle())
                 case Command():
                     if act not in ("busy", "at-work"):
                         control.send(Reply(ticket=message.ticket, ok=True))

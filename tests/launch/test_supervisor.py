@@ -24,7 +24,8 @@ from vivace.protocol.engine_socket import listen, new_socket
 from vivace.protocol.messages import Capacity
 from vivace.protocol.shared_memory import new_descriptor, reserve
 from vivace.supervisor.child import FAILED, Child, OutOfMemory, Role, spawn
-from vivace.supervisor.supervisor import SAME_SIGNAL_SECONDS, Hooks, Plan, Supervisor
+from vivace.supervisor.signals import SAME_SIGNAL_SECONDS
+from vivace.supervisor.supervisor import Hooks, Plan, Supervisor
 
 FAKE = Path(__file__).with_name("fake_child.py")
 
@@ -449,15 +450,46 @@ def test_only_an_engine_that_gets_on_is_waited_for(
     assert ("did not drain within the limit" in caplog.text) != stuck
 
 
-def test_an_engine_that_dies_while_draining(server: Server) -> None:
+@pytest.mark.parametrize("waits", [False, True])
+def test_an_engine_that_dies_while_draining_is_replaced_if_needed(
+    server: Server, waits: bool
+) -> None:
     def kill_engine() -> None:
         stop()
-        server.wait_for("Command")
+        server.wait_for("Command", "Draining")
         engine = next(line for line in server.events() if line.startswith("engine"))
+        time.sleep(0.2)
         os.kill(int(engine.split()[2]), signal.SIGKILL)
 
-    assert server.run({"engine": {"0": "busy"}}, when_ready=kill_engine) == 1
+    script = {"engine": {"0": "busy"}, "frontend": {"0": "waiting"} if waits else {}}
+    assert server.run(script, when_ready=kill_engine) == 0
     assert "EngineDown" in server.told("frontend 0")
+    assert ("Command" in server.told("engine 1")) == waits
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_stop_while_an_engine_starts_again(server: Server, waits: bool) -> None:
+    """It is waited for, and drained when it is ready, if a frontend has requests for it."""
+
+    def stop_then() -> None:
+        server.wait_for("engine 1 ")
+        begun.append(time.monotonic())
+        stop()
+
+    begun: list[float] = []
+    script = {
+        "engine": {"0": "exit", "1": "slow-start"},
+        "frontend": {"1": "waiting"} if waits else {},
+    }
+    assert server.run(script, frontends=2, when_ready=stop_then) == 0
+    assert (time.monotonic() - begun[0] < 1.5) != waits
+    assert server.told("engine 1") == (["start", "Command", "Stop"] if waits else ["start"])
+    told = server.told("frontend 0")
+    assert told[told.index("EngineDown") :] == [
+        *("EngineDown", "Draining"),
+        *(["Ready 1"] if waits else []),
+        "Stop",
+    ]
 
 
 SUPERVISE = """

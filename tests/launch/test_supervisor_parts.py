@@ -70,8 +70,11 @@ def test_ctrl_c_while_a_child_imports_is_the_supervisors_alone(number: signal.Si
     "ignored", [(), (signal.SIGINT,), (signal.SIGINT, signal.SIGHUP), STOPPING]
 )
 def test_signals_that_the_parent_ignores_stay_ignored(
-    ignored: tuple[signal.Signals, ...], caplog: pytest.LogCaptureFixture
+    ignored: tuple[signal.Signals, ...],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("vivace.supervisor.signals.SAME_SIGNAL_SECONDS", 0.0)
     before = {number: signal.getsignal(number) for number in STOPPING}
     arrived: list[int] = []
     not_ignored = [
@@ -218,7 +221,7 @@ def test_line_carries_messages_of_any_size_both_ways() -> None:
     assert ours.receive() == [Progress("Loading", 0.5), Ready(epoch=2, capacity=CAPACITY)]
     with pytest.raises(SocketClosed):
         ours.receive()
-    ours.send(Command(ticket=1, body=Drain(timeout=1.0)))  # to nobody: no error
+    ours.send(Command(ticket=1, body=Drain(timeout=1.0, frontends=[])))  # to nobody: no error
     ours.close()
 
 

@@ -36,6 +36,7 @@ from vivace.protocol.messages import (
     Finish,
     FlushCache,
     GetState,
+    LastRequest,
     LogprobOptions,
     Metrics,
     Ready,
@@ -239,7 +240,7 @@ def test_a_dead_frontend_has_its_requests_cancelled(socket: EngineSocket) -> Non
     done = Delta(key=mine, index=0, tokens=[1], finish=Finish(type="length"))
     engine.send(1, Deltas(epoch=0, deltas=[done]))
     engine.frontend_died(1)
-    assert engine.receive(0) == [Cancel(keys=[mine + 1], finished=True)]
+    assert engine.receive(0) == [Cancel(keys=[mine + 1], finished=True), LastRequest(1)]
     engine.send(1, Deltas(epoch=0, deltas=[]))
     engine.send(7, Deltas(epoch=0, deltas=[]))
     engine.close()
@@ -250,7 +251,7 @@ def test_requests_that_outlive_their_frontend_are_not_begun(socket: EngineSocket
     engine = EngineMailbox(socket.listening)
     dead, other = 1 << KEY_SHIFT, 2 << KEY_SHIFT
     engine.frontend_died(1)
-    assert engine.receive(0) == []
+    assert engine.receive(0) == [LastRequest(1)]
     engine.post(request(dead))
     engine.post(request(other))
     assert [m.key for m in engine.receive(0)] == [other]  # type: ignore[union-attr]
@@ -308,7 +309,11 @@ cancels = st.builds(Cancel, keys=st.lists(ids), rid_prefix=st.none() | texts, wh
 commands = st.builds(
     Command,
     ticket=ids,
-    body=st.one_of(st.just(FlushCache()), st.just(GetState()), st.builds(Drain, timeout=numbers)),
+    body=st.one_of(
+        st.just(FlushCache()),
+        st.just(GetState()),
+        st.builds(Drain, timeout=numbers, frontends=st.just([0, 3])),
+    ),
 )
 pairs = st.lists(st.tuples(numbers, ids), max_size=3)
 logprobs = st.builds(TokenLogprob, token=ids, logprob=st.none() | numbers, top=st.none() | pairs)

@@ -23,6 +23,7 @@ from vivace.protocol.messages import (
     Finish,
     FlushCache,
     GetState,
+    LastRequest,
     Reply,
     Request,
     ToEngine,
@@ -93,6 +94,8 @@ class Loop:
         self._commands: deque[Command] = deque()
         self._drain: tuple[int, Drain, float] | None = None
         """ticket, what is asked, deadline"""
+        self._silent: set[int] = set()
+        """frontends that send no more requests"""
         self._stopped = False
 
     def run(self) -> None:
@@ -184,8 +187,9 @@ class Loop:
             self._add(message)
         elif isinstance(message, Cancel):
             self._scheduler.cancel(message)
+        elif isinstance(message, LastRequest):
+            self._silent.add(message.frontend)
         elif isinstance(message.body, Drain):
-            self._scheduler.draining = True
             self._drain = message.ticket, message.body, self._clock() + message.body.timeout
         else:
             self._commands.append(message)
@@ -235,12 +239,13 @@ class Loop:
         return state
 
     def _answer_drain(self) -> None:
-        """It is over when nothing lives any more; what does when its time is up is ended."""
+        """It is over when nothing lives and nothing can come; what lives at its limit is ended."""
         if self._drain is None:
             return
         ticket, drain, deadline = self._drain
         live = self._scheduler.busy or bool(self._in_flight)
-        if live and self._clock() < deadline:
+        awaited = not self._silent.issuperset(drain.frontends)
+        if (live or awaited) and self._clock() < deadline:
             return
         self._drain = None
         limit = f"the limit of {drain.timeout:g} s"

@@ -52,7 +52,6 @@ class Scheduler:
         """`startup`: seconds of the stages of the engine's start, for the metrics."""
         self.settings = settings
         self.capacity = capacity
-        self.draining = False
         self._clock = clock
         self._leases = Leases(
             capacity.pages,
@@ -92,7 +91,7 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """A new request: it waits, or is answered at once (rejected, or already complete)."""
         self._stats.record_request(request)
-        reason = self._limits.reject_reason(request, self._table, self.draining)
+        reason = self._limits.reject_reason(request, self._table)
         if self._aborts.concern(request):
             reason = ABORTED
         if reason is not None:

@@ -278,12 +278,8 @@ class RequestLimits:
             self._interval = _PAST_WEIGHT * self._interval + (1 - _PAST_WEIGHT) * latest
         self._last_finish = now
 
-    def reject_reason(
-        self, request: Request, table: SequenceTable, draining: bool
-    ) -> Finish | None:
+    def reject_reason(self, request: Request, table: SequenceTable) -> Finish | None:
         """Why a request is not even queued; None when it may be."""
-        if draining:
-            return _abort(503, "the server is shutting down", retry_after=_MIN_RETRY_SECONDS)
         if request.key in table.live:
             return _abort(400, f"request key {request.key} is in use")
         if request.priority is not None and self._priorities_rejected():

@@ -34,10 +34,12 @@ from vivace.protocol.messages import (
     Command,
     Delta,
     Deltas,
+    Draining,
     EngineDown,
     Finish,
     FlushCache,
     GetState,
+    LastRequest,
     LogprobOptions,
     Ready,
     Reply,
@@ -85,6 +87,7 @@ class Frontend:
         self.progress = progress
         self._crashing: CrashingRequests | None = None  # none has killed an engine
         self._aborts: deque[Cancel] = deque(maxlen=MAX_ABORTS)
+        self._index = index
         self._keys = itertools.count((index << KEY_SHIFT) + 1)
         self._states: dict[int, RequestState] = {}
         self.accepted = 0
@@ -117,6 +120,8 @@ class Frontend:
     def drain(self) -> None:
         """Take no new requests, and end those that no engine has heard of; who is live goes on."""
         self.engine.drain()
+        if self.engine.up:
+            self._send(LastRequest(self._index))
 
     def stop(self) -> None:
         """End who is live still: the engine will not say anything any more."""
@@ -281,6 +286,8 @@ class Frontend:
             self._engine_ready(message)
         elif isinstance(message, EngineDown):
             self._engine_down(message)
+        elif isinstance(message, Draining):
+            self.drain()
 
     def _deliver(self, deltas: list[Delta]) -> None:
         stopped: list[int] = []
@@ -330,6 +337,8 @@ class Frontend:
             self._send(cancel)
         for state in list(self._states.values()):
             self._resume(state)
+        if self.status == "draining":
+            self._send(LastRequest(self._index))
 
     def _resume(self, state: RequestState) -> None:
         """A new engine goes on with what a dead one left."""

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from vivace.engine.executor import ExecutorDied, StepWorker
-from vivace.protocol.messages import Capacity, EngineDown, Ready, ToFrontend
+from vivace.protocol.messages import Capacity, Draining, EngineDown, Ready, ToFrontend
 from vivace.protocol.step import StepPlan, StepResult
 
 
@@ -101,7 +101,7 @@ class Inbox(Protocol):
     """A frontend's end of the channel, as far as it reads."""
 
     async def deliver(self, take: Callable[[ToFrontend], None]) -> None: ...
-    def accept(self, message: Ready | EngineDown) -> None: ...
+    def accept(self, message: Ready | EngineDown | Draining) -> None: ...
 
 
 class FaultyInbox:

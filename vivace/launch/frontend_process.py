@@ -9,8 +9,9 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import vivace
 from vivace.config.config import Config
@@ -32,6 +33,7 @@ from vivace.protocol.messages import (
     FINISH_ABORT,
     Cancel,
     Deltas,
+    Draining,
     EngineDown,
     Finish,
     Ready,
@@ -45,7 +47,7 @@ from vivace.server.app import build_app, serve
 from vivace.server.http import stop_site
 from vivace.supervisor.ipc import MessageSocket, SocketClosed
 from vivace.supervisor.messages import (
-    Draining,
+    Idle,
     Serving,
     Setup,
     Started,
@@ -144,16 +146,25 @@ class FrontendChild:
                 case Started():
                     self._frontend.engine.warming_up = False
                 case Draining():
-                    self._frontend.drain()
+                    self._mailbox.accept(message)
+                    self._run(self._drain())
                 case WarmUp():
-                    task = asyncio.get_running_loop().create_task(self._warm_up())
-                    self._tasks.add(task)
-                    task.add_done_callback(self._tasks.discard)
+                    self._run(self._warm_up())
                 case Stop():
                     self.grace = message.grace
                     self._stopped.set()
                 case _:
                     log.error("a frontend has no use for %s", type(message).__name__)
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _drain(self) -> None:
+        while self._frontend.live:
+            await asyncio.sleep(0.02)
+        self._control.send(Idle())
 
     async def run_until_stopped(self) -> None:
         feeding = asyncio.create_task(self._mailbox.deliver(self._take))

@@ -31,6 +31,7 @@ from vivace.protocol.messages import (
     KEY_SHIFT,
     Cancel,
     Deltas,
+    LastRequest,
     Ready,
     Request,
     ToEngine,
@@ -226,9 +227,11 @@ class EngineMailbox:
     def _cancel_departed(self) -> list[ToEngine]:
         cancels: list[ToEngine] = []
         while self._departures:
-            keys = self._live.forget(self._departures.popleft())
+            frontend = self._departures.popleft()
+            keys = self._live.forget(frontend)
             if keys:
                 cancels.append(Cancel(keys=keys, finished=True))
+            cancels.append(LastRequest(frontend))
         return cancels
 
 

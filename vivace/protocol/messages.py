@@ -104,6 +104,12 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
     when: float = inf
 
 
+class LastRequest(msgspec.Struct, frozen=True, tag="last_request"):
+    """Frontend -> engine: no request comes behind this, neither new nor resumed."""
+
+    frontend: int
+
+
 MAX_RID_CHARACTERS = 512
 KEY_SHIFT = 40
 """A key is a counter with the index of the frontend process above this bit."""
@@ -199,10 +205,11 @@ class GetState(msgspec.Struct, frozen=True, tag="get_state"):
 
 
 class Drain(msgspec.Struct, frozen=True, tag="drain"):
-    """Take no new request (503), finish what runs, then reply. What has not ended after `timeout`
-    seconds is ended (503); the reply, which is not `ok` then, says how many that were."""
+    """Finish what `frontends` send before their `LastRequest`, then reply. What has not ended after
+    `timeout` seconds is ended (503); the reply, which is not `ok` then, says how many that were."""
 
     timeout: float
+    frontends: list[int]
 
 
 class Command(msgspec.Struct, frozen=True, tag="command"):
@@ -328,5 +335,9 @@ class EngineDown(msgspec.Struct, frozen=True, tag="down"):
     """key -> `Request.suspect` of those that were in a step in which an engine died"""
 
 
-ToEngine = Request | Cancel | Command
-ToFrontend = Deltas | Reply | Ready | EngineDown
+class Draining(msgspec.Struct, frozen=True, tag="draining"):
+    """Supervisor -> frontends: refuse new requests, go on with what runs."""
+
+
+ToEngine = Request | Cancel | LastRequest | Command
+ToFrontend = Deltas | Reply | Ready | EngineDown | Draining

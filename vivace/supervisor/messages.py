@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from vivace.observability.timeline import Stage
-from vivace.protocol.messages import Command, EngineDown, Ready, Reply
+from vivace.protocol.messages import Command, Draining, EngineDown, Ready, Reply
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
@@ -26,6 +26,10 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     place: int = 0
     """of this frontend in the shared memory; its successor gets it too"""
 
+    def descriptors(self) -> list[int]:
+        """Those that the child inherits."""
+        return [number for number in (self.engine, self.listener, self.memory) if number >= 0]
+
 
 class WarmUp(msgspec.Struct, frozen=True, tag="warm_up"):
     """Supervisor -> one frontend: generate a little, then answer `Warm`."""
@@ -35,8 +39,8 @@ class Started(msgspec.Struct, frozen=True, tag="started"):
     """Supervisor -> frontends: the log has said that the server is ready; now probes may."""
 
 
-class Draining(msgspec.Struct, frozen=True, tag="draining"):
-    """Supervisor -> frontends: refuse new requests, go on with what runs."""
+class Idle(msgspec.Struct, frozen=True, tag="idle"):
+    """Frontend -> supervisor, after `Draining`: no request of it is live, in no engine."""
 
 
 class FrontendGone(msgspec.Struct, frozen=True, tag="frontend_gone"):
@@ -84,4 +88,4 @@ class Failure(msgspec.Struct, frozen=True, tag="failure"):
 
 
 ToChild = Setup | Ready | EngineDown | Command | WarmUp | Started | Draining | FrontendGone | Stop
-FromChild = Progress | StartupStages | Ready | Reply | Serving | Warm | Failure
+FromChild = Progress | StartupStages | Ready | Reply | Serving | Warm | Idle | Failure

@@ -11,6 +11,7 @@ from vivace.protocol.engine_socket import EngineSocket
 from vivace.protocol.messages import Capacity
 from vivace.protocol.shared_memory import SharedMemory
 from vivace.supervisor.child import Advice, Command, process_command
+from vivace.supervisor.messages import Setup
 
 WARMING_UP = "Warming up"
 """the supervisor's own stage of a start; the others are the engine's"""
@@ -41,6 +42,20 @@ class Plan:
     tick: float = 0.5
     piped: bool = False
     """whether what children print comes to us (`Hooks.write`)"""
+
+    def engine_setup(self, epoch: int) -> Setup:
+        listening, memory = self.engine.listening, self.memory.descriptor
+        return Setup(config=self.config, engine=listening, epoch=epoch, memory=memory)
+
+    def frontend_setup(self, index: int, place: int) -> Setup:
+        return Setup(
+            config=self.config,
+            engine=self.engine.file,
+            index=index,
+            listener=self.listener.fileno(),
+            memory=self.memory.descriptor,
+            place=place,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

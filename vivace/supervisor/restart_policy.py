@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from vivace.protocol.heartbeat import Span
-from vivace.protocol.messages import ALWAYS, UNTIL_FIRST_TOKEN
+from vivace.protocol.messages import ALWAYS, UNTIL_FIRST_TOKEN, EngineDown
 
 SHORT_LIFE = 32
 """Steps. Who kills an engine within so many of joining it did not get on since the last one."""
@@ -72,6 +72,15 @@ class RestartDecision:
     """keys of requests that must not come back"""
     suspects: dict[int, int] = field(default_factory=dict)
     """key -> `Request.suspect`"""
+
+    def engine_down(self, reason: str) -> EngineDown:
+        """What frontends are told."""
+        return EngineDown(
+            reason=reason,
+            restarting=self.restart,
+            refused=self.refused,
+            suspects=self.suspects,
+        )
 
 
 class CrashAttribution:

@@ -7,17 +7,21 @@ import logging
 import selectors
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator
 
 log = logging.getLogger(__name__)
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SAME_SIGNAL_SECONDS = 0.3
+"""Wrappers such as `timeout` signal a process and then its group: that is one wish, not two."""
 
 
 @contextlib.contextmanager
 def handle_signals(
     selector: selectors.BaseSelector, handler: Callable[[int], None]
 ) -> Iterator[None]:
-    """While inside, the stopping signals call `handler(number)` from the selector's turn.
+    """While inside, the stopping signals call `handler(number)` from the selector's turn, once for
+    those that come together.
 
     The data of the registered key is a function without arguments, as for all keys here. What the
     parent had this process ignore (nohup SIGHUP, a shell SIGINT of its background jobs) stays
@@ -25,10 +29,14 @@ def handle_signals(
     reader, writer = socket.socketpair()
     for end in (reader, writer):
         end.setblocking(False)
+    ignored_until = 0.0
 
     def on_signal() -> None:
+        nonlocal ignored_until
         for number in reader.recv(64):
-            handler(number)
+            if (now := time.monotonic()) >= ignored_until:
+                ignored_until = now + SAME_SIGNAL_SECONDS
+                handler(number)
 
     before = {number: signal.signal(number, lambda *_: None) for number in not_ignored()}
     wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)

@@ -14,14 +14,14 @@ from typing import Literal
 
 from vivace.protocol.channel import SUPERVISOR
 from vivace.protocol.heartbeat import EngineHeartbeat, EngineProgress
-from vivace.protocol.messages import KEY_SHIFT, Command, Drain, EngineDown, Ready, Reply
+from vivace.protocol.messages import KEY_SHIFT, Command, Drain, Draining, EngineDown, Ready, Reply
 from vivace.supervisor import signals
 from vivace.supervisor.child import FAILED, Child, Role, spawn
 from vivace.supervisor.ipc import SocketClosed
 from vivace.supervisor.messages import (
-    Draining,
     Failure,
     FrontendGone,
+    Idle,
     Progress,
     Serving,
     Setup,
@@ -40,12 +40,9 @@ log = logging.getLogger(__name__)
 
 Phase = Literal["starting", "serving", "draining", "stopping"]
 STOP_GRACE_SECONDS = 5.0
-SAME_SIGNAL_SECONDS = 0.3
-"""Wrappers such as `timeout` signal a process and then its group: that is one wish, not two."""
 MAX_FAILED_STARTS = 5
 """Frontends in a row that do not come to serve: the next one will not either."""
-SHUTDOWN_NOTICE_SECONDS = 1.0
-"""For the frontends to tell their clients that the server stops."""
+SHUTDOWN_NOTICE_SECONDS = 1.0  # for the frontends to tell their clients that the server stops
 
 
 class Supervisor:
@@ -82,7 +79,6 @@ class Supervisor:
         self._deadline: float | None = None
         """when the present phase is cut short"""
         self._signals = 0
-        self._ignore_signals_until = 0.0
         self._code: int | None = None
 
     def run(self) -> int:
@@ -102,12 +98,11 @@ class Supervisor:
     # -- children ---------------------------------------------------------------------------------
 
     def _start_engine(self, engine: Child | None = None) -> None:
-        memory, listening = self._plan.memory.descriptor, self._plan.engine.listening
-        setup = Setup(config=self._plan.config, engine=listening, epoch=self._epoch, memory=memory)
+        setup = self._plan.engine_setup(self._epoch)
         self._watch.restart(time.monotonic())
         self._heartbeat.begin()  # what the last engine died of is not this one's doing
         try:
-            engine = engine or self._spawn("engine", memory, listening)
+            engine = engine or self._spawn("engine", setup)
         except OSError as error:
             self._engine_due = self._after_failed_spawn("engine", error)
             return
@@ -115,14 +110,9 @@ class Supervisor:
         self._engine = self._begin(engine, setup)
 
     def _start_frontend(self, index: int, place: int) -> None:
-        listener, memory = self._plan.listener.fileno(), self._plan.memory.descriptor
-        engine = self._plan.engine.file
-        setup = Setup(
-            config=self._plan.config, engine=engine, index=index, listener=listener, memory=memory,
-            place=place,
-        )  # fmt: skip
+        setup = self._plan.frontend_setup(index, place)
         try:
-            child = self._spawn("frontend", listener, memory, engine)
+            child = self._spawn("frontend", setup)
         except OSError as error:
             self._due.append((self._after_failed_spawn("frontend", error), place))
             return
@@ -133,11 +123,10 @@ class Supervisor:
             child.control.send(Started())
         self._frontends.append(child)
 
-    def _spawn(self, role: Role, *inherited: int) -> Child:
-        return spawn(role, self._plan.command, *inherited, piped=self._plan.piped)
+    def _spawn(self, role: Role, setup: Setup) -> Child:
+        return spawn(role, self._plan.command, *setup.descriptors(), piped=self._plan.piped)
 
-    def _after_failed_spawn(self, role: str, error: OSError) -> float:
-        """When to try again: no memory, no process ids or no descriptors may be a passing thing."""
+    def _after_failed_spawn(self, role: str, error: OSError) -> float:  # when to try again
         log.error("no %s can be started: %s; trying again in 1 s", role, error.strerror)
         return time.monotonic() + 1.0
 
@@ -174,6 +163,9 @@ class Supervisor:
                     self._finish_start_if_all_serve()
                 case Warm():
                     self._on_warm(message)
+                case Idle():
+                    child.idle = True
+                    self._stop_if_unused()
                 case Reply():
                     self._on_drained(message)
 
@@ -195,6 +187,8 @@ class Supervisor:
             away = time.monotonic() - self._down_since
             log.info("The engine is back after %.1f s; live requests go on", away)
             self._down_since = None
+        if self._phase == "draining":
+            self._drain_engine(engine)
         self._finish_start_if_all_serve()
 
     def _finish_start_if_all_serve(self) -> None:
@@ -243,23 +237,20 @@ class Supervisor:
             return
         if self._phase == "starting" and not engine.serving:
             self._fail(f"the engine did not start: {cause}", engine.exit_code)
-        elif self._phase == "draining":
+        elif self._phase == "draining" and engine.killed_because:
             self._fail(f"the engine died while draining: {cause}", told=cause)
         elif changed := self._plan.changed_files():
             self._fail(f"the engine died: {cause}. {changed}", told=f"{cause}. {changed}")
         else:
             self._replace_engine(cause)
+            self._stop_if_unused()
 
     def _replace_engine(self, cause: str) -> None:
         """Unless it died too often. What is found to kill engines does not come back."""
         now = time.monotonic()
         step, spans = self._heartbeat.fatal_spans()
         decision = self._attribution.record_death(step, spans, now)
-        down = EngineDown(
-            reason=cause, restarting=decision.restart, refused=decision.refused,
-            suspects=decision.suspects,
-        )  # fmt: skip
-        self._broadcast(down)
+        self._broadcast(decision.engine_down(cause))
         if not decision.restart:
             self._fail(f"the engine died: {cause}. {self._budget.exhausted_note()}")
             return
@@ -328,9 +319,9 @@ class Supervisor:
         if self._engine is not None and self._engine.serving:
             self._watch.check(self._engine, now, draining=self._phase == "draining")
         self._frontend_watch.check(self._frontends, now)
+        if self._engine_due is not None and now >= self._engine_due and self._phase != "stopping":
+            self._start_engine()
         if self._phase in ("starting", "serving"):
-            if self._engine_due is not None and now >= self._engine_due:
-                self._start_engine()
             self._start_due(now)
         if self._deadline is not None and now >= self._deadline:
             self._deadline = None
@@ -345,10 +336,6 @@ class Supervisor:
     # -- the end ----------------------------------------------------------------------------------
 
     def _on_signal(self, number: int) -> None:
-        now = time.monotonic()
-        if now < self._ignore_signals_until:
-            return
-        self._ignore_signals_until = now + SAME_SIGNAL_SECONDS
         self._signals += 1
         name = signal.Signals(number).name
         if self._signals > 1 or self._phase == "starting":
@@ -361,15 +348,28 @@ class Supervisor:
             self._drain()
 
     def _drain(self) -> None:
+        """An engine that still starts is drained when it is ready: it has requests to resume."""
         self._phase = "draining"
-        self._broadcast(Draining())
-        if self._engine is None:
-            self._stop_frontends(STOP_GRACE_SECONDS)
-            return
         self._deadline = time.monotonic() + self._plan.drain + 1
+        self._broadcast(Draining())
+        if self._engine is not None and self._engine.serving:
+            self._drain_engine(self._engine)
+        self._stop_if_unused()
+
+    def _drain_engine(self, engine: Child) -> None:
+        left = max(0.0, (self._deadline or 0.0) - 1 - time.monotonic())
+        frontends = [child.index for child in self._frontends if child.serving]
+        drain = Drain(timeout=round(left, 1), frontends=frontends)
         self._watch.expect_reaction()
-        drain = Command(ticket=SUPERVISOR << KEY_SHIFT, body=Drain(timeout=self._plan.drain))
-        self._engine.control.send(drain)
+        engine.control.send(Command(ticket=SUPERVISOR << KEY_SHIFT, body=drain))
+
+    def _stop_if_unused(self) -> None:
+        """While there is no engine that serves: nobody may wait for one."""
+        served = self._engine is not None and self._engine.serving
+        served = served or any(child.serving and not child.idle for child in self._frontends)
+        if self._phase == "draining" and not served:
+            log.info("Drained: no live requests")
+            self._stop_frontends(STOP_GRACE_SECONDS)
 
     def _on_drained(self, reply: Reply) -> None:
         if self._phase == "draining":
@@ -382,14 +382,14 @@ class Supervisor:
         self._plan.listener.close()  # who comes when the last frontend has closed it is refused
         self._broadcast(Stop(grace=grace))
         self._deadline = time.monotonic() + grace + 2
+        if self._engine is not None and not self._engine.serving:
+            self._engine.kill()
 
     def _stop_engine(self, now: float) -> None:
         if self._engine is not None and self._engine.serving:
             self._engine.serving = False
             self._engine.control.send(Stop(grace=STOP_GRACE_SECONDS))
             self._deadline = now + STOP_GRACE_SECONDS
-        elif self._engine is not None and self._deadline is None:
-            self._engine.kill()
 
     def _kill_everything(self) -> None:
         children = [*self._frontends, *([self._engine] if self._engine else [])]
