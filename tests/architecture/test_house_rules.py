@@ -281,6 +281,35 @@ def test_names_of_test_files_are_unique() -> None:
     assert sorted(names) == sorted(set(names))
 
 
+TYPED = re.compile(r"vivace \w+|make \w+|pip install|git lfs|helm \w+")
+"""commands that a message tells to run: names, too"""
+
+
+def prose(pattern: str) -> list[str]:
+    """The plain words of the wordiest alternative; flags, fields, paths, quoted names and what
+    stands in a list (`fcfs, lpm`) are none."""
+    text = TYPED.sub(" ", re.sub(r"\\[dswb][+*]?|\.[*+]\??", " ", pattern))
+    found = (
+        [word for word in each.replace("\\", "").split() if re.fullmatch(r"[a-z]{2,}\.?", word)]
+        for each in text.split("|")
+    )
+    return max(found, key=len)
+
+
+def test_tests_match_names_and_codes_not_prose() -> None:
+    """A sentence may be worded anew without breaking tests: `match=` has one plain word at most."""
+    found = [
+        f"{file}:{keyword.value.lineno} {ast.unparse(keyword.value)}"
+        for file, tree in parsed(TESTS)
+        for call in calls(tree)
+        for keyword in call.keywords
+        if keyword.arg == "match"
+        for part in ast.walk(keyword.value)
+        if isinstance(part, ast.Constant) and len(prose(str(part.value))) > 1
+    ]
+    assert not found, "\n".join(found)
+
+
 def test_hooks_run_the_tools_of_the_environment_as_make_lint_does() -> None:
     """A commit is made in shells in which the environment is not active."""
     config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())

@@ -72,9 +72,9 @@ def test_nobody_listens() -> None:
     load = load_for("http://127.0.0.1:9", ready_timeout=0.0)
     records = asyncio.run(measure_load(load, queries(1))).records
     assert not records[0].success
-    with pytest.raises(BenchError, match=r"\(Connection refused\); `vivace serve` starts one"):
+    with pytest.raises(BenchError, match=r"\(Connection refused\).* `vivace serve`"):
         asyncio.run(wait_ready(load))
-    with pytest.raises(BenchError, match="warm-up request failed"):
+    with pytest.raises(BenchError, match="warm-up"):
         asyncio.run(measure_load(load_for("http://127.0.0.1:9", warmup=1), queries(1)))
 
 
@@ -232,7 +232,7 @@ def test_arrivals() -> None:
     assert set(arrival_times(many, float("inf"), False, seed=1)) == {0.0}
     with pytest.raises(BenchError, match="above 0"):
         arrival_times(many, 0.0, False, seed=1)
-    with pytest.raises(BenchError, match="no timestamp"):
+    with pytest.raises(BenchError, match="timestamp"):
         arrival_times(many, 1.0, True, seed=1)
 
 

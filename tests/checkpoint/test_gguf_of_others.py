@@ -63,13 +63,13 @@ def test_what_is_no_dense_model(
 
 
 def test_a_vocabulary_alone(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="a vocabulary without its model"):
+    with pytest.raises(SourceError, match="vocabulary"):
         locate(str(write(tmp_path, tensors=False)))
 
 
 def test_a_first_part_without_tensors_is_a_part(tmp_path: Path) -> None:
     file = write(tmp_path, lambda it: it.add_uint16("split.count", 3), tensors=False)
-    with pytest.raises(SourceError, match=r"split over 3.*--merge"):
+    with pytest.raises(SourceError, match=r" 3 .*--merge"):
         locate(str(file))
 
 

@@ -53,7 +53,7 @@ def test_a_revision_names_its_snapshot(tmp_path: Path, revision: str | None, com
 @pytest.mark.parametrize("revision", ["v2.0", "1111112", "../main", "/etc/passwd", ".", "f" * 40])
 def test_a_revision_that_is_not_there_says_which_are(tmp_path: Path, revision: str) -> None:
     write_repository(tmp_path)
-    with pytest.raises(SourceError, match=r"--model-path org/toy: revision .* main, refs/pr/3, v1"):
+    with pytest.raises(SourceError, match=r"--model-path org/toy: .*: main, refs/pr/3, v1"):
         locate("org/toy", revision=revision, cache=tmp_path)
 
 
@@ -63,7 +63,7 @@ def test_a_ref_without_its_snapshot_and_a_damaged_ref_are_refused(tmp_path: Path
     for revision, content in damaged.items():
         (folder / "refs" / revision).write_text(content)
     for revision in damaged:
-        with pytest.raises(SourceError, match=r"is not in the cache .* there: main, refs/pr/3, v1"):
+        with pytest.raises(SourceError, match="there: main, refs/pr/3, v1"):
             locate("org/toy", revision=revision, cache=tmp_path)
 
 
@@ -86,7 +86,7 @@ def test_a_ref_names_a_snapshot_however_long_its_commit_is(
 def test_a_cache_without_a_snapshot_offers_none(tmp_path: Path) -> None:
     (tmp_path / "models--org--toy" / "refs").mkdir(parents=True)
     (tmp_path / "models--org--toy" / "refs" / "main").write_text(NEW)
-    with pytest.raises(SourceError, match=r"there: none\. Fetch it"):
+    with pytest.raises(SourceError, match="there: none"):
         locate("org/toy", cache=tmp_path)
 
 
@@ -106,7 +106,7 @@ def test_files_outside_of_a_cache_have_no_revision(tmp_path: Path) -> None:
     write_single(tmp_path / "plain")
     path = str(tmp_path / "plain")
     assert locate(path, revision="main", cache=tmp_path).commit == ""
-    with pytest.raises(SourceError, match=r"--revision v1\.0: .*plain is no repository"):
+    with pytest.raises(SourceError, match=r"--revision v1\.0: .*/plain "):
         locate(path, revision="v1.0", cache=tmp_path)
 
 
@@ -121,7 +121,7 @@ def test_a_folder_wins_over_a_repository_of_the_same_name(
 
 
 def test_an_unknown_repository_says_where_was_looked(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=f"no such repository in {tmp_path}.*vivace pull org/no"):
+    with pytest.raises(SourceError, match=f"{tmp_path}.*vivace pull org/no"):
         locate("org/no", cache=tmp_path)
     with pytest.raises(SourceError) as caught:
         locate("./no/such/folder", cache=tmp_path)

@@ -109,7 +109,7 @@ def test_what_is_read_is_judged(key: str, value: Any, folder: Path) -> None:
 
 def test_what_a_library_quotes_from_a_file_is_harmless(folder: Path) -> None:
     changed(folder / "tokenizer.json", version="\0\x1b[2J")
-    with pytest.raises(CannotStart, match="not a usable tokenizer") as caught:
+    with pytest.raises(CannotStart, match=r"tokenizer\.json") as caught:
         load_from_folder(folder)
     assert str(caught.value).isprintable()
 
@@ -117,7 +117,7 @@ def test_what_a_library_quotes_from_a_file_is_harmless(folder: Path) -> None:
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
 def test_a_clone_without_git_lfs(name: str, folder: Path) -> None:
     (folder / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
-    with pytest.raises(CannotStart, match=f"{name}: a Git LFS pointer.*git lfs pull"):
+    with pytest.raises(CannotStart, match=f"{name}: .* LFS .*git lfs"):
         facts_and_words(folder)
 
 
@@ -137,7 +137,7 @@ def test_tokens_are_text(folder: Path) -> None:
 def test_what_costs_without_end_is_refused(text: str, tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(text)
-    with pytest.raises(SourceError, match=r"config\.json: (nested|not valid JSON: a number)"):
+    with pytest.raises(SourceError, match=r"config\.json: .*(nested|number)"):
         read_json(file)
 
 
@@ -218,14 +218,14 @@ def test_layers_of_another_kind_are_named(kind: str, folder: Path) -> None:
 def test_advice_for_values_that_cannot_be_used(change: dict[str, Any], folder: Path) -> None:
     """Fetching again what is as its author wrote it helps nobody."""
     changed(folder / "tokenizer_config.json", **change)
-    with pytest.raises(SourceError, match=r"it must be .*--tokenizer-path") as caught:
+    with pytest.raises(SourceError, match="--tokenizer-path") as caught:
         load_from_folder(folder)
     assert "etch" not in str(caught.value)
 
 
 def test_advice_for_the_configuration(folder: Path) -> None:
     changed(folder / "config.json", rms_norm_eps="x")
-    with pytest.raises(SourceError, match=r"it must be .*--json-model-override-args") as caught:
+    with pytest.raises(SourceError, match=r"rms_norm_eps .*--json-model-override-args") as caught:
         read_facts(locate(str(folder)))
     assert "etch" not in str(caught.value)
     given = locate(str(folder), overrides={"rms_norm_eps": 1e-5})
@@ -259,7 +259,7 @@ def test_quantized_weights_are_refused_by_what_describes_them(name: str, folder:
     changed(folder / "config.json", **{key: value})
     source = locate(str(folder))
     for read in (read_facts, trace_request):
-        with pytest.raises(SourceError, match=f"{key}: the weights are quantized .*{said}"):
+        with pytest.raises(SourceError, match=f"{key}: .*{said}"):
             read(source)
     changed(folder / "config.json", **{key: None})
     assert read_facts(locate(str(folder)))
@@ -271,7 +271,7 @@ def test_a_class_that_is_not_named_is_proposed(value: Any, model_type: Any, fold
     """Files of other tools have none; what the message proposes is what runs."""
     changed(folder / "config.json", architectures=value, model_type=model_type)
     source = locate(str(folder))
-    with pytest.raises(SourceError, match=r"config\.json: architectures is ") as caught:
+    with pytest.raises(SourceError, match=r"config\.json: architectures ") as caught:
         check_architecture(source)
     proposed = re.search(r"--json-model-override-args '(.*)'", str(caught.value))
     if model_type not in ("llama", "gpt2"):
@@ -287,7 +287,7 @@ def test_a_class_that_is_not_named_is_proposed(value: Any, model_type: Any, fold
 @pytest.mark.parametrize("name", ["LlamaModel", "LLaMAForCausalLM", "LlamaForTokenClassification"])
 def test_other_classes_of_a_known_type_name_the_one_that_generates(name: str, folder: Path) -> None:
     changed(folder / "config.json", architectures=[name])
-    with pytest.raises(SourceError, match=f"{name} is not supported.*of LlamaForCausalLM"):
+    with pytest.raises(SourceError, match=f"{name} .*LlamaForCausalLM"):
         check_architecture(locate(str(folder)))
 
 

@@ -172,7 +172,7 @@ REASONS = {
 def test_a_file_of_a_model_names_its_folder(tmp_path: Path) -> None:
     write_single(tmp_path)
     for name in ("model.safetensors", "config.json"):
-        with pytest.raises(SourceError, match=f"give its folder, {tmp_path}"):
+        with pytest.raises(SourceError, match=f"{tmp_path}$"):
             locate(str(tmp_path / name))
 
 
@@ -181,13 +181,13 @@ def test_a_file_of_a_model_names_its_folder(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("cached", [False, True])
 def test_an_address_is_no_place_of_a_model(name: str, cached: bool, tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=r"not read from an address.*vivace pull"):
+    with pytest.raises(SourceError, match=r"address.*vivace pull"):
         locate(name, cache=tmp_path if cached else None)
 
 
 def test_an_address_on_the_hub_is_a_name(tmp_path: Path) -> None:
     address = "https://huggingface.co/a/b"
-    with pytest.raises(SourceError, match=f"`vivace pull {address}`, or start .*--download"):
+    with pytest.raises(SourceError, match=f"`vivace pull {address}`.*--download"):
         locate(address, cache=tmp_path)
 
 

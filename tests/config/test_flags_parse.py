@@ -77,7 +77,7 @@ def test_flags_of_other_tools_name_ours(flag: str) -> None:
     tool, ours = ELSEWHERE[flag]
     known = {name for option in all_options() for name in option.flags}
     assert flag not in known and ours in known
-    with pytest.raises(ConfigError, match=f"{flag} is a flag of {tool}; here it is {ours}"):
+    with pytest.raises(ConfigError, match=f"{flag} .* {tool}; .* {ours}"):
         parse([flag, "4096"], {})
 
 
@@ -151,7 +151,7 @@ def test_keyword_arguments_are_the_flags() -> None:
     config = resolved_arguments(page_size=4, tp_size=1, disable_radix_cache=True, random_seed=3)
     typed = resolved("--page-size", "4", "--disable-radix-cache", "--random-seed", "3")
     assert config == typed
-    with pytest.raises(ConfigError, match="did you mean page_size"):
+    with pytest.raises(ConfigError, match="mean page_size"):
         from_arguments(page_sise=4)
     with pytest.raises(ConfigError, match="disable-radix-cache"):
         from_arguments(disable_radix_cache="perhaps")

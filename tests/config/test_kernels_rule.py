@@ -191,5 +191,5 @@ def test_activations_as_asked() -> None:
     for argv in ("--disable-cpu-kernels", "--quantization w8a8_int8"):
         with pytest.raises(ConfigError, match="--activation-dtype int8: "):
             resolved_for(f"--activation-dtype int8 {argv}")
-    with pytest.raises(ConfigError, match="auto, float, int8"):
+    with pytest.raises(ConfigError, match=r"auto, .*, int8"):
         resolved_for("--activation-dtype int4")

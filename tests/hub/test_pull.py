@@ -142,7 +142,7 @@ def test_a_server_that_ignores_ranges_gives_the_whole_file(
     partial.write_bytes(WEIGHTS[:have])
     hub.ignores_ranges = True
     if have:  # what is appended to the pieces of another server is thrown away, once
-        with pytest.raises(HubError, match="bytes that the hub lists"):
+        with pytest.raises(HubError, match="bytes"):
             pull(hub, tmp_path)
     assert (pull(hub, tmp_path) / "model.safetensors").read_bytes() == WEIGHTS
 
@@ -219,7 +219,7 @@ def test_nothing_goes_on_behind_an_answer_of_somebody_else(hub: FakeHub, tmp_pat
     listing = HuggingFace(tmp_path, {"HF_ENDPOINT": hub.url}).list("org/toy", None)
     hub.repositories["org/toy"]["model.safetensors"] = b"<html>log in</html>"
     (file,) = (file for file in listing.files if file.sha256 == sha256(weights))
-    with pytest.raises(HubError, match="has not the 200,000 bytes that the hub lists"):
+    with pytest.raises(HubError, match="200,000"):
         fetch_large_file(tmp_path, listing, file, hub.url)
     hub.repositories["org/toy"]["model.safetensors"] = weights
     assert (pull(hub, tmp_path) / "model.safetensors").read_bytes() == weights
@@ -260,7 +260,7 @@ def test_a_key_with_other_characters_is_said_so(
     hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_ü")
-    with pytest.raises(HubError, match="is HF_TOKEN, or the key"):
+    with pytest.raises(HubError, match="HF_TOKEN"):
         pull(hub, tmp_path)
 
 
@@ -274,7 +274,7 @@ def test_what_is_no_hub_is_said_so(hub: FakeHub, tmp_path: Path, said: dict[str,
 
 def test_a_repository_of_very_many_files_is_no_model(hub: FakeHub, tmp_path: Path) -> None:
     hub.repositories["org/toy"] |= {f"{n}.json": b"{}" for n in range(5000)}
-    with pytest.raises(HubError, match="5,004 weight and JSON files, more than the 5,000"):
+    with pytest.raises(HubError, match=r"5,004 .* 5,000"):
         pull(hub, tmp_path)
     assert transfers(hub) == []
 
@@ -290,7 +290,7 @@ def pull_until_done(hub: FakeHub, cache: Path) -> Path:
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
 def test_damaged_files_are_noticed_and_removed(hub: FakeHub, tmp_path: Path, name: str) -> None:
     hub.damaged.add(name)
-    with pytest.raises(HubError, match=f"{name}: what arrived is not"):
+    with pytest.raises(HubError, match=f"{name}: .*arrived"):
         pull(hub, tmp_path)
     hub.damaged.clear()
     assert (pull(hub, tmp_path) / name).read_bytes() == MODEL[name]
@@ -298,7 +298,7 @@ def test_damaged_files_are_noticed_and_removed(hub: FakeHub, tmp_path: Path, nam
 
 def test_every_damaged_file_is_removed(hub: FakeHub, tmp_path: Path) -> None:
     hub.damaged |= {"model.safetensors", "config.json", "tokenizer.json"}
-    with pytest.raises(HubError, match=r"config.json, tokenizer.json, model.safetensors: what"):
+    with pytest.raises(HubError, match=r"config.json, tokenizer.json, model.safetensors: "):
         pull(hub, tmp_path)
     hub.damaged.clear()
     assert (pull(hub, tmp_path) / "model.safetensors").read_bytes() == WEIGHTS
@@ -312,7 +312,7 @@ def test_files_of_a_fetch_that_was_killed_are_checked(
         patch.setattr(fetching, "check_hashes", lambda *_: None)
         pull(hub, tmp_path)
     hub.damaged.clear()
-    with pytest.raises(HubError, match=r"model.safetensors: what arrived is not"):
+    with pytest.raises(HubError, match=r"model.safetensors: .*arrived"):
         pull(hub, tmp_path)
     assert (pull(hub, tmp_path) / "model.safetensors").read_bytes() == WEIGHTS
 
@@ -350,7 +350,7 @@ def test_an_etag_names_nothing_outside_of_the_cache(
     hub: FakeHub, tmp_path: Path, etag: str
 ) -> None:
     hub.etag = etag
-    with pytest.raises(HubError, match="leaves the cache"):
+    with pytest.raises(HubError, match="leaves"):
         pull(hub, tmp_path / "a/b/cache")
     assert not list(tmp_path.rglob("*evil*")) and not Path("/evil").exists()
 
@@ -361,7 +361,7 @@ def test_an_answer_without_end_is_ended(
 ) -> None:
     monkeypatch.setattr(huggingface, "LARGEST_LISTING", 300_000)
     hub.endless.add(what)
-    with pytest.raises(HubError, match="more than the 300,000 bytes"):
+    with pytest.raises(HubError, match="300,000"):
         pull(hub, tmp_path)
     assert sum(file.stat().st_size for file in tmp_path.rglob("*") if file.is_file()) < 1_000_000
 
@@ -371,7 +371,7 @@ def test_a_listing_of_a_byte_now_and_then_is_given_up(
 ) -> None:
     monkeypatch.setattr(huggingface, "LISTING_SECONDS", 0.3)
     hub.endless |= {"about", "slow"}
-    with pytest.raises(HubError, match="does not end"):
+    with pytest.raises(HubError, match="end"):
         pull(hub, tmp_path)
 
 
@@ -384,9 +384,9 @@ def test_no_word_of_a_hub_steers_the_terminal(hub: FakeHub, tmp_path: Path) -> N
 
 def test_a_model_has_a_name_only_when_its_files_are_right(hub: FakeHub, tmp_path: Path) -> None:
     hub.damaged.add("model.safetensors")
-    with pytest.raises(HubError, match="what arrived is not"):
+    with pytest.raises(HubError, match="arrived"):
         pull(hub, tmp_path)
-    with pytest.raises(SourceError, match="revision 'main' is not in the cache"):
+    with pytest.raises(SourceError, match="revision 'main'"):
         locate("org/toy", cache=tmp_path)
 
 
@@ -418,7 +418,7 @@ def test_what_cannot_be_fetched_says_why(
 
 def test_a_gated_model_says_what_to_do(hub: FakeHub, tmp_path: Path) -> None:
     hub.gated.add("org/toy")
-    with pytest.raises(HubError, match=r"accept them .* HF_TOKEN"):
+    with pytest.raises(HubError, match=r"accept .* HF_TOKEN"):
         pull(hub, tmp_path)
 
 
@@ -433,7 +433,7 @@ def test_a_hub_that_never_answers_is_given_up(
 ) -> None:
     monkeypatch.setattr(huggingface, "TIMEOUT_SECONDS", 0.3)
     hub.silent = True
-    with pytest.raises(HubError, match="Without a network: fetch it elsewhere"):
+    with pytest.raises(HubError, match="network"):
         pull(hub, tmp_path)
 
 
@@ -441,7 +441,7 @@ def test_a_hub_that_never_answers_is_given_up(
 def test_what_is_no_name_on_the_hub_is_asked_of_nobody(
     hub: FakeHub, tmp_path: Path, name: str
 ) -> None:
-    with pytest.raises(HubError, match="a name is org/name"):
+    with pytest.raises(HubError, match="org/name"):
         pull(hub, tmp_path, name)
     assert hub.requests == []
 
@@ -483,7 +483,7 @@ def test_a_full_disk_is_seen_before_anything_is_fetched(
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES])
 def test_a_disk_that_fails_half_way_is_not_the_network(number: int) -> None:
     with (
-        pytest.raises(HubError, match=r"could not be written .*--download-dir") as caught,
+        pytest.raises(HubError, match=r"written .*--download-dir") as caught,
         huggingface.readable_errors("org/toy", None),
     ):
         raise OSError(number, os.strerror(number), "/cache")
@@ -497,7 +497,7 @@ def test_a_disk_that_fails_half_way_is_not_the_network(number: int) -> None:
 )  # fmt: skip
 def test_a_limit_of_this_machine_is_not_the_network(error: Exception) -> None:
     with (
-        pytest.raises(HubError, match=r"on this machine .* what has come is kept") as caught,
+        pytest.raises(HubError, match="kept") as caught,
         huggingface.readable_errors("org/toy", None),
     ):
         raise error
@@ -529,16 +529,14 @@ def test_addresses_of_the_hub_are_names(prefix: str) -> None:
 
 
 def test_a_name_without_organization_is_not_offered(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=r"a name is org/name") as told:
+    with pytest.raises(SourceError, match=r"org/name") as told:
         configure(parse(["--model-path", "toy", "--download-dir", str(tmp_path)], {}))
     assert "pull" not in str(told.value)
 
 
 def test_download_at_start_fetches_once(hub: FakeHub, tmp_path: Path) -> None:
     words = ["--model-path", "org/toy", "--download-dir", str(tmp_path)]
-    with pytest.raises(
-        SourceError, match=r"`vivace pull org/toy`, or start the server with --download"
-    ):
+    with pytest.raises(SourceError, match=r"`vivace pull org/toy`.*--download"):
         configure(parse(words, {}))
     for asked in (True, False):
         hub.requests.clear()

@@ -119,7 +119,7 @@ def append(file: Path, text: str) -> None:
 def test_a_library_of_other_sources_is_not_loaded(installed: Path, change: str) -> None:
     load_library(installed)
     CHANGES[change](installed.parent / SOURCES.name)
-    with pytest.raises(StaleKernels, match=r"built from other sources .*make kernels") as caught:
+    with pytest.raises(StaleKernels, match=r"sources .*make kernels") as caught:
         load_library(installed)
     assert "\n" not in str(caught.value)
     assert isinstance(caught.value, CannotStart), "a start ends in one line, without a traceback"
@@ -314,5 +314,5 @@ def test_a_failed_compilation_says_what_to_do(
 
 
 def test_a_missing_library_is_explained(tmp_path: Path) -> None:
-    with pytest.raises(NoKernels, match=r"_kernels.so was not built.*reinstall vivace"):
+    with pytest.raises(NoKernels, match=r"_kernels\.so .*reinstall"):
         Kernels(1, library=tmp_path / "_kernels.so")

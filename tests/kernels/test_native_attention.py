@@ -334,7 +334,7 @@ def test_the_last_page_is_the_last(field, row, value):
     sequences = Sequences(shaped(), [31, 18], 16, torch.float32)
     backend, step = native(sequences), sequences.step([(0, 20, 31), (1, 17, 18)])
     getattr(step, field)[row] = value
-    with pytest.raises(ValueError, match="attend: step"):
+    with pytest.raises(ValueError, match=r"^attend: step"):
         backend.plan(step)
 
 
@@ -349,9 +349,7 @@ def test_no_captured_row_is_longer_than_its_rotations():
         backend.rotate_and_attend(sequences.layer, q, k, v, step.positions, turned, step)
     backend.plan(step)
     step.context_lens[0] = 32
-    with pytest.raises(
-        ValueError, match=r"step.context_lens less one must be in 0..30, not 17..31"
-    ):
+    with pytest.raises(ValueError, match=r"step\.context_lens .* 0\.\.30, .* 17\.\.31"):
         backend.plan(step)
 
 
@@ -452,6 +450,6 @@ def test_what_the_kernels_do_not_do_is_said():
     step.attention = ReferenceAttention([sequences.layer], sequences.memory(), torch.float32)
     with pytest.raises(TypeError, match="ReferenceAttention"):
         rotary_attend(sequences.layer, *sequences.inputs([(0, 0, 3)]), torch.ones(3, 16), step)
-    with pytest.raises(ValueError, match="attend: q must be float32"):
+    with pytest.raises(ValueError, match=r"^attend: q .*float32"):
         q, k, v = sequences.inputs([(0, 0, 3)])
         native(sequences).attend(sequences.layer, q.double(), k, v, sequences.step([(0, 0, 3)]))

@@ -98,7 +98,7 @@ def test_too_wide_a_layer_is_refused() -> None:
     weight = Int8Rows(
         torch.zeros(1, (1 << 16) + 4, dtype=torch.int8), torch.ones(1), int8_activations=True
     )
-    with pytest.raises(ValueError, match="at most 65536"):
+    with pytest.raises(ValueError, match="65536"):
         NativeLinears(load_kernels(None)).pack([weight])
 
 

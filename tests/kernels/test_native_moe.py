@@ -152,14 +152,14 @@ def test_a_captured_block_replays_with_fewer_tokens():
 
 
 def test_experts_of_different_formats_are_refused():
-    with pytest.raises(ValueError, match="one shape and one format"):
+    with pytest.raises(ValueError, match="format"):
         native().pack([[torch.randn(16, 32)], [torch.randn(16, 32).bfloat16()]])
-    with pytest.raises(ValueError, match="one shape and one format"):
+    with pytest.raises(ValueError, match="format"):
         native().pack([[torch.randn(16, 32)], [torch.randn(32, 32)]])
 
 
 def test_blocks_that_want_int8_are_refused():
-    with pytest.raises(ValueError, match="as stored"):
+    with pytest.raises(ValueError, match="stored"):
         native().pack([[random_blocks("q4_1", 16, 32)]] * 2)
 
 

@@ -52,7 +52,7 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(first=st.integers(0, TOTAL))
     def vacate(self, first: int) -> None:
         if any(page >= first for page in self.held):
-            with pytest.raises(ValueError, match="some of them are held"):
+            with pytest.raises(ValueError, match="held"):
                 self.pool.vacate(first)
             return
         before = self.pool.touched
@@ -63,7 +63,7 @@ class PoolMachine(RuleBasedStateMachine):
     def misuse(self, page: int) -> None:
         if page in self.held:
             return
-        with pytest.raises(ValueError, match="nobody holds"):
+        with pytest.raises(ValueError, match="nobody"):
             self.pool.release([page])
 
     @invariant()
@@ -88,5 +88,5 @@ def test_audit_names_the_page_and_its_claimants() -> None:
 
 
 def test_a_pool_needs_pages() -> None:
-    with pytest.raises(ValueError, match="at least one page"):
+    with pytest.raises(ValueError, match="page"):
         PagePool(0)

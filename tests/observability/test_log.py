@@ -70,7 +70,7 @@ def test_escaped_text_is_one_printable_line(text: str) -> None:
 def test_level_names() -> None:
     assert level_number("INFO") == logging.INFO
     assert level_number("trace") == logging.DEBUG
-    with pytest.raises(ValueError, match="unknown log level 'chatty'"):
+    with pytest.raises(ValueError, match="'chatty'"):
         level_number("chatty")
 
 

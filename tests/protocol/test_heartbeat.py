@@ -70,12 +70,12 @@ def test_places_do_not_overlap(memory: SharedMemory) -> None:
     again = [other.engine, *(part(p) for p in (0, 1) for part in (other.heartbeat, other.counters))]
     for number, part in enumerate(again):
         assert bytes(part) == bytes([number + 1]) * len(part)
-    with pytest.raises(ValueError, match="no place 2"):
+    with pytest.raises(ValueError, match="place 2"):
         memory.heartbeat(2)
 
 
 def test_a_foreign_descriptor_is_refused() -> None:
-    with pytest.raises(ValueError, match="not the memory"):
+    with pytest.raises(ValueError, match="memory"):
         attach(new_descriptor())
 
 
