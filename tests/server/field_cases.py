@@ -144,7 +144,7 @@ SHARED: dict[str, list[Case]] = {
     ],
     "response_format": [
         Harmless(({"type": "text"},), "answers are text"),
-        Refused({"type": "json_object"}, "only 'text'"),
+        Refused({"type": "json_object"}, "structured output"),
     ],
     "return_flat_raw_top_logprobs_b64": [
         Harmless((True, False), "the form of something that is refused")
@@ -296,7 +296,7 @@ BODIES: dict[type[msgspec.Struct], Body] = {
             "response_format": {"type": "text"},
         },
         {
-            "type": [Refused("json_schema", "only 'text'")],
+            "type": [Refused("json_schema", "structured output")],
             "json_schema": [Refused({"schema": {}}, "does not go with")],
             "structures": [Refused([{}, {"begin": "<"}], "does not go with")],
             "format": [Refused({"type": "sequence"}, "does not go with")],

@@ -29,7 +29,9 @@ from server_kit import running_server as start
 
 from vivace.frontend import validation
 from vivace.protocol.messages import Cancel, Request
+from vivace.requests import schema as requests
 from vivace.requests.schema import GenerateRequest
+from vivace.server.openai import schema as openai
 from vivace.server.routes import ROUTES
 from vivace.server.settings import ServerSettings
 
@@ -252,16 +254,16 @@ def test_every_sampling_parameter_has_an_effect(server: Running, name: str) -> N
         prove(server, SAMPLING_BODY, name, case)
 
 
-@pytest.mark.parametrize("name", validation._UNAVAILABLE)
+@pytest.mark.parametrize("name", validation.UNAVAILABLE)
 def test_sampling_parameters_that_are_missing_are_refused(server: Running, name: str) -> None:
-    prove(server, SAMPLING_BODY, name, Refused({"x": 1}, "not supported"))
+    prove(server, SAMPLING_BODY, name, Refused({"x": 1}, validation.UNAVAILABLE[name]))
 
 
 @pytest.mark.parametrize("value", [None, False, 0, "", [], {}, [None]])
 def test_empty_values_of_missing_sampling_parameters_are_fine(server: Running, value: Any) -> None:
     """SGLang's frontend language sends `stop_regex: []` with every request."""
     empty = Harmless((value,), "it asks for nothing")
-    for name in validation._UNAVAILABLE:
+    for name in validation.UNAVAILABLE:
         prove(server, SAMPLING_BODY, name, empty)
 
 
@@ -352,3 +354,15 @@ def test_every_documented_field_is_known(table: dict[str, str]) -> None:
     for path, names in table.items():
         missing = set(names.split()) - set(accepts[path].__struct_fields__)
         assert not missing, f"{path}: {sorted(missing)}"
+
+
+REASONS = {
+    **validation.UNAVAILABLE, **requests.REFUSED, **requests.MESSAGE_REFUSED, **openai.REFUSED,
+    **openai.CHAT_REFUSED, **openai.COMPLETION_REFUSED,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REASONS)
+def test_what_is_not_supported_yet_comes_with_what_to_do(name: str) -> None:
+    what, _, remedy = REASONS[name].partition("not supported yet")
+    assert what and (remedy.startswith("; ") or REASONS[name] == what)

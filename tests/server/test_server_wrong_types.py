@@ -42,7 +42,7 @@ MISREAD = (float("nan"), float("-inf"), 10**400, "\ud800", {"1": 1e400}, nested(
 FIELDS: list[tuple[str, Body, str]] = [
     *((kind.__name__, BODIES[kind], name) for kind in ACCEPTED for name in kind.__struct_fields__),
     *(("sampling_params", SAMPLING_BODY, name) for name in validation.SAMPLING_FIELDS),
-    *(("sampling_params", SAMPLING_BODY, name) for name in validation._UNAVAILABLE),
+    *(("sampling_params", SAMPLING_BODY, name) for name in validation.UNAVAILABLE),
 ]
 
 

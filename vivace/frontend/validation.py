@@ -24,16 +24,27 @@ _SEED_LIMIT = 1 << 63
 _LARGEST_BIAS = 1e6
 _SMALLEST_REPETITION = 1e-6
 """Logits are divided by it, and must stay finite in float32."""
-_UNAVAILABLE = (
-    "json_schema",
-    "regex",
-    "ebnf",
-    "structural_tag",
-    "stop_regex",
-    "beam_width",
-    "watermark",
-    "custom_params",
+NO_GRAMMAR = (
+    "structured output is not supported yet; leave the field out, and describe the form of the "
+    "answer in the prompt"
 )
+NO_STOP_REGEX = "stop expressions are not supported yet; use stop or stop_token_ids"
+NO_WATERMARK = "watermarking is not supported yet; leave the field out"
+NO_PROCESSORS = (
+    "executable logit processors are never accepted from a request; use logit_bias, or leave the "
+    "field out"
+)
+UNAVAILABLE = {
+    "json_schema": NO_GRAMMAR,
+    "regex": NO_GRAMMAR,
+    "ebnf": NO_GRAMMAR,
+    "structural_tag": NO_GRAMMAR,
+    "stop_regex": NO_STOP_REGEX,
+    "beam_width": "beam search is not supported yet; use n, or leave the field out",
+    "watermark": NO_WATERMARK,
+    "custom_params": NO_PROCESSORS,
+}
+"""SGLang's names of what nothing here does -> why, and what to do."""
 SAMPLING_FIELDS = (
     *(name for name in SamplingParams.__struct_fields__ if name != "seed"),
     "n",
@@ -198,7 +209,7 @@ def _checked_mapping(raw: Any, prefix: str) -> Mapping[str, Any]:
     if not isinstance(raw, Mapping):
         raise BadRequest(prefix, f"must be an object, not {json_type(raw)}")
     for key in raw:
-        if key not in SAMPLING_FIELDS and key not in _UNAVAILABLE:
+        if key not in SAMPLING_FIELDS and key not in UNAVAILABLE:
             near = [OTHER_NAMES[key]] if key in OTHER_NAMES else _similar(str(key)[:60])
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise BadRequest(prefix, f"unknown field {abbreviate(key)!r}{hint}")
@@ -206,7 +217,7 @@ def _checked_mapping(raw: Any, prefix: str) -> Mapping[str, Any]:
 
 
 def _similar(key: str) -> list[str]:
-    return difflib.get_close_matches(key, [*SAMPLING_FIELDS, *_UNAVAILABLE], 1)
+    return difflib.get_close_matches(key, [*SAMPLING_FIELDS, *UNAVAILABLE], 1)
 
 
 def _without_none(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -214,9 +225,9 @@ def _without_none(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_unavailable(fields: Fields) -> None:
-    for key in _UNAVAILABLE:
+    for key, reason in UNAVAILABLE.items():
         if is_set(fields.get(key)):
-            raise fields.refuse(key, "is not supported yet")
+            raise fields.refuse(key, reason)
 
 
 def _lengths(

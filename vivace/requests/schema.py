@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from vivace.frontend.validation import NO_GRAMMAR, NO_PROCESSORS, NO_WATERMARK
 from vivace.requests.limits import Calls, Chosen, Ids, Members, Parts, PerPrompt, Prompts
 
 
@@ -96,13 +97,10 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
 TEXT_ONLY = "this server generates from text and token ids only"
 NO_LORA = "no LoRA adapters are loaded in this server; remove the field"
 NO_SESSIONS = "sessions are not supported; send the whole conversation (its prefix is cached)"
-NO_PROCESSORS = "executable logit processors are never accepted from a request"
 NO_DISAGGREGATION = "this server runs prefill and decode together; remove the field"
 NO_EXPERTS = "the served model has no routed experts to report"
 ONE_RANK = "there is one data-parallel rank, 0"
-NO_GRAMMAR = "structured output is not supported yet; remove the field"
-
-NO_MASK = "sampling masks are not supported yet"
+NO_MASK = "sampling masks are not supported yet; leave the field out"
 NO_FLAT_LOGPROBS = "use top_logprobs_num instead"
 
 REFUSED: dict[str, str] = {
@@ -135,7 +133,7 @@ REFUSED: dict[str, str] = {
     "lora_path": NO_LORA,
     "lora_id": NO_LORA,
     "custom_logit_processor": NO_PROCESSORS,
-    "return_hidden_states": "hidden states are not supported yet",
+    "return_hidden_states": "hidden states are not supported yet; leave the field out",
     "return_routed_experts": NO_EXPERTS,
     "routed_experts_start_len": NO_EXPERTS,
     "return_indexer_topk": "the served model has no sparse-attention indexer",
@@ -146,8 +144,8 @@ REFUSED: dict[str, str] = {
     "return_flat_raw_top_logprobs": NO_FLAT_LOGPROBS,
     "return_flat_raw_output_top_logprobs": NO_FLAT_LOGPROBS,
     "return_flat_raw_top_logprobs_b64": NO_FLAT_LOGPROBS,
-    "positional_embed_overrides": "embedding overrides are not supported yet",
-    "watermark": "watermarking is not supported yet",
+    "positional_embed_overrides": "embedding overrides are not supported yet; send input_ids",
+    "watermark": NO_WATERMARK,
     "bootstrap_host": NO_DISAGGREGATION,
     "bootstrap_port": NO_DISAGGREGATION,
     "bootstrap_room": NO_DISAGGREGATION,
@@ -157,7 +155,7 @@ REFUSED: dict[str, str] = {
     "data_parallel_rank": ONE_RANK,
     "disagg_prefill_dp_rank": NO_DISAGGREGATION,
     "max_thinking_tokens": "no reasoning parser is active; use max_new_tokens",
-    "multi_item_delimiter_indices": "multi-item scoring is not supported yet",
+    "multi_item_delimiter_indices": "multi-item scoring is not supported yet; send single requests",
     "token_indices_to_pool": "pooling is not supported for a generation model",
 }
 

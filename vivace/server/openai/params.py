@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from vivace.frontend.errors import BadRequest
-from vivace.frontend.fields import refuse_unsupported
-from vivace.frontend.validation import SAMPLING_FIELDS
+from vivace.frontend.fields import abbreviate, refuse_unsupported
+from vivace.frontend.validation import NO_GRAMMAR, SAMPLING_FIELDS
 from vivace.requests.prompts import cache_key, share
 from vivace.requests.schema import NO_LORA
 from vivace.server.context import Context
@@ -49,9 +49,7 @@ def check_request(context: Context, request: SamplingFields) -> None:
     form = request.response_format
     if form is not None:
         if form.type != "text":
-            raise BadRequest(
-                "response_format", f"{form.type!r} is not supported yet; only 'text' is"
-            )
+            raise BadRequest("response_format", f"type {abbreviate(form.type)!r}: {NO_GRAMMAR}")
         refuse_unsupported(form, dict.fromkeys(FORMATS, "does not go with type 'text'"))
     if request.stream_options is not None and not request.stream:
         raise BadRequest("stream_options", "is only allowed when stream is true")

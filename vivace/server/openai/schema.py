@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from vivace.frontend.validation import NO_GRAMMAR, NO_PROCESSORS, NO_STOP_REGEX
 from vivace.requests import schema as native
 from vivace.requests.limits import Chosen, Entries, Ids, Members, Messages, PerPrompt, Prompts
 from vivace.requests.schema import Message
@@ -158,16 +159,16 @@ NO_FUNCTIONS = (
 REFUSED: dict[str, str] = {
     "custom_labels": native.REFUSED["custom_labels"],
     "return_spec_tokens_details": "nothing is speculated in this server",
-    "regex": native.NO_GRAMMAR,
-    "ebnf": native.NO_GRAMMAR,
-    "json_schema": native.NO_GRAMMAR,
-    "structural_tag": native.NO_GRAMMAR,
-    "stop_regex": "stop expressions are not supported yet; use stop or stop_token_ids",
+    "regex": NO_GRAMMAR,
+    "ebnf": NO_GRAMMAR,
+    "json_schema": NO_GRAMMAR,
+    "structural_tag": NO_GRAMMAR,
+    "stop_regex": NO_STOP_REGEX,
     "lora_path": native.NO_LORA,
     "session_id": native.NO_SESSIONS,
     "session_params": native.NO_SESSIONS,
-    "custom_logit_processor": native.NO_PROCESSORS,
-    "custom_params": native.NO_PROCESSORS,
+    "custom_logit_processor": NO_PROCESSORS,
+    "custom_params": NO_PROCESSORS,
     "watermark": native.REFUSED["watermark"],
     "return_hidden_states": native.REFUSED["return_hidden_states"],
     "return_routed_experts": native.NO_EXPERTS,
