@@ -39,7 +39,14 @@ def errors(script: str) -> list[Finding]:
     return [each for each in judge(case({"script": script})).findings if each.severity == "error"]
 
 
-@pytest.mark.parametrize("script", [EVERY_NODE, ONE_NODE])
+TWO_INSTANCES = "".join(
+    f"ssh h{node} 'python -m sglang.launch_server --model-path m --tp 16 --nnodes 2 "
+    f"--node-rank {node % 2} --dist-init-addr h{node // 2 * 2}:5000'\n"
+    for node in range(4)
+)
+
+
+@pytest.mark.parametrize("script", [EVERY_NODE, ONE_NODE, TWO_INSTANCES])
 def test_sound_scripts_have_no_errors(script: str) -> None:
     assert errors(script) == []
 
@@ -58,6 +65,7 @@ def test_sound_scripts_have_no_errors(script: str) -> None:
         (EVERY_NODE, "${MODEL_PATH}", "${MODEL_PTH}", "undefined-variable", 7, "MODEL_PATH"),
         (EVERY_NODE, "--dp-size 32 --enable-dp-attention \\", "--dp-size 32 --enable-dp-attention",
          "broken-line", 9, "--host"),
+        (TWO_INSTANCES, " --dist-init-addr h2:5000", "", "meeting-point", 1, "--dist-init-addr"),
         (ONE_NODE, "--port 8001", "--port 8000", "ports-apart", 8, "8000"),
         (ONE_NODE, "--port 8001", "--port 9000", "ports-apart", 8, "9000"),
         (ONE_NODE, "--nccl-port 9000", "--nccl-port 8000", "ports-apart", 5, "its own"),

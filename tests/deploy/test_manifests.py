@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vivace.deploy.from_script.script import import_files
+from vivace.deploy.from_script.script import import_files, import_scripts
 from vivace.deploy.load_case import Overrides, build_case, open_files
 from vivace.deploy.rules.judge import Finding, judge
 from vivace.deploy.shell.reader import ScriptError
@@ -311,3 +311,81 @@ def test_a_port_that_docker_run_publishes_is_not_that_of_a_server(tmp_path: Path
     assert [(each.rule, each.line) for each in found if each.rule == "ports-apart"] == [
         ("ports-apart", 3)
     ]
+
+
+DYNAMO = """\
+apiVersion: nvidia.com/v1alpha1
+kind: DynamoGraphDeployment
+metadata: {name: graph}
+spec:
+  services:
+    Frontend:
+      extraPodSpec: {mainContainer: {image: runtime, command: [python3, -m, dynamo.frontend]}}
+    decode:
+      extraPodSpec:
+        mainContainer:
+          command: [python3, -m, dynamo.sglang]
+          args:
+            - --model-path=Qwen/Qwen3-8B
+            - --page-size=64
+            - --disaggregation-mode=decode
+    prefill:
+      replicas: 2
+      multinode: {nodeCount: 2}
+      extraPodSpec:
+        mainContainer:
+          command: [/bin/sh, -c]
+          args:
+            - |
+              python3 -m dynamo.sglang --model-path Qwen/Qwen3-8B --tp 16 \\
+                --page-size 64 --disaggregation-mode prefill
+"""
+LLMAZ = """\
+apiVersion: inference.llmaz.io/v1alpha1
+kind: Playground
+metadata: {name: small}
+spec:
+  modelClaim: {modelName: qwen3-8b}
+  backendRuntimeConfig:
+    backendName: sglang
+    args: [--tp-size, "2"]
+---
+apiVersion: inference.llmaz.io/v1alpha1
+kind: BackendRuntime
+metadata: {name: sglang}
+spec:
+  command: [python3, -m, sglang.launch_server]
+  recommendedConfigs:
+    - name: default
+      args: [--model-path, "{{ .ModelPath }}", --port, "8080"]
+"""
+
+
+def test_resources_of_dynamo_and_llmaz_start_servers() -> None:
+    graph = import_scripts([("graph.yaml", DYNAMO)]).deployment.roles
+    assert {name: (role.instances, role.nodes) for name, role in graph.items()} == {
+        "decode": (1, 1), "prefill": (2, 2)
+    }  # fmt: skip
+    assert graph["prefill"].flags["tp"] == 16
+    playground, runtime = import_scripts([("m.yaml", LLMAZ)]).deployment.roles.values()
+    assert playground.flags == {"model-path": "<modelClaim>", "tp-size": 2}
+    assert runtime.flags == {"model-path": "<ModelPath>", "port": 8080}
+
+
+@pytest.mark.parametrize(
+    ("content", "before", "after", "rule", "line"),
+    [
+        (DYNAMO, "--page-size=64", "--page-size=16", "handshake", 14),
+        (DYNAMO, "--page-size=64", "--pagesize=64", "unknown-flag", 14),
+        (LLMAZ, "--tp-size", "--tp-sise", "unknown-flag", 8),
+        (LLMAZ, '"8080"', '"80800"', "port-range", 17),
+    ],
+)
+def test_mistakes_in_such_resources_are_found(
+    content: str, before: str, after: str, rule: str, line: int, tmp_path: Path
+) -> None:
+    assert before in content
+    right = written(tmp_path, "right.yaml", content)
+    assert {each.rule for each in right if each.severity != "note"} <= {"other-engine"}
+    found = written(tmp_path, "wrong.yaml", content.replace(before, after))
+    assert (rule, line) in {(each.rule, each.line) for each in found}

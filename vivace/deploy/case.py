@@ -130,10 +130,11 @@ class Case(msgspec.Struct, frozen=True, dict=True):
 
     def ports(self, *kinds: str) -> set[int]:
         """On which roles of these kinds answer requests."""
-        return {
+        found = {
             (each.number("port") if each.has("port") else None) or default_port(each.role.program)
             for each in self.of(*kinds)
         }
+        return found - {0}
 
     @cached_property
     def servers(self) -> tuple[ServerPlan, ...]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import msgspec
 
 from vivace.deploy.from_script.flags import Remark
-from vivace.deploy.from_script.programs import VLLM
+from vivace.deploy.from_script.programs import DYNAMO, VLLM
 from vivace.deploy.from_script.roles import AskedPort, StartedServer, flag_value
 from vivace.deploy.locations import Location
 from vivace.deploy.shell.reader import ScriptError
@@ -89,7 +89,8 @@ def split_words(value: str, place: Location) -> list[str]:
 def in_container(within: Container, server: StartedServer, program: str) -> StartedServer:
     """The server, with what its container says of it."""
     ours = program not in VLLM
-    known = ours or flag_value(server.flags, "port") is not None  # vLLM's default is another
+    asked = flag_value(server.flags, "port") is not None
+    known = (ours and program not in DYNAMO) or asked  # vLLM's default is another
     return msgspec.structs.replace(
         server,
         devices=within.devices if ours else 0,  # Ray spreads vLLM's ranks

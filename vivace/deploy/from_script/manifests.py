@@ -29,6 +29,13 @@ from vivace.deploy.from_script.container import (
     shell_words,
     to_script,
 )
+from vivace.deploy.from_script.custom_resources import (
+    count_nodes,
+    given_words,
+    is_container,
+    node_words,
+)
+from vivace.deploy.from_script.flags import Remark
 from vivace.deploy.from_script.undefined import undefined_in_pod
 from vivace.deploy.from_script.yaml_nodes import child, documents, plain
 from vivace.deploy.locations import Location
@@ -92,10 +99,10 @@ def of_document(file: str, node: yaml.Node, follow: Follow) -> Iterator[Containe
         return
     ordered = plain(child(node, "kind")) == "StatefulSet"
     domain = str(plain(child(node, "spec", "serviceName")) or "")
-    for template, size, labels in pods_in(node):
-        for pod in range(size):
+    for template, size, labels, nodes in pods_in(node):
+        for pod in range(size * nodes):
             own = f"{name}-{pod}" + (f".{domain}" if domain else "") if ordered and name else ""
-            yield from of_pod(file, template, pod, size, labels, own)
+            yield from of_pod(file, template, pod, size, labels, own, more=node_words(pod, nodes))
 
 
 def read_labels(node: yaml.Node | None) -> dict[str, str]:
@@ -105,25 +112,29 @@ def read_labels(node: yaml.Node | None) -> dict[str, str]:
     return {str(key): str(value) for key, value in pairs}
 
 
-def pods_in(document: yaml.Node) -> Iterator[tuple[yaml.Node, int, dict[str, str]]]:
-    """(what has a list of containers, how often the nearest `replicas` above starts it, the nearest
-    labels): of a Pod, a Deployment and of every other kind that is made of pods."""
+Pods = tuple[yaml.Node, int, dict[str, str], int]
+
+
+def pods_in(document: yaml.Node) -> Iterator[Pods]:
+    """(what has a list of containers or is one, how often the nearest `replicas` above starts it,
+    the nearest labels, nodes of each): of a Pod, a Deployment and of every other kind that is made
+    of pods."""
     seen: set[int] = set()
-    waiting: list[tuple[yaml.Node, int, dict[str, str]]] = [(document, 1, {})]
+    waiting: list[Pods] = [(document, 1, {}, 1)]
     while waiting:
-        node, replicas, labels = waiting.pop()
+        node, replicas, labels, nodes = waiting.pop()
         if id(node) in seen:
             continue
         seen.add(id(node))
         stated = child(node, "replicas")
         replicas = replicas if stated is None else count_pods(plain(stated))
-        labels = read_labels(node) or labels
-        if isinstance(child(node, "containers"), yaml.SequenceNode):
-            yield node, replicas, labels
+        labels, nodes = read_labels(node) or labels, count_nodes(node) or nodes
+        if isinstance(child(node, "containers"), yaml.SequenceNode) or is_container(node):
+            yield node, replicas, labels, nodes
         elif isinstance(node, yaml.MappingNode):
-            waiting += [(value, replicas, labels) for _, value in reversed(node.value)]
+            waiting += [(value, replicas, labels, nodes) for _, value in reversed(node.value)]
         elif isinstance(node, yaml.SequenceNode):
-            waiting += [(each, replicas, labels) for each in reversed(node.value)]
+            waiting += [(each, replicas, labels, nodes) for each in reversed(node.value)]
 
 
 def count_pods(value: Any) -> int:
@@ -138,10 +149,13 @@ def of_pod(
     labels: dict[str, str],
     name: str,
     grouped: bool = False,
+    more: Sequence[str] = (),
 ) -> Iterator[Container]:
     shared = plain(child(spec, "hostNetwork")) is True
     lists = (child(spec, "initContainers"), child(spec, "containers"))
     listed = [found.value for found in lists if isinstance(found, yaml.SequenceNode)]
+    loose = not listed
+    listed = listed or [[spec] if spec else []]
     ports = named_ports([each for found in listed for each in found])
     network = f"{file}:{spec.start_mark.line if spec else 0}/{pod}"
     serving = listed[-1] if listed else []
@@ -153,22 +167,18 @@ def of_pod(
         variables = {"LWS_GROUP_SIZE": str(size), "LWS_WORKER_INDEX": str(pod)}
         own = pod_variables(content.get("env"), pod)
         given = [word for key in ("command", "args") for word in as_words(content.get(key))]
+        given = given_words(content, more) if loose else given
         words = [expand_variables(word, {**variables, **own}) for word in given]
         words = [*own_program(content, words), *words]
         if words:
             used = {name: value for name, value in variables.items() if name in str(words)}
             defined = (*own, *(LWS if grouped else ()))
-            if content.get("envFrom"):
-                remarks = [not_read("envFrom of a container is not read")]
-            else:
-                names = undefined_names(given, content.get("env"), defined)
-                remarks = [undefined_in_pod(name, defined) for name in names]
             yield Container(
                 script=to_script({**used, **own}, words),
                 place=location(file, node),
                 pod=pod,
                 contained=not shared,
-                remarks=tuple(remarks),
+                remarks=tuple(pod_remarks(content, given, defined)),
                 release=image_release(str(content.get("image") or "")),
                 devices=limited_devices(content),
                 network=network,
@@ -178,6 +188,17 @@ def of_pod(
                 labels=labels,
                 ports=ports,
             )
+
+
+def pod_remarks(
+    content: Mapping[str, Any], words: list[str], defined: Sequence[str]
+) -> Iterator[Remark]:
+    """What is not read of a container, or not defined in it."""
+    if content.get("envFrom"):
+        yield not_read("envFrom of a container is not read")
+        return
+    for name in undefined_names(words, content.get("env"), defined):
+        yield undefined_in_pod(name, defined)
 
 
 def undefined_names(words: list[str], env: Any, defined: Sequence[str]) -> tuple[str, ...]:

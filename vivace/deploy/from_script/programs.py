@@ -9,6 +9,8 @@ import msgspec
 
 Part = Literal["server", "router", "benchmark"]
 SERVERS = ("sglang.launch_server", "vivace.launch_server", "vivace serve", "sglang serve")
+DYNAMO = ("dynamo.sglang", "dynamo.sglang.worker", "dynamo.sglang.decode_worker")
+"""Dynamo's workers of SGLang: they take SGLang's flags beside their own, and no requests by HTTP"""
 VLLM = ("vllm serve", "vllm.entrypoints.openai.api_server")
 """servers of vLLM, whose flags are translated"""
 ROUTERS = (
@@ -23,8 +25,9 @@ DEFAULT_PORT = 30000
 PORTS = {
     "sglang.srt.disaggregation.launch_lb": 8000,
     "sglang.srt.disaggregation.mini_lb": 8000,
+    **dict.fromkeys(DYNAMO, 0),
 }
-"""of the programs that have another one (both went with 0.5.2)"""
+"""of the programs that have another one, or none (the first two went with 0.5.2)"""
 BENCHMARKS = ("sglang.bench_serving", "vivace.bench_serving", "vivace bench serving")
 OTHERS = {
     "text-generation-launcher": "text-generation-inference",
@@ -44,7 +47,6 @@ OTHERS = {
     "aphrodite run": "Aphrodite",
     "xinference-local": "Xinference",
     "fastchat.serve.model_worker": "FastChat",
-    "dynamo.sglang": "Dynamo",
     "dynamo.vllm": "Dynamo",
     "dynamo.trtllm": "Dynamo",
     "dynamo.frontend": "Dynamo",
@@ -92,7 +94,7 @@ def is_python(name: str) -> bool:
 
 
 def parse_invocation(program: str, words: Sequence[str]) -> Invocation | None:
-    part = PARTS.get(program)
+    part = "server" if program in DYNAMO else PARTS.get(program)
     if program == "sglang serve" and words and not words[0].startswith("-"):
         words = ("--model-path", *words)
     return None if part is None else Invocation(part, program, tuple(words))

@@ -61,8 +61,7 @@ REPEATING = frozenset("parallel xargs pdsh pssh clush dsh ansible".split())
 """programs that run a command many times, or for each line of a list"""
 MAX_WRAPPER = 64
 """words of a wrapper and its options"""
-MAX_SHOWN = 120
-"""characters of a line that was not understood, where nothing was"""
+MAX_SHOWN = 120  # characters of a line that was not understood, where nothing was
 PLAIN_LINE = re.compile(r"[\w\s./*=:|>-]+")
 
 
@@ -184,7 +183,7 @@ def collect(
         raise ScriptError(f"{name}: {error}") from None
     found.texts |= {name: content, **reading.files}
     for note in reading.notes:
-        place = Location(note.file or name, note.line) if within is None else within.place
+        place = within.place if within else Location(note.file or name, note.line)
         found.remark("not-understood", "", note.text, place)
     for launch in map(apply_assumptions, reachable(reading.launches)):
         place = Location(launch.file or name, launch.line, launch.end)
@@ -380,11 +379,11 @@ def model_path(roles: Mapping[str, Role]) -> str | None:
 
 
 def server_models(roles: Mapping[str, Role]) -> list[str]:
-    """The model paths of servers, in their order."""
-    found = [
-        flag_value(role.flags, "model-path") for role in roles.values() if role.kind != "router"
-    ]
-    return [path for path in dict.fromkeys(found) if isinstance(path, str)]
+    """The model paths of servers, in their order; an unknown one only where all are."""
+    servers = [role for role in roles.values() if role.kind != "router"]
+    paths = dict.fromkeys(flag_value(role.flags, "model-path") for role in servers)
+    found = [path for path in paths if isinstance(path, str)]
+    return [path for path in found if "<" not in path] or found[:1]
 
 
 def import_command(words: Sequence[str]) -> LoadedDeployment:

@@ -10,6 +10,7 @@ from operator import attrgetter
 from typing import Any
 
 from vivace.deploy.case import Case
+from vivace.deploy.from_script.programs import DYNAMO
 from vivace.deploy.locations import Location
 from vivace.deploy.processes import (
     bootstrap_ports,
@@ -193,7 +194,8 @@ def router_mode(server: ServerPlan, case: Case) -> Iterator[Issue]:
 def router_missing(case: Case) -> Iterator[Issue]:
     """Disaggregated servers have a router.
     A request needs a bootstrap room on one server of each kind."""
-    if case.of("prefill") and case.of("decode") and not case.of("router"):
+    paired = any(each.role.program in DYNAMO for each in case.servers)
+    if case.of("prefill") and case.of("decode") and not (case.of("router") or paired):
         text = "no router pairs prefill and decode servers: clients must send bootstrap_* fields"
         yield Issue("", text, "add a router role")
 

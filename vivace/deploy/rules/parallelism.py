@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from vivace.deploy.case import Case
 from vivace.deploy.catalogue.architecture import GroupedAttention
+from vivace.deploy.from_script.roles import flag_value
 from vivace.deploy.rules.rule import ARGS, PAGE, Issue, case_rule, server_rule
-from vivace.deploy.server_plan import PARTITION, ServerPlan
+from vivace.deploy.server_plan import PARTITION, ServerPlan, placeholder
 
 PP_INDICES = "SGLang's get_pp_indices and make_layers"
 CONFIG = "the model's config.json"
@@ -82,13 +83,14 @@ def meeting_point(server: ServerPlan, case: Case) -> Iterator[Issue]:
     Its default is an address of the node itself, so each node would wait for ranks that never
     come."""
     nnodes = server.positive("nnodes")
-    if nnodes > 1 and not server.has("dist_init_addr"):
+    given = [flag_value(node.flags, "dist-init-addr") for node in server.nodes]
+    if nnodes > 1 and not all(given):
         text = f"--dist-init-addr is not set for {nnodes} nodes: each of them waits for itself"
         yield Issue("--dist-init-addr", text, "--dist-init-addr <first node>:5000 on every node")
-    address = str(server.value("dist_init_addr") or "") if nnodes > 1 else ""
-    if address and "{" not in address and not address.rpartition(":")[2].isdecimal():
-        text = f"--dist-init-addr {address} has no port"
-        yield Issue("dist_init_addr", text, f"--dist-init-addr {address}:5000")
+    for address in dict.fromkeys(map(str, filter(None, given))) if nnodes > 1 else ():
+        if not placeholder(address) and not address.rpartition(":")[2].isdecimal():
+            text = f"--dist-init-addr {address} has no port"
+            yield Issue("dist_init_addr", text, f"--dist-init-addr {address}:5000")
 
 
 @server_rule("plain-dp-nodes", "error", source=ARGS)
