@@ -155,6 +155,32 @@ def test_a_killed_frontend_is_replaced_and_its_requests_end(
     assert (state["num_running_reqs"], state["num_used_tokens"], state["audit"]) == (0, 0, [])
 
 
+def test_half_closed_connections(server: RunningServer, vocabulary: int) -> None:
+    """On uvloop, which the tests of the server's parts do not run on."""
+
+    def send(count: int) -> socket.socket:
+        asked = json.dumps(body(3, count)).encode()
+        head = b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+        sock = socket.create_connection(("127.0.0.1", server.port), timeout=30)
+        sock.sendall(head % len(asked) + asked)
+        sock.shutdown(socket.SHUT_WR)
+        return sock
+
+    def num_running() -> int:
+        return server.json("/server_info")["internal_states"][0]["num_running_reqs"]
+
+    with send(50) as sock:
+        answer = b"".join(iter(lambda: sock.recv(1 << 16), b"")).rpartition(b"\r\n\r\n")[2]
+    assert json.loads(answer)["output_ids"] == expected(3, 50, vocabulary)
+    with send(100_000) as sock:
+        assert sock.recv(100).startswith(b"HTTP/1.1 100 Continue")
+        assert num_running() == 1
+    deadline = time.monotonic() + 3
+    while num_running():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 def test_no_orphans(tmp_path: Path) -> None:
     with RunningServer(*FLAGS, environment=ORACLE, log=tmp_path / "log") as server:
         server.wait_ready()

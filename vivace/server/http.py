@@ -22,6 +22,7 @@ from vivace.observability.log import level_number
 from vivace.server.access import CLIENT, Access, check_headers, is_text
 from vivace.server.body import Body, read_body
 from vivace.server.context import CONTEXT, Context
+from vivace.server.half_closed import PatientHandler
 from vivace.server.responses import HTTPError, error_response, free_frames
 from vivace.server.routes import FULL, NO_BODY, Route
 from vivace.server.settings import ServerSettings
@@ -44,7 +45,7 @@ SERVER = "vivace"
 """The Server header: not which HTTP library runs here, nor its version."""
 
 
-class Connection(RequestHandler):
+class Connection(PatientHandler):
     """One client connection. The head of a request must be complete `header_timeout` seconds after
     its first byte; for the first request, after the connection was made.
 
