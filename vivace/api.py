@@ -210,7 +210,7 @@ class Engine:
         from vivace.config.serialize import public
 
         state, known = self._state(), public(self.config)
-        told = msgspec.to_builtins(state)
+        internal = msgspec.to_builtins(state)
         capacity = self._frontend.capacity
         sized = msgspec.to_builtins(capacity.rewrites) if capacity else ()
         return {
@@ -221,7 +221,7 @@ class Engine:
             "max_total_num_tokens": state.total_tokens,
             "last_gen_throughput": state.last_gen_throughput,
             "audit": state.audit,
-            "internal_states": [told],
+            "internal_states": [internal],
         }
 
     def shutdown(self) -> None:

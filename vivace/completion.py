@@ -60,8 +60,8 @@ def main(words: list[str], environment: Mapping[str, str]) -> int:
         return 0
     shell = words[1] if len(words) > 1 else Path(environment.get("SHELL", "")).name
     if shell not in SCRIPTS or len(words) > 2:
-        said = f"no completion for {shell!r}" if shell else "which shell?"
-        print(f"vivace {words[0]}: {said}; name one of {', '.join(SCRIPTS)}", file=sys.stderr)
+        problem = f"no completion for {shell!r}" if shell else "which shell?"
+        print(f"vivace {words[0]}: {problem}; name one of {', '.join(SCRIPTS)}", file=sys.stderr)
         return CANNOT_START
     if words[0] == "--show-completion":
         print(SCRIPTS[shell], end="")
@@ -121,7 +121,7 @@ def parse_command(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def command_help(command: list[str]) -> str:
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
         cli.run([*command, "--help-all" if command == ["serve"] else "--help"])
-    return said.getvalue()
+    return out.getvalue()

@@ -190,7 +190,7 @@ def test_ctrl_c_says_what_is_lost(words: list[str], tmp_path: Path) -> None:
         script.gap = 0.1
         with ProcessOnTerminal(command, columns=80) as process:
             deadline = time.monotonic() + 60
-            while script.asked < 3 and time.monotonic() < deadline:
+            while script.num_requests < 3 and time.monotonic() < deadline:
                 time.sleep(0.01)
             process.type("\x03")
             assert process.wait() == 130

@@ -149,8 +149,10 @@ def _each(records: Sequence[Record], exact_lengths: bool) -> Iterator[Check]:
     gaps = sum(len(g.itl) >= max(g.output_len, 1) for g in counted)
     yield _close("requests with more token times than tokens", gaps, 0)
     if exact_lengths:
-        asked = sum(g.requested for g in counted)
-        yield _close("generated tokens = asked tokens", sum(g.output_len for g in counted), asked)
+        requested = sum(g.requested for g in counted)
+        yield _close(
+            "generated tokens = asked tokens", sum(g.output_len for g in counted), requested
+        )
 
 
 def _check_prompts(records: Sequence[Record]) -> Iterator[Check]:

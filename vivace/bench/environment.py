@@ -28,8 +28,8 @@ def instruction_set(server: Mapping[str, Any]) -> str:
     """Whose operations computed, with which instruction set, by a server's own description."""
     states = server.get("internal_states")
     state = states[0] if isinstance(states, list) and states else None
-    told = state.get("instructions") if isinstance(state, dict) else None
-    return told if isinstance(told, str) and told else "unknown: the server does not say"
+    name = state.get("instructions") if isinstance(state, dict) else None
+    return name if isinstance(name, str) and name else "unknown: the server does not say"
 
 
 def processor_name() -> str:

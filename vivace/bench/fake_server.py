@@ -34,7 +34,7 @@ class Script:
     """Every n-th stream ends without its end mark; 0 = none."""
     miscount: int = 0
     """Added to every count of completion tokens: a server that counts wrongly."""
-    asked: int = 0
+    num_requests: int = 0
     flushed: int = 0
     bodies: list[dict[str, Any]] = field(default_factory=list)
     """What was asked, in order; kept only when `keep`."""
@@ -70,7 +70,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
     def event(text: str, count: int, end: bool) -> dict[str, Any]:
         reason = {"type": "length", "length": wanted} if end else None
         meta = {
-            "id": str(script.asked),
+            "id": str(script.num_requests),
             "prompt_tokens": len(prompt),
             "completion_tokens": count + script.miscount,
             "cached_tokens": 0,
@@ -100,12 +100,12 @@ async def completions(request: web.Request) -> web.StreamResponse:
     usage = {"prompt_tokens": len(prompt), "completion_tokens": wanted + script.miscount}
 
     def choice(text: str, end: bool) -> dict[str, Any]:
-        said = {"delta": {"content": text}} if chat else {"text": text}
-        return {"choices": [{"index": 0, **said, "finish_reason": "length" if end else None}]}
+        part = {"delta": {"content": text}} if chat else {"text": text}
+        return {"choices": [{"index": 0, **part, "finish_reason": "length" if end else None}]}
 
     if not body.get("stream"):
-        said = {"message": {"content": answer(wanted)}} if chat else {"text": answer(wanted)}
-        whole = {"index": 0, **said, "finish_reason": "length"}
+        part = {"message": {"content": answer(wanted)}} if chat else {"text": answer(wanted)}
+        whole = {"index": 0, **part, "finish_reason": "length"}
         return web.json_response({"choices": [whole], "usage": usage})
     stream = await open_stream(request)
     before = 0
@@ -124,18 +124,18 @@ async def completions(request: web.Request) -> web.StreamResponse:
 async def read_request(request: web.Request) -> tuple[Script, dict[str, Any]]:
     script: Script = request.app[SCRIPT]
     body = msgspec.json.decode(await request.read())
-    script.asked += 1
+    script.num_requests += 1
     if script.keep:
         script.bodies.append(body)
     return script, body
 
 
 def should_fail(script: Script) -> bool:
-    return script.fail_every > 0 and script.asked % script.fail_every == 0
+    return script.fail_every > 0 and script.num_requests % script.fail_every == 0
 
 
 def should_cut(script: Script) -> bool:
-    return script.cut_every > 0 and script.asked % script.cut_every == 0
+    return script.cut_every > 0 and script.num_requests % script.cut_every == 0
 
 
 def steps(wanted: int, script: Script) -> Sequence[int]:

@@ -130,16 +130,16 @@ def cache_report(records: Sequence[Record]) -> CacheReport | None:
     Prompts are as long as the server says: it sees a chat template's tokens too. A server that
     names no tiers has one, the device.
     """
-    told = [record for record in records if record.cached_tokens is not None]
-    if not told:
+    counted = [record for record in records if record.cached_tokens is not None]
+    if not counted:
         return None
-    total = sum(record.cached_tokens or 0 for record in told)
-    host = sum(record.cached_tiers.get("host", 0) for record in told)
-    storage = sum(record.cached_tiers.get("storage", 0) for record in told)
+    total = sum(record.cached_tokens or 0 for record in counted)
+    host = sum(record.cached_tiers.get("host", 0) for record in counted)
+    storage = sum(record.cached_tiers.get("storage", 0) for record in counted)
     return CacheReport(
         total_prompt_tokens=sum(
             record.input_len if record.prompt_tokens is None else record.prompt_tokens
-            for record in told
+            for record in counted
         ),
         total_cached_tokens=total,
         device_cached_tokens=total - host - storage,

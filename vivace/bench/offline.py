@@ -85,8 +85,8 @@ def measure(
         print(f"computed by: {instruction_set(info)}")
         print(render(result))
         if args.result_filename:
-            told = {"host": host_facts(), "instructions": instruction_set(info)}
-            append_record(Path(args.result_filename), result | told)
+            facts = {"host": host_facts(), "instructions": instruction_set(info)}
+            append_record(Path(args.result_filename), result | facts)
         if args.do_not_exit:
             input("the engine is kept; press Enter to end it ")
     finally:
@@ -153,11 +153,11 @@ def report_miscounts(
     """1 and a message when answers do not have the asked lengths."""
     if args.disable_ignore_eos:
         return 0
-    asked = sum(query.output_len for query in queries)
+    requested = sum(query.output_len for query in queries)
     got = sum(answer["meta_info"]["completion_tokens"] for answer in answers)
-    if asked == got and len(answers) == len(queries):
+    if requested == got and len(answers) == len(queries):
         return 0
-    text = f"{len(queries)} requests asked {asked} tokens; {len(answers)} answers had {got}"
+    text = f"{len(queries)} requests asked {requested} tokens; {len(answers)} answers had {got}"
     print(f"!!! SELF-CHECK VIOLATED: {text}", file=sys.stderr)
     return 1
 

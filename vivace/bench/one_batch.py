@@ -93,8 +93,8 @@ def measure(args: argparse.Namespace, worker: StepWorker, limit: int) -> int:
         result = build_result(timing, args.run_name)
         print(render(timing, result, args.log_decode_step))
         if args.result_filename:
-            told = {"host": host_facts(), "instructions": instructions}
-            append_record(Path(args.result_filename), result | told)
+            facts = {"host": host_facts(), "instructions": instructions}
+            append_record(Path(args.result_filename), result | facts)
     return 0
 
 

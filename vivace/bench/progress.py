@@ -75,8 +75,8 @@ class ProgressLines:
         self._file = file
 
     def update(self, counter: Counter, seconds: float) -> None:
-        said = f"{counter.done}/{counter.total} requests after {seconds:.0f} s"
-        print(f"{said}, {counter.speed(seconds)}", file=self._file, flush=True)
+        text = f"{counter.done}/{counter.total} requests after {seconds:.0f} s"
+        print(f"{text}, {counter.speed(seconds)}", file=self._file, flush=True)
 
     def close(self, counter: Counter, seconds: float) -> None:
         pass
@@ -117,8 +117,8 @@ def show_progress(counter: Counter, enabled: bool, file: TextIO | None = None) -
         with echo_off(stream), drawn(counter, stream) if enabled else contextlib.nullcontext():
             yield
     except asyncio.CancelledError:
-        said = f"stopped after {counter.done} of {counter.total} requests; nothing is recorded"
-        print(said, file=stream, flush=True)
+        text = f"stopped after {counter.done} of {counter.total} requests; nothing is recorded"
+        print(text, file=stream, flush=True)
         raise
 
 

@@ -126,9 +126,11 @@ async def converse(
 
 def next_turn(query: BenchRequest, record: Record, question: str) -> BenchRequest:
     """The conversation so far and the next question; its length is the server's count or a sum."""
-    said = query.input_len + record.output_len
+    input_len = query.input_len + record.output_len
     if isinstance(query.prompt, str):
-        return replace(query, prompt=f"{query.prompt}{record.text}\n\n{question}", input_len=said)
+        return replace(
+            query, prompt=f"{query.prompt}{record.text}\n\n{question}", input_len=input_len
+        )
     if query.prompt and isinstance(query.prompt[0], int):
         raise BenchError("conversations of several turns need text, not token ids")
     messages: list[Any] = [
@@ -136,7 +138,7 @@ def next_turn(query: BenchRequest, record: Record, question: str) -> BenchReques
         {"role": "assistant", "content": record.text},
         {"role": "user", "content": question},
     ]
-    return replace(query, prompt=messages, input_len=said)
+    return replace(query, prompt=messages, input_len=input_len)
 
 
 async def warm_up(client: Client, queries: Sequence[BenchRequest], count: int) -> None:
@@ -169,18 +171,18 @@ async def flush_cache(session: aiohttp.ClientSession, load: BenchLoad) -> None:
 async def wait_ready(load: BenchLoad) -> None:
     """Poll /health (or /v1/models where there is none) until it answers 200. Raises BenchError."""
     deadline = time.monotonic() + load.ready_timeout
-    reason, told = "no answer yet", False
+    reason, shown = "no answer yet", False
 
     def tell() -> None:
-        nonlocal told
-        if not told:
+        nonlocal shown
+        if not shown:
             print(
                 f"waiting for the server at {load.base_url}: {reason}; for at most "
                 f"{load.ready_timeout:g} s (--ready-check-timeout-sec), Ctrl-C ends it",
                 file=sys.stderr,
                 flush=True,
             )
-        told = True
+        shown = True
 
     silence = asyncio.get_running_loop().call_later(SILENT_SECONDS, tell)
     async with open_session(load) as session, contextlib.AsyncExitStack() as stack:

@@ -79,15 +79,15 @@ def changes(case: Case, old: str, new: str) -> list[Change]:
     return sorted(merged, key=lambda change: order.index(change.kind))
 
 
-def server_changes(server: ServerPlan, old: str, new: str, around: StartFacts) -> Iterator[Change]:
+def server_changes(server: ServerPlan, old: str, new: str, facts: StartFacts) -> Iterator[Change]:
     for flag, value in server.role.flags.items():
         if not flag.startswith("-") and value is not None and value is not False:
             yield from flag_changes("--" + flag, value, old, new)
     for name in server.environment:
         yield from variable_changes(name, old, new)
     yield from default_changes(server, old, new)
-    yield from start_changes(server, old, new, around)
-    yield from possible_changes(server, old, new, around)
+    yield from start_changes(server, old, new, facts)
+    yield from possible_changes(server, old, new, facts)
 
 
 def flag_changes(flag: str, value: FlagValue, old: str, new: str) -> Iterator[Change]:
@@ -158,13 +158,13 @@ def default_text(row: ReleasedFlag) -> str:
     return COMPUTED if row.default is None and row.shape in NUMBERS else display(row.default)
 
 
-def start_changes(server: ServerPlan, old: str, new: str, around: StartFacts) -> Iterator[Change]:
+def start_changes(server: ServerPlan, old: str, new: str, facts: StartFacts) -> Iterator[Change]:
     """What the new version certainly changes at start-up, and the old one is not known to."""
     flags = server.role.flags
-    before = rewritten(flags, old, around)
+    before = rewritten(flags, old, facts)
     names = argument_flags(new)
     given = {row.name: flag for flag in flags if (row := row_at("--" + flag, new))}
-    for key, row in rewritten(flags, new, around).items():
+    for key, row in rewritten(flags, new, facts).items():
         flag = names.get(row.name)
         if key in before or (flag is None and row.name not in given):
             continue
@@ -174,36 +174,34 @@ def start_changes(server: ServerPlan, old: str, new: str, around: StartFacts) ->
         yield Change("rewritten", typed, f"{typed}{asked} becomes {becomes}")
 
 
-def possible_changes(
-    server: ServerPlan, old: str, new: str, around: StartFacts
-) -> Iterator[Change]:
+def possible_changes(server: ServerPlan, old: str, new: str, facts: StartFacts) -> Iterator[Change]:
     """What the new version may make of given flags, and the old one does not, with what decides on
     it; where the model does, and is not known, `open_flags` names the flags instead."""
     names = argument_flags(new)
-    for flag, becomes, found in unknown_changes(server, old, new, around):
-        told = [each for each in found if around.model is not None or not each.by_model]
-        told.sort(key=lambda each: (len(each.undecided), len(str(each.undecided))))
-        asked = f"{flag} {display(server.role.flags[flag[2:]])}"
-        if told and not told[0].undecided:
-            yield Change("rewritten", flag, f"{asked} becomes {becomes}")
+    for flag, becomes, found in unknown_changes(server, old, new, facts):
+        known = [each for each in found if facts.model is not None or not each.by_model]
+        known.sort(key=lambda each: (len(each.undecided), len(str(each.undecided))))
+        given = f"{flag} {display(server.role.flags[flag[2:]])}"
+        if known and not known[0].undecided:
+            yield Change("rewritten", flag, f"{given} becomes {becomes}")
             continue
-        reasons = list(dict.fromkeys(reason(each.undecided, names) for each in told))
+        reasons = list(dict.fromkeys(reason(each.undecided, names) for each in known))
         if not reasons:
             continue
         left = count(len(reasons) - REASONS, "other reason")
         why = ", or ".join([*reasons[:REASONS], *([left] if len(reasons) > REASONS else [])])
-        yield Change("perhaps", flag, f"{asked} may become {becomes}, because {why}")
+        yield Change("perhaps", flag, f"{given} may become {becomes}, because {why}")
 
 
 def unknown_changes(
-    server: ServerPlan, old: str, new: str, around: StartFacts
+    server: ServerPlan, old: str, new: str, facts: StartFacts
 ) -> Iterator[tuple[str, str, list[Possible]]]:
     """(given flag, what it may become, why) of what the old version does not do as well."""
     flags = server.role.flags
-    before = {*rewritten(flags, old, around), *possible(flags, old, around)}
+    before = {*rewritten(flags, old, facts), *possible(flags, old, facts)}
     given = {row.name: "--" + flag for flag in flags if (row := row_at("--" + flag, new))}
     names = argument_flags(new)
-    for key, found in possible(flags, new, around).items():
+    for key, found in possible(flags, new, facts).items():
         row = found[0].row
         if key not in before and row.name in given:  # start-up may set others
             formula = f"`{row.formula[2:]}`" if not row.computed else in_flags(row.formula, names)

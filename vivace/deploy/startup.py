@@ -80,17 +80,17 @@ class StartFacts(msgspec.Struct, frozen=True):
             return name == self.platform if self.platform in PLATFORMS else None
         return name == self.generation if self.generation else None
 
-    def of_model(self, word: str, asked: Any) -> bool | None:
+    def of_model(self, word: str, value: Any) -> bool | None:
         """What a condition asks of the model; None if that is not known."""
         if self.model is None:
             return None
         name, attention = self.model.name, self.model.attention
         if word == "arch":
-            return name in asked if name else None
+            return name in value if name else None
         if word == "arch has":
-            return asked in name if name else None
+            return value in name if name else None
         latent = isinstance(attention, LatentAttention)
-        if asked == "sparse":
+        if value == "sparse":
             return latent and attention.index_heads > 0
         return None if isinstance(attention, CompressedAttention) else latent
 
@@ -122,8 +122,8 @@ def rewrites_at(release: str) -> tuple[ReleasedRewrite, ...]:
 class Arguments:
     """A server's arguments as a release knows them, by the names it has for them inside."""
 
-    def __init__(self, flags: Flags, release: str, around: StartFacts) -> None:
-        self.release, self.around = release, loaded_by(release, around)
+    def __init__(self, flags: Flags, release: str, facts: StartFacts) -> None:
+        self.release, self.facts = release, loaded_by(release, facts)
         self.given: dict[str, Any] = {}
         for flag, value in flags.items():
             row = row_at("--" + flag, release)
@@ -179,8 +179,8 @@ class Arguments:
     def value(self, name: str, target: str) -> Any:
         if name in self.given:
             return self.given[name]
-        if name == "device" and self.around.platform:
-            return "cuda" if self.around.platform == "hip" else self.around.platform
+        if name == "device" and self.facts.platform:
+            return "cuda" if self.facts.platform == "hip" else self.facts.platform
         known = name in self.defaults and (name == target or not self.may_change(name))
         return self.defaults[name] if known else UNKNOWN
 
@@ -207,9 +207,9 @@ class Arguments:
             inner = self.left(parts[0], target)
             return not inner if isinstance(inner, bool) else ["not", inner]
         if word == "platform":
-            known = self.around.on(parts[0])
+            known = self.facts.on(parts[0])
         elif word in ABOUT_MODEL:
-            known = self.around.of_model(word, parts[0])
+            known = self.facts.of_model(word, parts[0])
         else:
             value = UNKNOWN if word == "?" else self.value(parts[0], target)
             known = None if value is UNKNOWN else compare(word, value, parts[1:])
@@ -225,13 +225,13 @@ def weight(row: ReleasedRewrite) -> int:
     return sum(3 if word in ABOUT_MODEL else word not in ("not", "or") for word in words)
 
 
-def loaded_by(release: str, around: StartFacts) -> StartFacts:
+def loaded_by(release: str, facts: StartFacts) -> StartFacts:
     """With the model's architecture as a release loads it."""
-    alias, last = ALIASES.get(around.model.name if around.model else "", ("", ""))
-    if around.model is None or not alias or releases().index(release) > releases().index(last):
-        return around
-    model = msgspec.structs.replace(around.model, name=alias)
-    return msgspec.structs.replace(around, model=model)
+    alias, last = ALIASES.get(facts.model.name if facts.model else "", ("", ""))
+    if facts.model is None or not alias or releases().index(release) > releases().index(last):
+        return facts
+    model = msgspec.structs.replace(facts.model, name=alias)
+    return msgspec.structs.replace(facts, model=model)
 
 
 def asks_for_model(condition: Condition) -> bool:
@@ -268,15 +268,15 @@ Key = tuple[str, str]
 """(argument, what it becomes)"""
 
 
-def rewritten(flags: Flags, release: str, around: StartFacts) -> Mapping[Key, ReleasedRewrite]:
+def rewritten(flags: Flags, release: str, facts: StartFacts) -> Mapping[Key, ReleasedRewrite]:
     """Everything that certainly changes."""
-    found = Arguments(flags, release, around).rewrites()
+    found = Arguments(flags, release, facts).rewrites()
     return {(row.name, row.becomes): row for row in found}
 
 
-def possible(flags: Flags, release: str, around: StartFacts) -> Mapping[Key, list[Possible]]:
+def possible(flags: Flags, release: str, facts: StartFacts) -> Mapping[Key, list[Possible]]:
     """What may happen to the given arguments."""
     found: dict[Key, list[Possible]] = {}
-    for each in Arguments(flags, release, around).possible():
+    for each in Arguments(flags, release, facts).possible():
         found.setdefault((each.row.name, each.row.becomes), []).append(each)
     return found

@@ -128,30 +128,30 @@ class ScalingInput:
 Scaling = dict[str, float | bool | list[float]]
 
 
-def linear(asked: ScalingInput) -> Scaling:
-    return {"factor": asked.given.need("factor", FACTOR)}
+def linear(source: ScalingInput) -> Scaling:
+    return {"factor": source.given.need("factor", FACTOR)}
 
 
-def dynamic(asked: ScalingInput) -> Scaling:
-    return {"factor": asked.given.need("factor", FACTOR), "original": asked.original()}
+def dynamic(source: ScalingInput) -> Scaling:
+    return {"factor": source.given.need("factor", FACTOR), "original": source.original()}
 
 
-def given_factors(asked: ScalingInput) -> Scaling:
-    return {"factors": asked.factors("factors")}
+def given_factors(source: ScalingInput) -> Scaling:
+    return {"factors": source.factors("factors")}
 
 
-def llama3(asked: ScalingInput) -> Scaling:
-    given = asked.given
+def llama3(source: ScalingInput) -> Scaling:
+    given = source.given
     low, high = given.need("low_freq_factor", POSITIVE), given.need("high_freq_factor", POSITIVE)
     if low >= high:
         raise given.refusal("low_freq_factor", f"it must be below high_freq_factor, {high:g}")
     factor = given.need("factor", FACTOR)
-    return {"factor": factor, "low": low, "high": high, "original": asked.original()}
+    return {"factor": factor, "low": low, "high": high, "original": source.original()}
 
 
-def yarn(asked: ScalingInput) -> Scaling:
-    given, original = asked.given, asked.original()
-    factor = given.get("factor", FACTOR, max(asked.context / original, 1.0))
+def yarn(source: ScalingInput) -> Scaling:
+    given, original = source.given, source.original()
+    factor = given.get("factor", FACTOR, max(source.context / original, 1.0))
     fast, slow = given.get("beta_fast", POSITIVE, 32.0), given.get("beta_slow", POSITIVE, 1.0)
     if slow >= fast:
         raise given.refusal("beta_slow", f"it must be below beta_fast, {fast:g}")
@@ -177,14 +177,14 @@ def yarn_attention(given: ConfigFields, factor: float) -> float:
     return given.get("attention_factor", POSITIVE, computed)
 
 
-def longrope(asked: ScalingInput) -> Scaling:
-    given, original = asked.given, asked.original()
-    factor = given.get("factor", FACTOR, max(asked.context / original, 1.0))
+def longrope(source: ScalingInput) -> Scaling:
+    given, original = source.given, source.original()
+    factor = given.get("factor", FACTOR, max(source.context / original, 1.0))
     stretched = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
     return {
         "original": original,
-        "short_factor": asked.factors("short_factor"),
-        "long_factor": asked.factors("long_factor"),
+        "short_factor": source.factors("short_factor"),
+        "long_factor": source.factors("long_factor"),
         "attention_factor": given.get("attention_factor", POSITIVE, stretched),
     }
 

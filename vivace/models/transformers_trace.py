@@ -66,12 +66,12 @@ def trace(request: TraceRequest) -> TracedModel:
     layers = getattr(text, "num_hidden_layers", None) or 1
     if not 0 < layers <= MOST_LAYERS:
         raise CannotTrace(f"it has more than {MOST_LAYERS} layers")
-    said = getattr(text, "max_position_embeddings", None) or ASSUMED_CONTEXT
-    recorder = ForwardRecorder(said)
+    max_positions = getattr(text, "max_position_embeddings", None) or ASSUMED_CONTEXT
+    recorder = ForwardRecorder(max_positions)
     with recorder.register(), torch.no_grad():
         network = build_network(kind, config)
         parameters = sum(one.numel() for one in network.parameters())
-        recorder.context, limits = longest_exact(network, said)
+        recorder.context, limits = longest_exact(network, max_positions)
         hidden_size, vocabulary = run(network, recorder)
     if len(recorder.calls) < layers:
         raise CannotTrace(f"of its {layers} layers {layers - len(recorder.calls)} are no attention")

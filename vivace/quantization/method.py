@@ -63,12 +63,12 @@ class LinearMethod:
         self.operands = Operands(weight, bias)
 
 
-def select_scheme(asked: str | None, int8_checkpoint: bool) -> str | None:
+def select_scheme(requested: str | None, int8_checkpoint: bool) -> str | None:
     """One of SCHEMES, or None: weights stay floats, or blocks. Without a wish, what the
     checkpoint was made for."""
-    if asked is None and int8_checkpoint:
+    if requested is None and int8_checkpoint:
         return OF_INT8_CHECKPOINTS
-    return asked if asked in SCHEMES else None
+    return requested if requested in SCHEMES else None
 
 
 def select_quant_method(

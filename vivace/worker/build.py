@@ -117,11 +117,11 @@ def wanted_context(config: Config) -> int:
 
 
 def fewer_threads(config: Config, platform: Platform) -> list[Rewrite]:
-    asked = config.runtime.cpu_threads or 0
-    if platform.threads >= asked:
+    requested = config.runtime.cpu_threads or 0
+    if platform.threads >= requested:
         return []
     reason = "the system starts no more threads for this process (pids limit, ulimit -u)"
-    return [_rewrite("cpu_threads", asked, platform.threads, reason)]
+    return [_rewrite("cpu_threads", requested, platform.threads, reason)]
 
 
 def platform_settings(config: Config) -> PlatformSettings:
@@ -152,17 +152,17 @@ def choose_captures(config: Config, rows: int) -> Captures:
     runtime, exact = config.runtime, bool(config.optimization.disable_cuda_graph_padding)
     if runtime.disable_cuda_graph:
         return Captures()
-    asked, max_bs = runtime.cuda_graph_bs or (), runtime.cuda_graph_max_bs
-    limit = min(max_bs or max(asked, default=DEFAULT_CAPTURE), rows)
-    sizes = asked or (range(1, limit + 1) if exact else (limit,))
+    requested, max_bs = runtime.cuda_graph_bs or (), runtime.cuda_graph_max_bs
+    limit = min(max_bs or max(requested, default=DEFAULT_CAPTURE), rows)
+    sizes = requested or (range(1, limit + 1) if exact else (limit,))
     kept = tuple(size for size in sizes if size <= limit) or (limit,)
     rewrites = []
     reason = f"at most {rows} requests run at once"
     if max_bs is not None and max_bs > rows:
         rewrites.append(_rewrite("cuda_graph_max_bs", max_bs, rows, reason))
-    if asked and set(kept) != set(asked):
+    if requested and set(kept) != set(requested):
         why = reason if limit == rows else f"--cuda-graph-max-bs is {max_bs}"
-        rewrites.append(_rewrite("cuda_graph_bs", asked, kept, why))
+        rewrites.append(_rewrite("cuda_graph_bs", requested, kept, why))
     return Captures(kept, exact, tuple(rewrites))
 
 

@@ -82,12 +82,12 @@ def size_pool(demand: Demand) -> PoolSize:
     if pages < 1 or tokens < min(MIN_POOL_TOKENS, demand.context):
         raise SizingError(_too_small(demand, allowed))
     context = _context(demand, tokens)
-    asked = demand.static_fraction is not None or demand.max_total_tokens is not None
+    fixed = demand.static_fraction is not None or demand.max_total_tokens is not None
     size = PoolSize(
         pages=pages,
         rows=min(demand.rows, pages),
         context=context,
-        cache_share=pages if asked else min(pages, -(-context // page)),
+        cache_share=pages if fixed else min(pages, -(-context // page)),
     )
     return replace(size, rewrites=tuple(_rewrites(demand, size)))
 
@@ -117,14 +117,14 @@ def _wanted_pages(demand: Demand) -> int | None:
 
 
 def _rewrites(demand: Demand, size: PoolSize) -> Iterator[Rewrite]:
-    tokens, asked = size.pages * demand.page_size, demand.max_total_tokens
-    whole = asked is not None and asked // demand.page_size == size.pages
+    tokens, requested = size.pages * demand.page_size, demand.max_total_tokens
+    whole = requested is not None and requested // demand.page_size == size.pages
     fraction = demand.static_fraction or ASKED_FRACTION
-    if asked is not None and asked != tokens:
+    if requested is not None and requested != tokens:
         reason = (
             f"whole pages of {demand.page_size} tokens" if whole else _memory_text(demand, fraction)
         )
-        yield _rewrite("max_total_tokens", asked, tokens, reason)
+        yield _rewrite("max_total_tokens", requested, tokens, reason)
     cut = demand.static_fraction is not None and (
         int(demand.free_bytes * demand.static_fraction) - demand.weight_bytes > demand.room
     )
@@ -159,11 +159,11 @@ def _memory_text(demand: Demand, fraction: float) -> str:
 def _too_small(demand: Demand, allowed: int) -> str:
     """What is wrong, and what would help: the smallest fraction, or other numbers."""
     wanted = min(MIN_POOL_TOKENS, demand.context)
-    page, asked = demand.page_size, demand.max_total_tokens
-    if asked is not None and asked // page * page < wanted:
+    page, requested = demand.page_size, demand.max_total_tokens
+    if requested is not None and requested // page * page < wanted:
         least = -(-wanted // page) * page
         return (
-            f"--max-total-tokens {asked}: the smallest KV pool is {least} tokens "
+            f"--max-total-tokens {requested}: the smallest KV pool is {least} tokens "
             f"(pages of {page}); give {least} or more, or leave it out"
         )
     fewest = -(-wanted // page)

@@ -49,22 +49,22 @@ class OpenVinoEngine:
         while True:
             self._admit()
             self.pipeline.step()
-            for key, (handle, asked) in list(self.running.items()):
+            for key, (handle, request) in list(self.running.items()):
                 while handle.can_read():
                     for output in handle.read().values():
-                        asked.tell(list(output.generated_ids))
+                        request.tell(list(output.generated_ids))
                 if handle.get_status() != genai.GenerationStatus.RUNNING:
-                    asked.tell(None)
+                    request.tell(None)
                     del self.running[key]
 
     def _admit(self) -> None:
         """Everything that waits; sleeps only when nothing runs."""
         while not self.running or not self.waiting.empty():
-            asked = self.waiting.get()
-            ids = openvino.Tensor(np.array([asked.ids], np.int64))
+            request = self.waiting.get()
+            ids = openvino.Tensor(np.array([request.ids], np.int64))
             self.running[self.count] = (
-                self.pipeline.add_request(self.count, ids, asked.settings),
-                asked,
+                self.pipeline.add_request(self.count, ids, request.settings),
+                request,
             )
             self.count += 1
 
