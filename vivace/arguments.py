@@ -4,7 +4,9 @@ Types of arguments that several commands take."""
 from __future__ import annotations
 
 import argparse
+import math
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -18,8 +20,34 @@ FEW = 8
 """choices that are listed whole"""
 
 
+INTEGER = re.compile(r"[+-]?[0-9]+")
+DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNORECASE)
+
+
+def whole_number(text: str) -> int:
+    """In ASCII digits; int() takes other scripts' and `1_000` too. Raises ValueError."""
+    if not INTEGER.fullmatch(text.strip()):
+        raise ValueError(f"{text!r} is not a whole number")
+    return int(text)
+
+
+def finite_number(text: str) -> float:
+    """In ASCII digits, with an exponent or without. Raises ValueError."""
+    if not DECIMAL.fullmatch(text.strip()):
+        raise ValueError(f"{text!r} is not a number")
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text!r} is too large")
+    return value
+
+
 class ArgumentParser(argparse.ArgumentParser):
     """A misspelled flag or value is answered with what is close to it."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.register("type", int, whole_number)
+        self.register("type", float, finite_number)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride] - it has overloads
         found, stray = self.parse_known_args(args, namespace)

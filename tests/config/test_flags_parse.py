@@ -8,6 +8,7 @@ import pytest
 from config_kit import resolved, resolved_arguments
 from sglang_spellings import SPELLINGS
 
+from vivace.arguments import ArgumentParser
 from vivace.config.config import all_options, option_value
 from vivace.config.errors import ConfigError
 from vivace.config.known_flags import ELSEWHERE, WITHOUT
@@ -59,7 +60,7 @@ def test_no_two_options_share_a_name_or_spelling() -> None:
         (["--tensor-paralel-size", "1"], ["--tensor-parallel-size"]),
         (["--schedule-policy", "lpn"], ["--schedule-policy", "did you mean lpm"]),
         (["--port", "many"], ["--port", "whole number"]),
-        (["--mem-fraction-static", "nan"], ["--mem-fraction-static", "finite"]),
+        (["--mem-fraction-static", "nan"], ["--mem-fraction-static", "'nan'"]),
         (["--port"], ["--port"]),
         (["stray"], ["stray"]),
         (["--json-model-override-args", "{"], ["--json-model-override-args"]),
@@ -155,3 +156,43 @@ def test_keyword_arguments_are_the_flags() -> None:
         from_arguments(page_sise=4)
     with pytest.raises(ConfigError, match="disable-radix-cache"):
         from_arguments(disable_radix_cache="perhaps")
+
+
+NUMBERS = {
+    "int": (
+        ["7", "-1", "+7", "007", " 7"],
+        ["\u0667", "\uff17", "1_000", "7.0", "1e3", "0x7", "", "\u00b2"],
+    ),
+    "float": (
+        ["7", "-1", "0.9", ".5", "5.", "1e-3", "1E+3"],
+        ["\u0667", "\uff10.9", "1_0.5", "nan", "inf", "1e999", "", "0x7p1"],
+    ),
+}
+"""(spellings of a number, what is none)"""
+
+
+@pytest.mark.parametrize(
+    "option",
+    [one for one in all_options() if one.shape in NUMBERS and not one.choices],
+    ids=lambda one: one.flag,
+)
+def test_numbers_are_written_in_ascii_digits(option: Option) -> None:
+    numbers, others = NUMBERS[option.shape]
+    for text in numbers:
+        assert option_value(parse([f"{option.flag}={text}"], {}), option) == float(text)
+    for text in others:
+        with pytest.raises(ConfigError, match=f"^{option.flag}: "):
+            parse([f"{option.flag}={text}"], {})
+
+
+@pytest.mark.parametrize("kind", [int, float])
+def test_numbers_of_other_commands_too(kind: type, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = ArgumentParser("x")
+    parser.add_argument("--number", type=kind)
+    numbers, others = NUMBERS[kind.__name__]
+    for text in numbers:
+        assert parser.parse_args([f"--number={text}"]).number == float(text)
+    for text in others:
+        with pytest.raises(SystemExit):
+            parser.parse_args([f"--number={text}"])
+        assert "--number" in capsys.readouterr().err

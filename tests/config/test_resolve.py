@@ -101,11 +101,20 @@ def test_flags_that_the_others_leave_nothing_to_do(argv: str, words: str) -> Non
     assert "has no effect" in notice and words in notice
 
 
-def test_more_threads_than_cores_are_told() -> None:
+def test_more_threads_than_cores_are_lowered() -> None:
     cores = resolved().platform.cores
-    (notice,) = resolved("--cpu-threads", str(cores + 97)).notices
-    assert f"--cpu-threads {cores + 97}" in notice and str(cores) in notice
-    assert resolved("--cpu-threads", str(cores)).notices == ()
+    config = resolved("--cpu-threads", str(cores + 97))
+    (rewrite,) = [one for one in config.rewrites if one.field == "cpu_threads"]
+    assert (rewrite.before, rewrite.after) == (cores + 97, cores)
+    assert config.runtime.cpu_threads == cores
+    assert resolved("--cpu-threads", str(cores)).runtime.cpu_threads == cores
+
+
+def test_a_watchdog_that_a_step_would_wake_is_raised() -> None:
+    runtime = resolved("--watchdog-timeout", "0.001", "--soft-watchdog-timeout", "1e-3").runtime
+    assert (runtime.watchdog_timeout, runtime.soft_watchdog_timeout) == (2.0, 1.0)
+    runtime = resolved("--watchdog-timeout", "0", "--soft-watchdog-timeout", "0").runtime
+    assert (runtime.watchdog_timeout, runtime.soft_watchdog_timeout) == (0, 0)
 
 
 @pytest.mark.parametrize(

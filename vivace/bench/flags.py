@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from vivace.arguments import ArgumentParser, http_address
+from vivace.arguments import ArgumentParser, finite_number, http_address, whole_number
 from vivace.bench import backends, datasets
 from vivace.bench.metrics import GOODPUT_KEYS
 from vivace.bench.plot import why_not_drawable
@@ -288,20 +289,21 @@ def result_file(text: str) -> str:
 
 
 def port_number(text: str) -> int:
-    if not (text.isdecimal() and 0 < int(text) < 65536):
+    value = whole_number(text)
+    if not 0 < value < 65536:
         raise argparse.ArgumentTypeError(f"must be between 1 and 65535, not {text}")
-    return int(text)
+    return value
 
 
 def share(text: str) -> float:
-    value = float(text)
+    value = finite_number(text)
     if not 0 <= value <= 1:
         raise argparse.ArgumentTypeError(f"must be between 0 and 1, not {text}")
     return value
 
 
 def positive(text: str) -> float:
-    value = float(text)
+    value = math.inf if text in ("inf", "infinity") else finite_number(text)
     if not value > 0:
         raise argparse.ArgumentTypeError(f"must be above 0, not {text}")
     return value
@@ -323,7 +325,7 @@ def goodput_limit(text: str) -> tuple[str, float]:
     """("ttft", 500.0) of "ttft:500"."""
     key, _, limit = text.partition(":")
     try:
-        value = float(limit)
+        value = finite_number(limit)
     except ValueError:
         value = -1.0
     if key not in GOODPUT_KEYS or value < 0:

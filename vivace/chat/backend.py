@@ -7,6 +7,8 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from vivace.arguments import finite_number, whole_number
+
 Message = dict[str, str]
 Settings = Mapping[str, float]
 """by the names of `SETTINGS`; what is absent is left to the model's defaults"""
@@ -75,7 +77,7 @@ def read_setting(name: str, text: str) -> float:
     """The value of a setting as it was typed. Raises ChatError."""
     allowed = SETTINGS[name]
     try:
-        value = int(text) if allowed.steps else float(text)
+        value = whole_number(text) if allowed.steps else finite_number(text)
     except ValueError:
         wanted = "a whole number" if allowed.steps else "a number"
         raise ChatError(f"{name}: {text!r} is not {wanted}") from None

@@ -339,14 +339,6 @@ def retractions(options: Options, context: ResolveContext) -> list[str]:
     return []
 
 
-def threads(options: Options, context: ResolveContext) -> list[str]:
-    wanted, cores = options.runtime.cpu_threads, context.platform.cores
-    if wanted is None or wanted <= cores:
-        return []
-    words = "1 core" if cores == 1 else f"{cores} cores"
-    return [f"--cpu-threads {wanted}: more than the {words} this process may use is slower"]
-
-
 CHECKS: list[Callable[[Options, ResolveContext], list[str]]] = [
     of_the_model,
     availability,
@@ -360,7 +352,6 @@ CHECKS: list[Callable[[Options, ResolveContext], list[str]]] = [
     hosts,
     formats,
     retractions,
-    threads,
 ]
 """before the rules"""
 FINAL_CHECKS: list[Callable[[Options, ResolveContext], list[str]]] = [

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from vivace.arguments import finite_number, whole_number
 from vivace.config.errors import ConfigError
 from vivace.config.option import Support
-from vivace.config.values import finite_number, switch, whole_number
+from vivace.config.values import switch
 from vivace.config.variables import ASKS_NOTHING, QUIET, VARIABLES, Variable
 from vivace.errors import nearest
 

@@ -15,6 +15,8 @@ Change = tuple[str, Any, str]
 
 INITIAL_RATIO = "SGLANG_INIT_NEW_TOKEN_RATIO"
 DEFAULT_RATIO = 0.7
+LEAST_WATCHDOG = {"watchdog_timeout": 2.0, "soft_watchdog_timeout": 1.0}
+"""seconds: before it has learned what steps take, an engine has no step in less time overdue"""
 DTYPE_NAMES = {"half": "float16", "float": "float32"}
 
 
@@ -194,8 +196,17 @@ def seed(options: Options, context: ResolveContext) -> Iterator[Change]:
 
 
 def threads(options: Options, context: ResolveContext) -> Iterator[Change]:
-    if options.runtime.cpu_threads is None:
-        yield "cpu_threads", context.platform.cores, "the cores this process may use"
+    asked, cores = options.runtime.cpu_threads, context.platform.cores
+    if asked is None or asked > cores:
+        slower = "; more threads than cores wait for each other" if asked else ""
+        yield "cpu_threads", cores, f"the cores this process may use{slower}"
+
+
+def watchdogs(options: Options, context: ResolveContext) -> Iterator[Change]:
+    for name, least in LEAST_WATCHDOG.items():
+        asked = getattr(options.runtime, name)
+        if asked and asked < least:
+            yield name, least, "a sound engine may compute one step for so long; 0 switches it off"
 
 
 RULES = [
@@ -218,4 +229,5 @@ RULES = [
     access_log,
     seed,
     threads,
+    watchdogs,
 ]

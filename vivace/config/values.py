@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, cast
 
+from vivace.arguments import finite_number, whole_number
 from vivace.config.errors import ConfigError
 from vivace.config.secret import Secret
 from vivace.errors import nearest
@@ -95,20 +96,3 @@ def size_text(nbytes: int) -> str:
             count = nbytes / size
             return f"{count:,.2f} {unit}" if count < 100 else f"{count:,.0f} {unit}"
     return f"{nbytes} bytes"
-
-
-def whole_number(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is not a whole number") from None
-
-
-def finite_number(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is not a number") from None
-    if value != value or value in (float("inf"), float("-inf")):
-        raise ValueError(f"{text!r} is not a finite number")
-    return value
