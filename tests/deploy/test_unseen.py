@@ -35,7 +35,7 @@ def errors(script: str) -> list[Finding]:
         ("trtllm-serve m --tp_size 4", "TensorRT-LLM"),
         ("lmdeploy serve api_server m --tp 2", "LMDeploy"),
         ("python3 -m lightllm.server.api_server --tp 8", "LightLLM"),
-        ("python3 -m dynamo.sglang --model-path m", "Dynamo"),
+        ("python3 -m dynamo.trtllm --model-path m", "Dynamo"),
     ],
 )
 def test_other_engines_are_named_in_one_line(command: str, engine: str) -> None:
