@@ -439,6 +439,25 @@ def test_an_engine_that_cannot_start_ends_the_server(tmp_path: Path) -> None:
         assert "the engine did not start: InjectedDeath: this engine was told" in server.text()
 
 
+def test_sigterm_while_the_server_starts(tmp_path: Path) -> None:
+    """Who waits for the engine is answered."""
+    faults = {**ORACLE, "VIVACE_TEST_FAULT": "engine-start@30"}
+    with (
+        RunningServer(*FLAGS, environment=faults, log=tmp_path / "log") as server,
+        ThreadPoolExecutor(4) as pool,
+    ):
+        server.wait_listening()
+        asked = [pool.submit(server.call, "POST", "/generate", body(4, 5)) for _ in range(4)]
+        while server.call("GET", "/v1/models")[0] != 200:
+            time.sleep(0.05)
+        time.sleep(0.5)
+        begun = time.monotonic()
+        server.signal()
+        assert [one.result(20)[0] for one in asked] == [503] * 4
+        assert server.wait() == 128 + signal.SIGTERM
+        assert time.monotonic() - begun < 2.0
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [

@@ -40,8 +40,7 @@ log = logging.getLogger(__name__)
 
 Phase = Literal["starting", "serving", "draining", "stopping"]
 STOP_GRACE_SECONDS = 5.0
-MAX_FAILED_STARTS = 5
-"""Frontends in a row that do not come to serve: the next one will not either."""
+MAX_FAILED_STARTS = 5  # frontends in a row that do not come to serve: the next will not either
 SHUTDOWN_NOTICE_SECONDS = 1.0  # for the frontends to tell their clients that the server stops
 
 
@@ -65,10 +64,8 @@ class Supervisor:
         self._attribution = CrashAttribution(self._budget)
         self._backoff = Backoff(plan.crashes, plan.crash_window)
         self._failed_starts = 0  # frontends in a row that died before they served
-        self._due: list[tuple[float, int]] = []
-        """(when, place): frontends to be started"""
-        self._engine_due: float | None = None
-        """when to try again to start the engine"""
+        self._due: list[tuple[float, int]] = []  # (when, place): frontends to be started
+        self._engine_due: float | None = None  # when to try again to start the engine
         self._heartbeat = EngineHeartbeat(plan.memory.engine)
         watchdog = Watchdog(hard=plan.watchdog, soft=plan.soft_watchdog)
         self._watch = EngineWatch(EngineProgress(plan.memory), watchdog)
@@ -306,12 +303,8 @@ class Supervisor:
     def _fail(self, reason: str, code: int = FAILED, *, told: str = "") -> None:
         log.error("The server stops: %s", reason)
         self._code = code
-        if any(child.serving for child in self._frontends):
-            self._broadcast(EngineDown(reason=told or reason, restarting=False))
-            self._stop_frontends(SHUTDOWN_NOTICE_SECONDS)
-        else:
-            self._phase = "stopping"
-            self._kill_everything()
+        self._broadcast(EngineDown(reason=told or reason, restarting=False))
+        self._stop_frontends(SHUTDOWN_NOTICE_SECONDS)
 
     # -- time -------------------------------------------------------------------------------------
 
@@ -341,8 +334,12 @@ class Supervisor:
         if self._signals > 1 or self._phase == "starting":
             log.warning("%s: stopping at once", name)
             self._code = 128 + number
+        if self._signals > 1:
             self._phase = "stopping"
             self._kill_everything()
+        elif self._phase == "starting":
+            self._broadcast(Draining())
+            self._stop_frontends(SHUTDOWN_NOTICE_SECONDS)
         elif self._phase == "serving":
             log.info("%s: draining requests (send again to exit immediately)", name)
             self._drain()
@@ -382,8 +379,9 @@ class Supervisor:
         self._plan.listener.close()  # who comes when the last frontend has closed it is refused
         self._broadcast(Stop(grace=grace))
         self._deadline = time.monotonic() + grace + 2
-        if self._engine is not None and not self._engine.serving:
-            self._engine.kill()
+        for child in self._children():
+            if not child.serving:
+                child.kill()
 
     def _stop_engine(self, now: float) -> None:
         if self._engine is not None and self._engine.serving:
@@ -391,10 +389,12 @@ class Supervisor:
             self._engine.control.send(Stop(grace=STOP_GRACE_SECONDS))
             self._deadline = now + STOP_GRACE_SECONDS
 
+    def _children(self) -> list[Child]:
+        return [*self._frontends, *([self._engine] if self._engine else [])]
+
     def _kill_everything(self) -> None:
-        children = [*self._frontends, *([self._engine] if self._engine else [])]
-        for child in children:
+        for child in self._children():
             child.kill("the supervisor ended it")
-        for child in children:
+        for child in self._children():
             child.process.wait()
             self._outputs.finish(child)
