@@ -28,10 +28,11 @@ from vivace.protocol.heartbeat import (
     EngineProgress,
     FrontendHeartbeat,
     Span,
+    StepHeartbeat,
     StepTimes,
     step_work,
 )
-from vivace.protocol.messages import Capacity, SamplingParams, ToEngine
+from vivace.protocol.messages import Capacity, LogprobOptions, SamplingParams, ToEngine
 from vivace.protocol.shared_memory import SharedMemory, attach, new_descriptor, reserve, size_for
 from vivace.protocol.step import Join, StepPlan, StepResult
 
@@ -222,11 +223,16 @@ def test_the_mailbox_tells_rest_from_work(memory: SharedMemory) -> None:
 # -- steps -----------------------------------------------------------------------------------------
 
 
-def join(row: int, key: int, tokens: int = 3) -> Join:
-    known = list(range(tokens))
-    sampling = SamplingParams()
+def join(row: int, key: int, tokens: int = 3, logprobs: LogprobOptions | None = None) -> Join:
     return Join(
-        row=row, key=key, tokens=known, prompt=tokens, cached=0, pages=[row], sampling=sampling
+        row=row,
+        key=key,
+        tokens=list(range(tokens)),
+        prompt=tokens,
+        cached=0,
+        pages=[row],
+        sampling=SamplingParams(),
+        logprobs=logprobs,
     )
 
 
@@ -298,6 +304,45 @@ def test_a_long_prompt_is_allowed_its_time() -> None:
     for work in (1, 8, 8):
         times.learn(work, 0.01 * work)
     assert times.allowance(step_work([(8192, 8192)], 0)) > 8192 * 0.01
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["first", "after others"])
+@pytest.mark.parametrize(
+    ("logprobs", "slower"),
+    [(LogprobOptions(start=0), 8 * 768), (LogprobOptions(start=0, top=20), 8 * 768), (None, 0)],
+)
+def test_log_probabilities_of_prompts_are_work(
+    memory: SharedMemory, logprobs: LogprobOptions | None, slower: int, known: bool
+) -> None:
+    """Of 256 prompts of three tokens: a step of them is allowed what their logits take."""
+    steps, progress = StepHeartbeat(EngineHeartbeat(memory.engine)), EngineProgress(memory)
+    for work in (1, 8, 64, 512):
+        steps._plain_times.learn(work, 0.01 * work)
+        if known:
+            steps._scored_times.learn(9 * work, 0.01 * 9 * work)
+    rows = list(range(256))
+    joins = [join(row, row, logprobs=logprobs) for row in rows]
+    steps.begin(StepPlan(number=1, rows=rows, counts=[3] * 256, joins=joins))
+    allowance = progress.activity().allowance / SECOND
+    assert allowance >= 0.01 * (768 + slower)
+    assert bool(slower) == (allowance > 100)
+
+
+def test_log_probabilities_of_outputs_are_work_of_their_own(memory: SharedMemory) -> None:
+    """Steps with them do not make those without look slow, nor the other way round."""
+    steps, progress = StepHeartbeat(EngineHeartbeat(memory.engine)), EngineProgress(memory)
+    for row, logprobs, seconds in ((0, None, 0.001), (1, LogprobOptions(), 10.0)):
+        plan = StepPlan(
+            number=row, rows=[row], counts=[1], joins=[join(row, row, logprobs=logprobs)]
+        )
+        for _ in range(20):
+            steps.begin(plan)
+            steps._times.learn(steps._work, seconds)
+    for row, seconds in ((0, 2.0), (1, 4 * 10.0)):
+        steps.begin(StepPlan(number=3 + row, rows=[row], counts=[1]))
+        assert progress.activity().allowance / SECOND == pytest.approx(seconds, rel=0.5)
+    steps.begin(StepPlan(number=5, rows=[0], counts=[1], leaves=[1]))
+    assert not steps._scored
 
 
 def test_a_stopped_process_is_no_slow_device() -> None:

@@ -217,6 +217,8 @@ UNKNOWN = 60.0
 """Seconds for the first step, before anything was measured."""
 ATTENTION = 1024
 """A token of a chunk this far into its context counts double."""
+SCORED = 8
+"""A token with log-probabilities counts so many more: it needs the logits of the vocabulary."""
 
 
 class StepHeartbeat:
@@ -224,9 +226,14 @@ class StepHeartbeat:
 
     def __init__(self, heartbeat: EngineHeartbeat) -> None:
         self._heartbeat = heartbeat
-        self._times = StepTimes(MIN_ALLOWANCE)
+        self._plain_times = StepTimes(MIN_ALLOWANCE)
+        self._scored_times = StepTimes(MIN_ALLOWANCE, similar=self._plain_times)
+        self._times = self._plain_times
+        """of steps like the one that runs: with log-probabilities, or without"""
         self._members: dict[int, tuple[Span, int]] = {}
         """row -> who is in it, and how many tokens are known of it"""
+        self._scored: dict[int, bool] = {}
+        """row that wants log-probabilities -> of its prompt too"""
         self._shown_rows: list[int] | None = None
         """rows whose spans the heartbeat shows"""
         self._steps = 0
@@ -239,6 +246,9 @@ class StepHeartbeat:
         self._steps += bool(plan.rows)
         self._update_members(plan)
         self._work = self._plan_work(plan) if plan.rows else 0
+        scored = self._scored_tokens(plan) if self._scored else 0
+        self._times = self._scored_times if scored else self._plain_times
+        self._work += SCORED * scored
         if self._work:
             self._show(plan)
             self._started = time.monotonic()
@@ -252,7 +262,10 @@ class StepHeartbeat:
     def _update_members(self, plan: StepPlan) -> None:
         for row in plan.leaves:
             self._members.pop(row, None)
+            self._scored.pop(row, None)
         for join in plan.joins:
+            if join.logprobs is not None:
+                self._scored[join.row] = join.logprobs.start >= 0
             self._members[join.row] = Span(join.key, self._steps), len(join.tokens)
         if plan.leaves or plan.joins:
             self._shown_rows = None
@@ -265,6 +278,11 @@ class StepHeartbeat:
         spans = zip(plan.rows, counts, strict=True)
         chunks = [(count, self._members[row][1]) for row, count in spans if count > 1]
         return step_work(chunks, decodes)
+
+    def _scored_tokens(self, plan: StepPlan) -> int:
+        """At most so many of the step have log-probabilities."""
+        spans = zip(plan.rows, plan.counts, strict=True)
+        return sum(count if self._scored[row] else 1 for row, count in spans if row in self._scored)
 
     def _show(self, plan: StepPlan) -> None:
         tokens, allowance = sum(plan.counts), self._times.allowance(self._work)
@@ -285,11 +303,13 @@ class StepTimes:
     """Seconds expected of a step, by its work in powers of two.
 
     Where no step with as much work has run, a smaller one tells it in proportion: that is too much
-    rather than too little, because time grows more slowly than work.
+    rather than too little, because time grows more slowly than work. `similar`: of other steps,
+    which tell it before any of these has run.
     """
 
-    def __init__(self, patience: float) -> None:
+    def __init__(self, patience: float, similar: StepTimes | None = None) -> None:
         self._patience = patience
+        self._similar = similar
         self._seconds: dict[int, float] = {}
 
     def allowance(self, work: int) -> float:
@@ -310,6 +330,8 @@ class StepTimes:
 
     def _expected(self, size: int) -> float | None:
         known = self._seconds
+        if not known and self._similar is not None:
+            return self._similar._expected(size)
         if size in known:
             return known[size]
         smaller = max((other for other in known if other < size), default=None)
