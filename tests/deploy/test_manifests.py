@@ -54,6 +54,7 @@ spec:
 GROUP = """\
 apiVersion: leaderworkerset.x-k8s.io/v1
 kind: LeaderWorkerSet
+metadata: {name: group}
 spec:
   leaderWorkerTemplate:
     size: 2
@@ -104,7 +105,7 @@ def test_pods_of_a_set_are_nodes(tmp_path: Path, content: str) -> None:
         (SET, "replicas: 2", "replicas: 3", "node-ranks", 19),
         (SET, "--nnodes 2", "--nnodes 3", "node-ranks", 19),
         (SET, "--tp 16", "--tp-sise 16", "unknown-flag", 17),
-        (GROUP, "$(LWS_WORKER_INDEX)]", '"0"]', "node-ranks", 17),
+        (GROUP, "$(LWS_WORKER_INDEX)]", '"0"]', "node-ranks", 18),
         (COMPOSE, "--host 0.0.0.0", "--hots 0.0.0.0", "unknown-flag", 9),
     ],
 )
@@ -389,3 +390,22 @@ def test_mistakes_in_such_resources_are_found(
     assert {each.rule for each in right if each.severity != "note"} <= {"other-engine"}
     found = written(tmp_path, "wrong.yaml", content.replace(before, after))
     assert (rule, line) in {(each.rule, each.line) for each in found}
+
+
+@pytest.mark.parametrize(
+    ("address", "severity"),
+    [
+        ("group-0.group", None),
+        ("group-0.group.space.svc", None),
+        ("group-0-1.group", "error"),  # rank 1
+        ("group-1.group", "warning"),  # another group
+        ("10.0.0.1", None),
+    ],
+)
+def test_the_leader_of_a_group_has_a_name(
+    address: str, severity: str | None, tmp_path: Path
+) -> None:
+    found = written(tmp_path, "group.yaml", GROUP.replace("$(LWS_LEADER_ADDRESS)", address))
+    assert [each.severity for each in found if each.rule == "meeting-host"] == [severity] * bool(
+        severity
+    )

@@ -95,7 +95,8 @@ def of_document(file: str, node: yaml.Node, follow: Follow) -> Iterator[Containe
             template = child(group, "leaderTemplate" if pod == 0 else "workerTemplate")
             labels = read_labels(template or child(group, "workerTemplate"))
             spec = workers if pod else leaders
-            yield from of_pod(file, spec, pod, size, labels, name, grouped=True)
+            own = f"{name}-0" + f"-{pod}" * (pod > 0) + f".{name}" if name else ""
+            yield from of_pod(file, spec, pod, size, labels, own, grouped=True)
         return
     ordered = plain(child(node, "kind")) == "StatefulSet"
     domain = str(plain(child(node, "spec", "serviceName")) or "")
@@ -183,7 +184,7 @@ def of_pod(
                 devices=limited_devices(content),
                 network=network,
                 alone=alone,
-                names=(name,) if name and not grouped else (),
+                names=(name,) if name else (),
                 asked=tuple(probed_ports(file, node, ports, network)),
                 labels=labels,
                 ports=ports,
