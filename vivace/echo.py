@@ -1,4 +1,4 @@
-"""What is typed while something is drawn does not show in it."""
+"""What is typed while something is drawn does not show in it; who ends or stops leaves it sane."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import signal
 import termios
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import IO
 
@@ -34,7 +34,7 @@ def echo_off(stream: IO[str]) -> Iterator[None]:
         return
     silent = [*before]
     silent[LOCAL] &= ~termios.ECHO
-    with restored_by_signals(terminal, before, silent):
+    with restored_by_signals(terminal, before, lambda: set_modes(terminal, silent)):
         set_modes(terminal, silent)
         try:
             yield
@@ -55,21 +55,21 @@ def set_modes(terminal: int, modes: Modes) -> None:
 
 
 @contextlib.contextmanager
-def restored_by_signals(terminal: int, modes: Modes, silent: Modes) -> Iterator[None]:
-    """Signals that end or stop this process set `modes` before they do, and `silent` when it goes
-    on: not every shell has modes of its own."""
+def restored_by_signals(terminal: int, modes: Modes, go_on: Callable[[], None]) -> Iterator[None]:
+    """Signals that end or stop this process set `modes` before they do: not every shell has modes
+    of its own. `go_on` is called when it goes on, in the foreground or not; it may raise."""
 
     def restore(number: int, frame: FrameType | None) -> None:
         set_modes(terminal, modes)
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
         signal.signal(number, restore)  # it was stopped, and goes on
-        set_modes(terminal, silent)
 
     is_main = threading.current_thread() is threading.main_thread()
-    numbers = [n for n in ENDING if is_main and signal.getsignal(n) is signal.SIG_DFL]
+    handlers = {**dict.fromkeys(ENDING, restore), signal.SIGCONT: lambda *_: go_on()}
+    numbers = [n for n in handlers if is_main and signal.getsignal(n) is signal.SIG_DFL]
     for number in numbers:
-        signal.signal(number, restore)
+        signal.signal(number, handlers[number])
     try:
         yield
     finally:

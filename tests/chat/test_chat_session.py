@@ -394,7 +394,6 @@ def test_a_server_that_never_answers_is_named_and_given_up(
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
     monkeypatch.setattr(remote, "SILENT_SECONDS", 0.05)
     monkeypatch.setattr(remote, "CONTACT_SECONDS", 0.5)
-    monkeypatch.setattr(remote, "ANSWER_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         assert main([*words, "--url", url]) == 1

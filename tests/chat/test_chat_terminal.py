@@ -7,17 +7,23 @@ import os
 import pty
 import re
 import select
+import shlex
+import shutil
 import signal
 import struct
 import subprocess
 import sys
 import termios
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from chat_kit import Handler, serving
+
+from vivace.chat.interrupts import felt_signals
 
 PATIENCE = 60.0
 
@@ -25,19 +31,24 @@ PATIENCE = 60.0
 class Sitting:
     """A chat in a terminal of its own. `output` is all it has written, without colors."""
 
-    def __init__(self, *words: str, home: Path, columns: int = 60) -> None:
+    def __init__(self, *words: str, home: Path, columns: int = 60, shell: str = "") -> None:
         self._terminal, inner = pty.openpty()
         fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
         environment = {**os.environ, "TERM": "xterm", "XDG_STATE_HOME": str(home)}
         environment.pop("COLUMNS", None)
         environment.pop("INPUTRC", None)
+        command = [sys.executable, "-m", "vivace", "chat", *words]
+        if shell:
+            environment |= {"PS1": "$ ", "ENV": "", "HOME": str(home)}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "vivace", "chat", *words],
+            [shell, "-i"] if shell else command,
             stdin=inner, stdout=inner, stderr=inner, env=environment, start_new_session=True,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0) and None,
         )  # fmt: skip
         os.close(inner)
         self.output = ""
+        if shell:
+            self.type(f"{shlex.join(command)}\r")
 
     def wait_for(self, pattern: str) -> str:
         """What has come since the last call, up to this."""
@@ -50,24 +61,8 @@ class Sitting:
     def type(self, text: str) -> None:
         os.write(self._terminal, text.encode())
 
-    def interrupt(self, pattern: str) -> None:
-        """Ctrl-C at a prompt until this comes: readline shows the prompt before it waits, and
-        loses the signal that arrives between the two."""
-        for _ in range(int(PATIENCE)):
-            self.type("\x03")
-            if self._more(time.monotonic() + 1):
-                break
-        self.wait_for(pattern)
-
     def echoes(self) -> bool:
         return bool(termios.tcgetattr(self._terminal)[3] & termios.ECHO)
-
-    def signal(self, number: signal.Signals) -> None:
-        """Until anything comes of it: Python does not see one that arrives just before it waits."""
-        for _ in range(int(PATIENCE)):
-            os.kill(self.process.pid, number)
-            if self._more(time.monotonic() + 1) or self.process.poll() is not None:
-                break
 
     def leave(self) -> int:
         deadline = time.monotonic() + PATIENCE
@@ -103,7 +98,7 @@ def sitting(tmp_path: Path) -> Iterator[Sit]:
     made: list[Sitting] = []
     with serving() as url:
 
-        def sit(*words: str, **how: int) -> Sitting:
+        def sit(*words: str, **how: Any) -> Sitting:
             made.append(Sitting("--url", url, *words, home=tmp_path, **how))
             return made[-1]
 
@@ -124,7 +119,8 @@ def test_a_conversation(sitting: Sit) -> None:
     chat.type("lines\r")
     chat.wait_for(r"7 tokens.*>>> ")
     assert Handler.seen[-1]["messages"][-1]["content"] == "two \nlines"
-    chat.interrupt(r"Ctrl-D to leave.*>>> ")
+    chat.type("\x03")
+    chat.wait_for(r"Ctrl-D to leave.*>>> ")
     chat.type("/bye\r")
     assert chat.leave() == 0
 
@@ -179,13 +175,77 @@ def test_the_terminal_echoes_again_however_an_answer_ends(
         chat.type("slow\r")
     chat.wait_for("Wait")
     assert not chat.echoes()
-    chat.signal(end)
+    os.kill(chat.process.pid, end)
     if end is signal.SIGINT and not words:
         chat.wait_for(r"\[stopped\].*>>> ")
         chat.type("/bye\r")
     code = chat.leave()
     assert chat.echoes()
     assert code == (-end if end is not signal.SIGINT else 130 if words else 0)
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+def test_the_terminal_echoes_again_however_a_prompt_ends(sitting: Sit, end: signal.Signals) -> None:
+    chat = sitting()
+    chat.wait_for(">>> ")
+    assert not chat.echoes()  # readline does it
+    os.kill(chat.process.pid, end)
+    assert chat.leave() == -end
+    assert chat.echoes()
+
+
+def test_a_signal_that_comes_just_before_a_wait_is_felt() -> None:
+    """Another thread gets it: Python knows of it, and the main thread waits on."""
+    go = threading.Event()
+
+    def interrupt() -> None:
+        go.wait()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    begin = time.monotonic()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        with felt_signals(), pytest.raises(KeyboardInterrupt):
+            go.set()
+            time.sleep(PATIENCE)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        thread.join()
+    assert time.monotonic() - begin < PATIENCE / 2
+
+
+SHELLS = [path for name in ("dash", "bash", "zsh", "ksh") if (path := shutil.which(name))]
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize("background", [False, True])
+def test_a_stopped_chat_leaves_the_terminal_to_the_shell_and_goes_on(
+    sitting: Sit, shell: str, background: bool
+) -> None:
+    """Not every shell gives the terminal its modes back: dash does not."""
+    chat = sitting(shell=shell)
+    chat.wait_for(">>> ")
+    for typed in ("", "h"):
+        assert not chat.echoes()
+        chat.type(typed)
+        chat.wait_for(typed)
+        chat.type("\x1a")
+        chat.wait_for(r"Stopped.*[$#] ")
+        chat.type("stty -a\r")
+        modes = chat.wait_for(r"echoke.*[$#] ")
+        assert not re.search(r"-(echo|icanon|icrnl|isig)\b", modes)
+        if background:
+            chat.type("bg\r")
+            chat.wait_for(r"chat.*[$#] ")
+        chat.type("fg\r")
+        chat.wait_for(f">>> {typed}")
+    chat.type("i\r")
+    chat.wait_for(r"7 tokens.*>>> ")
+    assert Handler.seen[-1]["messages"][-1]["content"] == "hi"
+    chat.type("/bye\r")
+    chat.wait_for(r"[$#] ")
 
 
 def test_pasted_lines_are_one_message(sitting: Sit) -> None:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import sys
-from collections.abc import Callable
+import termios
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
 from vivace.chat.backend import ChatError
+from vivace.chat.interrupts import WAKING
 from vivace.chat.screen import drop_controls
+from vivace.echo import is_in_foreground, restored_by_signals
 from vivace.files import open_own_file
 
 MOST_ENTRIES = 1000
@@ -77,13 +81,62 @@ def read_line(prompt: str) -> str:
     if not sys.stdin.isatty():
         return read_piped_line(sys.stdin)
     try:
-        if sys.stdout.isatty():
-            return input(prompt)
-        print(prompt, end="", file=sys.stderr, flush=True)
-        return input()
+        return read_edited(prompt, sys.stdin.fileno())
     except EOFError:
         print(file=sys.stdout if sys.stdout.isatty() else sys.stderr)  # Ctrl-D ends no line
         raise
+
+
+LATER = (signal.SIGINT, signal.SIGCONT, WAKING)
+"""signals that wait while `input` ends by an exception of a handler: another one breaks it"""
+
+
+class Resumption(Exception):
+    """This process was stopped while a line was typed, and goes on. The text is what there was."""
+
+
+def read_edited(prompt: str, terminal: int) -> str:
+    """A line in the modes of readline, which neither gives the terminal back when it is stopped nor
+    draws its line again: it begins anew with what was typed."""
+
+    def go_on() -> None:
+        if not is_in_foreground(terminal):
+            os.kill(os.getpid(), signal.SIGTTIN)  # stopped until it can read
+        signal.pthread_sigmask(signal.SIG_BLOCK, LATER)
+        raise Resumption(line_buffer())
+
+    typed = ""
+    modes = termios.tcgetattr(terminal)
+    while True:
+        try:
+            with restored_by_signals(terminal, modes, go_on), begun_with(typed):
+                if sys.stdout.isatty():
+                    return input(prompt)
+                print(prompt, end="", file=sys.stderr, flush=True)
+                return input()
+        except Resumption as resumed:
+            typed = str(resumed)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, LATER)
+
+
+def line_buffer() -> str:
+    """What has been typed of a line so far, where readline is in use."""
+    readline = sys.modules.get("readline")
+    return readline.get_line_buffer() if readline is not None else ""
+
+
+@contextlib.contextmanager
+def begun_with(text: str) -> Iterator[None]:
+    """Lines begin with this text, as if it were typed."""
+    readline = sys.modules.get("readline")
+    if readline is None or not text:
+        yield
+        return
+    readline.set_startup_hook(lambda: readline.insert_text(text))
+    try:
+        yield
+    finally:
+        readline.set_startup_hook(None)
 
 
 def read_piped_line(stream: TextIO) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from vivace.chat.backend import NO_LIMIT, Answering, ChatError, Message, Settings, TextChunk
+from vivace.checkpoint.source import EMBEDDED_NAME
 from vivace.errors import CannotStart
 
 NAMES = {"max_tokens": "max_new_tokens", "seed": "sampling_seed"}
@@ -31,7 +32,9 @@ class LocalBackend:
             raise CannotStart("the model has no chat template; it is not made for chatting")
 
     def describe(self) -> str:
-        return f"{self._engine.config.source.path.name} in this process"
+        source = self._engine.config.source
+        name = EMBEDDED_NAME if source.embedded else source.path.name
+        return f"{name} in this process"
 
     def answer(self, messages: list[Message], settings: Settings) -> Answering:
         from vivace import BadRequest, EngineUnavailable

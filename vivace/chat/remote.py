@@ -55,6 +55,10 @@ class Event(msgspec.Struct):
     error: Any = None
 
 
+class ErrorStatus(ChatError):
+    """The server answers with an error."""
+
+
 class RemoteBackend:
     """`url` is an `http_address`, it may have a path prefix; `model`: the server's first one when
     None. `tell` gets what is waited for when that takes long. Raises ChatError when the server does
@@ -94,6 +98,8 @@ class RemoteBackend:
             "stream_options": {"include_usage": True},
             **given,
         }
+        if not self._answered:
+            self._contact()
         with self._response(
             "POST", "/v1/chat/completions", ANSWER_SECONDS, json.dumps(body)
         ) as response:
@@ -101,6 +107,11 @@ class RemoteBackend:
                 yield from read_chunks(events(response))
             except NO_ANSWER as error:
                 raise ChatError(f"{self._url} sends what is no answer: {error}") from None
+
+    def _contact(self) -> None:
+        """Raises ChatError when nobody is there. What is answered does not matter yet."""
+        with contextlib.suppress(ErrorStatus), self._response("GET", "/v1/models", CONTACT_SECONDS):
+            pass
 
     def _first_model(self) -> str:
         with self._response("GET", "/v1/models", CONTACT_SECONDS) as response:
@@ -123,7 +134,7 @@ class RemoteBackend:
                 connection.request(method, self._prefix + path, body, self._headers)
                 response = connection.getresponse()
             if response.status != 200:
-                raise ChatError(error_text(response))
+                raise ErrorStatus(error_text(response))
             yield response
         except (OSError, http.client.HTTPException) as error:
             raise ChatError(

@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 from vivace.errors import CannotStart
 
 DEFAULT_REVISION = "main"
+EXAMPLE_NAME = "Qwen/Qwen2.5-0.5B-Instruct"
 PREFIX = "models--"
 """of the folders of models in the Hugging Face hub's cache"""
 REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)

@@ -12,6 +12,7 @@ from typing import Any
 from vivace.checkpoint.errors import SourceError
 from vivace.checkpoint.hub_cache import (
     DEFAULT_REVISION,
+    EXAMPLE_NAME,
     Snapshot,
     SnapshotError,
     describe_cache,
@@ -219,7 +220,8 @@ class ModelLocator:
         if self.cache is None or not is_repo_id(repo_id):
             return f"no such file or directory. {read}"
         if "/" not in name:
-            return f"no such file or directory. {read} On the hub a name is org/name."
+            hub = f"On the hub a name is org/name, as {EXAMPLE_NAME}."
+            return f"no such file or directory. {read} {hub}"
         return (
             f"no such file or directory, and no such repository in "
             f"{describe_cache(self.cache)}. {read} "

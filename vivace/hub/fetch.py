@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from vivace.checkpoint.hub_cache import is_repo_id, split_quantization
-from vivace.checkpoint.source import SourceError, locate
+from vivace.checkpoint.hub_cache import EXAMPLE_NAME, is_repo_id, split_quantization
+from vivace.checkpoint.source import EMBEDDED_NAME, SourceError, locate
 from vivace.config.environment import USE_MODELSCOPE, switched_on
 from vivace.config.values import size_text
 from vivace.hub.listing import HubError, Listing, RepoFile, chosen_files
@@ -66,7 +66,10 @@ def fetch(
     """`org/name` or `org/name:QUANTIZATION` -> its files in the cache. Raises HubError."""
     repo_id, quantization = split_quantization(name)
     if "/" not in repo_id or not is_repo_id(repo_id):
-        raise HubError(f"{repo_id!r} is not a name of a model: on the hub a name is org/name")
+        raise HubError(
+            f"{repo_id!r} is not a name of a model: on the hub a name is org/name, as "
+            f"{EXAMPLE_NAME} (`vivace pull` alone gets the embedded model, {EMBEDDED_NAME})"
+        )
     listing = hub.list(repo_id, revision)
     files = chosen_files(listing, quantization)
     missing = tuple(file for file in files if not hub.is_cached(listing, file))

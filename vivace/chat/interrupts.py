@@ -1,0 +1,45 @@
+"""Signals that are felt however the main thread waits."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+from vivace.echo import ENDING
+
+FELT = {signal.SIGINT, *ENDING}
+WAKING = signal.SIGURG
+"""ignored by default, and by everybody here"""
+WAKING_SECONDS = (0.02, 0.1, 0.5)
+"""after a signal, one after another"""
+
+
+@contextlib.contextmanager
+def felt_signals() -> Iterator[None]:
+    """Python's handlers of signals run although the main thread, which is the caller, has just
+    begun to wait: for a key, for an answer. Otherwise a signal that arrives between its last look
+    and the wait is felt when the wait is over, and Ctrl-C seems lost."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    main = threading.main_thread().ident or 0
+
+    def wake() -> None:
+        with os.fdopen(reader, "rb", buffering=0) as signals:
+            while numbers := signals.read(64):
+                for pause in WAKING_SECONDS if FELT & {*numbers} else ():
+                    time.sleep(pause)
+                    signal.pthread_kill(main, WAKING)
+
+    before = signal.signal(WAKING, lambda number, frame: None)
+    descriptor = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    threading.Thread(target=wake, name="felt signals", daemon=True).start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(descriptor)
+        os.close(writer)  # the thread ends
+        signal.signal(WAKING, before)
