@@ -166,19 +166,19 @@ def test_half_closed_connections(server: RunningServer, vocabulary: int) -> None
         sock.shutdown(socket.SHUT_WR)
         return sock
 
-    def num_running() -> int:
-        return server.json("/server_info")["internal_states"][0]["num_running_reqs"]
+    def wait_for_running(wanted: int) -> None:
+        deadline = time.monotonic() + 3
+        while server.json("/server_info")["internal_states"][0]["num_running_reqs"] != wanted:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
 
     with send(50) as sock:
         answer = b"".join(iter(lambda: sock.recv(1 << 16), b"")).rpartition(b"\r\n\r\n")[2]
     assert json.loads(answer)["output_ids"] == expected(3, 50, vocabulary)
     with send(100_000) as sock:
         assert sock.recv(100).startswith(b"HTTP/1.1 100 Continue")
-        assert num_running() == 1
-    deadline = time.monotonic() + 3
-    while num_running():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+        wait_for_running(1)
+    wait_for_running(0)
 
 
 def test_no_orphans(tmp_path: Path) -> None:
