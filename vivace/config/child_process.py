@@ -56,6 +56,15 @@ def die_with(parent: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
 
 
+def no_process(name: str, error: OSError) -> CannotStart:
+    """Why a process of ours could not be started: no interpreter there, no room for one more."""
+    return CannotStart(
+        f"no process can be started for {name}: {sys.executable}: {error.strerror}. Install vivace "
+        "again if its interpreter is gone; otherwise lift the limits (`ulimit -u`, `ulimit -v`, "
+        "the container's)"
+    )
+
+
 def python_module(module: str) -> list[str]:
     """The command that runs a module of ours with this interpreter.
 

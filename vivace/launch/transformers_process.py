@@ -11,7 +11,7 @@ import msgspec
 
 from vivace.checkpoint.errors import SourceError
 from vivace.checkpoint.source import ModelSource
-from vivace.config.child_process import bare_environment, python_module
+from vivace.config.child_process import bare_environment, no_process, python_module
 from vivace.models.facts import ModelFacts
 from vivace.models.transformers_facts import (
     PACKAGE,
@@ -56,6 +56,8 @@ def ask(request: TraceRequest) -> TraceResult:
         )
     except subprocess.TimeoutExpired:
         return TraceResult(refused=f"it did not answer within {LONGEST} seconds")
+    except OSError as error:
+        raise no_process("--model-impl transformers", error) from error
     try:
         return msgspec.json.decode(done.stdout, type=TraceResult)
     except msgspec.DecodeError:

@@ -69,7 +69,7 @@ def not_ignored() -> list[signal.Signals]:
     ignored = [number for number in ignored if number is not signal.SIGTERM]
     if ignored:
         log.info(
-            "%s: ignored, because the parent of this process ignores it; SIGTERM stops the server",
+            "%s: ignored here, as in the process that started this one; SIGTERM stops the server",
             " and ".join(number.name for number in ignored),
         )
     return [number for number in STOPPING if number not in ignored]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import platform
 from hashlib import sha256
 from pathlib import Path
 
@@ -10,8 +11,12 @@ from vivace.errors import CannotStart
 from vivace.platforms.cpu.facts import KERNELS as LIBRARY
 
 IS_CHECKOUT = (LIBRARY.parents[3] / "Makefile").is_file()
-BUILD_COMMAND = "make kernels" if IS_CHECKOUT else "install vivace again"
-"""what builds the kernels; no wheel has a Makefile"""
+REINSTALL = (
+    "pip install --force-reinstall --no-deps SOURCES, vivace's checkout or sdist, or a wheel named "
+    f"*linux*_{platform.machine()}.whl, which needs no compiler (*-py3-none-any.whl has no kernels)"
+)
+BUILD_COMMAND = "make kernels" if IS_CHECKOUT else REINSTALL
+"""what builds the kernels; no wheel has a Makefile or sources"""
 
 
 class NoKernels(CannotStart):
@@ -29,8 +34,9 @@ def load_library(path: Path = LIBRARY) -> ctypes.CDLL:
     """Raises NoKernels, StaleKernels."""
     if not path.is_file():
         raise NoKernels(
-            f"{path} was not built (no C++ compiler when vivace was installed); torch's own "
-            "operations are used, which are slower. Install g++ and reinstall vivace"
+            f"{path} was not built (no C++ compiler when vivace was installed, or a wheel for any "
+            "machine); torch's own operations are used, which are slower. `vivace doctor` says "
+            "what builds it"
         )
     try:
         library = ctypes.CDLL(str(path))
