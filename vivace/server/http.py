@@ -159,7 +159,7 @@ async def start_site(
     app: web.Application, sock: socket.socket, settings: ServerSettings
 ) -> web.AppRunner:
     """Serve `app` on a bound socket until `stop_site` with the returned runner."""
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=5.0)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0)
     await runner.setup()
     site = Site(
         runner,
