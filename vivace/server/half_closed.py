@@ -75,6 +75,7 @@ class PatientHandler(RequestHandler):
     def connection_lost(self, exc: BaseException | None) -> None:
         if self._half_closed is not None:
             self._half_closed.cancel()
+            self._half_closed = None  # it holds this
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
