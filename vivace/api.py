@@ -37,8 +37,9 @@ class Engine:
 
     `Engine(model_path=..., **flags)`: flags are those of `vivace serve` with underscores; without
     `model_path` the embedded model is used. `on_progress` is told each stage of loading and how
-    much of it is done (0 to 1). Wrong flags and models that cannot be loaded raise
-    `vivace.CannotStart` (flags: `vivace.ConfigError`, which is one), wrong requests
+    much of it is done (0 to 1); with `needs_chat_template` a model that brings none, and was given
+    none, is refused before its weights are loaded. Wrong flags and models that cannot be loaded
+    raise `vivace.CannotStart` (flags: `vivace.ConfigError`, which is one), wrong requests
     `vivace.BadRequest`, what is not supported yet `vivace.NotSupported`, an engine that is dead
     or was shut down `vivace.EngineUnavailable`. Close it with `shutdown()` or use it as a context
     manager.
@@ -49,13 +50,14 @@ class Engine:
         model_path: str | PathLike[str] | None = None,
         *,
         on_progress: Callable[[str, float], None] = report,
+        needs_chat_template: bool = False,
         **flags: Any,
     ) -> None:
         flags.setdefault("log_level", "warning")
         if model_path is not None:
             flags["model_path"] = model_path
         self.config = resolve_arguments(flags)
-        self._frontend, self._driver = start(self.config, on_progress)
+        self._frontend, self._driver = start(self.config, on_progress, needs_chat_template)
         self._async_driver = AsyncDriver(self._driver)
 
     # -- generation ------------------------------------------------------------------------------

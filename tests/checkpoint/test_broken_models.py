@@ -16,6 +16,7 @@ from mutations import write_json
 from safetensors.torch import load_file, save_file
 from served_toy import write_toy_llama
 
+from vivace import Engine
 from vivace.errors import CannotStart
 
 ZEROS = {"rope_type": "llama3", "factor": 0, "low_freq_factor": 0, "high_freq_factor": 0}
@@ -76,8 +77,6 @@ def test_serve_ends_in_one_line(broken: Path, request: pytest.FixtureRequest) ->
 
 @pytest.mark.parametrize("broken", ["a list", "extra tokens", "defaults"], indirect=True)
 def test_the_offline_api_raises(broken: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    from vivace import Engine
-
     with pytest.raises(CannotStart) as caught:
         Engine(model_path=str(broken), cpu_threads=1)
     assert str(caught.value).isprintable()
@@ -120,3 +119,15 @@ def test_a_warm_up_that_fails_otherwise_says_nothing_of_the_model(tmp_path: Path
     done = run("serve", "--port", "0", "--model-path", path, fault="engine-raise@0")
     assert done.returncode == 1, done.stderr
     assert str(tmp_path) not in done.stderr.splitlines()[-1]
+
+
+def test_a_chat_needs_a_template_before_it_needs_weights(tmp_path: Path) -> None:
+    """Weights of a large model take minutes; here they could not be loaded at all."""
+    config = write_toy_llama(tmp_path) / "tokenizer_config.json"
+    write_json(config, {**json.loads(config.read_text()), "chat_template": None})
+    save_file({"x": torch.zeros(1)}, tmp_path / "model.safetensors")
+    done = run("chat", "--model-path", str(tmp_path), "hi")
+    assert done.returncode == 2 and f"{tmp_path}: " in done.stderr, done.stderr
+    assert "chat template" in done.stderr.splitlines()[-1]
+    with pytest.raises(CannotStart, match="x"):
+        Engine(model_path=str(tmp_path), cpu_threads=1)

@@ -9,7 +9,6 @@ from rich.console import Console
 
 from vivace.chat.backend import NO_LIMIT, Answering, ChatError, Message, Settings, TextChunk
 from vivace.checkpoint.source import EMBEDDED_NAME
-from vivace.errors import CannotStart
 
 NAMES = {"max_tokens": "max_new_tokens", "seed": "sampling_seed"}
 """settings that the engine calls otherwise"""
@@ -27,9 +26,9 @@ class LocalBackend:
                 part = f" {fraction:.0%}" if 0 < fraction < 1 else ""
                 status.update(f"Loading {name}: {stage}{part}")
 
-            self._engine = Engine(model_path, stream_output=True, on_progress=show)
-        if self._engine.tokenizer is None or self._engine.tokenizer.chat is None:
-            raise CannotStart("the model has no chat template; it is not made for chatting")
+            self._engine = Engine(
+                model_path, on_progress=show, needs_chat_template=True, stream_output=True
+            )
 
     def describe(self) -> str:
         source = self._engine.config.source

@@ -7,6 +7,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
+from vivace.errors import CannotStart
 from vivace.frontend.frontend import Frontend
 from vivace.frontend.served_model import served_model
 from vivace.frontend.tokenizer import configured_tokenizer
@@ -73,15 +74,22 @@ def report(stage: str, fraction: float) -> None:
     log.debug("%s: %.0f %%", stage, 100 * fraction)
 
 
-def start(config: Config, report: ReportProgress = report) -> tuple[Frontend, Driver]:
+def start(
+    config: Config, report: ReportProgress = report, needs_chat_template: bool = False
+) -> tuple[Frontend, Driver]:
     """Load everything; afterwards the frontend is ready and `Driver.step` makes it go.
 
-    `report` is told the stage and how much of it is done, from 0 to 1.
+    `report` is told the stage and how much of it is done, from 0 to 1. Raises CannotStart.
     """
     from vivace.launch.engine import engine_parts
 
     check_frontend(config)
     tokenizer = configured_tokenizer(config)
+    if needs_chat_template and (tokenizer is None or tokenizer.chat is None):
+        raise CannotStart(
+            f"{config.source.path}: the model has no chat template: it continues texts, and is not "
+            "made for chatting; give one that is"
+        )
     mailbox = LocalMailbox()
     frontend = Frontend(served_model(config, tokenizer), tokenizer, mailbox.post)
     begin = time.monotonic()
