@@ -230,3 +230,35 @@ def test_scripts_that_explode_end_soon(script: str) -> None:
         assert len(read_script(script).launches) <= 1024
     except ScriptError as error:
         assert str(error)
+
+
+RANKED = f"{SERVER} --nnodes 2 --node-rank $i --dist-init-addr n1:5000"
+ROUND = f'  ssh -n $host "{RANKED}" &\n  i=$((i + 1))\ndone'
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        f"i=0\nfor host in $(cat hosts); do\n{ROUND}\n",
+        f"i=0\nLIST=$(cat ./hosts)\nfor host in $LIST; do\n{ROUND}\n",
+        f"i=0\nwhile read -r host; do\n{ROUND} < hosts\n",
+        f"i=0\nwhile IFS= read -r host; do\n{ROUND} <<EOF\nn1\nn2\nEOF\n",
+        f"i=0\nwhile read host rest; do\n{ROUND} <<'EOF'\nn1 first node\nn2\nEOF\n",
+        f"cat > list <<EOF\nn1\nn2\nEOF\ni=0\nwhile read host; do\n{ROUND} < list\n",
+        f"i=0\ncat hosts | while read host; do\n{ROUND}\n",
+    ],
+)
+def test_lists_of_hosts_are_read_where_they_are_known(tmp_path: Path, script: str) -> None:
+    (tmp_path / "hosts").write_text("n1\nn2\n")
+    (tmp_path / "start.sh").write_text(script)
+    loaded = import_files([tmp_path / "start.sh"])
+    assert [(each.host, each.flags["node-rank"]) for each in loaded.started] == [
+        ("n1", 0), ("n2", 1)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("source", ["< elsewhere", "< /etc/hosts", "< <(scontrol show hostnames)"])
+def test_lists_of_hosts_that_are_not_known_are_named(source: str) -> None:
+    for body in (ROUND, ROUND.replace("  i=$((i + 1))\n", "")):
+        loaded = import_scripts([("a.sh", f"i=0\nwhile read host; do\n{body} {source}\n")])
+        assert [each.line for each in loaded.remarks if each.rule == "not-understood"] == [2]

@@ -112,6 +112,15 @@ class Interpreter(msgspec.Struct):
         finally:
             self.file, self.above = before
 
+    def opened(self, name: str) -> str | None:
+        """The text of a file that the script wrote, or that lies beside it; None: neither."""
+        if name in self.written:
+            return self.written[name][0]
+        found = self.follow(name) if name else None
+        if found is not None:
+            self.files[found[0]] = found[1]
+        return found and found[1]
+
     def note(self, node: Node, why: str) -> None:
         first = show_placeholders(source(node).split("\n", 1)[0].strip())
         found = Note(self.line(node), f"{show_placeholders(why)}: {first[:120]}", self.file)

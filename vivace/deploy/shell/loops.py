@@ -12,7 +12,7 @@ from vivace.deploy.shell.commands import caught
 from vivace.deploy.shell.conditions import branches
 from vivace.deploy.shell.interpreter import MAX_ITERATIONS, Interpreter, ScriptTooLarge
 from vivace.deploy.shell.state import Launch, ScriptState, States
-from vivace.deploy.shell.text import Text, only_unknown, unknown
+from vivace.deploy.shell.text import Text, only_unknown, text, unknown
 from vivace.deploy.shell.words import (
     EXPANSIONS,
     NotUnderstood,
@@ -27,6 +27,8 @@ Step = Callable[[ScriptState], bool]
 ENDING = re.compile(r"(?<![\w-])(wait|kill|pkill|killall|fuser|srun|ssh|break|exit|return|docker|"
                     r"kubectl|\w*(?:stop|kill|clean|shutdown|terminate)\w*)(?![\w-])")  # fmt: skip
 """in a loop's body: words that end a server, or start it elsewhere"""
+READING = re.compile(r"(?:IFS=\S*\s+)?read(?:\s+-r)?((?:\s+[A-Za-z_]\w*)+)")
+SERVING = re.compile(r"launch_server|launch_router|\b(?:vivace|sglang|vllm) serve\b")
 SPREADING = ("mpirun", "srun", "ray", "pdsh", "salloc")
 CHANGING = {
     "variable_assignment",
@@ -154,8 +156,30 @@ def while_loop(shell: Interpreter, node: Node, state: ScriptState, background: b
     if endless or not changes(body):
         if not endless and only_waits(body):
             return [state]
+        if READING.fullmatch(source(condition).strip()) and SERVING.search(source(body)):
+            shell.note(node, "a loop over lines that are not known here")
         return caught(once(shell, body, [state]), "break")
     return rounds(shell, node, condition, body, state, until)
+
+
+def read_loop(shell: Interpreter, loop: Node, state: ScriptState, content: str) -> States | None:
+    """`while read NAME ..` over a known text; None for any other loop."""
+    condition, body = loop.child_by_field_name("condition"), loop.child_by_field_name("body")
+    found = READING.fullmatch(source(condition).strip()) if condition is not None else None
+    if found is None or body is None or loop.children[0].type != "while":
+        return None
+    names, lines = found[1].split(), content.splitlines()
+    if len(lines) > MAX_ITERATIONS:
+        raise ScriptTooLarge(f"line {shell.line(loop)}: a loop of {len(lines)} rounds")
+    states = [state]
+    for line in lines:
+        going = [each for each in states if each.runs]
+        words = [*line.split(None, len(names) - 1), *[""] * len(names)]
+        for each in going:
+            for name, word in zip(names, words, strict=False):
+                each.assign(name, text(word.strip()))
+        states = [*(each for each in states if not each.runs), *once(shell, body, going)]
+    return caught(states, "break")
 
 
 def rounds(

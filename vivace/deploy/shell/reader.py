@@ -44,7 +44,7 @@ def read_script(content: str, follow: Follow = no_file) -> Reading:
     interpreter = Interpreter(STATEMENTS, parse_script, follow)
     try:
         root = parse_script(content)
-        states = interpreter.block(root.named_children, [ScriptState()])
+        states = interpreter.block(root.named_children, [ScriptState(opened=interpreter.opened)])
     except ScriptTooLarge as error:
         raise ScriptError(str(error)) from None
     except RecursionError:

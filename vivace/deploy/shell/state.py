@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from vivace.deploy.shell.text import Text, Unknown, display
@@ -64,6 +66,11 @@ class Note(msgspec.Struct, frozen=True):
     file: str = ""
 
 
+def no_text(name: str) -> str | None:
+    """Of a file, where none is opened."""
+    return None
+
+
 class ScriptState(msgspec.Struct):
     """One path through the script. It splits where a condition is unknown."""
 
@@ -81,6 +88,8 @@ class ScriptState(msgspec.Struct):
     leaves: str = ""
     """a pending `break`, `continue` or `return`"""
     placement: Placement = Placement()
+    opened: Callable[[str], str | None] = no_text
+    """the text of a file that the script wrote, or that lies beside it"""
 
     def copy(self) -> ScriptState:
         return msgspec.structs.replace(

@@ -13,7 +13,7 @@ from vivace.deploy.shell.commands import (
 )
 from vivace.deploy.shell.conditions import Branches, branches, equality, split_by
 from vivace.deploy.shell.interpreter import MAX_ITERATIONS, Handler, Interpreter
-from vivace.deploy.shell.loops import counted_loop, for_loop, while_loop
+from vivace.deploy.shell.loops import counted_loop, for_loop, read_loop, while_loop
 from vivace.deploy.shell.state import ScriptState, States, Value
 from vivace.deploy.shell.strings import NotUnderstood, fnmatch, integer
 from vivace.deploy.shell.text import (
@@ -234,6 +234,10 @@ def pipeline(shell: Interpreter, node: Node, state: ScriptState, background: boo
         return add_launch(shell, node, state, shell_words, {}, background)
     if words[0] in ("echo", "printf", "cat") and plain_words(last)[0] in SHELLS:
         raise NotUnderstood("a script from a pipe")
+    if last.type == "while_statement":
+        content = state.opened(words[1].removeprefix("./")) if words[0] == "cat" else None
+        ended = None if content is None else read_loop(shell, last, state.copy(), content)
+        return merge_results(state, ended or shell.statement(last, [state.copy()], background))
     return shell.statement(first, [state], background)
 
 
@@ -243,6 +247,11 @@ def run_redirected(shell: Interpreter, node: Node, state: ScriptState, backgroun
     document = next((each for each in node.children if each.type == "heredoc_redirect"), None)
     if body is None:
         return [state]
+    target = next((each for each in node.children if each.type == "file_redirect"), None)
+    if body.type == "while_statement":
+        content = document_in(document, state) if document else read_input(target, state)
+        ended = None if content is None else read_loop(shell, body, state, content)
+        return shell.statement(body, [state], background) if ended is None else ended
     if document is None:
         if body.type == "command" and plain_words(body)[0] == "echo" and "> /" in source(node):
             words = [text(word) for word in source(node).split()]
@@ -254,12 +263,19 @@ def run_redirected(shell: Interpreter, node: Node, state: ScriptState, backgroun
         return merge_results(state, shell.nested(content, above, state.exported_only()))
     if words[0] in ("ssh", "docker", "kubectl"):
         return remote(shell, body, state, content, above, background)
-    target = next((each for each in node.children if each.type == "file_redirect"), None)
     if words[0] == "cat" and target is not None and target.named_child_count:
         name = display(expand_text(target.named_children[-1], state)).removeprefix("./")
         shell.written[name] = content, above
         return [state]
     return shell.statement(body, [state], background)
+
+
+def read_input(redirect: Node | None, state: ScriptState) -> str | None:
+    """The text behind `<`, where the file is known."""
+    if redirect is None or "<" not in [each.type for each in redirect.children]:
+        return None
+    name = known_text(expand_text(redirect.named_children[-1], state)) or ""
+    return state.opened(name.removeprefix("./"))
 
 
 def plain_words(node: Node) -> list[str]:

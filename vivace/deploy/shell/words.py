@@ -350,7 +350,7 @@ def follow_assignment(node: Node, state: ScriptState) -> bool:
 
 
 def substitution(node: Node, state: ScriptState, depth: int) -> Text:
-    """$(...): `expr` and `echo` are computed, everything else is unknown."""
+    """$(...): `expr`, `echo` and `cat` of a known file are computed, the rest is unknown."""
     command = source(node).lstrip().strip("`").removeprefix("$(").removesuffix(")")
     origin = unknown(" ".join(command.split()))
     inner = node.named_children
@@ -370,6 +370,9 @@ def substitution(node: Node, state: ScriptState, depth: int) -> Text:
     program, *arguments = [word or "" for word in plain] or [""]
     if program in ("echo", "printf") and not any("%" in each or "\\" in each for each in arguments):
         return text(" ".join(arguments))
+    if program == "cat" and len(arguments) == 1:
+        content = state.opened(arguments[0].removeprefix("./"))
+        return origin if content is None else text(content.rstrip("\n"))
     if program == "seq" and 0 < len(arguments) < 4:
         first, step = (*arguments[:1], "1") if len(arguments) < 3 else arguments[:2]
         return text(" ".join(sequence("1" if len(arguments) == 1 else first, arguments[-1], step)))
