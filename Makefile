@@ -12,7 +12,8 @@ SOURCES = vivace tests examples
 PIP = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 
 DOWNLOAD = $(PIP:install=download) -d build/wheelhouse
-MINOR = $(shell $(VENV)/bin/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+# asked when a recipe runs: before, there may be no environment
+MINOR = $$($(VENV)/bin/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 LOCKED = $(PIP) --no-deps --require-hashes -r requirements
 LOCK = $(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header --no-annotate
 WITHOUT_TORCH = --override requirements/without_torch.txt

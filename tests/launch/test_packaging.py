@@ -70,7 +70,7 @@ def test_the_image_is_not_begun_without_docker(tmp_path: Path) -> None:
     docker.write_text("#!/bin/sh\nexit 1\n")
     docker.chmod(0o755)
     made = subprocess.run(
-        ["make", "--silent", "image", "SHELL=/bin/sh"],
+        ["make", "--silent", "image", "SHELL=/bin/sh", f"VENV={tmp_path / 'none'}"],
         cwd=ROOT,
         env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
         capture_output=True,
