@@ -67,7 +67,8 @@ class Parts:
 
     def engine(self, monkeypatch: pytest.MonkeyPatch) -> Engine:
         monkeypatch.setattr("vivace.api.resolve_arguments", lambda flags: self.config)
-        monkeypatch.setattr("vivace.api.start", lambda config, report: (self.frontend, self.driver))
+        parts = self.frontend, self.driver
+        monkeypatch.setattr("vivace.api.start", lambda *asked: parts)
         monkeypatch.setattr("vivace.config.serialize.public", lambda config: {"page_size": 4})
         return Engine()
 
