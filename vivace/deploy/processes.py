@@ -11,6 +11,8 @@ from msgspec.structs import replace
 from vivace.deploy.case import Case
 from vivace.deploy.from_script.programs import SERVERS, default_port
 from vivace.deploy.from_script.roles import StartedServer, flag_value, node_rank
+from vivace.deploy.locations import Location
+from vivace.deploy.server_plan import ServerPlan
 
 BOOTSTRAP = 8998
 """port where a prefill server is found, if nothing is given"""
@@ -258,6 +260,13 @@ def bootstrap_ports(case: Case) -> list[Any]:
 def entry_ports(entries: list[Any]) -> list[Any]:
     """The bootstrap port of each --prefill entry of a router; None where it names none."""
     return [each[1] if isinstance(each, list) and len(each) > 1 else None for each in entries]
+
+
+def entry_place(case: Case, router: ServerPlan, entry: Any) -> Location:
+    """Of an entry's URL; of the flag where it is not written out."""
+    url = case.sources.find(router.name, str(entry[0]))
+    written = url != case.sources.role_place(router.name)
+    return url if written else case.sources.find(router.name, "--prefill")
 
 
 def join_ports(ports: list[Any]) -> str:

@@ -11,10 +11,10 @@ from typing import Any
 
 from vivace.deploy.case import Case
 from vivace.deploy.from_script.programs import DYNAMO
-from vivace.deploy.locations import Location
 from vivace.deploy.processes import (
     bootstrap_ports,
     devices_divided,
+    entry_place,
     entry_ports,
     join_ports,
     listens,
@@ -113,13 +113,6 @@ def router_prefill(server: ServerPlan, case: Case) -> Iterator[Issue]:
             turned = Counter(map(str, listed)) == Counter(map(str, ports))
             yield Issue("--prefill", text, remedy, "warning" if turned else None, place=at)
             break
-
-
-def entry_place(case: Case, router: ServerPlan, entry: Any) -> Location:
-    """Of an entry's URL; of the flag where it is not written out."""
-    url = case.sources.find(router.name, str(entry[0]))
-    written = url != case.sources.role_place(router.name)
-    return url if written else case.sources.find(router.name, "--prefill")
 
 
 @server_rule("router-decode", "error", source=PAGE, roles=("router",), assumes=("scripts",))
@@ -260,8 +253,7 @@ def draft_issues(
 @server_rule("port-range", "error", source="TCP", roles=KINDS)
 def port_range(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Ports are between 1 and 65535.
-    A port number has 16 bits, and 0 means any free port, which nobody else would know. Vivace's own
-    servers are asked by flag-value."""
+    A port number has 16 bits, and 0 means any free port, which nobody else would know."""
     if case.target.engine == "vivace" and server.kind != "router":
         return
     for flag in ("port", "disaggregation-bootstrap-port"):

@@ -17,8 +17,7 @@ V2 = "SGLANG_ENABLE_SPEC_V2"
 LAST_V2 = "0.5.13.post1"
 """from the next release on speculation always overlaps"""
 WITH_ADAPTERS = ("EAGLE", "EAGLE3", "DFLASH", "DSPARK")
-ADAPTED_DRAFTS = "0.5.19"
-"""from here on some algorithms draft beside LoRA"""
+ADAPTED_DRAFTS = "0.5.19"  # from here on some algorithms draft beside LoRA
 PLAN_STREAM, RAGGED = "SGLANG_ENABLE_OVERLAP_PLAN_STREAM", "SGLANG_RAGGED_VERIFY_MODE"
 UNPUBLISHED_LORA = "experimental_sgl_trtllm"
 
