@@ -302,11 +302,13 @@ def test_a_length_that_cannot_be_is_no_answer(size: str) -> None:
         backend = RemoteBackend(f"http://127.0.0.1:{listener.getsockname()[1]}", None, "toy")
 
         def answer() -> None:
-            connection, _ = listener.accept()
-            with connection:
-                connection.recv(65536)
-                head = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-                connection.sendall(f"{head}{size}\r\ndata: x".encode())
+            head = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+            missing = "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
+            for text in (missing, f"{head}{size}\r\ndata: x"):  # of the models, and the answer
+                connection, _ = listener.accept()
+                with connection:
+                    connection.recv(65536)
+                    connection.sendall(text.encode())
 
         thread = threading.Thread(target=answer)
         thread.start()
