@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -128,3 +129,22 @@ def test_dummy_weights_need_no_files_and_repeat(tmp_path: Path) -> None:
     assert torch.equal(*runs)
     assert torch.isfinite(runs[0]).all()
     assert runs[0].std() > 0
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_configuration_without_a_rotary_base(name: str, tmp_path: Path) -> None:
+    """It means what it means to transformers."""
+    kind, settings = FAMILIES[name]
+    make(kind, tmp_path, **settings)
+    file = tmp_path / "config.json"
+    saved = json.loads(file.read_text())
+    file.write_text(json.dumps({key: saved[key] for key in saved if "rope" not in key}))
+    theirs = transformers.AutoConfig.from_pretrained(tmp_path).rope_parameters
+    bases = {
+        key: theirs.get(key, theirs)["rope_theta"]
+        for key in ("full_attention", "sliding_attention")
+    }
+    decoder = read_facts(locate(str(tmp_path))).decoder
+    assert decoder is not None
+    found = {"full_attention": decoder.rope.theta, "sliding_attention": decoder.local_rope.theta}
+    assert found == bases

@@ -281,8 +281,9 @@ def read_ropes(
     if nested is not None:
         full, local = nested.need_inner("full_attention"), nested.need_inner("sliding_attention")
         local_rope = read_rope(config, head_dim, context, local)
-        return read_rope(config, head_dim, context, with_scaling(config, full)), local_rope
-    rope = read_rope(config, head_dim, context)
+        full = with_scaling(config, full)
+        return read_rope(config, head_dim, context, full, family.rope_theta), local_rope
+    rope = read_rope(config, head_dim, context, theta=family.rope_theta)
     if not family.local_rope:
         return rope, rope
     base = config.get_known("rope_local_base_freq", 10000.0)

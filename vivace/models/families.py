@@ -24,6 +24,8 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     full_every: int = 0
     local_rope: bool = False
     """layers with a window turn with a frequency of their own"""
+    rope_theta: float = 10000.0
+    """of layers that attend fully, where the configuration has none"""
     gemma: bool = False
     """queries are scaled by a number of their own, and scores and logits may be capped"""
 
@@ -38,7 +40,11 @@ FAMILIES: dict[str, Family] = {
     "Qwen3ForCausalLM": Family(model_types=("qwen3",), head_dim=128, window_by_flag=True),
     "Gemma2ForCausalLM": replace(_GEMMA, model_types=("gemma2",), full_every=2),
     "Gemma3ForCausalLM": replace(
-        _GEMMA, model_types=("gemma3_text", "gemma3"), full_every=6, local_rope=True
+        _GEMMA,
+        model_types=("gemma3_text", "gemma3"),
+        full_every=6,
+        local_rope=True,
+        rope_theta=1e6,
     ),
 }
 """architectures that Vivace has written"""

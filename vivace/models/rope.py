@@ -70,10 +70,14 @@ def with_scaling(config: ConfigFields, full: ConfigFields) -> ConfigFields:
 
 
 def read_rope(
-    config: ConfigFields, head_dim: int, context: int, given: ConfigFields | None = None
+    config: ConfigFields,
+    head_dim: int,
+    context: int,
+    given: ConfigFields | None = None,
+    theta: float = Rope.theta,
 ) -> Rope:
     """Raises SourceError naming the bad key. `context`: the model's own, in tokens; `given`: the
-    object to read instead of `rope_scaling` or `rope_parameters`."""
+    object to read instead of `rope_scaling` or `rope_parameters`; `theta`: where none is given."""
     given = given or next(iter(rope_objects(config)), ConfigFields({}, config.place))
     kind = given.get("rope_type", KINDS, given.get("type", KINDS, "default"))
     rotated = read_rotary_dim(config, given, head_dim)
@@ -81,15 +85,16 @@ def read_rope(
         raise given.refusal("rope_type", "dynamic scaling needs 4 rotated numbers for each head")
     reader = SCALINGS.get(kind)
     scaling = reader(ScalingInput(config, given, rotated // 2, context)) if reader else {}
-    return Rope(kind=kind, theta=read_theta(config, given), rotated=rotated, scaling=scaling)
+    base = read_theta(config, given, theta)
+    return Rope(kind=kind, theta=base, rotated=rotated, scaling=scaling)
 
 
-def read_theta(config: ConfigFields, given: ConfigFields) -> float:
+def read_theta(config: ConfigFields, given: ConfigFields, default: float) -> float:
     """`given`'s, or else the model's; a scaling that is given in the older spelling beside a file
     of the newer one has it only there."""
     places = (given, config, *rope_objects(config))
     found = [where.need("rope_theta", THETA) for where in places if where.has("rope_theta")]
-    return found[0] if found else 10000.0
+    return found[0] if found else default
 
 
 def read_rotary_dim(config: ConfigFields, given: ConfigFields, head_dim: int) -> int:
