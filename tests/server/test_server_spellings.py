@@ -96,6 +96,23 @@ def test_what_is_no_whole_number_is_refused_by_name(server: Running, name: str, 
     assert answer.status == 400 and answer.json["param"] == field
 
 
+@pytest.mark.parametrize("null", ["null", "NULL"])
+@pytest.mark.parametrize("path", BODIES)
+def test_the_text_null_is_no_null(server: Running, path: str, null: str) -> None:
+    """Except where a text is meant."""
+    for name in BODIES[path]:
+        if name == "sampling_params":
+            for inner in SAMPLING:
+                answer = ask(server, path, {**GENERATE, name: {**SAMPLING, inner: null}})
+                assert answer.status == 400 and inner in answer.text, inner
+        elif name not in ("prompt", "messages"):
+            answer = ask(server, path, {**BODIES[path], name: null})
+            assert answer.status == 400 and name in answer.text, name
+    text = {"messages": [{"role": "user", "content": null}]} if "chat" in path else {"prompt": null}
+    body = {"text": null} if path == "/generate" else {**text, "max_tokens": 3, "stop": null}
+    assert ask(server, path, body).status == 200
+
+
 @pytest.mark.parametrize("wrong", ["nan", "inf", "1e999", "", "half", [0.5], True])
 def test_what_is_no_number_is_refused_by_name(server: Running, wrong: Any) -> None:
     answer = ask(server, "/generate", {"text": "x", "sampling_params": {"top_p": wrong}})

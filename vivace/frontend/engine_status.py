@@ -1,17 +1,21 @@
-"""What the edge knows of the engine: whether there is one, what it was asked, and what killed one
-before."""
+"""What the edge knows of the engine: whether there is one, what has not reached it yet, what it was
+asked, and what killed one before."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from hashlib import blake2b
 
 import msgspec
 
-from vivace.frontend.intake import Intake
+from vivace.frontend.errors import BadRequest
 from vivace.protocol.messages import KEY_SHIFT, Reply, Request
+
+_CURRENT: ContextVar[asyncio.Timeout | None] = ContextVar("unsent", default=None)
 
 
 class EngineStatus:
@@ -62,6 +66,51 @@ class EngineStatus:
             self._settled.clear()
         else:
             self._settled.set()
+
+
+class Intake:
+    """Wherever a request is before it is sent to an engine (its body arrives, it waits for an
+    engine that starts, for the template process or for the tokenizer), it is ended there."""
+
+    def __init__(self) -> None:
+        self._closed = False
+        self._unsent: set[asyncio.Timeout] = set()
+
+    @asynccontextmanager
+    async def admit(self) -> AsyncIterator[None]:
+        """Around everything that a task does for a request. BadRequest 503 once nothing is taken
+        any more, and when that comes about before `sent`."""
+        if self._closed:
+            raise refusal()
+        unsent = asyncio.timeout(None)
+        try:
+            async with unsent:
+                self._unsent.add(unsent)
+                _CURRENT.set(unsent)
+                try:
+                    yield
+                finally:
+                    self._unsent.discard(unsent)
+        except TimeoutError:
+            if unsent.expired():
+                raise refusal() from None
+            raise
+
+    def sent(self) -> None:
+        """An engine hears of what this task does: now it is seen through."""
+        if (unsent := _CURRENT.get()) is not None:
+            self._unsent.discard(unsent)
+
+    def close(self) -> None:
+        """Take nothing more, and end what is not sent."""
+        self._closed = True
+        unsent, self._unsent = self._unsent, set()
+        for request in unsent:
+            request.reschedule(0.0)
+
+
+def refusal() -> BadRequest:
+    return BadRequest("", "the server is shutting down", 503, retry_after=5.0)
 
 
 class PendingCommands:

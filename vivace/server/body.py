@@ -145,6 +145,7 @@ _IDS = msgspec.json.Decoder(list[int], strict=False)
 _UNKNOWN = "contains unknown field"
 """msgspec's words"""
 _TOO_LONG = re.compile(r"of length <= (\d+)")
+_NULL_TEXT = re.compile(rb'"null"', re.IGNORECASE)
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
 
 _STEPS = bytes.maketrans(b"[{]}", b"\1\1\xff\xff")
@@ -156,7 +157,8 @@ class BodyReader(Generic[T]):
     """Decodes bodies into a struct. A field the struct does not know is ignored, as SGLang and
     OpenAI's servers do, but the request is counted and the field is named in the debug log.
 
-    Numbers may be spelled as those servers take them: 5 as 5.0 or "5", true as 1 or "true"."""
+    Numbers may be spelled as those servers take them: 5 as 5.0 or "5", true as 1 or "true". The
+    text "null" is no null: it is refused where a text is."""
 
     def __init__(self, kind: type[T]) -> None:
         strict: Any = msgspec.defstruct(
@@ -224,6 +226,8 @@ class BodyReader(Generic[T]):
                 yield from read_row(data, row, f"{cuts.name}[{number}]", found[number])
 
     def _decode(self, context: Context, data: Data) -> T:
+        if _NULL_TEXT.search(data):  # msgspec takes it for null: see where another text would stand
+            decode(_NULL_TEXT.sub(b'"no null"', data), self._lenient)
         try:
             return self._strict.decode(data)
         except (ValueError, RecursionError) as error:
