@@ -64,6 +64,30 @@ def test_who_waits_is_answered(path: str, stream: bool, late: bool) -> None:
         assert engine.cancelled == []
 
 
+@pytest.mark.parametrize("count", [2, 5])
+def test_each_of_several_requests_is_answered(count: int) -> None:
+    engine = ScriptedEngine(pause=0.01)
+    with running_server(engine=engine) as server:
+        body = json.dumps(ROUTES["/generate"]).encode()
+        head = "POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        request = head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body
+        sock = socket.create_connection(("127.0.0.1", server.port), timeout=20)
+        sock.sendall(request * count)
+        sock.shutdown(socket.SHUT_WR)
+        assert read_to_the_end(sock).count(b"HTTP/1.1 200 OK") == count
+        assert engine.cancelled == []
+
+
+def test_half_a_body_and_the_end_at_once() -> None:
+    engine = ScriptedEngine()
+    with running_server(engine=engine) as server:
+        for _ in range(20):
+            sock = send(server, "/generate", stream=False, missing=1)
+            sock.shutdown(socket.SHUT_WR)
+            assert read_to_the_end(sock) == b""
+        assert engine.requests == []
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("asked", [False, True])
 @pytest.mark.parametrize("how", ["close", "reset", "close after closing its side"])

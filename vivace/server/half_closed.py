@@ -27,10 +27,17 @@ TCP_CLOSE = 7
 class HalfClosedWatch:
     """Ends a connection (`connection_lost` is called) when its client turns out to be gone."""
 
-    def __init__(self, transport: asyncio.Transport, may_send: Callable[[], bool]) -> None:
-        """`may_send`: whether the answer itself has not begun."""
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        may_send: Callable[[], bool],
+        end: Callable[[], None],
+    ) -> None:
+        """`may_send`: whether the answer itself has not begun. `end`: called time and again, closes
+        the connection when the last answer is sent."""
         self._transport = transport
         self._may_send = may_send
+        self._end = end
         self._loop = asyncio.get_running_loop()
         self._began = self._loop.time()
         self._probes = list(PROBES)
@@ -46,6 +53,7 @@ class HalfClosedWatch:
         if is_reset(self._transport):
             self._transport.abort()
             return
+        self._end()
         if self._probes and self._loop.time() >= self._began + self._probes[0]:
             del self._probes[0]
             if self._may_send():
@@ -66,35 +74,51 @@ def is_reset(transport: asyncio.Transport) -> bool:
 class PatientHandler(RequestHandler):
     """aiohttp's connection, which otherwise takes a client that has closed its side as gone."""
 
-    __slots__ = ("_half_closed",)
+    __slots__ = ("_half_closed", "_last")
 
     def __init__(self, server: web.Server, **limits: Any) -> None:
         super().__init__(server, **limits)
         self._half_closed: HalfClosedWatch | None = None
+        self._last: tuple[Any, Any] | None = None
+        """the head and the body of the request that came last"""
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._messages:
+            self._last = self._messages[-1]
 
     def connection_lost(self, exc: BaseException | None) -> None:
         if self._half_closed is not None:
             self._half_closed.cancel()
             self._half_closed = None  # it holds this
+        self._last = None
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """The client sends nothing more. Returns whether the connection stays: the client may wait
-        for the answer to a whole request of HTTP/1.1."""
+        for the answers to whole requests of HTTP/1.1."""
         if self.transport is None or not self._may_be_awaited():
             return False
         if self._half_closed is None:
-            self.close()  # after the answer
-            self._half_closed = HalfClosedWatch(self.transport, self._may_send)
+            self._half_closed = HalfClosedWatch(
+                self.transport, self._may_send, self._end_after_last
+            )
         return True
 
     def _may_be_awaited(self) -> bool:
-        asked = [(getattr(m, "version", HttpVersion10), body) for m, body in self._messages]
-        if (request := self._current_request) is not None:
-            asked.append((request.version, request.content))
-        elif not asked:  # one may be on its way from the queue to its handler
-            return self._waiter is None and self._request_count > 0
-        return all(version >= HttpVersion11 and body.is_eof() for version, body in asked)
+        if self._last is None or self._is_idle():
+            return False
+        head, body = self._last  # when it is whole, so is what came before it
+        return getattr(head, "version", HttpVersion10) >= HttpVersion11 and body.is_eof()
+
+    def _end_after_last(self) -> None:
+        if self._is_idle():
+            self.force_close()
+        elif not self._messages:
+            self.close()  # after the answer
+
+    def _is_idle(self) -> bool:
+        return not self._messages and self._current_request is None and self._waiter is not None
 
     def _may_send(self) -> bool:
         request = self._current_request
