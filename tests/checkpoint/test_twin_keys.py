@@ -174,3 +174,30 @@ def test_two_scalings_in_a_gguf_file(tmp_path: Path) -> None:
         found = read_facts(locate(str(file)))
         assert found.decoder and found.decoder.rope.scaling == {"factor": 2.0}
         assert sum(old in line and new in line for line in found.notices) == count
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope_parameters": {"full_attention": {}, "sliding_attention": {}}},
+        {"rope_parameters": {"full_attention": {"rope_theta": 7e5}}},
+        {"rope_local_base_freq": 5000.0},
+        {"rope_local_base_freq": 5000.0, "rope_parameters": {"sliding_attention": {}}},
+    ],
+)
+def test_layers_with_a_window_do_not_take_the_base_of_the_others(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    make("Gemma3Text", tmp_path)
+    file = tmp_path / "config.json"
+    saved = {key: value for key, value in json.loads(file.read_text()).items() if "rope" not in key}
+    file.write_text(json.dumps({**saved, "rope_theta": 1e6, **changes}))
+    decoder = read_facts(locate(str(tmp_path))).decoder
+    assert decoder is not None
+    assert decoder.local_rope.theta == changes.get("rope_local_base_freq", 10000.0)
+    assert decoder.rope.theta in (1e6, 7e5)
+
+
+def test_attention_in_both_directions_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="use_bidirectional_attention"):
+        facts(tmp_path, {"use_bidirectional_attention": True})

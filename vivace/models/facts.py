@@ -8,13 +8,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vivace.checkpoint.errors import SourceError
-from vivace.checkpoint.fields import CORRECT, ConfigFields, abbreviate, whole
+from vivace.checkpoint.fields import CORRECT, ConfigFields, Flag, abbreviate, whole
 from vivace.checkpoint.source import ModelSource
 from vivace.models.architecture import read_architecture, unread_code
 from vivace.models.config_fields import ACTIVATIONS, SLIDING, ModelFields
 from vivace.models.families import FAMILIES, Family
 from vivace.models.quantized import refuse_quantized
-from vivace.models.rope import LARGEST_HEAD, Rope, read_rope, rope_by_layer, with_scaling
+from vivace.models.rope import (
+    LARGEST_HEAD,
+    Rope,
+    read_rope,
+    rope_by_layer,
+    rope_of_layers,
+    with_scaling,
+)
 from vivace.models.twins import idle, twin_notices
 
 MOST_ENDS = 256
@@ -122,6 +129,8 @@ def read_facts(source: ModelSource) -> ModelFacts:
     architecture = read_architecture(source)
     family = FAMILIES[architecture]
     refuse_quantized(config)
+    if config.get("use_bidirectional_attention", Flag(), False):
+        raise config.refusal("use_bidirectional_attention", "only causal attention is supported")
     heads, kv_heads, head_dim = read_heads(config, family)
     layers, vocabulary = config.need_known("num_hidden_layers"), config.need_known("vocab_size")
     sliding = sliding_layers(config, family, layers)
@@ -278,16 +287,17 @@ def read_ropes(
     nested = rope_by_layer(config)
     if nested is not None and not family.local_rope:
         raise config.refusal("rope_parameters", "all layers of this architecture turn alike")
+    full = None
     if nested is not None:
-        full, local = nested.need_inner("full_attention"), nested.need_inner("sliding_attention")
-        local_rope = read_rope(config, head_dim, context, local)
-        full = with_scaling(config, full)
-        return read_rope(config, head_dim, context, full, family.rope_theta), local_rope
-    rope = read_rope(config, head_dim, context, theta=family.rope_theta)
+        full = with_scaling(config, rope_of_layers(nested, "full_attention"))
+    rope = read_rope(config, head_dim, context, full, family.rope_theta)
     if not family.local_rope:
         return rope, rope
-    base = config.get_known("rope_local_base_freq", 10000.0)
-    return rope, Rope(theta=base, rotated=rope.rotated)
+    base = config.get_known("rope_local_base_freq", Rope.theta)
+    if nested is None:
+        return rope, Rope(theta=base, rotated=rope.rotated)
+    local = rope_of_layers(nested, "sliding_attention")
+    return rope, read_rope(config, head_dim, context, local, base, own=True)
 
 
 def read_eos_token_ids(

@@ -57,6 +57,11 @@ def rope_by_layer(config: ConfigFields) -> ConfigFields | None:
     return nested if nested is not None and any(map(nested.has, kinds)) else None
 
 
+def rope_of_layers(nested: ConfigFields, kind: str) -> ConfigFields:
+    """What `rope_parameters` has for one kind of layer."""
+    return nested.inner(kind) or ConfigFields({}, nested.place)
+
+
 def with_scaling(config: ConfigFields, full: ConfigFields) -> ConfigFields:
     """`full` of `rope_parameters`, with what `rope_scaling` says, as in transformers."""
     scaling = config.inner("rope_scaling")
@@ -75,9 +80,12 @@ def read_rope(
     context: int,
     given: ConfigFields | None = None,
     theta: float = Rope.theta,
+    *,
+    own: bool = False,
 ) -> Rope:
     """Raises SourceError naming the bad key. `context`: the model's own, in tokens; `given`: the
-    object to read instead of `rope_scaling` or `rope_parameters`; `theta`: where none is given."""
+    object to read instead of `rope_scaling` or `rope_parameters`; `theta`: where none is given;
+    `own`: the model's `rope_theta` is of other layers."""
     given = given or next(iter(rope_objects(config)), ConfigFields({}, config.place))
     kind = given.get("rope_type", KINDS, given.get("type", KINDS, "default"))
     rotated = read_rotary_dim(config, given, head_dim)
@@ -85,7 +93,7 @@ def read_rope(
         raise given.refusal("rope_type", "dynamic scaling needs 4 rotated numbers for each head")
     reader = SCALINGS.get(kind)
     scaling = reader(ScalingInput(config, given, rotated // 2, context)) if reader else {}
-    base = read_theta(config, given, theta)
+    base = given.get("rope_theta", THETA, theta) if own else read_theta(config, given, theta)
     return Rope(kind=kind, theta=base, rotated=rotated, scaling=scaling)
 
 

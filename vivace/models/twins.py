@@ -18,6 +18,7 @@ from vivace.models.rope import (
     read_rope,
     rope_by_layer,
     rope_objects,
+    rope_of_layers,
     with_scaling,
 )
 
@@ -65,7 +66,7 @@ def twin_ropes(config: ModelFields, head_dim: int, context: int) -> Iterator[str
 
 def twin_ropes_by_layer(config: ModelFields, head_dim: int, context: int) -> Iterator[str]:
     nested = config.need_inner("rope_parameters")
-    full, local = nested.need_inner("full_attention"), nested.need_inner("sliding_attention")
+    full, local = (rope_of_layers(nested, f"{kind}_attention") for kind in ("full", "sliding"))
     yield from differing(full, "rope_theta", config, "rope_theta", THETA)
     yield from differing(local, "rope_theta", config, "rope_local_base_freq", THETA)
     scaled = with_scaling(config, full)
