@@ -112,7 +112,8 @@ def test_which_steps_are_replayed(captures, replayed):
         driver.leave(5)
         driver.join(5, [1] * length)
         short = driver.step({0: 1, 1: 1, 5: length})
-        assert short.captured is (tokens in replayed), "as many tokens as rows of a decode step"
+        wanted = tokens in replayed and not captures.exact
+        assert short.captured is wanted, "as many tokens as rows of a decode step"
 
 
 @pytest.mark.parametrize("operations", ["torch", "eager"])

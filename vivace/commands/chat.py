@@ -102,7 +102,7 @@ def open_backend(arguments: argparse.Namespace, console: Console) -> Backend:
     def tell(text: str) -> None:
         console.print(text, style="dim", markup=False)
 
-    if not (arguments.local or arguments.model_path):
+    if not arguments.local and arguments.model_path is None:
         key = client_key(arguments.api_key)
         return RemoteBackend(arguments.url or DEFAULT_URL, key, arguments.model, tell)
     local = "--local" if arguments.local else "--model-path"

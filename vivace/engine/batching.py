@@ -143,9 +143,9 @@ class Batching:
         stream beside short prompts hardly pauses; with a step of their own it waits for two.
         """
         table, left = self._table, _SHORT_PROMPTS
-        prompts = len(table.prefilling) + len(table.waiting)
-        chunks_due = self._dynamic_chunk.enabled and self._decodes_due <= 1
-        if not (chunks_due and table.decoding and 0 < prompts <= left):
+        due = self._dynamic_chunk.enabled and self._decodes_due <= 1 and not self._settings.mixed
+        some = table.prefilling or (table.rows.free and len(table.waiting))
+        if not (due and some and table.decoding):
             return False
         left -= sum(s.prefill_len - s.scheduled_len for s in table.prefilling)
         for sequence in table.waiting:

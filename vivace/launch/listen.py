@@ -52,8 +52,12 @@ def bind(host: str, port: int) -> socket.socket:
 def bind_error(error: OSError, host: str, port: int) -> PortInUse | CannotStart:
     if error.errno == errno.EADDRINUSE:
         owner = port_owner(port)
-        by = f" by {owner}" if owner else ""
-        return PortInUse(f"port {port} is in use{by}; stop it or choose another with --port")
+        if owner:
+            return PortInUse(f"port {port} is in use by {owner}; stop it or take another --port")
+        return PortInUse(
+            f"port {port} is in use, by a process that this user may not see or by an outgoing "
+            "connection (`ss -tanp`); choose another with --port"
+        )
     if error.errno == errno.EACCES:
         return CannotStart(f"--port {port} needs privileges; choose one above 1023")
     if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):

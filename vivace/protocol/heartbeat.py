@@ -264,6 +264,7 @@ class StepHeartbeat:
             self._members.pop(row, None)
             self._scored.pop(row, None)
         for join in plan.joins:
+            self._scored.pop(join.row, None)
             if join.logprobs is not None:
                 self._scored[join.row] = join.logprobs.start >= 0
             self._members[join.row] = Span(join.key, self._steps), len(join.tokens)

@@ -143,6 +143,11 @@ class Captures:
     rewrites: tuple[Rewrite, ...] = ()
     """sizes that were asked for and are not captured"""
 
+    @property
+    def tokens(self) -> int:
+        """of a step with prompts that is replayed"""
+        return 0 if self.exact else min(REPLAYED_TOKENS, max(self.sizes, default=0))
+
 
 def choose_captures(config: Config, rows: int) -> Captures:
     """Sizes asked for, or one that serves every batch up to DEFAULT_CAPTURE rows.
@@ -188,7 +193,7 @@ def assemble(
     rows = RowStates(size.rows, size.context, page_size, size.pages)
     attention = platform.attention_backend(layers, kv, dtype, size.context + 1)
     recorder = platform.recorder() if captures.sizes else None
-    inputs = StepInputs(rows, step_tokens, kv.empty_page, REPLAYED_TOKENS if recorder else 0)
+    inputs = StepInputs(rows, step_tokens, kv.empty_page, captures.tokens if recorder else 0)
     runner = build_runner(recorder, model, attention, inputs, captures, report)
     capacity = Capacity(
         pages=size.pages,

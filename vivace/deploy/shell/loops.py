@@ -27,7 +27,7 @@ Step = Callable[[ScriptState], bool]
 ENDING = re.compile(r"(?<![\w-])(wait|kill|pkill|killall|fuser|srun|ssh|break|exit|return|docker|"
                     r"kubectl|\w*(?:stop|kill|clean|shutdown|terminate)\w*)(?![\w-])")  # fmt: skip
 """in a loop's body: words that end a server, or start it elsewhere"""
-READING = re.compile(r"(?:IFS=\S*\s+)?read(?:\s+-r)?((?:\s+[A-Za-z_]\w*)+)")
+READING = re.compile(r"(?:IFS=(?:''|\"\"|' '|\" \")?\s+)?read(?:\s+-r)?((?:\s+[A-Za-z_]\w*)+)")
 SERVING = re.compile(r"launch_server|launch_router|\b(?:vivace|sglang|vllm) serve\b")
 SPREADING = ("mpirun", "srun", "ray", "pdsh", "salloc")
 CHANGING = {
