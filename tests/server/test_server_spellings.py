@@ -113,6 +113,15 @@ def test_the_text_null_is_no_null(server: Running, path: str, null: str) -> None
     assert ask(server, path, body).status == 200
 
 
+@pytest.mark.parametrize("null", [b'"null"', b'"\\u006eull"', b'"nu\\u004C\\u006c"'])
+@pytest.mark.parametrize("blanks", [0, 70_000])
+def test_null_is_no_text_however_it_is_written(server: Running, null: bytes, blanks: int) -> None:
+    entry = b'{"role": "user", "content": "x", "tool_calls": %b}' % null
+    messages = b"[" + b" " * blanks + b",".join([entry] * 3) + b"]"
+    answer = ask(server, "/v1/chat/completions", b'{"messages": %b, "max_tokens": 2}' % messages)
+    assert answer.status == 400 and "messages[0].tool_calls" in answer.text
+
+
 @pytest.mark.parametrize("wrong", ["nan", "inf", "1e999", "", "half", [0.5], True])
 def test_what_is_no_number_is_refused_by_name(server: Running, wrong: Any) -> None:
     answer = ask(server, "/generate", {"text": "x", "sampling_params": {"top_p": wrong}})

@@ -145,7 +145,11 @@ _IDS = msgspec.json.Decoder(list[int], strict=False)
 _UNKNOWN = "contains unknown field"
 """msgspec's words"""
 _TOO_LONG = re.compile(r"of length <= (\d+)")
-_NULL_TEXT = re.compile(rb'"null"', re.IGNORECASE)
+_NULL_TEXT = re.compile(
+    rb'"(?:n|\\u00[46]e)(?:u|\\u00[57]5)(?:l|\\u00[46]c)(?:l|\\u00[46]c)"', re.IGNORECASE
+)
+_ANOTHER_TEXT = b'"no null"'
+"""msgspec takes the text null for null: where another text is refused, so is this one"""
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
 
 _STEPS = bytes.maketrans(b"[{]}", b"\1\1\xff\xff")
@@ -226,8 +230,8 @@ class BodyReader(Generic[T]):
                 yield from read_row(data, row, f"{cuts.name}[{number}]", found[number])
 
     def _decode(self, context: Context, data: Data) -> T:
-        if _NULL_TEXT.search(data):  # msgspec takes it for null: see where another text would stand
-            decode(_NULL_TEXT.sub(b'"no null"', data), self._lenient)
+        if _NULL_TEXT.search(data):
+            decode(_NULL_TEXT.sub(_ANOTHER_TEXT, data), self._lenient)
         try:
             return self._strict.decode(data)
         except (ValueError, RecursionError) as error:
@@ -280,6 +284,8 @@ def decode_piece(
 ) -> list[Any]:
     """The entries of a piece of the list `name`, which begins with entry `offset`."""
     try:
+        if _NULL_TEXT.search(raw):
+            decoder.decode(_NULL_TEXT.sub(_ANOTHER_TEXT, raw))
         piece = decoder.decode(raw)
     except msgspec.ValidationError as error:
         raise validation_error(_shift_index(str(error), name, offset)) from None
