@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import shutil
@@ -558,8 +559,39 @@ def test_list_and_rm(hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture
     assert "`vivace rm org/toy`" in capsys.readouterr().err
     assert main(["rm", "org/toy", "--yes", *place]) == 0
     assert cached_models(tmp_path) == [] and list(tmp_path.glob("models--*")) == []
-    assert main(["rm", "org/toy", *place]) == 2
+    assert main(["rm", "org/toy", "--yes", *place]) == 2
     assert "there is no model org/toy" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("typed", "terminal", "code", "stays"),
+    [
+        (None, False, 2, True),  # </dev/null
+        ("y\n", False, 2, True),  # a pipe may carry an answer to something else
+        ("y\n", True, 0, False),
+        ("n\n", True, 0, True),
+        ("\n", True, 0, True),
+        (None, True, 0, True),  # Ctrl-D
+    ],
+)
+def test_rm_deletes_what_a_terminal_confirms(
+    typed: str | None,
+    terminal: bool,
+    code: int,
+    stays: bool,
+    hub: FakeHub,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    place = ["--download-dir", str(tmp_path)]
+    assert main(["pull", "org/toy", *place]) == 0
+    stdin = io.StringIO(typed or "")
+    monkeypatch.setattr(stdin, "isatty", lambda: terminal)
+    monkeypatch.setattr("sys.stdin", stdin)
+    assert main(["rm", "org/toy", *place]) == code
+    assert bool(cached_models(tmp_path)) is stays
+    assert ("--yes" in capsys.readouterr().err) is (code == 2)
 
 
 @pytest.mark.parametrize("name", ["..", "../x", "/etc", "a/../b", "a/b/c", ""])

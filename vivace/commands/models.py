@@ -17,7 +17,7 @@ from vivace.config.child_process import no_process
 from vivace.config.environment import hub_cache, read_environment
 from vivace.config.process_environment import process_environment
 from vivace.config.values import size_text
-from vivace.errors import FAILED, exit_code
+from vivace.errors import FAILED, CannotStart, exit_code
 from vivace.files import check_folder
 from vivace.hub.cached import (
     EMBEDDED_TITLE,
@@ -167,7 +167,7 @@ def remove_models(argv: Sequence[str]) -> int:
     """Entry of `vivace rm`."""
     parser = command_parser("rm", "Delete models from the local cache.")
     parser.add_argument("models", nargs="+", metavar="NAME", help="as `vivace list` shows them")
-    parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
+    parser.add_argument("-y", "--yes", action="store_true", help="do not ask; asking takes a terminal")
     chosen = parser.parse_args(argv)
     names, ask = chosen.models, not chosen.yes
     return exit_code(
@@ -176,18 +176,26 @@ def remove_models(argv: Sequence[str]) -> int:
 
 
 def remove_all(cache: Path, names: Sequence[str], *, ask: bool) -> int:
+    if ask and not sys.stdin.isatty():
+        raise CannotStart("there is no terminal to ask on; --yes deletes without asking")
     for name in names:
         if name in (EMBEDDED_NAME, EMBEDDED_TITLE):
             package = PACKAGE.partition("==")[0]
             raise HubError(f"{name!r} comes as a package: pip uninstall {package} removes it")
-        if ask and sys.stdin.isatty():
-            answer = input(f"Delete {name} from {cache}? [y/N] ")
-            if answer.strip().lower() not in ("y", "yes"):
-                tell(f"{name} stays")
-                continue
+        if ask and not is_confirmed(f"Delete {name} from {cache}? [y/N] "):
+            tell(f"{name} stays")
+            continue
         removed = remove(cache, name)
         tell(f"Deleted {removed.repo_id}: {size_text(removed.size)} free again")
     return 0
+
+
+def is_confirmed(question: str) -> bool:
+    try:
+        return input(question).strip().lower() in ("y", "yes")
+    except EOFError:  # Ctrl-D, which ends no line
+        print()
+        return False
 
 
 # -- what they share -----------------------------------------------------------------------------
