@@ -49,7 +49,7 @@ def test_kernels_are_the_default() -> None:
 @pytest.mark.parametrize(
     ("argv", "features", "model", "words"),
     [
-        ("", frozenset({"avx2"}), {}, ["not built", "compiler"]),
+        ("", frozenset({"avx2"}), {}, ["not built", "compiler", "`vivace doctor`"]),
         ("--model-impl transformers", BUILT, {}, ["--model-impl transformers"]),
         ("", BUILT, {"head_dim": 8}, ["heads of 16", "not 8"]),
         ("", BUILT, {"head_dim": 272}, ["256", "not 272"]),

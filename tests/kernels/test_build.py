@@ -314,5 +314,5 @@ def test_a_failed_compilation_says_what_to_do(
 
 
 def test_a_missing_library_is_explained(tmp_path: Path) -> None:
-    with pytest.raises(NoKernels, match=r"_kernels\.so .*`vivace doctor`"):
+    with pytest.raises(NoKernels, match=r"_kernels\.so "):
         Kernels(1, library=tmp_path / "_kernels.so")

@@ -167,7 +167,9 @@ def remove_models(argv: Sequence[str]) -> int:
     """Entry of `vivace rm`."""
     parser = command_parser("rm", "Delete models from the local cache.")
     parser.add_argument("models", nargs="+", metavar="NAME", help="as `vivace list` shows them")
-    parser.add_argument("-y", "--yes", action="store_true", help="do not ask; asking takes a terminal")
+    parser.add_argument(
+        "-y", "--yes", action="store_true", help="do not ask; asking takes a terminal"
+    )
     chosen = parser.parse_args(argv)
     names, ask = chosen.models, not chosen.yes
     return exit_code(

@@ -74,7 +74,10 @@ def capture_sizes(options: Options, context: ResolveContext) -> Iterator[Change]
 def why_no_kernels(options: Options, context: ResolveContext) -> str | None:
     facts = context.facts
     if "kernels" not in context.platform.features:
-        return "the kernels were not built (no C++ compiler at installation): torch is slower"
+        return (
+            "the kernels were not built (no C++ compiler at installation): torch is slower; "
+            "`vivace doctor` says what builds them"
+        )
     if options.model.model_impl == "transformers":
         return "--model-impl transformers brings its own operations"
     if facts.head_dim % 16 or facts.head_dim > 256:

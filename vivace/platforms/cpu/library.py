@@ -35,8 +35,7 @@ def load_library(path: Path = LIBRARY) -> ctypes.CDLL:
     if not path.is_file():
         raise NoKernels(
             f"{path} was not built (no C++ compiler when vivace was installed, or a wheel for any "
-            "machine); torch's own operations are used, which are slower. `vivace doctor` says "
-            "what builds it"
+            "machine); torch's own operations are used, which are slower"
         )
     try:
         library = ctypes.CDLL(str(path))
