@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -73,22 +74,29 @@ def test_wrong_flags_are_explained(argv: list[str], words: list[str]) -> None:
     assert all(word in str(caught.value) for word in words), caught.value
 
 
-@pytest.mark.parametrize("flag", ELSEWHERE)
-def test_flags_of_other_tools_name_ours(flag: str) -> None:
+def underscored(flags: Iterable[str]) -> list[tuple[str, str]]:
+    """(flag, as it is typed), also with underscores, which vLLM takes too."""
+    flags = list(flags)
+    spelled = [(flag, "--" + flag[2:].replace("-", "_")) for flag in flags if flag[:2] == "--"]
+    return [(flag, flag) for flag in flags] + [each for each in spelled if each[0] != each[1]]
+
+
+@pytest.mark.parametrize(("flag", "typed"), underscored(ELSEWHERE))
+def test_flags_of_other_tools_name_ours(flag: str, typed: str) -> None:
     tool, ours = ELSEWHERE[flag]
     known = {name for option in all_options() for name in option.flags}
     assert flag not in known and ours in known
-    with pytest.raises(ConfigError, match=f"{flag} .* {tool}; .* {ours}"):
-        parse([flag, "4096"], {})
+    with pytest.raises(ConfigError, match=f"{typed} .* {tool}; .* {ours}"):
+        parse([typed, "4096"], {})
 
 
-@pytest.mark.parametrize("flag", WITHOUT)
-def test_flags_of_other_tools_without_a_counterpart_say_why(flag: str) -> None:
+@pytest.mark.parametrize(("flag", "typed"), underscored(WITHOUT))
+def test_flags_of_other_tools_without_a_counterpart_say_why(flag: str, typed: str) -> None:
     assert flag not in {name for option in all_options() for name in option.flags}
     tool, reason = WITHOUT[flag]
     with pytest.raises(ConfigError) as caught:
-        parse([flag], {})
-    assert str(caught.value) == f"{flag} is a flag of {tool}; leave it out: {reason}"
+        parse([typed], {})
+    assert str(caught.value) == f"{typed} is a flag of {tool}; leave it out: {reason}"
 
 
 @pytest.mark.parametrize("name", ["VLLM_API_KEY", "LLAMA_API_KEY"])

@@ -188,6 +188,15 @@ def test_a_misspelled_flag_is_answered_with_the_nearest_in_one_line(
     assert f"unknown flag {flag}; did you mean --" in said and said.count("\n") == 1
 
 
+@pytest.mark.parametrize("command", ["", *FAILING])
+def test_a_misspelled_help_is_answered_with_help(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("VIVACE_EXECUTOR", "oracle")  # `serve` starts no engine ahead
+    assert exit_code([*command.split(), "--hlep"]) == 2
+    assert "--help" in capsys.readouterr().err
+
+
 def test_every_command_has_a_misspelled_flag() -> None:
     assert {*COMMANDS} == {command.split()[0] for command in MISSPELLED}
     assert {f"bench {name}" for name in BENCHES} <= {*MISSPELLED}

@@ -65,7 +65,7 @@ def unknown_word(program: str, kind: str, word: str, table: Mapping[str, str]) -
     if word in ELSEWHERE and table is COMMANDS:
         print_wrapped(f"{program}: unknown {kind} {word!r}; {ELSEWHERE[word]}")
         return CANNOT_START
-    near = difflib.get_close_matches(word, table, n=1)
+    near = difflib.get_close_matches(word, (*table, "--help"), n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(table)}"
     print_wrapped(f"{program}: unknown {kind} {word!r}; {hint}")
     return CANNOT_START

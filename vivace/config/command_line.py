@@ -87,13 +87,14 @@ def unknown_text(flag: str) -> str:
     if releases := takers(flag):
         last = releases[-1]
         return f"{flag} is a flag of SGLang {last} that this version does not have; leave it out"
-    if flag in ELSEWHERE:
-        tool, ours = ELSEWHERE[flag]
+    dashed = flag.replace("_", "-")  # vLLM takes both
+    if dashed in ELSEWHERE:
+        tool, ours = ELSEWHERE[dashed]
         return f"{flag} is a flag of {tool}; here it is {ours}"
-    if flag in WITHOUT:
-        tool, reason = WITHOUT[flag]
+    if dashed in WITHOUT:
+        tool, reason = WITHOUT[dashed]
         return f"{flag} is a flag of {tool}; leave it out: {reason}"
-    near = nearest(flag, (name for option in all_options() for name in option.flags))
+    near = nearest(dashed, (*OWN, *(name for option in all_options() for name in option.flags)))
     return f"unknown flag {flag}{near or ' (see `vivace flags`)'}"
 
 
