@@ -155,7 +155,43 @@ def test_a_template_that_shows_no_message_is_told(
     """Some files have the name of a template where it should be."""
     template(source, bos_token="<s>").close()
     assert "--chat-template" in caplog.text
-    caplog.clear()
-    template("{{ messages[0].content | upper }}").close()
-    template("{{ raise_exception('system first') }}").close()
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ raise_exception('no') }}",
+        "{{ messages[7].content.x }}",
+        "{{ messages[0].content + 1 }}",
+        "{{ wanted.x }}{{ messages[0].content }}",
+    ],
+)
+@pytest.mark.parametrize("name", ["default", "tool_use"])
+def test_a_template_that_refuses_every_conversation_is_told(
+    source: str, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    sources = {"default": BUILTIN_TEMPLATES["chatml"], name: source}
+    places = {name: "here.jinja"}
+    ChatTemplate(TemplateSet(sources=sources, places=places)).close()
+    assert "--chat-template" in caplog.text and "here.jinja" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "false",
+        "messages[0].role != 'system'",
+        "messages[0].role == 'system'",
+        "messages | length < 2",
+        "messages | length < 3 or messages[1].role != 'assistant'",
+    ],
+)
+def test_a_template_that_takes_some_conversation_is_fine(
+    condition: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    refusal = f"{{% if {condition} %}}{{{{ raise_exception('no') }}}}{{% endif %}}"
+    shown = "{% for message in messages %}{{ message.content | upper }}{% endfor %}"
+    template(refusal + shown).close()
+    sources = {"default": BUILTIN_TEMPLATES["chatml"], "tool_use": refusal + shown}
+    ChatTemplate(TemplateSet(sources=sources)).close()
     assert not caplog.text

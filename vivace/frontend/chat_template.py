@@ -21,6 +21,24 @@ SHOWS_NOTHING = (
     "%s: the chat template shows the model no message: of every conversation it makes %s. Give "
     "another with --chat-template FILE"
 )
+REFUSES = (
+    "%s: the chat template refuses every conversation that was tried, as it may refuse every "
+    "request (%s). Give another with --chat-template FILE"
+)
+_SYSTEM, _USER, _ASSISTANT = (
+    {"role": role, "content": content}
+    for role, content in (("system", "Be brief."), ("user", "Hi"), ("assistant", "Yes?"))
+)
+_TRIED = ([_USER], [_SYSTEM, _USER], [_USER, _ASSISTANT, _USER])
+"""conversations; some templates want a system message, or an earlier answer"""
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "description": "Look.",
+        "parameters": {"type": "object", "properties": {}},
+    },
+}
 
 _CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content']"
@@ -190,18 +208,32 @@ class ChatTemplate:
 
     def _try_out(self) -> None:
         """A template that is over the limits for two words is over them for every conversation. One
-        that shows none of them (some files have a template's name there) gets a warning."""
-        for tools in (None, [{}]) if self._with_tools != self._plain else (None,):
+        that takes none gets a warning, and so does one that shows none of them (some files have a
+        template's name there)."""
+        for tools in (None, [_TOOL]) if self._with_tools != self._plain else (None,):
             name = self._with_tools if tools else self._plain
             try:
-                text = self.render([{"role": "user", "content": "Hi"}], tools=tools)
+                text = self._first_taken(tools)
+            except OverLimit as error:
+                reason = f"{error.reason}, for a conversation of a few letters"
+                raise self._unusable(name, reason) from error
+            except BadRequest as error:
+                log.warning(REFUSES, self._place(name), abbreviate(error.reason))
+            else:
                 if tools is None and "hi" not in text.lower():
                     log.warning(SHOWS_NOTHING, self._place(name), abbreviate(text))
-            except OverLimit as error:
-                reason = f"{error.reason}, for a conversation of two letters"
-                raise self._unusable(name, reason) from error
+
+    def _first_taken(self, tools: Sequence[Any] | None) -> str:
+        """Of the conversations that are tried. Raises BadRequest when none is taken."""
+        *others, last = _TRIED
+        for messages in others:
+            try:
+                return self.render(messages, tools=tools)
+            except OverLimit:
+                raise
             except BadRequest:
-                pass  # some want a system message, or more variables
+                pass
+        return self.render(last, tools=tools)
 
     def _prepare(
         self, messages: Sequence[Mapping[str, Any]], options: RenderOptions
