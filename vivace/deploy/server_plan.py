@@ -58,9 +58,10 @@ def if_known(ask: Callable[[], T], otherwise: T) -> T:
 
 
 def placeholder(value: Any) -> bool:
-    """`{node}`, and what only the machine that runs a script knows."""
+    """`{node}`, `xxx`, and what only the machine that runs a script knows."""
     text = str(value)
-    return "<" in text or ("{" in text and "}" in text)
+    named = "<" in text or ("{" in text and "}" in text)
+    return named or (len(text) > 1 and not text.strip("xX"))
 
 
 class Parallelism(msgspec.Struct, frozen=True, dict=True):

@@ -6,7 +6,10 @@ from collections.abc import Sequence
 
 import msgspec
 
+from vivace.deploy.shell.placeholders import join_placeholders, mark_placeholders
 from vivace.deploy.shell.state import Launch
+
+HOST_SOURCES = ("hostname", "ip ", "ifconfig", "HOSTNAME", "POD_IP", "HOST_IP")
 
 
 def reachable(launches: Sequence[Launch]) -> list[Launch]:
@@ -16,26 +19,12 @@ def reachable(launches: Sequence[Launch]) -> list[Launch]:
     free = {(launch.file, launch.line) for launch in launches if not launch.behind}
     asked = {(launch.line, launch.assumptions) for launch in launches if not launch.behind}
     return [
-        rejoin(each)
+        each
         for each in launches
         if not each.behind
         or (each.file, each.line) not in free
         or (each.assumptions and (each.line, each.assumptions) in asked)
     ]
-
-
-def rejoin(launch: Launch) -> Launch:
-    """With `your first ip` as one word: a placeholder that is not quoted falls into words, which
-    the address in its place would not."""
-    words = list(launch.words)
-    for assumption in launch.assumptions:
-        parts = assumption.value.split()
-        if len(parts) < 2:
-            continue
-        for at in range(len(words) - len(parts), -1, -1):
-            if words[at : at + len(parts)] == parts:
-                words[at : at + len(parts)] = [assumption.value]
-    return msgspec.structs.replace(launch, words=tuple(words))
 
 
 def apply_assumptions(launch: Launch) -> Launch:
@@ -46,4 +35,17 @@ def apply_assumptions(launch: Launch) -> Launch:
         asked = f"<{each.origin}>"
         words = [word.replace(asked, each.value) for word in words]
         environment = {name: text.replace(asked, each.value) for name, text in environment.items()}
+    words = [mark_placeholders(word) for word in join_placeholders(words)]
+    environment = {name: mark_placeholders(text) for name, text in environment.items()}
     return msgspec.structs.replace(launch, words=tuple(words), environment=environment)
+
+
+def find_host(launch: Launch) -> str | None:
+    """The machine that `ssh` or the script's comparisons select for this launch."""
+    if launch.placement.host:
+        return None if "<" in launch.placement.host else launch.placement.host
+    for assumption in launch.assumptions:
+        if any(word in assumption.origin for word in HOST_SOURCES):
+            host = mark_placeholders(assumption.value)
+            return None if host[:2].lower() == "<x" else host
+    return None

@@ -15,7 +15,7 @@ from vivace.deploy.from_script.container import Container, in_container
 from vivace.deploy.from_script.flags import Remark, parse_flags
 from vivace.deploy.from_script.formats import read_containers
 from vivace.deploy.from_script.isolated import read_isolated
-from vivace.deploy.from_script.launches import apply_assumptions, reachable
+from vivace.deploy.from_script.launches import apply_assumptions, find_host, reachable
 from vivace.deploy.from_script.programs import VLLM, Invocation, invocation, other_engine
 from vivace.deploy.from_script.roles import (
     AskedPort,
@@ -56,7 +56,6 @@ STARTS = (
     "vivace serve",
     "sglang serve",
 )
-HOST_SOURCES = ("hostname", "ip ", "ifconfig", "HOSTNAME", "POD_IP", "HOST_IP")
 REPEATING = frozenset("parallel xargs pdsh pssh clush dsh ansible".split())
 """programs that run a command many times, or for each line of a list"""
 MAX_WRAPPER = 64
@@ -344,16 +343,6 @@ def build_benchmark(
     for remark in read.remarks:
         found.place_remark(remark, place)
     return Benchmark(program=called.program, flags=read.flags, environment=launch.environment)
-
-
-def find_host(launch: Launch) -> str | None:
-    """The machine that `ssh` or the script's comparisons select for this launch."""
-    if launch.placement.host:
-        return None if "<" in launch.placement.host else launch.placement.host
-    for assumption in launch.assumptions:
-        if any(word in assumption.origin for word in HOST_SOURCES):
-            return assumption.value
-    return None
 
 
 def build_deployment(groups: RoleGroups, benchmarks: list[Benchmark]) -> Deployment:

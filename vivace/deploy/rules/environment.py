@@ -13,7 +13,7 @@ from vivace.deploy.catalogue.variables import SWITCH, is_whole, known_values, ne
 from vivace.deploy.processes import url_port
 from vivace.deploy.rules.rule import GUIDE, PAGE, Issue, case_rule, server_rule
 from vivace.deploy.schema.deployment import KINDS
-from vivace.deploy.server_plan import ServerPlan, if_known, unknown
+from vivace.deploy.server_plan import ServerPlan, if_known, placeholder, unknown
 from vivace.deploy.target import versions_that_do
 from vivace.errors import nearest
 
@@ -92,7 +92,7 @@ def number_variable(case: Case) -> Iterator[Issue]:
     Libraries read them with parsers of their own: a wrong value stops the start, or is taken for
     another. SGLang keeps its default, with a line in the log: that is a warning."""
     for role, name, value in case.variables:
-        if is_whole(name) and not re.fullmatch(r"-?\d+", value.strip()) and "<" not in value:
+        if is_whole(name) and not re.fullmatch(r"-?\d+", value.strip()) and not placeholder(value):
             defaults = case.target.engine == "sglang" and name.startswith(SGLANG)
             severity = "warning" if defaults else None
             text = f"{name}={value} is not an integer"

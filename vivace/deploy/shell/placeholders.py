@@ -4,11 +4,19 @@ would read two redirections."""
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 PLACEHOLDER = re.compile(
     r"""(?P<before>^|[^<\d])<(?P<name>[^\W\d][^<>\n"'`$|&;(){}\\]{0,79})>(?P<after>(?![>(&]|/dev/))""",
     re.MULTILINE,
 )
+WRITTEN = re.compile(
+    r"""(?<![\w<])your(?: [A-Za-z]\w*)+|\{[A-Za-z]\w*(?: \w+)+\}"""
+    + (r"""|(?<![\w.<])[xX]{1,3}(?:\.[xX]{1,3}){3}(?![\w.])|(?<=:)[xX]{2,5}$""")
+)
+"""other ways to leave something to the reader: `your ip1`, `{weights path}`, `x.x.x.x:xxxx`"""
+OPEN = re.compile(r"(?:(?<![\w<])your|\{[A-Za-z]\w*)(?: [A-Za-z]\w*)*$")
+"""what the next word may go on with"""
 TOKEN = re.compile(r"Vx([0-9a-f]+)xV")
 
 
@@ -46,3 +54,20 @@ def show_placeholders(content: str) -> str:
         if "Vx" in content
         else content
     )
+
+
+def join_placeholders(words: Sequence[str]) -> list[str]:
+    """Words with `your first ip` as one: what is not quoted falls into words, which the address in
+    its place would not."""
+    found: list[str] = []
+    for word in words:
+        if found and word[:1].isalpha() and OPEN.search(found[-1]):
+            found[-1] += " " + word
+        else:
+            found.append(word)
+    return found
+
+
+def mark_placeholders(word: str) -> str:
+    """With angle brackets around what its author leaves to the reader."""
+    return WRITTEN.sub(lambda found: f"<{found[0].strip('{}')}>", word)
