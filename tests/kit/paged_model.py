@@ -111,7 +111,7 @@ class PagedModel:
         step = self._input(spans)
         with torch.inference_mode():
             self.attention.plan(step)
-            logits = self.model.logits(self.model.forward(step))
+            logits = self.model.lm_head(self.model.forward(step))
         return dict(zip(spans, logits.split(step.counts), strict=True))
 
     def feed(self, name: str, tokens: Sequence[int], chunks: Sequence[int]) -> Tensor:

@@ -89,8 +89,8 @@ def test_bad_logits_without_bad_hidden_states():
     driver = Driver(worker)
     driver.join(0, PROMPT)
     driver.join(1, PROMPT[:3], logprobs=LogprobOptions())
-    logits = model.logits
-    model.logits = lambda hidden: logits(hidden).index_fill_(0, torch.tensor([1]), torch.nan)
+    head = model.lm_head
+    model.lm_head = lambda hidden: head(hidden).index_fill_(0, torch.tensor([1]), torch.nan)
     result = driver.step({0: 11, 1: 3})
     assert result.bad == {1: BAD_NUMBERS}
     assert result.advanced == [11, 0] and len(result.tokens[0]) == 1 and result.tokens[1] == []
@@ -106,7 +106,7 @@ def naive_logprobs(model, worker_tokens):
     driver = Driver(worker)
     driver.join(0, worker_tokens)
     driver.step({0: len(worker_tokens)})
-    return model.logits(seen[0]).log_softmax(-1)
+    return model.lm_head(seen[0]).log_softmax(-1)
 
 
 @pytest.mark.parametrize("start", [0, 1, 6, 10])

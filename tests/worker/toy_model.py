@@ -99,7 +99,7 @@ class ToyModel:
             normed, residual = ops.add_rms_norm(inner, residual, self.ones, 1e-5)
         return normed
 
-    def logits(self, hidden):
+    def lm_head(self, hidden):
         return self.ops.linear(hidden, self.head).float()
 
 

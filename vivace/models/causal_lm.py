@@ -35,7 +35,7 @@ class CausalLM(Protocol):
         """ids and positions of T tokens -> hidden[T, hidden], after the final norm"""
         ...
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def lm_head(self, hidden: Tensor) -> Tensor:
         """hidden[n, hidden] -> [n, vocabulary] float32"""
         ...
 

@@ -88,9 +88,6 @@ class GemmaForCausalLM(Module):
     def forward(self, step: ModelStep) -> Tensor:
         return self.model(step)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self.lm_head(hidden)
-
 
 class Gemma2ForCausalLM(GemmaForCausalLM):
     """Capped scores and logits."""

@@ -71,9 +71,6 @@ class LlamaForCausalLM(Module):
     def forward(self, step: ModelStep) -> Tensor:
         return self.model(step)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self.lm_head(hidden)
-
 
 class MistralForCausalLM(LlamaForCausalLM):
     """The same network; its layers may have a window (`ModelFacts.layer_windows`)."""

@@ -67,6 +67,3 @@ class Qwen2ForCausalLM(Module):
 
     def forward(self, step: ModelStep) -> Tensor:
         return self.model(step)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self.lm_head(hidden)

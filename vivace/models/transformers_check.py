@@ -65,7 +65,7 @@ def check_same(model: CausalLM, wanted: list[Tensor], what: str) -> None:
         hidden = model.forward(build_step(ids, spans, attention, memory.page_size))
         kind = hidden.dtype
         expected = torch.cat([rows[a:b] for rows, (a, b) in zip(wanted, spans, strict=True)])
-        distances.append(distance(model.logits(hidden), expected))
+        distances.append(distance(model.lm_head(hidden), expected))
     found = torch.cat(distances)
     # in 16 bits a token may choose another expert by a hair, so that not every one has to agree
     worst = float(found.max() if kind is torch.float32 else found.median())

@@ -121,7 +121,7 @@ class TransformersModel(Module):
         assert self._context.calls == len(self.attention_layers)
         return output.last_hidden_state[0]
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def lm_head(self, hidden: Tensor) -> Tensor:
         return self._head(inputs_embeds=hidden.unsqueeze(0), use_cache=False).logits[0].float()
 
 

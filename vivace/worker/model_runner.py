@@ -30,7 +30,7 @@ class RunnableModel(Protocol):
         """-> hidden[T, hidden], after the final norm"""
         ...
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def lm_head(self, hidden: Tensor) -> Tensor:
         """hidden[n, hidden] -> [n, vocabulary] float32"""
         ...
 
@@ -191,7 +191,7 @@ class SamplingHead:
         states, rows = self._rows, spans.rows[final]
         history = Histories(tokens=states.tokens, known=states.known, prompt=states.prompt)
         draws = self._sampler.sample(
-            self._model.logits(_last_tokens(step, spans, hidden, final)),
+            self._model.lm_head(_last_tokens(step, spans, hidden, final)),
             rows,
             states.sampling,
             states.logprobs,
@@ -230,7 +230,7 @@ class SamplingHead:
         for position in range(first, end, part):
             stop = min(end, position + part)
             offset = start + position - 1 - before
-            logits = self._model.logits(hidden[offset : offset + stop - position])
+            logits = self._model.lm_head(hidden[offset : offset + stop - position])
             tokens = self._rows.tokens[row, position:stop].astype(np.int64)
             scored.append(score_prompt(self._ops, logits, tokens, position, options))
         return scored
