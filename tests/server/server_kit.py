@@ -39,8 +39,7 @@ from vivace.protocol.messages import (
     Request,
     TokenLogprob,
 )
-from vivace.server.app import make_app
-from vivace.server.http import start_site, stop_site
+from vivace.server.app import make_app, start_site, stop_site
 from vivace.server.settings import ServerSettings
 
 EOS = 256
@@ -313,7 +312,7 @@ def running_server(
     async def main() -> None:
         if ready:
             frontend.feed(Ready(epoch=1, capacity=capacity(model.context)))
-        runner = await start_site(app, sock, settings)
+        runner = await start_site(app, sock)
         runners.append(runner)
         started.set()
         await stop.wait()

@@ -14,7 +14,7 @@ import pytest
 from server_kit import Answer, Running, ScriptedEngine, ask, events, make_tokenizer, running_server
 
 from vivace.frontend.tokenizer import Tokenizer
-from vivace.server.http import stop_site
+from vivace.server.app import stop_site
 
 SLOW = """{% set ns = namespace(n=0) %}{% for _ in range(1000) %}{% for _ in range(100) %}
 {%- set ns.n = ns.n + 1 %}{% endfor %}{% endfor %}x"""

@@ -17,7 +17,7 @@ from vivace.config.parsing import from_arguments
 from vivace.frontend.frontend import Frontend
 from vivace.frontend.served_model import ServedModel
 from vivace.protocol.messages import Capacity, Ready
-from vivace.server.app import build_app, serve
+from vivace.server.app import build_app, start_site
 from vivace.server.settings import build_server_settings
 
 
@@ -90,7 +90,7 @@ def test_a_server_of_a_real_config_shows_no_secret() -> None:
         frontend.feed(Ready(epoch=1, capacity=sizes))
         sock = socket.create_server(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{sock.getsockname()[1]}"
-        runner = await serve(build_app(frontend, config), sock, config)
+        runner = await start_site(build_app(frontend, config), sock)
         try:
             headers = {"Authorization": "Bearer user-key-123"}
             return (

@@ -29,8 +29,7 @@ from vivace.frontend.frontend import Frontend
 from vivace.frontend.served_model import ServedModel
 from vivace.frontend.tokenizer import Tokenizer, byte_alphabet
 from vivace.protocol.messages import Capacity, Delta, Deltas, Finish, Ready, Request
-from vivace.server.app import make_app
-from vivace.server.http import start_site
+from vivace.server.app import make_app, start_site
 from vivace.server.settings import ServerSettings
 
 CONTEXT = 1 << 20
@@ -81,7 +80,7 @@ async def run(load: StreamLoad) -> dict[str, Any]:
     frontend.feed(Ready(epoch=1, capacity=capacity()))
     settings = ServerSettings(access_log_level="error", stream_output=True)
     sock = socket.create_server(("127.0.0.1", 0))
-    runner = await start_site(make_app(frontend, settings), sock, settings)
+    runner = await start_site(make_app(frontend, settings), sock)
     client = await start_client(load, sock.getsockname()[1])
     try:
         async with asyncio.timeout(60):

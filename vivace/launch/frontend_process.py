@@ -43,8 +43,7 @@ from vivace.protocol.messages import (
     ToFrontend,
 )
 from vivace.protocol.shared_memory import attach
-from vivace.server.app import build_app, serve
-from vivace.server.http import stop_site
+from vivace.server.app import build_app, start_site, stop_site
 from vivace.supervisor.ipc import MessageSocket, SocketClosed
 from vivace.supervisor.messages import (
     Idle,
@@ -100,7 +99,7 @@ async def run_frontend(control: MessageSocket[ToChild], setup: Setup, timeline: 
     feeding = asyncio.create_task(child.run_until_stopped())
     timeline.begin("HTTP")
     app = build_app(frontend, config, memory, setup.place)
-    runner = await serve(app, socket.socket(fileno=setup.listener), config)
+    runner = await start_site(app, socket.socket(fileno=setup.listener))
     gc.collect()
     gc.freeze()
     gc.enable()

@@ -2,21 +2,40 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
+from typing import Any
 
 from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
 
 from vivace.config.config import Config
 from vivace.frontend.frontend import Frontend
 from vivace.protocol.shared_memory import SharedMemory
 from vivace.server.access import Access, BrowserPolicy, Keys
 from vivace.server.context import CONTEXT, BodyBudget, Context, StartQueue
-from vivace.server.http import bind, end_connection, guard, name_server, start_site
+from vivace.server.http import (
+    AccessLog,
+    Connection,
+    bind,
+    configure_access_log,
+    end_connection,
+    guard,
+    name_server,
+)
 from vivace.server.http_metrics import HttpMetrics
 from vivace.server.openapi import document
 from vivace.server.request_log import RequestLog, add_targets
 from vivace.server.routes import ROUTES, Route, check_routes
 from vivace.server.settings import ServerSettings, build_server_settings
+
+MAX_LINE = 16 << 10
+MAX_FIELD = 16 << 10
+MAX_HEADERS = 128
+LINGER = 2.0
+LAST_REQUESTS = 0.3
+"""Seconds in which clients that are connected when the server stops may still send a request."""
+BACKLOG = 1024
 
 
 def build_app(
@@ -78,6 +97,68 @@ def make_app(
     return app
 
 
-async def serve(app: web.Application, sock: socket.socket, config: Config) -> web.AppRunner:
-    """Listen on a bound socket until `stop_site` (server/http.py) with the runner."""
-    return await start_site(app, sock, build_server_settings(config))
+# -- listening ------------------------------------------------------------------------------------
+
+
+class Site(web.BaseSite):
+    """Serves a listening socket with `Connection`s."""
+
+    def __init__(self, runner: web.AppRunner, sock: socket.socket, **options: Any) -> None:
+        super().__init__(runner, backlog=BACKLOG)
+        self._sock = sock
+        self._options = options
+
+    @property
+    def name(self) -> str:
+        return str(self._sock.getsockname())
+
+    async def start(self) -> None:
+        await super().start()
+        loop = asyncio.get_running_loop()
+        server = self._runner.server
+        assert server is not None  # BaseSite refuses a runner without one
+        self._server = await loop.create_server(
+            lambda: Connection(server, loop=loop, **self._options),
+            sock=self._sock,
+            backlog=self._backlog,
+        )
+
+
+async def start_site(app: web.Application, sock: socket.socket) -> web.AppRunner:
+    """Serve `app` on a bound socket until `stop_site` with the returned runner."""
+    settings = app[CONTEXT].settings
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0)
+    await runner.setup()
+    site = Site(
+        runner,
+        sock,
+        header_timeout=settings.header_timeout,
+        keepalive_timeout=settings.keepalive_timeout,
+        access_log_class=AccessLog,
+        access_log=configure_access_log(settings.access_log_level),
+        max_line_size=MAX_LINE,
+        max_field_size=MAX_FIELD,
+        max_headers=MAX_HEADERS,
+        lingering_time=LINGER,
+        auto_decompress=False,
+    )
+    await site.start()
+    return runner
+
+
+async def stop_site(runner: web.AppRunner) -> None:
+    """Accept no connection any more, and close all. Whose request is about to come, as the
+    connection was made just now, still gets an answer."""
+    for site in list(runner.sites):
+        await site.stop()
+    loop = asyncio.get_running_loop()
+    until = loop.time() + LAST_REQUESTS
+    while (server := runner.server) and any(map(is_awaited, server.connections)):
+        if loop.time() > until:
+            break
+        await asyncio.sleep(0.01)
+    await runner.cleanup()
+
+
+def is_awaited(connection: RequestHandler) -> bool:
+    return isinstance(connection, Connection) and connection.expects_head

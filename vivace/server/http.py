@@ -1,17 +1,16 @@
-"""HTTP around the handlers: connections with deadlines, JSON errors and limits; what every request
-passes (key, body limit, wait for the engine, error form, counters)."""
+"""HTTP around the handlers: connections with deadlines and JSON errors; what every request passes
+(key, body limit, wait for the engine, error form, counters)."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import time
 from collections.abc import Awaitable, Callable
 from http.client import responses
 from typing import Any
 
-from aiohttp import web
+from aiohttp import HttpVersion10, HttpVersion11, web
 from aiohttp.abc import AbstractAccessLogger
 from aiohttp.web_protocol import RequestHandler
 
@@ -22,43 +21,39 @@ from vivace.observability.log import level_number
 from vivace.server.access import CLIENT, Access, check_headers, is_text
 from vivace.server.body import Body, read_body
 from vivace.server.context import CONTEXT, Context
-from vivace.server.half_closed import PatientHandler
+from vivace.server.half_closed import HalfClosedWatch
 from vivace.server.responses import HTTPError, error_response, free_frames
 from vivace.server.routes import FULL, NO_BODY, Route
-from vivace.server.settings import ServerSettings
 from vivace.server.unknown_paths import aiohttp_error, without_slash
 
 # -- connections -----------------------------------------------------------------------------------
 
 log = logging.getLogger("vivace.server")
 
-MAX_LINE = 16 << 10
-MAX_FIELD = 16 << 10
-MAX_HEADERS = 128
-LINGER = 2.0
-LAST_REQUESTS = 0.3
-"""Seconds in which clients that are connected when the server stops may still send a request."""
-BACKLOG = 1024
 HTTP2 = "PRI/Upgrade"
 """in aiohttp's words about a client that begins with HTTP/2"""
 SERVER = "vivace"
 """The Server header: not which HTTP library runs here, nor its version."""
 
 
-class Connection(PatientHandler):
+class Connection(RequestHandler):
     """One client connection. The head of a request must be complete `header_timeout` seconds after
     its first byte; for the first request, after the connection was made.
 
-    How long a connection may rest between requests is aiohttp's keep-alive timeout.
+    How long a connection may rest between requests is aiohttp's keep-alive timeout. A client that
+    has closed its side, which aiohttp takes as gone, may wait for answers (server/half_closed.py).
     """
 
-    __slots__ = ("_answering", "_deadline", "_header_timeout")
+    __slots__ = ("_answering", "_deadline", "_half_closed", "_header_timeout", "_last")
 
     def __init__(self, server: web.Server, *, header_timeout: float, **limits: Any) -> None:
         super().__init__(server, **limits)
         self._header_timeout = header_timeout
         self._deadline: asyncio.TimerHandle | None = None
         self._answering = False
+        self._half_closed: HalfClosedWatch | None = None
+        self._last: tuple[Any, Any] | None = None
+        """the head and the body of the request that came last"""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -66,12 +61,18 @@ class Connection(PatientHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self.on_headers()
+        if self._half_closed is not None:
+            self._half_closed.cancel()
+            self._half_closed = None  # it holds this
+        self._last = None
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if not self._answering and self._deadline is None:
             self._expect_head()
         super().data_received(data)
+        if self._messages:
+            self._last = self._messages[-1]
 
     @property
     def expects_head(self) -> bool:
@@ -119,29 +120,37 @@ class Connection(PatientHandler):
         response.force_close()
         return response
 
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends nothing more. Returns whether the connection stays: the client may wait
+        for the answers to whole requests of HTTP/1.1."""
+        if self.transport is None or not self._may_be_awaited():
+            return False
+        if self._half_closed is None:
+            self._half_closed = HalfClosedWatch(
+                self.transport, self._may_send, self._end_after_last
+            )
+        return True
 
-class Site(web.BaseSite):
-    """Serves a listening socket with `Connection`s."""
+    def _may_be_awaited(self) -> bool:
+        if self._last is None or self._is_idle():
+            return False
+        head, body = self._last  # when it is whole, so is what came before it
+        return getattr(head, "version", HttpVersion10) >= HttpVersion11 and body.is_eof()
 
-    def __init__(self, runner: web.AppRunner, sock: socket.socket, **options: Any) -> None:
-        super().__init__(runner, backlog=BACKLOG)
-        self._sock = sock
-        self._options = options
+    def _end_after_last(self) -> None:
+        if self._is_idle():
+            self.force_close()
+        elif not self._messages:
+            self.close()  # after the answer
 
-    @property
-    def name(self) -> str:
-        return str(self._sock.getsockname())
+    def _is_idle(self) -> bool:
+        return not self._messages and self._current_request is None and self._waiter is not None
 
-    async def start(self) -> None:
-        await super().start()
-        loop = asyncio.get_running_loop()
-        server = self._runner.server
-        assert server is not None  # BaseSite refuses a runner without one
-        self._server = await loop.create_server(
-            lambda: Connection(server, loop=loop, **self._options),
-            sock=self._sock,
-            backlog=self._backlog,
-        )
+    def _may_send(self) -> bool:
+        request = self._current_request
+        if request is None:
+            return False
+        return request.version >= HttpVersion11 and not request.writer.output_size
 
 
 async def name_server(_request: web.Request, response: web.StreamResponse) -> None:
@@ -153,47 +162,6 @@ async def end_connection(request: web.Request, response: web.StreamResponse) -> 
     if request.app[CONTEXT].frontend.status == "draining":
         response.force_close()
         response.headers["Connection"] = "close"
-
-
-async def start_site(
-    app: web.Application, sock: socket.socket, settings: ServerSettings
-) -> web.AppRunner:
-    """Serve `app` on a bound socket until `stop_site` with the returned runner."""
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0)
-    await runner.setup()
-    site = Site(
-        runner,
-        sock,
-        header_timeout=settings.header_timeout,
-        keepalive_timeout=settings.keepalive_timeout,
-        access_log_class=AccessLog,
-        access_log=configure_access_log(settings.access_log_level),
-        max_line_size=MAX_LINE,
-        max_field_size=MAX_FIELD,
-        max_headers=MAX_HEADERS,
-        lingering_time=LINGER,
-        auto_decompress=False,
-    )
-    await site.start()
-    return runner
-
-
-async def stop_site(runner: web.AppRunner) -> None:
-    """Accept no connection any more, and close all. Whose request is about to come, as the
-    connection was made just now, still gets an answer."""
-    for site in list(runner.sites):
-        await site.stop()
-    loop = asyncio.get_running_loop()
-    until = loop.time() + LAST_REQUESTS
-    while (server := runner.server) and any(map(is_awaited, server.connections)):
-        if loop.time() > until:
-            break
-        await asyncio.sleep(0.01)
-    await runner.cleanup()
-
-
-def is_awaited(connection: RequestHandler) -> bool:
-    return isinstance(connection, Connection) and connection.expects_head
 
 
 # -- one line for each request, in uvicorn's form ------------------------------------------------
