@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from prompt_parts import collect_rows
 
 from vivace.engine.oracle import oracle_logprob, pack_logprobs
-from vivace.engine.sequence import (
+from vivace.engine.settings import EngineSettings
+from vivace.protocol.message_size import (
     MAX_MESSAGE_BYTES,
     delta_bytes,
     split_deltas,
     split_prompt_logprobs,
 )
-from vivace.engine.settings import EngineSettings
 from vivace.protocol.messages import Delta, Deltas, LogprobOptions
 
 ALL_IDS = tuple(range(90))
@@ -73,7 +73,7 @@ def test_parts_add_up(rows: int, top: int, chosen: int, start: int, known: int, 
     tokens = list(range(200, 200 + start + rows))
     scored = [oracle_logprob(tokens[p], p, options) for p in range(start, start + rows)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vivace.engine.sequence.MAX_MESSAGE_BYTES", most)
+        patch.setattr("vivace.protocol.message_size.MAX_MESSAGE_BYTES", most)
         sent = list(split_prompt_logprobs(pack_logprobs(start, scored), known))
     for part in sent:
         size = delta_bytes(Delta(key=1, index=0, tokens=[], prompt_logprobs=part))

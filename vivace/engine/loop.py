@@ -9,8 +9,8 @@ from typing import Protocol
 
 from vivace.engine.executor import Executor, ExecutorDied, PendingStep
 from vivace.engine.scheduler import Scheduler
-from vivace.engine.sequence import split_deltas
 from vivace.protocol.heartbeat import EngineHeartbeat
+from vivace.protocol.message_size import split_deltas
 from vivace.protocol.messages import (
     FINISH_ABORT,
     KEY_SHIFT,
