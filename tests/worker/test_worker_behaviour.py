@@ -117,10 +117,10 @@ def test_prompt_logprobs(monkeypatch, start, chunk):
     driver = Driver(worker)
     options = LogprobOptions(start=start, top=2, token_ids=(8,))
     driver.join(4, PROMPT, logprobs=options)
-    parts = []
+    results = []
     while driver.sequences[4]["done"] < len(PROMPT):
-        result = driver.step({4: driver.advance(4, chunk)})
-        parts += result.prompt_logprobs.get(0, [])
+        results.append(driver.step({4: driver.advance(4, chunk)}))
+    parts = [part for result in results for part in result.prompt_logprobs.get(0, [])]
     found = collect_rows(PROMPT, options, parts)
     assert [one.token for one in found] == PROMPT[start:]
     table = naive_logprobs(model, PROMPT)
@@ -129,10 +129,11 @@ def test_prompt_logprobs(monkeypatch, start, chunk):
             assert one.logprob is None
             continue
         row = table[position - 1]
+        assert one.logprob is not None and one.top is not None and one.chosen is not None
         assert math.isclose(one.logprob, row[one.token].item(), abs_tol=1e-4)
         assert [token for _, token in one.top] == row.topk(2).indices.tolist()
         assert math.isclose(one.chosen[0][0], row[8].item(), abs_tol=1e-4)
-    assert len(result.logprobs[0]) == 1
+    assert len(results[-1].logprobs[0]) == 1
     assert driver.step({4: 1}).prompt_logprobs == {}
 
 
