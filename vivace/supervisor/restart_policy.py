@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from vivace.protocol.heartbeat import Span
@@ -13,6 +13,8 @@ SHORT_LIFE = 32
 """Steps. Who kills an engine within so many of joining it did not get on since the last one."""
 MAX_DEATHS = 3
 """In so many steps that killed an engine a request may have been, whatever it did in between."""
+
+MAX_FAILED_STARTS = 5
 
 
 class CrashBudget:
@@ -60,6 +62,44 @@ class Backoff:
         self._budget.spend(now)
         beyond = self._budget.spent - self._budget.crashes
         return 0.0 if beyond <= 0 else min(2.0 ** (beyond - 1), self._longest)
+
+
+class FrontendStarts:
+    """Which frontends are to be started, and when. Times are seconds."""
+
+    def __init__(self, frontends: int, backoff: Backoff) -> None:
+        """`frontends` with the first indexes run already."""
+        self._backoff = backoff
+        self._next_index = frontends
+        self._due: list[tuple[float, int]] = []
+        """(when, place)"""
+        self._failed = 0
+
+    def record_serving(self) -> None:
+        self._failed = 0
+
+    def record_death(self, place: int, served: bool, now: float) -> float:
+        """How long to wait for another one: for ever, but not ever faster, they are replaced."""
+        self._failed = 0 if served else self._failed + 1
+        wait = self._backoff.record_death(now)
+        self.add(place, now + wait)
+        return wait
+
+    @property
+    def hopeless(self) -> bool:
+        """So many in a row died before they served that the next will, too."""
+        return self._failed >= MAX_FAILED_STARTS
+
+    def add(self, place: int, when: float) -> None:
+        self._due.append((when, place))
+
+    def take_due(self, now: float) -> Iterator[tuple[int, int]]:
+        """(index, place) of those to be started now. The index is new: the keys of a predecessor's
+        requests must not come back."""
+        for when, place in [due for due in self._due if due[0] <= now]:
+            self._due.remove((when, place))
+            yield self._next_index, place
+            self._next_index += 1
 
 
 @dataclass(frozen=True, slots=True)

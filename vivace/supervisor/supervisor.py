@@ -33,14 +33,13 @@ from vivace.supervisor.messages import (
 )
 from vivace.supervisor.output import Outputs
 from vivace.supervisor.plan import WARMING_UP, Hooks, Plan
-from vivace.supervisor.restart_policy import Backoff, CrashAttribution, CrashBudget
+from vivace.supervisor.restart_policy import Backoff, CrashAttribution, CrashBudget, FrontendStarts
 from vivace.supervisor.watch import EngineWatch, FrontendWatch, Watchdog
 
 log = logging.getLogger(__name__)
 
 Phase = Literal["starting", "serving", "draining", "stopping"]
 STOP_GRACE_SECONDS = 5.0
-MAX_FAILED_STARTS = 5  # frontends in a row that do not come to serve: the next will not either
 SHUTDOWN_NOTICE_SECONDS = 1.0  # for the frontends to tell their clients that the server stops
 
 
@@ -55,16 +54,14 @@ class Supervisor:
         self._hooks = hooks
         self._phase: Phase = "starting"
         self._epoch = 0
-        self._next_index = plan.frontends
         self._engine: Child | None = None
         self._frontends: list[Child] = []
         self._ready: Ready | None = None
         self._warm_up_sent = False
         self._budget = CrashBudget(plan.crashes, plan.crash_window)
         self._attribution = CrashAttribution(self._budget)
-        self._backoff = Backoff(plan.crashes, plan.crash_window)
-        self._failed_starts = 0  # frontends in a row that died before they served
-        self._due: list[tuple[float, int]] = []  # (when, place): frontends to be started
+        backoff = Backoff(plan.crashes, plan.crash_window)
+        self._frontend_starts = FrontendStarts(plan.frontends, backoff)
         self._engine_due: float | None = None  # when to try again to start the engine
         self._heartbeat = EngineHeartbeat(plan.memory.engine)
         watchdog = Watchdog(hard=plan.watchdog, soft=plan.soft_watchdog)
@@ -111,7 +108,7 @@ class Supervisor:
         try:
             child = self._spawn("frontend", setup)
         except OSError as error:
-            self._due.append((self._after_failed_spawn("frontend", error), place))
+            self._frontend_starts.add(place, self._after_failed_spawn("frontend", error))
             return
         self._begin(child, setup)
         if self._ready is not None:  # before it serves: its first client finds an engine
@@ -154,7 +151,7 @@ class Supervisor:
                     self._engine_is_ready(child, message)
                 case Serving():
                     child.serving = True
-                    self._failed_starts = 0
+                    self._frontend_starts.record_serving()
                     if self._phase == "draining":
                         child.control.send(Draining())
                     self._finish_start_if_all_serve()
@@ -274,26 +271,19 @@ class Supervisor:
             self._replace_frontend(child, cause)
 
     def _replace_frontend(self, child: Child, cause: str) -> None:
-        """For ever, but not ever faster, as long as those that are started come to serve."""
-        self._failed_starts = 0 if child.serving else self._failed_starts + 1
-        if self._failed_starts >= MAX_FAILED_STARTS and not any(
-            one.serving for one in self._frontends
-        ):
+        """As long as those that are started come to serve."""
+        now = time.monotonic()
+        wait = self._frontend_starts.record_death(child.place, child.serving, now)
+        if self._frontend_starts.hopeless and not any(one.serving for one in self._frontends):
             self._fail(f"{child.name} died: {cause}. No frontend can be started any more")
             return
-        now = time.monotonic()
-        wait = self._backoff.record_death(now)
         when = f"in {wait:.0f} s" if wait else "now"
         log.error("The %s died: %s. Another one is started %s", child.name, cause, when)
-        self._due.append((now + wait, child.place))
         self._start_due(now)
 
     def _start_due(self, now: float) -> None:
-        for when, place in [due for due in self._due if due[0] <= now]:
-            self._due.remove((when, place))
-            # A new index: the keys of its predecessor's requests must not come back.
-            self._start_frontend(self._next_index, place)
-            self._next_index += 1
+        for index, place in self._frontend_starts.take_due(now):
+            self._start_frontend(index, place)
             self._warm_up_sent = False  # whoever was warming up may be the dead one
 
     def _broadcast(self, message: Ready | EngineDown | Started | Draining | Stop) -> None:
